@@ -95,6 +95,11 @@ class Connect:
         if faults:
             raise _invalid(config["name"], faults)
 
+    def plugins(self) -> dict[str, str]:
+        """Read the worker's connectors: the version by class."""
+        listed = self._call("GET", "/connector-plugins")
+        return {plugin["class"]: plugin.get("version", "") for plugin in listed}
+
     def config(self, name: str) -> dict[str, str] | None:
         """Read the configuration as it was put, passwords included; None when there is no such
         connector.

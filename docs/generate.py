@@ -13,6 +13,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "reference/settings.md": settings.page,
     "reference/python-api.md": python_interface.page,
     "reference/status.schema.json": json_schemas.status,
+    "reference/doctor.schema.json": json_schemas.doctor,
     "performance/results.md": results.page,
 }
 """The page makers by path below this folder."""

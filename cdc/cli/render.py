@@ -355,6 +355,20 @@ def _findings(findings: Sequence[Finding], nothing: str) -> Iterator[Text]:
         yield Text(f"and {len(groups) - LISTED} more: --json has all of them")
 
 
+def doctor(findings: Sequence[Finding]) -> RenderableType:
+    """Draw all findings of `cdc doctor`: each with its consequence and the command to run next."""
+    judgement = verdict(findings)
+    lines = [Text(judgement, f"bold {COLOURS_OF_VERDICTS[judgement]}")]
+    for finding in findings:
+        severity = (f"{finding.severity:<9}", COLOURS_OF_VERDICTS[finding.severity])
+        lines += [
+            Text.assemble(severity, f"{finding.message} ({finding.code})"),
+            Text(f"{'':9}{finding.why}", "dim"),
+            Text(f"{'':9}{call.complete_commands(finding.fix)}"),
+        ]
+    return Group(*lines)
+
+
 def _finding(finding: Finding) -> str:
     """Say a finding, the command to run next, its code, and since when it has been there."""
     since = f", {since_text(finding.since)}" if finding.since else ""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import structlog
 import typer
 
-from cdc.cli import init, migrate, plan, quarantine, rebuild, topics, verify, views
+from cdc.cli import doctor, init, migrate, plan, quarantine, rebuild, topics, verify, views
 from cdc.cli.console import (
     Json,
     Master,
@@ -52,6 +52,7 @@ app.add_typer(topics.app, name="topics")
 app.add_typer(views.app, name="views")
 init.add_to(app)
 plan.add_to(app)
+doctor.add_to(app)
 migrate.add_to(app)
 rebuild.add_to(app)
 verify.add_to(app)

@@ -56,6 +56,15 @@ class ExistingTopic:
     changed: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True)
+class Replicas:
+    """The copies of a partition, how many of them are in sync, and whether it has a leader."""
+
+    copies: int
+    in_sync: int
+    led: bool
+
+
 class Topics:
     """A connection to the broker; use as a context manager. Every method raises ConnectorError."""
 
@@ -141,6 +150,35 @@ class Topics:
         """Those of the topics that exist."""
         with translated_errors(self.bootstrap):
             return set(self._described(topics))
+
+    def replicas(self, topics: Iterable[str]) -> dict[str, list[Replicas]]:
+        """The copies of each partition of those of the topics that exist."""
+        with translated_errors(self.bootstrap):
+            described = self._described(topics)
+        return {
+            topic: [
+                Replicas(
+                    len(partition["replica_nodes"]),
+                    len(partition["isr_nodes"]),
+                    partition["leader_id"] >= 0,
+                )
+                for partition in description["partitions"]
+            ]
+            for topic, description in described.items()
+        }
+
+    def brokers(self) -> tuple[int, dict[str, str]]:
+        """The number of brokers, and the settings of one of them."""
+        with translated_errors(self.bootstrap):
+            nodes = self._admin.describe_cluster()["brokers"]
+            (number, *_) = (node["broker_id"] for node in nodes)
+            resource = kafka.admin.ConfigResource(
+                kafka.admin.ConfigResourceType.BROKER, str(number)
+            )
+            (entries,) = self._admin.describe_configs([resource], config_filter="all")[
+                "broker"
+            ].values()
+        return len(nodes), {name: entry["value"] for name, entry in entries.items()}
 
     def topic_name(self, topic_id: str) -> str | None:
         """The name of the topic with this id; None if there is none."""

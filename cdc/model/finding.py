@@ -34,7 +34,7 @@ class Finding:
     """A trouble, a risk or a remark, with the command to run next.
 
     `hop` says where on the way of a change it is: `Postgres`, `Postgres -> Kafka`, `Kafka`,
-    `Kafka -> SINK`, `views` or `this machine`. `since` is in Unix seconds, where that is known.
+    `Kafka -> SINK` or `this machine`. `since` is in Unix seconds, where that is known.
     """
 
     code: str

@@ -141,7 +141,9 @@ def _ask_servers(
     requests |= {
         "postgres": _start_request("postgres", lambda: _slot(pipeline)),
         "connect": _start_request("connect", lambda: _connector(pipeline)),
-        "registration": _start_request("registration", lambda: _registration(pipeline)),
+        "registration": _start_request(
+            "registration", lambda: find_registration_troubles(pipeline)
+        ),
         "definitions": _start_request("definitions", lambda: _definitions(pipeline)),
         "kafka": _start_request("kafka", lambda: _log(pipeline, tables, stored_in_time)),
     }
@@ -212,8 +214,12 @@ def _slot(pipeline: Pipeline) -> source.Slot | None:
         return source.slot(conn, pipeline.pipeline)
 
 
-def _registration(pipeline: Pipeline) -> list[Finding]:
-    """Find all that makes the registration differ from the file, the catalog or the server."""
+def find_registration_troubles(pipeline: Pipeline) -> list[Finding]:
+    """Find all that makes the registration differ from the file, the catalog or the server.
+
+    Raises:
+        SourceError, ConnectorError: it can't be read.
+    """
     with source.connect(pipeline.source.dsn) as conn, Topics(pipeline.kafka) as topics:
         registration, server = registrations.read(topics, pipeline), source.server(conn)
         if not registration:

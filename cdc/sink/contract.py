@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from cdc.codec.decode_options import DecodeOptions
 from cdc.errors import Fenced, SinkRejected, SinkUnavailable
+from cdc.model.finding import Finding
 from cdc.model.outcome import Advance, Applied
 from cdc.model.position import ViewCheckpoint, distance
 from cdc.model.table import RowFormat, Table
@@ -214,6 +215,17 @@ class FitChecker(Protocol):
         """Raise SchemaMismatch as `prepare` would, of a view that is there.
 
         Called by `cdc plan`, once per table.
+        """
+
+
+@runtime_checkable
+class Examinable(Protocol):
+    """A sink that can say whether its server is fit for the pipeline: version, room, settings."""
+
+    def examine(self, tables: Sequence[Table]) -> list[Finding]:
+        """Read facts of the server and judge them; changes nothing.
+
+        Called by `cdc doctor`, once for all tables. Needs no Spark.
         """
 
 

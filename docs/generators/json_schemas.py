@@ -6,6 +6,7 @@ from typing import Any
 
 import msgspec
 
+from cdc.model.finding import Finding
 from cdc.observe.status import Status
 
 
@@ -16,6 +17,21 @@ class StatusDocument(Status):
     verdict: str = ""
     exit_code: int = 0
     slow_hop: str = ""
+
+
+@dataclass(frozen=True)
+class DoctorDocument:
+    """What `cdc doctor --json` prints."""
+
+    pipeline: str
+    verdict: str
+    exit_code: int
+    findings: tuple[Finding, ...]
+
+
+def doctor() -> str:
+    """Return the schema of `cdc doctor --json`."""
+    return _schema(DoctorDocument)
 
 
 def status() -> str:

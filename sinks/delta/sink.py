@@ -13,11 +13,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from cdc.model.finding import Finding
 from cdc.model.outcome import Applied
 from cdc.model.position import ViewCheckpoint
 from cdc.model.table import RowFormat, Table
 from cdc.sink.contract import Batch, Outcome
-from sinks.delta import capacity, generations, table_commit
+from sinks.delta import capacity, generations, health, table_commit
 from sinks.delta.batch_commit import BatchCommit, begin_steps
 from sinks.delta.cleanup import Cleanups
 from sinks.delta.files.columns import refusals
@@ -63,6 +64,11 @@ class Delta:
     def folder(self, table: Table, kind: str) -> str:
         """Return where `changes` or `mirror` of a table lies."""
         return self._tables.folder(table, kind)
+
+    def examine(self, tables: Sequence[Table]) -> list[Finding]:  # noqa: ARG002  # one folder for all
+        """See `health.check_folder`."""
+        facts = health.read_folder(self.path)
+        return list(health.check_folder(self.name, facts)) if facts else []
 
     def refusals(self, table: Table) -> list[str]:
         """List why a table can't be stored, one sentence a column."""

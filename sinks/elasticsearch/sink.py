@@ -16,11 +16,12 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from cdc.errors import Fenced, SinkError, SinkUnavailable
+from cdc.model.finding import Finding
 from cdc.model.position import ViewCheckpoint
 from cdc.model.table import RowFormat, Table
 from cdc.sink.contract import Batch, Outcome
 from cdc.sink.lane_run import run_on_executors
-from sinks.elasticsearch import capacity, fields, generations
+from sinks.elasticsearch import capacity, fields, generations, health
 from sinks.elasticsearch.client import HINTS, forget
 from sinks.elasticsearch.executor import ElasticsearchWriter
 from sinks.elasticsearch.indices import Indices
@@ -59,6 +60,11 @@ class Elasticsearch:
         self._tables = Tables(name, self._positions)
         self._alias, self._block = WriterAlias(self._positions), WriteBlock(self._server)
         self._points_in_time = PointsInTime(self._server)
+
+    def examine(self, tables: Sequence[Table]) -> list[Finding]:
+        """See `health.check_cluster`."""
+        facts = health.read_cluster(self._server, [self._indices.alias(table) for table in tables])
+        return list(health.check_cluster(self.name, facts))
 
     def refusals(self, table: Table) -> list[str]:
         """See `fields.refusals`."""

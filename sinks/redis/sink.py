@@ -15,11 +15,12 @@ along when the two change places.
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from cdc.model.finding import Finding
 from cdc.model.position import ViewCheckpoint
 from cdc.model.table import RowFormat, Table
 from cdc.sink.contract import Batch, Outcome, wait_until_caught_up
 from cdc.sink.lane_run import run_on_executors
-from sinks.redis import capacity, generations
+from sinks.redis import capacity, generations, health
 from sinks.redis.database import Database
 from sinks.redis.executor import RedisWriter
 from sinks.redis.positions import Positions
@@ -57,6 +58,11 @@ class Redis:
         self._database = Database(name, url, prefix)
         self.spare = self._database.number + 1 if spare is None else spare
         self._positions = Positions(self._database, generation_names)
+
+    def examine(self, tables: Sequence[Table]) -> list[Finding]:  # noqa: ARG002  # the server's own
+        """See `health.check_info`."""
+        info = health.read_info(self.name, self.url)
+        return [info] if isinstance(info, Finding) else list(health.check_info(self.name, info))
 
     def refusals(self, table: Table) -> list[str]:  # noqa: ARG002  # a document may have any names
         """Return nothing: a document may have any names."""

@@ -1,0 +1,157 @@
+"""Examination: read the facts of each part, all parts at the same time, and judge them.
+
+In:  the pipeline file, its sinks, the state folder. Out: findings, the worst first.
+Invariant: reads only. A part that can't be asked is a finding itself, and hides none of the others.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+
+from cdc.capture.configuration import configuration
+from cdc.config.settings import Pipeline
+from cdc.doctor.connect import check_connect, read_connect
+from cdc.doctor.machine import check_clock, check_machine, read_machine
+from cdc.doctor.source_checks import check_source
+from cdc.doctor.source_facts import read_source
+from cdc.doctor.topics import check_log, read_log
+from cdc.errors import CdcError, SettingsError, Unexpected
+from cdc.kafka.topics import Topics
+from cdc.model.finding import Finding, find_error, worst_first
+from cdc.model.trace import trace
+from cdc.observe.collection import find_registration_troubles
+from cdc.postgres import source
+from cdc.sink.contract import Examinable, FitChecker, SchemaMismatch, Sink
+from cdc.sink.remedy import classify
+from connectors.client import Connect
+
+log = structlog.get_logger()
+CONSEQUENCES = {
+    "registration-unreadable": {"source-unreachable", "kafka-unreachable"},
+    "connector-refused": {
+        "control-missing",
+        "wal-level",
+        "role-missing",
+        "role-unfit",
+        "role-unreadable",
+        "publication-missing",
+        "publication-incomplete",
+        "table-refused",
+        "source-unreachable",
+    },
+    "connector-differs": {"table-refused"},
+    "table-slipped": {"table-refused"},
+}
+"""Codes that say nothing more where one of these is there: they go when it goes."""
+
+
+@dataclass(frozen=True)
+class Examination:
+    """What is examined: the pipeline file, its sinks, the folder of the state of runs."""
+
+    pipeline: Pipeline
+    sinks: Sequence[Sink]
+    state: Path
+
+    def findings(self) -> tuple[Finding, ...]:
+        """Examine every part, and sort what is found. Raises nothing that a server causes."""
+        parts: list[tuple[str, str, Callable[[], Iterable[Finding]]]] = [
+            ("source-unreachable", "Postgres", self._source),
+            ("connect-unreachable", "Kafka Connect", self._connect),
+            ("kafka-unreachable", "Kafka", self._log),
+            ("registration-unreadable", "the registration", self._registration),
+            ("machine-unreadable", "this machine", self._machine),
+        ]
+        with ThreadPoolExecutor(len(parts) + len(self.sinks)) as pool:
+            answers = [pool.submit(_examine, *part) for part in parts]
+            answers += [pool.submit(self._sink, sink) for sink in self.sinks]
+            findings = [finding for answer in answers for finding in answer.result()]
+        codes = {finding.code for finding in findings}
+        consequences = {code for code, causes in CONSEQUENCES.items() if codes & causes}
+        return worst_first(finding for finding in findings if finding.code not in consequences)
+
+    def _source(self) -> Iterator[Finding]:
+        with (
+            source.connect(self.pipeline.source.dsn) as conn,
+            Connect(self.pipeline.connect) as connect,
+        ):
+            facts = read_source(
+                conn, self.pipeline, connected=_is_connected(connect, self.pipeline)
+            )
+        yield from check_source(facts)
+        yield from check_clock("Postgres", facts.clock_off_s)
+
+    def _connect(self) -> Iterator[Finding]:
+        pipeline = self.pipeline
+        with Connect(pipeline.connect) as connect:
+            connect.config(pipeline.pipeline)
+            try:
+                with source.connect(pipeline.source.dsn) as conn, Topics(pipeline.kafka) as topics:
+                    expected = configuration(
+                        pipeline,
+                        tables=source.survey(conn, pipeline).tables,
+                        cluster_id=topics.cluster_id(),
+                        unpublished=source.unreplicated_columns(conn, pipeline),
+                    )
+            except SettingsError as error:
+                yield find_error("connector-refused", pipeline.pipeline, error)
+                return
+            except CdcError:
+                return  # A server that is away is a finding of its own part.
+            yield from check_connect(read_connect(connect, pipeline.pipeline, expected))
+
+    def _log(self) -> Iterator[Finding]:
+        with Topics(self.pipeline.kafka) as topics:
+            yield from check_log(read_log(topics, self.pipeline))
+
+    def _registration(self) -> Iterable[Finding]:
+        return find_registration_troubles(self.pipeline)
+
+    def _machine(self) -> Iterator[Finding]:
+        yield from check_machine(read_machine(self.state))
+
+    def _sink(self, sink: Sink) -> list[Finding]:
+        return _examine("sink-unreachable", sink.name, lambda: self._examine_sink(sink))
+
+    def _examine_sink(self, sink: Sink) -> Iterator[Finding]:
+        tables = source.tables_by_name_only(self.pipeline)
+        if isinstance(sink, Examinable):
+            yield from sink.examine(tables)
+        if not isinstance(sink, FitChecker):
+            return
+        try:
+            with source.connect(self.pipeline.source.dsn) as conn:
+                described = source.survey(conn, self.pipeline).tables
+        except CdcError:
+            return  # Postgres' own part tells that.
+        for table in described:
+            try:
+                sink.require_fit(table)
+            except SchemaMismatch as error:
+                yield find_error("view-unfit", table.qualified, error, sink=sink.name)
+
+
+def _is_connected(connect: Connect, pipeline: Pipeline) -> bool:
+    """Say whether Connect has the connector; as good as yes where it can't be asked."""
+    try:
+        return connect.config(pipeline.pipeline) is not None
+    except CdcError:
+        return True
+
+
+def _examine(code: str, subject: str, examine: Callable[[], Iterable[Finding]]) -> list[Finding]:
+    """Examine a part; what it raises becomes a finding beside those that it has found by then."""
+    findings: list[Finding] = []
+    try:
+        for finding in examine():
+            findings.append(finding)  # what was found before an error counts
+    except Exception as error:
+        failure = classify(error, subject, "cdc -p FILE doctor")
+        if isinstance(failure, Unexpected):
+            log.error("part_not_examined", part=subject, exception=trace(error))
+        sink = subject if code == "sink-unreachable" else None
+        findings.append(find_error(code, subject, failure, sink=sink))
+    return findings

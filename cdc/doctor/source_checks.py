@@ -1,0 +1,205 @@
+"""Checks of the source: from facts to findings. Pure."""
+
+from collections.abc import Iterator
+
+from cdc.config.settings import CONTROL_TABLES
+from cdc.doctor.source_facts import PublicationFacts, RoleFacts, SourceFacts
+from cdc.model.finding import Finding, find
+from cdc.observe.diagnosis import find_slot_risk
+from cdc.postgres.source import OLDEST_VERSION
+
+MIGRATE, REGISTER = "cdc -p FILE migrate", "cdc -p FILE register"
+LONG_S = 300.0
+"""Seconds after which an open transaction is a risk: the slot keeps the log since its begin."""
+IDLE_BYTES = 1 << 30
+"""Bytes of log that an unread slot of somebody else may keep unmentioned."""
+FULL_DISK = 0.1
+"""The free share of a disk below which it is a risk."""
+LIMITS = ("statement_timeout", "transaction_timeout", "idle_in_transaction_session_timeout")
+FAILOVER_VERSION = 170000
+
+
+def check_source(facts: SourceFacts) -> Iterator[Finding]:
+    """Judge the source."""
+    yield from _check_server(facts)
+    yield from _check_limits(facts)
+    yield from _check_slots(facts)
+    yield from _check_transactions(facts)
+    if not facts.control:
+        message = f"Database {facts.database} has no schema cdc."
+        yield find("control-missing", "cdc", message, MIGRATE)
+    else:
+        yield from _check_role(facts.role_name, facts.role)
+        yield from _check_publication(facts, facts.publication)
+        if not facts.beats:
+            message = f"cdc.heartbeat has no row of {facts.pipeline}."
+            yield find("heartbeat-row-missing", "cdc.heartbeat", message, MIGRATE)
+        if facts.definitions == "nothing":
+            message = "Changes of table definitions aren't recorded."
+            yield find("definitions-unwatched", "cdc.ddl", message, MIGRATE)
+    yield from _check_tables(facts)
+
+
+def _check_server(facts: SourceFacts) -> Iterator[Finding]:
+    level = facts.settings.get("wal_level", "logical")
+    if facts.version < OLDEST_VERSION:
+        message = (
+            f"Postgres {facts.version // 10000} is too old: 14 is the oldest that is supported."
+        )
+        yield find("postgres-too-old", "Postgres", message, "SELECT version();")
+    if level != "logical":
+        message = f"The server has wal_level = {level}."
+        fix = "ALTER SYSTEM SET wal_level = 'logical';"
+        yield find("wal-level", "wal_level", message, fix)
+    if facts.in_recovery:
+        message = "source.dsn leads to a standby, which takes no heartbeat."
+        yield find("source-read-only", "Postgres", message, "SELECT * FROM pg_stat_wal_receiver;")
+    if not facts.encrypted:
+        message = "The connection to Postgres isn't encrypted, and leaves this machine."
+        yield find("source-unencrypted", "source.dsn", message, "SHOW ssl;")
+    if facts.disk_free_share is not None and facts.disk_free_share < FULL_DISK:
+        message = f"{facts.disk_free_share:.0%} of the disk with Postgres' data is free."
+        yield find("source-disk-low", "Postgres", message, "SELECT * FROM pg_replication_slots;")
+
+
+def _check_limits(facts: SourceFacts) -> Iterator[Finding]:
+    slots, senders = (
+        int(facts.settings.get(name, 1)) for name in ("max_replication_slots", "max_wal_senders")
+    )
+    if facts.slot is None and len(facts.slots) >= slots:
+        message = f"All of the {slots} slots are taken, so that none can be made for the connector."
+        fix = f"ALTER SYSTEM SET max_replication_slots = {slots + 4};"
+        yield find("slots-exhausted", "max_replication_slots", message, fix)
+    if not (facts.slot and facts.slot.active) and facts.senders >= senders:
+        message = f"All of the {senders} senders are at work, so that the connector gets none."
+        fix = f"ALTER SYSTEM SET max_wal_senders = {senders + 4};"
+        yield find("senders-exhausted", "max_wal_senders", message, fix)
+    if facts.settings.get("wal_sender_timeout") == "0":
+        message = "wal_sender_timeout = 0: a connector whose host has died keeps the slot."
+        fix = "ALTER SYSTEM SET wal_sender_timeout = '60s';"
+        yield find("sender-timeout-off", "wal_sender_timeout", message, fix)
+    if facts.settings.get("idle_replication_slot_timeout", "0") != "0":
+        minutes = int(facts.settings["idle_replication_slot_timeout"]) // 60
+        message = f"A slot that nobody reads for {minutes} minutes is given up."
+        fix = "ALTER SYSTEM SET idle_replication_slot_timeout = 0;"
+        yield find("slot-idle-limit", "idle_replication_slot_timeout", message, fix)
+    if facts.settings.get("max_slot_wal_keep_size") == "-1":
+        message = "max_slot_wal_keep_size = -1: a slot that nobody reads keeps log without a limit."
+        fix = "ALTER SYSTEM SET max_slot_wal_keep_size = '100GB';"
+        yield find("slot-unlimited", "max_slot_wal_keep_size", message, fix)
+
+
+def _check_slots(facts: SourceFacts) -> Iterator[Finding]:
+    slot, name = facts.slot, facts.pipeline
+    for other in facts.slots:
+        if other is slot or other.active or (other.retained_bytes or 0) < IDLE_BYTES:
+            continue
+        message = f"Nobody reads slot {other.name}, which keeps {(other.retained_bytes or 0) >> 20} MiB of log."
+        fix = f"SELECT pg_drop_replication_slot('{other.name}');"
+        yield find("slot-of-others-idle", other.name, message, fix)
+    if slot is None:
+        return
+    if slot.plugin != "pgoutput" or slot.database != facts.database:
+        message = (
+            f"Slot {name} is something else's: plugin {slot.plugin}, database {slot.database}."
+        )
+        yield find("slot-foreign", name, message, "SELECT * FROM pg_replication_slots;")
+        return
+    if slot.active and not facts.connected:
+        message = f"Slot {name} is read, yet this Connect has no connector {name}."
+        yield find("slot-in-use", name, message, "SELECT * FROM pg_stat_replication;")
+    if slot.wal_status == "lost":
+        yield find("slot-lost", name, f"Slot {name} has lost log that wasn't read.", REGISTER)
+    yield from find_slot_risk(name, slot.safe_bytes, slot.retained_bytes)
+    if facts.version >= FAILOVER_VERSION and facts.standbys and not slot.failover:
+        message = f"Slot {name} isn't copied to standbys: a failover would lose it."
+        yield find("slot-not-failover", name, message, "SHOW sync_replication_slots;")
+
+
+def _check_transactions(facts: SourceFacts) -> Iterator[Finding]:
+    if (facts.transaction_s or 0.0) > LONG_S:
+        message = f"A transaction that has written is open for {facts.transaction_s:.0f} s."
+        fix = (
+            "SELECT pid, usename, xact_start, left(query, 60) FROM pg_stat_activity"
+            " WHERE backend_xid IS NOT NULL ORDER BY xact_start;"
+        )
+        yield find("transaction-long", "pg_stat_activity", message, fix)
+    if (facts.prepared_s or 0.0) > LONG_S:
+        message = f"A prepared transaction waits for {facts.prepared_s:.0f} s."
+        fix = "SELECT gid, prepared, owner FROM pg_prepared_xacts ORDER BY prepared;"
+        yield find("transaction-prepared", "pg_prepared_xacts", message, fix)
+
+
+def _check_role(name: str, role: RoleFacts | None) -> Iterator[Finding]:
+    if role is None:
+        yield find("role-missing", name, f"There is no role {name} for the connector.", MIGRATE)
+        return
+    if not role.can_replicate:
+        yield find("role-unfit", name, f"Role {name} lacks LOGIN or REPLICATION.", MIGRATE)
+    if role.superuser:
+        yield find("role-superuser", name, f"Role {name} is a superuser.", MIGRATE)
+    if role.unreadable:
+        message = f"Role {name} may not read (or beat) {', '.join(role.unreadable)}."
+        yield find("role-unreadable", name, message, MIGRATE)
+    for limit in role.limits:
+        setting, _, value = limit.partition("=")
+        if setting in LIMITS and value.strip() not in ("0", ""):
+            message = f"{setting} = {value} of role {name} would end a snapshot that takes longer."
+            yield find("role-timeout", name, message, f'ALTER ROLE "{name}" RESET {setting};')
+
+
+def _check_publication(
+    facts: SourceFacts, publication: PublicationFacts | None
+) -> Iterator[Finding]:
+    name = facts.pipeline
+    if publication is None:
+        message = f"There is no publication {name} in {facts.database}."
+        yield find("publication-missing", name, message, MIGRATE)
+        return
+    if not publication.owned:
+        message = (
+            f"Publication {name} belongs to {publication.owner}, not to the user of source.dsn."
+        )
+        fix = f'ALTER PUBLICATION "{name}" OWNER TO CURRENT_USER;'
+        yield find("publication-foreign", name, message, fix)
+    captured = [table for table in facts.tables if table not in facts.refused]
+    missing = [table for table in (*captured, *CONTROL_TABLES) if table not in publication.tables]
+    if missing:
+        message = f"Publication {name} lacks {', '.join(missing)}."
+        yield find("publication-incomplete", name, message, MIGRATE)
+    if publication.partial or not publication.complete:
+        lacks = f"rows or columns of {', '.join(publication.partial)}"
+        lacks = lacks if publication.partial else "operations or roots"
+        yield find("publication-partial", name, f"Publication {name} leaves out {lacks}.", MIGRATE)
+    if extra := sorted(set(publication.tables) - {*facts.tables, *CONTROL_TABLES}):
+        message = f"Publication {name} offers {', '.join(extra)}, which the file doesn't name."
+        yield find("publication-extra", name, message, MIGRATE)
+
+
+def _check_tables(facts: SourceFacts) -> Iterator[Finding]:
+    for table, (message, hint) in facts.refused.items():
+        yield find("table-refused", table, message, hint, table=table)
+    for table, marks in facts.tables.items():
+        if table in facts.refused:
+            continue
+        if marks.unlogged:
+            message = f"{table} isn't logged: its changes never reach the log."
+            yield find(
+                "table-unlogged", table, message, f"ALTER TABLE {table} SET LOGGED;", table=table
+            )
+        if not facts.control:
+            continue
+        if marks.partial:
+            message = f"{table} has columns that may be TOASTed, and no REPLICA IDENTITY FULL."
+            yield find("identity-partial", table, message, MIGRATE, table=table)
+        if marks.hidden:
+            message = (
+                f"Policies of {table} hide rows from {facts.role_name}: a snapshot would lack them."
+            )
+            fix = (
+                f'CREATE POLICY cdc_all ON {table} FOR SELECT TO "{facts.role_name}" USING (true);'
+            )
+            yield find("row-security", table, message, fix, table=table)
+        if marks.unwatched:
+            message = f"No trigger notes a TRUNCATE of {table}."
+            yield find("truncation-unwatched", table, message, MIGRATE, table=table)

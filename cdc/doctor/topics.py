@@ -1,0 +1,154 @@
+"""Topics and brokers: whether the log keeps what views need, and survives a broker."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from cdc.config.settings import Pipeline
+from cdc.errors import ConnectorError
+from cdc.kafka.log_continuity import COMPACTION_LAG, RETENTION, check_shape
+from cdc.kafka.topic_specs import topic_settings, topic_specs
+from cdc.kafka.topics import Topics
+from cdc.model.finding import Finding, find
+
+TOPICS = "cdc -p FILE topics"
+MESSAGE_BYTES = "max.message.bytes"
+
+
+@dataclass(frozen=True)
+class TopicFacts:
+    """A topic as it is, and as the pipeline file wants it."""
+
+    partitions: int
+    copies: int
+    """The fewest copies of a partition."""
+    in_sync: int
+    """The fewest copies of a partition that are current."""
+    leaderless: int
+    """Partitions without a leader."""
+    truncated: int
+    """Partitions that no longer hold their first records."""
+    settings: Mapping[str, str]
+    expected_partitions: int
+    expected: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class LogFacts:
+    """What was read of Kafka. A topic that is missing is None."""
+
+    topics: Mapping[str, TopicFacts | None]
+    tables: frozenset[str]
+    """Topics of tables: all of their records from the first on are needed."""
+    brokers: int
+    broker_settings: Mapping[str, str]
+    registered: bool
+    """Whether `register` has made topics."""
+
+
+def read_log(topics: Topics, pipeline: Pipeline) -> LogFacts:
+    """Read the facts. Raises ConnectorError."""
+    specs = topic_specs(pipeline)
+    expected = topic_settings(pipeline, specs)
+    replicas = topics.replicas(specs)
+    settings, starts = topics.settings(replicas), topics.starts(list(replicas))
+    facts: dict[str, TopicFacts | None] = dict.fromkeys(specs)
+    for topic, partitions in replicas.items():
+        facts[topic] = TopicFacts(
+            len(partitions),
+            min(partition.copies for partition in partitions),
+            min(partition.in_sync for partition in partitions),
+            sum(not partition.led for partition in partitions),
+            sum(offset > 0 for offset in starts[topic].offsets),
+            settings[topic],
+            specs[topic],
+            expected[topic],
+        )
+    tables = frozenset(pipeline.topic(entry.table) for entry in pipeline.source.tables)
+    brokers, broker_settings = topics.brokers()
+    registered = pipeline.registered_topic in replicas
+    return LogFacts(facts, tables, brokers, broker_settings, registered)
+
+
+def check_log(facts: LogFacts) -> Iterator[Finding]:
+    """Judge brokers and topics."""
+    if facts.broker_settings.get("auto.create.topics.enable") == "true":
+        message = "Brokers create topics by themselves, with other partitions and another policy."
+        fix = "echo auto.create.topics.enable=false >> server.properties"
+        yield find("broker-creates-topics", "auto.create.topics.enable", message, fix)
+    if facts.broker_settings.get("log.cleaner.enable") == "false":
+        message = "Brokers don't compact: topics grow with every change."
+        fix = "echo log.cleaner.enable=true >> server.properties"
+        yield find("broker-never-compacts", "log.cleaner.enable", message, fix)
+    missing = [topic for topic, topic_facts in facts.topics.items() if topic_facts is None]
+    if missing and facts.registered:
+        more = f" and {len(missing) - 1} more" if missing[1:] else ""
+        yield find("topic-missing", missing[0], f"There is no topic {missing[0]}{more}.", TOPICS)
+    for topic, topic_facts in facts.topics.items():
+        if topic_facts is not None:
+            yield from _check_shape(topic, topic_facts, topic in facts.tables)
+            yield from _check_settings(topic, topic_facts)
+            yield from _check_copies(topic, topic_facts, facts.brokers)
+
+
+def _check_shape(topic: str, facts: TopicFacts, of_table: bool) -> Iterator[Finding]:
+    policy = facts.settings.get("cleanup.policy", "compact")
+    # Two checks, so that either mistake is a finding of its own: each lets the other one pass.
+    for code, expected, actual in (
+        ("topic-partitions", facts.expected_partitions, "compact"),
+        ("topic-policy", facts.partitions, policy),
+    ):
+        try:
+            check_shape(topic, expected, facts.partitions, actual)
+        except ConnectorError as error:
+            yield find(code, topic, error.message, error.hint)
+    if of_table and facts.truncated:
+        message = f"{facts.truncated} partitions of {topic} no longer hold their first records."
+        yield find("topic-truncated", topic, message, "cdc -p FILE topics audit")
+
+
+def _check_settings(topic: str, facts: TopicFacts) -> Iterator[Finding]:
+    for code, name, subject in (
+        ("topic-retention", RETENTION, "tombstones"),
+        ("topic-compaction-lag", COMPACTION_LAG, "superseded records"),
+    ):
+        actual_ms, expected_ms = (
+            int(settings.get(name, 0)) for settings in (facts.settings, facts.expected)
+        )
+        if actual_ms < expected_ms:
+            hours, needed = actual_ms / 3_600_000, expected_ms / 3_600_000
+            message = (
+                f"{topic} keeps {subject} for {hours:g} h, the pipeline file says {needed:g} h."
+            )
+            yield find(code, topic, message, TOPICS)
+    actual, needed_bytes = (
+        int(settings.get(MESSAGE_BYTES, 0)) for settings in (facts.settings, facts.expected)
+    )
+    if actual < needed_bytes:
+        message = f"{topic} takes records of {actual} bytes at most; the connector's may have {needed_bytes}."
+        yield find("topic-small-records", topic, message, TOPICS)
+
+
+def _check_copies(topic: str, facts: TopicFacts, brokers: int) -> Iterator[Finding]:
+    least = int(facts.settings.get("min.insync.replicas", 1))
+    if facts.leaderless:
+        message = f"{facts.leaderless} partitions of {topic} have no leader."
+        yield find("topic-leaderless", topic, message, _describe(topic))
+    elif facts.in_sync < facts.copies:
+        message = f"A partition of {topic} has {facts.in_sync} of {facts.copies} copies in sync."
+        yield find("topic-under-replicated", topic, message, _describe(topic))
+    if facts.copies == 1 and brokers > 1:
+        message = f"{topic} has one copy, and {brokers} brokers could hold more."
+        yield find("topic-single-copy", topic, message, _describe(topic))
+    if facts.copies > 1 and least >= facts.copies:
+        message = f"{topic} takes no record while one of its {facts.copies} copies is away."
+        yield find("topic-needs-all-copies", topic, message, _describe(topic))
+    if facts.copies > 2 and least == 1:
+        message = f"A record of {topic} counts as stored with one copy of {facts.copies}."
+        yield find("topic-stores-once", topic, message, _describe(topic))
+    if facts.settings.get("unclean.leader.election.enable") == "true":
+        message = f"A copy of {topic} that lacks records may become its leader."
+        yield find("topic-unclean-leader", topic, message, _describe(topic))
+
+
+def _describe(topic: str) -> str:
+    return f"kafka-topics.sh --bootstrap-server BROKER --describe --topic {topic}"

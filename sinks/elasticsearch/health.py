@@ -1,0 +1,105 @@
+"""Health of the index's cluster: facts of its interface, and what they mean for views."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cdc.model.finding import Finding, find
+from sinks.elasticsearch.server import SHARDS, Server
+
+MAJOR = 8
+FULL_SHARES = 0.9
+WATERMARK = "cluster.routing.allocation.disk.watermark"
+BLOCKS = ("index.blocks.read_only_allow_delete", "index.blocks.read_only", "index.blocks.write")
+
+
+@dataclass(frozen=True)
+class IndexFacts:
+    """What was read of the cluster."""
+
+    versions: tuple[str, ...]
+    """Of its nodes."""
+    status: str
+    shards: int
+    shard_limit: int
+    disk_used: Mapping[str, float]
+    """By node: the share of its disk that is used."""
+    watermark: float
+    """The share from which a node gets no more shards."""
+    blocked: tuple[str, ...]
+    """Indices of the pipeline that take no writes."""
+    shadowed: tuple[str, ...]
+    """Names of views that an index has which isn't the pipeline's."""
+
+
+def read_cluster(server: Server, aliases: Sequence[str]) -> IndexFacts:
+    """Read the facts. `aliases` are the names of the pipeline's views. Raises SinkUnavailable,
+    SinkRejected.
+    """
+    health = server.ask("GET", "/_cluster/health")
+    listed = server.ask(
+        "GET", "/_cluster/settings", query={"include_defaults": "true", "flat_settings": "true"}
+    )
+    settings = {**listed["defaults"], **listed["persistent"], **listed["transient"]}
+    nodes = server.ask("GET", "/_nodes/stats/fs")["nodes"]
+    versions = server.ask("GET", "/_nodes", query={"filter_path": "nodes.*.version"})["nodes"]
+    # The uuid, so that an index without blocks is listed, too.
+    names = "index.blocks.*,index.uuid"
+    blocked, shadowed = [], []
+    query = {"flat_settings": "true", "ignore_unavailable": "true"}
+    for answer in server.ask_groups("GET", aliases, f"/_settings/{names}", query=query):
+        for index, body in answer.items():
+            if any(str(body["settings"].get(block)) == "true" for block in BLOCKS):
+                blocked.append(index)
+            shadowed += [index] if index in aliases else []
+    return IndexFacts(
+        tuple(sorted({node["version"] for node in versions.values()})),
+        health["status"],
+        sum(int(health[f"{state}_shards"]) for state in ("active", "initializing", "unassigned")),
+        int(settings.get(SHARDS, 1000)) * int(health["number_of_data_nodes"]),
+        {node["name"]: _used(node["fs"]["total"]) for node in nodes.values()},
+        _share(str(settings.get(f"{WATERMARK}.low", "85%"))),
+        tuple(blocked),
+        tuple(shadowed),
+    )
+
+
+def _used(total: Mapping[str, Any]) -> float:
+    size = int(total.get("total_in_bytes", 0))
+    return 1 - int(total.get("available_in_bytes", size)) / size if size else 0.0
+
+
+def _share(text: str) -> float:
+    """Read a watermark; one that is given in bytes isn't compared."""
+    return float(text.rstrip("%")) / 100 if text.endswith("%") else 1.0
+
+
+def check_cluster(sink: str, facts: IndexFacts) -> Iterator[Finding]:
+    """Judge the cluster. Pure."""
+
+    def finding(code: str, subject: str, message: str, path: str) -> Finding:
+        fix = f'curl -s "$CDC_ELASTICSEARCH{path}"'
+        return find(code, subject, f"{sink}: {message}", fix, sink=sink)
+
+    others = [version for version in facts.versions if int(version.split(".")[0]) != MAJOR]
+    if others:
+        message = f"a node has version {others[0]}; {MAJOR}.x is supported."
+        yield finding("index-version", "version", message, "/_nodes?filter_path=nodes.*.version")
+    if facts.status == "red":
+        message = "the cluster is red: some shards are nowhere."
+        yield finding("index-red", "cluster", message, "/_cluster/health?level=indices")
+    if facts.shards > FULL_SHARES * facts.shard_limit:
+        message = f"{facts.shards} of {facts.shard_limit} shards are in use: a rebuild needs more."
+        yield finding("index-shards-full", SHARDS, message, "/_cat/shards?v")
+    for node, share in facts.disk_used.items():
+        if share >= facts.watermark:
+            message = (
+                f"the disk of node {node} is {share:.0%} full, above the limit for new shards."
+            )
+            yield finding("index-disk-high", node, message, "/_cat/allocation?v")
+    for index in facts.blocked:
+        message = f"index {index} takes no writes."
+        yield finding("index-blocked", index, message, f"/{index}/_settings/index.blocks.*")
+    for name in facts.shadowed:
+        message = f"an index is called {name}, which has to be the name of the view's alias."
+        yield finding("index-shadows-alias", name, message, f"/{name}")

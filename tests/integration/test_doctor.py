@@ -1,0 +1,259 @@
+"""`cdc doctor` on real servers: a planted misconfiguration gives exactly its finding, and a healthy
+pipeline none above a remark.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psycopg
+import pytest
+import redis
+
+from cdc.doctor.examination import Examination
+from cdc.kafka.topics import Topics
+from cdc.model.finding import Finding, Severity
+from cdc.postgres import source
+from cdc.sink import factory
+from connectors.client import Connect
+from tests.support.pipelines import NOWHERE
+from tests.support.shop import Shop
+
+pytestmark = pytest.mark.timeout(300)
+
+
+@dataclass
+class Clinic:
+    """A pipeline in all three destinations of the stack, and what the doctor says of it."""
+
+    shop: Shop
+    endpoints: Any
+    folder: Path
+
+    def examine(self, **settings: Any) -> tuple[Finding, ...]:
+        pipeline = self.shop.pipeline.model_copy(update=settings)
+        sinks = [factory.build(pipeline, name) for name in pipeline.sinks]
+        return Examination(pipeline, sinks, self.folder).findings()
+
+    def troubles(self, **settings: Any) -> list[str]:
+        """The codes of all findings above a remark, each with its command."""
+        findings = self.examine(**settings)
+        assert all(finding.fix and finding.why for finding in findings)
+        # The machine that runs the tests isn't what is tested.
+        own = ("memory-low", "state-disk-low", "warehouse-disk-low", "source-disk-low")
+        crowded = ("index-disk-high", "slot-of-others-idle")
+        return [
+            finding.code
+            for finding in findings
+            if finding.severity is not Severity.INFO and finding.code not in (*own, *crowded)
+        ]
+
+    def sql(self, *statements: str) -> None:
+        for statement in statements:
+            self.shop.conn.execute(statement.encode())
+
+    @contextmanager
+    def planted(self, plant: str, mend: str) -> Iterator[None]:
+        self.sql(plant)
+        try:
+            yield
+        finally:
+            self.sql(mend)
+
+
+@pytest.fixture
+def clinic(shop: Shop, stack: Any, unique: str, tmp_path: Path) -> Clinic:
+    endpoints = stack.endpoints
+    tree = shop.pipeline.model_dump()
+    sinks = {
+        "search": {"type": "elasticsearch", "url": endpoints.elasticsearch},
+        "cache": {"type": "redis", "url": endpoints.redis, "prefix": unique},
+        "warehouse": {"type": "delta", "path": str(tmp_path / "warehouse")},
+    }
+    fresh = type(shop.pipeline).from_tree(
+        {
+            "pipeline": unique,
+            "source": {
+                "dsn": shop.pipeline.source.dsn,
+                "tables": [
+                    {"table": "shop.orders", "partitions": 2, "exclude": ["hidden"]},
+                    {"table": "shop.counters", "partitions": 1},
+                ],
+                "replication_password": tree["source"]["replication_password"].get_secret_value(),
+                "heartbeat_s": 0.5,
+            },
+            "sinks": sinks,
+            "kafka": endpoints.kafka,
+            "connect": endpoints.connect,
+        }
+    )
+    return Clinic(replace(shop, pipeline=fresh), endpoints, tmp_path)
+
+
+def test_the_doctor_before_and_after_register(clinic: Clinic) -> None:
+    """What `register` would meet; then health, and faults of Postgres, Connect and Kafka."""
+    shop, name = clinic.shop, clinic.shop.pipeline.pipeline
+    assert clinic.troubles() == ["control-missing"]
+    shop.migrate()
+    assert clinic.troubles() == []
+    shop.register()
+    assert clinic.troubles() == []
+    role = shop.pipeline.replication_user
+    faults = {
+        "role-unfit": (f"ALTER ROLE {role} NOREPLICATION", f"ALTER ROLE {role} REPLICATION"),
+        "role-superuser": (f"ALTER ROLE {role} SUPERUSER", f"ALTER ROLE {role} NOSUPERUSER"),
+        "role-unreadable": (
+            f"REVOKE SELECT ON shop.orders FROM {role}",
+            f"GRANT SELECT ON shop.orders TO {role}",
+        ),
+        "role-timeout": (
+            f"ALTER ROLE {role} SET statement_timeout = '5min'",
+            f"ALTER ROLE {role} RESET statement_timeout",
+        ),
+        "row-security": (
+            "ALTER TABLE shop.orders ENABLE ROW LEVEL SECURITY",
+            "ALTER TABLE shop.orders DISABLE ROW LEVEL SECURITY",
+        ),
+        "publication-incomplete": (
+            f"ALTER PUBLICATION {name} DROP TABLE shop.orders",
+            f"ALTER PUBLICATION {name} ADD TABLE shop.orders",
+        ),
+        "publication-partial": (
+            f"ALTER PUBLICATION {name} SET (publish = 'insert')",
+            f"ALTER PUBLICATION {name} SET (publish = 'insert, update, delete')",
+        ),
+        "identity-partial": (
+            "ALTER TABLE shop.orders REPLICA IDENTITY DEFAULT",
+            "ALTER TABLE shop.orders REPLICA IDENTITY FULL",
+        ),
+        "table-refused": (
+            "ALTER TABLE shop.counters DROP CONSTRAINT counters_pkey",
+            "ALTER TABLE shop.counters ADD PRIMARY KEY (id)",
+        ),
+        "truncation-unwatched": (
+            "ALTER TABLE shop.orders DISABLE TRIGGER USER",
+            "ALTER TABLE shop.orders ENABLE TRIGGER USER",
+        ),
+        "heartbeat-row-missing": (
+            f"CREATE TABLE shop.beat AS SELECT * FROM cdc.heartbeat;"
+            f" DELETE FROM cdc.heartbeat WHERE pipeline = '{name}'",
+            "INSERT INTO cdc.heartbeat SELECT * FROM shop.beat ON CONFLICT DO NOTHING;"
+            " DROP TABLE shop.beat",
+        ),
+    }
+    told = {}
+    with Connect(shop.connect) as connect:
+        # A stopped connector: faults of Postgres don't end its task, nor does it mend them.
+        connect.stop(name)
+    for code, (plant, mend) in faults.items():
+        with clinic.planted(plant, mend):
+            told[code] = clinic.troubles()
+    assert told == {code: [code] for code in faults}
+    assert clinic.troubles() == []
+    assert _connector_faults(clinic) == {
+        code: [code]
+        for code in ("connector-skips-errors", "connector-rounds-numbers", "connector-differs")
+    }
+    assert _topic_faults(clinic) == {
+        code: [code]
+        for code in ("topic-retention", "topic-policy", "topic-small-records", "topic-missing")
+    }
+
+
+def _connector_faults(clinic: Clinic) -> dict[str, list[str]]:
+    name, told = clinic.shop.pipeline.pipeline, {}
+    with Connect(clinic.shop.connect) as connect:
+        config = connect.config(name)
+        assert config is not None
+        for code, setting, value in (
+            ("connector-skips-errors", "errors.tolerance", "all"),
+            ("connector-rounds-numbers", "decimal.handling.mode", "double"),
+            ("connector-differs", "max.batch.size", "100"),
+        ):
+            connect.put(name, {**config, setting: value})
+            told[code] = clinic.troubles()
+        connect.put(name, config)
+    assert clinic.troubles() == []
+    return told
+
+
+def _topic_faults(clinic: Clinic) -> dict[str, list[str]]:
+    pipeline, told = clinic.shop.pipeline, {}
+    topic = pipeline.topic("shop.counters")
+    with Topics(pipeline.kafka) as topics:
+        for code, setting, value in (
+            ("topic-retention", "delete.retention.ms", "1000"),
+            ("topic-policy", "cleanup.policy", "delete"),
+            ("topic-small-records", "max.message.bytes", "1000"),
+        ):
+            own = topics.overrides([topic])[topic].get(setting)
+            topics.override({topic: {setting: value}})
+            told[code] = clinic.troubles()
+            topics.override({topic: {setting: own}})
+        assert clinic.troubles() == []
+        topics.remove([topic])
+        told["topic-missing"] = clinic.troubles()
+    return told
+
+
+def _index(clinic: Clinic, method: str, path: str, body: Any = None) -> None:
+    httpx.request(method, f"{clinic.endpoints.elasticsearch}{path}", json=body).raise_for_status()
+
+
+def test_the_doctor_on_destinations_and_on_servers_that_are_away(clinic: Clinic) -> None:
+    shop = clinic.shop
+    shop.migrate()
+    told: dict[str, list[str]] = {}
+
+    def note(code: str, plant: Callable[[], Any], mend: Callable[[], Any]) -> None:
+        plant()
+        try:
+            told[code] = clinic.troubles()
+        finally:
+            mend()
+
+    cache = redis.Redis.from_url(clinic.endpoints.redis)
+    policy = str(cache.config_get("maxmemory-policy")["maxmemory-policy"])
+    note(
+        "cache-evicts",
+        lambda: cache.config_set("maxmemory-policy", "allkeys-lru"),
+        lambda: cache.config_set("maxmemory-policy", policy),
+    )
+    cache.close()
+    alias = f"/{shop.pipeline.pipeline}-shop.orders"
+    note(
+        "index-shadows-alias",
+        lambda: _index(clinic, "PUT", alias),
+        lambda: _index(clinic, "DELETE", alias),
+    )
+    warehouse = clinic.folder / "warehouse"
+    note("warehouse-read-only", lambda: warehouse.write_text("no folder"), warehouse.unlink)
+    assert told == {code: [code] for code in told}
+
+    dsn = shop.pipeline.source.dsn
+    nowhere = shop.pipeline.source.model_copy(
+        update={"dsn": dsn.replace(dsn.split("@")[1].split("/")[0], NOWHERE)}
+    )
+    assert clinic.troubles(source=nowhere) == ["source-unreachable"]
+    assert clinic.troubles(connect=f"http://{NOWHERE}") == ["connect-unreachable"]
+    assert clinic.troubles(kafka=NOWHERE) == ["kafka-unreachable"]
+    assert clinic.troubles() == []
+
+
+def test_a_second_reader_of_the_slot_is_told(clinic: Clinic) -> None:
+    """A slot of the pipeline's name that another program made."""
+    shop = clinic.shop
+    shop.migrate()
+    with source.connect(shop.pipeline.source.dsn) as conn:
+        conn.execute(
+            "SELECT pg_create_logical_replication_slot(%s, 'test_decoding')",
+            [shop.pipeline.pipeline],
+        )
+        try:
+            assert clinic.troubles() == ["slot-foreign"]
+        finally:
+            with suppress(psycopg.Error):
+                shop.drop_slot()
