@@ -22,7 +22,7 @@ from cdc.control.heartbeat import last_heartbeat
 from cdc.errors import SinkError
 from cdc.kafka.topics import Topics
 from cdc.model.position import Position
-from cdc.postgres import source
+from cdc.postgres import source, table_survey
 from cdc.runtime import Context
 from cdc.sink.contract import Sink
 from cdc.spark.kafka_source import read_until
@@ -99,7 +99,7 @@ class Stage:
         self.context = Context(self.file, self.folder / "stack")
         self.pipeline = settings.load(self.file, os.environ)
         with source.connect(self.dsn) as connection:
-            self.tables = source.describe(connection, self.pipeline)
+            self.tables = table_survey.describe(connection, self.pipeline)
         self.table = self.tables[0]
         self.drained()
 

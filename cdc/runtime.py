@@ -22,7 +22,7 @@ from cdc.config import settings
 from cdc.errors import CdcError, SettingsError
 from cdc.model import column_names
 from cdc.model.table import Table
-from cdc.postgres import catalog, source
+from cdc.postgres import catalog, source, table_survey
 from cdc.sink import factory
 from compose import stack, stack_state
 
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from cdc.control.registrations import Registration
     from cdc.postgres.schema_changes import Definition
     from cdc.sink.contract import Sink
+    from cdc.views.plan import View
     from compose.endpoints import Endpoints
 
 
@@ -154,7 +155,7 @@ class Context:
     def tables(self) -> tuple[Table, ...]:
         """The captured tables, as Postgres describes them. Raises SourceError."""
         with source.connect(self.pipeline.source.dsn) as connection:
-            return source.describe(connection, self.pipeline)
+            return table_survey.describe(connection, self.pipeline)
 
     def require_supported_columns(self, connection: source.Connection) -> None:
         """Check that Spark and every sink of the file can carry all columns.
@@ -163,7 +164,9 @@ class Context:
             SourceError: some columns can't be carried; names all of them.
             SettingsError: the file has settings of an index for columns that don't exist.
         """
-        column_names.require_indexed(source.describe(connection, self.pipeline, self.refusals))
+        column_names.require_indexed(
+            table_survey.describe(connection, self.pipeline, self.refusals)
+        )
 
     def refusals(self, table: Table) -> list[str]:
         """Say why the pipeline can't carry a table as it is: a sentence for each column
@@ -188,27 +191,34 @@ class Context:
 
         return tuple(view_tables(self.pipeline, self.tables)) if self.pipeline.views else ()
 
+    @cached_property
+    def resolved_views(self) -> "tuple[View, ...]":
+        """The plans of the views of several tables. Raises SettingsError, SourceError."""
+        from cdc.views.resolve import resolve_views
+
+        return resolve_views(self.pipeline, self.tables)
+
     def check_views(self, connection: source.Connection) -> None:
         """Check the views of several tables against the source. Raises SettingsError, SourceError."""
         if self.pipeline.views:
             from cdc.views.resolve import resolve_views
             from cdc.views.source_checks import check_views
 
-            tables = source.describe(connection, self.pipeline)
+            tables = table_survey.describe(connection, self.pipeline)
             check_views(connection, self.pipeline, resolve_views(self.pipeline, tables))
 
     def select_tables(self, name: str | None) -> tuple[Table, ...]:
         """Select a captured table by its name, schema.table; all tables for None. Raises
         SettingsError.
         """
-        return self.tables if name is None else (source.table_named(self.tables, name),)
+        return self.tables if name is None else (table_survey.table_named(self.tables, name),)
 
     def select_views(self, name: str | None) -> tuple[Table, ...]:
         """Select what sinks have views of, captured tables and views of several, by its name; all
         for None. Raises SettingsError.
         """
         everything = (*self.tables, *self.views)
-        return everything if name is None else (source.table_named(everything, name),)
+        return everything if name is None else (table_survey.table_named(everything, name),)
 
     def tables_in(self, sink: str, name: str | None = None) -> tuple[Table, ...]:
         """Select those of `select_views` that a sink has. Raises SettingsError."""
@@ -259,7 +269,7 @@ class Context:
             source.connect(pipeline.source.dsn) as connection,
             source.within(connection, patience_s(pipeline)),
         ):
-            return SchemaFollower(self.load, source.survey(connection, pipeline).tables)
+            return SchemaFollower(self.load, table_survey.survey(connection, pipeline).tables)
 
     def streams(self, spark: "SparkSession", sinks: "Sequence[Sink]") -> "list[Stream]":
         """Make a stream per sink, which applies all tables and follows the file and the table

@@ -30,4 +30,7 @@ class Endpoints:
         addresses = {
             f"CDC_{name.upper()}": value for name, value in asdict(self).items() if name != "state"
         }
-        return {**addresses, "CDC_DOCUMENTS": urlsplit(self.redis)._replace(path=STATE_DATABASE).geturl()}
+        return {
+            **addresses,
+            "CDC_DOCUMENTS": urlsplit(self.redis)._replace(path=STATE_DATABASE).geturl(),
+        }

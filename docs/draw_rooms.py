@@ -1,5 +1,5 @@
-"""The picture of rooms in docs/understand/rooms.md, drawn from the imports: `python -m
-docs.draw_rooms` writes it.
+"""The picture of rooms and the table in docs/understand/rooms.md, drawn from the imports: `python -m
+docs.draw_rooms` writes them.
 """
 
 import ast
@@ -7,8 +7,11 @@ from collections.abc import Iterator, Mapping
 from graphlib import TopologicalSorter
 from pathlib import Path
 
+from docs import layered_picture
+
 ROOT = Path(__file__).parents[1]
 PAGE = Path(__file__).parent / "understand" / "rooms.md"
+PICTURE = PAGE.with_suffix(".svg")
 BEGIN, END = "<!-- drawn: python -m docs.draw_rooms -->\n", "<!-- end -->\n"
 PACKAGES = ("cdc", "sinks", "connectors", "compose", "migrations", "sample")
 Arrows = Mapping[str, set[str]]
@@ -77,16 +80,8 @@ def reduced(arrows: Arrows) -> Arrows:
 
 
 def block(arrows: Arrows) -> str:
-    """The picture, and the table of all imports."""
-    shown = reduced(arrows)
-    lines = ["```mermaid", "flowchart TD"]
-    lines += [f'    {_id(name)}["{name}"]' for name in order(arrows)]
-    lines += [
-        f"    {_id(name)} --> {_id(target)}"
-        for name in order(arrows)
-        for target in sorted(shown[name])
-    ]
-    lines += ["```", "", "| room | imports |", "|---|---|"]
+    """The place of the picture, and the table of all imports."""
+    lines = [f"![Rooms and their imports]({PICTURE.name})", "", "| room | imports |", "|---|---|"]
     lines += [
         f"| `{name}` | {', '.join(f'`{target}`' for target in sorted(arrows[name]))} |"
         for name in order(arrows)
@@ -94,8 +89,9 @@ def block(arrows: Arrows) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _id(name: str) -> str:
-    return name.replace(".", "_")
+def picture(arrows: Arrows) -> str:
+    """The picture as SVG: it needs no script, so none of another host."""
+    return layered_picture.draw(order(arrows), reduced(arrows), "Rooms and their imports")
 
 
 def page(text: str, arrows: Arrows) -> str:
@@ -105,4 +101,5 @@ def page(text: str, arrows: Arrows) -> str:
 
 
 if __name__ == "__main__":
+    PICTURE.write_text(picture(arrows()), encoding="utf-8")
     PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), arrows()), encoding="utf-8")

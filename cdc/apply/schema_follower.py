@@ -17,10 +17,11 @@ from cdc.control import definitions
 from cdc.control.registrations import Captured, Registration, refuse_another, refuse_meaningless
 from cdc.errors import AnotherServer, SettingsError, SourceError, SourceUnavailable
 from cdc.model.table import Table
-from cdc.postgres import source
+from cdc.postgres import source, table_survey
 from cdc.postgres.incremental_snapshot import resend
 from cdc.postgres.schema_changes import Consequence, Definition, consequences
-from cdc.postgres.source import Connection, UnknownExclude
+from cdc.postgres.source import Connection
+from cdc.postgres.table_survey import UnknownExclude
 from cdc.sink.remedy import classify
 
 PATIENCE_S, TABLE_S = 30.0, 0.5
@@ -134,7 +135,7 @@ class SchemaFollower:
         narrowed = self._pipeline.model_copy(
             update={"source": self._pipeline.source.model_copy(update={"tables": remaining})}
         )
-        survey = source.survey(connection, narrowed)
+        survey = table_survey.survey(connection, narrowed)
         self._tables |= {table.qualified: table for table in survey.tables}
         # A table is captured as a whole or refused aloud: half of its columns would silently pass
         # for all.

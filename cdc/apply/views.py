@@ -17,7 +17,8 @@ from cdc.control.registrations import Registration
 from cdc.errors import CdcError, SinkRejected, SourceError
 from cdc.generations.registry import GenerationBuild, Generations, Registry
 from cdc.generations.standby import StandbySink
-from cdc.kafka.log_continuity import Continuity, Discontinued
+from cdc.kafka.log_continuity import Continuity
+from cdc.kafka.log_refusals import Discontinued
 from cdc.kafka.topics import Topics
 from cdc.model.column_names import refusal_error
 from cdc.model.outcome import Advance

@@ -12,7 +12,8 @@ from cdc.apply.plan import ResumePlan
 from cdc.apply.views import Views
 from cdc.errors import SinkRejected
 from cdc.generations.registry import GenerationBuild, RetainedView
-from cdc.kafka.log_continuity import Continuity, Discontinued
+from cdc.kafka.log_continuity import Continuity
+from cdc.kafka.log_refusals import Discontinued
 from cdc.model.table import Table
 from cdc.sink.contract import SchemaMismatch
 

@@ -34,8 +34,10 @@ from cdc.audit.lowered_settings import (
 from cdc.config.settings import Pipeline
 from cdc.errors import ConnectorError
 from cdc.generations.registry import GenerationBuild, Generations, Registry
-from cdc.kafka.log_continuity import pending_records, refuse_incomparable
+from cdc.kafka.log_refusals import refuse_incomparable
+from cdc.kafka.topic_setup import check_topics
 from cdc.kafka.topics import Topics
+from cdc.kafka.unread_records import pending_records
 from cdc.model.position import Position, ViewCheckpoint, distance
 from cdc.model.table import Table
 from cdc.sink.contract import Sink
@@ -92,7 +94,7 @@ def compact(
     """
     refuse_concurrent(kafka, pipeline)
     restore(kafka, pipeline)
-    kafka.check(pipeline)
+    check_topics(kafka, pipeline)
     topics = [table.topic for table in tables]
     goal = kafka.ends(topics)
     before, deadline = count(goal), time.monotonic() + options.timeout_s

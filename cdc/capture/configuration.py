@@ -32,7 +32,7 @@ def configuration(
     """Make the whole configuration, passwords included: never print it.
 
     `unpublished` names, by table, generated columns that the log doesn't carry
-    (`source.unreplicated_columns`).
+    (`table_survey.unreplicated_columns`).
 
     Raises:
         SettingsError: for a DSN that only libpq can use.

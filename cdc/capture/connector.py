@@ -18,10 +18,11 @@ from cdc.control import registrations
 from cdc.control.heartbeat import Heartbeat, last_heartbeat
 from cdc.control.registrations import Captured, Registration
 from cdc.errors import ConnectorError
-from cdc.kafka.topics import CreatedTopic, Topics
+from cdc.kafka.topic_setup import CreatedTopic, ensure_topics
+from cdc.kafka.topics import Topics
 from cdc.model.position import Position
 from cdc.model.table import Table
-from cdc.postgres import source
+from cdc.postgres import replication_slot, source, table_survey
 from connectors.client import Connect, ConnectorState
 from migrations.statement import carry_out
 from migrations.truncation import reset_floors
@@ -108,13 +109,15 @@ def register(
             registrations.refuse_another(previous, server, pipeline)
         previous_config = connect.config(name)
         slot = require_ready(conn, pipeline, tables, ours=previous_config is not None)
-        unpublished = source.unreplicated_columns(conn, pipeline)
+        unpublished = table_survey.unreplicated_columns(conn, pipeline)
         config = configuration(
             pipeline, tables=tables, cluster_id=topics.cluster_id(), unpublished=unpublished
         )
         connect.validate(config)
         created = [
-            topic.topic for topic in topics.ensure(pipeline) if isinstance(topic, CreatedTopic)
+            topic.topic
+            for topic in ensure_topics(topics, pipeline)
+            if isinstance(topic, CreatedTopic)
         ]
         progress(f"{len(created)} topics created")
         registration = Registration(
@@ -176,7 +179,7 @@ class _RegistrationAttempt:
         config: dict[str, str],
         previous_config: dict[str, str] | None,
         created: list[str],
-        slot: source.Slot | None,
+        slot: replication_slot.Slot | None,
     ) -> list[str]:
         """Put the configuration unless it runs already, and restart failed tasks.
 
@@ -313,7 +316,7 @@ class _RegistrationAttempt:
         if not state.running or end <= self.min_offset:
             return None
         if self.old_pid is not None:
-            slot = source.slot(self.conn, self.pipeline.pipeline)
+            slot = replication_slot.slot(self.conn, self.pipeline.pipeline)
             if slot and slot.active and slot.active_pid != self.old_pid:
                 self.old_pid, self.min_offset = None, end
             return None

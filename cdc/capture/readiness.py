@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from cdc.config.settings import CONTROL_TABLES, Pipeline
 from cdc.errors import SourceError
 from cdc.model.table import Table
-from cdc.postgres.source import Connection, Slot, slot
+from cdc.postgres.replication_slot import Slot, slot
+from cdc.postgres.source import Connection
 
 RELEASE_S = 10.0
 """Seconds that Postgres may take to notice that a connector which was just deleted is gone."""

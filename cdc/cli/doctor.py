@@ -20,7 +20,7 @@ def doctor(context: typer.Context, as_json: Json = False) -> None:
     and the command to run next. Exit 0 when there is nothing but remarks, otherwise the exit code of
     the worst finding's class.
     """
-    from cdc.cli import render
+    from cdc.cli.screens.doctor import draw_doctor
     from cdc.doctor.examination import Examination
 
     configured = context.obj.from_catalog().pipeline
@@ -28,7 +28,7 @@ def doctor(context: typer.Context, as_json: Json = False) -> None:
     if as_json:
         print_json(document(configured.pipeline, findings))
     else:
-        out.print(render.doctor(findings))
+        out.print(draw_doctor(findings))
     raise typer.Exit(exit_code(findings))
 
 

@@ -63,7 +63,7 @@ def init(
 
 
 def _draft_from_database(name: str, dsn: str, patterns: "Sequence[str]") -> draft.PipelineDraft:
-    from cdc.config.settings import TableSettings
+    from cdc.config.source_settings import TableSettings
     from cdc.postgres import catalog, source
 
     with source.connect(dsn) as connection:
@@ -165,9 +165,9 @@ def _find_refused(
         SourceError: such a table was not named but matched by a pattern, or doesn't exist, or no
             table is left.
     """
-    from cdc.postgres import source
+    from cdc.postgres import table_survey
 
-    refused = source.survey(connection, pipeline).refused
+    refused = table_survey.survey(connection, pipeline).refused
     for table, error in refused.items():
         if table not in names or table not in existing or len(refused) == len(names):
             raise error

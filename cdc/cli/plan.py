@@ -66,7 +66,7 @@ def lines(change_plan: "Plan") -> "Iterator[str]":
 def _make_plan(context: "Context") -> "Plan":
     from cdc.control.change_plan import plan as compare
     from cdc.kafka.topics import Topics
-    from cdc.postgres import source
+    from cdc.postgres import source, table_survey
     from connectors.client import Connect
 
     pipeline = context.pipeline
@@ -75,7 +75,7 @@ def _make_plan(context: "Context") -> "Plan":
         Topics(pipeline.kafka) as kafka,
         Connect(pipeline.connect) as connect,
     ):
-        survey = source.survey(conn, pipeline, context.refusals)
+        survey = table_survey.survey(conn, pipeline, context.refusals)
         troubles: list[CdcError] = [*survey.refused.values()]
         state_before = _state_before(
             context, conn, kafka, connect.config(pipeline.pipeline), survey.tables, troubles
@@ -131,13 +131,13 @@ def _state_after(
     from cdc.control.change_plan import Refusal, RequestedState
     from cdc.errors import SourceError
     from cdc.kafka.topic_specs import topic_settings
-    from cdc.postgres import catalog, source
+    from cdc.postgres import catalog, table_survey
 
     try:
         catalog.refuse_published(conn, pipeline)
     except SourceError as error:
         troubles.append(error)
-    unpublished = source.unreplicated_columns(conn, pipeline)
+    unpublished = table_survey.unreplicated_columns(conn, pipeline)
     captured = registrations.captured_tables(pipeline, unpublished)
     config = configuration(
         pipeline, tables=tables, cluster_id=kafka.cluster_id(), unpublished=unpublished
@@ -186,7 +186,7 @@ def _shapes(
     """Find topics whose number of partitions differs from the file: a refusal for each."""
     from cdc.control.change_plan import Refusal
     from cdc.errors import ConnectorError
-    from cdc.kafka.log_continuity import check_shape
+    from cdc.kafka.log_refusals import check_shape
 
     partitions = {pipeline.topic(entry.table): entry.partitions for entry in pipeline.source.tables}
     existing = kafka.existing(table.topic for table in tables)
@@ -207,7 +207,8 @@ def _views(
     """Inspect every view, by sink and table: a refusal, or whether the view exists."""
     from cdc.control.change_plan import Refusal
     from cdc.errors import CdcError
-    from cdc.kafka.log_continuity import Continuity, Discontinued
+    from cdc.kafka.log_continuity import Continuity
+    from cdc.kafka.log_refusals import Discontinued
     from cdc.sink.contract import FitChecker, SchemaMismatch, positions
 
     continuity = Continuity(pipeline, kafka).read(sorted(existing))

@@ -39,9 +39,9 @@ def list_(context: typer.Context, as_json: Json = False) -> None:
         records = _read_records(quarantine_log)
     if as_json:
         return print_json({"quarantine": [_to_row(record) for record in records]})
-    from cdc.cli import render
+    from cdc.cli.screens.quarantine import draw_quarantine
 
-    out.print(render.quarantine(records) if records else "nothing is in quarantine")
+    out.print(draw_quarantine(records) if records else "nothing is in quarantine")
     return None
 
 

@@ -50,7 +50,7 @@ def rebuild(
     Readers are switched to the new generation once it equals its source. Exit 8 when it differs, 10
     when that couldn't be decided: readers then keep the generation that they have.
     """
-    from cdc.cli import render
+    from cdc.cli.screens.rebuild import show_build
     from cdc.model.column_names import combined_error, refusal_error
 
     (destination,) = context.obj.sinks([sink])
@@ -63,7 +63,7 @@ def rebuild(
     ]:
         raise combined_error(reasons)
     modules = context.obj.executors([sink])
-    with spark_on(master, modules) as spark, render.building(err, quiet=as_json) as show:
+    with spark_on(master, modules) as spark, show_build(err, quiet=as_json) as show:
         retained = build(context.obj, spark, destination, tables, keep * 3600, show)
     _print_result(sink, retained, as_json, "readers see the new generation")
 
@@ -81,6 +81,7 @@ def build(
     """
     from cdc.generations.registry import Registry
     from cdc.generations.rollback import settle_rollback
+    from cdc.kafka.topic_setup import ensure_topics
     from cdc.kafka.topics import Topics
     from cdc.rebuild.build import Rebuild, RebuildJob
     from cdc.verify.comparison import prove
@@ -99,7 +100,7 @@ def build(
         )
 
     with Topics(context.pipeline.kafka) as kafka:
-        kafka.ensure(context.pipeline)
+        ensure_topics(kafka, context.pipeline)
         settle_rollback(
             Registry(context.pipeline, kafka), sink, context.tables_in(sink.name), kept_s
         )
@@ -149,7 +150,7 @@ def generations(
 
     Shows which one is live, and which are being built or retained for a rollback.
     """
-    from cdc.cli import render
+    from cdc.cli.screens.rebuild import draw_generations
     from cdc.generations.registry import Registry
     from cdc.kafka.topics import Topics
 
@@ -167,7 +168,7 @@ def generations(
         ]
     if as_json:
         return print_json({"generations": rows})
-    out.print(render.generations(rows))
+    out.print(draw_generations(rows))
     return None
 
 

@@ -29,13 +29,14 @@ def topics(context: typer.Context, as_json: Json = False) -> None:
             )
         return None
     from cdc.audit.lowered_settings import restore
+    from cdc.kafka.topic_setup import ensure_topics
     from cdc.kafka.topics import Topics
 
     pipeline = context.obj.pipeline
     with Topics(pipeline.kafka) as kafka:
         for topic in restore(kafka, pipeline):
             say(f"restored the settings of {topic}: a compaction was interrupted")
-        ensured = kafka.ensure(pipeline)
+        ensured = ensure_topics(kafka, pipeline)
         ends = kafka.ends([topic.topic for topic in ensured])
     rows = [
         {
@@ -49,9 +50,9 @@ def topics(context: typer.Context, as_json: Json = False) -> None:
     ]
     if as_json:
         return print_json({"topics": rows})
-    from cdc.cli import render
+    from cdc.cli.screens.topics import draw_topics
 
-    out.print(render.topics(rows))
+    out.print(draw_topics(rows))
     return None
 
 
@@ -167,7 +168,7 @@ def report(results: "Sequence[Audit]", *, as_json: bool) -> None:
     Raises:
         DivergenceError: a topic can't make its view again, or can't continue it.
     """
-    from cdc.cli import render
+    from cdc.cli.screens.topics import draw_audits
 
     repaired = sum(result.repaired for result in results)
     defective = [result for result in results if result.defects]
@@ -181,7 +182,7 @@ def report(results: "Sequence[Audit]", *, as_json: bool) -> None:
     else:
         if repaired:
             out.print(f"{repaired:,} rows were sent again", highlight=False)
-        out.print(render.audits(results))
+        out.print(draw_audits(results))
     if defective:
         unreplayable = [result for result in defective if not result.replayable]
         problem = "can't make their views again" if unreplayable else "can't continue their views"

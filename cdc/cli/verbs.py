@@ -29,6 +29,7 @@ from cdc.cli.console import (
     say,
 )
 from cdc.cli.extras import missing_extra
+from cdc.cli.workflow import WorkflowGroup
 from cdc.config.view_settings import STATE
 from cdc.errors import CdcError, Interrupted, SettingsError
 from cdc.model.trace import kind, trace
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from cdc.apply.progress import Progress
 
 app = typer.Typer(
+    cls=WorkflowGroup,
     help="Apply changes of Postgres, in order, to a search index, a cache and a warehouse.\n\n"
     "-p and --state may stand before or after the verb.",
     no_args_is_help=True,
@@ -114,9 +116,9 @@ def up(
     endpoints = local_stack(stack, context.obj.state).up(context.obj.state, progress=say)
     if as_json:
         return print_json(endpoints.to_dict())
-    from cdc.cli import render
+    from cdc.cli.screens.stack import draw_endpoints
 
-    out.print(render.endpoints(endpoints.to_dict()))
+    out.print(draw_endpoints(endpoints.to_dict()))
     return None
 
 
@@ -226,9 +228,10 @@ def _apply(
     from cdc.apply.progress import publish
     from cdc.apply.supervisor import supervise
     from cdc.audit.lowered_settings import restore
-    from cdc.cli import render
+    from cdc.cli.screens.run import show_progress
     from cdc.control import registrations
     from cdc.control.definitions import compare_periodically
+    from cdc.kafka.topic_setup import check_topics
     from cdc.kafka.topics import Topics
 
     stopping = limits.stopping
@@ -239,7 +242,7 @@ def _apply(
     with Topics(pipeline.kafka) as kafka:
         for topic in restore(kafka, pipeline):
             say(f"restored the settings of {topic}: a compaction was interrupted")
-        kafka.check(pipeline)
+        check_topics(kafka, pipeline)
         registrations.refuse_changed(registrations.read(kafka, pipeline), pipeline)
     if stopping.is_set():
         return [], []
@@ -251,7 +254,7 @@ def _apply(
         )
         with (
             compare_periodically(context.load) as uncompared_s,
-            render.live(err, quiet=quiet) as show,
+            show_progress(err, quiet=quiet) as show,
         ):
 
             def tick(progress: "list[Progress]") -> None:
@@ -289,22 +292,26 @@ def status(context: typer.Context, as_json: Json = False) -> None:
     from cdc.observe.collection import Positions, collect
     from cdc.observe.diagnosis import diagnose, document, slow_hop
     from cdc.sink.contract import positions
-    from cdc.sink.factory import documents_reader
+    from cdc.sink.factory import documents_reader, sizes_reader
 
     started, pipeline = time.monotonic(), context.obj.pipeline_to_show
     readers: Positions = {sink.name: partial(positions, sink) for sink in context.obj.sinks(None)}
     if pipeline.views:
         readers = {**readers, STATE: documents_reader(pipeline)}
     collected = collect(
-        pipeline, positions=readers, progress=load_published(context.obj.runs), started=started
+        pipeline,
+        positions=readers,
+        progress=load_published(context.obj.runs),
+        sizes=sizes_reader(pipeline) if pipeline.views else None,
+        started=started,
     )
     health = diagnose(collected)
     if as_json:
         print_json(document(health))
     else:
-        from cdc.cli import render
+        from cdc.cli.screens.status import draw_status
 
-        out.print(render.status(health, slow_hop(health)))
+        out.print(draw_status(health, slow_hop(health)))
     raise typer.Exit(exit_code(health.findings))
 
 

@@ -194,7 +194,7 @@ def report(results: "Sequence[Comparison]", as_json: bool) -> None:
         DivergenceError: a view differs from its source.
         UndecidedError: none differs, but one couldn't be proved equal, or there was none.
     """
-    from cdc.cli import render
+    from cdc.cli.screens.verify import draw_comparisons
 
     undecided = sum(result.undecided for result in results)
     if as_json:
@@ -207,7 +207,7 @@ def report(results: "Sequence[Comparison]", as_json: bool) -> None:
             }
         )
     else:
-        out.print(render.comparisons(results))
+        out.print(draw_comparisons(results))
     if different := [result for result in results if result.verdict == "differs"]:
         first = different[0]
         raise DivergenceError(

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from cdc.cli.console import Json, out, print_json
-from cdc.postgres import source
+from cdc.postgres import table_survey
 
 app = typer.Typer(help="Show the views of several tables.", rich_markup_mode=None)
 ViewName = Annotated[str, typer.Argument(help="A view of the pipeline file.")]
@@ -17,7 +17,7 @@ def list_views(context: typer.Context, as_json: Json = False) -> None:
 
     Shows the tables that each is made of, its topic, and the sinks that hold it.
     """
-    from cdc.cli import render
+    from cdc.cli.screens.views import draw_views
 
     rows = [
         {
@@ -31,7 +31,7 @@ def list_views(context: typer.Context, as_json: Json = False) -> None:
     ]
     if as_json:
         return print_json({"views": rows})
-    out.print(render.views(rows) if rows else "the pipeline file has no views")
+    out.print(draw_views(rows) if rows else "the pipeline file has no views")
     return None
 
 
@@ -40,7 +40,55 @@ def sql(context: typer.Context, name: ViewName) -> None:
     """Print the query that gives the view's documents in Postgres, which `cdc verify` compares
     with.
     """
-    view = source.table_named(context.obj.views, f"view.{name}")
+    view = table_survey.table_named(context.obj.views, f"view.{name}")
     assert view.derivation is not None
     # Not through `out`, which wraps at the width of the terminal.
     typer.echo(f"{view.derivation.query};")
+
+
+@app.command()
+def show(context: typer.Context, name: ViewName, as_json: Json = False) -> None:
+    """Show how a view is made: its tables as a tree, and what the state keeps of their rows."""
+    from cdc.cli.screens.views import draw_view
+    from cdc.views.outline import outline, state_outline
+    from cdc.views.plan import StatePlan
+
+    table_survey.table_named(context.obj.views, f"view.{name}")
+    plan = StatePlan(context.obj.resolved_views)
+    (view,) = [view for view in plan.views if view.name == name]
+    names = [node.table.qualified for node in view.root.walk()]
+    described = {**outline(view), "state": state_outline(plan, names)}
+    if as_json:
+        return print_json(described)
+    out.print(draw_view(described))
+    return None
+
+
+@app.command()
+def plan(context: typer.Context, as_json: Json = False) -> None:
+    """Show what the next `cdc run` makes again, where the file differs from what the state was made
+    for.
+    """
+    from cdc.cli.screens.views import draw_views_plan
+    from cdc.kafka.topics import Topics
+    from cdc.sink.factory import build_state
+    from cdc.views.engine import all_needs
+    from cdc.views.outline import rebuilds
+    from cdc.views.plan import StatePlan
+
+    pipeline = context.obj.pipeline
+    rows: dict[str, dict[str, bool]] = {"tables": {}, "views": {}}
+    if context.obj.views:
+        state = build_state(pipeline)
+        state.plan = StatePlan(context.obj.resolved_views)
+        topics = {view.name: pipeline.view_topic(view.name) for view in state.plan.views}
+        with Topics(pipeline.kafka) as kafka:
+            ends = kafka.ends(list(kafka.existing(topics.values())))
+        ids = {
+            name: ends[topic].topic_id if topic in ends else "" for name, topic in topics.items()
+        }
+        rows["tables"], rows["views"] = rebuilds(state, all_needs(state.plan, ids))
+    if as_json:
+        return print_json(rows)
+    out.print(draw_views_plan(rows) if context.obj.views else "the pipeline file has no views")
+    return None

@@ -37,12 +37,12 @@ from psycopg.rows import tuple_row
 from cdc.config.settings import Pipeline
 from cdc.control.control_topics import Truncations
 from cdc.errors import KafkaUnavailable, ReadTimeout, SinkUnavailable, SourceError
-from cdc.kafka.log_continuity import refuse_incomparable
+from cdc.kafka.log_refusals import refuse_incomparable
 from cdc.kafka.records import Record
 from cdc.kafka.topics import Topics
 from cdc.model.position import Position, distance
 from cdc.model.table import Table
-from cdc.postgres import source
+from cdc.postgres import table_survey
 from cdc.postgres.schema_changes import lsn_number
 from cdc.runtime import Context
 from cdc.sink.contract import Sink
@@ -227,9 +227,12 @@ def view(path: str | Path, sink: str, table: str) -> View:
     context = Context(Path(path), None)
     (destination,) = context.sinks([sink])
     pipeline = context.pipeline
-    everything = [*source.tables_by_name_only(pipeline), *source.views_by_name_only(pipeline)]
+    everything = [
+        *table_survey.tables_by_name_only(pipeline),
+        *table_survey.views_by_name_only(pipeline),
+    ]
     in_sink = [candidate for candidate in everything if candidate.is_in(sink)]
-    return View(pipeline, destination, source.table_named(in_sink, table))
+    return View(pipeline, destination, table_survey.table_named(in_sink, table))
 
 
 def wait_for(view: View, token: str, timeout_s: float, *, search: bool = False) -> None:

@@ -10,145 +10,29 @@ from operator import or_
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import (
-    BeforeValidator,
     Field,
     PrivateAttr,
-    SecretStr,
     ValidationError,
     ValidationInfo,
     create_model,
     field_validator,
-    model_validator,
 )
 
 from cdc.config import mistakes, places
-from cdc.config.index_settings import IndexSettings
 from cdc.config.mistakes import InvalidSetting
 from cdc.config.references import References
 from cdc.config.section import Section, Web
 from cdc.config.sink_kinds import SinkSettings, kinds
+from cdc.config.source_settings import Source, TableSettings, shared_names
 from cdc.config.view_settings import SCHEMA, ViewName, ViewSettings, check_views
 from cdc.config.view_settings import STATE as STATE_NAME
+from cdc.config.yaml_file import read_tree
 from cdc.errors import SettingsError
 
 NAME = r"^[a-z][a-z0-9_]{0,47}$"
-TABLE = r"^[^.]+\.[^.]+$"
-TOPIC_CHARACTERS = r"[A-Za-z0-9_-]+"
-"""Characters that a topic's name can have; the connector would replace any other by _."""
-
 CONTROL_TABLES = ("cdc.heartbeat", "cdc.truncation", "cdc.ddl", "cdc.signal")
 """The pipeline's own tables in the source, captured like any other."""
-
-
-class TableSettings(Section):
-    """An entry of `source.tables`: a table or a pattern."""
-
-    table: str = Field(pattern=TABLE, description="schema.table")
-    partitions: int = Field(default=4, ge=1, le=1000)
-    """Of the table's topic: as many tasks can work on it at once. Changed later, the topic has to
-    be made anew.
-    """
-    exclude: tuple[str, ...] = ()
-    """Columns that no view has, and no topic."""
-    key: tuple[str, ...] = ()
-    """Columns that tell rows apart where there is no primary key: those of a unique index, none of
-    them nullable.
-    """
-    index: IndexSettings = IndexSettings()
-    """How the table's search index is made."""
-
-    @field_validator("table")
-    @classmethod
-    def _check_pattern(cls, table: str, info: ValidationInfo) -> str:  # noqa: ARG003
-        if "*" in table and not re.fullmatch(r"[A-Za-z0-9_*-]+\.[A-Za-z0-9_*-]+", table):
-            raise InvalidSetting(
-                "a pattern has letters, digits, _, - and * only", "for example: public.*"
-            )
-        return table
-
-    @model_validator(mode="after")
-    def _check_options(self) -> "TableSettings":
-        if self.pattern and (self.exclude or self.key or self.index.fields):
-            raise InvalidSetting(
-                "exclude, key and index.fields are a single table's, not a pattern's",
-                f"list that table as well: [{self.table}, {{table: schema.table, exclude: [column]}}]",
-            )
-        return self
-
-    @property
-    def pattern(self) -> bool:
-        """Whether the entry is a pattern, not the name of a table."""
-        return "*" in self.table
-
-    def matches(self, table: str) -> bool:
-        """Whether the pattern matches; `*` stands for any characters of a schema's or a table's
-        name.
-        """
-        return re.fullmatch(re.escape(self.table).replace(r"\*", "[^.]*"), table) is not None
-
-
-def shared_names(table: str) -> tuple[str, str]:
-    """Names that two tables can't share: of an index, and of a topic in the broker's metrics."""
-    return f"index {table.lower()}", f"topic {table.replace('.', '_')}"
-
-
-def _table(value: object) -> object:
-    return {"table": value} if isinstance(value, str) else value
-
-
-class Source(Section):
-    """The database, and what is captured of it."""
-
-    dsn: str = Field(examples=["postgresql://owner:password@localhost/shop"])
-    """The database, as the owner of the tables logs in."""
-    tables: tuple[Annotated[TableSettings, BeforeValidator(_table)], ...] = Field(min_length=1)
-    """Names, patterns like `public.*`, or entries with settings of their own."""
-    replication_user: str | None = None
-    """How the connector logs in: `<pipeline>_replication` when nothing is said. `cdc migrate` makes
-    the role.
-    """
-    replication_password: SecretStr | None = None
-    """The password of that role; needless where Postgres trusts the connector's address."""
-    heartbeat_s: float = Field(default=2.0, gt=0)
-    """Seconds between two heartbeats of the connector, by which an idle database's lag is known."""
-
-    @field_validator("tables")
-    @classmethod
-    def _check_names(cls, tables: tuple[TableSettings, ...]) -> tuple[TableSettings, ...]:
-        names = [entry.table for entry in tables if not entry.pattern]
-        rename = "rename the table (ALTER TABLE ... RENAME TO ...), or take it out of source.tables"
-        if invalid := [
-            name
-            for name in names
-            if not all(re.fullmatch(TOPIC_CHARACTERS, part) for part in name.split("."))
-        ]:
-            raise InvalidSetting(
-                f"a topic's name can't have other characters than letters, digits, _ and -: {', '.join(invalid)}",
-                rename,
-            )
-        listed = [entry.table for entry in tables]
-        if duplicates := {name for name in listed if listed.count(name) > 1}:
-            raise InvalidSetting(
-                f"listed twice: {', '.join(sorted(duplicates))}", "take one of them out"
-            )
-        lowered = [name.lower() for name in names]
-        if colliding := {name for name in names if lowered.count(name.lower()) > 1}:
-            shared = ", ".join(sorted(colliding))
-            raise InvalidSetting(
-                f"an index's name is in lower case, so these would share one: {shared}", rename
-            )
-        # The broker accepts only one of them, since its metrics don't distinguish . and _.
-        flat = [name.replace(".", "_") for name in names]
-        if colliding := {name for name in names if flat.count(name.replace(".", "_")) > 1}:
-            raise InvalidSetting(
-                f"topics that differ only in . and _ can't both be: {', '.join(sorted(colliding))}",
-                rename,
-            )
-        return tables
-
-
 SinkName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]*$")]
 SINKS = "Where the views are, by a name of your own."
 STATE = """Where the rows are that documents are made from, as a sink's place: needed where there are
@@ -365,7 +249,7 @@ def load(path: Path, environment: Mapping[str, str] | None = None) -> Pipeline:
     Raises:
         SettingsError: naming the file, the line and the accepted form.
     """
-    text, tree = _read(path)
+    text, tree = read_tree(path)
     references = References(os.environ if environment is None else environment)
     resolved = references.replace_in({"kafka": "${CDC_KAFKA}", "connect": "${CDC_CONNECT}", **tree})
     if references.unresolved:
@@ -403,7 +287,7 @@ def _any_of(classes: Sequence[type[SinkSettings]]) -> Any:
 
 def name_of(path: Path) -> str:
     """The pipeline's name alone, readable before any server runs."""
-    _, tree = _read(path)
+    _, tree = read_tree(path)
     name = tree.get("pipeline")
     if not isinstance(name, str) or not re.match(NAME, name):
         raise SettingsError(
@@ -411,36 +295,3 @@ def name_of(path: Path) -> str:
             hint="for example: pipeline: shop",
         )
     return name
-
-
-class _Loader(yaml.SafeLoader):
-    """Reads YAML, but for keys that YAML 1.1 takes for truth values: `on` is a name here."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        for key, _ in node.value:
-            if key.tag == "tag:yaml.org,2002:bool":
-                key.tag = "tag:yaml.org,2002:str"
-        return super().construct_mapping(node, deep)
-
-
-def _read(path: Path) -> tuple[str, dict[str, Any]]:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise SettingsError(
-            f"The pipeline file {path} can't be read: {error.strerror}.",
-            hint=f"name yours with: cdc -p FILE.yaml ...; a first one is written by: cdc -p {path} init",
-        ) from None
-    except UnicodeDecodeError:
-        raise SettingsError(
-            f"The pipeline file {path} isn't text in UTF-8.", hint=mistakes.INIT_HINT
-        ) from None
-    try:
-        tree = yaml.load(text, _Loader)  # noqa: S506  # a SafeLoader
-    except yaml.YAMLError as error:
-        raise mistakes.yaml_error(path, text, error) from None
-    if not isinstance(tree, dict):
-        raise SettingsError(f"{path}: a pipeline file is a mapping.", hint=mistakes.INIT_HINT)
-    if duplicate := mistakes.duplicate_error(path, text):
-        raise duplicate
-    return text, tree

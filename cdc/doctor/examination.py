@@ -23,7 +23,7 @@ from cdc.kafka.topics import Topics
 from cdc.model.finding import Finding, find_error, worst_first
 from cdc.model.trace import trace
 from cdc.observe.collection import find_registration_troubles
-from cdc.postgres import source
+from cdc.postgres import source, table_survey
 from cdc.sink.contract import Examinable, FitChecker, SchemaMismatch, Sink
 from cdc.sink.remedy import classify
 from connectors.client import Connect
@@ -92,9 +92,9 @@ class Examination:
                 with source.connect(pipeline.source.dsn) as conn, Topics(pipeline.kafka) as topics:
                     expected = configuration(
                         pipeline,
-                        tables=source.survey(conn, pipeline).tables,
+                        tables=table_survey.survey(conn, pipeline).tables,
                         cluster_id=topics.cluster_id(),
-                        unpublished=source.unreplicated_columns(conn, pipeline),
+                        unpublished=table_survey.unreplicated_columns(conn, pipeline),
                     )
             except SettingsError as error:
                 yield find_error("connector-refused", pipeline.pipeline, error)
@@ -117,14 +117,14 @@ class Examination:
         return _examine("sink-unreachable", sink.name, lambda: self._examine_sink(sink))
 
     def _examine_sink(self, sink: Sink) -> Iterator[Finding]:
-        tables = source.tables_by_name_only(self.pipeline)
+        tables = table_survey.tables_by_name_only(self.pipeline)
         if isinstance(sink, Examinable):
             yield from sink.examine(tables)
         if not isinstance(sink, FitChecker):
             return
         try:
             with source.connect(self.pipeline.source.dsn) as conn:
-                described = source.survey(conn, self.pipeline).tables
+                described = table_survey.survey(conn, self.pipeline).tables
         except CdcError:
             return  # Postgres' own part tells that.
         for table in described:

@@ -14,7 +14,7 @@ from cdc.capture.readiness import PUBLICATION, ROLE, UNREADABLE
 from cdc.config.settings import CONTROL_TABLES, Pipeline
 from cdc.control.definitions import Watch, watch
 from cdc.doctor.machine import is_loopback
-from cdc.postgres import source
+from cdc.postgres import table_survey
 from cdc.postgres.source import Connection, parse_dsn
 
 SETTINGS = """
@@ -180,7 +180,7 @@ def read_source(conn: Connection, pipeline: Pipeline, *, connected: bool) -> Sou
     beats = control and _exists(conn, "SELECT FROM cdc.heartbeat WHERE pipeline = %s", [name])
     senders, standbys = _row(conn, SENDERS)
     transaction_s, prepared_s = _row(conn, TRANSACTIONS)
-    survey = source.survey(conn, pipeline)
+    survey = table_survey.survey(conn, pipeline)
     return SourceFacts(
         name,
         conn.info.server_version,

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from cdc.config.settings import Pipeline
 from cdc.errors import ConnectorError
-from cdc.kafka.log_continuity import COMPACTION_LAG, RETENTION, check_shape
+from cdc.kafka.log_continuity import COMPACTION_LAG, RETENTION
+from cdc.kafka.log_refusals import check_shape
 from cdc.kafka.topic_specs import topic_settings, topic_specs
 from cdc.kafka.topics import Topics
 from cdc.model.finding import Finding, find

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import structlog
 
 from cdc.errors import CdcError, DecodeError, Fenced, SinkRejected, ValueNotRepresentable
-from cdc.kafka.log_continuity import Discontinued
+from cdc.kafka.log_refusals import Discontinued
 from cdc.model.outcome import Advance
 from cdc.model.position import Position, ViewCheckpoint, distance
 from cdc.model.table import Table

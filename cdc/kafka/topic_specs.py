@@ -1,6 +1,6 @@
 """Specify the pipeline's topics: their partitions and their settings. Pure.
 
-In:  the pipeline file. Out: by topic, what `Topics.ensure` creates and what `cdc plan` compares
+In:  the pipeline file. Out: by topic, what `ensure_topics` creates and what `cdc plan` compares
 with.
 """
 

@@ -1,24 +1,20 @@
-"""Create, check and measure the pipeline's topics. Administration only; rows travel through Spark.
+"""Read and administer the pipeline's topics. Rows travel through Spark.
 
-In:  the broker's address and the pipeline file.
-Out: topics with fixed partition counts, their positions, single records' times; ConnectorError.
-Invariant: `ensure` checks every topic before it creates the first.
+In:  the broker's address.
+Out: positions of topics, settings, single records and their times; ConnectorError.
 """
 
 import uuid
-from base64 import urlsafe_b64decode, urlsafe_b64encode
+from base64 import urlsafe_b64decode
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
-from cdc.config.settings import Pipeline
 from cdc.errors import ConnectorError
-from cdc.kafka.ledger import Ledger, TopicShape
-from cdc.kafka.log_continuity import check_shape, missing_topic
+from cdc.kafka.log_refusals import missing_topic
 from cdc.kafka.records import (
     TIMEOUT_MS,
     Record,
@@ -28,32 +24,8 @@ from cdc.kafka.records import (
     kafka,
     translated_errors,
 )
-from cdc.kafka.topic_specs import topic_settings, topic_specs
+from cdc.kafka.topic_admin import TopicAdmin, topic_id
 from cdc.model.position import Position
-
-UNKNOWN_TOPIC = 3
-OWN_SETTING = "DYNAMIC_TOPIC_CONFIG"
-UNSETTLED = (kafka.errors.TopicAlreadyExistsError, kafka.errors.UnknownTopicOrPartitionError)
-"""Errors for a topic that is being created or deleted at this moment."""
-
-
-@dataclass(frozen=True)
-class CreatedTopic:
-    """A topic that `ensure` has created."""
-
-    topic: str
-    partitions: int
-
-
-@dataclass(frozen=True)
-class ExistingTopic:
-    """A topic that existed; `changed` names the settings that `ensure` has set to those of the
-    pipeline file.
-    """
-
-    topic: str
-    partitions: int
-    changed: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -73,11 +45,7 @@ class Topics:
         self.bootstrap = bootstrap
         with translated_errors(bootstrap):
             check_reachable(bootstrap)
-            self._admin = kafka.KafkaAdminClient(
-                bootstrap_servers=bootstrap,
-                bootstrap_timeout_ms=TIMEOUT_MS,
-                request_timeout_ms=TIMEOUT_MS,
-            )
+            self.admin = TopicAdmin(bootstrap)
         self._records = Records(bootstrap, patience_s=patience_s)
         self._undecided_records = Records(bootstrap, decided=False)
 
@@ -96,65 +64,22 @@ class Topics:
         """Close all connections to the broker."""
         self._records.close()
         self._undecided_records.close()
-        self._admin.close()
+        self.admin.client.close()
 
     def cluster_id(self) -> str:
         """The id of the Kafka cluster."""
         with translated_errors(self.bootstrap):
-            return str(self._admin.describe_cluster()["cluster_id"])
-
-    def ensure(self, pipeline: Pipeline) -> list[CreatedTopic | ExistingTopic]:
-        """Create missing topics and set their settings.
-
-        Creates none if one of them exists with another number of partitions.
-        """
-        topics = topic_specs(pipeline)
-        settings = topic_settings(pipeline, topics)
-        with translated_errors(self.bootstrap):
-            shapes = self._original_shapes(pipeline)
-            existing = _retry_briefly(*UNSETTLED)(self._create_missing, topics, settings, shapes)
-            changed = {
-                topic: dict(settings[topic].items() - existing[topic].items()) for topic in existing
-            }
-            self._alter(changed)
-            self._save_shapes(pipeline, shapes)
-        return [
-            ExistingTopic(topic, count, tuple(changed[topic]))
-            if topic in existing
-            else CreatedTopic(topic, count)
-            for topic, count in topics.items()
-        ]
-
-    def check(self, pipeline: Pipeline) -> None:
-        """Refuse topics that differ from what `ensure` creates: one that was changed may have lost
-        or moved records.
-
-        Raises:
-            ConnectorError: for the first topic that is missing or has other partitions or another
-                cleanup policy.
-        """
-        topics = topic_specs(pipeline)
-        with translated_errors(self.bootstrap):
-            existing = self._described(topics)
-            settings = self._settings(existing)
-            shapes = self._original_shapes(pipeline) if pipeline.settings_topic in existing else {}
-        # A topic that is being deleted may still be listed, but has no settings.
-        if missing := [topic for topic in topics if not settings.get(topic)]:
-            raise missing_topic(missing[0])
-        for topic, count in topics.items():
-            policy = settings[topic]["cleanup.policy"]
-            original = _original_partitions(shapes.get(topic), existing[topic])
-            check_shape(topic, count, len(existing[topic]["partitions"]), policy, original)
+            return str(self.admin.client.describe_cluster()["cluster_id"])
 
     def existing(self, topics: Iterable[str]) -> set[str]:
         """Those of the topics that exist."""
         with translated_errors(self.bootstrap):
-            return set(self._described(topics))
+            return set(self.admin.describe(topics))
 
     def replicas(self, topics: Iterable[str]) -> dict[str, list[Replicas]]:
         """The copies of each partition of those of the topics that exist."""
         with translated_errors(self.bootstrap):
-            described = self._described(topics)
+            described = self.admin.describe(topics)
         return {
             topic: [
                 Replicas(
@@ -170,12 +95,12 @@ class Topics:
     def brokers(self) -> tuple[int, dict[str, str]]:
         """The number of brokers, and the settings of one of them."""
         with translated_errors(self.bootstrap):
-            nodes = self._admin.describe_cluster()["brokers"]
+            nodes = self.admin.client.describe_cluster()["brokers"]
             (number, *_) = (node["broker_id"] for node in nodes)
             resource = kafka.admin.ConfigResource(
                 kafka.admin.ConfigResourceType.BROKER, str(number)
             )
-            (entries,) = self._admin.describe_configs([resource], config_filter="all")[
+            (entries,) = self.admin.client.describe_configs([resource], config_filter="all")[
                 "broker"
             ].values()
         return len(nodes), {name: entry["value"] for name, entry in entries.items()}
@@ -187,7 +112,7 @@ class Topics:
         except ValueError:
             return None
         with translated_errors(self.bootstrap):
-            described = self._admin.describe_topics([uuid_of_topic])
+            described = self.admin.client.describe_topics([uuid_of_topic])
         return next((str(topic["name"]) for topic in described if topic["error_code"] == 0), None)
 
     def ends(self, topics: Sequence[str], *, decided: bool = True) -> dict[str, Position]:
@@ -223,7 +148,7 @@ class Topics:
         0 if the brokers don't tell.
         """
         try:
-            brokers = self._admin.describe_log_dirs(list(topics))
+            brokers = self.admin.client.describe_log_dirs(list(topics))
         except (kafka.errors.KafkaError, OSError, ValueError):
             return 0
         folders = (folder for broker in brokers for folder in broker["log_dirs"])
@@ -239,20 +164,12 @@ class Topics:
     def overrides(self, topics: Iterable[str]) -> dict[str, dict[str, str]]:
         """The settings that are set for each topic itself."""
         with translated_errors(self.bootstrap):
-            described = self._entries(topics)
-        return {
-            topic: {
-                name: entry["value"]
-                for name, entry in entries.items()
-                if entry["config_source"] == OWN_SETTING
-            }
-            for topic, entries in described.items()
-        }
+            return self.admin.overrides(topics)
 
     def settings(self, topics: Iterable[str]) -> dict[str, dict[str, str]]:
         """The settings in force for each topic, its own or the broker's."""
         with translated_errors(self.bootstrap):
-            return self._settings(topics)
+            return self.admin.settings(topics)
 
     def override(self, changes: Mapping[str, Mapping[str, str | None]]) -> None:
         """Change settings by topic, and wait until the broker applies them; None removes a topic's
@@ -269,8 +186,8 @@ class Topics:
             for topic, change in changes.items()
         }
         with translated_errors(self.bootstrap):
-            self._alter(operations)
-        _retry_briefly(ConnectorError)(self._check_settings, changes)
+            self.admin.alter(operations)
+        retry_briefly(ConnectorError)(self._check_settings, changes)
 
     def read_all(self, topic: str) -> list[Record]:
         """Every committed record of a one-partition topic, for the small topics that the pipeline
@@ -349,9 +266,9 @@ class Topics:
         are skipped.
         """
         with translated_errors(self.bootstrap):
-            if existing := list(self._described(topics)):
-                self._admin.delete_topics(existing)
-        _retry_briefly(ConnectorError)(self._check_removed, topics)
+            if existing := list(self.admin.describe(topics)):
+                self.admin.client.delete_topics(existing)
+        retry_briefly(ConnectorError)(self._check_removed, topics)
 
     def _check_removed(self, topics: Sequence[str]) -> None:
         if remaining := sorted(self.existing(topics)):
@@ -359,88 +276,6 @@ class Topics:
                 "does the broker delete topics (delete.topic.enable)? then the same command again"
             )
             raise ConnectorError(f"Topic {remaining[0]} is still there.", hint=hint)
-
-    def _original_shapes(self, pipeline: Pipeline) -> dict[str, TopicShape]:
-        """The shapes with which the topics of tables were created."""
-        return Ledger(pipeline, self).read().original_shapes
-
-    def _save_shapes(self, pipeline: Pipeline, known_shapes: Mapping[str, TopicShape]) -> None:
-        """Write the shapes of topics that are new in the ledger."""
-        described = self._described(pipeline.topic(entry.table) for entry in pipeline.source.tables)
-        unsaved = {}
-        for topic, description in described.items():
-            shape = TopicShape(_topic_id(description["topic_id"]), len(description["partitions"]))
-            if topic not in known_shapes or known_shapes[topic].topic_id != shape.topic_id:
-                unsaved[topic] = shape
-        if unsaved:
-            Ledger(pipeline, self).add_shapes(unsaved)
-
-    def _create_missing(
-        self,
-        topics: Mapping[str, int],
-        settings: Mapping[str, Mapping[str, str]],
-        original: Mapping[str, TopicShape],
-    ) -> dict[str, dict[str, str]]:
-        """Check the topics, then create missing ones. Returns the settings of the others.
-
-        Raises UNSETTLED, which is to be retried.
-        """
-        existing = self._described(topics)
-        in_force = self._settings(existing)
-        for topic, described in existing.items():
-            if not in_force[topic]:
-                raise kafka.errors.UnknownTopicOrPartitionError(topic)
-            policy = in_force[topic]["cleanup.policy"]
-            partitions = _original_partitions(original.get(topic), described)
-            check_shape(topic, topics[topic], len(described["partitions"]), policy, partitions)
-        shapes = {
-            topic: {
-                "num_partitions": count,
-                "configs": {"cleanup.policy": "compact", **settings[topic]},
-            }
-            for topic, count in topics.items()
-            if topic not in existing
-        }
-        if shapes:
-            # A request isn't all or nothing, and what a broker describes lags behind what its
-            # controller knows.
-            self._admin.create_topics(shapes, validate_only=True)
-            self._admin.create_topics(shapes, wait_for_metadata=True)
-        return in_force
-
-    def _described(self, topics: Iterable[str]) -> dict[str, dict[str, Any]]:
-        described = self._admin.describe_topics(list(topics))
-        for topic in described:
-            if topic["error_code"] not in (0, UNKNOWN_TOPIC):
-                raise kafka.errors.for_code(topic["error_code"])(topic["name"])
-        return {topic["name"]: topic for topic in described if topic["error_code"] == 0}
-
-    def _settings(self, topics: Iterable[str]) -> dict[str, dict[str, str]]:
-        described = self._entries(topics)
-        return {
-            topic: {name: entry["value"] for name, entry in entries.items()}
-            for topic, entries in described.items()
-        }
-
-    def _entries(self, topics: Iterable[str]) -> dict[str, dict[str, dict[str, Any]]]:
-        resources = [
-            kafka.admin.ConfigResource(kafka.admin.ConfigResourceType.TOPIC, topic)
-            for topic in topics
-        ]
-        return (
-            self._admin.describe_configs(resources, config_filter="all")["topic"]
-            if resources
-            else {}
-        )
-
-    def _alter(self, changed: Mapping[str, Mapping[str, Any]]) -> None:
-        resources = [
-            kafka.admin.ConfigResource(kafka.admin.ConfigResourceType.TOPIC, topic, dict(settings))
-            for topic, settings in changed.items()
-            if settings
-        ]
-        if resources:
-            self._admin.alter_configs(resources)
 
     def _check_settings(self, changes: Mapping[str, Mapping[str, str | None]]) -> None:
         overrides = self.overrides(changes)
@@ -462,7 +297,7 @@ class Topics:
             return {}
         specs = spec if isinstance(spec, Mapping) else dict.fromkeys(topics, spec)
         with translated_errors(self.bootstrap):
-            described = self._described(topics)
+            described = self.admin.describe(topics)
             if missing := [topic for topic in topics if topic not in described]:
                 raise missing_topic(missing[0])
             counts = {topic: len(described[topic]["partitions"]) for topic in topics}
@@ -476,10 +311,10 @@ class Topics:
                 if decided
                 else kafka.IsolationLevel.READ_UNCOMMITTED
             )
-            offsets = self._admin.list_partition_offsets(places, level)
+            offsets = self.admin.client.list_partition_offsets(places, level)
         return {
             topic: Position(
-                _topic_id(described[topic]["topic_id"]),
+                topic_id(described[topic]["topic_id"]),
                 tuple(
                     int(offsets[kafka.TopicPartition(topic, number)].offset)
                     for number in range(counts[topic])
@@ -489,20 +324,9 @@ class Topics:
         }
 
 
-def _original_partitions(shape: TopicShape | None, described: Mapping[str, Any]) -> int | None:
-    """The number of partitions that a topic was created with; None if unknown."""
-    return (
-        shape.partitions if shape and shape.topic_id == _topic_id(described["topic_id"]) else None
-    )
-
-
-def _retry_briefly(*errors: type[Exception]) -> Retrying:
+def retry_briefly(*errors: type[Exception]) -> Retrying:
+    """Retry what the broker knows only some moments later, for as long as a request may last."""
     stop = stop_after_delay(TIMEOUT_MS / 1000)
     return Retrying(
         retry=retry_if_exception_type(errors), stop=stop, wait=wait_fixed(0.1), reraise=True
     )
-
-
-def _topic_id(value: object) -> str:
-    """As Kafka's own tools print it: base64 without padding."""
-    return urlsafe_b64encode(uuid.UUID(str(value)).bytes).decode().rstrip("=")

@@ -24,8 +24,10 @@ from cdc.control.definitions import Watch, watch
 from cdc.control.heartbeat import last_heartbeat
 from cdc.errors import CdcError, Unexpected
 from cdc.kafka.ledger import Ledger
-from cdc.kafka.log_continuity import Continuity, Discontinued, pending_records
+from cdc.kafka.log_continuity import Continuity
+from cdc.kafka.log_refusals import Discontinued
 from cdc.kafka.topics import Topics
+from cdc.kafka.unread_records import pending_records
 from cdc.model.finding import Finding, find, find_error
 from cdc.model.finding_codes import APPLY, CAPTURE
 from cdc.model.position import Position, ViewCheckpoint, distance
@@ -33,12 +35,13 @@ from cdc.model.table import Table
 from cdc.model.trace import trace
 from cdc.observe.status import (
     ConnectorStatus,
+    DocumentsStatus,
     HeartbeatStatus,
     SinkStatus,
     Status,
     ViewStatus,
 )
-from cdc.postgres import catalog, source
+from cdc.postgres import catalog, replication_slot, source, table_survey
 from cdc.quarantine.log import QuarantineLog
 from cdc.sink.remedy import classify
 
@@ -74,14 +77,17 @@ def collect(
     *,
     positions: Positions,
     progress: Mapping[str, Progress],
+    sizes: Callable[[], Mapping[str, Any]] | None = None,
     started: float | None = None,
 ) -> Status:
     """Ask every server at the same time. Raises nothing that a server causes, waits for none beyond
     ANSWER_S.
 
-    `started`: when the caller began, by the monotonic clock.
+    `sizes` reads what the state of documents holds. `started`: when the caller began, by the
+    monotonic clock.
     """
     started = started or time.monotonic()
+    documents = _start_request("state", sizes) if sizes else None
     tables = {name: _tables_of(pipeline, name) for name in positions}
     answers = _ask_servers(pipeline, tables, positions, started)
     report: TopicReport = answers["kafka"][0] or (None, {}, None)
@@ -104,14 +110,24 @@ def collect(
         ),
         tuple(finding for finding in (*unread, *changed, lowered) if finding),
         definitions,
+        _documents_status(documents, started) if documents else None,
     )
+
+
+def _documents_status(answer: "Future[Answer]", started: float) -> DocumentsStatus | None:
+    """The sizes; that the state can't be read is a problem of its positions already."""
+    sizes, _ = _await_answer("state", answer, started, ANSWER_S)
+    return DocumentsStatus(**sizes) if sizes is not None else None
 
 
 def _tables_of(pipeline: Pipeline, sink: str) -> tuple[Table, ...]:
     """The tables that a sink has views of, by name only; for the state of documents, those that
     documents are made of.
     """
-    captured, views = source.tables_by_name_only(pipeline), source.views_by_name_only(pipeline)
+    captured, views = (
+        table_survey.tables_by_name_only(pipeline),
+        table_survey.views_by_name_only(pipeline),
+    )
     if sink == STATE:
         used = {name for view in pipeline.views.values() for name in tables_of(view)}
         return tuple(table for table in captured if table.qualified in used)
@@ -209,9 +225,9 @@ def _unreachable(part: str, failure: CdcError) -> Finding:
     return find(code, subject, message, failure.hint, sink=sink)
 
 
-def _slot(pipeline: Pipeline) -> source.Slot | None:
+def _slot(pipeline: Pipeline) -> replication_slot.Slot | None:
     with source.connect(pipeline.source.dsn) as conn:
-        return source.slot(conn, pipeline.pipeline)
+        return replication_slot.slot(conn, pipeline.pipeline)
 
 
 def find_registration_troubles(pipeline: Pipeline) -> list[Finding]:

@@ -1,6 +1,6 @@
 """The state of each hop: Postgres -> connector -> topics -> each view, as plain data.
 
-`cdc.observe.collection` fills it, `cdc.observe.diagnosis` judges it, `cdc.cli.render` prints it.
+`cdc.observe.collection` fills it, `cdc.observe.diagnosis` judges it, `cdc.cli.screens.status` draws it.
 Invariant: every number is one that a server holds itself. What wasn't read is None.
 """
 
@@ -11,7 +11,7 @@ from typing import Any
 from cdc.control.definitions import Watch
 from cdc.model.finding import Finding
 from cdc.model.outcome import Applied
-from cdc.postgres import source
+from cdc.postgres import replication_slot
 
 
 @dataclass(frozen=True)
@@ -98,17 +98,34 @@ class SinkStatus:
 
 
 @dataclass(frozen=True)
+class DocumentsStatus:
+    """What the state of documents holds, and has to do: see `cdc.views.state.StateSizes`.
+
+    rows, bytes  by table; bytes of rows and their entries, without indexes and keys
+    dirty        by view: documents to send; of a large fan-out those that remain
+    pending      chunks of changed rows whose documents aren't known yet
+    """
+
+    rows: Mapping[str, int]
+    bytes: Mapping[str, int]
+    dirty: Mapping[str, int]
+    pending: int
+
+
+@dataclass(frozen=True)
 class Status:
     """The state of a pipeline. A part that couldn't be read is None and has a finding."""
 
     pipeline: str
     connector: ConnectorStatus | None = None
-    slot: source.Slot | None = None
+    slot: replication_slot.Slot | None = None
     heartbeat: HeartbeatStatus | None = None
     sinks: tuple[SinkStatus, ...] = ()
     findings: tuple[Finding, ...] = ()
     definitions: Watch | None = None
     """How changes of table definitions are noticed; None when that couldn't be read."""
+    documents: DocumentsStatus | None = None
+    """None also without views of several tables."""
 
     def to_dict(self) -> dict[str, Any]:
         """The status as plain data, for JSON."""

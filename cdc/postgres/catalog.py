@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from psycopg import sql
 from psycopg.rows import class_row
 
-from cdc.config.settings import TOPIC_CHARACTERS, Pipeline, shared_names
+from cdc.config.settings import Pipeline
+from cdc.config.source_settings import TOPIC_CHARACTERS, shared_names
 from cdc.errors import SettingsError, SourceError
 from cdc.postgres.row_identity import Connection
 

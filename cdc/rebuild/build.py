@@ -32,7 +32,8 @@ from cdc.errors import CdcError, DivergenceError, SinkError, SinkUnavailable
 from cdc.generations.claim import claim
 from cdc.generations.registry import GenerationBuild, Progress, Registry, RetainedView
 from cdc.generations.rollback import previous_generations, retain
-from cdc.kafka.log_continuity import Continuity, Discontinued, refuse_foreign
+from cdc.kafka.log_continuity import Continuity
+from cdc.kafka.log_refusals import Discontinued, refuse_foreign
 from cdc.kafka.topics import Topics
 from cdc.model.generation import new_generation
 from cdc.model.position import Position, distance

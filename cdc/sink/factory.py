@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from cdc.config.settings import Pipeline
+from cdc.config.view_settings import tables_of
 from cdc.model.position import Position, ViewCheckpoint
 from cdc.model.table import Table
 from cdc.sink.contract import Sink
@@ -59,3 +60,21 @@ def documents_reader(
         }
 
     return checkpoints
+
+
+def sizes_reader(pipeline: Pipeline) -> Callable[[], Mapping[str, Any]]:
+    """The function that reads how much the state of documents holds, and has to do: the fields of
+    `cdc.views.state.StateSizes`.
+    """
+    sink = build_state(pipeline)
+    state = sink.open_state()()
+    tables = sorted({name for view in pipeline.views.values() for name in tables_of(view)})
+
+    def read() -> Mapping[str, Any]:
+        try:
+            sizes: Mapping[str, Any] = state.sizes(tables, list(pipeline.views))._asdict()
+        except Failure as failure:
+            raise reported_error(failure.kind, failure.message, {}, sink=sink.name) from None
+        return sizes
+
+    return read

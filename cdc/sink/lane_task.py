@@ -12,13 +12,11 @@ completed across it, and is rejected, too; a later one that carries all cures it
 from __future__ import annotations
 
 import itertools
-import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from cdc.codec.forms import Form
 from cdc.codec.record import Change, RecordDecoder, Unreadable, ValueNotRepresentable
 from cdc.errors import KafkaUnavailable
 from cdc.model.outcome import Advance
@@ -34,6 +32,7 @@ from cdc.sink.lane import (
     PartitionOutcome,
     Verdicts,
 )
+from cdc.sink.lane_state import MeanSize, PartitionState
 from cdc.sink.rejection import DECODE, REFUSED, UNHOLDABLE, Rejected, Source
 
 if TYPE_CHECKING:
@@ -41,10 +40,6 @@ if TYPE_CHECKING:
 
 SOURCE_BYTES = 200
 """Memory of a record besides its key and value."""
-ASSUMED_FILLED_BYTES, MIN_FILLED_BYTES, FILLED_MARGIN = 100_000, 2_000, 8
-"""Assumed size of a row that still misses large values: at first; at least; as a multiple of the
-mean.
-"""
 
 
 def run_task(lane: Lane, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -103,10 +98,10 @@ class LaneRun:
         self._decoder = RecordDecoder(
             [advance.table for advance in lane.advances], lane.reading.placeholder
         )
-        self._partitions: dict[tuple[str, int], _PartitionState] = {}
+        self._partitions: dict[tuple[str, int], PartitionState] = {}
         self._parts: list[Part] = []
         self._rows = self._bytes = 0
-        self._filled_sizes = _MeanSize()
+        self._filled_sizes = MeanSize()
         self._rejections: list[tuple[Rejected, Source]] = []
         self.stopped = False
         """Whether the task has failed or a record has ended the batch: later records aren't
@@ -150,17 +145,17 @@ class LaneRun:
         self.stopped = True
         if (topic, partition) not in self._partitions:
             report = PartitionOutcome(topic, partition)
-            self._partitions[topic, partition] = _PartitionState(
+            self._partitions[topic, partition] = PartitionState(
                 self._lane, Part(self._advances[topic], partition, 0, report), None
             )
         report = self._partitions[topic, partition].part.report
         report.failure, report.message = failure.kind, failure.message
 
-    def _open_partition(self, advance: Advance, partition: int) -> _PartitionState:
+    def _open_partition(self, advance: Advance, partition: int) -> PartitionState:
         topic = advance.table.topic
         report = PartitionOutcome(topic, partition)
         view_offset = self._writer.start_offset(advance, partition)
-        state = _PartitionState(
+        state = PartitionState(
             self._lane,
             Part(advance, partition, view_offset, report, view_offset),
             self._writer.form,
@@ -168,7 +163,7 @@ class LaneRun:
         self._partitions[topic, partition] = state
         return state
 
-    def _fold_records(self, state: _PartitionState, records: Records) -> None:
+    def _fold_records(self, state: PartitionState, records: Records) -> None:
         part, limits, size, observe = (
             state.part,
             self._writer.limits,
@@ -196,7 +191,7 @@ class LaneRun:
             if self.stopped:
                 return
 
-    def _decode_changes(self, state: _PartitionState, records: Records) -> Iterator[Decoded | None]:
+    def _decode_changes(self, state: PartitionState, records: Records) -> Iterator[Decoded | None]:
         """Decode records; None for one that is rejected.
 
         Dead changes come only to a writer that archives them.
@@ -239,7 +234,7 @@ class LaneRun:
                 report.applied.stale += is_dead
                 yield change, value, source, is_dead
 
-    def _note_cure(self, state: _PartitionState, source: Source) -> None:
+    def _note_cure(self, state: PartitionState, source: Source) -> None:
         """Note whether a record that an earlier try has applied, or rejected, has cured a row."""
         topic = state.part.topic
         entries = state.entries.get(self._decoder.row_id(topic, source.key) or "", ())
@@ -257,7 +252,7 @@ class LaneRun:
             state.part.report.cured[change.id] = source.offset + 1
 
     def _fold_complete(
-        self, state: _PartitionState, change: Change, value: Any, source: Source
+        self, state: PartitionState, change: Change, value: Any, source: Source
     ) -> None:
         """Fold a change that carries all of its row, or deletes it."""
         rows = state.part.rows
@@ -270,7 +265,7 @@ class LaneRun:
             state.cure(change.id, source.offset + 1)
 
     def _fold_partial(
-        self, state: _PartitionState, change: Change, value: Any, source: Source
+        self, state: PartitionState, change: Change, value: Any, source: Source
     ) -> None:
         """Fold a change that misses values."""
         part, older = state.part, state.part.rows.get(change.id)
@@ -296,7 +291,7 @@ class LaneRun:
 
     def _reject(
         self,
-        state: _PartitionState,
+        state: PartitionState,
         row_id: str | None,
         kind: str,
         reason: str,
@@ -345,7 +340,7 @@ class LaneRun:
             except KafkaUnavailable as error:
                 raise Failure("broker", error.message) from None
 
-    def _fill_from_view(self, state: _PartitionState, lacking: Sequence[FoldedRow]) -> None:
+    def _fill_from_view(self, state: PartitionState, lacking: Sequence[FoldedRow]) -> None:
         """Fill rows from what the view stores; reject a row whose values the view doesn't have
         either.
         """
@@ -385,61 +380,6 @@ class LaneRun:
                 report.applied.written += 1
         part.rows.clear()
         part.view_offset = part.end_offset
-
-
-class _PartitionState:
-    """State of one partition for as long as the task runs.
-
-    entries: by id of a row, the offsets of its records in quarantine; tainted: rows of which a
-    record was rejected that no change has made up for yet; marked: all that have, or may have by
-    now, entries.
-    """
-
-    def __init__(self, lane: Lane, part: Part, form: Form | None) -> None:
-        advance, partition, topic = part.advance, part.partition, part.topic
-        self.part, self.is_repair = part, advance.is_repair
-        # A repair applies all records that it is given.
-        self.view_offset = 0 if self.is_repair else part.view_offset
-        self.start_offset = 0 if self.is_repair else advance.start_offsets[partition]
-        self.end_offset = sys.maxsize if self.is_repair else advance.end.offsets[partition]
-        first_offsets = lane.reading.first_offsets.get(topic, ())
-        self.first_offset = first_offsets[partition] if partition < len(first_offsets) else 0
-        self.floor = lane.reading.floors.get(topic, 0)
-        self.entries: dict[str, set[int]] = {}
-        for offset, row_id in lane.entries.get((topic, partition), {}).items():
-            if row_id is not None:
-                self.entries.setdefault(row_id, set()).add(offset)
-        self.marked = set(self.entries)
-        # Entries above the position come again in this batch: each is rejected again, or applied.
-        self.tainted = {
-            row_id for row_id, offsets in self.entries.items() if min(offsets) < self.view_offset
-        }
-        self.only = lane.only.get(topic)
-        self.convert: Callable[[bytes], Any] = form.converter(advance.table) if form else bytes
-
-    def cure(self, row_id: str, below: int) -> None:
-        """Clear a row's taint: all of its values are known as of that offset."""
-        if not any(below <= offset < self.view_offset for offset in self.entries.get(row_id, ())):
-            self.tainted.discard(row_id)
-
-
-class _MeanSize:
-    """Mean size, in bytes, of rows after they were filled with missing values."""
-
-    def __init__(self) -> None:
-        self._count = self._sum = 0
-
-    def add(self, size: int) -> None:
-        self._count, self._sum = self._count + 1, self._sum + size
-
-    @property
-    def assumed(self) -> int:
-        """Assumed size of the next such row, with a margin for larger ones."""
-        return (
-            max(MIN_FILLED_BYTES, FILLED_MARGIN * self._sum // self._count)
-            if self._count
-            else ASSUMED_FILLED_BYTES
-        )
 
 
 def _rejection_kind(problem: Unreadable) -> str:

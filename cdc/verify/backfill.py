@@ -23,8 +23,8 @@ from cdc.model.position import distance
 from cdc.model.table import Table
 from cdc.postgres import source
 from cdc.postgres.incremental_snapshot import resend
+from cdc.postgres.row_query import id_condition, text_condition
 from cdc.postgres.snapshot_request import MARKS
-from cdc.verify.source_rows import id_condition, text_condition
 
 IDS_PER_REQUEST = 200
 """Bounds a request: the connector stores it with every offset while it works on it, in one record

@@ -9,7 +9,7 @@ from cdc.control.control_topics import Truncations
 from cdc.control.floors import Floors
 from cdc.control.heartbeat import last_heartbeat
 from cdc.errors import ConnectorError, SinkUnavailable
-from cdc.kafka.log_continuity import refuse_incomparable
+from cdc.kafka.log_refusals import refuse_incomparable
 from cdc.kafka.topics import Topics
 from cdc.model.position import Position, Reach, distance
 from cdc.model.table import Table

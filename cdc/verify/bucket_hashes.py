@@ -10,14 +10,14 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from cdc.model.table import Table
+from cdc.postgres.row_query import BUCKET_DIGITS
 from cdc.verify.canonical import canonical, fingerprint, first_difference
-from cdc.verify.source_rows import BUCKET_DIGITS
 
 SUMS = ("rows", "folded", "low", "high")
 
 
 def bucket(row_id: Column) -> Column:
-    """The bucket of a row's id; Postgres computes the same in `source_rows.bucket`."""
+    """The bucket of a row's id; Postgres computes the same in `row_query.bucket`."""
     return F.substring(F.md5(row_id.cast("binary")), 1, BUCKET_DIGITS)
 
 

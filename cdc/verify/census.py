@@ -20,18 +20,12 @@ from pyspark.sql import functions as F
 
 from cdc.codec.types import kind
 from cdc.model.table import Table
+from cdc.postgres.row_query import BUCKET_DIGITS, BUCKETS, Sample, sample_condition
 from cdc.sink.contract import GroupScanner, Sink
 from cdc.verify.comparison import Comparison
 from cdc.verify.row_sums import Comparable, RowSums, sum_rows
 from cdc.verify.source_group import group_tables, rows_of_group, table_sizes
-from cdc.verify.source_rows import (
-    BUCKET_DIGITS,
-    BUCKETS,
-    Sample,
-    SourceReader,
-    SourceSnapshot,
-    sample_condition,
-)
+from cdc.verify.source_rows import SourceReader, SourceSnapshot
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -205,7 +199,7 @@ def _by_view(
 
 
 def _bucket(row_id: str) -> str:
-    """The bucket of a row's id; Postgres computes the same in `source_rows.bucket`."""
+    """The bucket of a row's id; Postgres computes the same in `row_query.bucket`."""
     return md5(row_id.encode("utf-8", "surrogatepass"), usedforsecurity=False).hexdigest()[
         :BUCKET_DIGITS
     ]

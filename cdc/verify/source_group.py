@@ -13,13 +13,13 @@ from pyspark.sql import DataFrame
 
 from cdc.model.table import Table
 from cdc.postgres import source
+from cdc.postgres.row_query import row_query
 from cdc.verify.source_rows import (
     SESSION,
     SourceReader,
     SourceSnapshot,
     begin_in_snapshot,
     copy_rows,
-    row_query,
     snapshot_statement,
     throttle,
 )

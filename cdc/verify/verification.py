@@ -29,6 +29,7 @@ from cdc.control.control_topics import Truncations
 from cdc.errors import SettingsError
 from cdc.kafka.topics import Topics
 from cdc.model.table import Table
+from cdc.postgres.row_query import Sample, bucket, sample_condition
 from cdc.sink.contract import Sink
 from cdc.verify import bucket_hashes, recent_changes
 from cdc.verify.barrier import (
@@ -40,7 +41,7 @@ from cdc.verify.barrier import (
 )
 from cdc.verify.census import View, equal_small_views, sample_range
 from cdc.verify.comparison import MAX_DIFFERENCES, Comparison, Difference
-from cdc.verify.source_rows import Sample, SourceReader, SourceSnapshot, bucket, sample_condition
+from cdc.verify.source_rows import SourceReader, SourceSnapshot
 
 MAX_SUSPECTS = 20_000
 """Keys per view that are compared again. Rows that differ beyond that number count as undecided."""

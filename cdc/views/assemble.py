@@ -12,11 +12,10 @@ from typing import Any, NamedTuple
 from cdc.codec.members import encode, members
 from cdc.codec.table import codec
 from cdc.views.aggregates import aggregate
-from cdc.views.lookup import find_rows
 from cdc.views.plan import Node, Order, StatePlan, View
 from cdc.views.rows import StoredRow, document_values, narrowed, value_of
 from cdc.views.scalar.ordering import code_points, sort_key
-from cdc.views.state import State
+from cdc.views.state import State, find_rows
 
 Member = tuple[str, bytes]
 """A name, and a value as JSON."""

@@ -9,10 +9,9 @@ row, in the version in which the way existed, reaches the root.
 
 from collections.abc import Collection
 
-from cdc.views.lookup import find_rows
 from cdc.views.plan import Node, StatePlan
 from cdc.views.rows import value_of
-from cdc.views.state import Chunk, State
+from cdc.views.state import Chunk, State, find_rows
 
 
 def climb(plan: StatePlan, state: State, chunk: Chunk) -> dict[str, set[str]]:

@@ -97,12 +97,18 @@ class Emission:
         state.require_turn(self.turn)
         for chunk in state.pending():
             state.climbed(chunk, climb(self.plan, state, chunk))
-        for view in self.plan.views:
-            while marks := state.dirty(view.name, SLICE):
-                if time.monotonic() > deadline:
-                    return
+        dirty = list(self.plan.views)
+        while dirty:
+            # In turns, so that a view with many documents delays no other by more than a slice.
+            for view in list(dirty):
+                if not (marks := state.dirty(view.name, SLICE)):
+                    dirty.remove(view)
+                    continue
                 self._send_slice(view, state, marks, write)
                 report.documents += len(marks)
+            # After a slice of each, however long that took: none waits for another's last.
+            if dirty and time.monotonic() > deadline:
+                return
         report.done = True
 
     def _send_slice(self, view: View, state: State, marks: Mapping[str, str], write: Write) -> None:

@@ -93,12 +93,7 @@ class DocumentEngine:
             )
         ends = self._kafka.ends(list(topics.values()))
         self._sink.plan = plan
-        self._sink.needs = {
-            table.qualified: needs(
-                plan, table, {name: ends[topics[name]].topic_id for name in topics}
-            )
-            for table in plan.tables
-        }
+        self._sink.needs = all_needs(plan, {name: ends[topics[name]].topic_id for name in topics})
         return plan.tables
 
     def begin(self) -> None:
@@ -271,6 +266,11 @@ def _unnoted(ends: Mapping[str, Position], noted: Mapping[str, Position]) -> Off
             if start < stop:
                 spans[topic, partition] = start, stop
     return spans
+
+
+def all_needs(plan: StatePlan, topic_ids: Mapping[str, str]) -> dict[str, str]:
+    """Return the needs of all tables, by name, for the ids of the views' topics, by view."""
+    return {table.qualified: needs(plan, table, topic_ids) for table in plan.tables}
 
 
 def needs(plan: StatePlan, table: Table, topic_ids: Mapping[str, str]) -> str:

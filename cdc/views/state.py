@@ -4,8 +4,9 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple, Protocol
 
 from cdc.model.position import Position
+from cdc.model.table import Table
 from cdc.sink.contract import Sink
-from cdc.views.plan import StatePlan
+from cdc.views.plan import StatePlan, Values, is_key
 from cdc.views.rows import Entries, StoredRow
 
 
@@ -34,6 +35,20 @@ class Turn(NamedTuple):
     def next(self) -> "Turn":
         """The turn after this one."""
         return self._replace(number=self.number + 1)
+
+
+class StateSizes(NamedTuple):
+    """How much a state holds, and how much is to do.
+
+    rows, bytes  by table; bytes are those of rows and their entries, without indexes and keys
+    dirty        by view: documents that are to be sent, of a large fan-out those that remain
+    pending      chunks of changed rows whose documents aren't known yet
+    """
+
+    rows: Mapping[str, int]
+    bytes: Mapping[str, int]
+    dirty: Mapping[str, int]
+    pending: int
 
 
 class State(Protocol):
@@ -72,8 +87,10 @@ class State(Protocol):
         """Read the ids of the rows that have these entries in a slot, by entry."""
 
     def dirty(self, view: str, limit: int) -> dict[str, str]:
-        """Read ids of root rows whose document may be old, the longest dirty first, with their
-        marks.
+        """Read ids of root rows whose document may be old, with their marks.
+
+        One half are the longest dirty ones, so that none waits for ever; the other half the newest,
+        so that a change isn't delayed by a large fan-out before it.
         """
 
     def deleted_keys(self, view: str, ids: Collection[str]) -> dict[str, bytes]:
@@ -89,6 +106,9 @@ class State(Protocol):
 
     def is_clean(self) -> bool:
         """Say whether nothing is pending and nothing dirty."""
+
+    def sizes(self, tables: Collection[str], views: Collection[str]) -> StateSizes:
+        """Read how much there is of these tables, and to do for these views."""
 
     def note_current(self, turn: Turn, reached: Mapping[str, Position | None]) -> None:
         """Store the position up to which all documents have been sent, by topic, if it is still
@@ -112,3 +132,15 @@ class StateSink(Sink, Protocol):
 
     def open_state(self) -> Callable[[], State]:
         """Return what opens the state of the plan in any process; can be pickled."""
+
+
+def find_rows(
+    plan: StatePlan, state: State, table: Table, values: Values, texts: Collection[str]
+) -> Mapping[str, Collection[str]]:
+    """Return the ids of rows that have these values, by their text.
+
+    Where the values are the key, an id may be of no row.
+    """
+    if is_key(table, values):
+        return {text: (text,) for text in texts}
+    return state.members(table.qualified, plan.slots[table.qualified].index(values), texts)

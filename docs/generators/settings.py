@@ -8,7 +8,8 @@ from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
 from cdc.config.index_settings import IndexSettings
-from cdc.config.settings import Pipeline, Source, TableSettings
+from cdc.config.settings import Pipeline
+from cdc.config.source_settings import Source, TableSettings
 from cdc.config.view_settings import IncludeSettings, ViewSettings
 from sinks import SETTINGS
 

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from cdc.model.table import Table
 from cdc.sink.contract import require_free_space
-from sinks.elasticsearch.indices import Indices
-from sinks.elasticsearch.layout import Layout
+from sinks.elasticsearch.index.indices import Indices
+from sinks.elasticsearch.index.layout import Layout
 from sinks.elasticsearch.server import Server
 
 

@@ -9,12 +9,12 @@ from functools import partial
 from cdc.model.table import Table
 from cdc.sink.contract import wait_until_caught_up, would_go_back
 from sinks.elasticsearch.checkpoint import Record
-from sinks.elasticsearch.indices import generation_of
-from sinks.elasticsearch.layout import Layout
+from sinks.elasticsearch.index.indices import generation_of
+from sinks.elasticsearch.index.layout import Layout
+from sinks.elasticsearch.index.write_block import WriteBlock
 from sinks.elasticsearch.positions import Positions
 from sinks.elasticsearch.server import Server
 from sinks.elasticsearch.tables import Tables
-from sinks.elasticsearch.write_block import WriteBlock
 
 
 def promote(

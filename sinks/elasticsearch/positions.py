@@ -18,7 +18,7 @@ from cdc.model.table import Table
 from cdc.sink.fencing import checkpoint_after, mismatch, must_apply
 from sinks.elasticsearch.checkpoint import Record
 from sinks.elasticsearch.client import HINTS, unavailable
-from sinks.elasticsearch.indices import Indices, WritableIndex
+from sinks.elasticsearch.index.indices import Indices, WritableIndex
 from sinks.elasticsearch.server import Server
 
 POSITIONS = "cdc-position"

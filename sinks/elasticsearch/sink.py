@@ -21,10 +21,13 @@ from cdc.model.position import ViewCheckpoint
 from cdc.model.table import RowFormat, Table
 from cdc.sink.contract import Batch, Outcome
 from cdc.sink.lane_run import run_on_executors
-from sinks.elasticsearch import capacity, fields, generations, health
+from sinks.elasticsearch import capacity, generations, health
 from sinks.elasticsearch.client import HINTS, forget
 from sinks.elasticsearch.executor import ElasticsearchWriter
-from sinks.elasticsearch.indices import Indices
+from sinks.elasticsearch.index import fields
+from sinks.elasticsearch.index.indices import Indices
+from sinks.elasticsearch.index.write_block import WriteBlock
+from sinks.elasticsearch.index.writer_alias import WriterAlias
 from sinks.elasticsearch.positions import PendingAdvance, Positions
 from sinks.elasticsearch.scan import (
     GROUPED,
@@ -37,8 +40,6 @@ from sinks.elasticsearch.scan import (
 )
 from sinks.elasticsearch.server import Server
 from sinks.elasticsearch.tables import Tables
-from sinks.elasticsearch.write_block import WriteBlock
-from sinks.elasticsearch.writer_alias import WriterAlias
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -6,7 +6,7 @@ from typing import Any
 from cdc.model.generation import new_generation
 from cdc.model.table import Table
 from sinks.elasticsearch.client import Refusal
-from sinks.elasticsearch.layout import (
+from sinks.elasticsearch.index.layout import (
     INDEX_SETTINGS,
     Layout,
     layout_error,

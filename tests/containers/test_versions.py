@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from cdc.postgres import source
+from cdc.postgres import source, table_survey
 from cdc.postgres.row_identity import key_index
 from migrations import SourceRequirements, migrate, prepare_source
 from sinks.elasticsearch.sink import Elasticsearch
@@ -87,7 +87,7 @@ def test_a_source_is_prepared_described_and_decoded(source_dsn: str, unique: str
     captured = pipeline(unique, source_dsn, "shop.orders")
     with source.connect(source_dsn) as connection:
         source.preflight(connection, captured)
-        (described,) = source.describe(connection, captured)
+        (described,) = table_survey.describe(connection, captured)
     assert described.key == ("id",)
     assert [(column.name, column.type) for column in described.columns] == [
         ("id", "integer"),

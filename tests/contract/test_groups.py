@@ -13,10 +13,11 @@ import psycopg
 import pytest
 
 from cdc.model.table import Table
+from cdc.postgres.row_query import Sample
 from cdc.sink.contract import GroupScanner, Sink
 from cdc.verify.census import take_census
 from cdc.verify.comparison import Comparison
-from cdc.verify.source_rows import Sample, SourceReader
+from cdc.verify.source_rows import SourceReader
 from cdc.verify.verification import compare
 from sinks.delta.sink import Delta
 from sinks.elasticsearch.sink import Elasticsearch

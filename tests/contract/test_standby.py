@@ -10,7 +10,7 @@ import pytest
 
 from cdc.errors import ConnectorError, KafkaUnavailable, SinkRejected, SinkUnavailable
 from cdc.generations.standby import StandbySink
-from cdc.kafka.log_continuity import Discontinued
+from cdc.kafka.log_refusals import Discontinued
 from cdc.model.position import Position, ViewCheckpoint
 from cdc.model.table import row_id
 from cdc.sink.contract import Batch, RowsRejected

@@ -16,6 +16,7 @@ from cdc.cli import topics as cli_topics
 from cdc.config.settings import Pipeline
 from cdc.errors import DivergenceError
 from cdc.kafka.records import kafka
+from cdc.kafka.topic_setup import ensure_topics
 from cdc.kafka.topics import Topics
 from cdc.model.position import Position, ViewCheckpoint
 from cdc.model.table import Column, Table
@@ -222,7 +223,7 @@ def broker(stack: Any, unique: str) -> Iterator[Broker]:
     tables = ({"table": f"public.{name}", "partitions": 2} for name in DEFECTS)
     shop = pipeline(unique, "postgresql://127.0.0.1:1/none", *tables, kafka=stack.endpoints.kafka)
     with Topics(shop.kafka) as topics:
-        topics.ensure(shop)
+        ensure_topics(topics, shop)
         broker = Broker(shop, topics)
         yield broker
         broker.producer.close()

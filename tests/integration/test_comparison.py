@@ -16,7 +16,7 @@ from cdc.apply.schema_follower import SchemaFollower
 from cdc.control import definitions
 from cdc.control.registrations import Registration
 from cdc.observe.collection import collect
-from cdc.postgres import source
+from cdc.postgres import table_survey
 from cdc.postgres.row_identity import key_index
 from cdc.postgres.schema_changes import Definition, consequences, parse
 from migrations import SourceRequirements, migrate, prepare_source
@@ -171,7 +171,7 @@ def test_without_a_look_nothing_is_known(conn: Connection) -> None:
 
 def test_a_start_looks(conn: Connection, postgres_dsn: str, unique: str) -> None:
     shop_pipeline = pipeline(unique, postgres_dsn, *CAPTURED)
-    follower = SchemaFollower(lambda: shop_pipeline, source.describe(conn, shop_pipeline))
+    follower = SchemaFollower(lambda: shop_pipeline, table_survey.describe(conn, shop_pipeline))
     conn.execute("ALTER TABLE shop.orders ALTER n TYPE int USING -n")
     follower([], Registration())
     assert verdicts(conn) == [(ORDERS, "refresh")]

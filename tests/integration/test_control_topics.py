@@ -18,6 +18,7 @@ from cdc.control.control_topics import Control
 from cdc.control.registrations import Registration
 from cdc.errors import KafkaUnavailable
 from cdc.kafka.records import Records, kafka
+from cdc.kafka.topic_setup import ensure_topics
 from cdc.kafka.topics import Topics
 from cdc.quarantine.log import QuarantineKey, QuarantineLog, settle_entries
 from tests.support.pipelines import pipeline
@@ -34,7 +35,7 @@ def shop(stack: Any, unique: str) -> Iterator[Pipeline]:
         unique, "postgresql://127.0.0.1:1/none", "public.orders", kafka=stack.endpoints.kafka
     )
     with Topics(shop_pipeline.kafka) as topics:
-        topics.ensure(shop_pipeline)
+        ensure_topics(topics, shop_pipeline)
     yield shop_pipeline
     with kafka.KafkaAdminClient(bootstrap_servers=shop_pipeline.kafka) as admin:
         admin.delete_topics([topic for topic in admin.list_topics() if unique in topic])
@@ -163,7 +164,7 @@ def test_a_topic_that_was_made_again_is_read_from_its_start(shop: Pipeline) -> N
             10,
             "it to be gone",
         )
-        topics.ensure(shop)
+        ensure_topics(topics, shop)
         fill(shop, [100, 101])
         assert ledger.has_changed()
         assert [record.entry.offset for record in ledger.read()] == [100, 101]
@@ -171,7 +172,7 @@ def test_a_topic_that_was_made_again_is_read_from_its_start(shop: Pipeline) -> N
 
 def test_what_commands_tell_each_other_is_compacted(shop: Pipeline) -> None:
     with Topics(shop.kafka) as topics:
-        topics.ensure(shop)
+        ensure_topics(topics, shop)
         settings = topics.overrides(
             [shop.quarantine_topic, shop.generations_topic, shop.topic("public.orders")]
         )
@@ -186,7 +187,7 @@ def test_what_commands_tell_each_other_is_compacted(shop: Pipeline) -> None:
 
 def test_deletions_stay_for_a_day_where_they_are_followed(shop: Pipeline) -> None:
     with Topics(shop.kafka) as topics:
-        topics.ensure(replace_retention(shop, 1.0))
+        ensure_topics(topics, replace_retention(shop, 1.0))
         names = [shop.quarantine_topic, shop.topic("public.orders")]
         wait_until(
             lambda: (

@@ -3,18 +3,21 @@
 The cases have the numbers and the order of the list that views were designed by. What a case needs
 of the connector, of Spark or of sinks is in another module:
 
-  1-13, 15-20, 22-27, 32-34, 39, 43   here, as `case_NN_...`
-  14   here for a deferrable unique column; a deferrable primary key is refused when tables are
-       described (test_source.py)
-  21   a to-one target that isn't unique is refused: tests/unit/test_view_checks.py, here by the file
-  28, 29   TRUNCATE and records before its floor: here; through the connector in
-       tests/scenarios/test_documents.py
-  30   columns that come, go and change: here
-  31   a value that the log doesn't carry: here; in a join: refused
-  35   a record that can't be read: here; its quarantine is the stream's, as for any table
-  44   a sink that is down: a view's topic is a topic like others, tests/scenarios/test_failures.py
+  1-20, 22-32, 34, 35, 39, 43, 47   here, as `case_NN_...`; 33 as `test_equal_values_join`
+  14   a unique column that is deferrable; such a primary key is refused (test_source.py)
+  21   an object that several rows might be is refused: test_view_checks.py
+  23   what is checked is the result: all children are read for a document, so the cost grows
+  28   also through the connector: tests/scenarios/test_documents.py
+  31   a joined column that the log may lack is refused: test_view_checks.py
+  33   floats, citext, numerics without a scale are refused: tests/unit/test_view_settings.py
+  35   the quarantine itself is the stream's, as for any table: tests/scenarios/test_failures.py
+  38, 40, 41, 42   tests/scenarios/test_document_engine.py
+  46   a changed view, a rebuild, a rollback: tests/scenarios/test_documents.py
 
-Of many children (23) all are read for each document: what is checked is the result, not the cost.
+Not covered: 36, a document that an index refuses; 37 with writers at work during the connector's
+snapshot (38 holds the same back); 44 and 45, a sink that is down or new, which tests of tables
+cover; of 30 that the other views go on when one doesn't fit its tables any more, which they don't;
+of 47 the time that others wait, and kills on the way.
 """
 
 import json
@@ -27,6 +30,7 @@ import redis
 
 from cdc.errors import SettingsError
 from cdc.postgres import source
+from cdc.views.emission import SLICE
 from tests.support.budget import SCALE
 from tests.support.cache import cache
 from tests.support.document_history import History
@@ -928,6 +932,29 @@ def case_43_compaction_takes_what_a_crashed_batch_applied(history: History) -> N
     history.compact()
     history.settle()
     assert history.index_entries() == {}
+
+
+@case
+def case_47_a_large_fan_out_delays_no_other_document(history: History) -> None:
+    library(history, BOOK_DOCS + "  tag_docs: {root: lib.tags, to: [topic]}\n")
+    history.do(
+        "INSERT INTO lib.authors VALUES (1, 'A'), (2, 'B')",
+        "INSERT INTO lib.books SELECT n, 1 + n / 9000, 't' FROM generate_series(1, 9000) n",
+        "INSERT INTO lib.tags VALUES (1, 'x')",
+    )
+    history.settle()
+    history.do("UPDATE lib.authors SET name = 'renamed' WHERE id = 1")
+    history.apply()
+    history.send("after sent")
+    history.forget_emitted()
+    # Meanwhile something else changes, in this view and in another.
+    history.do("UPDATE lib.books SET title = 'new' WHERE id = 9000")
+    history.do("UPDATE lib.tags SET name = 'y'")
+    history.settle()
+    order = history.emitted_ids
+    assert len(order) > 6000
+    assert order.index("book_docs/9000") < SLICE
+    assert order.index("tag_docs/1") <= 2 * SLICE
 
 
 @pytest.mark.parametrize("name", CASES)

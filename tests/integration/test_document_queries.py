@@ -16,8 +16,8 @@ from psycopg import sql
 from cdc.codec.table import codec
 from cdc.config import settings
 from cdc.model.table import Column, Table, row_id
-from cdc.postgres import source
-from cdc.verify.source_rows import row_query
+from cdc.postgres import source, table_survey
+from cdc.postgres.row_query import row_query
 from cdc.views.aggregates import result_type
 from cdc.views.assemble import assemble
 from cdc.views.plan import Node, StatePlan, View
@@ -287,7 +287,7 @@ def views_of(
     (folder / "air.yaml").write_text(FILE)
     pipeline = settings.load(folder / "air.yaml", {})
     pipeline = pipeline.with_tables([f"air.{name}" for name in ("airports", "airlines", "planes", "flights", "weather")])  # noqa: E501  # fmt: skip
-    tables = source.describe(connection, pipeline)
+    tables = table_survey.describe(connection, pipeline)
     return resolve_views(pipeline, tables), {table.name: table for table in tables}
 
 

@@ -345,8 +345,8 @@ class Library:
 
         report = Report()
         planted = self.plant(state) if self.plant else state
-        emission.send(Crashing(planted, self.crash), report, write)
-        assert report.done
+        while not report.done:
+            emission.send(Crashing(planted, self.crash), report, write)
 
     def documents(self, view: View) -> dict[str, Any]:
         """The newest documents in a topic, by the text of the key."""

@@ -24,6 +24,7 @@ from cdc.generations.registry import (
 )
 from cdc.generations.rollback import rollback, settle_rollback
 from cdc.kafka.records import kafka
+from cdc.kafka.topic_setup import ensure_topics
 from cdc.kafka.topics import Topics
 from cdc.model.position import Position, ViewCheckpoint
 from cdc.model.table import Table
@@ -43,7 +44,7 @@ def shop(stack: Any, unique: str) -> Iterator[Pipeline]:
         unique, "postgresql://127.0.0.1:1/none", "public.items", kafka=stack.endpoints.kafka
     )
     with Topics(shop_pipeline.kafka) as topics:
-        topics.ensure(shop_pipeline)
+        ensure_topics(topics, shop_pipeline)
     yield shop_pipeline
     with kafka.KafkaAdminClient(bootstrap_servers=shop_pipeline.kafka) as admin:
         admin.delete_topics([topic for topic in admin.list_topics() if unique in topic])

@@ -11,9 +11,9 @@ import httpx
 import pytest
 
 from cdc.config import settings
-from cdc.postgres import source
+from cdc.postgres import source, table_survey
+from cdc.postgres.row_query import row_query
 from cdc.sink.contract import SchemaMismatch
-from cdc.verify.source_rows import row_query
 from cdc.views.tables import view_tables
 from sinks.elasticsearch.sink import Elasticsearch
 
@@ -118,7 +118,7 @@ class Shop:
 
     def index_documents(self) -> None:
         """Prepare the index for the view as it is now, and write what Postgres says."""
-        (view,) = view_tables(self.pipeline, source.describe(self.conn, self.pipeline))
+        (view,) = view_tables(self.pipeline, table_survey.describe(self.conn, self.pipeline))
         self.sink.prepare(view)
         lines = "".join(
             f'{{"index":{{"_id":"{key}"}}}}\n{text}\n'

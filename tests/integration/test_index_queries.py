@@ -15,9 +15,9 @@ import httpx
 import pytest
 
 from cdc.model.table import Table
-from cdc.postgres import source
-from cdc.verify.source_rows import row_query
-from sinks.elasticsearch import fields
+from cdc.postgres import source, table_survey
+from cdc.postgres.row_query import row_query
+from sinks.elasticsearch.index import fields
 from sinks.elasticsearch.sink import Elasticsearch
 from tests.support.pipelines import pipeline
 
@@ -198,7 +198,7 @@ def make_pair(
             row = ", ".join(f"%s::text::{case.type}" for case in cases)
             values = [[key, *(case.values[key] for case in cases)] for key in range(ROWS + PROBES)]
             conn.cursor().executemany(f"INSERT INTO t VALUES (%s, {row})", values)
-            (table,) = source.describe(conn, pipeline(unique, "", "public.t"))
+            (table,) = table_survey.describe(conn, pipeline(unique, "", "public.t"))
             documents = {int(key): text for key, text in conn.execute(row_query(table))}
             sink.prepare(table)
             lines = "".join(

@@ -20,7 +20,7 @@ from cdc.kafka.topics import Topics
 from cdc.model.position import Position, ViewCheckpoint
 from cdc.observe.collection import collect
 from cdc.observe.diagnosis import diagnose
-from cdc.postgres import source
+from cdc.postgres import replication_slot
 from connectors.client import Connect
 from tests.support.pipelines import NOWHERE, pipeline, position_by_table
 from tests.support.postgres import strict_postgres
@@ -73,9 +73,9 @@ def test_a_registered_pipeline_carries_the_snapshot_and_the_log(shop: Shop, uniq
 def test_registering_again_restarts_nothing(shop: Shop, unique: str) -> None:
     shop.migrate()
     first = shop.register()
-    old_slot = source.slot(shop.conn, unique)
+    old_slot = replication_slot.slot(shop.conn, unique)
     result = shop.register()
-    slot = source.slot(shop.conn, unique)
+    slot = replication_slot.slot(shop.conn, unique)
     assert (result.changed, result.created) == (False, [])
     assert result.beat.offset > first.beat.offset
     assert old_slot is not None
@@ -92,9 +92,9 @@ def test_a_changed_file_restarts_the_task_and_waits_for_it(shop: Shop, unique: s
         shop.pipeline.source.model_copy(update={"heartbeat_s": beat}) for beat in (0.05, 0.06)
     )
     shop.register(source=quick)
-    old_slot = source.slot(shop.conn, unique)
+    old_slot = replication_slot.slot(shop.conn, unique)
     result = shop.register(source=slower)
-    slot = source.slot(shop.conn, unique)
+    slot = replication_slot.slot(shop.conn, unique)
     assert result.changed
     assert old_slot is not None
     assert slot is not None
@@ -322,7 +322,7 @@ def test_a_lost_slot_fails_loudly(shop: Shop, unique: str, recreated: bool) -> N
     assert "register" in caught.value.hint
     assert "rebuild" in caught.value.hint
     # It didn't make itself a new slot either, from which the next start would have gone on.
-    assert (source.slot(shop.conn, unique) is not None) == recreated
+    assert (replication_slot.slot(shop.conn, unique) is not None) == recreated
 
     with Connect(shop.connect) as client:
         client.reset(unique)

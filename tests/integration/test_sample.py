@@ -21,8 +21,8 @@ from typer.testing import CliRunner
 import sample
 from cdc.config import settings
 from cdc.errors import SettingsError, SourceError
-from cdc.postgres import source
-from cdc.verify.source_rows import row_query
+from cdc.postgres import source, table_survey
+from cdc.postgres.row_query import row_query
 from cdc.views.tables import view_tables
 from compose.endpoints import Endpoints
 from migrations import SAMPLE, migrate
@@ -92,7 +92,7 @@ def test_the_sample_has_documents_of_flights_and_airports(airport: str) -> None:
     )
     pipeline = settings.load(path, servers.environment())
     with source.connect(airport) as conn:
-        flights, airports = view_tables(pipeline, source.describe(conn, pipeline))
+        flights, airports = view_tables(pipeline, table_survey.describe(conn, pipeline))
         conn.execute("SET statement_timeout = '20s'")
         documents = [json.loads(text) for _, text in conn.execute(row_query(flights))]
         boards = {key: json.loads(text) for key, text in conn.execute(row_query(airports))}

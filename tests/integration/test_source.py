@@ -9,7 +9,7 @@ from psycopg.conninfo import make_conninfo
 
 from cdc.errors import SettingsError, SourceError
 from cdc.model.table import Column
-from cdc.postgres import source
+from cdc.postgres import replication_slot, source, table_survey
 from tests.support.pipelines import NOWHERE, pipeline
 from tests.support.postgres import PASSWORD, strict_postgres
 from tests.support.wait import wait_until
@@ -53,7 +53,7 @@ def guarded() -> Iterator[str]:
 
 
 def describe(conn: source.Connection, unique: str, *tables: Any) -> Any:
-    return source.describe(conn, pipeline(unique, "", *tables))
+    return table_survey.describe(conn, pipeline(unique, "", *tables))
 
 
 def test_columns_types_and_key(conn: source.Connection, unique: str) -> None:
@@ -79,13 +79,13 @@ def test_generated_columns_are_there_only_when_the_log_has_them(
     conn: source.Connection, unique: str
 ) -> None:
     orders = pipeline(unique, "", "shop.orders")
-    assert source.unreplicated_columns(conn, orders) == {"shop.orders": ("twice",)}
+    assert table_survey.unreplicated_columns(conn, orders) == {"shop.orders": ("twice",)}
     conn.execute(
         f"CREATE PUBLICATION {unique} FOR TABLE shop.orders WITH (publish_generated_columns = none)"
     )
-    (table,) = source.describe(conn, orders)
+    (table,) = table_survey.describe(conn, orders)
     assert "total" not in [column.name for column in table.columns]
-    assert source.unreplicated_columns(conn, orders) == {"shop.orders": ("twice", "total")}
+    assert table_survey.unreplicated_columns(conn, orders) == {"shop.orders": ("twice", "total")}
 
 
 def test_excluded_columns_are_left_out(conn: source.Connection, unique: str) -> None:
@@ -144,14 +144,14 @@ def test_a_key_that_the_file_names(conn: source.Connection, unique: str) -> None
 def test_a_slot_as_the_server_has_it(
     conn: source.Connection, postgres_dsn: str, unique: str
 ) -> None:
-    assert source.slot(conn, unique) is None
+    assert replication_slot.slot(conn, unique) is None
     conn.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [unique])
-    old_slot = source.slot(conn, unique)
+    old_slot = replication_slot.slot(conn, unique)
     assert old_slot is not None
     assert (old_slot.active, old_slot.active_pid, old_slot.plugin) == (False, None, "pgoutput")
     assert old_slot.wal_status == "reserved"
     conn.execute("CREATE TABLE shop.grow AS SELECT 1")
-    slot = source.slot(conn, unique)
+    slot = replication_slot.slot(conn, unique)
     assert slot is not None
     assert old_slot.lag_bytes is not None
     assert (slot.lag_bytes or 0) > old_slot.lag_bytes
@@ -167,7 +167,7 @@ def test_a_transaction_that_holds_the_slot_back(
         writer.execute("INSERT INTO shop.keyless VALUES (1)")
 
         def old_enough() -> bool:
-            slot = source.slot(conn, unique)
+            slot = replication_slot.slot(conn, unique)
             return slot is not None and (slot.oldest_transaction_s or 0) > 0.2
 
         wait_until(old_enough, 5, "the open transaction's age")

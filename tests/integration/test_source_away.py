@@ -14,7 +14,7 @@ from cdc.config.settings import Pipeline
 from cdc.control.registrations import Captured, Registration
 from cdc.errors import SourceUnavailable
 from cdc.observe.collection import collect
-from cdc.postgres import source
+from cdc.postgres import source, table_survey
 from cdc.postgres.schema_changes import Definition
 from cdc.sink.remedy import Remedy, remedy
 from tests.support.pipelines import pipeline
@@ -46,7 +46,7 @@ def definition(number: int) -> Definition:
 
 def test_tables_stay_as_they_were_known(items: Pipeline) -> None:
     with source.connect(items.source.dsn) as conn:
-        known_tables = source.describe(conn, items)
+        known_tables = table_survey.describe(conn, items)
     with through(items, b"search_path") as broken:
         tables, aside = SchemaFollower(lambda: broken, known_tables)([], Registration())
     assert (tuple(tables), aside) == (known_tables, {})
@@ -55,7 +55,7 @@ def test_tables_stay_as_they_were_known(items: Pipeline) -> None:
 def test_tables_that_have_changed_meanwhile_are_waited_for(items: Pipeline) -> None:
     """Else the new column would stay out of all views until somebody starts `cdc run` again."""
     with source.connect(items.source.dsn) as conn:
-        known_tables = source.describe(conn, items)
+        known_tables = table_survey.describe(conn, items)
     with through(items, b"search_path") as broken:
         file = [items]
         follower = SchemaFollower(lambda: file[0], known_tables)

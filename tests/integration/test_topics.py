@@ -13,10 +13,12 @@ import pytest
 
 from cdc.config.settings import Pipeline
 from cdc.errors import ConnectorError
-from cdc.kafka.log_continuity import Continuity, Discontinued
+from cdc.kafka.log_continuity import Continuity
+from cdc.kafka.log_refusals import Discontinued
 from cdc.kafka.records import Record, kafka
+from cdc.kafka.topic_setup import CreatedTopic, ExistingTopic, check_topics, ensure_topics
 from cdc.kafka.topic_specs import topic_specs
-from cdc.kafka.topics import CreatedTopic, ExistingTopic, Topics
+from cdc.kafka.topics import Topics
 from cdc.model.position import ViewCheckpoint
 from cdc.model.table import Table
 from cdc.rebuild.build import Rebuild, RebuildJob
@@ -78,7 +80,7 @@ def send(shop: Pipeline, unique: str) -> Iterator[Send]:
 def test_what_is_missing_is_created(
     topics: Topics, shop: Pipeline, admin: kafka.KafkaAdminClient, unique: str
 ) -> None:
-    results = topics.ensure(shop)
+    results = ensure_topics(topics, shop)
     assert results == [CreatedTopic(topic, count) for topic, count in topic_specs(shop).items()]
     assert {result.topic: result.partitions for result in results} == {
         f"{unique}.public.orders": 3,
@@ -107,8 +109,8 @@ def described(admin: kafka.KafkaAdminClient, topic: str) -> dict[str, str]:
 
 
 def test_a_second_call_keeps_everything(topics: Topics, shop: Pipeline) -> None:
-    topics.ensure(shop)
-    assert topics.ensure(shop) == [
+    ensure_topics(topics, shop)
+    assert ensure_topics(topics, shop) == [
         ExistingTopic(topic, count) for topic, count in topic_specs(shop).items()
     ]
 
@@ -116,8 +118,8 @@ def test_a_second_call_keeps_everything(topics: Topics, shop: Pipeline) -> None:
 def test_another_retention_is_brought_up_to_the_file(
     topics: Topics, shop: Pipeline, admin: kafka.KafkaAdminClient, unique: str
 ) -> None:
-    topics.ensure(shop)
-    results = topics.ensure(shop.model_copy(update={"delete_retention_hours": 1.0}))
+    ensure_topics(topics, shop)
+    results = ensure_topics(topics, shop.model_copy(update={"delete_retention_hours": 1.0}))
     assert all(
         isinstance(result, ExistingTopic) and result.changed == ("delete.retention.ms",)
         for result in results
@@ -154,15 +156,15 @@ def test_a_topic_of_another_shape_stops_everything(
         {other_topic: {"num_partitions": partitions, "configs": {"cleanup.policy": policy}}}
     )
     with pytest.raises(ConnectorError) as caught:
-        topics.ensure(shop)
+        ensure_topics(topics, shop)
     message = f"{caught.value.message} {caught.value.hint}"
     assert all(word in message for word in [other_topic, *words]), message
     assert [topic for topic in admin.list_topics() if unique in topic] == [other_topic]
 
 
 def test_topics_that_are_as_they_were_made(topics: Topics, shop: Pipeline) -> None:
-    topics.ensure(shop)
-    topics.check(shop)
+    ensure_topics(topics, shop)
+    check_topics(topics, shop)
 
 
 @pytest.mark.parametrize(
@@ -186,7 +188,7 @@ def test_a_topic_that_was_changed_since(
     words: list[str],
 ) -> None:
     lines = f"{unique}.public.lines"
-    topics.ensure(shop)
+    ensure_topics(topics, shop)
     if change == "more partitions":
         admin.create_partitions({lines: 2})
     elif change == "gone":
@@ -198,7 +200,7 @@ def test_a_topic_that_was_changed_since(
 
     def refused() -> str:
         try:
-            topics.check(shop)
+            check_topics(topics, shop)
         except ConnectorError as error:
             return f"{error.message} {error.hint}"
         return ""
@@ -210,7 +212,7 @@ def test_a_topic_that_was_changed_since(
 def test_positions_of_an_empty_and_of_a_missing_topic(
     topics: Topics, shop: Pipeline, unique: str
 ) -> None:
-    topics.ensure(shop)
+    ensure_topics(topics, shop)
     orders = f"{unique}.public.orders"
     start, end = topics.starts([orders])[orders], topics.ends([orders])[orders]
     assert start == end
@@ -223,7 +225,7 @@ def test_positions_of_an_empty_and_of_a_missing_topic(
 def test_what_the_broker_keeps_is_counted_compressed(
     topics: Topics, shop: Pipeline, send: Send, unique: str
 ) -> None:
-    topics.ensure(shop)
+    ensure_topics(topics, shop)
     orders, nothing = f"{unique}.public.orders", f"{unique}.public.nothing"
     assert topics.log_size_bytes([orders]) == topics.log_size_bytes([nothing]) == 0
     send(orders, [{"a": random.randbytes(50_000).hex()}], True)
@@ -235,13 +237,13 @@ def test_what_the_broker_keeps_is_counted_compressed(
 def test_a_recreated_topic_has_another_id(
     topics: Topics, shop: Pipeline, admin: kafka.KafkaAdminClient, unique: str
 ) -> None:
-    topics.ensure(shop)
+    ensure_topics(topics, shop)
     orders = f"{unique}.public.orders"
     topic_id = topics.ends([orders])[orders].topic_id
     admin.delete_topics([orders])
     # A broker answers with what it knows, and hears of it a moment after the controller.
     wait_until(lambda: orders not in admin.list_topics(), 10, "the topic to go")
-    topics.ensure(shop)
+    ensure_topics(topics, shop)
     assert topics.ends([orders])[orders].topic_id != topic_id
 
 
@@ -252,8 +254,8 @@ def test_another_pipelines_view_is_left_alone(
     other_shop = pipeline(
         f"{unique}2", "postgresql://127.0.0.1:1/none", "public.orders", kafka=shop.kafka
     )
-    topics.ensure(shop)
-    topics.ensure(other_shop)
+    ensure_topics(topics, shop)
+    ensure_topics(topics, other_shop)
     theirs, ours = f"{unique}2.public.orders", table(f"{unique}.public.orders", "orders")
     checkpoint = ViewCheckpoint(topics.ends([theirs])[theirs])
     assert topics.topic_name(checkpoint.position.topic_id) == theirs
@@ -309,7 +311,7 @@ class Standing:
 def test_the_end_is_that_of_decided_transactions(
     topics: Topics, shop: Pipeline, send: Send, unique: str
 ) -> None:
-    topics.ensure(shop)
+    ensure_topics(topics, shop)
     orders = f"{unique}.public.orders"
     send(orders, [{"n": 1}, {"n": 2}], True)
     until_end(topics, orders, 3)
@@ -322,7 +324,7 @@ def test_the_end_is_that_of_decided_transactions(
 
 
 def test_an_open_transaction_is_not_counted(topics: Topics, shop: Pipeline, unique: str) -> None:
-    topics.ensure(shop)
+    ensure_topics(topics, shop)
     orders = f"{unique}.public.orders"
     with kafka.KafkaProducer(bootstrap_servers=shop.kafka, transactional_id=unique) as producer:
         producer.init_transactions()
@@ -345,7 +347,7 @@ def until_end(topics: Topics, topic: str, offset: int) -> None:
 def test_times_are_those_of_the_records(
     topics: Topics, shop: Pipeline, send: Send, unique: str
 ) -> None:
-    topics.ensure(shop)
+    ensure_topics(topics, shop)
     orders, lines = f"{unique}.public.orders", f"{unique}.public.lines"
     start = time.time() * 1000
     send(orders, [{"n": 1}], True)
@@ -377,7 +379,7 @@ def test_times_are_those_of_the_records(
 def test_the_last_record_is_found_behind_markers(
     topics: Topics, shop: Pipeline, send: Send, unique: str
 ) -> None:
-    topics.ensure(shop)
+    ensure_topics(topics, shop)
     beats = shop.heartbeat_topic
     assert topics.last_record(beats) is None
     send(beats, [{"pipeline": "ours"}], True)
@@ -411,12 +413,12 @@ def test_a_broker_that_is_down(address: str) -> None:
 def test_settings_are_in_force_on_return(
     topics: Topics, shop: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    topics.ensure(shop)
+    ensure_topics(topics, shop)
     topic = shop.topic("public.orders")
     for value in ("3600000", None, "7200000", None):
         topics.override({topic: {"segment.ms": value}})
         assert topics.overrides([topic])[topic].get("segment.ms") == value
     # A broker that doesn't take them over.
-    monkeypatch.setattr(topics, "_alter", lambda _: None)
+    monkeypatch.setattr(topics.admin, "alter", lambda _: None)
     with pytest.raises(ConnectorError, match=f"doesn't go by {topic}'s new settings"):
         topics.override({topic: {"segment.ms": "3600000"}})

@@ -7,7 +7,7 @@ import pytest
 
 from cdc.config import settings
 from cdc.errors import SettingsError
-from cdc.postgres import catalog, source
+from cdc.postgres import catalog, source, table_survey
 from cdc.views.resolve import resolve_views
 from cdc.views.source_checks import check_views
 
@@ -60,7 +60,7 @@ def check(connection: source.Connection, folder: Path, text: str) -> None:
     (folder / "lib.yaml").write_text(text)
     pipeline = settings.load(folder / "lib.yaml", {})
     pipeline = pipeline.with_tables(catalog.find_tables(connection, pipeline).names)
-    tables = source.describe(connection, pipeline)
+    tables = table_survey.describe(connection, pipeline)
     check_views(connection, pipeline, resolve_views(pipeline, tables))
 
 

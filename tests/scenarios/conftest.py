@@ -29,7 +29,7 @@ from cdc.generations.registry import GenerationBuild, Registry, RetainedView
 from cdc.generations.rollback import rollback
 from cdc.kafka.topics import Topics
 from cdc.model.table import Table
-from cdc.postgres import source
+from cdc.postgres import source, table_survey
 from cdc.runtime import Context
 from cdc.sink import factory
 from cdc.sink.contract import Sink
@@ -89,7 +89,7 @@ class World:
     @property
     def described(self) -> tuple[Table, ...]:
         with source.connect(self.dsn) as connection:
-            return source.describe(connection, self.pipeline)
+            return table_survey.describe(connection, self.pipeline)
 
     @property
     def sinks(self) -> list[Sink]:

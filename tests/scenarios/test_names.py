@@ -14,7 +14,7 @@ from psycopg import sql
 from cdc.apply.progress import load_published
 from cdc.kafka.topics import Topics
 from cdc.model.position import Reach, distance
-from cdc.postgres import source
+from cdc.postgres import source, table_survey
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
@@ -174,7 +174,7 @@ def aside(world: "World", sink: str) -> dict[str, list[str]]:
 def level(world: "World", sink: str, name: str) -> bool:
     """Whether one table's view has all that its topic has now."""
     (built,) = (candidate for candidate in world.sinks if candidate.name == sink)
-    table = source.table_named(world.described, name)
+    table = table_survey.table_named(world.described, name)
     with Topics(world.pipeline.kafka) as kafka:
         return (
             distance(built.position(table), kafka.ends([table.topic])[table.topic]).reach

@@ -12,6 +12,7 @@ from cdc import client
 from cdc.audit.compaction import CompactionOptions, compact
 from cdc.errors import CdcError, ConnectorError
 from cdc.kafka.records import kafka
+from cdc.kafka.topic_setup import check_topics, ensure_topics
 from cdc.kafka.topics import Topics
 from cdc.spark.kafka_source import census
 from cdc.verify import barrier
@@ -53,8 +54,8 @@ def test_partitions_that_were_added_are_told_and_repaired(world: "World") -> Non
         )
         count = lambda goal: census(world.spark, bootstrap, goal)  # noqa: E731
         verbs: list[Callable[[], object]] = [
-            lambda: topics.check(world.pipeline),
-            lambda: topics.ensure(world.pipeline),
+            lambda: check_topics(topics, world.pipeline),
+            lambda: ensure_topics(topics, world.pipeline),
             lambda: catch_up(world, "cache"),
             lambda: world.rebuild("search"),
             lambda: world.rebuild("warehouse"),
@@ -75,7 +76,7 @@ def test_partitions_that_were_added_are_told_and_repaired(world: "World") -> Non
             assert refused(verb).hint.startswith(RENEW)
         # A pipeline file that says the same doesn't give keys back their order.
         world.file.write_text(world.file.read_text().replace("partitions: 1", "partitions: 2"))
-        assert "keys have moved" in refused(lambda: topics.ensure(world.pipeline)).message
+        assert "keys have moved" in refused(lambda: ensure_topics(topics, world.pipeline)).message
         log = world.cdc("run", "--until-caught-up", code=5).stderr
         assert RENEW in " ".join(log.split())
     cache.close()

@@ -23,17 +23,18 @@ from cdc.codec.table import codec
 from cdc.config import settings
 from cdc.config.settings import Pipeline
 from cdc.kafka.records import kafka
+from cdc.kafka.topic_setup import ensure_topics
 from cdc.kafka.topics import Topics
 from cdc.kafka.transactions import Outgoing
 from cdc.model.outcome import Advance
 from cdc.model.pg_types import base_type
 from cdc.model.position import Position
 from cdc.model.table import Column, Table
-from cdc.postgres import catalog, source
+from cdc.postgres import catalog, source, table_survey
+from cdc.postgres.row_query import row_query
 from cdc.sink.lane import ChunkLimits, Lane
 from cdc.sink.lane_task import LaneRun
 from cdc.sink.rejection import Rejected, Skip
-from cdc.verify.source_rows import row_query
 from cdc.views.emission import Emission, Report
 from cdc.views.engine import needs
 from cdc.views.plan import StatePlan, View
@@ -158,8 +159,10 @@ class History:
 
     # Tables and views
 
-    def declare(self, views: str) -> None:
-        """Resolve views, given as the section of a pipeline file, with the tables as they are."""
+    def declare(self, views: str, *, prepare: bool = True) -> None:
+        """Resolve views, given as the section of a pipeline file, with the tables as they are;
+        `prepare`: and begin with them.
+        """
         name, bootstrap = self._broker or ("lib", "localhost:1")
         head = HEAD.format(name=name, dsn=self.connection.info.dsn, state=self.url, kafka=bootstrap)
         path = self._folder / "lib.yaml"
@@ -167,7 +170,7 @@ class History:
         pipeline = settings.load(path, {})
         names = catalog.find_tables(self.connection, pipeline).names
         self.pipeline: Pipeline = pipeline.with_tables(names)
-        self.tables = source.describe(self.connection, self.pipeline)
+        self.tables = table_survey.describe(self.connection, self.pipeline)
         self.views = {view.name: view for view in resolve_views(self.pipeline, self.tables)}
         self.plan = StatePlan(tuple(self.views.values()))
         self.topic_ids = {table.topic: table.topic for table in self.tables}
@@ -181,7 +184,8 @@ class History:
         }
         self._positions = Positions(Database("documents", self.url, PREFIX), None)
         self.topics |= {name: {} for name in self.views if name not in self.topics}
-        self.prepare()
+        if prepare:
+            self.prepare()
 
     def prepare(self) -> None:
         """Make the tables of the state ready, as a stream does; those that lack something begin
@@ -194,7 +198,7 @@ class History:
 
     def _make_topics(self) -> None:
         with Topics(self.pipeline.kafka) as topics:
-            topics.ensure(self.pipeline)
+            ensure_topics(topics, self.pipeline)
             ends = topics.ends([table.topic for table in self.tables])
             self.topic_ids = {topic: end.topic_id for topic, end in ends.items()}
 
@@ -337,12 +341,12 @@ class History:
 
         report = Report()
         try:
-            emission.send(state, report, write)
+            while not report.done:
+                emission.send(state, report, write)
         except Crash:
             # The next process is another writer.
             self.writer = uuid4().hex
         else:
-            assert report.done
             assert crash is None, f"nothing came to {crash}"
 
     def batch(self, *only: str | Partition) -> None:

@@ -12,14 +12,15 @@ from psycopg import sql
 
 import migrations
 from cdc.capture.connector import register
-from cdc.config.settings import Pipeline, TableSettings
+from cdc.config.settings import Pipeline
+from cdc.config.source_settings import TableSettings
 from cdc.control.control_topics import Control
 from cdc.control.floors import Floors
 from cdc.errors import CdcError, SourceError
 from cdc.kafka.records import kafka
 from cdc.kafka.topics import Topics
 from cdc.model.table import Table
-from cdc.postgres import source
+from cdc.postgres import replication_slot, source, table_survey
 from cdc.postgres.row_identity import key_index
 from connectors.client import Connect
 from tests.support.pipelines import pipeline
@@ -55,7 +56,7 @@ class Shop:
 
     @property
     def tables(self) -> tuple[Table, ...]:
-        return source.describe(self.conn, self.pipeline)
+        return table_survey.describe(self.conn, self.pipeline)
 
     def table(self, name: str) -> Table:
         return next(table for table in self.tables if table.qualified == name)
@@ -148,7 +149,7 @@ class Shop:
         with Connect(self.connect) as client:
             client.reset(name) if forget else client.delete(name)
         wait_until(
-            lambda: not (slot := source.slot(self.conn, name)) or not slot.active,
+            lambda: not (slot := replication_slot.slot(self.conn, name)) or not slot.active,
             15,
             f"slot {name} is let go",
         )

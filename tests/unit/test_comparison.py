@@ -6,7 +6,7 @@ from collections.abc import Sequence
 import pytest
 
 from cdc.cli.console import out
-from cdc.cli.render import comparisons
+from cdc.cli.screens.verify import draw_comparisons
 from cdc.cli.verify import report
 from cdc.errors import DivergenceError, UndecidedError
 from cdc.verify.comparison import PROOFS, Comparison, prove
@@ -67,7 +67,7 @@ def test_each_verdict_has_its_exit_code(
 
 
 def test_the_table_says_it_in_words(capsys: pytest.CaptureFixture[str]) -> None:
-    out.print(comparisons([EQUAL, UNDECIDED, WRONG]))
+    out.print(draw_comparisons([EQUAL, UNDECIDED, WRONG]))
     lines = capsys.readouterr().out.splitlines()
     assert "equal" in lines[1]
     assert "3 undecided" in lines[2]

@@ -7,7 +7,8 @@ import pytest
 
 from cdc.errors import ConnectorError
 from cdc.kafka.ledger import Compaction, Hole
-from cdc.kafka.log_continuity import Log, hole_behind, refuse_gap, safe_until, uncertain_records
+from cdc.kafka.log_refusals import refuse_gap
+from cdc.kafka.unread_records import Log, hole_behind, safe_until, uncertain_records
 from cdc.model.generation import generation_time, new_generation
 from cdc.model.position import Position, ViewCheckpoint
 from cdc.model.table import Column, Table

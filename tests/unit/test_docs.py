@@ -21,6 +21,17 @@ def test_every_setting_says_what_it_does() -> None:
 def test_the_picture_of_rooms_is_current() -> None:
     text = draw_rooms.PAGE.read_text()
     assert text == draw_rooms.page(text, draw_rooms.arrows()), "python -m docs.draw_rooms"
+    drawn = draw_rooms.picture(draw_rooms.arrows())
+    assert draw_rooms.PICTURE.read_text() == drawn, "python -m docs.draw_rooms"
+
+
+def test_the_picture_of_rooms_has_every_room_and_needs_no_script() -> None:
+    """A mermaid block would have the site fetch a script from another host."""
+    drawn = draw_rooms.PICTURE.read_text()
+    assert all(f">{room}</text>" in drawn for room in draw_rooms.arrows())
+    assert "<script" not in drawn
+    pages = draw_rooms.PAGE.parents[1].rglob("*.md")
+    assert [page.name for page in pages if "```mermaid" in page.read_text()] == []
 
 
 def test_every_room_says_what_it_is_for() -> None:

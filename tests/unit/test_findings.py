@@ -9,7 +9,7 @@ import jsonschema  # type: ignore[import-untyped]
 import pytest
 from rich.console import Console
 
-from cdc.cli import render
+from cdc.cli.screens.status import draw_status
 from cdc.errors import CdcError
 from cdc.model.finding import (
     Finding,
@@ -91,7 +91,7 @@ def wide_status() -> Status:
 def test_500_tables_are_one_screen_of_80_columns_with_the_worst() -> None:
     status = wide_status()
     console = Console(file=io.StringIO(), width=80)
-    console.print(render.status(status, slow_hop(status)))
+    console.print(draw_status(status, slow_hop(status)))
     text = str(console.file.getvalue())  # type: ignore[attr-defined]
     assert len(text.splitlines()) < 40
     assert max(map(len, text.splitlines())) <= 80

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from cdc.cli import console, render
+from cdc.cli import console
+from cdc.cli.screens.status import draw_status
 from cdc.model import wording
 from cdc.model.outcome import Applied
 from cdc.observe.diagnosis import diagnose, slow_hop
 from cdc.observe.status import ConnectorStatus, HeartbeatStatus, SinkStatus, Status, ViewStatus
-from cdc.postgres.source import Slot
+from cdc.postgres.replication_slot import Slot
 from cdc.verify.comparison import Comparison
 from docs.generate import FOLDER
 from sample import demo
@@ -64,7 +65,7 @@ def test_the_screen_of_status(monkeypatch: pytest.MonkeyPatch) -> None:
         )
     )
     shown = Console(file=io.StringIO(), width=200)
-    shown.print(render.status(state, slow_hop(state)))
+    shown.print(draw_status(state, slow_hop(state)))
     printed: Any = shown.file
     lines = printed.getvalue().splitlines()
     assert [line for line in screens(ROOT / "README.md", "degraded:") if line not in lines] == []

@@ -13,8 +13,11 @@ import pytest
 from rich.console import Console, RenderableType
 
 from cdc.apply.progress import Progress, RunState
-from cdc.cli import render
 from cdc.cli.console import WIDE, Call
+from cdc.cli.screens import run
+from cdc.cli.screens.quarantine import draw_quarantine
+from cdc.cli.screens.run import ProgressLog, draw_progress
+from cdc.cli.screens.status import draw_status
 from cdc.cli.verbs import hoist_global_options
 from cdc.model.outcome import Applied
 from cdc.model.wording import advice, duration, full_stopped
@@ -45,30 +48,30 @@ def shown(renderable: RenderableType, width: int = WIDE) -> str:
     ids=["starting", "blind", "hung"],
 )
 def test_what_nobody_has_read_is_unknown_and_never_zero(progress: Progress) -> None:
-    (_, line, *_) = shown(render.progress([progress])).splitlines()
+    (_, line, *_) = shown(draw_progress([progress])).splitlines()
     assert line.split()[-2:] == ["unknown", "unknown"]
-    (log_line, *_) = render.ProgressLog().lines([progress], 0.0)
+    (log_line, *_) = ProgressLog().lines([progress], 0.0)
     assert "waiting: unknown" in log_line
 
 
 def test_planted_a_screen_that_takes_unknown_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(render, "_waiting", lambda progress: f"{progress.lag_records or 0:,}")
+    monkeypatch.setattr(run, "_waiting", lambda progress: f"{progress.lag_records or 0:,}")
     with pytest.raises(AssertionError):
         test_what_nobody_has_read_is_unknown_and_never_zero(STARTING)
 
 
 def test_what_has_been_read_is_told() -> None:
     (_, line) = shown(
-        render.progress([replace(RUNNING, lag_records=12, lag_seconds=4.0)])
+        draw_progress([replace(RUNNING, lag_records=12, lag_seconds=4.0)])
     ).splitlines()
     assert line.split()[-3:] == ["12", "4.0", "s"]
-    (_, line) = shown(render.progress([RUNNING])).splitlines()
+    (_, line) = shown(draw_progress([RUNNING])).splitlines()
     assert line.split()[-2:] == ["0", "-"]
 
 
 def test_a_view_that_was_not_read_is_unknown_in_all_of_its_numbers() -> None:
     text = shown(
-        render.status(
+        draw_status(
             Status("shop", sinks=(SinkStatus("cache", views=(ViewStatus("public.orders"),)),)),
             "Nothing was measured.",
         )
@@ -89,7 +92,7 @@ def test_what_waits_says_for_what_and_since_when() -> None:
         aside={"public.t": ["was renamed to public.tags", "cdc -p FILE migrate"]},
         aside_since={"public.t": 1000.0},
     )
-    _, _, sink, table = shown(render.progress([progress])).splitlines()
+    _, _, sink, table = shown(draw_progress([progress])).splitlines()
     assert re.search(r"The index is away\. Next: .* up\. \(since .*\)$", sink)
     assert re.search(
         r"public\.t waits: was renamed to public\.tags\. Next: .* migrate\. \(since .*\)$", table
@@ -97,7 +100,7 @@ def test_what_waits_says_for_what_and_since_when() -> None:
 
 
 def test_a_log_gets_news_only() -> None:
-    progress_log = render.ProgressLog()
+    progress_log = ProgressLog()
 
     def lines(progress: Progress, now: float) -> list[str]:
         return list(progress_log.lines([progress], now))
@@ -124,10 +127,8 @@ def test_what_has_to_be_copied_is_in_one_piece() -> None:
         0.0,
         1,
     )
-    assert PLACE in shown(render.quarantine([record]))
-    assert not any(
-        line != line.rstrip() for line in shown(render.quarantine([record])).splitlines()
-    )
+    assert PLACE in shown(draw_quarantine([record]))
+    assert not any(line != line.rstrip() for line in shown(draw_quarantine([record])).splitlines())
 
 
 def test_a_pipe_gets_lines_that_are_not_folded() -> None:

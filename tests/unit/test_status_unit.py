@@ -12,7 +12,7 @@ import pytest
 from cdc.control import registrations
 from cdc.control.registrations import Captured, Registration
 from cdc.errors import SourceError
-from cdc.kafka.log_continuity import pending_records
+from cdc.kafka.unread_records import pending_records
 from cdc.model.finding import Finding, exit_code, find, verdict
 from cdc.model.position import Position, Server, ViewCheckpoint
 from cdc.model.table import Table
@@ -27,7 +27,8 @@ from cdc.observe.status import (
     ViewStatus,
 )
 from cdc.postgres import catalog, source
-from cdc.postgres.source import Slot, check_server
+from cdc.postgres.replication_slot import Slot
+from cdc.postgres.source import check_server
 from tests.support.pipelines import pipeline, position_by_table
 
 TABLE = Table("public", "orders", (), (), "shop.public.orders")

@@ -4,7 +4,7 @@ import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, TypeVar
 
 import msgspec
@@ -14,7 +14,7 @@ from cdc.model.position import Position
 from cdc.sink.lane import Failure
 from cdc.views.plan import StatePlan
 from cdc.views.rows import StoredRow, decode_entries, decode_row
-from cdc.views.state import Chunk, Turn
+from cdc.views.state import Chunk, StateSizes, Turn
 from sinks.redis.documents.keys import (
     dirty_key,
     documents_key,
@@ -25,7 +25,7 @@ from sinks.redis.documents.keys import (
     row_prefix,
 )
 from sinks.redis.documents.scripts import CLIMBED, MARK, SENT, TAKE_TURN, WHILE_TURN
-from sinks.redis.server import failure
+from sinks.redis.server import failure, position_key
 
 PAGE = 2000
 """Keys of one request."""
@@ -121,9 +121,16 @@ class RedisState:
         return ids_by_text
 
     def dirty(self, view: str, limit: int) -> dict[str, str]:
-        """Read the lowest marks."""
+        """Read the lowest and the highest marks in one round trip."""
         key = dirty_key(self.prefix, view)
-        pairs = self._ask(lambda server: server.zrange(key, 0, limit - 1, withscores=True))
+
+        def ask(server: redis.Redis) -> list[Any]:
+            pipeline = server.pipeline(transaction=False)
+            pipeline.zrange(key, 0, limit // 2 - 1, withscores=True)
+            pipeline.zrange(key, 0, limit - limit // 2 - 1, desc=True, withscores=True)
+            return list(pipeline.execute())
+
+        pairs = chain.from_iterable(self._ask(ask))
         return {row_id.decode(): f"{mark:.0f}" for row_id, mark in pairs}
 
     def deleted_keys(self, view: str, ids: Collection[str]) -> dict[str, bytes]:
@@ -160,6 +167,27 @@ class RedisState:
             return list(pipeline.execute())
 
         return not any(self._ask(ask))
+
+    def sizes(self, tables: Collection[str], views: Collection[str]) -> StateSizes:
+        """Ask for counters and sizes in one round trip."""
+
+        def ask(server: redis.Redis) -> list[Any]:
+            pipeline = server.pipeline(transaction=False)
+            for table in tables:
+                pipeline.hmget(position_key(self.prefix, table), ["state_rows", "state_bytes"])
+            for view in views:
+                pipeline.zcard(dirty_key(self.prefix, view))
+            pipeline.hlen(pending_key(self.prefix))
+            return list(pipeline.execute())
+
+        *counts, pending = self._ask(ask)
+        counters = dict(zip(tables, counts, strict=False))
+        return StateSizes(
+            {table: int(rows or 0) for table, (rows, _) in counters.items()},
+            {table: int(size or 0) for table, (_, size) in counters.items()},
+            dict(zip(views, counts[len(tables) :], strict=True)),
+            pending,
+        )
 
     def note_current(self, turn: Turn, reached: Mapping[str, Position | None]) -> None:
         """Write a field per topic."""

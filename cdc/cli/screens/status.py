@@ -1,0 +1,212 @@
+"""The screen of `cdc status`: findings with the command to run, then each hop, then each view.
+
+What isn't known is shown as unknown.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Group, RenderableType
+from rich.filesize import decimal
+from rich.text import Text
+
+from cdc.apply.progress import WORKING
+from cdc.cli.console import call
+from cdc.cli.screens.grid import make_grid
+from cdc.cli.screens.phrases import age
+from cdc.cli.screens.run import COLOURS
+from cdc.model.finding import folded, verdict
+from cdc.model.wording import UNKNOWN, duration, since_text
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from cdc.model.finding import Finding
+    from cdc.observe.status import SinkStatus, Status, ViewStatus
+
+LISTED, LISTED_VIEWS = 6, 12
+"""Most findings, and most views, on one screen."""
+WATCHED = {
+    "comparison": "Table definitions are compared while cdc run runs: there are no event triggers.",
+}
+COLOURS_OF_VERDICTS = {
+    "ok": "green",
+    "info": "dim",
+    "warning": "yellow",
+    "degraded": "yellow",
+    "down": "red",
+}
+ENDED = {"caught up": "ended, caught up", "stopped": "ended"}
+
+
+def draw_status(snapshot: Status, nothing: str) -> RenderableType:
+    """Draw the screen of `cdc status`: findings with the command to run, then each hop, then each
+    view. Of many findings and of many views it shows the worst.
+
+    `nothing`: the sentence that stands first where there is no finding.
+    """
+    return Group(
+        *_findings(snapshot.findings, nothing),
+        Text(),
+        _hops(snapshot),
+        Text(),
+        *_views(snapshot),
+        *_documents(snapshot),
+        *_watch(snapshot),
+        *_holes(snapshot),
+    )
+
+
+def _findings(findings: Sequence[Finding], nothing: str) -> Iterator[Text]:
+    """Draw the verdict, and each finding with its code; findings that are alike on one line."""
+    judgement = verdict(findings)
+    heading = (f"{judgement}: ", f"bold {COLOURS_OF_VERDICTS.get(judgement, '')}")
+    if not findings:
+        yield Text.assemble(heading, (call.complete_commands(nothing), "bold"))
+    groups = folded(findings)
+    for number, finding in enumerate(groups[:LISTED]):
+        line = (_finding(finding), "bold" if number == 0 else COLOURS_OF_VERDICTS[finding.severity])
+        yield Text.assemble(heading, line) if number == 0 else Text.assemble(line)
+    if len(groups) > LISTED:
+        yield Text(f"and {len(groups) - LISTED} more: --json has all of them")
+
+
+def _finding(finding: Finding) -> str:
+    """Say a finding, the command to run next, its code, and since when it has been there."""
+    since = f", {since_text(finding.since)}" if finding.since else ""
+    return f"{call.complete_commands(finding.sentence)} ({finding.code}{since})"
+
+
+def _views(snapshot: Status) -> Iterator[RenderableType]:
+    grid = make_grid("table", "sink", ">waiting", ">behind for", ">changes", ">last change")
+    views = [(sink, view) for sink in snapshot.sinks for view in sink.views]
+    shown = views
+    if len(views) > LISTED_VIEWS:
+        shown = sorted(views, key=lambda pair: _rank(*pair), reverse=True)[:LISTED_VIEWS]
+    for sink, view in shown:
+        measured = view.changes is not None
+        grid.add_row(
+            view.table,
+            sink.name,
+            UNKNOWN if view.lag_records is None else f"{view.lag_records:,}",
+            _view_lag(view),
+            f"{view.changes:,}" if measured else UNKNOWN,
+            age(view.at) if measured else UNKNOWN,
+        )
+    yield grid
+    if len(views) > len(shown):
+        yield Text(f"and {len(views) - len(shown)} more, none worse: --json has all of them")
+
+
+def _rank(sink: SinkStatus, view: ViewStatus) -> tuple[bool, bool, float, int]:
+    """Rank a view: the worse, the greater."""
+    troubled = bool(view.problem or view.quarantined or view.table in sink.aside)
+    unknown = view.lag_seconds is None
+    return troubled, unknown, view.lag_seconds or 0.0, view.lag_records or 0
+
+
+def _watch(snapshot: Status) -> Iterator[Text]:
+    if snapshot.definitions in WATCHED:
+        yield Text(WATCHED[snapshot.definitions], "yellow")
+
+
+def _documents(snapshot: Status) -> Iterator[RenderableType]:
+    """Draw what the state of documents holds, and what is to be sent."""
+    if not (documents := snapshot.documents):
+        return
+    grid = make_grid("documents of", ">to send", "from rows of", ">rows", ">size")
+    views, tables = list(documents.dirty.items()), list(documents.rows.items())
+    for number in range(max(len(views), len(tables))):
+        view, dirty = views[number] if number < len(views) else ("", None)
+        table, rows = tables[number] if number < len(tables) else ("", None)
+        grid.add_row(
+            view,
+            "" if dirty is None else f"{dirty:,}",
+            table,
+            "" if rows is None else f"{rows:,}",
+            "" if rows is None else decimal(documents.bytes[table]),
+        )
+    yield Text()
+    yield grid
+
+
+def _view_lag(view: ViewStatus) -> str:
+    if view.lag_seconds is None:
+        return UNKNOWN
+    return duration(view.lag_seconds) if view.lag_seconds else "-"
+
+
+def _holes(snapshot: Status) -> Iterator[Text]:
+    for sink in snapshot.sinks:
+        for view in sink.views:
+            for hole in view.holes:
+                text = f"The log of changes of {view.table} in {sink.name} may lack superseded records: {hole}."
+                yield Text(text, "yellow")
+
+
+def _account(sink: SinkStatus) -> str:
+    """Balance the records that `cdc run` has read against what became of them."""
+    if not (counts := sink.applied):
+        return ""
+    parts = {
+        "applied": counts.rows,
+        "folded": counts.folded,
+        "stale": counts.stale,
+        "quarantined": counts.quarantined,
+    }
+    return f"{counts.read:,} read = " + " + ".join(
+        f"{count:,} {name}" for name, count in parts.items()
+    )
+
+
+def _hops(snapshot: Status) -> RenderableType:
+    grid = make_grid("hop", "state", "")
+    unread = {finding.code for finding in snapshot.findings}
+    if slot := snapshot.slot:
+        bytes_ = (
+            f"{_size(slot.lag_bytes)} not yet confirmed, {_size(slot.retained_bytes)} of log kept"
+        )
+        grid.add_row(
+            "slot",
+            "active" if slot.active else Text("not read", "red"),
+            f"{bytes_}, {slot.wal_status}",
+        )
+    else:
+        grid.add_row("slot", Text(UNKNOWN if "source-unreachable" in unread else "missing", "red"))
+    if connector := snapshot.connector:
+        tasks = ", ".join(connector.tasks) or "none"
+        grid.add_row(
+            "connector",
+            Text(connector.state, "" if connector.state == "RUNNING" else "red"),
+            f"task {tasks}",
+        )
+    else:
+        grid.add_row("connector", Text(UNKNOWN, "red"))
+    if heartbeat := snapshot.heartbeat:
+        ages = f"{heartbeat.age_s:.1f} s ago, {heartbeat.delay_s:.3f} s under way"
+        grid.add_row("heartbeat", "late" if heartbeat.late else "beats", ages)
+    else:
+        grid.add_row(
+            "heartbeat", Text(UNKNOWN if "kafka-unreachable" in unread else "none yet", "red")
+        )
+    for sink in snapshot.sinks:
+        grid.add_row(
+            sink.name,
+            Text(ENDED.get(sink.state, sink.state), COLOURS.get(sink.state, "yellow")),
+            _activity(sink),
+        )
+    return grid
+
+
+def _activity(sink: SinkStatus) -> str:
+    """Say what a sink's `cdc run` does: its rate and counts only while it is at work."""
+    parts = [since_text(sink.since)]
+    if sink.state in WORKING and sink.rows_per_s is not None:
+        parts += [f"{sink.rows_per_s:,.0f} changes/s", _account(sink)]
+        parts += [f"last restarted for: {sink.restarted}"] if sink.restarted else []
+    return ", ".join(filter(None, parts))
+
+
+def _size(count: int | None) -> str:
+    return UNKNOWN if count is None else decimal(count)

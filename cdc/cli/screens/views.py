@@ -1,0 +1,64 @@
+"""The screens of `cdc views`: what documents are made of, and what the next run makes again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+from rich.tree import Tree
+
+from cdc.cli.screens.grid import make_grid
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+
+def draw_views(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
+    """Draw views of several tables, with what they are made of."""
+    table = make_grid("view", "made of", "in")
+    for row in rows:
+        sinks = ", ".join(row["sinks"]) or "its topic only"
+        for number, name in enumerate(row["tables"]):
+            table.add_row(*((row["view"], name, sinks) if number == 0 else ("", name, "")))
+    return table
+
+
+def draw_view(described: Mapping[str, Any]) -> RenderableType:
+    """Draw a view as a tree of its tables, and what the state keeps of their rows."""
+    tree = Tree(Text(_place(described["view"], described)))
+    _add_places(tree, described)
+    state = make_grid("table in the state", "columns", "indexed by")
+    for table in described["state"]:
+        indexes = "; ".join(", ".join(index) for index in table["indexes"])
+        state.add_row(table["table"], ", ".join(table["columns"]), indexes or "its key only")
+    return Group(tree, Text(), state)
+
+
+def _add_places(tree: Tree, described: Mapping[str, Any]) -> None:
+    for name, place in described.get("include", {}).items():
+        _add_places(tree.add(Text(_place(name, place))), place)
+
+
+def _place(name: str, place: Mapping[str, Any]) -> str:
+    """Say what a member is made of, on one line."""
+    parts = [f"{name}: {'list of ' if place.get('many') else ''}{place['table']}"]
+    pairs = place.get("on", {}).items()
+    parts += [f"on {' and '.join(f'{left} = {right}' for left, right in pairs)}"] if pairs else []
+    parts += [f"where {place['where']}"] if "where" in place else []
+    parts += [f"by {', '.join(place['order_by'])}"] if "order_by" in place else []
+    parts += [f"{place['limit']:,} at most"] if "limit" in place else []
+    shown = [place["flatten"]] if "flatten" in place else place.get("columns", [])
+    parts += [f"({', '.join(shown)})"] if shown else []
+    parts += [f"{member} = {call_}" for member, call_ in place.get("aggregates", {}).items()]
+    return ", ".join(parts)
+
+
+def draw_views_plan(rows: Mapping[str, Mapping[str, bool]]) -> RenderableType:
+    """Draw what the next run makes again."""
+    grid = make_grid("", "", "by the next cdc run")
+    for name, again in rows["views"].items():
+        grid.add_row("view", name, "all documents are made again" if again else "goes on")
+    for name, again in rows["tables"].items():
+        grid.add_row("table", name, "read again from its topic" if again else "goes on")
+    return grid

@@ -1,0 +1,41 @@
+"""The order of the verbs in `cdc --help`: that in which a pipeline's life needs them."""
+
+from typing import Any
+
+from typer.core import TyperGroup
+
+SECTIONS = {
+    "Set up": ("init", "up", "plan", "migrate", "register", "down"),
+    "Run": ("run",),
+    "Look": ("status", "doctor", "verify", "views"),
+    "Rebuild": ("rebuild", "generations", "rollback"),
+    "Repair": ("quarantine", "topics"),
+}
+"""By heading, the verbs below it. A verb of no section comes last, under "Other"."""
+OTHER = "Other"
+HEADING = {verb: heading for heading, verbs in SECTIONS.items() for verb in verbs}
+ORDER = list(HEADING)
+
+
+class WorkflowGroup(TyperGroup):
+    """A group whose help lists its commands by section."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.commands = dict(sorted(self.commands.items(), key=lambda item: _rank(item[0])))
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
+        """Write a list for each section. Called once for a help text."""
+        width = max(map(len, self.commands))
+        rows: dict[str, list[tuple[str, str]]] = {}
+        for name, command in self.commands.items():
+            help_text = command.get_short_help_str(formatter.width - 6 - width)
+            # As wide in each section, so that the texts of all stand below each other.
+            rows.setdefault(HEADING.get(name, OTHER), []).append((name.ljust(width), help_text))
+        for heading, commands in rows.items():
+            with formatter.section(heading):
+                formatter.write_dl(commands)
+
+
+def _rank(name: str) -> int:
+    return ORDER.index(name) if name in HEADING else len(ORDER)

@@ -1,0 +1,128 @@
+"""Settings of the source: the database, and which of its tables are captured."""
+
+import re
+from typing import Annotated
+
+from pydantic import (
+    BeforeValidator,
+    Field,
+    SecretStr,
+    ValidationInfo,
+    field_validator,
+    model_validator,
+)
+
+from cdc.config.index_settings import IndexSettings
+from cdc.config.mistakes import InvalidSetting
+from cdc.config.section import Section
+
+TABLE = r"^[^.]+\.[^.]+$"
+TOPIC_CHARACTERS = r"[A-Za-z0-9_-]+"
+"""Characters that a topic's name can have; the connector would replace any other by _."""
+
+
+class TableSettings(Section):
+    """An entry of `source.tables`: a table or a pattern."""
+
+    table: str = Field(pattern=TABLE, description="schema.table")
+    partitions: int = Field(default=4, ge=1, le=1000)
+    """Of the table's topic: as many tasks can work on it at once. Changed later, the topic has to
+    be made anew.
+    """
+    exclude: tuple[str, ...] = ()
+    """Columns that no view has, and no topic."""
+    key: tuple[str, ...] = ()
+    """Columns that tell rows apart where there is no primary key: those of a unique index, none of
+    them nullable.
+    """
+    index: IndexSettings = IndexSettings()
+    """How the table's search index is made."""
+
+    @field_validator("table")
+    @classmethod
+    def _check_pattern(cls, table: str, info: ValidationInfo) -> str:  # noqa: ARG003
+        if "*" in table and not re.fullmatch(r"[A-Za-z0-9_*-]+\.[A-Za-z0-9_*-]+", table):
+            raise InvalidSetting(
+                "a pattern has letters, digits, _, - and * only", "for example: public.*"
+            )
+        return table
+
+    @model_validator(mode="after")
+    def _check_options(self) -> "TableSettings":
+        if self.pattern and (self.exclude or self.key or self.index.fields):
+            raise InvalidSetting(
+                "exclude, key and index.fields are a single table's, not a pattern's",
+                f"list that table as well: [{self.table}, {{table: schema.table, exclude: [column]}}]",
+            )
+        return self
+
+    @property
+    def pattern(self) -> bool:
+        """Whether the entry is a pattern, not the name of a table."""
+        return "*" in self.table
+
+    def matches(self, table: str) -> bool:
+        """Whether the pattern matches; `*` stands for any characters of a schema's or a table's
+        name.
+        """
+        return re.fullmatch(re.escape(self.table).replace(r"\*", "[^.]*"), table) is not None
+
+
+def shared_names(table: str) -> tuple[str, str]:
+    """Names that two tables can't share: of an index, and of a topic in the broker's metrics."""
+    return f"index {table.lower()}", f"topic {table.replace('.', '_')}"
+
+
+def _table(value: object) -> object:
+    return {"table": value} if isinstance(value, str) else value
+
+
+class Source(Section):
+    """The database, and what is captured of it."""
+
+    dsn: str = Field(examples=["postgresql://owner:password@localhost/shop"])
+    """The database, as the owner of the tables logs in."""
+    tables: tuple[Annotated[TableSettings, BeforeValidator(_table)], ...] = Field(min_length=1)
+    """Names, patterns like `public.*`, or entries with settings of their own."""
+    replication_user: str | None = None
+    """How the connector logs in: `<pipeline>_replication` when nothing is said. `cdc migrate` makes
+    the role.
+    """
+    replication_password: SecretStr | None = None
+    """The password of that role; needless where Postgres trusts the connector's address."""
+    heartbeat_s: float = Field(default=2.0, gt=0)
+    """Seconds between two heartbeats of the connector, by which an idle database's lag is known."""
+
+    @field_validator("tables")
+    @classmethod
+    def _check_names(cls, tables: tuple[TableSettings, ...]) -> tuple[TableSettings, ...]:
+        names = [entry.table for entry in tables if not entry.pattern]
+        rename = "rename the table (ALTER TABLE ... RENAME TO ...), or take it out of source.tables"
+        if invalid := [
+            name
+            for name in names
+            if not all(re.fullmatch(TOPIC_CHARACTERS, part) for part in name.split("."))
+        ]:
+            raise InvalidSetting(
+                f"a topic's name can't have other characters than letters, digits, _ and -: {', '.join(invalid)}",
+                rename,
+            )
+        listed = [entry.table for entry in tables]
+        if duplicates := {name for name in listed if listed.count(name) > 1}:
+            raise InvalidSetting(
+                f"listed twice: {', '.join(sorted(duplicates))}", "take one of them out"
+            )
+        lowered = [name.lower() for name in names]
+        if colliding := {name for name in names if lowered.count(name.lower()) > 1}:
+            shared = ", ".join(sorted(colliding))
+            raise InvalidSetting(
+                f"an index's name is in lower case, so these would share one: {shared}", rename
+            )
+        # The broker accepts only one of them, since its metrics don't distinguish . and _.
+        flat = [name.replace(".", "_") for name in names]
+        if colliding := {name for name in names if flat.count(name.replace(".", "_")) > 1}:
+            raise InvalidSetting(
+                f"topics that differ only in . and _ can't both be: {', '.join(sorted(colliding))}",
+                rename,
+            )
+        return tables

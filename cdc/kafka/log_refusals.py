@@ -1,0 +1,143 @@
+"""Refuse topics that differ from their description, and views that a log can't continue.
+
+Out: Discontinued or ConnectorError, with a hint that repairs.
+"""
+
+from typing import TYPE_CHECKING
+
+from cdc.errors import ConnectorError
+from cdc.model.position import Distance, Position, Reach, ViewCheckpoint, distance
+from cdc.model.table import Table
+
+if TYPE_CHECKING:
+    from cdc.kafka.topics import Topics
+
+
+class Discontinued(ConnectorError):
+    """The log can't continue a view; other views may go on. `kind` is the name of the finding in an
+    audit.
+    """
+
+    def __init__(self, message: str, *, kind: str = "behind", hint: str, **where: object) -> None:
+        super().__init__(message, hint=hint, **where)
+        self.kind = kind
+
+
+def refuse_foreign(
+    kafka: "Topics", sink: str, table: Table, stored: ViewCheckpoint | None, end: Position
+) -> None:
+    """Refuse a view of another pipeline's topic: a rebuild would take it away from that pipeline.
+
+    Raises:
+        Discontinued: naming that topic. A topic of another cluster can't be recognised.
+    """
+    if stored is None or distance(stored, end).reach is not Reach.OTHER_TOPIC:
+        return
+    actual_topic = kafka.topic_name(stored.position.topic_id)
+    if actual_topic and actual_topic != table.topic:
+        raise Discontinued(
+            f"The view of {table.qualified} in {sink} is another pipeline's: it was made from {actual_topic}.",
+            hint=f"give the sink {sink} a prefix or path of its own in the pipeline file",
+            topic=table.topic,
+            sink=sink,
+        )
+
+
+def refuse_gap(
+    sink: str, table: Table, start: Position, end: Position, position: Position | None
+) -> None:
+    """Refuse a view at `position` that the log, from `start` to `end`, can't continue.
+
+    Raises:
+        Discontinued: the topic is another one, has other partitions, or no longer holds the next
+            record.
+    """
+    name = table.topic
+    repair = f"cdc -p FILE rebuild {sink} --table {table.qualified}"
+    anew = f"{renewal(table.qualified)}, then {repair}"
+    if position is None:
+        if any(start.offsets):
+            raise Discontinued(
+                f"{name} no longer holds its first records (it starts at {list(start.offsets)}); a view made from it"
+                " would lack rows.",
+                hint=anew,
+                topic=name,
+            )
+        return
+    lag = distance(position, end)
+    if lag.reach is Reach.OTHER_TOPIC:
+        problem = "is not the topic that the view was made from: it has been created anew"
+    elif lag.reach is Reach.REPARTITIONED:
+        problem = (
+            f"has {end.partition_count} partitions, "
+            f"the view was made from {position.partition_count}: keys have moved"
+        )
+    elif any(offset < first for offset, first in zip(position.offsets, start.offsets, strict=True)):
+        problem = f"has lost records that the view still needs (it starts at {list(start.offsets)})"
+    elif any(offset > last for offset, last in zip(position.offsets, end.offsets, strict=True)):
+        problem = f"ends at {list(end.offsets)}, before the view's position {list(position.offsets)}: its log was cut"
+    else:
+        return
+    kind, hint = ("partitions", anew) if lag.reach is Reach.REPARTITIONED else ("behind", repair)
+    if lag.reach is Reach.OTHER_TOPIC:
+        hint = f"{repair}; where a pipeline of another Kafka writes to it: give {sink} a place of its own instead"
+    raise Discontinued(f"{name} {problem}.", kind=kind, hint=hint, topic=name, sink=sink)
+
+
+def refuse_incomparable(sink: str, table: Table, lag: Distance) -> None:
+    """Refuse to wait for a view whose offsets count other records: it never catches up. Raises
+    Discontinued.
+    """
+    if lag.comparable:
+        return
+    repair = f"cdc -p FILE rebuild {sink} --table {table.qualified}"
+    moved = lag.reach is Reach.REPARTITIONED
+    raise Discontinued(
+        f"The view of {table.qualified} in {sink} {lag.reach}.",
+        hint=f"{renewal(table.qualified)}, then {repair}" if moved else repair,
+        topic=table.topic,
+        sink=sink,
+    )
+
+
+def renewal(table: str) -> str:
+    """The command that creates a topic anew, for one whose records can't make correct views."""
+    return f"cdc -p FILE topics renew --table {table}"
+
+
+def check_shape(
+    topic: str, partitions: int, actual: int, policy: str, original: int | None = None
+) -> None:
+    """Refuse a topic that differs from what `ensure_topics` creates. Raises ConnectorError.
+
+    `original`: the number of partitions that it was created with; None if unknown.
+    """
+    _, _, table = topic.partition(".")
+    if actual != (original or actual):
+        raise ConnectorError(
+            f"Topic {topic} has {actual} partitions, it was made with {original}: keys have moved, their records"
+            " have no order.",
+            hint=f"{renewal(table)}, then cdc -p FILE rebuild of its views",
+            topic=topic,
+        )
+    if actual != partitions:
+        raise ConnectorError(
+            f"Topic {topic} has {actual} partitions, the pipeline file says {partitions}.",
+            hint=f"{renewal(table)}, then cdc -p FILE rebuild of its views; or write partitions: {actual} again",
+            topic=topic,
+        )
+    if policy != "compact":
+        raise ConnectorError(
+            f"Topic {topic} has cleanup.policy {policy}, the pipeline takes compact: it may have lost records.",
+            hint=f"{renewal(table)}, then cdc -p FILE rebuild of its views",
+            topic=topic,
+        )
+
+
+def missing_topic(topic: str) -> ConnectorError:
+    """The error for a topic that doesn't exist."""
+    return ConnectorError(
+        f"There is no topic {topic}.",
+        hint="create the topics with: cdc -p FILE register",
+        topic=topic,
+    )

@@ -1,0 +1,77 @@
+"""The broker's administrative requests about topics. Errors are those of the client."""
+
+import uuid
+from base64 import urlsafe_b64encode
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from cdc.kafka.records import TIMEOUT_MS, kafka
+
+UNKNOWN_TOPIC = 3
+OWN_SETTING = "DYNAMIC_TOPIC_CONFIG"
+
+
+class TopicAdmin:
+    """A connection for administration: `client`, and the requests that need more than one call of
+    it.
+    """
+
+    def __init__(self, bootstrap: str) -> None:
+        self.client = kafka.KafkaAdminClient(
+            bootstrap_servers=bootstrap,
+            bootstrap_timeout_ms=TIMEOUT_MS,
+            request_timeout_ms=TIMEOUT_MS,
+        )
+
+    def describe(self, topics: Iterable[str]) -> dict[str, dict[str, Any]]:
+        """Describe those of the topics that exist."""
+        described = self.client.describe_topics(list(topics))
+        for topic in described:
+            if topic["error_code"] not in (0, UNKNOWN_TOPIC):
+                raise kafka.errors.for_code(topic["error_code"])(topic["name"])
+        return {topic["name"]: topic for topic in described if topic["error_code"] == 0}
+
+    def settings(self, topics: Iterable[str]) -> dict[str, dict[str, str]]:
+        """Read the settings in force for each topic. A topic that is being deleted has none."""
+        described = self._entries(topics)
+        return {
+            topic: {name: entry["value"] for name, entry in entries.items()}
+            for topic, entries in described.items()
+        }
+
+    def overrides(self, topics: Iterable[str]) -> dict[str, dict[str, str]]:
+        """Read the settings that are set for each topic itself."""
+        return {
+            topic: {
+                name: entry["value"]
+                for name, entry in entries.items()
+                if entry["config_source"] == OWN_SETTING
+            }
+            for topic, entries in self._entries(topics).items()
+        }
+
+    def alter(self, changes: Mapping[str, Mapping[str, Any]]) -> None:
+        """Change settings by topic; a broker goes by them some time later."""
+        resources = [
+            kafka.admin.ConfigResource(kafka.admin.ConfigResourceType.TOPIC, topic, dict(settings))
+            for topic, settings in changes.items()
+            if settings
+        ]
+        if resources:
+            self.client.alter_configs(resources)
+
+    def _entries(self, topics: Iterable[str]) -> dict[str, dict[str, dict[str, Any]]]:
+        resources = [
+            kafka.admin.ConfigResource(kafka.admin.ConfigResourceType.TOPIC, topic)
+            for topic in topics
+        ]
+        return (
+            self.client.describe_configs(resources, config_filter="all")["topic"]
+            if resources
+            else {}
+        )
+
+
+def topic_id(value: object) -> str:
+    """Format a topic's id as Kafka's own tools print it: base64 without padding."""
+    return urlsafe_b64encode(uuid.UUID(str(value)).bytes).decode().rstrip("=")

@@ -1,0 +1,147 @@
+"""Create and check the topics of a pipeline.
+
+In:  a connection to the broker, and the pipeline file.
+Out: topics with fixed partition counts; ConnectorError.
+Invariant: `ensure_topics` checks every topic before it creates the first.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from cdc.config.settings import Pipeline
+from cdc.kafka.ledger import Ledger, TopicShape
+from cdc.kafka.log_refusals import check_shape, missing_topic
+from cdc.kafka.records import kafka, translated_errors
+from cdc.kafka.topic_admin import TopicAdmin, topic_id
+from cdc.kafka.topic_specs import topic_settings, topic_specs
+from cdc.kafka.topics import Topics, retry_briefly
+
+UNSETTLED = (kafka.errors.TopicAlreadyExistsError, kafka.errors.UnknownTopicOrPartitionError)
+"""Errors for a topic that is being created or deleted at this moment."""
+
+
+@dataclass(frozen=True)
+class CreatedTopic:
+    """A topic that `ensure_topics` has created."""
+
+    topic: str
+    partitions: int
+
+
+@dataclass(frozen=True)
+class ExistingTopic:
+    """A topic that existed; `changed` names the settings that `ensure_topics` has set to those of the
+    pipeline file.
+    """
+
+    topic: str
+    partitions: int
+    changed: tuple[str, ...] = ()
+
+
+def ensure_topics(broker: Topics, pipeline: Pipeline) -> list[CreatedTopic | ExistingTopic]:
+    """Create missing topics and set their settings.
+
+    Creates none if one of them exists with another number of partitions.
+    """
+    topics = topic_specs(pipeline)
+    settings = topic_settings(pipeline, topics)
+    with translated_errors(broker.bootstrap):
+        shapes = _original_shapes(broker, pipeline)
+        existing = retry_briefly(*UNSETTLED)(
+            _create_missing, broker.admin, topics, settings, shapes
+        )
+        changed = {
+            topic: dict(settings[topic].items() - existing[topic].items()) for topic in existing
+        }
+        broker.admin.alter(changed)
+        _save_shapes(broker, pipeline, shapes)
+    return [
+        ExistingTopic(topic, count, tuple(changed[topic]))
+        if topic in existing
+        else CreatedTopic(topic, count)
+        for topic, count in topics.items()
+    ]
+
+
+def check_topics(broker: Topics, pipeline: Pipeline) -> None:
+    """Refuse topics that differ from what `ensure_topics` creates: one that was changed may have lost
+    or moved records.
+
+    Raises:
+        ConnectorError: for the first topic that is missing or has other partitions or another
+            cleanup policy.
+    """
+    topics = topic_specs(pipeline)
+    with translated_errors(broker.bootstrap):
+        existing = broker.admin.describe(topics)
+        settings = broker.admin.settings(existing)
+        shapes = _original_shapes(broker, pipeline) if pipeline.settings_topic in existing else {}
+    # A topic that is being deleted may still be listed, but has no settings.
+    if missing := [topic for topic in topics if not settings.get(topic)]:
+        raise missing_topic(missing[0])
+    for topic, count in topics.items():
+        policy = settings[topic]["cleanup.policy"]
+        original = _original_partitions(shapes.get(topic), existing[topic])
+        check_shape(topic, count, len(existing[topic]["partitions"]), policy, original)
+
+
+def _original_shapes(broker: Topics, pipeline: Pipeline) -> dict[str, TopicShape]:
+    """The shapes with which the topics of tables were created."""
+    return Ledger(pipeline, broker).read().original_shapes
+
+
+def _save_shapes(
+    broker: Topics, pipeline: Pipeline, known_shapes: Mapping[str, TopicShape]
+) -> None:
+    """Write the shapes of topics that are new in the ledger."""
+    described = broker.admin.describe(
+        pipeline.topic(entry.table) for entry in pipeline.source.tables
+    )
+    unsaved = {}
+    for topic, description in described.items():
+        shape = TopicShape(topic_id(description["topic_id"]), len(description["partitions"]))
+        if topic not in known_shapes or known_shapes[topic].topic_id != shape.topic_id:
+            unsaved[topic] = shape
+    if unsaved:
+        Ledger(pipeline, broker).add_shapes(unsaved)
+
+
+def _create_missing(
+    admin: TopicAdmin,
+    topics: Mapping[str, int],
+    settings: Mapping[str, Mapping[str, str]],
+    original: Mapping[str, TopicShape],
+) -> dict[str, dict[str, str]]:
+    """Check the topics, then create missing ones. Returns the settings of the others.
+
+    Raises UNSETTLED, which is to be retried.
+    """
+    existing = admin.describe(topics)
+    in_force = admin.settings(existing)
+    for topic, described in existing.items():
+        if not in_force[topic]:
+            raise kafka.errors.UnknownTopicOrPartitionError(topic)
+        policy = in_force[topic]["cleanup.policy"]
+        partitions = _original_partitions(original.get(topic), described)
+        check_shape(topic, topics[topic], len(described["partitions"]), policy, partitions)
+    shapes = {
+        topic: {
+            "num_partitions": count,
+            "configs": {"cleanup.policy": "compact", **settings[topic]},
+        }
+        for topic, count in topics.items()
+        if topic not in existing
+    }
+    if shapes:
+        # A request isn't all or nothing, and what a broker describes lags behind what its
+        # controller knows.
+        admin.client.create_topics(shapes, validate_only=True)
+        admin.client.create_topics(shapes, wait_for_metadata=True)
+    return in_force
+
+
+def _original_partitions(shape: TopicShape | None, described: Mapping[str, Any]) -> int | None:
+    """The number of partitions that a topic was created with; None if unknown."""
+    return shape.partitions if shape and shape.topic_id == topic_id(described["topic_id"]) else None

@@ -1,0 +1,134 @@
+"""Compute until when a view can't have missed a delete, from its offsets and the times of a log.
+
+A view that stood still misses a delete for good if compaction has removed its tombstone meanwhile.
+No tombstone is removed sooner than `delete.retention.ms` after it was written, nor sooner than that
+after a reader saw the row that it deletes: the cleaner removes that row first. So a view has missed
+no delete while the oldest record that it hasn't read, or the start of its first reading, is
+younger.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from cdc.kafka.ledger import Compaction, Hole
+from cdc.kafka.records import RecordAddress
+from cdc.model.position import Position, Reach, ViewCheckpoint, distance
+
+NextRecords = Mapping[RecordAddress, tuple[int, int] | None]
+"""The offset of the first record at or after a place, and its time in Unix milliseconds; None:
+there is none.
+"""
+
+
+@dataclass(frozen=True)
+class Log:
+    """What a topic holds for the views that resume from it, as of `read_at`, in Unix seconds.
+
+    `retention_s`: how long tombstones stay. `recent`: the first offsets written within the last
+    half of that time.
+    """
+
+    start: Position
+    end: Position
+    retention_s: float
+    recent: Position
+    read_at: float
+    compaction: Compaction | None = None
+    removal: Compaction | None = None
+    """The last compaction that removed records which otherwise stay for `retention_s`."""
+
+
+def pending_records(
+    topic: str, stored: ViewCheckpoint | None, end: Position
+) -> list[RecordAddress]:
+    """The address of the next record of each partition that isn't applied to its end."""
+    if not distance(stored, end).comparable:
+        return []
+    offsets = stored.position.offsets if stored else (0,) * end.partition_count
+    pairs = enumerate(zip(offsets, end.offsets, strict=True))
+    return [(topic, partition, offset) for partition, (offset, last) in pairs if offset < last]
+
+
+def uncertain_records(log: Log, topic: str, stored: ViewCheckpoint | None) -> list[RecordAddress]:
+    """The addresses at which only the next record tells how long a view has been behind."""
+    if stored is None:
+        return []
+    return [
+        (topic, partition, offset)
+        for _, partition, offset in pending_records(topic, stored, log.end)
+        if offset < log.recent.offsets[partition]
+    ]
+
+
+def safe_until(
+    log: Log,
+    topic: str,
+    stored: ViewCheckpoint | None,
+    following: NextRecords,
+    created_at: float = 0.0,
+) -> float:
+    """Until when a view can't have missed a delete, in Unix seconds.
+
+    A time before `log.read_at` means that it may have missed one.
+
+    `created_at`: when the view began to read from offset zero, or earlier.
+    """
+    if stored is None:
+        return log.read_at + log.retention_s
+    removal = log.removal
+    overlaps = removal is not None and (not removal.ended or created_at < removal.ended)
+    if removal and overlaps and distance(stored.position, removal.position).reach is Reach.BEHIND:
+        return 0.0
+    unseen = [
+        _unseen_since(log, address, stored, following)
+        for address in pending_records(topic, stored, log.end)
+    ]
+    return max(created_at, min(unseen, default=log.read_at)) + log.retention_s
+
+
+def hole_behind(
+    log: Log, topic: str, stored: ViewCheckpoint, following: NextRecords, removable: Position
+) -> Hole:
+    """The changes that a log of changes at this checkpoint may have missed; records below
+    `removable` needn't stay.
+    """
+    below = (
+        log.removal.position.offsets
+        if log.removal and log.removal.position.topic_id == removable.topic_id
+        else ()
+    )
+    removed = map(max, removable.offsets, below or removable.offsets)
+    end = tuple(map(max, stored.position.offsets, removed))
+    unseen = [
+        _unseen_since(log, address, stored, following)
+        for address in pending_records(topic, stored, log.end)
+    ]
+    oldest = min(unseen, default=log.read_at)
+    latest = max(oldest, log.read_at - log.retention_s)
+    return Hole(stored.position, Position(removable.topic_id, end), oldest, latest)
+
+
+def _unseen_since(
+    log: Log, address: RecordAddress, stored: ViewCheckpoint, following: NextRecords
+) -> float:
+    """The earliest time at which the records from an address on may have been written, in Unix
+    seconds.
+    """
+    _, partition, offset = address
+    if offset >= log.recent.offsets[partition]:
+        earliest = log.read_at - log.retention_s / 2
+    else:
+        next_offset, written_ms = following[address] or (None, log.read_at * 1000)
+        earliest = written_ms / 1000
+        if next_offset != offset:
+            # Compaction removed the records in between, so nothing tells their times. The view
+            # stored its checkpoint before they were written.
+            earliest = min(earliest, stored.changed_at)
+    compaction = log.compaction
+    if (
+        compaction
+        and compaction.position.topic_id == log.end.topic_id
+        and offset >= compaction.position.offsets[partition]
+    ):
+        earliest = max(earliest, compaction.began)
+    return earliest

@@ -1,0 +1,50 @@
+"""The replication slot, as the server reports it."""
+
+from dataclasses import dataclass
+
+from psycopg.rows import class_row
+
+from cdc.postgres.source import Connection
+
+# Only a transaction that has written holds the slot back; to_jsonb reads what older servers lack.
+SLOT = """
+SELECT s.active, s.active_pid, s.restart_lsn::text, s.confirmed_flush_lsn::text, s.wal_status,
+       pg_wal_lsn_diff(pg_current_wal_lsn(), s.confirmed_flush_lsn)::bigint AS lag_bytes,
+       pg_wal_lsn_diff(pg_current_wal_lsn(), s.restart_lsn)::bigint AS retained_bytes,
+       s.safe_wal_size, s.plugin::text, s.database::text,
+       to_jsonb(s) ->> 'invalidation_reason' AS lost_because,
+       (SELECT extract(epoch FROM clock_timestamp() - min(started))::float8 FROM (
+            SELECT xact_start AS started FROM pg_stat_activity WHERE backend_xid IS NOT NULL
+            UNION ALL SELECT prepared FROM pg_prepared_xacts) AS writing) AS oldest_transaction_s
+FROM pg_replication_slots s
+WHERE s.slot_name = %s
+"""
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A replication slot as the server reports it; bytes are of WAL, None where it gives none."""
+
+    active: bool
+    active_pid: int | None
+    restart_lsn: str | None
+    confirmed_flush_lsn: str | None
+    wal_status: str | None
+    lag_bytes: int | None
+    """Written by the server, not yet confirmed by the connector."""
+    retained_bytes: int | None
+    safe_wal_size: int | None
+    """Bytes that may still be written before the slot is lost; None without
+    max_slot_wal_keep_size.
+    """
+    plugin: str | None
+    database: str | None
+    lost_because: str | None
+    oldest_transaction_s: float | None
+    """Age of the oldest open transaction that has written: the connector can't get past it."""
+
+
+def slot(conn: Connection, name: str) -> Slot | None:
+    """The slot of that name, in any database; None if there is none."""
+    with conn.cursor(row_factory=class_row(Slot)) as cursor:
+        return cursor.execute(SLOT, [name]).fetchone()

@@ -1,0 +1,158 @@
+"""Build the query of a table's rows as documents that Postgres itself writes, and conditions on
+their ids.
+
+In:  a table, ids of rows or a range of buckets. Out: SQL, in the form of docs/use/types.md. Pure.
+"""
+
+import json
+import re
+from collections.abc import Sequence
+
+from psycopg import sql
+
+from cdc.codec.types import kind
+from cdc.model import pg_types
+from cdc.model.table import Table
+
+Sample = tuple[str, str]
+"""The first and the last bucket whose rows are compared."""
+BUCKET_DIGITS = 4
+BUCKETS = 16**BUCKET_DIGITS
+DATES = ("date", "timestamp without time zone", "timestamp with time zone")
+CASTABLE = (*DATES, "smallint", "integer", "bigint", "numeric", "text", "character varying", "uuid")
+"""Types whose text in an id casts back to the same value, so that the key's index can be used."""
+
+
+def row_query(table: Table, condition: sql.Composable | None = None) -> sql.Composed:
+    """Build the query of rows as (id, document), in the form of docs/use/types.md."""
+
+    def member(name: str) -> sql.Composable:
+        return sql.SQL(
+            "to_json({}::text)::text || ':' || coalesce(to_json({})::text, 'null')"
+        ).format(sql.Literal(name), _document_value(table, name))
+
+    # Values of json come last, as in the views: equal rows then have equal text and needn't be
+    # parsed.
+    columns = sorted(table.columns, key=lambda column: kind(column.type).raw)
+    members = sql.SQL(", ").join([member(column.name) for column in columns])
+    query = sql.SQL("SELECT {}, '{{' || array_to_string(ARRAY[{}], ',') || '}}' FROM {}").format(
+        identity(table), members, _relation(table)
+    )
+    return query + sql.SQL(" WHERE ") + condition if condition else query
+
+
+def source_names(table: Table) -> list[str]:
+    """Name the captured tables that the rows of a table are made of."""
+    return [name for name, _ in table.derivation.tables] if table.derivation else [table.qualified]
+
+
+def _relation(table: Table) -> sql.Composable:
+    """Build what the rows are selected from: the table, or the query of a view."""
+    if table.derivation:
+        # The text is of the pipeline's own making, see `cdc.views.sql`.
+        query = sql.SQL(table.derivation.query)
+        return sql.SQL("({}) AS {}").format(query, sql.Identifier(table.name))
+    return sql.Identifier(table.schema, table.name)
+
+
+def identity(table: Table) -> sql.Composable:
+    """Build the expression of a row's id over its columns.
+
+    `TableCodec.row_id` computes the same in Python.
+    """
+    if len(table.key) == 1:
+        return sql.SQL("{}::text").format(_document_value(table, table.key[0]))
+    literals = [
+        sql.SQL("to_json({})::text").format(_document_value(table, name)) for name in table.key
+    ]
+    return sql.SQL("'[' || array_to_string(ARRAY[{}], ',') || ']'").format(
+        sql.SQL(", ").join(literals)
+    )
+
+
+def bucket(table: Table) -> sql.Composable:
+    """Build the expression of a row's bucket, of 65,536.
+
+    `bucket_hashes.bucket` computes the same in Spark.
+    """
+    return sql.SQL("substr(md5(convert_to({}, 'UTF8')), 1, {})").format(
+        identity(table), sql.Literal(BUCKET_DIGITS)
+    )
+
+
+def sample_condition(table: Table, sample: Sample) -> sql.Composable:
+    """Build the condition that a row's bucket is in the sample."""
+    return sql.SQL('{} COLLATE "C" BETWEEN {} AND {}').format(
+        bucket(table), *map(sql.Literal, sample)
+    )
+
+
+def text_condition(table: Table, ids: Sequence[str]) -> sql.Composable:
+    """Build the condition that a row has one of these ids, for any type of key.
+
+    It reads the whole table.
+    """
+    valid_ids = [key for key in ids if "\0" not in key]
+    return sql.SQL("({}) = ANY ({}::text[])").format(identity(table), sql.Literal(valid_ids))
+
+
+def id_condition(table: Table, ids: Sequence[str]) -> sql.Composable:
+    """Build the same condition over the columns of the key, so that their index is used.
+
+    Where their types don't allow it, it is `text_condition`.
+
+    A query with it raises DataError when an id is no value of the key's type.
+    """
+    kinds = [pg_types.base_type(table.column(name).type) for name in table.key]
+    values = [_key_values(row_id, len(kinds)) for row_id in ids]
+    if not all(_castable(kinds, parts) for parts in values):
+        return text_condition(table, ids)
+    rows = [_cast_row(kinds, parts) for parts in values if parts]
+    if not rows:
+        return sql.SQL("false")
+    names = sql.SQL(", ").join(map(sql.Identifier, table.key))
+    return sql.SQL("({}) IN (VALUES {})").format(names, sql.SQL(", ").join(rows))
+
+
+def _cast_row(kinds: Sequence[str], parts: Sequence[str]) -> sql.Composable:
+    casts = [_cast(kind, part) for kind, part in zip(kinds, parts, strict=True)]
+    return sql.SQL("({})").format(sql.SQL(", ").join(casts))
+
+
+def _cast(kind: str, text: str) -> sql.Composable:
+    return sql.SQL("{}::{}").format(sql.Literal(text), sql.SQL(kind))
+
+
+def _castable(kinds: Sequence[str], values: Sequence[str]) -> bool:
+    """Whether all values can be cast to the key's types. True for no values: the id of no row."""
+    if not all(kind in CASTABLE for kind in kinds):
+        return False
+    pairs = zip(kinds, values, strict=True) if values else ()
+    return all(_is_castable(kind, text) for kind, text in pairs)
+
+
+def _is_castable(kind: str, text: str) -> bool:
+    if "\0" in text:
+        return False
+    return kind not in DATES or re.match(r"\d{4}-", text) is not None
+
+
+def _key_values(key: str, count: int) -> list[str]:
+    """Split an id into the texts of its parts. Empty when it isn't an id of so many columns."""
+    if count == 1:
+        return [key]
+    try:
+        parts = json.loads(key, parse_int=str, parse_float=str)
+    except ValueError:
+        return []
+    valid = (
+        isinstance(parts, list)
+        and len(parts) == count
+        and all(isinstance(part, str) for part in parts)
+    )
+    return parts if valid else []
+
+
+def _document_value(table: Table, name: str) -> sql.Composable:
+    expression = kind(table.column(name).type).source
+    return sql.SQL("({})").format(sql.SQL(expression).format(sql.Identifier(name)))

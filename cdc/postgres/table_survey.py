@@ -1,0 +1,231 @@
+"""Describe the captured tables as the catalog has them.
+
+In:  a connection and the pipeline file.
+Out: `Table`s in the order of the file; SourceError with what repairs it.
+Invariant: no function here writes or leaves a setting behind.
+"""
+
+import difflib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from cdc.config.settings import Pipeline
+from cdc.config.source_settings import TableSettings
+from cdc.config.view_settings import SCHEMA, tables_of
+from cdc.errors import SettingsError, SourceError
+from cdc.model import column_names, pg_types
+from cdc.model.table import Column, Derivation, IndexOptions, Table
+from cdc.postgres import catalog, row_identity
+from cdc.postgres.source import Connection
+
+TABLES = """
+SELECT c.oid, c.relkind::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname = %s AND c.relname = %s
+"""
+# All columns: the connector also checks those that are excluded.
+NAMES = "SELECT attname::text FROM pg_attribute WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped ORDER BY attnum"
+# A domain is captured as what it is made of. A type that the connector doesn't know comes as its
+# text.
+COLUMNS = """
+WITH RECURSIVE bare (at, name, nullable, type, mod) AS (
+    SELECT attnum, attname::text, NOT attnotnull, atttypid, atttypmod FROM pg_attribute
+    WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped AND attgenerated::text = ANY (%s)
+    UNION ALL
+    SELECT at, name, nullable, typbasetype, CASE mod WHEN -1 THEN typtypmod ELSE mod END
+    FROM bare JOIN pg_type d ON d.oid = type WHERE typtype = 'd'
+)
+SELECT name, CASE WHEN e.typtype IN ('c', 'd') OR e.typtype <> 'e' AND e.typname <> ALL (%s)
+                       AND e.typnamespace <> 'pg_catalog'::regnamespace
+                  THEN CASE e.oid WHEN t.oid THEN 'unknown' ELSE 'unknown[]' END
+                  ELSE format_type(type, mod) END, nullable
+FROM bare JOIN pg_type t ON t.oid = type
+JOIN pg_type e ON e.oid = CASE t.typcategory WHEN 'A' THEN t.typelem ELSE t.oid END
+WHERE t.typtype <> 'd'
+ORDER BY at
+"""
+GENERATED = """
+SELECT n.nspname || '.' || c.relname, array_agg(a.attname::text ORDER BY a.attnum)
+FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname || '.' || c.relname = ANY (%s) AND NOT a.attisdropped AND a.attgenerated <> ''
+      AND a.attgenerated::text <> ALL (%s)
+GROUP BY 1
+"""
+
+
+def describe(
+    conn: Connection, pipeline: Pipeline, refusals: column_names.Refusals = column_names.refusals
+) -> tuple[Table, ...]:
+    """The captured tables, in the order of the pipeline file.
+
+    `refusals` may be stricter than the default, which holds for all views.
+
+    Raises:
+        SourceError: tables don't exist or can't be captured; the hint repairs them.
+    """
+    result = survey(conn, pipeline, refusals)
+    if result.refused:
+        raise column_names.combined_error(list(result.refused.values()))
+    return result.tables
+
+
+class UnknownExclude(SourceError):
+    """The pipeline file excludes a column that doesn't exist. The table can still be captured
+    exactly.
+    """
+
+
+@dataclass(frozen=True)
+class Survey:
+    """The tables that can be captured, in the order of the pipeline file, and the errors for the
+    others, by table.
+    """
+
+    tables: tuple[Table, ...]
+    refused: Mapping[str, SourceError]
+
+
+def survey(
+    conn: Connection, pipeline: Pipeline, refusals: column_names.Refusals = column_names.refusals
+) -> Survey:
+    """Describe each captured table on its own, so that one that can't be captured doesn't stop the
+    others.
+    """
+    tables, refused = [], {}
+    # format_type leaves the schema out when the search path reaches the type; the rollback restores
+    # the path.
+    with conn.transaction(force_rollback=True):
+        conn.execute("SET LOCAL search_path = ''")
+        kinds = _published_kinds(conn, pipeline.pipeline)
+        for entry in pipeline.source.tables:
+            try:
+                tables.append(_describe(conn, entry, pipeline, kinds, refusals))
+            except SourceError as error:
+                refused[entry.table] = error
+        refused |= catalog.listed_partitions(conn, [table.qualified for table in tables])
+    return Survey(tuple(table for table in tables if table.qualified not in refused), refused)
+
+
+def unreplicated_columns(conn: Connection, pipeline: Pipeline) -> dict[str, tuple[str, ...]]:
+    """Generated columns that the log doesn't carry, by table. A snapshot would read them: exclude
+    them.
+    """
+    kinds = _published_kinds(conn, pipeline.pipeline)
+    tables = [entry.table for entry in pipeline.source.tables]
+    return {table: tuple(columns) for table, columns in conn.execute(GENERATED, [tables, kinds])}
+
+
+def _published_kinds(conn: Connection, publication: str) -> list[str]:
+    """Values of `attgenerated` that the log carries: before 18 no generated columns, from 18 on
+    perhaps stored ones.
+    """
+    if conn.info.server_version < 180000:
+        return [""]
+    row = conn.execute(
+        "SELECT pubgencols FROM pg_publication WHERE pubname = %s", [publication]
+    ).fetchone()
+    # `cdc migrate`, which comes before `cdc register`, makes the publication with stored ones.
+    return ["", "s"] if row is None or row[0] == "s" else [""]
+
+
+def table_named(tables: Sequence[Table], name: str) -> Table:
+    """The table of that name, schema.table. Raises SettingsError."""
+    for table in tables:
+        if table.qualified == name:
+            return table
+    names = ", ".join(table.qualified for table in tables)
+    raise SettingsError(f"The pipeline doesn't capture {name}.", hint=f"one of: {names}")
+
+
+def tables_by_name_only(pipeline: Pipeline) -> tuple[Table, ...]:
+    """The captured tables without columns and key, which are unknown while Postgres is down."""
+    return tuple(
+        Table(schema, name, (), (), pipeline.topic(entry.table))
+        for entry in pipeline.source.tables
+        for schema, name in [entry.table.split(".")]
+    )
+
+
+def views_by_name_only(pipeline: Pipeline) -> tuple[Table, ...]:
+    """The views of several tables, also without columns and key."""
+    return tuple(
+        Table(
+            SCHEMA,
+            name,
+            (),
+            (),
+            pipeline.view_topic(name),
+            derivation=Derivation(
+                "",
+                tuple((table, pipeline.topic(table)) for table in tables_of(view)),
+                tuple(sink for sink in view.to if sink in pipeline.sinks),
+            ),
+        )
+        for name, view in pipeline.views.items()
+    )
+
+
+def _describe(
+    conn: Connection,
+    entry: TableSettings,
+    pipeline: Pipeline,
+    kinds: list[str],
+    refusals: column_names.Refusals,
+) -> Table:
+    schema, name = entry.table.split(".")
+    relation = conn.execute(TABLES, [schema, name]).fetchone()
+    if relation is None:
+        raise _no_such_table(conn, entry.table)
+    oid, kind = relation
+    _check_kind(entry.table, kind)
+    unique = row_identity.key_index(conn, oid, entry.table, entry.key)
+    key = entry.key or tuple(unique.columns)
+    columns = [
+        Column(*row) for row in conn.execute(COLUMNS, [oid, kinds, list(pg_types.CONNECTOR_TYPES)])
+    ]
+    _check_exclude(entry, [column.name for column in columns], key)
+    captured = tuple(column for column in columns if column.name not in entry.exclude)
+    index = IndexOptions(entry.index.fields, entry.index.settings)
+    table = Table(schema, name, captured, key, pipeline.topic(entry.table), index=index)
+    collisions = column_names.case_collisions(name for (name,) in conn.execute(NAMES, [oid]))
+    if error := column_names.refusal_error(table, lambda table: [*collisions, *refusals(table)]):
+        raise error
+    return table
+
+
+def _no_such_table(conn: Connection, table: str) -> SourceError:
+    rows = conn.execute(
+        "SELECT n.nspname || '.' || c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
+        " WHERE c.relkind IN ('r', 'p') AND n.nspname !~ '^(pg_|information_schema$|cdc$)' ORDER BY 1"
+    )
+    folded = {name.lower(): name for (name,) in rows}
+    near = difflib.get_close_matches(table.lower(), folded, n=1)
+    hint = f"did you mean {folded[near[0]]}?" if near else "create it, or correct source.tables"
+    return SourceError(
+        f"There is no table {table} in database {conn.info.dbname}.", hint=hint, table=table
+    )
+
+
+def _check_kind(table: str, kind: str) -> None:
+    if kind not in ("r", "p"):
+        raise SourceError(
+            f"{table} isn't a table; the replication log has rows of tables only.",
+            hint="list the tables that it is made from under source.tables",
+            table=table,
+        )
+
+
+def _check_exclude(entry: TableSettings, columns: list[str], key: Sequence[str]) -> None:
+    for column in entry.exclude:
+        if column in key:
+            raise SourceError(
+                f"{entry.table} excludes {column}, which is part of its key.",
+                hint=f"take {column} out of exclude: without it rows can't be told apart",
+                table=entry.table,
+            )
+        if column not in columns:
+            near = difflib.get_close_matches(column, columns, n=1)
+            raise UnknownExclude(
+                f"{entry.table} excludes {column}, but has no such column.",
+                hint=f"did you mean {near[0]}?" if near else f"its columns: {', '.join(columns)}",
+                table=entry.table,
+            )

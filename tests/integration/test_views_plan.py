@@ -1,0 +1,87 @@
+"""What a changed file makes again, and how much the state holds: read from a real state."""
+
+from cdc.views.engine import all_needs
+from cdc.views.outline import rebuilds
+from cdc.views.rows import Entries
+from tests.integration.test_document_cases import (
+    AUTHOR_DOCS,
+    BOOK_DOCS,
+    history,
+    library,
+    state_url,
+)
+from tests.support.document_history import History
+
+__all__ = ["history", "state_url"]
+VIEWS = AUTHOR_DOCS + BOOK_DOCS
+TABLES = ["lib.authors", "lib.books"]
+
+
+def outlook(history: History, views: str) -> tuple[dict[str, bool], dict[str, bool]]:
+    """What these views would make again, after those that the state was made for."""
+    history.declare(views, prepare=False)
+    needs = all_needs(history.plan, dict.fromkeys(history.views, "topic"))
+    return rebuilds(history.sink, needs)
+
+
+def test_a_changed_file_makes_again_what_it_changes(history: History) -> None:
+    history.connection.execute("CREATE TABLE lib.spare (id int PRIMARY KEY)")
+    library(history, VIEWS)
+    history.do("INSERT INTO lib.authors VALUES (1, 'A')", "INSERT INTO lib.books VALUES (1, 1)")
+    history.settle()
+    assert outlook(history, VIEWS) == (
+        dict.fromkeys(TABLES, False),
+        {"author_docs": False, "book_docs": False},
+    )
+    # Another limit: the documents of one view, for which its root's rows are read again.
+    limited = VIEWS.replace("columns: [title]", "columns: [title], limit: 3")
+    assert outlook(history, limited) == (
+        {"lib.authors": True, "lib.books": False},
+        {"author_docs": True, "book_docs": False},
+    )
+    # One view less: its root is read for the other's sake, without an index perhaps.
+    assert outlook(history, BOOK_DOCS)[1] == {"book_docs": False}
+    # Another topic: all that goes there.
+    history.declare(VIEWS, prepare=False)
+    needs = all_needs(history.plan, {"author_docs": "topic", "book_docs": "another"})
+    assert rebuilds(history.sink, needs)[1] == {"author_docs": False, "book_docs": True}
+    # To look changes nothing.
+    history.declare(VIEWS)
+    history.settle()
+
+
+def test_the_state_says_how_much_it_holds_and_has_to_do(history: History) -> None:
+    library(history, VIEWS)
+    state = history.sink.open_state()()
+    history.do(
+        "INSERT INTO lib.authors SELECT n, 'A' FROM generate_series(1, 7) n",
+        "INSERT INTO lib.books SELECT n, 1 FROM generate_series(1, 9) n",
+    )
+    history.apply()
+    sizes = state.sizes(TABLES, list(history.views))
+    assert sizes.rows == {"lib.authors": 7, "lib.books": 9}
+    assert sizes.dirty == {"author_docs": 7, "book_docs": 9}
+    assert sizes.pending > 0
+    history.settle()
+    # A fan-out: what remains is what is dirty, once the changed row is climbed from.
+    history.do("UPDATE lib.authors SET name = 'B' WHERE id = 1")
+    history.apply()
+    history.send("before write")
+    sizes = state.sizes(TABLES, list(history.views))
+    assert (sizes.dirty["book_docs"], sizes.pending) == (9, 0)
+    assert sizes.bytes == {
+        table: sum(
+            len(row.row) + len(row.key) + 2 + _entries_size(row.entries)
+            for row in state.rows(table, [str(number) for number in range(1, 10)]).values()
+        )
+        for table in TABLES
+    }
+    history.do("DELETE FROM lib.books", "DELETE FROM lib.authors")
+    history.settle()
+    sizes = state.sizes(TABLES, list(history.views))
+    assert set(sizes.rows.values()) | set(sizes.bytes.values()) == {0}
+
+
+def _entries_size(entries: Entries) -> int:
+    texts = [f"{slot}\x1d{text}" for slot, text in entries.items()]
+    return len("\x1f".join(texts))

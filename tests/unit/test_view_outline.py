@@ -1,0 +1,49 @@
+"""What `cdc views show` and `cdc status` draw of documents."""
+
+from pathlib import Path
+
+from cdc.cli.screens.status import draw_status
+from cdc.cli.screens.views import draw_view
+from cdc.observe.status import DocumentsStatus, Status
+from cdc.views.outline import outline, state_outline
+from cdc.views.plan import StatePlan
+from tests.unit.test_screens import shown
+from tests.unit.test_view_settings import GOOD, resolve
+
+
+def test_a_view_is_outlined_in_the_words_of_the_file(tmp_path: Path) -> None:
+    text = GOOD.replace("limit: 50", "where: delay > 3\n        limit: 50")
+    flights, airports = resolve(tmp_path, text)
+    assert outline(airports)["include"]["departures"] == {
+        "table": "public.flights",
+        "on": {"faa": "origin"},
+        "many": True,
+        "where": '("delay" > (3))',
+        "order_by": ["day desc", "flight desc", "tailnum"],
+        "limit": 50,
+        "columns": ["flight"],
+        "flatten": "flight",
+        "aggregates": {"departures_count": "count(*)", "late": "max(delay)"},
+    }
+    described = {
+        **outline(flights),
+        "state": state_outline(StatePlan((flights, airports)), ["public.planes"]),
+    }
+    assert described["state"] == [
+        {
+            "table": "public.planes",
+            "columns": ["tailnum", "on", "seats"],
+            "indexes": [["on"]],
+        }
+    ]
+    drawn = shown(draw_view(described))
+    assert "flight_docs: public.flights" in drawn
+    assert "owner: public.airlines, on on = carrier" in drawn
+    assert "public.planes" in drawn.splitlines()[-1]
+
+
+def test_what_is_to_be_sent_is_shown_by_view_and_the_state_by_table() -> None:
+    documents = DocumentsStatus({"a.b": 7}, {"a.b": 2000}, {"b_docs": 60000, "c_docs": 0}, 1)
+    text = shown(draw_status(Status("shop", documents=documents), "Well."))
+    rows = [line.split() for line in text.splitlines() if "_docs" in line]
+    assert rows == [["b_docs", "60,000", "a.b", "7", "2.0", "kB"], ["c_docs", "0"]]
