@@ -1,6 +1,12 @@
 """Addresses of a stack's servers: all that the rest of the project knows of them."""
 
 from dataclasses import asdict, dataclass
+from urllib.parse import urlsplit
+
+STATE_DATABASE = "/8"
+"""Path of the database, on the cache's server, for the state of documents. A cache begins at 0 and
+takes the next one for a rebuild, so that this one stays free.
+"""
 
 
 @dataclass(frozen=True)
@@ -21,6 +27,10 @@ class Endpoints:
 
     def environment(self) -> dict[str, str]:
         """Return the variables that a pipeline file may refer to."""
-        return {
+        addresses = {
             f"CDC_{name.upper()}": value for name, value in asdict(self).items() if name != "state"
+        }
+        return {
+            **addresses,
+            "CDC_DOCUMENTS": urlsplit(self.redis)._replace(path=STATE_DATABASE).geturl(),
         }

@@ -24,10 +24,8 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table as Grid
 
 from cdc.cli.console import print_error
-from cdc.config import settings
 from cdc.errors import CdcError, DivergenceError, SinkError, SinkUnavailable
-from cdc.postgres import source, table_survey
-from cdc.sink import factory
+from cdc.runtime import Context
 from cdc.sink.contract import Sink
 from cdc.verify import barrier
 from cdc.verify.comparison import Comparison
@@ -57,10 +55,9 @@ class Demo:
     def play(self) -> int:
         """Play the whole demo; return 0 when every view equals the source, 1 otherwise."""
         self.step("starting Postgres, Kafka, Connect, Elasticsearch and Valkey")
-        endpoints = stack.up(
-            self.state, progress=lambda line: console.print(f"         [dim]{line}[/]")
-        )
-        self.pipeline = settings.load(PIPELINE, endpoints.environment())
+        stack.up(self.state, progress=lambda line: console.print(f"         [dim]{line}[/]"))
+        self.context = Context(PIPELINE, self.state)
+        self.pipeline = self.context.load()
         self.dsn = self.pipeline.source.dsn
         self.step("migrating: control schema, connector role, publication, the sample's tables")
         self.verb("migrate", "--sample")
@@ -71,12 +68,12 @@ class Demo:
         )
         self.step("registering the connector; it takes a snapshot")
         self.verb("register")
-        with source.connect(self.dsn) as connection:
-            self.tables = table_survey.describe(connection, self.pipeline)
-        self.sinks = [factory.build(self.pipeline, name) for name in self.pipeline.sinks]
-        self.step("applying to three views: cdc run")
+        self.tables = self.context.select_views(None)
+        self.sinks = self.context.sinks(None)
+        self.step("applying tables and documents to three sinks: cdc run")
         self.start_run()
-        self.snapshot(loaded)
+        documents = [view.root.rpartition(".")[2] for view in self.pipeline.views.values()]
+        self.snapshot(sum(loaded.values()) + sum(loaded[table] for table in documents))
         self.step(
             f"replaying {REPLAYED[0]:%d} to {REPLAYED[1]:%d %B} live at {RATE:g} transactions/s"
         )
@@ -142,9 +139,8 @@ class Demo:
             self.run.wait(60)
             self.run = None
 
-    def snapshot(self, loaded: dict[str, int]) -> None:
-        """Show how the snapshot reaches each view."""
-        total = sum(loaded.values())
+    def snapshot(self, total: int) -> None:
+        """Show how the snapshot's rows, and the documents made of them, reach each sink."""
         columns = (
             TextColumn("         {task.description:<10}"),
             BarColumn(),
@@ -235,20 +231,48 @@ def show_latency(result: Replayed, probe: Probe) -> None:
 def show_reads(demo: Demo, busiest: Sequence[Any]) -> None:
     """Print one read per view, as an application would make it."""
     search, cache = demo.pipeline.sinks["search"], demo.pipeline.sinks["cache"]
-    url = f"{search.url}/{demo.pipeline.pipeline}-public.airports/_search"  # type: ignore[attr-defined]
-    hits = httpx.post(url, json={"query": {"match": {"name": "kennedy"}}, "size": 3}).json()[
-        "hits"
-    ]["hits"]
+    airports = find(search, demo, "public.airports", {"match": {"name": "kennedy"}})
+    windy = {
+        "bool": {
+            "filter": [
+                {"match": {"plane.manufacturer": "airbus"}},
+                {"range": {"weather.wind_speed": {"gte": 25}}},
+            ]
+        }
+    }
+    flights = find(search, demo, "view.flight_docs", windy)
+    late = {
+        "bool": {
+            "filter": [
+                {"term": {"departures.dest.keyword": "BOS"}},
+                {"range": {"departures.dep_delay": {"gte": 15}}},
+            ]
+        }
+    }
+    origins = find(
+        search, demo, "view.airport_docs", {"nested": {"path": "departures", "query": late}}
+    )
     key = f"{demo.pipeline.pipeline}:public.planes:N14228"
     plane = redis.Redis.from_url(cache.url, decode_responses=True).get(key)  # type: ignore[attr-defined]
     console.print("\n[bold]One read of each[/]")
+    names = ", ".join(hit["_source"]["name"] for hit in airports["hits"])
+    late_names = ", ".join(sorted(hit["_id"] for hit in origins["hits"]))
     console.print(
-        f"search     airports named kennedy: {', '.join(hit['_source']['name'] for hit in hits)}"
+        f"search     airports named kennedy: {names}\n"
+        f"           flights of an Airbus in winds over 25 mph: {flights['total']['value']:,}\n"
+        f"           airports with a late one to Boston in their last 50: {late_names or 'none'}"
     )
     console.print(f"cache      GET {key}\n           {str(plane)[:68]}...")
     console.print(
         "warehouse  " + ", ".join(f"{c}: {n:,} flights, {d} min late" for c, n, d in busiest)
     )
+
+
+def find(search: Any, demo: Demo, table: str, query: dict[str, Any]) -> Any:
+    """Search an index as an application would; return the hits, three at most, and their total."""
+    url = f"{search.url}/{demo.pipeline.pipeline}-{table}/_search"
+    body = {"query": query, "size": 3, "track_total_hits": True}
+    return httpx.post(url, json=body).raise_for_status().json()["hits"]
 
 
 def show_next(demo: Demo) -> None:

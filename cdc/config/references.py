@@ -19,6 +19,7 @@ STACK_VARIABLES = (
     "CDC_ELASTICSEARCH",
     "CDC_REDIS",
     "CDC_WAREHOUSE",
+    "CDC_DOCUMENTS",
 )
 """The variables that `cdc up` sets for a pipeline file."""
 

@@ -12,14 +12,28 @@ view.
 
 
 @dataclass(frozen=True)
+class Shape:
+    """What the JSON of a view's member is made of: an object or a plain value, or a list of them.
+
+    members  the columns of the object; of a plain value, which has no name, the one of its type
+    """
+
+    members: tuple["Column", ...]
+    is_object: bool
+    many: bool
+
+
+@dataclass(frozen=True)
 class Column:
-    """One captured column; `type` is Postgres' text for it, as `format_type` prints it:
-    numeric(10,2).
+    """One captured column, or a member of a view; `type` is Postgres' text for it, as `format_type`
+    prints it: numeric(10,2).
     """
 
     name: str
     type: str
     nullable: bool = True
+    shape: Shape | None = None
+    """None for what a captured table has: JSON of which nothing is known, and all other types."""
 
 
 @dataclass(frozen=True)

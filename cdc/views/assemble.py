@@ -84,23 +84,26 @@ def _members(
         present = {text for text in texts.values() if text is not None}
         ids_by_text = find_rows(plan, state, child.table, child.join.child, present)
         found = set().union(*ids_by_text.values()) if ids_by_text else set()
-        children = _Children(plan, state, child, state.rows(child.table.qualified, found))
+        children = _Children(child, state.rows(child.table.qualified, found))
+        chosen: dict[str, Sequence[str]] = {}
         for row_id, text in texts.items():
             ids = ids_by_text.get(text, ()) if text is not None else ()
             matching = [child_id for child_id in ids if child_id in children.rows]
             numbers[row_id] += children.aggregates(matching)
             if child.shows:
-                value = children.value(matching)
-                nested[row_id].append((child.field, _as_text(value) if encode_nested else value))
+                chosen[row_id] = children.choose(matching)
+        # Of a long list only those are written, and what they include is read, that stay in it.
+        documents = children.write(plan, state, set().union(*chosen.values()))
+        for row_id, child_ids in chosen.items():
+            value = _value(child, [documents[child_id] for child_id in child_ids])
+            nested[row_id].append((child.field, _as_text(value) if encode_nested else value))
     return {row_id: [*numbers[row_id], *nested[row_id]] for row_id in rows}
 
 
 class _Children:
     """The rows of a node, for all parents of a slice: each is read and written once."""
 
-    def __init__(
-        self, plan: StatePlan, state: State, node: Node, stored: Mapping[str, StoredRow]
-    ) -> None:
+    def __init__(self, node: Node, stored: Mapping[str, StoredRow]) -> None:
         self._node, self.rows = node, _matching(node, stored)
         ordering = frozenset(
             [
@@ -113,11 +116,12 @@ class _Children:
             row_id: document_values(row.row, table) if ordering else {}
             for row_id, row in self.rows.items()
         }
-        self._documents = self._write(plan, state) if node.shows else {}
 
-    def _write(self, plan: StatePlan, state: State) -> dict[str, bytes]:
+    def write(self, plan: StatePlan, state: State, ids: Collection[str]) -> dict[str, bytes]:
+        """Return the documents of these rows, or what stands for them, by id."""
         node = self._node
-        nested = _members(plan, state, node, self.rows)
+        rows = {row_id: self.rows[row_id] for row_id in ids}
+        nested = _members(plan, state, node, rows)
         if node.flatten is not None and node.flatten not in node.columns:
             return {
                 row_id: dict(parts).get(node.flatten, b"null") for row_id, parts in nested.items()
@@ -126,24 +130,20 @@ class _Children:
             document = codec(narrowed(node.table, frozenset([node.flatten]))).document
             return {
                 row_id: bytes(members(document(row.row))[node.flatten])
-                for row_id, row in self.rows.items()
+                for row_id, row in rows.items()
             }
         document = codec(narrowed(node.table, frozenset(_shown(node)))).document
-        return {
-            row_id: _spliced(document(row.row), nested[row_id]) for row_id, row in self.rows.items()
-        }
+        return {row_id: _spliced(document(row.row), nested[row_id]) for row_id, row in rows.items()}
 
-    def value(self, ids: Sequence[str]) -> bytes:
-        """Return the member of a parent with these children: a list, or an object or null."""
+    def choose(self, ids: Sequence[str]) -> Sequence[str]:
+        """Return the ids of the children that a parent with these shows, in their order."""
         node = self._node
         if not node.many:
-            return self._documents[min(ids, key=code_points)] if ids else b"null"
+            return [min(ids, key=code_points)] if ids else []
         ordered = sorted(ids, key=code_points)
         for order in reversed(node.order_by):
             ordered = self._sorted(ordered, order)
-        return (
-            b"[" + b",".join([self._documents[row_id] for row_id in ordered[: node.limit]]) + b"]"
-        )
+        return ordered[: node.limit]
 
     def _sorted(self, ids: Sequence[str], order: Order) -> list[str]:
         """Sort by a column, stably; NULL comes last, whatever the direction."""
@@ -163,6 +163,13 @@ class _Children:
         rows = [self._values[row_id] for row_id in ids]
         for part in self._node.aggregates:
             yield part.name, encode(aggregate(part, self._node.table, rows))
+
+
+def _value(node: Node, documents: Sequence[bytes]) -> bytes:
+    """Write the member of a parent: a list, or an object or null."""
+    if node.many:
+        return b"[" + b",".join(documents) + b"]"
+    return documents[0] if documents else b"null"
 
 
 def _shown(node: Node) -> list[str]:

@@ -1,13 +1,14 @@
 """Views as tables: what sinks apply and `cdc verify` compares, as if they were captured."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from cdc.config.settings import Pipeline
 from cdc.config.view_settings import SCHEMA
 from cdc.errors import SettingsError
-from cdc.model.table import Column, Derivation, Table
+from cdc.model.table import Column, Derivation, Shape, Table
 from cdc.views.aggregates import result_type
-from cdc.views.plan import View
+from cdc.views.plan import Node, View
 from cdc.views.resolve import resolve_views
 from cdc.views.sql import document_query
 
@@ -18,25 +19,47 @@ NESTED = "jsonb"
 def view_table(pipeline: Pipeline, view: View) -> Table:
     """Return the table whose rows are a view's documents."""
     root = view.root
-    shown = {*root.columns, *root.table.key}
-    columns = [column for column in root.table.columns if column.name in shown]
-    columns += [
-        Column(part.name, result_type(part, child.table), part.function != "count")
-        for child in root.children
-        for part in child.aggregates
-    ]
-    columns += [Column(child.field, NESTED) for child in root.children if child.shows]
     nodes = {node.table.qualified: node.table.topic for node in root.walk()}
     return Table(
         SCHEMA,
         view.name,
-        tuple(columns),
+        _members(root),
         root.table.key,
         pipeline.view_topic(view.name),
         # The topic may hold documents of an earlier definition, with members of their own.
         reshaped=True,
         derivation=Derivation(document_query(view), tuple(sorted(nodes.items())), view.sinks),
     )
+
+
+def _members(node: Node) -> tuple[Column, ...]:
+    """Return what the object of a row has: its columns, numbers over its children, nested
+    members.
+    """
+    shown = {*node.columns, *node.table.key}
+    return (
+        *(column for column in node.table.columns if column.name in shown),
+        *(
+            Column(part.name, result_type(part, child.table), part.function != "count")
+            for child in node.children
+            for part in child.aggregates
+        ),
+        *(
+            Column(child.field, NESTED, shape=_shape(child))
+            for child in node.children
+            if child.shows
+        ),
+    )
+
+
+def _shape(node: Node) -> Shape:
+    members = _members(node)
+    if node.flatten is None:
+        return Shape(members, is_object=True, many=node.many)
+    value = next(column for column in members if column.name == node.flatten)
+    if value.shape is None:
+        return Shape((value,), is_object=False, many=node.many)
+    return replace(value.shape, many=node.many or value.shape.many)
 
 
 def view_tables(pipeline: Pipeline, captured: Sequence[Table]) -> list[Table]:

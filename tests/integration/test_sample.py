@@ -1,11 +1,13 @@
 """Loading and replaying the sample on a real Postgres."""
 
+import json
 import math
 import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC, date, datetime
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -16,7 +18,13 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 from typer.testing import CliRunner
 
+import sample
+from cdc.config import settings
 from cdc.errors import SettingsError, SourceError
+from cdc.postgres import source, table_survey
+from cdc.postgres.row_query import row_query
+from cdc.views.tables import view_tables
+from compose.endpoints import Endpoints
 from migrations import SAMPLE, migrate
 from sample import load, replay
 from sample.plan import KEYS, plan
@@ -68,6 +76,30 @@ def contents(dsn: str) -> Contents:
         table: rows(dsn, f"SELECT {columns} FROM {table} ORDER BY {', '.join(KEYS[table])}")
         for table, columns in COLUMNS.items()
     }
+
+
+def test_the_sample_has_documents_of_flights_and_airports(airport: str) -> None:
+    load.load(airport, date(2013, 1, 1), date(2013, 1, 2))
+    path = Path(sample.__path__[0]) / "airport.yaml"
+    servers = Endpoints(
+        airport,
+        "127.0.0.1:1",
+        "http://127.0.0.1:1",
+        "http://127.0.0.1:1",
+        "redis://127.0.0.1:1/0",
+        "/x",
+        "/x",
+    )
+    pipeline = settings.load(path, servers.environment())
+    with source.connect(airport) as conn:
+        flights, airports = view_tables(pipeline, table_survey.describe(conn, pipeline))
+        conn.execute("SET statement_timeout = '20s'")
+        documents = [json.loads(text) for _, text in conn.execute(row_query(flights))]
+        boards = {key: json.loads(text) for key, text in conn.execute(row_query(airports))}
+    assert len(documents) == sum(board["flights"] for board in boards.values()) > 1500
+    assert len(boards["JFK"]["departures"]) == 50
+    assert {document["airline"] for document in documents} > {"United Air Lines Inc."}
+    assert sum(document["weather"] is not None for document in documents) > 0.9 * len(documents)
 
 
 # Loading

@@ -19,6 +19,7 @@ APPLIED = {
     "control/0007_comparison.sql": "6d73d4cb9ca18110988bf90e8d51cdcbd50fd07ae56adb6407f78c97d3db0be9",
     "sample/0001_airport.sql": "c8960f50e4b466540408b5820e0eac3b94f459b0d75497f28f33f1a48981032f",
     "sample/0002_indexes.sql": "8b7ca3277972b5f16c907aa721517b675e869e21943b00c03ea3029dbb49ac48",
+    "sample/0003_departures.sql": "865c2b6ab6011ee5d31a4691def60c0acdbfa0729ce1df99dd036c32d77d6daf",
 }
 """Files that databases have applied, by the SHA-256 of their bytes. A new file gets a line, none is changed."""
 

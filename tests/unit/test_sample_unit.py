@@ -285,6 +285,7 @@ def test_the_pipeline_file_is_accepted() -> None:
     environment = {
         **dict.fromkeys(names, "http://127.0.0.1"),
         "CDC_REDIS": "redis://127.0.0.1",
+        "CDC_DOCUMENTS": "redis://127.0.0.1/8",
         "CDC_WAREHOUSE": "/x",
     }
     pipeline = settings.load(path, environment)

@@ -202,14 +202,16 @@ def test_nothing_runs_where_nothing_was_started(tmp_path: Path) -> None:
 
 
 def test_endpoints_name_the_variables_of_a_pipeline_file() -> None:
-    endpoints = Endpoints(*"pkcerws")
+    redis = "redis://127.0.0.1:6379/0"
+    endpoints = Endpoints("p", "k", "c", "e", redis, "w", "s")
     assert endpoints.environment() == {
         "CDC_POSTGRES": "p",
         "CDC_KAFKA": "k",
         "CDC_CONNECT": "c",
         "CDC_ELASTICSEARCH": "e",
-        "CDC_REDIS": "r",
+        "CDC_REDIS": redis,
         "CDC_WAREHOUSE": "w",
+        "CDC_DOCUMENTS": "redis://127.0.0.1:6379/8",
     }
     assert endpoints.to_dict()["state"] == "s"
 

@@ -6,11 +6,11 @@ readers see it: no query on the field finds it, and the row isn't refused.
 """
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from cdc.model.pg_types import base_type
-from cdc.model.table import Table
+from cdc.model.table import Column, Table
 
 KEYWORD = {"type": "keyword", "ignore_above": 8191}
 TEXT = {"type": "text", "fields": {"keyword": KEYWORD}}
@@ -102,6 +102,21 @@ def field(type_: str) -> dict[str, Any]:
     return FIELDS_OF_TYPES.get(base_type(type_), KEYWORD)
 
 
+def member_field(column: Column) -> dict[str, Any]:
+    """The index field of a column, or of a view's member: objects have a field for each of theirs.
+
+    A list of objects is `nested`: a query on two of its fields finds documents in which one object
+    meets both, where plain objects would be found for values of different ones.
+    """
+    shape = column.shape
+    if shape is None:
+        return field(column.type)
+    if not shape.is_object:
+        return field(shape.members[0].type)
+    properties = {member.name: member_field(member) for member in shape.members}
+    return {"type": "nested" if shape.many else "object", "properties": properties}
+
+
 def merge_field(default: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
     """A field as the pipeline file asks for it: with a type of its own, or what is added to
     ours.
@@ -121,20 +136,25 @@ def refusals(table: Table) -> list[str]:
     Pure, so that it may be asked before anything is made. A dot in a name makes a field within an
     object.
     """
-    names = {column.name for column in table.columns}
-    return [
-        *(
-            f"column {name} has the name of a field of Elasticsearch's own"
-            for name in sorted(names & METADATA)
-        ),
-        *_dot_refusals(sorted(names)),
-        *(
-            f"column {name} would be a field within column {outer}, which isn't an object"
-            for name in sorted(names)
-            for outer in _enclosing_names(name)
-            if outer in names
-        ),
+    own = [
+        f"column {column.name} has the name of a field of Elasticsearch's own"
+        for column in table.columns
+        if column.name in METADATA
     ]
+    return [*sorted(own), *_name_refusals(table.columns)]
+
+
+def _name_refusals(columns: Sequence[Column]) -> Iterator[str]:
+    names = {column.name for column in columns}
+    yield from _dot_refusals(sorted(names))
+    for name in sorted(names):
+        for outer in _enclosing_names(name):
+            if outer in names:
+                yield f"column {name} would be a field within column {outer}, which isn't an object"
+    for column in columns:
+        if column.shape is not None and column.shape.is_object:
+            for refusal in _name_refusals(column.shape.members):
+                yield f"in {column.name}: {refusal}"
 
 
 def _dot_refusals(names: Iterable[str]) -> list[str]:

@@ -16,7 +16,7 @@ from cdc.model.table import Table
 from cdc.sink.contract import SchemaMismatch
 from sinks.elasticsearch.client import Refusal
 from sinks.elasticsearch.ids import OWN_ID
-from sinks.elasticsearch.index.fields import DOUBLE, INTEGER, KEYWORD, field, merge_field
+from sinks.elasticsearch.index.fields import DOUBLE, INTEGER, KEYWORD, member_field, merge_field
 
 INDEX_SETTINGS = {"number_of_shards": 1, "auto_expand_replicas": "0-1", "gc_deletes": "5m"}
 """gc_deletes: how long a delete's version is held in the server's memory. It is for bulks that the
@@ -47,7 +47,7 @@ class Layout:
         """Build the layout that a table asks for now."""
         options = table.index.fields
         fields = {
-            column.name: merge_field(field(column.type), options.get(column.name, {}))
+            column.name: merge_field(member_field(column), options.get(column.name, {}))
             for column in table.columns
         }
         return cls(fields, table.index.settings)
@@ -99,7 +99,9 @@ class Layout:
     def changed_fields(self, existing: "Layout") -> list[str]:
         """List the columns whose fields differ from those of an existing index."""
         return [
-            name for name, field in self.fields.items() if existing.fields.get(name, field) != field
+            name
+            for name, field in self.fields.items()
+            if not _extends(field, existing.fields.get(name, field))
         ]
 
     def changed_settings(self, existing: "Layout") -> dict[str, Any]:
@@ -162,6 +164,20 @@ def settings_error(table: Table, sink: str, settings: Mapping[str, Any]) -> Sche
         table,
         sink,
         f"The index of {table.qualified} in {sink} was made with other settings: {names}.",
+    )
+
+
+def _extends(field: Mapping[str, Any], existing: Mapping[str, Any]) -> bool:
+    """Whether an index with the existing field takes this one: it is the same, or an object with
+    members added.
+    """
+    if "properties" not in field or "properties" not in existing:
+        return field == existing
+    if field["type"] != existing["type"]:
+        return False
+    members, existing_members = field["properties"], existing["properties"]
+    return all(
+        _extends(member, existing_members.get(name, member)) for name, member in members.items()
     )
 
 
