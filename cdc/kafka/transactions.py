@@ -78,7 +78,10 @@ class TransactionalWriter:
         with translated_errors(self._bootstrap):
             try:
                 yield
-            except FENCING as error:
+            except kafka.errors.KafkaError as error:
+                # What is sent after a refusal fails with a general error that carries the refusal.
+                if not any(isinstance(cause, FENCING) for cause in (error, *error.args)):
+                    raise
                 raise Fenced(
                     f"Another run writes as {self._name} now.",
                     hint="run one `cdc run` per pipeline; start this one again when the other has ended",
