@@ -9,6 +9,10 @@ from cdc.kafka.records import LARGEST_BYTES, TIMEOUT_MS, check_reachable, kafka,
 
 TRANSACTION_MS = 60_000
 """How long a transaction may stay open; the broker aborts it then."""
+BATCH_BYTES = 512 * 1024
+"""Of records that travel together. With the client's 16 kB, 2,000 documents of 1.3 kB took 1.1 s to
+write; with this 0.15 s. A broker takes batches of 1 MB by default.
+"""
 FENCING = (
     kafka.errors.ProducerFencedError,
     kafka.errors.InvalidProducerEpochError,
@@ -44,6 +48,7 @@ class TransactionalWriter:
                 transaction_timeout_ms=TRANSACTION_MS,
                 max_block_ms=TIMEOUT_MS,
                 max_request_size=LARGEST_BYTES,
+                batch_size=BATCH_BYTES,
                 compression_type="lz4",
                 linger_ms=5,
             )

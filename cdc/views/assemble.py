@@ -75,16 +75,21 @@ def _members(
     """Return what each row gets besides its own columns: aggregates, then nested members."""
     numbers: dict[str, list[Member]] = {row_id: [] for row_id in rows}
     nested: dict[str, list[Member]] = {row_id: [] for row_id in rows}
+    stored: dict[str, dict[str, StoredRow]] = {}
+    entries = {row_id: row.entries for row_id, row in rows.items()} if node.children else {}
     for child in node.children:
         assert child.join is not None
         texts = {
-            row_id: value_of(plan, node.table, child.join.parent, row_id, row.entries)
-            for row_id, row in rows.items()
+            row_id: value_of(plan, node.table, child.join.parent, row_id, row_entries)
+            for row_id, row_entries in entries.items()
         }
         present = {text for text in texts.values() if text is not None}
         ids_by_text = find_rows(plan, state, child.table, child.join.child, present)
         found = set().union(*ids_by_text.values()) if ids_by_text else set()
-        children = _Children(child, state.rows(child.table.qualified, found))
+        # Several members may be of the same rows: each is read once.
+        known = stored.setdefault(child.table.qualified, {})
+        known |= state.rows(child.table.qualified, found - known.keys())
+        children = _Children(child, {row_id: known[row_id] for row_id in found & known.keys()})
         chosen: dict[str, Sequence[str]] = {}
         for row_id, text in texts.items():
             ids = ids_by_text.get(text, ()) if text is not None else ()

@@ -20,16 +20,13 @@ def climb(plan: StatePlan, state: State, chunk: Chunk) -> dict[str, set[str]]:
     Those of a row that is a root itself are dirty already.
     """
     current = state.rows(chunk.table, list(chunk.rows))
+    versions = [*chunk.rows.items(), *((row_id, row.entries) for row_id, row in current.items())]
     marks: dict[str, set[str]] = {}
     for view in plan.views:
         for path in view.root.paths():
             node = path[-1]
             if node.join is None or node.table.qualified != chunk.table:
                 continue
-            versions = [
-                *chunk.rows.items(),
-                *((row_id, row.entries) for row_id, row in current.items()),
-            ]
             texts = {
                 text
                 for row_id, entries in versions

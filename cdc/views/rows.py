@@ -28,11 +28,16 @@ Entries = Mapping[int, str]
 
 
 class StoredRow(NamedTuple):
-    """A row as the state holds it."""
+    """A row as the state holds it. head: its entries, encoded."""
 
-    entries: Entries
+    head: bytes
     key: bytes
     row: bytes
+
+    @property
+    def entries(self) -> Entries:
+        """Its entries, taken apart: nobody asks for those of most rows of a long list."""
+        return decode_entries(self.head.decode())
 
 
 def join_text(values: Sequence[Any]) -> str | None:
@@ -53,7 +58,7 @@ def _text(value: Any) -> str:
 def decode_row(stored: bytes) -> StoredRow:
     """Take apart what the state holds of a row."""
     head, key, row = stored.split(RECORD.encode(), 2)
-    return StoredRow(decode_entries(head.decode()), key, row)
+    return StoredRow(head, key, row)
 
 
 def decode_entries(head: str) -> dict[int, str]:

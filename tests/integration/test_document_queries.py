@@ -22,7 +22,7 @@ from cdc.views.aggregates import result_type
 from cdc.views.assemble import assemble
 from cdc.views.plan import Node, StatePlan, View
 from cdc.views.resolve import resolve_views
-from cdc.views.rows import StoredRow, entry_maker
+from cdc.views.rows import StoredRow, encode_entries, entry_maker
 from cdc.views.sql import document_query
 from cdc.views.state import State
 from tests.support.budget import SCALE
@@ -143,7 +143,9 @@ class Rows:
                 key_json = json.dumps(
                     {name: _wire(row[name]) for name in table.key}, ensure_ascii=False
                 ).encode()
-                self._stored[table.qualified][key] = StoredRow(entries(wire), key_json, wire)
+                self._stored[table.qualified][key] = StoredRow(
+                    encode_entries(entries(wire)).encode(), key_json, wire
+                )
 
     def rows(self, table: str, ids: Collection[str]) -> dict[str, StoredRow]:
         stored = self._stored[table]
