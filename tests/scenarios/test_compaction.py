@@ -150,8 +150,8 @@ def test_a_compaction_that_is_ended_leaves_no_settings_lowered(world: "World") -
             assert "settings of" not in world.cdc("topics", "--json").stderr
             process.kill()
         assert topics.overrides([topic]) != settings
-        (problem,) = wait_until(lambda: of_topics(world), 30, "the settings to be told")
-        assert (problem["hint"], problem["severity"]) == ("cdc -p FILE topics", "degraded")
+        (finding,) = wait_until(lambda: of_topics(world), 30, "the settings to be told")
+        assert (finding["fix"], finding["severity"]) == ("cdc -p FILE topics", "degraded")
         log = world.cdc("run", "--sink", "cache", "--until-caught-up").stderr
         assert f"restored the settings of {topic}" in log
         assert topics.overrides([topic]) == settings
