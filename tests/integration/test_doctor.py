@@ -144,14 +144,14 @@ def test_the_doctor_before_and_after_register(clinic: Clinic) -> None:
             " DROP TABLE shop.beat",
         ),
     }
-    told = {}
+    codes = {}
     with Connect(shop.connect) as connect:
         # A stopped connector: faults of Postgres don't end its task, nor does it mend them.
         connect.stop(name)
     for code, (plant, mend) in faults.items():
         with clinic.planted(plant, mend):
-            told[code] = clinic.troubles()
-    assert told == {code: [code] for code in faults}
+            codes[code] = clinic.troubles()
+    assert codes == {code: [code] for code in faults}
     assert clinic.troubles() == []
     assert _connector_faults(clinic) == {
         code: [code]
@@ -164,7 +164,7 @@ def test_the_doctor_before_and_after_register(clinic: Clinic) -> None:
 
 
 def _connector_faults(clinic: Clinic) -> dict[str, list[str]]:
-    name, told = clinic.shop.pipeline.pipeline, {}
+    name, codes = clinic.shop.pipeline.pipeline, {}
     with Connect(clinic.shop.connect) as connect:
         config = connect.config(name)
         assert config is not None
@@ -174,14 +174,14 @@ def _connector_faults(clinic: Clinic) -> dict[str, list[str]]:
             ("connector-differs", "max.batch.size", "100"),
         ):
             connect.put(name, {**config, setting: value})
-            told[code] = clinic.troubles()
+            codes[code] = clinic.troubles()
         connect.put(name, config)
     assert clinic.troubles() == []
-    return told
+    return codes
 
 
 def _topic_faults(clinic: Clinic) -> dict[str, list[str]]:
-    pipeline, told = clinic.shop.pipeline, {}
+    pipeline, codes = clinic.shop.pipeline, {}
     topic = pipeline.topic("shop.counters")
     with Topics(pipeline.kafka) as topics:
         for code, setting, value in (
@@ -191,12 +191,12 @@ def _topic_faults(clinic: Clinic) -> dict[str, list[str]]:
         ):
             own = topics.overrides([topic])[topic].get(setting)
             topics.override({topic: {setting: value}})
-            told[code] = clinic.troubles()
+            codes[code] = clinic.troubles()
             topics.override({topic: {setting: own}})
         assert clinic.troubles() == []
         topics.remove([topic])
-        told["topic-missing"] = clinic.troubles()
-    return told
+        codes["topic-missing"] = clinic.troubles()
+    return codes
 
 
 def _index(clinic: Clinic, method: str, path: str, body: Any = None) -> None:
@@ -206,12 +206,12 @@ def _index(clinic: Clinic, method: str, path: str, body: Any = None) -> None:
 def test_the_doctor_on_destinations_and_on_servers_that_are_away(clinic: Clinic) -> None:
     shop = clinic.shop
     shop.migrate()
-    told: dict[str, list[str]] = {}
+    codes: dict[str, list[str]] = {}
 
     def note(code: str, plant: Callable[[], Any], mend: Callable[[], Any]) -> None:
         plant()
         try:
-            told[code] = clinic.troubles()
+            codes[code] = clinic.troubles()
         finally:
             mend()
 
@@ -231,7 +231,7 @@ def test_the_doctor_on_destinations_and_on_servers_that_are_away(clinic: Clinic)
     )
     warehouse = clinic.folder / "warehouse"
     note("warehouse-read-only", lambda: warehouse.write_text("no folder"), warehouse.unlink)
-    assert told == {code: [code] for code in told}
+    assert codes == {code: [code] for code in codes}
 
     dsn = shop.pipeline.source.dsn
     nowhere = shop.pipeline.source.model_copy(

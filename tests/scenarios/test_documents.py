@@ -5,7 +5,6 @@ way.
 import json
 import random
 import signal
-import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -244,11 +243,21 @@ GROUP BY 1
 """
 
 
+UNREPORTED = """
+SELECT count(*) FROM pg_stat_activity
+WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'
+AND NOT state_change < clock_timestamp() - interval '11 s' AND NOT state_change > %s + interval '2 s'
+"""
+"""Sessions that may not have reported what they have read: Postgres reports at the end of a
+transaction, at most once a second, or when a session has been idle for ten (PGSTAT_IDLE_INTERVAL).
+"""
+
+
 def reads(world: "World") -> dict[str, int]:
     """How often each table has been read, by whomever."""
     with psycopg.connect(world.dsn, autocommit=True) as connection:
-        # A session that is idle reports what it has done after ten seconds (PGSTAT_IDLE_INTERVAL).
-        time.sleep(11)
+        since = connection.execute("SELECT clock_timestamp()").fetchone()
+        wait_until(lambda: connection.execute(UNREPORTED, since).fetchone() == (0,), 60, "reports")
         return dict(connection.execute(READS).fetchall())
 
 
