@@ -22,7 +22,7 @@ from cdc.errors import CdcError, SettingsError, Unexpected
 from cdc.kafka.topics import Topics
 from cdc.model.finding import Finding, find_error, worst_first
 from cdc.model.trace import trace
-from cdc.observe.collection import find_registration_troubles
+from cdc.observe.registration_findings import find_registration_troubles
 from cdc.postgres import source, table_survey
 from cdc.sink.contract import Examinable, FitChecker, SchemaMismatch, Sink
 from cdc.sink.remedy import classify

@@ -7,7 +7,6 @@ parts are there. Invariant: reads only.
 """
 
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
@@ -19,30 +18,23 @@ import structlog
 from cdc.apply.progress import WORKING, Progress
 from cdc.config.settings import Pipeline
 from cdc.config.view_settings import STATE, tables_of
-from cdc.control import registrations
 from cdc.control.definitions import Watch, watch
-from cdc.control.heartbeat import last_heartbeat
 from cdc.errors import CdcError, Unexpected
-from cdc.kafka.ledger import Ledger
-from cdc.kafka.log_continuity import Continuity
-from cdc.kafka.log_refusals import Discontinued
-from cdc.kafka.topics import Topics
-from cdc.kafka.unread_records import pending_records
-from cdc.model.finding import Finding, find, find_error
+from cdc.model.finding import Finding, find
 from cdc.model.finding_codes import APPLY, CAPTURE
-from cdc.model.position import Position, ViewCheckpoint, distance
+from cdc.model.position import ViewCheckpoint
 from cdc.model.table import Table
 from cdc.model.trace import trace
+from cdc.observe.registration_findings import find_registration_troubles
 from cdc.observe.status import (
     ConnectorStatus,
     DocumentsStatus,
-    HeartbeatStatus,
     SinkStatus,
     Status,
     ViewStatus,
 )
-from cdc.postgres import catalog, replication_slot, source, table_survey
-from cdc.quarantine.log import QuarantineLog
+from cdc.observe.topic_report import TopicReport, read_topics, unmeasured_views
+from cdc.postgres import replication_slot, source, table_survey
 from cdc.sink.remedy import classify
 
 log = structlog.get_logger()
@@ -68,8 +60,6 @@ measured from them.
 
 
 Answer = tuple[Any, Finding | None]
-TopicReport = tuple[HeartbeatStatus | None, dict[str, tuple[ViewStatus, ...]], Finding | None]
-"""The heartbeat, the views of each sink, and a finding on the topics: what `_log` returns."""
 
 
 def collect(
@@ -104,7 +94,7 @@ def collect(
             _sink_status(
                 name,
                 progress.get(name),
-                views.get(name) or _unmeasured_views(tables[name], answers[name][0]),
+                views.get(name) or unmeasured_views(tables[name], answers[name][0]),
             )
             for name in positions
         ),
@@ -161,7 +151,7 @@ def _ask_servers(
             "registration", lambda: find_registration_troubles(pipeline)
         ),
         "definitions": _start_request("definitions", lambda: _definitions(pipeline)),
-        "kafka": _start_request("kafka", lambda: _log(pipeline, tables, stored_in_time)),
+        "kafka": _start_request("kafka", lambda: read_topics(pipeline, tables, stored_in_time)),
     }
     return {
         part: _await_answer(part, request, started, patience_s)
@@ -230,55 +220,6 @@ def _slot(pipeline: Pipeline) -> replication_slot.Slot | None:
         return replication_slot.slot(conn, pipeline.pipeline)
 
 
-def find_registration_troubles(pipeline: Pipeline) -> list[Finding]:
-    """Find all that makes the registration differ from the file, the catalog or the server.
-
-    Raises:
-        SourceError, ConnectorError: it can't be read.
-    """
-    with source.connect(pipeline.source.dsn) as conn, Topics(pipeline.kafka) as topics:
-        registration, server = registrations.read(topics, pipeline), source.server(conn)
-        if not registration:
-            return []
-        captured = registration.tables
-        findings = [
-            *_refusal(
-                "another-server", registrations.refuse_another, registration, server, pipeline
-            ),
-            *_refusal("settings-changed", registrations.refuse_changed, registration, pipeline),
-            *_refusal("pattern-meaningless", registrations.refuse_meaningless, captured, pipeline),
-            *_refusal(
-                "server-promoted", registrations.refuse_promoted, registration, server, pipeline
-            ),
-        ]
-        # Last: the catalog may not answer, and that must hide none of the others.
-        try:
-            choice = catalog.find_tables(conn, pipeline)
-        except CdcError as error:
-            # A pattern that means nothing registered means nothing in the catalog either.
-            if not any(finding.code == "pattern-meaningless" for finding in findings):
-                findings.append(find_error("tables-undecided", "source.tables", error))
-            return findings
-        findings += _refusal("table-slipped", catalog.refuse_slipped, captured, choice, pipeline)
-        findings += _refusal(
-            "tables-waiting", registrations.refuse_waiting, registration, choice.names
-        )
-    return findings
-
-
-def _refusal(code: str, check: Callable[..., None], *arguments: Any) -> list[Finding]:
-    """Run a check that raises, and make a finding of its error."""
-    try:
-        check(*arguments)
-    except CdcError as error:
-        return [find_error(code, _subject(error), error)]
-    return []
-
-
-def _subject(error: CdcError) -> str:
-    return str(error.details.get("table") or "the registration")
-
-
 def _definitions(pipeline: Pipeline) -> Watch:
     with source.connect(pipeline.source.dsn) as conn:
         return watch(conn)
@@ -303,110 +244,6 @@ def _stored(
     return by_topic
 
 
-def _log(
-    pipeline: Pipeline,
-    tables: Mapping[str, Sequence[Table]],
-    read_positions: Callable[[], Mapping[str, Mapping[str, ViewCheckpoint | None]]],
-) -> TopicReport:
-    """Read the heartbeat, measure each sink's views against the topics, inspect the topics. Raises
-    ConnectorError.
-    """
-    with Topics(pipeline.kafka) as topics:
-        names = {table.topic: None for of_sink in tables.values() for table in of_sink}
-        continuity = Continuity(pipeline, topics).read(list(names))
-        ends = {topic: topic_log.end for topic, topic_log in continuity.logs.items()}
-        beat = last_heartbeat(topics, pipeline)
-        quarantined = Counter(
-            (record.entry.sink, record.entry.topic)
-            for record in QuarantineLog(topics, pipeline).read()
-            if not record.entry.redrive
-        )
-        stored_by_sink = read_positions()
-        oldest = topics.write_times(
-            place
-            for name, stored in stored_by_sink.items()
-            for table in tables[name]
-            for place in pending_records(table.topic, stored[table.topic], ends[table.topic])
-        )
-        continuity.load_next_records(
-            (table, stored[table.topic])
-            for name, stored in stored_by_sink.items()
-            for table in tables[name]
-        )
-        views = {
-            name: tuple(
-                replace(
-                    _inspect_view(continuity, name, table, stored[table.topic], oldest),
-                    quarantined=quarantined[name, table.topic],
-                )
-                for table in tables[name]
-            )
-            for name, stored in stored_by_sink.items()
-        }
-    heartbeat = None
-    if beat:
-        age = max(0.0, time.time() - beat.arrived_ms / 1000)
-        heartbeat = HeartbeatStatus(round(age, 3), beat.delay_s, pipeline.source.heartbeat_s)
-    return heartbeat, views, _lowered(continuity.ledger)
-
-
-def _lowered(ledger: Ledger) -> Finding | None:
-    """Find topics whose settings an interrupted compaction has left lowered."""
-    if not ledger.lowered or ledger.at_work:
-        return None
-    first, *remaining = sorted(ledger.lowered)
-    more = f" and {len(remaining)} more" if remaining else ""
-    return find(
-        "settings-lowered",
-        first,
-        f"`cdc topics compact` was interrupted and has left settings of {first}{more} lowered."
-        " Views may miss records.",
-        "cdc -p FILE topics",
-    )
-
-
-def _inspect_view(
-    continuity: Continuity,
-    sink: str,
-    table: Table,
-    stored: ViewCheckpoint | None,
-    oldest: Mapping[tuple[str, int, int], int],
-) -> ViewStatus:
-    """Measure a view, and say where the log can't continue it."""
-    end = continuity.logs[table.topic].end
-    holes = continuity.ledger.holes(sink, table.topic)
-    view = replace(
-        measure(table, stored, end, oldest, time.time()),
-        holes=tuple(str(hole) for hole in holes if hole.end.topic_id == end.topic_id),
-    )
-    try:
-        continuity.refuse(sink, table, stored)
-    except Discontinued as error:
-        return replace(view, problem=error.message, hint=error.hint)
-    return view
-
-
-def measure(
-    table: Table,
-    stored: ViewCheckpoint | None,
-    end: Position,
-    oldest: Mapping[tuple[str, int, int], int],
-    now: float,
-) -> ViewStatus:
-    """Measure a view against the end of its topic. `oldest`: Unix milliseconds of the records that
-    `waiting` names.
-    """
-    rows, last = (stored.rows, stored.changed_at) if stored else (0, None)
-    gap = distance(stored, end)
-    if not gap.comparable:
-        return ViewStatus(table.qualified, changes=rows, at=last)
-    places = pending_records(table.topic, stored, end)
-    times = [oldest[place] for place in places if place in oldest]
-    lag = max(0.0, now - min(times) / 1000) if times else 0.0
-    # The remaining offsets may be transaction markers alone: then there is nothing to apply.
-    return ViewStatus(table.qualified, gap.offsets, round(lag, 3), rows, last)
-
-
 def _sink_status(name: str, progress: Progress | None, views: tuple[ViewStatus, ...]) -> SinkStatus:
     if progress is None:
         return SinkStatus(name, views=views)
@@ -426,18 +263,3 @@ def _sink_status(name: str, progress: Progress | None, views: tuple[ViewStatus, 
         progress.restarts,
         progress.restarted,
     )
-
-
-def _unmeasured_views(
-    tables: Sequence[Table], stored: Mapping[str, ViewCheckpoint | None] | None
-) -> tuple[ViewStatus, ...]:
-    """Describe views that couldn't be measured: with what the sink itself holds, without lag."""
-    if stored is None:
-        return tuple(ViewStatus(table.qualified) for table in tables)
-    views = []
-    for table in tables:
-        checkpoint = stored[table.topic]
-        rows = checkpoint.rows if checkpoint else 0
-        changed_at = checkpoint.changed_at if checkpoint else None
-        views.append(ViewStatus(table.qualified, changes=rows, at=changed_at))
-    return tuple(views)

@@ -16,8 +16,8 @@ from cdc.kafka.unread_records import pending_records
 from cdc.model.finding import Finding, exit_code, find, verdict
 from cdc.model.position import Position, Server, ViewCheckpoint
 from cdc.model.table import Table
-from cdc.observe import collection
-from cdc.observe.collection import collect, measure
+from cdc.observe import collection, registration_findings
+from cdc.observe.collection import collect
 from cdc.observe.diagnosis import diagnose, document, slow_hop
 from cdc.observe.status import (
     ConnectorStatus,
@@ -26,6 +26,7 @@ from cdc.observe.status import (
     Status,
     ViewStatus,
 )
+from cdc.observe.topic_report import measure
 from cdc.postgres import catalog, source
 from cdc.postgres.replication_slot import Slot
 from cdc.postgres.source import check_server
@@ -414,10 +415,9 @@ def judge(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Finding]]:
                 raise server
             return server
 
-        for part in ("_slot", "_connector", "_definitions"):
+        for part in ("_slot", "_connector", "_definitions", "read_topics"):
             monkeypatch.setattr(collection, part, lambda *_: None)
-        monkeypatch.setattr(collection, "_log", lambda *_: None)
-        monkeypatch.setattr(collection, "Topics", lambda _: Silent())
+        monkeypatch.setattr(registration_findings, "Topics", lambda _: Silent())
         monkeypatch.setattr(source, "connect", lambda _: Silent())
         monkeypatch.setattr(source, "server", answer)
         monkeypatch.setattr(registrations, "read", lambda *_: registration)

@@ -1,0 +1,60 @@
+"""Findings on the registration: how it differs from the file, the catalog and the server."""
+
+from collections.abc import Callable
+from typing import Any
+
+from cdc.config.settings import Pipeline
+from cdc.control import registrations
+from cdc.errors import CdcError
+from cdc.kafka.topics import Topics
+from cdc.model.finding import Finding, find_error
+from cdc.postgres import catalog, source
+
+
+def find_registration_troubles(pipeline: Pipeline) -> list[Finding]:
+    """Find all that makes the registration differ from the file, the catalog or the server.
+
+    Raises:
+        SourceError, ConnectorError: it can't be read.
+    """
+    with source.connect(pipeline.source.dsn) as conn, Topics(pipeline.kafka) as topics:
+        registration, server = registrations.read(topics, pipeline), source.server(conn)
+        if not registration:
+            return []
+        captured = registration.tables
+        findings = [
+            *_refusal(
+                "another-server", registrations.refuse_another, registration, server, pipeline
+            ),
+            *_refusal("settings-changed", registrations.refuse_changed, registration, pipeline),
+            *_refusal("pattern-meaningless", registrations.refuse_meaningless, captured, pipeline),
+            *_refusal(
+                "server-promoted", registrations.refuse_promoted, registration, server, pipeline
+            ),
+        ]
+        # Last: the catalog may not answer, and that must hide none of the others.
+        try:
+            choice = catalog.find_tables(conn, pipeline)
+        except CdcError as error:
+            # A pattern that means nothing registered means nothing in the catalog either.
+            if not any(finding.code == "pattern-meaningless" for finding in findings):
+                findings.append(find_error("tables-undecided", "source.tables", error))
+            return findings
+        findings += _refusal("table-slipped", catalog.refuse_slipped, captured, choice, pipeline)
+        findings += _refusal(
+            "tables-waiting", registrations.refuse_waiting, registration, choice.names
+        )
+    return findings
+
+
+def _refusal(code: str, check: Callable[..., None], *arguments: Any) -> list[Finding]:
+    """Run a check that raises, and make a finding of its error."""
+    try:
+        check(*arguments)
+    except CdcError as error:
+        return [find_error(code, _subject(error), error)]
+    return []
+
+
+def _subject(error: CdcError) -> str:
+    return str(error.details.get("table") or "the registration")

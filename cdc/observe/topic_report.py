@@ -1,0 +1,144 @@
+"""What the topics tell: the heartbeat, how far each view is behind, settings that are lowered.
+
+In:  the topics, the positions of sinks. Out: `TopicReport`. Invariant: reads only.
+"""
+
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from cdc.config.settings import Pipeline
+from cdc.control.heartbeat import last_heartbeat
+from cdc.kafka.ledger import Ledger
+from cdc.kafka.log_continuity import Continuity
+from cdc.kafka.log_refusals import Discontinued
+from cdc.kafka.topics import Topics
+from cdc.kafka.unread_records import pending_records
+from cdc.model.finding import Finding, find
+from cdc.model.position import Position, ViewCheckpoint, distance
+from cdc.model.table import Table
+from cdc.observe.status import HeartbeatStatus, ViewStatus
+from cdc.quarantine.log import QuarantineLog
+
+TopicReport = tuple[HeartbeatStatus | None, dict[str, tuple[ViewStatus, ...]], Finding | None]
+"""The heartbeat, the views of each sink, and a finding on the topics: what `read_topics` returns."""
+
+
+def read_topics(
+    pipeline: Pipeline,
+    tables: Mapping[str, Sequence[Table]],
+    read_positions: Callable[[], Mapping[str, Mapping[str, ViewCheckpoint | None]]],
+) -> TopicReport:
+    """Read the heartbeat, measure each sink's views against the topics, inspect the topics. Raises
+    ConnectorError.
+    """
+    with Topics(pipeline.kafka) as topics:
+        names = {table.topic: None for of_sink in tables.values() for table in of_sink}
+        continuity = Continuity(pipeline, topics).read(list(names))
+        ends = {topic: topic_log.end for topic, topic_log in continuity.logs.items()}
+        beat = last_heartbeat(topics, pipeline)
+        quarantined = Counter(
+            (record.entry.sink, record.entry.topic)
+            for record in QuarantineLog(topics, pipeline).read()
+            if not record.entry.redrive
+        )
+        stored_by_sink = read_positions()
+        oldest = topics.write_times(
+            place
+            for name, stored in stored_by_sink.items()
+            for table in tables[name]
+            for place in pending_records(table.topic, stored[table.topic], ends[table.topic])
+        )
+        continuity.load_next_records(
+            (table, stored[table.topic])
+            for name, stored in stored_by_sink.items()
+            for table in tables[name]
+        )
+        views = {
+            name: tuple(
+                replace(
+                    _inspect_view(continuity, name, table, stored[table.topic], oldest),
+                    quarantined=quarantined[name, table.topic],
+                )
+                for table in tables[name]
+            )
+            for name, stored in stored_by_sink.items()
+        }
+    heartbeat = None
+    if beat:
+        age = max(0.0, time.time() - beat.arrived_ms / 1000)
+        heartbeat = HeartbeatStatus(round(age, 3), beat.delay_s, pipeline.source.heartbeat_s)
+    return heartbeat, views, _lowered(continuity.ledger)
+
+
+def _lowered(ledger: Ledger) -> Finding | None:
+    """Find topics whose settings an interrupted compaction has left lowered."""
+    if not ledger.lowered or ledger.at_work:
+        return None
+    first, *remaining = sorted(ledger.lowered)
+    more = f" and {len(remaining)} more" if remaining else ""
+    return find(
+        "settings-lowered",
+        first,
+        f"`cdc topics compact` was interrupted and has left settings of {first}{more} lowered."
+        " Views may miss records.",
+        "cdc -p FILE topics",
+    )
+
+
+def _inspect_view(
+    continuity: Continuity,
+    sink: str,
+    table: Table,
+    stored: ViewCheckpoint | None,
+    oldest: Mapping[tuple[str, int, int], int],
+) -> ViewStatus:
+    """Measure a view, and say where the log can't continue it."""
+    end = continuity.logs[table.topic].end
+    holes = continuity.ledger.holes(sink, table.topic)
+    view = replace(
+        measure(table, stored, end, oldest, time.time()),
+        holes=tuple(str(hole) for hole in holes if hole.end.topic_id == end.topic_id),
+    )
+    try:
+        continuity.refuse(sink, table, stored)
+    except Discontinued as error:
+        return replace(view, problem=error.message, hint=error.hint)
+    return view
+
+
+def measure(
+    table: Table,
+    stored: ViewCheckpoint | None,
+    end: Position,
+    oldest: Mapping[tuple[str, int, int], int],
+    now: float,
+) -> ViewStatus:
+    """Measure a view against the end of its topic. `oldest`: Unix milliseconds of the records that
+    `waiting` names.
+    """
+    rows, last = (stored.rows, stored.changed_at) if stored else (0, None)
+    gap = distance(stored, end)
+    if not gap.comparable:
+        return ViewStatus(table.qualified, changes=rows, at=last)
+    places = pending_records(table.topic, stored, end)
+    times = [oldest[place] for place in places if place in oldest]
+    lag = max(0.0, now - min(times) / 1000) if times else 0.0
+    # The remaining offsets may be transaction markers alone: then there is nothing to apply.
+    return ViewStatus(table.qualified, gap.offsets, round(lag, 3), rows, last)
+
+
+def unmeasured_views(
+    tables: Sequence[Table], stored: Mapping[str, ViewCheckpoint | None] | None
+) -> tuple[ViewStatus, ...]:
+    """Describe views that couldn't be measured: with what the sink itself holds, without lag."""
+    if stored is None:
+        return tuple(ViewStatus(table.qualified) for table in tables)
+    views = []
+    for table in tables:
+        checkpoint = stored[table.topic]
+        rows = checkpoint.rows if checkpoint else 0
+        changed_at = checkpoint.changed_at if checkpoint else None
+        views.append(ViewStatus(table.qualified, changes=rows, at=changed_at))
+    return tuple(views)
