@@ -297,7 +297,7 @@ def _served(context: Context, port: int | None) -> "Iterator[Callable[[list[Prog
         return
     from cdc.observe.run_endpoint import RunEndpoint
 
-    endpoint = RunEndpoint(context.pipeline.pipeline, port, lambda: _look(context))
+    endpoint = RunEndpoint(port, lambda: _look(context))
     say(f"serving http://127.0.0.1:{endpoint.port}/metrics, /livez and /readyz")
     try:
         yield endpoint.publish

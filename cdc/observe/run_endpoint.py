@@ -45,8 +45,7 @@ log = structlog.get_logger()
 class PublishedState(Collector):
     """What was last published, as Prometheus reads it. Any thread may publish."""
 
-    def __init__(self, pipeline: str) -> None:
-        self._pipeline = pipeline
+    def __init__(self) -> None:
         self.progress: tuple[Progress, ...] = ()
         self.status: Status | None = None
         self.ticked_at = time.monotonic()
@@ -201,14 +200,14 @@ def _worst(sink: SinkStatus) -> Sequence[ViewStatus]:
 class RunEndpoint:
     """Serves a run's state over HTTP until `close`."""
 
-    def __init__(self, pipeline: str, port: int, look: Callable[[], Status]) -> None:
+    def __init__(self, port: int, look: Callable[[], Status]) -> None:
         """Begin to serve on 127.0.0.1. `look` asks for the pipeline's status; it is called every
         LOOK_S seconds in a thread of its own.
 
         Raises:
             SettingsError: the port is taken.
         """
-        self._state, self._look = PublishedState(pipeline), look
+        self._state, self._look = PublishedState(), look
         self._closed = threading.Event()
         registry = CollectorRegistry()
         registry.register(self._state)

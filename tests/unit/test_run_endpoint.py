@@ -51,7 +51,7 @@ METRIC = re.compile(r"\bcdc_[a-z_]+")
 
 @pytest.fixture
 def endpoint() -> Iterator[RunEndpoint]:
-    with closing(RunEndpoint("shop", 0, lambda: STATUS)) as served:
+    with closing(RunEndpoint(0, lambda: STATUS)) as served:
         yield served
 
 
@@ -95,7 +95,7 @@ def test_of_500_tables_only_the_worst_have_series(endpoint: RunEndpoint) -> None
 
 def test_what_is_not_known_has_no_series() -> None:
     away = Status("shop", sinks=(SinkStatus("cache", views=(ViewStatus("public.orders"),)),))
-    with closing(RunEndpoint("shop", 0, lambda: away)) as served:
+    with closing(RunEndpoint(0, lambda: away)) as served:
         served.publish([RUNNING])
         wait_until(lambda: "# TYPE cdc_findings" in fetched(served, "/metrics").text, 10, "a look")
         values = series(served)
@@ -107,7 +107,7 @@ def test_names_have_units() -> None:
     """As Prometheus' own rules want them: counters end in total, others in a base unit or say what
     is counted.
     """
-    with closing(RunEndpoint("shop", 0, lambda: STATUS)) as served:
+    with closing(RunEndpoint(0, lambda: STATUS)) as served:
         served.publish([RUNNING])
         names = {name.partition("{")[0] for name in looked(served)}
     ends = ("_total", "_seconds", "_bytes", "_records", "_info", "_up", "_active")
@@ -136,7 +136,7 @@ def test_a_run_that_doesnt_tick_is_not_alive(
 
 def test_a_port_that_is_taken_is_named(endpoint: RunEndpoint) -> None:
     with pytest.raises(SettingsError, match=str(endpoint.port)):
-        RunEndpoint("shop", endpoint.port, lambda: STATUS)
+        RunEndpoint(endpoint.port, lambda: STATUS)
 
 
 def exported(endpoint: RunEndpoint) -> set[str]:
