@@ -108,8 +108,8 @@ class Emission:
                 report.documents += len(marks)
             # After a slice of each, however long that took: none waits for another's last.
             if dirty and time.monotonic() > deadline:
-                return
-        report.done = True
+                break
+        report.done = state.is_clean()
 
     def _send_slice(self, view: View, state: State, marks: Mapping[str, str], write: Write) -> None:
         documents = assemble(self.plan, state, view, list(marks))

@@ -30,6 +30,7 @@ import redis
 
 from cdc.errors import SettingsError
 from cdc.postgres import source
+from cdc.views import emission
 from cdc.views.emission import SLICE
 from tests.support.budget import SCALE
 from tests.support.cache import cache
@@ -960,3 +961,18 @@ def case_47_a_large_fan_out_delays_no_other_document(history: History) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_case(history: History, name: str) -> None:
     CASES[name](history)
+
+
+def test_a_round_that_took_long_is_the_last_when_nothing_is_left(
+    history: History, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else documents are never noted as current while changes go on, and who waits waits in vain."""
+    monkeypatch.setattr(emission, "ROUND_S", 0.0)
+    library(history, BOOK_DOCS)
+    history.do("INSERT INTO lib.books VALUES (1, NULL, 'a', 2000)")
+    history.apply()
+    assert history.send() == 1
+    history.do(f"INSERT INTO lib.books SELECT n FROM generate_series(2, {SLICE + 2}) n")
+    history.apply()
+    assert history.send() == 2
+    history.check()

@@ -319,9 +319,9 @@ class History:
         for step in steps:
             self._positions.finish(step)
 
-    def send(self, crash: str | None = None) -> None:
-        """Send what is dirty. `crash`: "before climbed", "after sent" and the like, of a method of
-        the state, or "before write", "after write".
+    def send(self, crash: str | None = None) -> int:
+        """Send what is dirty; return the number of rounds. `crash`: "before climbed", "after sent"
+        and the like, of a method of the state, or "before write", "after write".
         """
         open_state = OpenState(self.url, PREFIX, self.plan)
         topics = {name: name for name in self.views}
@@ -339,15 +339,17 @@ class History:
             if crash == "after write":
                 raise Crash
 
-        report = Report()
+        report, rounds = Report(), 0
         try:
             while not report.done:
+                rounds += 1
                 emission.send(state, report, write)
         except Crash:
             # The next process is another writer.
             self.writer = uuid4().hex
         else:
             assert crash is None, f"nothing came to {crash}"
+        return rounds
 
     def batch(self, *only: str | Partition) -> None:
         """Apply and send."""
