@@ -15,7 +15,7 @@ $(STAMP): requirements.lock pyproject.toml compose/setup.sh
 	@sh compose/setup.sh
 
 demo: setup ## the whole pipeline on real flights, from an empty machine
-	@$(PY) -m sample.demo
+	@$(PY) -m cdc.sample.demo
 
 test: setup ## every test, in two halves side by side
 	@$(PY) -m tests

@@ -24,13 +24,13 @@ from bench.stage import Stage
 from bench.workload import Data
 from cdc.codec.record import RecordDecoder
 from cdc.codec.table import codec
+from cdc.compose import artifacts
+from cdc.connectors.client import Connect
 from cdc.errors import DivergenceError
 from cdc.sink.contract import Sink
-from compose import artifacts
-from connectors.client import Connect
-from sinks.delta.sink import Delta
-from sinks.elasticsearch.sink import Elasticsearch
-from sinks.redis.sink import Redis
+from cdc.sinks.delta.sink import Delta
+from cdc.sinks.elasticsearch.sink import Elasticsearch
+from cdc.sinks.redis.sink import Redis
 
 LIMIT = "limit"
 DISTINCT = "distinct"

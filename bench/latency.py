@@ -5,7 +5,7 @@ The load is written by Postgres at its own pace. Beside it one row every 50 ms i
 watched, begun when it is due whether or not a view shows the one before. Its commit's time is
 Postgres' own; that in Kafka is when the connector handed the record over; begin and end of the
 batch that holds it are Spark's; visible is when a client of the view first read it
-(`sample.probe`), which may be before all of the batch is durable.
+(`cdc.sample.probe`), which may be before all of the batch is durable.
 """
 
 import random
@@ -24,7 +24,7 @@ from bench.batches import Batch, Watched
 from bench.figure import Figure
 from bench.stage import Stage
 from cdc.model.position import Position
-from sample.probe import Watch, delta_watch, elasticsearch_watch, redis_watch
+from cdc.sample.probe import Watch, delta_watch, elasticsearch_watch, redis_watch
 
 MARK_S = 0.05
 LATE_S = 30.0

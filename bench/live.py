@@ -21,9 +21,9 @@ from bench.stage import Stage
 from cdc.cli.rebuild import build
 from cdc.errors import DivergenceError
 from cdc.generations.registry import GenerationBuild
+from cdc.sample.probe import Watch
 from cdc.verify.barrier import wait_until_current
 from cdc.verify.verification import verify
-from sample.probe import Watch
 
 START_S = 600.0
 """The longest time that applying may take."""

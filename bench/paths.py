@@ -21,8 +21,8 @@ from bench.figure import Figure
 from bench.rival import Rivals
 from bench.stage import Stage
 from bench.workload import Data
+from cdc.connectors.client import Connect
 from cdc.errors import DivergenceError
-from connectors.client import Connect
 
 STEP_S = 0.5
 EARLY_S = 1.0

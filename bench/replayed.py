@@ -4,14 +4,14 @@ import time
 from collections.abc import Iterator
 from datetime import date, timedelta
 
-import migrations
 from bench.figure import Figure
 from bench.paths import equal
 from bench.stage import Stage
 from bench.workload import Data
+from cdc import migrations
 from cdc.postgres import source
-from sample.load import load
-from sample.replay import replay
+from cdc.sample.load import load
+from cdc.sample.replay import replay
 
 TABLES = [f"public.{name}" for name in ("flights", "airlines", "airports", "planes", "weather")]
 LOADED = date(2013, 1, 1)

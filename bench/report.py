@@ -15,8 +15,8 @@ from typing import Any
 import psutil
 
 from bench.figure import Figure
+from cdc.compose import versions
 from cdc.spark.session import SETTINGS
-from compose import versions
 
 SERIES = ("limit", "rival", "ours")
 GOAL_PERCENTILES = ("p50", "p99")

@@ -19,7 +19,7 @@ from bench.plain import Offsets, rival_name
 from bench.stage import Stage
 from cdc.errors import DivergenceError
 from cdc.model.table import Table
-from sinks.elasticsearch.sink import Elasticsearch
+from cdc.sinks.elasticsearch.sink import Elasticsearch
 
 RECORDS = {"warehouse": 100_000, "changes": 100_000}
 """The records of a batch by target; ten thousand for other targets."""

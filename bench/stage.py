@@ -17,7 +17,9 @@ from bench.cost import Meter
 from bench.workload import Data
 from cdc.apply.stream import StreamOptions
 from cdc.apply.supervisor import supervise
+from cdc.compose import artifacts, stack
 from cdc.config import settings
+from cdc.connectors.client import Connect
 from cdc.control.heartbeat import last_heartbeat
 from cdc.errors import SinkError
 from cdc.kafka.topics import Topics
@@ -29,8 +31,6 @@ from cdc.spark.kafka_source import read_until
 from cdc.spark.session import session
 from cdc.verify.barrier import wait_until_current
 from cdc.verify.verification import compare
-from compose import artifacts, stack
-from connectors.client import Connect
 
 FILE = """\
 pipeline: {pipeline}

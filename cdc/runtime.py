@@ -18,13 +18,13 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import psycopg
 
+from cdc.compose import stack, stack_state
 from cdc.config import settings
 from cdc.errors import CdcError, SettingsError
 from cdc.model import column_names
 from cdc.model.table import Table
 from cdc.postgres import catalog, source, table_survey
 from cdc.sink import factory
-from compose import stack, stack_state
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -32,11 +32,11 @@ if TYPE_CHECKING:
     from cdc.apply.schema_follower import SchemaFollower
     from cdc.apply.stream import Stream
     from cdc.apply.views import DescribeTables
+    from cdc.compose.endpoints import Endpoints
     from cdc.control.registrations import Registration
     from cdc.postgres.schema_changes import Definition
     from cdc.sink.contract import Sink
     from cdc.views.plan import View
-    from compose.endpoints import Endpoints
 
 
 DISPLAY_DEADLINE_S = 2.5
@@ -351,7 +351,7 @@ def local_stack(kind: str | None, state: Path) -> Stack:
     """Choose the kind of local stack: the one given, else the one the state folder belongs to, else
     embedded.
     """
-    from compose import docker
+    from cdc.compose import docker
 
     stacks: dict[str, Stack] = {"embedded": stack, "compose": docker}
     kind = kind or stack_state.stack_kind(state) or "embedded"
@@ -368,8 +368,8 @@ def spark_on(master: str, modules: Sequence[str] = ()) -> "Iterator[SparkSession
         SparkError: the JVM of Spark has ended meanwhile, whatever error that caused here.
     """
     # First, so that nothing is fetched where there is no Spark.
+    from cdc.compose import artifacts
     from cdc.spark.session import exit_error, session
-    from compose import artifacts
 
     spark = session(master, artifacts.spark_jars(), modules=modules)
     try:

@@ -25,9 +25,9 @@ from threading import Event, Thread
 
 from tenacity import retry, retry_if_exception_type, stop_after_attempt
 
+from cdc.compose import versions
+from cdc.compose.host import java, require_disk, share
 from cdc.errors import StackError
-from compose import versions
-from compose.host import java, require_disk, share
 
 HERE = Path(__file__).parent
 PINS = HERE / "artifacts.sha256"
@@ -78,7 +78,7 @@ def spark_jars() -> list[Path]:
 
 def servers() -> Servers:
     """Return the parts of the servers, fetching them first when the cache lacks them."""
-    from compose.wheels import postgres_bin, redis_server
+    from cdc.compose.wheels import postgres_bin, redis_server
 
     home = _group("servers", _unpack)
     return Servers(

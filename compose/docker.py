@@ -6,11 +6,11 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+from cdc.compose import versions
+from cdc.compose.endpoints import Endpoints
+from cdc.compose.server_version import ServerVersion, require_readable
+from cdc.compose.stack_state import locked_state
 from cdc.errors import StackError
-from compose import versions
-from compose.endpoints import Endpoints
-from compose.server_version import ServerVersion, require_readable
-from compose.stack_state import locked_state
 
 FILE = Path(__file__).parent / "docker-compose.yml"
 # Ports that the compose file publishes on 127.0.0.1.

@@ -11,8 +11,8 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
+from cdc.compose import versions
 from cdc.errors import StackError
-from compose import versions
 
 GIB = 1 << 30
 DISK_MIN_BYTES = 3 * GIB

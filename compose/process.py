@@ -11,7 +11,7 @@ from pathlib import Path
 
 import psutil
 
-from compose.host import User
+from cdc.compose.host import User
 
 # psutil derives the start time from the clock, which may be set a little meanwhile.
 CLOCK_SLACK_S = 5.0

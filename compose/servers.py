@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
+from cdc.compose import health, versions
+from cdc.compose.artifacts import Servers
+from cdc.compose.host import STATE_HINT, User, change_owner, require_searchable, unprivileged
+from cdc.compose.process import end_leftovers, run
+from cdc.compose.server_version import ServerVersion, version_of_snapshot
+from cdc.compose.wheels import cache_version
 from cdc.errors import StackError
 from cdc.model import jvm_options
-from compose import health, versions
-from compose.artifacts import Servers
-from compose.host import STATE_HINT, User, change_owner, require_searchable, unprivileged
-from compose.process import end_leftovers, run
-from compose.server_version import ServerVersion, version_of_snapshot
-from compose.wheels import cache_version
 
 TEMPLATES = Path(__file__).parent / "conf"
 FOLDERS = ("data", "conf", "log", "tmp")

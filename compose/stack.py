@@ -13,14 +13,14 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from cdc.compose import artifacts, host, ports, process
+from cdc.compose.endpoints import Endpoints
+from cdc.compose.health import last_lines
+from cdc.compose.host import STATE_HINT
+from cdc.compose.server_version import require_readable
+from cdc.compose.servers import ALL, BY_NAME, Server, ServerDirs
+from cdc.compose.stack_state import StackState, locked_state
 from cdc.errors import StackError
-from compose import artifacts, host, ports, process
-from compose.endpoints import Endpoints
-from compose.health import last_lines
-from compose.host import STATE_HINT
-from compose.server_version import require_readable
-from compose.servers import ALL, BY_NAME, Server, ServerDirs
-from compose.stack_state import StackState, locked_state
 
 START_DEADLINE_S = 120.0
 HEALTHY_DEADLINE_S = 15.0

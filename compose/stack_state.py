@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from cdc.compose.artifacts import make_shared
+from cdc.compose.endpoints import Endpoints
+from cdc.compose.host import STATE_HINT
+from cdc.compose.process import Process
+from cdc.compose.server_version import ServerVersion
 from cdc.errors import StackError
-from compose.artifacts import make_shared
-from compose.endpoints import Endpoints
-from compose.host import STATE_HINT
-from compose.process import Process
-from compose.server_version import ServerVersion
 
 
 class StackState:

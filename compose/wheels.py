@@ -9,10 +9,10 @@ import subprocess
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
+from cdc.compose import artifacts, versions
+from cdc.compose.host import require_disk, require_searchable, share
+from cdc.compose.server_version import ServerVersion
 from cdc.errors import StackError
-from compose import artifacts, versions
-from compose.host import require_disk, require_searchable, share
-from compose.server_version import ServerVersion
 
 
 def postgres_bin() -> Path:

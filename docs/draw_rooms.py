@@ -19,18 +19,20 @@ Arrows = Mapping[str, set[str]]
 
 
 def room(module: str) -> str:
-    """A room of `cdc`, any other package as a whole."""
-    parts = module.split(".")
-    return ".".join(parts[:2]) if parts[0] == "cdc" else parts[0]
+    """A room of `cdc` by the name of any of its modules."""
+    return ".".join(module.split(".")[:2])
+
+
+def module_name(path: Path) -> str:
+    """The dotted name of a file; the folders beside `cdc` are packages of it, by links."""
+    name = ".".join(path.with_suffix("").parts).removesuffix(".__init__")
+    return name if path.parts[0] == "cdc" else f"cdc.{name}"
 
 
 def arrows(root: Path = ROOT) -> Arrows:
     """Every import between two rooms, wherever in a module it stands."""
     paths = [path for package in PACKAGES for path in sorted((root / package).rglob("*.py"))]
-    names = {
-        ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): path
-        for path in paths
-    }
+    names = {module_name(path.relative_to(root)): path for path in paths}
     rooms: dict[str, set[str]] = {room(name): set() for name in names if name != "cdc"}
     for name, path in names.items():
         for imported in _imports(path.read_text(encoding="utf-8")):

@@ -2,10 +2,10 @@
 destination.
 """
 
-from migrations.plan import describe_statement, plan, script
-from migrations.runner import CONTROL, SAMPLE, AppliedMigration, migrate
-from migrations.source import SourceRequirements, Unprivileged, heartbeat_query, prepare_source
-from migrations.statement import Statement
+from cdc.migrations.plan import describe_statement, plan, script
+from cdc.migrations.runner import CONTROL, SAMPLE, AppliedMigration, migrate
+from cdc.migrations.source import SourceRequirements, Unprivileged, heartbeat_query, prepare_source
+from cdc.migrations.statement import Statement
 
 __all__ = [
     "CONTROL",

@@ -14,8 +14,8 @@ from typing import LiteralString
 import psycopg
 from psycopg import sql
 
-from migrations.preflight import Relation
-from migrations.statement import Statement
+from cdc.migrations.preflight import Relation
+from cdc.migrations.statement import Statement
 
 PUBLISHED = """
 SELECT prrelid FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid WHERE p.pubname = %s

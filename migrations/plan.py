@@ -14,9 +14,14 @@ from itertools import takewhile
 import psycopg
 from psycopg import sql
 
-from migrations.runner import RECORD, Migration, pending, require_idle, require_logical
-from migrations.source import LOCK_TIMEOUT, SourceRequirements, check_source, required_statements
-from migrations.statement import PASSWORD, Actor, Statement
+from cdc.migrations.runner import RECORD, Migration, pending, require_idle, require_logical
+from cdc.migrations.source import (
+    LOCK_TIMEOUT,
+    SourceRequirements,
+    check_source,
+    required_statements,
+)
+from cdc.migrations.statement import PASSWORD, Actor, Statement
 
 HEAD = """\
 -- What pipeline {pipeline} still needs in database {database}, as cdc migrate would do it.

@@ -17,7 +17,7 @@ from psycopg import sql
 from psycopg.rows import class_row
 
 from cdc.errors import SourceError
-from migrations.runner import CONTROL, migrations, recorded
+from cdc.migrations.runner import CONTROL, migrations, recorded
 
 CONTROL_TABLES = ("heartbeat", "truncation", "ddl", "signal")
 RESERVED = ("cdc", "pg_catalog", "information_schema")

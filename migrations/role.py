@@ -19,8 +19,8 @@ import psycopg
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from migrations.preflight import Relation
-from migrations.statement import PASSWORD, Actor, Statement
+from cdc.migrations.preflight import Relation
+from cdc.migrations.statement import PASSWORD, Actor, Statement
 
 ATTRIBUTES = {
     "LOGIN": ("rolcanlogin", True),

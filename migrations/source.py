@@ -15,8 +15,8 @@ import psycopg
 from psycopg import sql
 
 from cdc.errors import SourceError
-from migrations.journal import ensure_event_triggers, ensure_journal, published
-from migrations.preflight import (
+from cdc.migrations.journal import ensure_event_triggers, ensure_journal, published
+from cdc.migrations.preflight import (
     CONTROL_TABLES,
     KeyIndex,
     Relation,
@@ -26,10 +26,10 @@ from migrations.preflight import (
     require_publication,
     require_role,
 )
-from migrations.role import ensure_entry, ensure_heartbeat, ensure_privileges, ensure_role
-from migrations.runner import migration_lock, require_idle, require_logical
-from migrations.statement import Outcome, Statement, carry_out
-from migrations.truncation import ensure_triggers, reset_floors
+from cdc.migrations.role import ensure_entry, ensure_heartbeat, ensure_privileges, ensure_role
+from cdc.migrations.runner import migration_lock, require_idle, require_logical
+from cdc.migrations.statement import Outcome, Statement, carry_out
+from cdc.migrations.truncation import ensure_triggers, reset_floors
 
 PUBLISH = "insert, update, delete, truncate"
 # Creating a trigger takes a lock that waits for open transactions, and every later query waits

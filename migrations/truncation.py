@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 import psycopg
 from psycopg import sql
 
-from migrations.preflight import Relation
-from migrations.role import OF_OTHER_PIPELINES
-from migrations.statement import Statement
+from cdc.migrations.preflight import Relation
+from cdc.migrations.role import OF_OTHER_PIPELINES
+from cdc.migrations.statement import Statement
 
 TABLE, PARTITIONED, PARTITION = (
     "record_truncation",

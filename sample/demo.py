@@ -24,16 +24,16 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from rich.table import Table as Grid
 
 from cdc.cli.console import print_error
+from cdc.compose import artifacts, stack
 from cdc.errors import CdcError, DivergenceError, SinkError, SinkUnavailable
 from cdc.runtime import Context
+from cdc.sample.load import load
+from cdc.sample.probe import Probe, delta_watch, elasticsearch_watch, redis_watch
+from cdc.sample.replay import Replayed, replay
 from cdc.sink.contract import Sink
 from cdc.verify import barrier
 from cdc.verify.comparison import Comparison
 from cdc.verify.verification import compare
-from compose import artifacts, stack
-from sample.load import load
-from sample.probe import Probe, delta_watch, elasticsearch_watch, redis_watch
-from sample.replay import Replayed, replay
 
 PIPELINE = Path(__file__).parent / "airport.yaml"
 LOADED = (date(2013, 1, 1), date(2013, 1, 31))

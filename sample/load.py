@@ -18,7 +18,7 @@ import typer
 from psycopg import sql
 
 from cdc.errors import CdcError, SourceError
-from sample import nyc2013
+from cdc.sample import nyc2013
 
 Database = Annotated[str, typer.Argument(help="DSN of the database that has the sample schema")]
 FirstDay = Annotated[

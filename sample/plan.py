@@ -20,7 +20,7 @@ from zoneinfo import ZoneInfo
 import numpy as np
 import pandas as pd
 
-from sample import nyc2013
+from cdc.sample import nyc2013
 
 KEYS = {
     "airlines": ("carrier",),

@@ -26,9 +26,9 @@ import typer
 from psycopg import sql
 
 from cdc.errors import SettingsError, SourceError
-from sample import nyc2013
-from sample.load import Database, FirstDay, LastDay, explained, failed
-from sample.plan import KEYS, Change, Transaction, plan
+from cdc.sample import nyc2013
+from cdc.sample.load import Database, FirstDay, LastDay, explained, failed
+from cdc.sample.plan import KEYS, Change, Transaction, plan
 
 OnCommit = Callable[[str, tuple[Any, ...], datetime], None]
 # How long a worker that waits for its next transaction may overlook that it should stop.

@@ -14,9 +14,9 @@ import psutil
 import psycopg
 import pytest
 
-from compose import artifacts, versions
-from compose import stack as servers
-from compose.endpoints import Endpoints
+from cdc.compose import artifacts, versions
+from cdc.compose import stack as servers
+from cdc.compose.endpoints import Endpoints
 from tests.__main__ import CONTAINER_TESTS, FIRST_HALF
 from tests.support.server_control import ProcessControl, ServerControl
 from tests.support.wait import wait_until

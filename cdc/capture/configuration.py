@@ -9,14 +9,14 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 
 from cdc.config.settings import CONTROL_TABLES, Pipeline
+from cdc.connectors.debezium import TEMPLATE, name_pattern, name_patterns, parse_name, parse_names
 from cdc.control.registrations import Captured
 from cdc.errors import SettingsError
 from cdc.kafka.topic_specs import MAX_MESSAGE_BYTES
+from cdc.migrations import heartbeat_query
 from cdc.model.table import Table
 from cdc.postgres.snapshot_query import overrides
 from cdc.postgres.source import parse_dsn
-from connectors.debezium import TEMPLATE, name_pattern, name_patterns, parse_name, parse_names
-from migrations import heartbeat_query
 
 CONNECTOR = {**TEMPLATE, "producer.override.max.request.size": str(MAX_MESSAGE_BYTES)}
 """Settings that are the same for every pipeline. A record may be as long as a topic accepts."""

@@ -14,18 +14,18 @@ from cdc.capture import new_tables
 from cdc.capture.configuration import captured_tables, configuration
 from cdc.capture.readiness import require_ready
 from cdc.config.settings import Pipeline
+from cdc.connectors.client import Connect, ConnectorState
 from cdc.control import registrations
 from cdc.control.heartbeat import Heartbeat, last_heartbeat
 from cdc.control.registrations import Captured, Registration
 from cdc.errors import ConnectorError
 from cdc.kafka.topic_setup import CreatedTopic, ensure_topics
 from cdc.kafka.topics import Topics
+from cdc.migrations.statement import carry_out
+from cdc.migrations.truncation import reset_floors
 from cdc.model.position import Position
 from cdc.model.table import Table
 from cdc.postgres import replication_slot, source, table_survey
-from connectors.client import Connect, ConnectorState
-from migrations.statement import carry_out
-from migrations.truncation import reset_floors
 
 DEADLINE_S = 60.0
 """Seconds without any progress after which a registration fails. A snapshot that moves has no

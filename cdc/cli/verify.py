@@ -115,7 +115,7 @@ def check_connector(
         ConnectorError: no change comes through the connector.
     """
     from cdc.apply.progress import WORKING, load_published
-    from connectors.client import Connect
+    from cdc.connectors.client import Connect
 
     with Connect(pipeline.connect) as connect:
         state = connect.state(pipeline.pipeline)

@@ -3,11 +3,11 @@
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from cdc.connectors.client import SECRET, Connect
+from cdc.connectors.debezium import PLUGIN
 from cdc.errors import ConnectorError
 from cdc.model.finding import Finding, find
 from cdc.model.wording import full_stopped
-from connectors.client import SECRET, Connect
-from connectors.debezium import PLUGIN
 
 REGISTER = "cdc -p FILE register"
 LOSING = ("3.6.",)

@@ -13,6 +13,7 @@ import structlog
 
 from cdc.capture.configuration import configuration
 from cdc.config.settings import Pipeline
+from cdc.connectors.client import Connect
 from cdc.doctor.connect import check_connect, read_connect
 from cdc.doctor.machine import check_clock, check_machine, read_machine
 from cdc.doctor.source_checks import check_source
@@ -26,7 +27,6 @@ from cdc.observe.registration_findings import find_registration_troubles
 from cdc.postgres import source, table_survey
 from cdc.sink.contract import Examinable, FitChecker, SchemaMismatch, Sink
 from cdc.sink.remedy import classify
-from connectors.client import Connect
 
 log = structlog.get_logger()
 CONSEQUENCES = {

@@ -9,7 +9,7 @@ from pathlib import Path
 from types import TracebackType
 
 ROOT = Path(__file__).parents[2]
-PACKAGES = ("cdc", "sinks", "connectors", "compose", "migrations", "tests")
+PACKAGES = ("cdc", "tests")
 HARMLESS = (ImportError, AttributeError, NameError)
 """Errors whose messages quote names of the code, never a value."""
 JAVA = re.compile(

@@ -226,7 +226,7 @@ def _definitions(pipeline: Pipeline) -> Watch:
 
 
 def _connector(pipeline: Pipeline) -> ConnectorStatus:
-    from connectors.client import Connect
+    from cdc.connectors.client import Connect
 
     with Connect(pipeline.connect) as connect:
         state = connect.state(pipeline.pipeline)

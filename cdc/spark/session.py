@@ -109,10 +109,6 @@ WORKER_MODULES = ("pyspark.worker", "pyarrow", "pandas", "pyarrow.parquet", "cdc
 """Modules that every worker needs. With its first array Arrow imports pandas, where it is
 installed.
 """
-PACKAGES = ("cdc", "sinks")
-"""Packages of this project that executors import; client libraries come with the worker's own
-Python.
-"""
 
 
 def session(
@@ -230,11 +226,14 @@ def _exit_error(gateway: Any) -> SparkError | None:
 
 
 def _archive() -> Path:
-    """Pack the project's own packages into one zip, for workers that don't have them."""
+    """Pack the package into one zip, for workers that don't have it; client libraries come with the
+    worker's own Python.
+    """
     path = Path(tempfile.mkdtemp(prefix="cdc-ship-")) / "cdc.zip"
-    root = Path(__file__).parents[2]
+    package = Path(__file__).parents[1]
     with zipfile.ZipFile(path, "w") as archive:
-        for package in PACKAGES:
-            for file in sorted((root / package).rglob("*.py")):
-                archive.write(file, file.relative_to(root))
+        # In a checkout the folders of destinations are links, which `rglob` doesn't follow.
+        for folder, _, names in os.walk(package, followlinks=True):
+            for file in (Path(folder, name) for name in names if name.endswith(".py")):
+                archive.write(file, file.relative_to(package.parent))
     return path

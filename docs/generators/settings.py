@@ -11,7 +11,7 @@ from cdc.config.index_settings import IndexSettings
 from cdc.config.settings import Pipeline
 from cdc.config.source_settings import Source, TableSettings
 from cdc.config.view_settings import IncludeSettings, ViewSettings
-from sinks import SETTINGS
+from cdc.sinks import SETTINGS
 
 HEAD = """\
 # Settings

@@ -15,16 +15,16 @@ from cdc.model.position import ViewCheckpoint
 from cdc.sink import lane_run
 from cdc.sink.contract import Batch, Outcome
 from cdc.sink.fencing import mismatch
-from sinks.delta import executor, table_commit
-from sinks.delta.cleanup import Cleanups
-from sinks.delta.commit_pool import run_all
-from sinks.delta.executor import Staged, WarehouseWriter
-from sinks.delta.files.failures import WRITE_HINT
-from sinks.delta.files.parquet import DataFile, FileNames
-from sinks.delta.log import writer_fence
-from sinks.delta.mirror.rewrite import Rewrite, rewrite_mirrors
-from sinks.delta.table_commit import TableCommit
-from sinks.delta.tables import Tables
+from cdc.sinks.delta import executor, table_commit
+from cdc.sinks.delta.cleanup import Cleanups
+from cdc.sinks.delta.commit_pool import run_all
+from cdc.sinks.delta.executor import Staged, WarehouseWriter
+from cdc.sinks.delta.files.failures import WRITE_HINT
+from cdc.sinks.delta.files.parquet import DataFile, FileNames
+from cdc.sinks.delta.log import writer_fence
+from cdc.sinks.delta.mirror.rewrite import Rewrite, rewrite_mirrors
+from cdc.sinks.delta.table_commit import TableCommit
+from cdc.sinks.delta.tables import Tables
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from cdc.model.table import Table
 from cdc.sink.contract import require_free_space
-from sinks.delta.files import links
-from sinks.delta.log import add_files
-from sinks.delta.tables import Tables
+from cdc.sinks.delta.files import links
+from cdc.sinks.delta.log import add_files
+from cdc.sinks.delta.tables import Tables
 
 TEXT_FACTOR = 8
 """How much larger the newest rows are as the connector's text than in the mirror.

@@ -13,10 +13,10 @@ from urllib.parse import unquote
 import deltalake
 
 from cdc.errors import SinkUnavailable
-from sinks.delta.files import links
-from sinks.delta.folders import age_s, generation_names, live_folder, remove_paths
-from sinks.delta.log import add_files, spark_generations
-from sinks.delta.log.commits import CommitInfo, Commits
+from cdc.sinks.delta.files import links
+from cdc.sinks.delta.folders import age_s, generation_names, live_folder, remove_paths
+from cdc.sinks.delta.log import add_files, spark_generations
+from cdc.sinks.delta.log.commits import CommitInfo, Commits
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -19,10 +19,10 @@ from cdc.model.outcome import Advance
 from cdc.model.table import Table
 from cdc.sink.lane import SUPERSEDED, ChunkLimits, Failure, FoldedRow, Part, Verdicts
 from cdc.sink.rejection import Source
-from sinks.delta.files.columns import arrow_schema
-from sinks.delta.files.failures import write_failure
-from sinks.delta.files.parquet import DataFile, FileNames, FileWriter
-from sinks.delta.mirror.stored_rows import StoredRows
+from cdc.sinks.delta.files.columns import arrow_schema
+from cdc.sinks.delta.files.failures import write_failure
+from cdc.sinks.delta.files.parquet import DataFile, FileNames, FileWriter
+from cdc.sinks.delta.mirror.stored_rows import StoredRows
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -19,14 +19,14 @@ from cdc.model.generation import new_generation
 from cdc.model.position import ViewCheckpoint, distance
 from cdc.model.table import Table
 from cdc.sink.contract import wait_until_caught_up
-from sinks.delta.cleanup import referenced_folders
-from sinks.delta.files import links
-from sinks.delta.files.failures import CommitConflict
-from sinks.delta.folders import generation_names, remove_paths
-from sinks.delta.log import add_files, spark_generations
-from sinks.delta.log.commits import CommitInfo, Commits, LastCommit
-from sinks.delta.log.history import CLEARED
-from sinks.delta.tables import Tables
+from cdc.sinks.delta.cleanup import referenced_folders
+from cdc.sinks.delta.files import links
+from cdc.sinks.delta.files.failures import CommitConflict
+from cdc.sinks.delta.folders import generation_names, remove_paths
+from cdc.sinks.delta.log import add_files, spark_generations
+from cdc.sinks.delta.log.commits import CommitInfo, Commits, LastCommit
+from cdc.sinks.delta.log.history import CLEARED
+from cdc.sinks.delta.tables import Tables
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from cdc.model.table import Table
-from sinks.delta.files import parquet
-from sinks.delta.log import add_files
-from sinks.delta.log.commits import Commits
-from sinks.delta.scan import ArrowMap, documents, row_ids
+from cdc.sinks.delta.files import parquet
+from cdc.sinks.delta.log import add_files
+from cdc.sinks.delta.log.commits import Commits
+from cdc.sinks.delta.scan import ArrowMap, documents, row_ids
 
 if TYPE_CHECKING:
     import deltalake

@@ -36,7 +36,7 @@ class Delta(SinkSettings):
     """Settings of a warehouse."""
 
     keeps_changes = True
-    executor = "sinks.delta.executor"
+    executor = "cdc.sinks.delta.executor"
     location_setting = "path"
     type: Literal["delta"]
     """Which kind of sink it is."""
@@ -65,7 +65,7 @@ class Delta(SinkSettings):
 
     def build(self, name: str, pipeline: str) -> "Sink":
         """Make the sink."""
-        from sinks.delta import sink
+        from cdc.sinks.delta import sink
 
         return sink.Delta(
             name, self.path, pipeline, without_deletion_vectors=self.without_deletion_vectors

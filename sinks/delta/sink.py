@@ -18,13 +18,13 @@ from cdc.model.outcome import Applied
 from cdc.model.position import ViewCheckpoint
 from cdc.model.table import RowFormat, Table
 from cdc.sink.contract import Batch, Outcome
-from sinks.delta import capacity, generations, health, table_commit
-from sinks.delta.batch_commit import BatchCommit, begin_steps
-from sinks.delta.cleanup import Cleanups
-from sinks.delta.files.columns import refusals
-from sinks.delta.group_scan import scan_mirrors
-from sinks.delta.scan import SCANNED, scan_mirror
-from sinks.delta.tables import Tables
+from cdc.sinks.delta import capacity, generations, health, table_commit
+from cdc.sinks.delta.batch_commit import BatchCommit, begin_steps
+from cdc.sinks.delta.cleanup import Cleanups
+from cdc.sinks.delta.files.columns import refusals
+from cdc.sinks.delta.group_scan import scan_mirrors
+from cdc.sinks.delta.scan import SCANNED, scan_mirror
+from cdc.sinks.delta.tables import Tables
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

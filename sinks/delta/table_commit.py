@@ -13,16 +13,16 @@ from cdc.model.outcome import Advance
 from cdc.model.position import ViewCheckpoint
 from cdc.model.table import Table
 from cdc.sink.contract import PositionLost
-from sinks.delta.executor import Staged, ViewState
-from sinks.delta.files import parquet
-from sinks.delta.files.columns import NO_COLUMNS, schema
-from sinks.delta.files.failures import commit_conflict
-from sinks.delta.files.parquet import ChangedRows, DataFile, FileNames
-from sinks.delta.log import add_files, positions
-from sinks.delta.log.commits import CommitInfo, LastCommit
-from sinks.delta.mirror import frames
-from sinks.delta.mirror.rewrite import Rewrite
-from sinks.delta.tables import Tables
+from cdc.sinks.delta.executor import Staged, ViewState
+from cdc.sinks.delta.files import parquet
+from cdc.sinks.delta.files.columns import NO_COLUMNS, schema
+from cdc.sinks.delta.files.failures import commit_conflict
+from cdc.sinks.delta.files.parquet import ChangedRows, DataFile, FileNames
+from cdc.sinks.delta.log import add_files, positions
+from cdc.sinks.delta.log.commits import CommitInfo, LastCommit
+from cdc.sinks.delta.mirror import frames
+from cdc.sinks.delta.mirror.rewrite import Rewrite
+from cdc.sinks.delta.tables import Tables
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -128,7 +128,7 @@ class TableCommit:
         elif table is None or last_commit.checkpoint is None or not changed.id_files:
             self._add("mirror", rows, columns, checkpoint)
         else:
-            from sinks.delta.mirror.merge import merge
+            from cdc.sinks.delta.mirror.merge import merge
 
             merge(spark, table, folder, changed, info, deletion_vectors)
         parquet.remove_files(

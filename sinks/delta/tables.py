@@ -7,12 +7,12 @@ from cdc.errors import SinkRejected, SinkUnavailable
 from cdc.model.position import ViewCheckpoint
 from cdc.model.table import Table
 from cdc.sink.contract import SchemaMismatch
-from sinks.delta.files import links
-from sinks.delta.files.columns import differs, reader_features, refusals, schema
-from sinks.delta.log import add_files
-from sinks.delta.log.commits import CommitInfo, Commits, LastCommit
-from sinks.delta.log.history import CLEARED
-from sinks.delta.log.writer_fence import WriterFence
+from cdc.sinks.delta.files import links
+from cdc.sinks.delta.files.columns import differs, reader_features, refusals, schema
+from cdc.sinks.delta.log import add_files
+from cdc.sinks.delta.log.commits import CommitInfo, Commits, LastCommit
+from cdc.sinks.delta.log.history import CLEARED
+from cdc.sinks.delta.log.writer_fence import WriterFence
 
 KINDS = ("changes", "mirror")
 
@@ -185,7 +185,7 @@ class Tables:
         if features := reader_features(columns) - add_files.reader_features(delta_table):
             from pyspark.sql import SparkSession
 
-            from sinks.delta.log import spark_generations
+            from cdc.sinks.delta.log import spark_generations
 
             spark_generations.enable_features(SparkSession.active(), folder, features)
             delta_table.update_incremental()

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from cdc.model.table import Table
 from cdc.sink.contract import require_free_space
-from sinks.elasticsearch.index.indices import Indices
-from sinks.elasticsearch.index.layout import Layout
-from sinks.elasticsearch.server import Server
+from cdc.sinks.elasticsearch.index.indices import Indices
+from cdc.sinks.elasticsearch.index.layout import Layout
+from cdc.sinks.elasticsearch.server import Server
 
 
 def require_capacity(server: Server, indices: Indices, tables: Sequence[Table], sink: str) -> None:

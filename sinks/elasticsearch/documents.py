@@ -9,7 +9,13 @@ import msgspec
 
 from cdc.errors import Fenced, SinkError
 from cdc.model.address import address
-from sinks.elasticsearch.client import ABSENT_TYPES, HINTS, TAKEN_OVER, send_request, unavailable
+from cdc.sinks.elasticsearch.client import (
+    ABSENT_TYPES,
+    HINTS,
+    TAKEN_OVER,
+    send_request,
+    unavailable,
+)
 
 
 class _Error(msgspec.Struct):

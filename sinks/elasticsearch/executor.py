@@ -17,7 +17,7 @@ from cdc.model.address import address
 from cdc.model.outcome import Advance
 from cdc.sink.lane import SUPERSEDED, ChunkLimits, Failure, FoldedRow, Part, Superseded, Verdicts
 from cdc.sink.rejection import Source
-from sinks.elasticsearch.client import (
+from cdc.sinks.elasticsearch.client import (
     ABSENT_TYPES,
     HINTS,
     TAKEN_OVER,
@@ -25,8 +25,8 @@ from sinks.elasticsearch.client import (
     send_request,
     unavailable,
 )
-from sinks.elasticsearch.documents import documents
-from sinks.elasticsearch.ids import OWN_ID, document_id
+from cdc.sinks.elasticsearch.documents import documents
+from cdc.sinks.elasticsearch.ids import OWN_ID, document_id
 
 CHUNK = ChunkLimits(rows=20_000, bytes=20_000_000)
 """Memory of a chunk, of which a quarter is sent: records and documents both count."""

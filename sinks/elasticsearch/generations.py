@@ -8,13 +8,13 @@ from functools import partial
 
 from cdc.model.table import Table
 from cdc.sink.contract import wait_until_caught_up, would_go_back
-from sinks.elasticsearch.checkpoint import Record
-from sinks.elasticsearch.index.indices import generation_of
-from sinks.elasticsearch.index.layout import Layout
-from sinks.elasticsearch.index.write_block import WriteBlock
-from sinks.elasticsearch.positions import Positions
-from sinks.elasticsearch.server import Server
-from sinks.elasticsearch.tables import Tables
+from cdc.sinks.elasticsearch.checkpoint import Record
+from cdc.sinks.elasticsearch.index.indices import generation_of
+from cdc.sinks.elasticsearch.index.layout import Layout
+from cdc.sinks.elasticsearch.index.write_block import WriteBlock
+from cdc.sinks.elasticsearch.positions import Positions
+from cdc.sinks.elasticsearch.server import Server
+from cdc.sinks.elasticsearch.tables import Tables
 
 
 def promote(

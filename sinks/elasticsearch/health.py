@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cdc.model.finding import Finding, find
-from sinks.elasticsearch.server import SHARDS, Server
+from cdc.sinks.elasticsearch.server import SHARDS, Server
 
 MAJOR = 8
 FULL_SHARES = 0.9

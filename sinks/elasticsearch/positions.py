@@ -16,10 +16,10 @@ from cdc.model.outcome import Advance, Applied
 from cdc.model.position import ViewCheckpoint
 from cdc.model.table import Table
 from cdc.sink.fencing import checkpoint_after, mismatch, must_apply
-from sinks.elasticsearch.checkpoint import Record
-from sinks.elasticsearch.client import HINTS, unavailable
-from sinks.elasticsearch.index.indices import Indices, WritableIndex
-from sinks.elasticsearch.server import Server
+from cdc.sinks.elasticsearch.checkpoint import Record
+from cdc.sinks.elasticsearch.client import HINTS, unavailable
+from cdc.sinks.elasticsearch.index.indices import Indices, WritableIndex
+from cdc.sinks.elasticsearch.server import Server
 
 POSITIONS = "cdc-position"
 CONFLICT = 409

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from cdc.codec.members import members
-from sinks.elasticsearch.client import Refusal, send_request
-from sinks.elasticsearch.documents import documents
-from sinks.elasticsearch.ids import HASHED, OWN_ID, document_id
+from cdc.sinks.elasticsearch.client import Refusal, send_request
+from cdc.sinks.elasticsearch.documents import documents
+from cdc.sinks.elasticsearch.ids import HASHED, OWN_ID, document_id
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from sinks.elasticsearch.server import Server
+    from cdc.sinks.elasticsearch.server import Server
 
 SCANNED = "id string, document string"
 GROUPED = "table string, id string, document string"

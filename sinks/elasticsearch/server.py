@@ -5,7 +5,7 @@ from typing import Any
 
 from cdc.errors import SinkError, SinkRejected
 from cdc.model.address import address
-from sinks.elasticsearch.client import (
+from cdc.sinks.elasticsearch.client import (
     NOT_FOUND,
     Refusal,
     decode_json,

@@ -17,7 +17,7 @@ PORTS = {"http": 80, "https": 443}
 
 
 class Elasticsearch(SinkSettings):
-    executor = "sinks.elasticsearch.executor"
+    executor = "cdc.sinks.elasticsearch.executor"
     location_setting = "url"
     type: Literal["elasticsearch"]
     """Which kind of sink it is."""
@@ -31,6 +31,6 @@ class Elasticsearch(SinkSettings):
         return "elasticsearch", *server(self.url, PORTS), urlsplit(self.url).path.strip("/")
 
     def build(self, name: str, pipeline: str) -> "Sink":
-        from sinks.elasticsearch import sink
+        from cdc.sinks.elasticsearch import sink
 
         return sink.Elasticsearch(name, self.url, pipeline)

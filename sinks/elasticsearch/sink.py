@@ -21,15 +21,15 @@ from cdc.model.position import ViewCheckpoint
 from cdc.model.table import RowFormat, Table
 from cdc.sink.contract import Batch, Outcome
 from cdc.sink.lane_run import run_on_executors
-from sinks.elasticsearch import capacity, generations, health
-from sinks.elasticsearch.client import HINTS, forget
-from sinks.elasticsearch.executor import ElasticsearchWriter
-from sinks.elasticsearch.index import fields
-from sinks.elasticsearch.index.indices import Indices
-from sinks.elasticsearch.index.write_block import WriteBlock
-from sinks.elasticsearch.index.writer_alias import WriterAlias
-from sinks.elasticsearch.positions import PendingAdvance, Positions
-from sinks.elasticsearch.scan import (
+from cdc.sinks.elasticsearch import capacity, generations, health
+from cdc.sinks.elasticsearch.client import HINTS, forget
+from cdc.sinks.elasticsearch.executor import ElasticsearchWriter
+from cdc.sinks.elasticsearch.index import fields
+from cdc.sinks.elasticsearch.index.indices import Indices
+from cdc.sinks.elasticsearch.index.write_block import WriteBlock
+from cdc.sinks.elasticsearch.index.writer_alias import WriterAlias
+from cdc.sinks.elasticsearch.positions import PendingAdvance, Positions
+from cdc.sinks.elasticsearch.scan import (
     GROUPED,
     SCANNED,
     SLICES,
@@ -38,8 +38,8 @@ from sinks.elasticsearch.scan import (
     group_reader,
     scanner,
 )
-from sinks.elasticsearch.server import Server
-from sinks.elasticsearch.tables import Tables
+from cdc.sinks.elasticsearch.server import Server
+from cdc.sinks.elasticsearch.tables import Tables
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -5,15 +5,15 @@ from typing import Any
 
 from cdc.model.generation import new_generation
 from cdc.model.table import Table
-from sinks.elasticsearch.client import Refusal
-from sinks.elasticsearch.index.layout import (
+from cdc.sinks.elasticsearch.client import Refusal
+from cdc.sinks.elasticsearch.index.layout import (
     INDEX_SETTINGS,
     Layout,
     layout_error,
     require_same_fields,
     settings_error,
 )
-from sinks.elasticsearch.positions import POSITIONS, Positions
+from cdc.sinks.elasticsearch.positions import POSITIONS, Positions
 
 
 class Tables:

@@ -7,7 +7,7 @@ from typing import Any
 import redis
 
 from cdc.sink.lane_run import reported_error
-from sinks.redis.server import (
+from cdc.sinks.redis.server import (
     COMMANDS,
     HINTS,
     at_database,

@@ -17,8 +17,8 @@ from cdc.model.position import Position
 from cdc.sink.fencing import mismatch
 from cdc.sink.lane import ChunkLimits, Failure, FoldedRow, Part, Verdicts
 from cdc.sink.rejection import Source
-from sinks.redis.scripts import APPLY
-from sinks.redis.server import client, failure, position_key, view_key
+from cdc.sinks.redis.scripts import APPLY
+from cdc.sinks.redis.server import client, failure, position_key, view_key
 
 CHUNK = ChunkLimits(rows=1000, bytes=4_000_000)
 """Size of a Lua call: it takes a few milliseconds, during which the server serves nobody else."""

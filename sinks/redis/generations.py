@@ -5,11 +5,11 @@ from collections.abc import Collection, Sequence
 
 from cdc.model.table import Table
 from cdc.sink.contract import would_go_back
-from sinks.redis.checkpoint import checkpoint_of, expected_fields
-from sinks.redis.database import Database
-from sinks.redis.positions import Positions
-from sinks.redis.scripts import EXCHANGE
-from sinks.redis.tables import copy_table, drop_table, empty_table, other_tables
+from cdc.sinks.redis.checkpoint import checkpoint_of, expected_fields
+from cdc.sinks.redis.database import Database
+from cdc.sinks.redis.positions import Positions
+from cdc.sinks.redis.scripts import EXCHANGE
+from cdc.sinks.redis.tables import copy_table, drop_table, empty_table, other_tables
 
 
 def bring_along(names: Collection[str], live: Database, candidate: Database) -> None:

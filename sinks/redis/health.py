@@ -6,7 +6,7 @@ from typing import Any
 import redis
 
 from cdc.model.finding import Finding, find
-from sinks.redis.server import client, failure
+from cdc.sinks.redis.server import client, failure
 
 OLDEST = 7
 FULL = 0.8

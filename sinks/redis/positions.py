@@ -11,10 +11,10 @@ from cdc.model.position import ViewCheckpoint, distance
 from cdc.model.table import Table
 from cdc.sink.contract import GenerationReplaced
 from cdc.sink.fencing import checkpoint_after, mismatch, must_apply
-from sinks.redis.checkpoint import checkpoint_of, extra_fields
-from sinks.redis.database import Database
-from sinks.redis.executor import PendingAdvance
-from sinks.redis.scripts import FINISH, TAKE
+from cdc.sinks.redis.checkpoint import checkpoint_of, extra_fields
+from cdc.sinks.redis.database import Database
+from cdc.sinks.redis.executor import PendingAdvance
+from cdc.sinks.redis.scripts import FINISH, TAKE
 
 
 class Positions:

@@ -34,7 +34,7 @@ def _cache(url: str) -> str:
 
 
 class Redis(SinkSettings):
-    executor = "sinks.redis.executor"
+    executor = "cdc.sinks.redis.executor"
     location_setting = "prefix"
     holds_state = True
     territory_setting = "database in its url, or another spare"
@@ -75,11 +75,11 @@ class Redis(SinkSettings):
         return parse_qs(parts.query).get("db", [path])[0] or "0"
 
     def build(self, name: str, pipeline: str) -> "Sink":  # noqa: ARG002
-        from sinks.redis import sink
+        from cdc.sinks.redis import sink
 
         return sink.Redis(name, self.url, self.prefix, self.spare)
 
     def build_state(self) -> "StateSink":
-        from sinks.redis.documents.sink import DocumentState
+        from cdc.sinks.redis.documents.sink import DocumentState
 
         return DocumentState(self.url, self.prefix)

@@ -20,13 +20,13 @@ from cdc.model.position import ViewCheckpoint
 from cdc.model.table import RowFormat, Table
 from cdc.sink.contract import Batch, Outcome, wait_until_caught_up
 from cdc.sink.lane_run import run_on_executors
-from sinks.redis import capacity, generations, health
-from sinks.redis.database import Database
-from sinks.redis.executor import RedisWriter
-from sinks.redis.positions import Positions
-from sinks.redis.scan import GROUPED, SCANNED, getter, group_reader, scanner
-from sinks.redis.server import at_database, forget, view_key
-from sinks.redis.tables import add_name, empty_table
+from cdc.sinks.redis import capacity, generations, health
+from cdc.sinks.redis.database import Database
+from cdc.sinks.redis.executor import RedisWriter
+from cdc.sinks.redis.positions import Positions
+from cdc.sinks.redis.scan import GROUPED, SCANNED, getter, group_reader, scanner
+from cdc.sinks.redis.server import at_database, forget, view_key
+from cdc.sinks.redis.tables import add_name, empty_table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

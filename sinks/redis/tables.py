@@ -7,8 +7,8 @@ import redis
 
 from cdc.errors import SinkUnavailable
 from cdc.model.generation import new_generation
-from sinks.redis.database import Database
-from sinks.redis.scripts import REMOVE
+from cdc.sinks.redis.database import Database
+from cdc.sinks.redis.scripts import REMOVE
 
 
 def add_name(database: Database, name: str) -> None:

@@ -9,8 +9,8 @@ import psycopg
 import pytest
 import redis
 
+from cdc.compose import versions
 from cdc.kafka.records import kafka
-from compose import versions
 
 if TYPE_CHECKING:
     from tests.conftest import Stack

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
+from cdc.migrations import SourceRequirements, migrate, prepare_source
 from cdc.postgres import source, table_survey
 from cdc.postgres.row_identity import key_index
-from migrations import SourceRequirements, migrate, prepare_source
-from sinks.elasticsearch.sink import Elasticsearch
-from sinks.redis.sink import Redis
+from cdc.sinks.elasticsearch.sink import Elasticsearch
+from cdc.sinks.redis.sink import Redis
 from tests.contract import laws
 from tests.support.containers import IMAGES, run_service
 from tests.support.envelopes import table

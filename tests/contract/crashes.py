@@ -13,18 +13,18 @@ import deltalake
 import httpx
 from pyspark.errors import PySparkException
 
-import sinks.elasticsearch.sink
-import sinks.redis.sink
+import cdc.sinks.elasticsearch.sink
+import cdc.sinks.redis.sink
 from cdc.errors import Fenced, SinkUnavailable
 from cdc.sink.contract import Batch, Outcome
 from cdc.sink.lane import ChunkLimits, Failure, Part, Verdicts
-from sinks.delta.sink import Delta
-from sinks.delta.table_commit import TableCommit
-from sinks.elasticsearch.executor import ElasticsearchWriter
-from sinks.elasticsearch.positions import POSITIONS, Positions
-from sinks.elasticsearch.sink import Elasticsearch
-from sinks.memory import Memory
-from sinks.redis.executor import RedisWriter
+from cdc.sinks.delta.sink import Delta
+from cdc.sinks.delta.table_commit import TableCommit
+from cdc.sinks.elasticsearch.executor import ElasticsearchWriter
+from cdc.sinks.elasticsearch.positions import POSITIONS, Positions
+from cdc.sinks.elasticsearch.sink import Elasticsearch
+from cdc.sinks.memory import Memory
+from cdc.sinks.redis.executor import RedisWriter
 
 if TYPE_CHECKING:
     from tests.contract.test_histories import Consumer
@@ -131,13 +131,13 @@ class CutElasticsearch(Cut, ElasticsearchWriter):
 
 def broken_redis(consumer: "Consumer", batch: Batch, seed: int) -> None:
     cut = partial(CutRedis, calls=seed % 11, late=seed % 2 == 0)
-    with survived(), mock.patch.object(sinks.redis.sink, "RedisWriter", cut):
+    with survived(), mock.patch.object(cdc.sinks.redis.sink, "RedisWriter", cut):
         consumer.sink.apply(batch)
 
 
 def broken_elasticsearch(consumer: "Consumer", batch: Batch, seed: int) -> None:
     cut = partial(CutElasticsearch, calls=seed % 13, late=seed % 3 == 1, dies=seed % 3 == 2)
-    with survived(), mock.patch.object(sinks.elasticsearch.sink, "ElasticsearchWriter", cut):
+    with survived(), mock.patch.object(cdc.sinks.elasticsearch.sink, "ElasticsearchWriter", cut):
         consumer.sink.apply(batch)
 
 

@@ -18,16 +18,16 @@ from cdc.model.outcome import Applied
 from cdc.model.position import Position, ViewCheckpoint
 from cdc.sink.contract import Batch, Outcome, PositionLost, Sink
 from cdc.sink.fencing import checkpoint_after
-from sinks.delta import generations
-from sinks.delta.commit_pool import run_all
-from sinks.delta.files.parquet import FileNames
-from sinks.delta.log import add_files, jvm, spark_generations
-from sinks.delta.log.commits import CommitInfo, Commits, LastCommit, number_commits
-from sinks.delta.mirror import merge, rewrite
-from sinks.delta.sink import Delta
-from sinks.elasticsearch.sink import Elasticsearch
-from sinks.memory import Memory
-from sinks.redis.sink import Redis
+from cdc.sinks.delta import generations
+from cdc.sinks.delta.commit_pool import run_all
+from cdc.sinks.delta.files.parquet import FileNames
+from cdc.sinks.delta.log import add_files, jvm, spark_generations
+from cdc.sinks.delta.log.commits import CommitInfo, Commits, LastCommit, number_commits
+from cdc.sinks.delta.mirror import merge, rewrite
+from cdc.sinks.delta.sink import Delta
+from cdc.sinks.elasticsearch.sink import Elasticsearch
+from cdc.sinks.memory import Memory
+from cdc.sinks.redis.sink import Redis
 from tests.contract import laws
 from tests.support.envelopes import table
 from tests.support.warehouse import begin, columns, staged, write
@@ -66,8 +66,8 @@ def maker(
     if kind.startswith("delta"):
         if kind.endswith("large"):
             monkeypatch = request.getfixturevalue("monkeypatch")
-            monkeypatch.setattr("sinks.delta.batch_commit.REWRITE_BYTES", 0)
-            monkeypatch.setattr("sinks.delta.mirror.merge.SMALL_FILES", 3)
+            monkeypatch.setattr("cdc.sinks.delta.batch_commit.REWRITE_BYTES", 0)
+            monkeypatch.setattr("cdc.sinks.delta.mirror.merge.SMALL_FILES", 3)
         return lambda: Delta("warehouse", str(folder / "warehouse"), unique)
     stack: Stack = request.getfixturevalue("stack")
     if kind == "redis":
@@ -95,7 +95,7 @@ def test_a_large_mirror_keeps_its_files(
     rows either way.
     """
     if large:
-        monkeypatch.setattr("sinks.delta.batch_commit.REWRITE_BYTES", 0)
+        monkeypatch.setattr("cdc.sinks.delta.batch_commit.REWRITE_BYTES", 0)
     sink = Delta("warehouse", str(tmp_path), unique)
     harness = laws.Harness(spark, lambda: sink, table(f"{unique}.public.items"))
     laws.an_older_position_never_wins(harness)
@@ -282,8 +282,8 @@ def test_many_small_files_are_gathered(
     spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Some of them, with what the merge at hand brings to their rows; the others stay, marked."""
-    monkeypatch.setattr("sinks.delta.mirror.merge.SMALL_FILES", 5)
-    monkeypatch.setattr("sinks.delta.mirror.merge.COMPACTED_BYTES", 4000)
+    monkeypatch.setattr("cdc.sinks.delta.mirror.merge.SMALL_FILES", 5)
+    monkeypatch.setattr("cdc.sinks.delta.mirror.merge.COMPACTED_BYTES", 4000)
     folder, commits = str(tmp_path / "table"), Commits()
     expected: dict[str, int | None] = {}
     rows = spark.range(20).selectExpr("CAST(id AS string) AS _cdc_id", "-1 AS note").coalesce(1)

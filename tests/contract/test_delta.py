@@ -21,9 +21,9 @@ from cdc.model.generation import new_generation
 from cdc.model.position import Position, ViewCheckpoint
 from cdc.model.table import Column
 from cdc.sink.contract import SchemaMismatch
-from sinks.delta.log.history import Commit, Standing
-from sinks.delta.sink import Delta
-from sinks.delta.table_commit import TableCommit
+from cdc.sinks.delta.log.history import Commit, Standing
+from cdc.sinks.delta.sink import Delta
+from cdc.sinks.delta.table_commit import TableCommit
 from tests.contract.crashes import die, survived
 from tests.contract.laws import Harness, row
 from tests.contract.switches import Moment
@@ -391,7 +391,7 @@ def test_names_that_are_carried(
     spark: "SparkSession", unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large: bool
 ) -> None:
     if large:
-        monkeypatch.setattr("sinks.delta.batch_commit.REWRITE_BYTES", 0)
+        monkeypatch.setattr("cdc.sinks.delta.batch_commit.REWRITE_BYTES", 0)
     plain = table(f"{unique}.public.items")
     odd = replace(plain, columns=(*plain.columns, *(Column(name, "text") for name in ODD)))
     harness = Harness(spark, lambda: Delta("warehouse", str(tmp_path), unique), odd)
@@ -443,7 +443,7 @@ def test_a_second_mirror_needs_room_where_spark_keeps_rows(
     harness.apply()
     harness.sink.check_capacity([harness.table])
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
-    monkeypatch.setattr("sinks.delta.capacity.TEXT_FACTOR", 2**40)
+    monkeypatch.setattr("cdc.sinks.delta.capacity.TEXT_FACTOR", 2**40)
     with pytest.raises(SinkRejected, match=f"in {tmp_path};"):
         harness.sink.check_capacity([harness.table])
 
@@ -473,17 +473,17 @@ def end_of_batch(_: ViewCheckpoint | None, end: Position) -> Position:
     ("place", "bug", "test"),
     [
         (
-            "sinks.delta.log.positions.advance",
+            "cdc.sinks.delta.log.positions.advance",
             end_of_batch,
             test_readers_of_a_mirror_that_is_ahead_do_not_go_back,
         ),
         (
-            "sinks.delta.log.positions.advance",
+            "cdc.sinks.delta.log.positions.advance",
             end_of_batch,
             test_a_view_that_is_emptied_doubles_no_event,
         ),
         (
-            "sinks.delta.log.history.standing",
+            "cdc.sinks.delta.log.history.standing",
             newest_word,
             partial(
                 test_a_restored_table_goes_on_from_what_it_holds, kind="mirror", restore=by_version

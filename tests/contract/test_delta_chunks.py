@@ -14,7 +14,7 @@ from unittest import mock
 import deltalake
 import pytest
 
-import sinks.delta.batch_commit
+import cdc.sinks.delta.batch_commit
 from cdc.codec.decode_options import DecodeOptions
 from cdc.errors import DecodeError, SinkUnavailable
 from cdc.model.outcome import Advance, Applied
@@ -23,9 +23,9 @@ from cdc.model.table import Column, Table
 from cdc.sink.contract import Batch
 from cdc.sink.lane import ChunkLimits, FoldedRow, Part
 from cdc.sink.rejection import Skip
-from sinks.delta.executor import Staged, WarehouseWriter
-from sinks.delta.mirror.stored_rows import StoredRows
-from sinks.delta.sink import Delta
+from cdc.sinks.delta.executor import Staged, WarehouseWriter
+from cdc.sinks.delta.mirror.stored_rows import StoredRows
+from cdc.sinks.delta.sink import Delta
 from tests.contract.laws import TOPIC_ID, row
 from tests.support.envelopes import PLACEHOLDER, Topic, frame
 from tests.support.envelopes import table as items
@@ -109,7 +109,7 @@ class Warehouse:
 @pytest.fixture(params=["small", "large"])
 def size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "large":
-        monkeypatch.setattr("sinks.delta.batch_commit.REWRITE_BYTES", 0)
+        monkeypatch.setattr("cdc.sinks.delta.batch_commit.REWRITE_BYTES", 0)
     size: str = request.param
     return size
 
@@ -125,7 +125,7 @@ def live(spark: "SparkSession", unique: str, sink: Delta, monkeypatch: pytest.Mo
     """Rows whose values an earlier chunk, or the mirror, has; that are deleted and come again; that
     come in each.
     """
-    monkeypatch.setattr("sinks.delta.executor.LIMITS", ChunkLimits(7, 2**30))
+    monkeypatch.setattr("cdc.sinks.delta.executor.LIMITS", ChunkLimits(7, 2**30))
     tables = [replace(table(f"{unique}.public.{name}"), name=name) for name in ("one", "two")]
     worlds = [World(table, partitions=3, keys=40) for table in tables]
     warehouse = Warehouse(spark, sink, [world.topic for world in worlds])
@@ -174,7 +174,7 @@ def test_values_of_every_type_are_taken_back(
     """From a chunk before, and from the mirror: what a row held is what it holds, to the last
     digit.
     """
-    monkeypatch.setattr("sinks.delta.executor.LIMITS", ChunkLimits(1, 2**30))
+    monkeypatch.setattr("cdc.sinks.delta.executor.LIMITS", ChunkLimits(1, 2**30))
     typed = tuple(Column(name, type_) for name, (type_, _) in SOME.items())
     base = items(f"{unique}.public.items")
     topic = Topic(Table("public", "items", (*base.columns, *typed), base.key, base.topic), 1)
@@ -197,7 +197,7 @@ def test_values_of_every_type_are_taken_back(
 def test_a_value_of_a_deleted_row_is_unknown_in_a_later_chunk(
     spark: "SparkSession", unique: str, sink: Delta, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("sinks.delta.executor.LIMITS", ChunkLimits(1, 2**30))
+    monkeypatch.setattr("cdc.sinks.delta.executor.LIMITS", ChunkLimits(1, 2**30))
     topic = Topic(items(f"{unique}.public.items"), 1)
     warehouse = Warehouse(spark, sink, [topic])
     topic.add("c", row("k", 1))
@@ -232,7 +232,7 @@ def test_what_failed_leaves_no_files(
     spark: "SparkSession", unique: str, sink: Delta, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither a batch that a record has ended, nor one whose commit the disk didn't take."""
-    monkeypatch.setattr("sinks.delta.executor.LIMITS", ChunkLimits(2, 2**30))
+    monkeypatch.setattr("cdc.sinks.delta.executor.LIMITS", ChunkLimits(2, 2**30))
     topic = Topic(items(f"{unique}.public.items"), 2)
     warehouse = Warehouse(spark, sink, [topic])
     for number in range(9):
@@ -263,7 +263,7 @@ def without_word(text: str) -> Staged:
     return staged
 
 
-DECODE_STAGED = sinks.delta.batch_commit._decode_staged
+DECODE_STAGED = cdc.sinks.delta.batch_commit._decode_staged
 
 
 class Mirrored(WarehouseWriter):
@@ -285,6 +285,6 @@ def test_planted(
     name: str,
     bug: object,
 ) -> None:
-    monkeypatch.setattr(sinks.delta.batch_commit, name, bug)
+    monkeypatch.setattr(cdc.sinks.delta.batch_commit, name, bug)
     with pytest.raises(AssertionError):
         live(spark, unique, sink, monkeypatch)

@@ -17,9 +17,9 @@ from cdc.model.outcome import Advance
 from cdc.model.position import Position
 from cdc.model.table import Table, row_id
 from cdc.sink.lane import ChunkLimits
+from cdc.sinks.elasticsearch.executor import ElasticsearchWriter
+from cdc.sinks.elasticsearch.sink import Elasticsearch
 from cdc.spark.failures import explain
-from sinks.elasticsearch.executor import ElasticsearchWriter
-from sinks.elasticsearch.sink import Elasticsearch
 from tests.contract import laws
 from tests.contract.laws import Harness, fill, row
 from tests.support.envelopes import table
@@ -307,7 +307,7 @@ class RowByRow(ElasticsearchWriter):
 
 
 def small_bulks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sinks.elasticsearch.sink.ElasticsearchWriter", RowByRow)
+    monkeypatch.setattr("cdc.sinks.elasticsearch.sink.ElasticsearchWriter", RowByRow)
 
 
 def test_a_first_batch_deletes_what_an_earlier_chunk_of_it_has_shown(

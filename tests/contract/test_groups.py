@@ -15,12 +15,12 @@ import pytest
 from cdc.model.table import Table
 from cdc.postgres.row_query import Sample
 from cdc.sink.contract import GroupScanner, Sink
+from cdc.sinks.delta.sink import Delta
+from cdc.sinks.elasticsearch.sink import Elasticsearch
 from cdc.verify.census import take_census
 from cdc.verify.comparison import Comparison
 from cdc.verify.source_rows import SourceReader
 from cdc.verify.verification import compare
-from sinks.delta.sink import Delta
-from sinks.elasticsearch.sink import Elasticsearch
 from tests.contract import laws
 from tests.contract.test_contract import maker
 from tests.support.envelopes import Row, table
@@ -208,7 +208,7 @@ def test_an_index_of_more_than_one_search_gives(
 ) -> None:
     """Its first documents alone could be just those of the source."""
     filled = [table.name for table in shelf.tables if table.name != f"items{EMPTY}"]
-    monkeypatch.setattr("sinks.elasticsearch.scan.GROUP_ROWS", 5)
+    monkeypatch.setattr("cdc.sinks.elasticsearch.scan.GROUP_ROWS", 5)
     assert shelf.unproved() == filled
 
 
@@ -217,7 +217,7 @@ def test_a_mirror_with_marked_rows_is_read_by_itself(
     shelf: Shelf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its files still hold what was deleted."""
-    monkeypatch.setattr("sinks.delta.batch_commit.REWRITE_BYTES", 0)
+    monkeypatch.setattr("cdc.sinks.delta.batch_commit.REWRITE_BYTES", 0)
     shelf.change(0, "d", laws.row("k1", 1))
     with psycopg.connect(shelf.dsn) as connection:
         connection.execute("DELETE FROM items0 WHERE a = 'k1'")

@@ -25,9 +25,9 @@ from cdc.errors import CdcError
 from cdc.model.outcome import Advance, Applied
 from cdc.model.position import Position
 from cdc.sink.contract import Batch, Sink
+from cdc.sinks.delta.sink import Delta
+from cdc.sinks.memory import Memory
 from cdc.spark.failures import explain
-from sinks.delta.sink import Delta
-from sinks.memory import Memory
 from tests.contract import crashes
 from tests.contract.crashes import Crash
 from tests.contract.laws import TOPIC_ID

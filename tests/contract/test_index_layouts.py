@@ -14,7 +14,7 @@ import pytest
 from cdc.model.generation import new_generation
 from cdc.model.table import Column, IndexOptions, Table, row_id
 from cdc.sink.contract import RowsRejected, SchemaMismatch
-from sinks.elasticsearch.sink import Elasticsearch
+from cdc.sinks.elasticsearch.sink import Elasticsearch
 from tests.contract.laws import Harness
 
 if TYPE_CHECKING:
@@ -192,7 +192,7 @@ def test_planted_changes_that_nobody_compares(
     server: httpx.Client, sink: Elasticsearch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server takes one more sub-field, and finds no older document by it."""
-    monkeypatch.setattr("sinks.elasticsearch.tables.require_same_fields", lambda *_: None)
+    monkeypatch.setattr("cdc.sinks.elasticsearch.tables.require_same_fields", lambda *_: None)
     sink.prepare(items("id name"))
     indexed(server, sink, items("id name"), {"name": "a"})
     table = items("id name", fields={"name": {"fields": {"raw": {"type": "keyword"}}}})

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pyarrow as pa
 import pytest
 
-import sinks.elasticsearch.sink
-import sinks.redis.positions
+import cdc.sinks.elasticsearch.sink
+import cdc.sinks.redis.positions
 from cdc.codec.decode_options import DecodeOptions
 from cdc.codec.forms import Documents, FilledValue
 from cdc.codec.placeholder import Placeholder
@@ -28,14 +28,14 @@ from cdc.sink.contract import Batch, Outcome, Sink
 from cdc.sink.fencing import checkpoint_after
 from cdc.sink.lane import Part, Verdicts
 from cdc.sink.lane_task import LaneRun, Records
+from cdc.sinks.delta import table_commit
+from cdc.sinks.delta.sink import Delta
+from cdc.sinks.elasticsearch.executor import ElasticsearchWriter
+from cdc.sinks.elasticsearch.sink import Elasticsearch
+from cdc.sinks.memory import Memory
+from cdc.sinks.redis import scripts as redis_scripts
+from cdc.sinks.redis.sink import Redis
 from cdc.verify import bucket_hashes
-from sinks.delta import table_commit
-from sinks.delta.sink import Delta
-from sinks.elasticsearch.executor import ElasticsearchWriter
-from sinks.elasticsearch.sink import Elasticsearch
-from sinks.memory import Memory
-from sinks.redis import scripts as redis_scripts
-from sinks.redis.sink import Redis
 from tests.contract import laws
 from tests.contract.crashes import Torn, die
 from tests.contract.switches import Moment
@@ -203,7 +203,7 @@ def test_position_taken_back_by_a_stopped_writer(
     spark: "SparkSession", unique: str, stack: "Stack", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Finding 16; the same without the bug is `test_zombies`."""
-    monkeypatch.setattr(sinks.redis.positions, "FINISH", finish_unasked())
+    monkeypatch.setattr(cdc.sinks.redis.positions, "FINISH", finish_unasked())
     harness = harness_of(
         spark,
         unique,
@@ -244,7 +244,7 @@ def test_lsn_instead_of_offset(
         }
         return ByLsn(url, aliases, fresh, lsns=lsns)
 
-    monkeypatch.setattr(sinks.elasticsearch.sink, "ElasticsearchWriter", by_lsn)
+    monkeypatch.setattr(cdc.sinks.elasticsearch.sink, "ElasticsearchWriter", by_lsn)
     with pytest.raises(RED):
         laws.a_later_change_wins_whatever_its_lsn(harness)
 
@@ -268,7 +268,7 @@ def test_bulk_item_error_ignored(
         return laws.Harness(spark, lambda: sink, numbers)
 
     refused_by_the_index(make(f"{unique}_good"))
-    monkeypatch.setattr(sinks.elasticsearch.sink, "ElasticsearchWriter", Lenient)
+    monkeypatch.setattr(cdc.sinks.elasticsearch.sink, "ElasticsearchWriter", Lenient)
     with pytest.raises(RED):
         refused_by_the_index(make(unique))
 

@@ -20,10 +20,10 @@ import pytest
 from cdc.errors import SinkUnavailable
 from cdc.model.generation import new_generation
 from cdc.model.table import Column
-from sinks.delta.files.links import is_absolute
-from sinks.delta.log import add_files, spark_generations
-from sinks.delta.log.commits import Commits, number_commits
-from sinks.delta.sink import Delta
+from cdc.sinks.delta.files.links import is_absolute
+from cdc.sinks.delta.log import add_files, spark_generations
+from cdc.sinks.delta.log.commits import Commits, number_commits
+from cdc.sinks.delta.sink import Delta
 from tests.contract.laws import Harness, fill, row
 from tests.support.envelopes import table
 
@@ -170,7 +170,7 @@ class History:
         self._note("rebuilt")
         self.roll_back()
         self._note("rolled back")
-        patch.setattr("sinks.delta.batch_commit.REWRITE_BYTES", 0)
+        patch.setattr("cdc.sinks.delta.batch_commit.REWRITE_BYTES", 0)
         self.change()
         self._note("marked")
         self.rebuild()
@@ -286,7 +286,7 @@ def test_planted(spark: "SparkSession", tmp_path: Path) -> None:
     fill(history.harness)
     history.apply()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("sinks.delta.files.links.share", lying_elsewhere)
+        patch.setattr("cdc.sinks.delta.files.links.share", lying_elsewhere)
         history.rebuild()
     assert by_spark(spark, history.mirror)() == history.rows
     for reader in (by_duckdb, by_polars, by_pandas, by_pyarrow):
@@ -299,7 +299,7 @@ def test_what_was_named_elsewhere_is_gathered(
     spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch, marked: bool
 ) -> None:
     """A warehouse of an earlier version: by the first batch of the next run, for every row."""
-    monkeypatch.setattr("sinks.delta.batch_commit.REWRITE_BYTES", 0)
+    monkeypatch.setattr("cdc.sinks.delta.batch_commit.REWRITE_BYTES", 0)
     history = History(spark, tmp_path)
     fill(history.harness)
     names = {history.harness.table.qualified: new_generation()}

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 import pytest
 import redis
 
-import sinks.redis.sink
+import cdc.sinks.redis.sink
 from cdc.control.floors import Floors
 from cdc.errors import CdcError, SinkRejected, SinkUnavailable
 from cdc.model.generation import new_generation
@@ -23,8 +23,8 @@ from cdc.model.outcome import Advance
 from cdc.model.position import Position
 from cdc.sink.contract import PositionLost
 from cdc.sink.lane_run import run_in_process, run_on_executors
-from sinks.redis.executor import PendingAdvance, RedisWriter
-from sinks.redis.sink import Redis
+from cdc.sinks.redis.executor import PendingAdvance, RedisWriter
+from cdc.sinks.redis.sink import Redis
 from tests.contract import laws
 from tests.contract.crashes import CutRedis
 from tests.contract.laws import Harness, fill, row
@@ -89,7 +89,7 @@ def test_a_task_that_is_tried_again_goes_on(harness: Harness, calls: int, late: 
 
     with (
         contextlib.suppress(SinkUnavailable),
-        mock.patch.object(sinks.redis.sink, "RedisWriter", first_try),
+        mock.patch.object(cdc.sinks.redis.sink, "RedisWriter", first_try),
     ):
         harness.send(batch)
     applied = run_in_process(batch.lane(writers[0]), batch.records, "cache").applied[harness.name]
@@ -107,7 +107,7 @@ def test_a_repair_of_many_rows_moves_nothing(harness: Harness) -> None:
         cut = partial(CutRedis, calls=calls)
         with (
             pytest.raises(SinkUnavailable),
-            mock.patch.object(sinks.redis.sink, "RedisWriter", cut),
+            mock.patch.object(cdc.sinks.redis.sink, "RedisWriter", cut),
         ):
             harness.send(harness.repair(position, "one"))
         assert harness.position() == position

@@ -16,7 +16,7 @@ from cdc.model.table import row_id
 from cdc.sink.contract import Batch, RowsRejected
 from cdc.sink.lane import Entries
 from cdc.sink.rejection import Rejection, Skip, Stop
-from sinks.memory import Memory
+from cdc.sinks.memory import Memory
 from tests.contract.laws import TOPIC_ID, Harness, fill, row
 from tests.support.envelopes import table
 

@@ -11,13 +11,13 @@ from unittest import mock
 
 import pytest
 
-import sinks.delta.log.commits
+import cdc.sinks.delta.log.commits
 from cdc.errors import SinkUnavailable
 from cdc.model.position import ViewCheckpoint
 from cdc.model.table import Table
 from cdc.sink.contract import PositionLost
-from sinks.redis import scripts as redis_scripts
-from sinks.redis.sink import Redis
+from cdc.sinks.redis import scripts as redis_scripts
+from cdc.sinks.redis.sink import Redis
 from tests.contract import laws, switches
 from tests.contract.switches import MEETINGS, Meeting, Moment, Pair
 from tests.contract.test_contract import maker
@@ -75,7 +75,7 @@ def test_planted_emptying(pair: Pair) -> None:
     """The keys are removed, whose they are by now or not."""
     guard = "if generation ~= ARGV[1] then return 0 end"
     assert guard in redis_scripts.REMOVE
-    with mock.patch("sinks.redis.tables.REMOVE", redis_scripts.REMOVE.replace(guard, "")):
+    with mock.patch("cdc.sinks.redis.tables.REMOVE", redis_scripts.REMOVE.replace(guard, "")):
         emptied_while_switched(pair)
     with pytest.raises(AssertionError):
         pair.assert_right()
@@ -106,7 +106,7 @@ def unguarded() -> Iterator[None]:
 
     loose = redis_scripts.FINISH.replace(guard, "")
     with (
-        mock.patch("sinks.redis.positions.FINISH", loose),
+        mock.patch("cdc.sinks.redis.positions.FINISH", loose),
         mock.patch.object(Redis, "position", position),
     ):
         yield
@@ -118,8 +118,10 @@ def _history(self: Any, folder: str, depth: int | None = None) -> Any:
 
 def as_told() -> AbstractContextManager[object]:
     """The last commit's position, whichever version the table was opened at."""
-    history = types.FunctionType(_history.__code__, vars(sinks.delta.log.commits), argdefs=(None,))
-    return mock.patch.object(sinks.delta.log.commits.Commits, "history", history)
+    history = types.FunctionType(
+        _history.__code__, vars(cdc.sinks.delta.log.commits), argdefs=(None,)
+    )
+    return mock.patch.object(cdc.sinks.delta.log.commits.Commits, "history", history)
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,9 @@ from uuid import uuid4
 
 import pytest
 
-from sinks.delta import cleanup, folders, generations
-from sinks.delta.log.commits import Commits
-from sinks.delta.sink import Delta
+from cdc.sinks.delta import cleanup, folders, generations
+from cdc.sinks.delta.log.commits import Commits
+from cdc.sinks.delta.sink import Delta
 from tests.contract import laws
 from tests.contract.crashes import die, survived
 from tests.support.envelopes import table
@@ -27,9 +27,9 @@ def tidied(
     """A warehouse that looks after each batch for what is to be removed; with rows marked as
     deleted, or without.
     """
-    monkeypatch.setattr("sinks.delta.cleanup.CLEANUP_S", 0)
+    monkeypatch.setattr("cdc.sinks.delta.cleanup.CLEANUP_S", 0)
     if request.param == "large":
-        monkeypatch.setattr("sinks.delta.batch_commit.REWRITE_BYTES", 0)
+        monkeypatch.setattr("cdc.sinks.delta.batch_commit.REWRITE_BYTES", 0)
     return Delta("warehouse", str(tmp_path), unique)
 
 
@@ -101,7 +101,7 @@ def test_links_go_with_who_needs_them(
     """Those of a switch that was killed before its commit, those of what was shown and of what was
     kept.
     """
-    monkeypatch.setattr("sinks.delta.cleanup.CLEANUP_S", 0)
+    monkeypatch.setattr("cdc.sinks.delta.cleanup.CLEANUP_S", 0)
     sink = Delta("warehouse", str(tmp_path), unique)
     harness = laws.Harness(spark, lambda: sink, table(f"{unique}.public.items"))
     laws.fill(harness)

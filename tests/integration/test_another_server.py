@@ -11,13 +11,13 @@ from cdc import client
 from cdc.apply.schema_follower import SchemaFollower
 from cdc.capture.connector import register
 from cdc.client.read_your_writes import Token, View
+from cdc.connectors.client import Connect
 from cdc.control import registrations
 from cdc.errors import AnotherServer
 from cdc.kafka.topics import Topics
 from cdc.observe.collection import collect
 from cdc.postgres import source
-from connectors.client import Connect
-from sinks.memory import Memory
+from cdc.sinks.memory import Memory
 from tests.support.postgres import strict_postgres
 from tests.support.shop import TABLES, Shop
 from tests.support.wait import wait_until

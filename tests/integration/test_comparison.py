@@ -15,11 +15,11 @@ from psycopg import sql
 from cdc.apply.schema_follower import SchemaFollower
 from cdc.control import definitions
 from cdc.control.registrations import Registration
+from cdc.migrations import SourceRequirements, migrate, prepare_source
 from cdc.observe.collection import collect
 from cdc.postgres import table_survey
 from cdc.postgres.row_identity import key_index
 from cdc.postgres.schema_changes import Definition, consequences, parse
-from migrations import SourceRequirements, migrate, prepare_source
 from tests.support.pipelines import pipeline
 
 SHOP = """

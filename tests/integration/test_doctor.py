@@ -13,12 +13,12 @@ import psycopg
 import pytest
 import redis
 
+from cdc.connectors.client import Connect
 from cdc.doctor.examination import Examination
 from cdc.kafka.topics import Topics
 from cdc.model.finding import Finding, Severity
 from cdc.postgres import source
 from cdc.sink import factory
-from connectors.client import Connect
 from tests.support.pipelines import NOWHERE
 from tests.support.shop import Shop
 

@@ -21,14 +21,14 @@ from cdc.model.table import Column, Table
 from cdc.sink.lane import ChunkLimits, Lane, Part, Verdicts
 from cdc.sink.lane_task import LaneRun
 from cdc.sink.rejection import Stop
+from cdc.sinks.redis.database import Database
+from cdc.sinks.redis.documents.executor import StateWriter
+from cdc.sinks.redis.documents.state import OpenState, RedisState
+from cdc.sinks.redis.positions import Positions
 from cdc.views.emission import Emission, Report
 from cdc.views.expression import Expression
 from cdc.views.plan import Aggregate, Join, Node, Order, StatePlan, View
 from cdc.views.state import Chunk
-from sinks.redis.database import Database
-from sinks.redis.documents.executor import StateWriter
-from sinks.redis.documents.state import OpenState, RedisState
-from sinks.redis.positions import Positions
 from tests.support.budget import SCALE
 from tests.support.cache import cache
 

@@ -28,7 +28,7 @@ from cdc.kafka.topic_setup import ensure_topics
 from cdc.kafka.topics import Topics
 from cdc.model.position import Position, ViewCheckpoint
 from cdc.model.table import Table
-from sinks.memory import Memory
+from cdc.sinks.memory import Memory
 from tests.support.envelopes import table
 from tests.support.pipelines import pipeline
 from tests.support.wait import wait_until

@@ -14,8 +14,8 @@ from cdc.config import settings
 from cdc.postgres import source, table_survey
 from cdc.postgres.row_query import row_query
 from cdc.sink.contract import SchemaMismatch
+from cdc.sinks.elasticsearch.sink import Elasticsearch
 from cdc.views.tables import view_tables
-from sinks.elasticsearch.sink import Elasticsearch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,8 +17,8 @@ import pytest
 from cdc.model.table import Table
 from cdc.postgres import source, table_survey
 from cdc.postgres.row_query import row_query
-from sinks.elasticsearch.index import fields
-from sinks.elasticsearch.sink import Elasticsearch
+from cdc.sinks.elasticsearch.index import fields
+from cdc.sinks.elasticsearch.sink import Elasticsearch
 from tests.support.pipelines import pipeline
 
 if TYPE_CHECKING:

@@ -13,10 +13,9 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
+from cdc.compose.wheels import postgres_bin
 from cdc.errors import SourceError
-from cdc.postgres.row_identity import key_index
-from compose.wheels import postgres_bin
-from migrations import (
+from cdc.migrations import (
     CONTROL,
     SAMPLE,
     SourceRequirements,
@@ -27,7 +26,8 @@ from migrations import (
     script,
     source,
 )
-from migrations.runner import LOCK
+from cdc.migrations.runner import LOCK
+from cdc.postgres.row_identity import key_index
 from tests.support.wait import wait_until
 
 SHOP = """

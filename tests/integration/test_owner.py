@@ -19,8 +19,8 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from cdc.cli.verbs import main
-from compose.wheels import postgres_bin
-from connectors.client import Connect
+from cdc.compose.wheels import postgres_bin
+from cdc.connectors.client import Connect
 from tests.support.postgres import strict_postgres
 
 SECRET, REPLICATION = "owner-secret-42", "it's a :secret"

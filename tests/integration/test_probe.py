@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from sample.probe import Probe, Watch
+from cdc.sample.probe import Probe, Watch
 from tests.support.wait import wait_until
 
 

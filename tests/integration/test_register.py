@@ -13,6 +13,7 @@ import pytest
 from psycopg.conninfo import make_conninfo
 
 from cdc.capture.connector import register
+from cdc.connectors.client import Connect
 from cdc.errors import ConnectorError, SourceError
 from cdc.kafka.records import kafka
 from cdc.kafka.topic_specs import topic_specs
@@ -21,7 +22,6 @@ from cdc.model.position import Position, ViewCheckpoint
 from cdc.observe.collection import collect
 from cdc.observe.diagnosis import diagnose
 from cdc.postgres import replication_slot
-from connectors.client import Connect
 from tests.support.pipelines import NOWHERE, pipeline, position_by_table
 from tests.support.postgres import strict_postgres
 from tests.support.shop import PASSWORD, Shop, shop_on

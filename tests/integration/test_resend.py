@@ -10,6 +10,8 @@ from typing import Any
 import psycopg
 import pytest
 
+from cdc.connectors.client import Connect
+from cdc.connectors.debezium import TEMPLATE
 from cdc.errors import ConnectorError, SourceError
 from cdc.kafka.records import kafka
 from cdc.kafka.topics import Topics
@@ -18,8 +20,6 @@ from cdc.postgres import truncation_floor
 from cdc.postgres.incremental_snapshot import resend
 from cdc.postgres.snapshot_request import COLUMNS
 from cdc.verify.backfill import backfill, transaction_id
-from connectors.client import Connect
-from connectors.debezium import TEMPLATE
 from tests.support.shop import Shop
 from tests.support.wait import wait_until
 

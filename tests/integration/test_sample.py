@@ -18,16 +18,16 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 from typer.testing import CliRunner
 
-import sample
+from cdc import sample
+from cdc.compose.endpoints import Endpoints
 from cdc.config import settings
 from cdc.errors import SettingsError, SourceError
+from cdc.migrations import SAMPLE, migrate
 from cdc.postgres import source, table_survey
 from cdc.postgres.row_query import row_query
+from cdc.sample import load, replay
+from cdc.sample.plan import KEYS, plan
 from cdc.views.tables import view_tables
-from compose.endpoints import Endpoints
-from migrations import SAMPLE, migrate
-from sample import load, replay
-from sample.plan import KEYS, plan
 
 DAY = date(2013, 2, 9)  # after a snow storm: a third of the flights are cancelled
 WEEK = date(2013, 1, 1), date(2013, 1, 7)

@@ -18,11 +18,11 @@ import psycopg
 import pytest
 import redis
 
+from cdc.compose import ports, stack
+from cdc.compose.endpoints import Endpoints
+from cdc.compose.server_version import ServerVersion
+from cdc.compose.stack_state import StackState
 from cdc.errors import StackError
-from compose import ports, stack
-from compose.endpoints import Endpoints
-from compose.server_version import ServerVersion
-from compose.stack_state import StackState
 from tests.support.wait import wait_until
 
 NAMES = ["postgres", "kafka", "elasticsearch", "redis", "connect"]

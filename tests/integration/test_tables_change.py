@@ -7,7 +7,7 @@ import psycopg
 import pytest
 
 from cdc.capture.new_tables import takes_snapshot
-from connectors.client import Connect
+from cdc.connectors.client import Connect
 from tests.support.shop import Shop
 from tests.support.wait import wait_until
 
@@ -116,7 +116,7 @@ def test_a_connector_that_was_deleted_comes_back_with_more_tables(shop: Shop) ->
 
 
 @pytest.mark.parametrize(
-    "crash", ["cdc.capture.new_tables.request_backfills", "connectors.client.Connect.put"]
+    "crash", ["cdc.capture.new_tables.request_backfills", "cdc.connectors.client.Connect.put"]
 )
 def test_a_registration_that_ends_half_way(
     shop: Shop, monkeypatch: pytest.MonkeyPatch, crash: str

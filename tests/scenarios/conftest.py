@@ -23,6 +23,7 @@ from cdc.apply.progress import publish
 from cdc.apply.supervisor import supervise
 from cdc.cli.rebuild import build
 from cdc.config import settings
+from cdc.connectors.client import Connect
 from cdc.control.definitions import compare_periodically
 from cdc.errors import CdcError, SinkUnavailable
 from cdc.generations.registry import GenerationBuild, Registry, RetainedView
@@ -36,7 +37,6 @@ from cdc.sink.contract import Sink
 from cdc.verify import barrier
 from cdc.verify.comparison import Comparison
 from cdc.verify.verification import compare
-from connectors.client import Connect
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:

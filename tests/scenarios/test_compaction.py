@@ -13,11 +13,11 @@ import psycopg
 import pytest
 
 from cdc.audit.compaction import CompactionOptions, CompactionResult, compact
+from cdc.connectors.client import Connect
 from cdc.errors import ConnectorError
 from cdc.kafka.topics import Topics
 from cdc.spark.kafka_source import census
 from cdc.verify.verification import compare
-from connectors.client import Connect
 from tests.scenarios.test_exact import begin
 from tests.support.load import load
 from tests.support.wait import wait_until

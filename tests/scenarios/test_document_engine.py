@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import redis
 
+from cdc.compose.wheels import redis_server
 from cdc.control.heartbeat import last_heartbeat
 from cdc.errors import Fenced
 from cdc.kafka.records import kafka
@@ -27,7 +28,6 @@ from cdc.postgres import source
 from cdc.sink.contract import PositionLost
 from cdc.views.engine import DocumentEngine
 from cdc.views.resolve import resolve_views
-from compose.wheels import redis_server
 from tests.support.cache import free_port
 from tests.support.document_history import Broker, History
 from tests.support.shop import read

@@ -13,8 +13,8 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from compose.wheels import postgres_bin
-from connectors.client import Connect
+from cdc.compose.wheels import postgres_bin
+from cdc.connectors.client import Connect
 from tests.support.cache import cache
 from tests.support.postgres import PASSWORD, strict_postgres
 from tests.support.walkthrough import follow

@@ -15,8 +15,8 @@ import pytest
 import redis
 from kafka import KafkaConsumer, TopicPartition
 
-from sample.load import load
-from sample.replay import replay
+from cdc.sample.load import load
+from cdc.sample.replay import replay
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:

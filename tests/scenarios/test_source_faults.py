@@ -11,8 +11,8 @@ import httpx
 import psycopg
 import pytest
 
+from cdc.connectors.client import Connect
 from cdc.postgres.incremental_snapshot import resend
-from connectors.client import Connect
 from tests.support.shop import Shop, shop_on
 from tests.support.wait import wait_until
 

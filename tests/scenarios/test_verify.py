@@ -11,10 +11,10 @@ import pytest
 import redis
 from pyspark.sql import functions as F
 
+from cdc.sinks.delta.log.commits import METADATA, Commits
 from cdc.verify.comparison import Comparison
 from cdc.verify.repair import repair
 from cdc.verify.verification import Options, verify
-from sinks.delta.log.commits import METADATA, Commits
 from tests.support import writer
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ import pyarrow as pa
 
 from cdc.codec.table import codec
 from cdc.model.table import Column, Table
-from sinks.delta.files.columns import MIRROR, column_type
-from sinks.delta.sink import Delta
+from cdc.sinks.delta.files.columns import MIRROR, column_type
+from cdc.sinks.delta.sink import Delta
 from tests.support.forms import TYPES, compact, wide
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import redis
 
-from compose.wheels import redis_server
+from cdc.compose.wheels import redis_server
 from tests.support.wait import wait_until
 
 

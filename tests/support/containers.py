@@ -17,8 +17,8 @@ import yaml
 from testcontainers.core.container import DockerContainer
 from testcontainers.core.wait_strategies import HealthcheckWaitStrategy
 
-from compose import docker, versions
-from compose.endpoints import Endpoints
+from cdc.compose import docker, versions
+from cdc.compose.endpoints import Endpoints
 
 PROJECT = "cdc-test"
 STARTUP_TIMEOUT_S = 180
@@ -40,7 +40,7 @@ is shipped.
 def run_compose_stack(state: Path) -> Iterator[Endpoints]:
     """Run the shipped compose file from start to end, with volumes of its own.
 
-    `compose.docker` runs it, as `cdc up --stack compose` does:
+    `cdc.compose.docker` runs it, as `cdc up --stack compose` does:
     `testcontainers.compose.DockerCompose` would build another command line, and leave untested what
     users start.
     """

@@ -35,16 +35,16 @@ from cdc.postgres.row_query import row_query
 from cdc.sink.lane import ChunkLimits, Lane
 from cdc.sink.lane_task import LaneRun
 from cdc.sink.rejection import Rejected, Skip
+from cdc.sinks.redis.database import Database
+from cdc.sinks.redis.documents.executor import StateWriter
+from cdc.sinks.redis.documents.sink import DocumentState
+from cdc.sinks.redis.documents.state import OpenState
+from cdc.sinks.redis.positions import Positions
 from cdc.views.emission import Emission, Report
 from cdc.views.engine import needs
 from cdc.views.plan import StatePlan, View
 from cdc.views.resolve import resolve_views
 from cdc.views.tables import view_table
-from sinks.redis.database import Database
-from sinks.redis.documents.executor import StateWriter
-from sinks.redis.documents.sink import DocumentState
-from sinks.redis.documents.state import OpenState
-from sinks.redis.positions import Positions
 from tests.support.envelopes import PLACEHOLDER
 
 PREFIX, PARTITIONS, SCHEMA = "lib", 2, "lib"

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from compose.host import change_owner, unprivileged
-from compose.wheels import postgres_bin
+from cdc.compose.host import change_owner, unprivileged
+from cdc.compose.wheels import postgres_bin
 
 PASSWORD = "owner-secret-4711"
 

@@ -8,8 +8,8 @@ from typing import Protocol
 
 import psutil
 
-from compose import stack
-from compose.stack_state import locked_state
+from cdc.compose import stack
+from cdc.compose.stack_state import locked_state
 
 
 class ServerControl(Protocol):

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from psycopg import sql
 
-import migrations
+from cdc import migrations
 from cdc.capture.connector import register
 from cdc.config.settings import Pipeline
 from cdc.config.source_settings import TableSettings
+from cdc.connectors.client import Connect
 from cdc.control.control_topics import Control
 from cdc.control.floors import Floors
 from cdc.errors import CdcError, SourceError
@@ -22,7 +23,6 @@ from cdc.kafka.topics import Topics
 from cdc.model.table import Table
 from cdc.postgres import replication_slot, source, table_survey
 from cdc.postgres.row_identity import key_index
-from connectors.client import Connect
 from tests.support.pipelines import pipeline
 from tests.support.wait import wait_until
 

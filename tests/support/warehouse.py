@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING
 import deltalake
 
 from cdc.model.position import ViewCheckpoint
-from sinks.delta.files.parquet import ChangedRows
-from sinks.delta.log import add_files
-from sinks.delta.log.commits import CommitInfo
+from cdc.sinks.delta.files.parquet import ChangedRows
+from cdc.sinks.delta.log import add_files
+from cdc.sinks.delta.log.commits import CommitInfo
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from sinks.delta.log.add_files import Mode
+    from cdc.sinks.delta.log.add_files import Mode
 
 
 def begin(folder: str, rows: "DataFrame", stored: ViewCheckpoint, number: int) -> None:

@@ -8,9 +8,9 @@ from cdc.control.floors import Floors
 from cdc.errors import ConnectorError, SinkUnavailable
 from cdc.model.position import Position, ViewCheckpoint
 from cdc.model.table import Table
+from cdc.sinks.memory import Memory
 from cdc.verify import barrier
 from cdc.verify.barrier import Barrier, WaitOptions, await_barrier
-from sinks.memory import Memory
 
 TABLE = Table("public", "items", (), ("id",), "shop.public.items")
 END = Position("id", (3,))

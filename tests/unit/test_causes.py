@@ -16,9 +16,9 @@ from cdc.model.causes import cause
 from cdc.model.table import Column, Table
 from cdc.postgres import source
 from cdc.sink.remedy import classify
-from sinks.elasticsearch.client import forget
-from sinks.elasticsearch.sink import Elasticsearch
-from sinks.redis.sink import Redis
+from cdc.sinks.elasticsearch.client import forget
+from cdc.sinks.elasticsearch.sink import Elasticsearch
+from cdc.sinks.redis.sink import Redis
 from tests.support.answering import ELSEWHERE, answering, postgres_tls, silent, tls, web
 from tests.support.pipelines import pipeline
 

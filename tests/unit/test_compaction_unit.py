@@ -10,7 +10,7 @@ from cdc.generations.registry import GenerationBuild, Generations, RetainedView
 from cdc.kafka.ledger import Hole
 from cdc.model.position import Position
 from cdc.model.table import Table
-from sinks.memory import Memory
+from cdc.sinks.memory import Memory
 
 TABLE = Table("public", "items", (), ("id",), "shop.public.items")
 OTHER_TABLE = Table("public", "others", (), ("id",), "shop.public.others")

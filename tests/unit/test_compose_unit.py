@@ -12,11 +12,11 @@ import pytest
 from typer.testing import CliRunner
 
 from cdc.cli.verbs import app
+from cdc.compose import docker
+from cdc.compose.server_version import ServerVersion
+from cdc.compose.stack_state import StackState
 from cdc.errors import CdcError, SourceError, StackError
 from cdc.runtime import Context
-from compose import docker
-from compose.server_version import ServerVersion
-from compose.stack_state import StackState
 
 PIPELINE = """
 pipeline: shop

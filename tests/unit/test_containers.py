@@ -17,7 +17,7 @@ import pytest
 import yaml
 from testcontainers.core.config import testcontainers_config
 
-from compose import docker, versions
+from cdc.compose import docker, versions
 from tests.support import containers
 from tests.support.containers import IMAGES, ContainerControl, run_compose_stack, run_service
 from tests.support.server_control import ServerControl

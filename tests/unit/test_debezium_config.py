@@ -10,10 +10,10 @@ import pytest
 
 from cdc.capture.configuration import captured_tables, configuration, placeholder
 from cdc.config.settings import Pipeline
+from cdc.connectors.client import Connect, redacted
 from cdc.control.registrations import Captured
 from cdc.errors import ConnectorError, SettingsError
 from cdc.model.table import Table
-from connectors.client import Connect, redacted
 from tests.support.pipelines import pipeline
 
 DSN = "postgresql://owner:owner-secret@db.example:6432/shop"
@@ -250,7 +250,7 @@ def test_a_rebalance_is_waited_out(worker: str) -> None:
 
 def test_an_endless_rebalance_ends(worker: str, monkeypatch: pytest.MonkeyPatch) -> None:
     Rebalancing.refusals = 1_000_000
-    monkeypatch.setattr("connectors.client.REBALANCE_S", 0.5)
+    monkeypatch.setattr("cdc.connectors.client.REBALANCE_S", 0.5)
     with Connect(worker) as connect, pytest.raises(ConnectorError, match="rebalancing"):
         connect.config("shop")
 

@@ -20,11 +20,11 @@ from cdc.model.table import Column, Table
 from cdc.sink.lane import ChunkLimits, Lane, PartitionOutcome
 from cdc.sink.lane_task import LaneRun
 from cdc.sink.rejection import Skip
-from sinks.delta.executor import Staged, ViewState, WarehouseWriter
-from sinks.delta.files import parquet
-from sinks.delta.files.parquet import FileNames
-from sinks.delta.mirror.stored_rows import StoredRows
-from sinks.delta.table_commit import TableCommit
+from cdc.sinks.delta.executor import Staged, ViewState, WarehouseWriter
+from cdc.sinks.delta.files import parquet
+from cdc.sinks.delta.files.parquet import FileNames
+from cdc.sinks.delta.mirror.stored_rows import StoredRows
+from cdc.sinks.delta.table_commit import TableCommit
 from tests.support.envelopes import PLACEHOLDER, Topic, encoded
 from tests.support.envelopes import table as items
 

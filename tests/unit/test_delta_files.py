@@ -3,9 +3,9 @@
 import pyarrow as pa
 import pytest
 
-from sinks.delta.files.failures import write_failure
-from sinks.delta.files.parquet import GROUP_BYTES, GROUP_ROWS
-from sinks.delta.log.add_files import _groups
+from cdc.sinks.delta.files.failures import write_failure
+from cdc.sinks.delta.files.parquet import GROUP_BYTES, GROUP_ROWS
+from cdc.sinks.delta.log.add_files import _groups
 
 
 @pytest.mark.parametrize(("width", "groups"), [(1, 1), (100_000, 4)], ids=["narrow", "wide"])

@@ -12,8 +12,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from cdc.model.table import Column, Table
-from sinks.delta.group_scan import MirrorFiles, _rows
-from sinks.delta.scan import document_reader, documents
+from cdc.sinks.delta.group_scan import MirrorFiles, _rows
+from cdc.sinks.delta.scan import document_reader, documents
 
 STAMP, LOCAL = "timestamp with time zone", "timestamp without time zone"
 VALUES: list[tuple[str, pa.DataType, Any, str]] = [

@@ -9,9 +9,9 @@ from typing import NoReturn
 import pytest
 
 from cdc.errors import SinkRejected, SinkUnavailable
-from sinks.delta import capacity
-from sinks.delta.files import links
-from sinks.delta.files.links import FileMissing, share, share_as
+from cdc.sinks.delta import capacity
+from cdc.sinks.delta.files import links
+from cdc.sinks.delta.files.links import FileMissing, share, share_as
 
 
 def no_links(*_: object) -> NoReturn:

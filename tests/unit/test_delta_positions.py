@@ -3,8 +3,8 @@
 import pytest
 
 from cdc.model.position import Position, ViewCheckpoint
-from sinks.delta.log.history import CLEARED, Commit, Standing, standing
-from sinks.delta.log.positions import advance, known_offsets, oldest
+from cdc.sinks.delta.log.history import CLEARED, Commit, Standing, standing
+from cdc.sinks.delta.log.positions import advance, known_offsets, oldest
 
 
 def checkpoint(*offsets: int, topic: str = "one") -> ViewCheckpoint:

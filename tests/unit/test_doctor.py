@@ -12,6 +12,7 @@ import pytest
 
 from cdc.cli.doctor import document
 from cdc.config.settings import CONTROL_TABLES
+from cdc.connectors.debezium import TEMPLATE
 from cdc.doctor.connect import DANGEROUS, ConnectFacts, check_connect
 from cdc.doctor.machine import MachineFacts, check_clock, check_machine, is_loopback
 from cdc.doctor.source_checks import check_source
@@ -25,11 +26,10 @@ from cdc.doctor.source_facts import (
 from cdc.doctor.topics import LogFacts, TopicFacts, check_log
 from cdc.model.finding import Finding, find, worst_first
 from cdc.model.finding_codes import DOCTOR
-from connectors.debezium import TEMPLATE
+from cdc.sinks.delta.health import WarehouseFacts, check_folder
+from cdc.sinks.elasticsearch.health import IndexFacts, check_cluster
+from cdc.sinks.redis.health import check_info
 from docs.generate import FOLDER
-from sinks.delta.health import WarehouseFacts, check_folder
-from sinks.elasticsearch.health import IndexFacts, check_cluster
-from sinks.redis.health import check_info
 
 TABLE = "public.orders"
 SETTINGS = {

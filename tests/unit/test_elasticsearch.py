@@ -9,11 +9,11 @@ from cdc.model.outcome import Advance
 from cdc.model.position import Position, ViewCheckpoint
 from cdc.model.table import Column, Table
 from cdc.sink.lane import Failure, FoldedRow, Part, PartitionOutcome
-from sinks.elasticsearch.checkpoint import Record
-from sinks.elasticsearch.client import join_names
-from sinks.elasticsearch.executor import ElasticsearchWriter
-from sinks.elasticsearch.ids import LONGEST_ID, document_id
-from sinks.elasticsearch.sink import Elasticsearch
+from cdc.sinks.elasticsearch.checkpoint import Record
+from cdc.sinks.elasticsearch.client import join_names
+from cdc.sinks.elasticsearch.executor import ElasticsearchWriter
+from cdc.sinks.elasticsearch.ids import LONGEST_ID, document_id
+from cdc.sinks.elasticsearch.sink import Elasticsearch
 
 TABLE = Table("public", "items", (Column("id", "bigint"),), ("id",), "t")
 NOBODY = "http://elastic:secret@127.0.0.1:1"

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from cdc.cli import console, verbs
+from cdc.compose.endpoints import Endpoints
 from cdc.config import settings
 from cdc.config.draft import PipelineDraft, name_for, reference, text, write
 from cdc.errors import SettingsError
-from compose.endpoints import Endpoints
 
 SERVERS = Endpoints(
     "postgresql://x", "x:1", "http://x:2", "http://x:3", "redis://x:4/0", "/x", "/state"

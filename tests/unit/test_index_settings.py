@@ -9,7 +9,7 @@ from cdc.config.index_settings import IndexSettings
 from cdc.errors import SettingsError
 from cdc.model import column_names
 from cdc.model.table import Column, IndexOptions, Table
-from sinks.elasticsearch.index.fields import field, merge_field
+from cdc.sinks.elasticsearch.index.fields import field, merge_field
 
 FILE = """\
 pipeline: shop

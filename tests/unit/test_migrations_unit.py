@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from cdc.errors import SourceError
-from migrations import CONTROL, SAMPLE, heartbeat_query
-from migrations.runner import folder_kind, migrations
+from cdc.migrations import CONTROL, SAMPLE, heartbeat_query
+from cdc.migrations.runner import folder_kind, migrations
 
 APPLIED = {
     "control/0001_control.sql": "fc83471d5f68c37846e583191d8eb33c7fd99537d9a4cfaeaaa58f533bb0504e",

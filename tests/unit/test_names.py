@@ -11,8 +11,8 @@ import yaml
 from cdc.errors import SourceError
 from cdc.model import column_names
 from cdc.model.table import Column, Table
-from sinks.delta.files import columns
-from sinks.elasticsearch.index import fields
+from cdc.sinks.delta.files import columns
+from cdc.sinks.elasticsearch.index import fields
 
 
 def made_of(*columns: str, key: str = "id", **types: str) -> Table:

@@ -18,10 +18,10 @@ from cdc.model.outcome import Applied
 from cdc.observe.diagnosis import diagnose, slow_hop
 from cdc.observe.status import ConnectorStatus, HeartbeatStatus, SinkStatus, Status, ViewStatus
 from cdc.postgres.replication_slot import Slot
+from cdc.sample import demo
+from cdc.sample.replay import Replayed
 from cdc.verify.comparison import Comparison
 from docs.generate import FOLDER
-from sample import demo
-from sample.replay import Replayed
 from tests.support import pages
 from tests.support.pages import ROOT
 

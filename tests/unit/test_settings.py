@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import yaml
 
+from cdc.compose.endpoints import Endpoints
 from cdc.config import settings
 from cdc.config.references import STACK_VARIABLES
 from cdc.errors import SettingsError
-from compose.endpoints import Endpoints
-from sinks.delta.settings import Delta
+from cdc.sinks.delta.settings import Delta
 
 GOOD = """\
 pipeline: shop

@@ -18,9 +18,7 @@ import psutil
 import pytest
 import yaml
 
-from cdc.errors import StackError
-from cdc.model import jvm_options
-from compose import (
+from cdc.compose import (
     artifacts,
     docker,
     health,
@@ -32,10 +30,12 @@ from compose import (
     versions,
     wheels,
 )
-from compose.endpoints import Endpoints
-from compose.process import Process
-from compose.server_version import ServerVersion, require_readable, version_of_snapshot
-from compose.stack_state import StackState
+from cdc.compose.endpoints import Endpoints
+from cdc.compose.process import Process
+from cdc.compose.server_version import ServerVersion, require_readable, version_of_snapshot
+from cdc.compose.stack_state import StackState
+from cdc.errors import StackError
+from cdc.model import jvm_options
 from tests.support.wait import wait_until
 
 ROOT = Path(__file__).parents[2]

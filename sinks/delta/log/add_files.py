@@ -18,10 +18,10 @@ from deltalake import CommitProperties, Transaction
 from deltalake.transaction import AddAction, create_table_with_add_actions
 
 from cdc.sink.lane_run import freeze_gc_after
-from sinks.delta.files import links, parquet
-from sinks.delta.files.failures import commit_conflict, os_error_text, write_failure
-from sinks.delta.files.parquet import GROUP_BYTES, GROUP_ROWS, DataFile
-from sinks.delta.log.commits import APPLICATION, CommitInfo
+from cdc.sinks.delta.files import links, parquet
+from cdc.sinks.delta.files.failures import commit_conflict, os_error_text, write_failure
+from cdc.sinks.delta.files.parquet import GROUP_BYTES, GROUP_ROWS, DataFile
+from cdc.sinks.delta.log.commits import APPLICATION, CommitInfo
 
 if TYPE_CHECKING:
     import pyarrow as pa

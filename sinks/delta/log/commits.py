@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 import deltalake
 
 from cdc.model.position import ViewCheckpoint
-from sinks.delta.files.failures import commit_conflict, is_commit_conflict
-from sinks.delta.log import history
-from sinks.delta.log.history import Commit, Standing
+from cdc.sinks.delta.files.failures import commit_conflict, is_commit_conflict
+from cdc.sinks.delta.log import history
+from cdc.sinks.delta.log.history import Commit, Standing
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -164,7 +164,7 @@ def _restored_version(folder: str, version: int) -> int | None:
 
     None where deletion vectors may make a difference, or there is no such version.
     """
-    from sinks.delta.log import add_files
+    from cdc.sinks.delta.log import add_files
 
     table = deltalake.DeltaTable(folder, version=version)
     if add_files.has_deleted_rows(table):

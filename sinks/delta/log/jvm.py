@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from cdc.model.position import ViewCheckpoint
-from sinks.delta.files.failures import commit_conflict, is_commit_conflict
-from sinks.delta.log.commits import APPLICATION
+from cdc.sinks.delta.files.failures import commit_conflict, is_commit_conflict
+from cdc.sinks.delta.log.commits import APPLICATION
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

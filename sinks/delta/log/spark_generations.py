@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import deltalake
 
 from cdc.model.position import ViewCheckpoint
-from sinks.delta.files import links
-from sinks.delta.files.failures import commit_conflict, is_commit_conflict
-from sinks.delta.log import add_files, jvm
-from sinks.delta.log.add_files import DELETION_VECTORS
-from sinks.delta.log.commits import CommitInfo, Commits, LastCommit, number_commits
-from sinks.delta.log.history import CLEARED
+from cdc.sinks.delta.files import links
+from cdc.sinks.delta.files.failures import commit_conflict, is_commit_conflict
+from cdc.sinks.delta.log import add_files, jvm
+from cdc.sinks.delta.log.add_files import DELETION_VECTORS
+from cdc.sinks.delta.log.commits import CommitInfo, Commits, LastCommit, number_commits
+from cdc.sinks.delta.log.history import CLEARED
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -6,7 +6,7 @@ from dataclasses import replace
 from cdc.model.outcome import Advance, Applied
 from cdc.model.position import Position, ViewCheckpoint
 from cdc.sink.fencing import checkpoint_after, mismatch
-from sinks.delta.log import positions
+from cdc.sinks.delta.log import positions
 
 
 class WriterFence:

@@ -21,13 +21,13 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cdc.sink.lane_run import freeze_gc_after
-from sinks.delta.files import parquet
-from sinks.delta.files.columns import NO_COLUMNS, schema
-from sinks.delta.files.failures import commit_conflict
-from sinks.delta.files.parquet import ChangedRows, DataFile
-from sinks.delta.log import add_files, jvm, spark_generations
-from sinks.delta.log.commits import CommitInfo
-from sinks.delta.mirror import frames
+from cdc.sinks.delta.files import parquet
+from cdc.sinks.delta.files.columns import NO_COLUMNS, schema
+from cdc.sinks.delta.files.failures import commit_conflict
+from cdc.sinks.delta.files.parquet import ChangedRows, DataFile
+from cdc.sinks.delta.log import add_files, jvm, spark_generations
+from cdc.sinks.delta.log.commits import CommitInfo
+from cdc.sinks.delta.mirror import frames
 
 if TYPE_CHECKING:
     import deltalake

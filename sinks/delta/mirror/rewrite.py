@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cdc.errors import SinkUnavailable
 from cdc.sink.lane_run import freeze_gc_after
-from sinks.delta.files import parquet
-from sinks.delta.files.failures import WRITE_HINT, write_failure
-from sinks.delta.files.parquet import DataFile
+from cdc.sinks.delta.files import parquet
+from cdc.sinks.delta.files.failures import WRITE_HINT, write_failure
+from cdc.sinks.delta.files.parquet import DataFile
 
 if TYPE_CHECKING:
     import pyarrow as pa

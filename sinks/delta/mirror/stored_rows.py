@@ -12,10 +12,10 @@ from cdc.codec.table import codec
 from cdc.codec.types.arrow import countable
 from cdc.model.table import Table
 from cdc.sink.lane import Failure
-from sinks.delta.files import parquet
-from sinks.delta.files.failures import os_error_text
-from sinks.delta.files.parquet import ID, DataFile
-from sinks.delta.mirror.version import MirrorVersion
+from cdc.sinks.delta.files import parquet
+from cdc.sinks.delta.files.failures import os_error_text
+from cdc.sinks.delta.files.parquet import ID, DataFile
+from cdc.sinks.delta.mirror.version import MirrorVersion
 
 if TYPE_CHECKING:
     import pyarrow as pa

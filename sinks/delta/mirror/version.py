@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import deltalake
 
-from sinks.delta.files import links, parquet
-from sinks.delta.log import add_files
+from cdc.sinks.delta.files import links, parquet
+from cdc.sinks.delta.log import add_files
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -8,8 +8,8 @@ from typing import Any
 from urllib.parse import quote
 
 from cdc.model.table import Table
-from sinks.elasticsearch.client import join_names
-from sinks.elasticsearch.server import Server
+from cdc.sinks.elasticsearch.client import join_names
+from cdc.sinks.elasticsearch.server import Server
 
 WRITER_SEPARATOR = ".W."
 """Between an index' name and a writer's token. No index may have a capital in its name."""

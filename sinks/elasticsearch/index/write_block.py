@@ -5,8 +5,8 @@ from collections.abc import Iterable
 
 from cdc.errors import SinkUnavailable
 from cdc.sink.contract import SWITCH_S
-from sinks.elasticsearch.client import BLOCKED, unavailable
-from sinks.elasticsearch.server import Server
+from cdc.sinks.elasticsearch.client import BLOCKED, unavailable
+from cdc.sinks.elasticsearch.server import Server
 
 
 class WriteBlock:

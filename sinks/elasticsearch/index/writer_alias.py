@@ -5,8 +5,8 @@ from typing import Any
 from uuid import uuid4
 
 from cdc.sink.fencing import mismatch
-from sinks.elasticsearch.client import Refusal
-from sinks.elasticsearch.positions import PendingAdvance, Positions
+from cdc.sinks.elasticsearch.client import Refusal
+from cdc.sinks.elasticsearch.positions import PendingAdvance, Positions
 
 
 class WriterAlias:

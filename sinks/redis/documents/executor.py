@@ -8,9 +8,7 @@ import redis
 
 from cdc.model.table import Table
 from cdc.sink.lane import ChunkLimits, Failure, FoldedRow, Part
-from cdc.views.plan import StatePlan
-from cdc.views.rows import ConnectorRows, encode_entries, entry_maker
-from sinks.redis.documents.keys import (
+from cdc.sinks.redis.documents.keys import (
     dirty_key,
     gone_key,
     index_prefix,
@@ -18,10 +16,12 @@ from sinks.redis.documents.keys import (
     pending_key,
     row_prefix,
 )
-from sinks.redis.documents.scripts import APPLY
-from sinks.redis.documents.state import RedisState
-from sinks.redis.executor import ChunkWriter, PendingAdvance
-from sinks.redis.server import client, failure, position_key
+from cdc.sinks.redis.documents.scripts import APPLY
+from cdc.sinks.redis.documents.state import RedisState
+from cdc.sinks.redis.executor import ChunkWriter, PendingAdvance
+from cdc.sinks.redis.server import client, failure, position_key
+from cdc.views.plan import StatePlan
+from cdc.views.rows import ConnectorRows, encode_entries, entry_maker
 
 CHUNK = ChunkLimits(rows=500, bytes=2_000_000)
 """Size of a Lua call: with five entries a row it takes some 12 ms."""

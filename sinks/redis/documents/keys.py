@@ -11,8 +11,8 @@
 <prefix>:_needs                        hash    by table, what its rows are stored for
 """
 
+from cdc.sinks.redis.server import view_key
 from cdc.views.rows import GROUP, escape
-from sinks.redis.server import view_key
 
 
 def row_prefix(prefix: str, table: str) -> str:

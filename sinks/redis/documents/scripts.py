@@ -1,6 +1,6 @@
 """Scripts of the state. Each compares before it changes, and is one step for readers and crashes."""
 
-from sinks.redis.scripts import MOVING
+from cdc.sinks.redis.scripts import MOVING
 
 # `change(i)` makes one row what ARGV says from i on: id, entries, key, row; '' deletes. What stood
 # there before is undone: its entries, not those of the new row. ARGV from `fixed` on: the prefixes

@@ -14,23 +14,23 @@ from cdc.model.position import ViewCheckpoint
 from cdc.model.table import RowFormat, Table
 from cdc.sink.contract import Batch, Outcome
 from cdc.sink.lane_run import run_on_executors
-from cdc.views.plan import StatePlan
-from sinks.redis import capacity
-from sinks.redis.checkpoint import checkpoint_of
-from sinks.redis.database import Database
-from sinks.redis.documents.executor import StateWriter, changing
-from sinks.redis.documents.keys import (
+from cdc.sinks.redis import capacity
+from cdc.sinks.redis.checkpoint import checkpoint_of
+from cdc.sinks.redis.database import Database
+from cdc.sinks.redis.documents.executor import StateWriter, changing
+from cdc.sinks.redis.documents.keys import (
     documents_key,
     needs_key,
     number_key,
     pending_key,
     row_prefix,
 )
-from sinks.redis.documents.scripts import FORGET
-from sinks.redis.documents.state import OpenState
-from sinks.redis.positions import Positions
-from sinks.redis.server import COMMANDS, forget
-from sinks.redis.tables import add_name, empty_table
+from cdc.sinks.redis.documents.scripts import FORGET
+from cdc.sinks.redis.documents.state import OpenState
+from cdc.sinks.redis.positions import Positions
+from cdc.sinks.redis.server import COMMANDS, forget
+from cdc.sinks.redis.tables import add_name, empty_table
+from cdc.views.plan import StatePlan
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -12,10 +12,7 @@ import redis
 
 from cdc.model.position import Position
 from cdc.sink.lane import Failure
-from cdc.views.plan import StatePlan
-from cdc.views.rows import StoredRow, decode_entries, decode_row
-from cdc.views.state import Chunk, StateSizes, Turn
-from sinks.redis.documents.keys import (
+from cdc.sinks.redis.documents.keys import (
     dirty_key,
     documents_key,
     gone_key,
@@ -24,8 +21,11 @@ from sinks.redis.documents.keys import (
     pending_key,
     row_prefix,
 )
-from sinks.redis.documents.scripts import CLIMBED, MARK, SENT, TAKE_TURN, WHILE_TURN
-from sinks.redis.server import failure, position_key
+from cdc.sinks.redis.documents.scripts import CLIMBED, MARK, SENT, TAKE_TURN, WHILE_TURN
+from cdc.sinks.redis.server import failure, position_key
+from cdc.views.plan import StatePlan
+from cdc.views.rows import StoredRow, decode_entries, decode_row
+from cdc.views.state import Chunk, StateSizes, Turn
 
 PAGE = 2000
 """Keys of one request."""
