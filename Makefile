@@ -4,7 +4,7 @@ PY := .venv/bin/python
 CDC := .venv/bin/cdc -p sample/airport.yaml
 PROPERTIES := tests/unit/test_lane.py tests/unit/test_codec_record.py tests/unit/test_codec_members.py tests/unit/test_log_rows.py tests/integration/test_expressions.py tests/contract/test_histories.py tests/contract/test_switches.py tests/scenarios/test_many_tables.py
 STAMP := .venv/.installed
-.PHONY: help setup demo test bench properties check up down status clean fmt lint type deps docs unit spark contract integration scenarios lock
+.PHONY: help setup demo test bench properties check up down status clean fmt lint type deps docs unit browser spark contract integration scenarios lock
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "%-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -58,6 +58,9 @@ docs: setup ## the documentation as a site in build/site, strictly
 
 unit: setup ## no server, no JVM
 	@.venv/bin/pytest tests/unit
+
+browser: setup ## the page in the system's chromium
+	@.venv/bin/pytest tests/browser
 
 spark: setup ## one local Spark session
 	@.venv/bin/pytest tests/spark

@@ -19,7 +19,14 @@ MOVED = tuple(
 )
 """Scenarios of the first half, so that both end at about the same time."""
 HALVES: Mapping[str, Sequence[str]] = {
-    "servers": ("tests/unit", "tests/spark", "tests/contract", "tests/integration", *MOVED),
+    "servers": (
+        "tests/unit",
+        "tests/browser",
+        "tests/spark",
+        "tests/contract",
+        "tests/integration",
+        *MOVED,
+    ),
     "scenarios": ("tests/scenarios", *(f"--ignore={path}" for path in MOVED)),
 }
 """Words of pytest by the name that stands before its lines."""

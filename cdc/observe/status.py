@@ -62,6 +62,8 @@ class ViewStatus:
     """Ranges of records that the view's log of changes may lack for good, as text."""
     quarantined: int = 0
     """Records in quarantine. The view is degraded while there are any."""
+    generation: str | None = None
+    """The live generation: empty for the first; None when the sink holds no position."""
 
 
 @dataclass(frozen=True)

@@ -118,15 +118,15 @@ def measure(
     """Measure a view against the end of its topic. `oldest`: Unix milliseconds of the records that
     `waiting` names.
     """
-    rows, last = (stored.rows, stored.changed_at) if stored else (0, None)
+    view = _unmeasured_view(table, stored)
     gap = distance(stored, end)
     if not gap.comparable:
-        return ViewStatus(table.qualified, changes=rows, at=last)
+        return view
     places = pending_records(table.topic, stored, end)
     times = [oldest[place] for place in places if place in oldest]
     lag = max(0.0, now - min(times) / 1000) if times else 0.0
     # The remaining offsets may be transaction markers alone: then there is nothing to apply.
-    return ViewStatus(table.qualified, gap.offsets, round(lag, 3), rows, last)
+    return replace(view, lag_records=gap.offsets, lag_seconds=round(lag, 3))
 
 
 def unmeasured_views(
@@ -135,10 +135,15 @@ def unmeasured_views(
     """Describe views that couldn't be measured: with what the sink itself holds, without lag."""
     if stored is None:
         return tuple(ViewStatus(table.qualified) for table in tables)
-    views = []
-    for table in tables:
-        checkpoint = stored[table.topic]
-        rows = checkpoint.rows if checkpoint else 0
-        changed_at = checkpoint.changed_at if checkpoint else None
-        views.append(ViewStatus(table.qualified, changes=rows, at=changed_at))
-    return tuple(views)
+    return tuple(_unmeasured_view(table, stored[table.topic]) for table in tables)
+
+
+def _unmeasured_view(table: Table, stored: ViewCheckpoint | None) -> ViewStatus:
+    if stored is None:
+        return ViewStatus(table.qualified, changes=0)
+    return ViewStatus(
+        table.qualified,
+        changes=stored.rows,
+        at=stored.changed_at,
+        generation=stored.generation,
+    )

@@ -1,0 +1,38 @@
+"""Wires a look at every hop: what `cdc status` shows, `cdc run` measures and `cdc serve` repeats."""
+
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+
+from cdc.config.view_settings import STATE
+from cdc.runtime import Context
+
+if TYPE_CHECKING:
+    from cdc.observe.status import Status
+
+
+def look(context: Context) -> "Status":
+    """Collect and diagnose the state of every hop."""
+    from cdc.apply.progress import load_published
+    from cdc.observe.collection import Positions, collect
+    from cdc.observe.diagnosis import diagnose
+    from cdc.sink.contract import positions
+    from cdc.sink.factory import documents_reader, sizes_reader
+
+    started, pipeline = time.monotonic(), context.pipeline_to_show
+    sinks = context.sinks(None)
+    readers: Positions = {sink.name: partial(positions, sink) for sink in sinks}
+    if pipeline.views:
+        readers = {**readers, STATE: documents_reader(pipeline)}
+    try:
+        collected = collect(
+            pipeline,
+            positions=readers,
+            progress=load_published(context.runs),
+            sizes=sizes_reader(pipeline) if pipeline.views else None,
+            started=started,
+        )
+    finally:
+        for sink in sinks:
+            sink.close()
+    return diagnose(collected)

@@ -1,0 +1,82 @@
+"""Verb `cdc serve`: a page and a JSON API about a pipeline."""
+
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cdc.cli.console import call, say
+from cdc.cli.observation.look import look
+from cdc.errors import SettingsError
+
+if TYPE_CHECKING:
+    from cdc.runtime import Context
+    from cdc.serve.dashboard import Dashboard
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the verb to the command line."""
+    app.command()(serve)
+
+
+def serve(
+    context: typer.Context,
+    port: Annotated[int, typer.Option(help="The port.", min=0, max=65535)] = 8350,
+    address: Annotated[
+        str, typer.Option(help="The address to listen on. Any but a loopback one needs a token.")
+    ] = "127.0.0.1",
+    name: Annotated[
+        list[str] | None,
+        typer.Option(help="A name by which browsers reach this server. Repeatable."),
+    ] = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(help="A file with the token. Default: the variable CDC_SERVE_TOKEN."),
+    ] = None,
+    allow_actions: Annotated[
+        bool,
+        typer.Option(
+            "--allow-actions",
+            help="Let people verify, rebuild, roll back and redrive from the page.",
+        ),
+    ] = False,
+) -> None:
+    """Show the pipeline on a page, until stopped.
+
+    The page has what status shows, live, and the lag of the last day. It needs no `cdc run`, and
+    shows servers that are away as such.
+    """
+    from cdc.serve.access import read_access
+    from cdc.serve.app import make_app
+    from cdc.serve.server import PageServer
+    from cdc.serve.sessions import Sessions
+
+    access = read_access(address, name or [], token_file, os.environ)
+    dashboard = _dashboard(context.obj, allow_actions)
+    app = make_app(dashboard, Sessions(access.token), access.hosts)
+    server = PageServer(app, dashboard, access.address, port)
+    say(f"serving {server.url}{'' if access.token is None else ', with the token'}")
+    server.run()
+
+
+def _dashboard(context: "Context", allow_actions: bool) -> "Dashboard":
+    from cdc.config import settings
+    from cdc.serve.actions import Actions
+    from cdc.serve.control_state import ControlReader
+    from cdc.serve.dashboard import Dashboard, Eyes
+
+    if not context.path.is_file():
+        raise SettingsError(f"There is no file {context.path}.", hint="name it: cdc -p FILE serve")
+    options = ["-p", str(context.path), "--state", str(context.state)]
+    program = [sys.executable, "-m", "cdc.entry", *options]
+    reader = ControlReader(lambda: replace(context).load())
+    return Dashboard(
+        settings.name_of(context.path),
+        # A context of its own for each look: tables come and go.
+        Eyes(lambda: look(replace(context)), reader.read),
+        Actions(program) if allow_actions else None,
+        call.complete_commands,
+    )

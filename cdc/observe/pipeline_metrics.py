@@ -1,0 +1,110 @@
+"""The figures of a pipeline's status for Prometheus, as `cdc run` and `cdc serve` have them.
+
+Series are bounded: of the views of a sink only the worst are shown. What isn't known has none.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from importlib.metadata import version
+
+from prometheus_client.core import GaugeMetricFamily, Metric
+
+from cdc.model.finding import Finding
+from cdc.observe.status import SinkStatus, Status, ViewStatus
+
+VIEWS = 50
+"""Most views of a sink that have series of their own: the worst."""
+
+
+def build_info() -> Metric:
+    """Make the metric that names the version."""
+    build = GaugeMetricFamily("cdc_build_info", "The version of cdc.", labels=["version"])
+    build.add_metric([version("cdc")], 1)
+    return build
+
+
+def metrics_of(status: Status) -> Iterator[Metric]:
+    """Yield every metric of a diagnosed status."""
+    yield from _of_pipeline(status)
+    yield from _of_views(status)
+
+
+def _gauge(name: str, text: str, value: float | None) -> Iterator[Metric]:
+    """Yield a gauge, unless its value isn't known."""
+    if value is not None:
+        yield GaugeMetricFamily(name, text, value=value)
+
+
+def _of_pipeline(status: Status) -> Iterator[Metric]:
+    slot, heartbeat, connector = status.slot, status.heartbeat, status.connector
+    if slot:
+        yield from _gauge("cdc_slot_active", "1 while the slot is read.", float(slot.active))
+        yield from _gauge("cdc_slot_lag_bytes", "Log not confirmed yet.", slot.lag_bytes)
+        yield from _gauge(
+            "cdc_slot_retained_bytes", "Log that Postgres keeps for the slot.", slot.retained_bytes
+        )
+        yield from _gauge(
+            "cdc_slot_safe_bytes", "Log until the slot is given up.", slot.safe_wal_size
+        )
+    if connector:
+        running = connector.state == "RUNNING" and set(connector.tasks) == {"RUNNING"}
+        yield from _gauge("cdc_connector_up", "1 while connector and task run.", float(running))
+    if heartbeat:
+        yield from _gauge(
+            "cdc_heartbeat_age_seconds", "Since the last heartbeat came.", heartbeat.age_s
+        )
+        yield from _gauge(
+            "cdc_heartbeat_delay_seconds", "From its commit to Kafka.", heartbeat.delay_s
+        )
+    yield _of_findings(status.findings)
+
+
+def _of_findings(findings: Iterable[Finding]) -> Metric:
+    counts: dict[tuple[str, str, str], int] = {}
+    for finding in findings:
+        labels = (finding.code, finding.severity.value, finding.hop)
+        counts[labels] = counts.get(labels, 0) + 1
+    metric = GaugeMetricFamily(
+        "cdc_findings", "Findings of `cdc status`.", labels=["code", "severity", "hop"]
+    )
+    for labels, count in counts.items():
+        metric.add_metric(labels, count)
+    return metric
+
+
+def _of_views(status: Status) -> Iterator[Metric]:
+    """Yield the lag of each sink, and of its worst views."""
+    sinks = GaugeMetricFamily(
+        "cdc_sink_lag_seconds", "Age of the oldest change that isn't applied.", labels=["sink"]
+    )
+    seconds = GaugeMetricFamily(
+        "cdc_view_lag_seconds",
+        "The same of a view; the worst views only.",
+        labels=["sink", "table"],
+    )
+    records = GaugeMetricFamily(
+        "cdc_view_lag_records",
+        "Offsets that a view is behind; the worst views only.",
+        labels=["sink", "table"],
+    )
+    quarantined = GaugeMetricFamily(
+        "cdc_quarantined_records", "Records in quarantine.", labels=["sink"]
+    )
+    for sink in status.sinks:
+        if sink.lag_seconds is not None:
+            sinks.add_metric([sink.name], sink.lag_seconds)
+        # Without Kafka neither is known.
+        if any(view.lag_records is not None for view in sink.views):
+            quarantined.add_metric([sink.name], sum(view.quarantined for view in sink.views))
+        for view in _worst(sink):
+            if view.lag_seconds is not None:
+                seconds.add_metric([sink.name, view.table], view.lag_seconds)
+            if view.lag_records is not None:
+                records.add_metric([sink.name, view.table], view.lag_records)
+    yield from (sinks, seconds, records, quarantined)
+
+
+def _worst(sink: SinkStatus) -> Sequence[ViewStatus]:
+    ranked = sorted(
+        sink.views, key=lambda view: (view.lag_seconds or 0, view.lag_records or 0), reverse=True
+    )
+    return ranked[:VIEWS]

@@ -1,0 +1,174 @@
+"""The JSON API, the stream of events, and what Prometheus and a supervisor ask for.
+
+All of it is what was last seen; `/api/sample` says when that was.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import asdict
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+
+from cdc.observe.diagnosis import document
+from cdc.observe.status import Status
+from cdc.serve.action_pages import start_requested
+from cdc.serve.actions import Action
+from cdc.serve.control_state import ControlState
+from cdc.serve.dashboard import Dashboard
+from cdc.serve.figures import metrics_text
+from cdc.serve.lag_history import SPANS
+from cdc.serve.sampler import Sampler
+
+POLL_S, SILENCE_S = 0.25, 15.0
+"""Seconds between two looks for something new, and after which an empty event is sent."""
+
+
+def dashboard_of(request: Request) -> Dashboard:
+    """The dashboard that the application shows."""
+    dashboard: Dashboard = request.app.state.dashboard
+    return dashboard
+
+
+async def status(request: Request) -> Response:
+    """The document of `cdc status --json`, as of the last look; 503 before the first."""
+    return JSONResponse(document(_seen(dashboard_of(request).status)))
+
+
+async def sample(request: Request) -> Response:
+    """When each look ended, how long it took, and why it fails if it does."""
+    dashboard = dashboard_of(request)
+    parts = {"status": dashboard.status, "control": dashboard.control}
+    return JSONResponse({name: _freshness(sampler) for name, sampler in parts.items()})
+
+
+async def lag(request: Request) -> Response:
+    """The lag of each hop over the last hour or day: the worst of each slot, null: unmeasured."""
+    span = SPANS.get(request.path_params["span"])
+    if span is None:
+        raise HTTPException(404, f"There are {', '.join(SPANS)}.")
+    series = dashboard_of(request).history.series(span, time.time())
+    return JSONResponse(
+        {
+            "slot_s": span.slot_s,
+            "until": max((hop.until for hop in series), default=None),
+            "hops": {hop.hop: hop.values for hop in series},
+        }
+    )
+
+
+async def generations(request: Request) -> Response:
+    """The live generation of each view, those kept for a rollback, and what is being built."""
+    dashboard = dashboard_of(request)
+    control: ControlState = _seen(dashboard.control)
+    seen: Status = _seen(dashboard.status)
+    live = [
+        {"sink": sink.name, "table": view.table, "generation": view.generation}
+        for sink in seen.sinks
+        for view in sink.views
+    ]
+    retained = [asdict(view) for view in control.retained]
+    builds = [asdict(build) for build in control.builds]
+    return JSONResponse({"live": live, "kept": retained, "builds": builds})
+
+
+async def quarantine(request: Request) -> Response:
+    """The records in quarantine: places and reasons, never values."""
+    control: ControlState = _seen(dashboard_of(request).control)
+    records = [
+        {
+            "place": record.entry.place,
+            "sink": record.entry.sink,
+            "topic": record.entry.topic,
+            "reason": record.reason,
+            "at": record.at,
+        }
+        for record in control.quarantine
+    ]
+    return JSONResponse({"quarantine": records})
+
+
+async def list_actions(request: Request) -> Response:
+    """The last actions, and the output of each."""
+    actions = dashboard_of(request).actions
+    return JSONResponse(
+        {"actions": [_describe(action) for action in actions.history] if actions else []}
+    )
+
+
+async def start_action(request: Request) -> Response:
+    """Start an action: the same fields as the form of the page."""
+    return JSONResponse(_describe(start_requested(request)), 202)
+
+
+async def events(request: Request) -> Response:
+    """A stream of server-sent events, `sample` whenever there is something new."""
+    return StreamingResponse(_events(dashboard_of(request)), media_type="text/event-stream")
+
+
+async def _events(dashboard: Dashboard) -> AsyncIterator[str]:
+    shown, sent_at = -1, time.monotonic()
+    while not dashboard.closing.is_set():
+        if dashboard.number != shown:
+            shown, sent_at = dashboard.number, time.monotonic()
+            yield f"event: sample\ndata: {shown}\n\n"
+        elif time.monotonic() - sent_at > SILENCE_S:
+            sent_at = time.monotonic()
+            yield ": still here\n\n"
+        await asyncio.sleep(POLL_S)
+
+
+async def metrics(request: Request) -> Response:
+    """Figures for Prometheus."""
+    return Response(metrics_text(dashboard_of(request)), media_type="text/plain; version=0.0.4")
+
+
+async def live(request: Request) -> Response:
+    """Whether looks end."""
+    return _probe(*dashboard_of(request).live())
+
+
+async def ready(request: Request) -> Response:
+    """Whether there is something to show."""
+    return _probe(*dashboard_of(request).ready())
+
+
+def _probe(good: bool, text: str) -> Response:
+    return PlainTextResponse(f"{text}\n", 200 if good else 503)
+
+
+def _seen(sampler: Sampler[Any]) -> Any:
+    """The last sample. Raises HTTPException: there is none yet, or never was one."""
+    if sampler.sample is None:
+        reason = sampler.trouble.message if sampler.trouble else "The first look is under way."
+        raise HTTPException(503, reason)
+    return sampler.sample.value
+
+
+def _freshness(sampler: Sampler[Any]) -> dict[str, Any]:
+    seen, trouble = sampler.sample, sampler.trouble
+    return {
+        "taken_at": seen.taken_at if seen else None,
+        "took_s": round(seen.took_s, 3) if seen else None,
+        "failure": asdict(trouble) if trouble else None,
+    }
+
+
+def _describe(action: Action) -> dict[str, Any]:
+    request = action.request
+    return {
+        "number": action.number,
+        "verb": request.verb.name,
+        "sink": request.sink,
+        "table": request.table,
+        "place": request.place,
+        "who": action.who,
+        "address": action.address,
+        "started_at": action.started_at,
+        "ended_at": action.ended_at,
+        "code": action.code,
+        "output": list(action.output),
+    }

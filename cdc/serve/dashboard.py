@@ -1,0 +1,74 @@
+"""Everything that the pages show, as it was last seen. A request asks no server."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from cdc.observe.status import Status
+from cdc.serve.actions import Actions
+from cdc.serve.control_state import ControlState
+from cdc.serve.lag_history import LagHistory, sample_of
+from cdc.serve.sampler import SILENT_S, Sample, Sampler
+
+
+@dataclass(frozen=True)
+class Eyes:
+    """The functions that look at the servers; each is called in a thread of its own, repeatedly."""
+
+    status: Callable[[], Status]
+    """Collects and diagnoses the state of every hop."""
+    control: Callable[[], ControlState]
+    """Reads quarantine and generations."""
+
+
+class Dashboard:
+    """The last samples, the lag of the last day, and the actions. Any thread may read it."""
+
+    def __init__(
+        self,
+        pipeline: str,
+        eyes: Eyes,
+        actions: Actions | None = None,
+        complete: Callable[[str], str] = lambda text: text,
+    ) -> None:
+        """`complete` completes the commands in a text, so that they can be pasted. `actions` None:
+        the page only shows.
+        """
+        self.pipeline, self.actions, self.complete = pipeline, actions, complete
+        self.history = LagHistory()
+        self.status: Sampler[Status] = Sampler("the servers", eyes.status, self._note)
+        self.control: Sampler[ControlState] = Sampler("the control topics", eyes.control)
+        self.closing = threading.Event()
+        """Set when the server ends: streams of events end then."""
+
+    def start(self) -> None:
+        """Begin to look."""
+        self.status.start()
+        self.control.start()
+
+    def close(self) -> None:
+        """Look no more, and end what is at work."""
+        self.closing.set()
+        self.status.close()
+        self.control.close()
+        if self.actions:
+            self.actions.close()
+
+    @property
+    def number(self) -> int:
+        """A number that is greater whenever there is something new to show."""
+        done = 0 if self.actions is None else self.actions.changes
+        return self.status.number + self.control.number + done
+
+    def live(self) -> tuple[bool, str]:
+        """Say whether looks end: /livez."""
+        silent_s = self.status.silent_s
+        return silent_s < SILENT_S, f"last look ended {silent_s:.0f} s ago"
+
+    def ready(self) -> tuple[bool, str]:
+        """Say whether there is something to show: /readyz. Servers that are away are shown, too."""
+        seen = self.status.sample is not None
+        return seen, "there is a first look" if seen else "the first look is under way"
+
+    def _note(self, sample: Sample[Status]) -> None:
+        self.history.add(sample_of(sample.value, sample.taken_at))

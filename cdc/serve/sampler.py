@@ -1,0 +1,108 @@
+"""Look at something again and again in a thread of its own, and keep what was last seen.
+
+In:  a function that looks; it may take as long as it likes, and fail.
+Out: the last `Sample` and the last failure, for any thread, at once.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import structlog
+
+from cdc.errors import CdcError
+from cdc.model.trace import kind, trace
+
+T = TypeVar("T")
+PAUSE_S = 1.0
+"""Seconds between two looks, at least; a look that takes longer is followed by as long a pause."""
+SILENT_S = 30.0
+"""Seconds without an end of a look after which the thread counts as hung."""
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True)
+class Sample(Generic[T]):
+    """What a look has seen, when it ended (Unix seconds), and how long it took."""
+
+    value: T
+    taken_at: float
+    took_s: float
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why looks have failed, since the first of them in a row (Unix seconds)."""
+
+    message: str
+    hint: str
+    since: float
+
+
+class Sampler(Generic[T]):
+    """A thread that looks until `close`. Its properties may be read by any thread."""
+
+    def __init__(
+        self,
+        name: str,
+        look: Callable[[], T],
+        take: Callable[[Sample[T]], object] = lambda _: None,
+        pause_s: float = PAUSE_S,
+    ) -> None:
+        """`take` gets each sample, in this sampler's thread, before anybody else sees it."""
+        self.name, self._look, self._take, self._pause_s = name, look, take, pause_s
+        self.sample: Sample[T] | None = None
+        self.failure: Failure | None = None
+        self.number = 0
+        """How many looks have ended, whichever way."""
+        self._ended_at = time.monotonic()
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._work, name=f"look-{name}", daemon=True)
+
+    def start(self) -> None:
+        """Begin to look."""
+        self._thread.start()
+
+    def close(self) -> None:
+        """Look no more. A look that is under way ends by itself, with the program at the latest."""
+        self._closed.set()
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since a look ended."""
+        return time.monotonic() - self._ended_at
+
+    @property
+    def trouble(self) -> Failure | None:
+        """Why what was last seen can't be trusted to be current; None while it can."""
+        if self.failure or self.silent_s < SILENT_S:
+            return self.failure
+        message = f"The look at {self.name} hasn't ended for {self.silent_s:.0f} s."
+        return Failure(message, "restart cdc serve", time.time() - self.silent_s)
+
+    def _work(self) -> None:
+        while not self._closed.is_set():
+            began = time.monotonic()
+            try:
+                sample = Sample(self._look(), time.time(), time.monotonic() - began)
+                self._take(sample)
+                self.sample, self.failure = sample, None
+            except Exception as error:
+                self.failure = self._failure(error)
+            self._ended_at = time.monotonic()
+            self.number += 1
+            self._closed.wait(max(self._pause_s, self._ended_at - began))
+
+    def _failure(self, error: Exception) -> Failure:
+        """Describe an error; without a class of its own only its kind is shown, its trace is
+        logged once.
+        """
+        since = self.failure.since if self.failure else time.time()
+        if isinstance(error, CdcError):
+            return Failure(error.message, error.hint, since)
+        if self.failure is None:
+            log.error("look_failed", part=self.name, error=kind(error), exception=trace(error))
+        message = f"The look at {self.name} has failed: {kind(error)}."
+        return Failure(message, "look for look_failed in the log of cdc serve", since)

@@ -1,0 +1,94 @@
+"""Serves the application on a port until a signal, or until `close`."""
+
+import contextlib
+import signal
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from cdc.errors import SettingsError
+from cdc.serve.dashboard import Dashboard
+
+MOST = 200
+"""Most requests at a time; further ones are refused."""
+
+
+class _Server(uvicorn.Server):
+    """Leaves signals to its owner, and ends streams of events before it waits for answers to end."""
+
+    def __init__(self, config: uvicorn.Config, dashboard: Dashboard) -> None:
+        super().__init__(config)
+        self._dashboard = dashboard
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Take no signal."""
+        yield
+
+    async def shutdown(self, sockets: Any = None) -> None:
+        """End streams, then answers."""
+        self._dashboard.closing.set()
+        await super().shutdown(sockets)
+
+
+class PageServer:
+    """A server of one dashboard. It listens from the start, and answers while it runs."""
+
+    def __init__(self, app: ASGIApp, dashboard: Dashboard, address: str, port: int) -> None:
+        """Listen on the port; 0: a free one.
+
+        Raises:
+            SettingsError: the port is taken, or the address isn't this machine's.
+        """
+        self._dashboard = dashboard
+        config = uvicorn.Config(
+            app,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            # Who asks is who connects: a header could claim anything.
+            proxy_headers=False,
+            lifespan="off",
+            ws="none",
+            http="h11",
+            loop="asyncio",
+            limit_concurrency=MOST,
+            timeout_graceful_shutdown=5,
+        )
+        self._server = _Server(config, dashboard)
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self._socket = socket.socket(family, socket.SOCK_STREAM)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            self._socket.bind((address, port))
+        except OSError as error:
+            self._socket.close()
+            raise SettingsError(
+                f"Can't listen on {address}, port {port}: {error.strerror}.",
+                hint="choose another port: cdc -p FILE serve --port PORT",
+            ) from error
+        self._socket.listen(128)
+        shown = f"[{address}]" if family is socket.AF_INET6 else address
+        self.url = f"http://{shown}:{self._socket.getsockname()[1]}/"
+
+    def run(self) -> None:
+        """Look and answer until SIGINT, SIGTERM or `close`. Called in the main thread."""
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: self.close())
+        self.answer()
+
+    def answer(self) -> None:
+        """Look and answer until `close`, in whatever thread."""
+        self._dashboard.start()
+        try:
+            self._server.run(sockets=[self._socket])
+        finally:
+            self._dashboard.close()
+            self._socket.close()
+
+    def close(self) -> None:
+        """Have `answer` return. Any thread may call it."""
+        self._server.should_exit = True

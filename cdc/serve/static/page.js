@@ -1,0 +1,70 @@
+"use strict";
+// Keeps the page current: whenever the server has something new, the page is read again and its live parts are
+// replaced. Without this script the page shows what was so when it was loaded.
+
+const lost = document.getElementById("lost");
+let reading = false, again = false;
+
+function showLost(text) {
+  if (lost.textContent === text) return;
+  lost.textContent = text;
+  lost.hidden = !text;
+}
+
+function replaceLive(fresh) {
+  for (const part of document.querySelectorAll("[data-live]")) {
+    const next = fresh.getElementById(part.id);
+    if (!next) continue;
+    if (part.className !== next.className) part.className = next.className;
+    if (part.innerHTML === next.innerHTML) continue;
+    const focused = part.contains(document.activeElement) ? document.activeElement.id : "";
+    const scrolled = new Map();
+    for (const box of part.querySelectorAll("pre[id]")) scrolled.set(box.id, box.scrollTop);
+    part.innerHTML = next.innerHTML;
+    for (const [id, top] of scrolled) {
+      const box = document.getElementById(id);
+      if (box) box.scrollTop = top;
+    }
+    showCopyButtons(part);
+    if (focused) document.getElementById(focused)?.focus({preventScroll: true});
+  }
+}
+
+async function read() {
+  if (reading) { again = true; return; }
+  reading = true;
+  try {
+    const answer = await fetch(location.href, {headers: {Accept: "text/html"}, cache: "no-store"});
+    // The session has ended: the login stands there instead.
+    if (answer.redirected) { location.reload(); return; }
+    const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
+    if (answer.ok) replaceLive(fresh);
+    showLost("");
+  } catch {
+    showLost("cdc serve gives no answer: what is shown is old.");
+  } finally {
+    reading = false;
+  }
+  if (again) { again = false; setTimeout(read, 200); }
+}
+
+function showCopyButtons(part) {
+  if (!navigator.clipboard) return;
+  for (const button of part.querySelectorAll("[data-copy]")) button.hidden = false;
+}
+
+document.addEventListener("click", async (event) => {
+  const button = event.target.closest?.("[data-copy]");
+  if (!button) return;
+  await navigator.clipboard.writeText(document.getElementById(button.dataset.copy).textContent);
+  button.firstChild.textContent = "Copied";
+  setTimeout(() => { button.firstChild.textContent = "Copy"; }, 2000);
+});
+
+showCopyButtons(document);
+// Only pages that show something follow: a form that is being filled in stays as it is.
+if (document.querySelector("main [data-live]")) {
+  const events = new EventSource("/events");
+  events.addEventListener("sample", read);
+  events.addEventListener("error", () => showLost("cdc serve gives no answer: what is shown is old."));
+}

@@ -1,0 +1,193 @@
+"""The page in a real browser: it loads at once, follows, is read by everybody, and acts."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+
+from cdc.model.finding import find
+from tests.browser.conftest import DESKTOP, PHONE, PICTURES, Tab
+from tests.support.page import (
+    Scene,
+    ServedPage,
+    away_status,
+    fill_history,
+    good_status,
+    serve_page,
+    sink,
+    stuck_status,
+)
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
+
+PAGES = {
+    "overview": "/",
+    "tables": "/tables",
+    "generations": "/generations",
+    "quarantine": "/quarantine",
+    "activity": "/activity",
+    "runbook": "/runbooks/slot-at-risk",
+    "ask": "/actions/new?verb=rebuild&sink=cache",
+}
+HOPS = ("Postgres -> Kafka", "Kafka -> search", "Kafka -> cache", "Kafka -> warehouse")
+PRINTER = ["-u", "-c", "print('cache: replay'); print('readers see the new generation')"]
+AWAY = find("kafka-unreachable", "Kafka", "Kafka gives no answer within 4 s.", "cdc -p FILE up")
+SCENES = {"well": good_status(), "stuck": stuck_status(), "away": away_status(AWAY)}
+LOADED = """() => ({
+  painted: performance.getEntriesByName("first-contentful-paint")[0].startTime,
+  bytes: [...performance.getEntriesByType("navigation"), ...performance.getEntriesByType("resource")]
+    .filter((entry) => !entry.name.endsWith("/events"))
+    .reduce((sum, entry) => sum + entry.transferSize, 0),
+})"""
+
+
+@pytest.fixture
+def page() -> Iterator[ServedPage]:
+    with serve_page(Scene(), program=PRINTER) as served:
+        fill_history(served.dashboard, HOPS)
+        yield served
+
+
+def wait_for_text(tab: Tab, text: str, timeout_ms: float = 5000) -> None:
+    tab.page.get_by_text(text).first.wait_for(timeout=timeout_ms)
+
+
+def test_it_is_painted_with_data_within_a_second_and_is_small(page: ServedPage, tab: Tab) -> None:
+    tables = [f"public.t{number:03}" for number in range(500)]
+    page.scene.status = good_status(*(sink(name, *tables) for name in ("cache", "search")))
+    page.settle()
+    for path in ("/", "/tables"):
+        tab.page.goto(f"{page.url}{path}", wait_until="load")
+        tab.page.wait_for_function("performance.getEntriesByName('first-contentful-paint').length")
+        loaded = tab.page.evaluate(LOADED)
+        assert loaded["painted"] < 1000, loaded
+        assert 5000 < loaded["bytes"] < 200_000, loaded
+    assert tab.page.get_by_text("1000 of 1000 views").is_visible()
+    assert {url for url in tab.requested if not url.startswith(page.url)} == set()
+
+
+def test_a_stuck_hop_is_shown_within_five_seconds_without_a_click(
+    page: ServedPage, tab: Tab
+) -> None:
+    tab.page.goto(page.url)
+    wait_for_text(tab, "shop is well")
+    page.scene.status = stuck_status()
+    wait_for_text(tab, "shop is degraded")
+    wait_for_text(tab, "Kafka -> cache is slow, at least 754 s behind")
+    picture = tab.page.locator("svg.picture.wide")
+    assert "13 min behind" in picture.inner_text()
+    assert tab.page.locator("#verdict").inner_text().endswith("degraded")
+    page.scene.status = good_status()
+    wait_for_text(tab, "shop is well")
+
+
+def test_a_server_that_ends_is_told(tab: Tab) -> None:
+    with serve_page(Scene()) as served:
+        tab.page.goto(served.url)
+        wait_for_text(tab, "shop is well")
+    wait_for_text(tab, "cdc serve gives no answer: what is shown is old.")
+    # The browser itself writes that the connection was refused.
+    assert all("ERR_" in complaint for complaint in tab.complaints)
+    tab.complaints.clear()
+
+
+def test_a_search_stays_while_the_page_follows(page: ServedPage, tab: Tab) -> None:
+    tab.page.goto(f"{page.url}/tables")
+    tab.page.get_by_label("Table or sink").fill("orders")
+    tab.page.get_by_role("button", name="Search").click()
+    wait_for_text(tab, "4 of 16 views match")
+    tab.page.get_by_role("link", name="Waiting").click()
+    page.scene.status = stuck_status()
+    wait_for_text(tab, "3 of 12 views match")
+    assert tab.page.locator("th[aria-sort=descending]").inner_text().startswith("Waiting")
+    assert tab.page.get_by_label("Table or sink").input_value() == "orders"
+
+
+def test_it_is_used_by_keyboard_and_focus_stays_while_the_page_follows(
+    page: ServedPage, tab: Tab
+) -> None:
+    page.scene.status = stuck_status()
+    page.settle()
+    tab.page.goto(page.url)
+    tab.page.keyboard.press("Tab")
+    assert tab.page.evaluate("document.activeElement.className") == "skip"
+    tab.page.keyboard.press("Enter")
+    assert tab.page.evaluate("document.activeElement.id") == "main"
+    runbook = tab.page.locator("#runbook-1")
+    while not runbook.evaluate("link => link === document.activeElement"):
+        tab.page.keyboard.press("Tab")
+    page.scene.status = away_status(AWAY)
+    wait_for_text(tab, "shop is down")
+    assert tab.page.evaluate("document.activeElement.id") == "runbook-1"
+    tab.page.keyboard.press("Enter")
+    wait_for_text(tab, "What it means.")
+
+
+def test_an_action_asks_before_it_acts_and_shows_its_output(page: ServedPage, tab: Tab) -> None:
+    tab.page.goto(f"{page.url}/tables")
+    tab.page.get_by_role("link", name="Rebuild billing.invoices in cache").click()
+    wait_for_text(tab, "Rebuild billing.invoices in cache?")
+    assert not page.dashboard.actions or not page.dashboard.actions.history
+    tab.page.get_by_role("button", name="Rebuild").click()
+    assert tab.page.locator("#who:invalid").count() == 1
+    tab.page.get_by_label("Your name, for the log").fill("Ada")
+    tab.page.get_by_role("button", name="Rebuild").click()
+    wait_for_text(tab, "readers see the new generation", 10_000)
+    wait_for_text(tab, "Asked for by Ada (127.0.0.1)")
+    wait_for_text(tab, "done")
+
+
+def test_one_logs_in_and_out(tab: Tab) -> None:
+    token = "correct-horse-battery-staple"
+    with serve_page(Scene(), token) as served:
+        tab.page.goto(served.url)
+        assert tab.page.url.endswith("/login")
+        axe_is_content(tab)
+        tab.page.get_by_label("Your name").fill("Ada")
+        tab.page.get_by_label("Token").fill(token)
+        tab.page.get_by_role("button", name="Log in").click()
+        wait_for_text(tab, "shop is well")
+        assert token not in tab.page.url
+        tab.page.get_by_role("button", name="Log out Ada").click()
+        wait_for_text(tab, "Token")
+
+
+def test_it_is_read_without_the_script(browser: "Browser") -> None:
+    with serve_page(Scene(stuck_status())) as served:
+        plain = Tab(browser, java_script_enabled=False)
+        for name, path in PAGES.items():
+            if name != "ask":
+                plain.page.goto(f"{served.url}{path}")
+                assert plain.page.locator("h1").count() == 1
+        plain.page.goto(served.url)
+        wait_for_text(plain, "Kafka -> cache is slow")
+        plain.context.close()
+
+
+def axe_is_content(tab: Tab) -> None:
+    results = Axe().run(tab.page)
+    assert results.violations_count == 0, results.generate_report()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", ["phone", "desktop"])
+@pytest.mark.parametrize("scene", SCENES)
+def test_every_page_is_readable_by_everybody(
+    browser: "Browser", page: ServedPage, scheme: Any, width: str, scene: str
+) -> None:
+    """Axe has nothing to say, nothing is wider than the window, and there is a picture to look at."""
+    page.scene.status = SCENES[scene]
+    page.settle()
+    viewport = PHONE if width == "phone" else DESKTOP
+    tab = Tab(browser, viewport=viewport, color_scheme=scheme)
+    PICTURES.mkdir(parents=True, exist_ok=True)
+    for name, path in PAGES.items():
+        tab.page.goto(f"{page.url}{path}")
+        axe_is_content(tab)
+        assert tab.page.evaluate("document.documentElement.scrollWidth") <= viewport["width"], name
+        picture = PICTURES / f"{name}-{scene}-{width}-{scheme}.png"
+        tab.page.screenshot(path=picture, full_page=True)
+    assert tab.complaints == []
+    tab.context.close()

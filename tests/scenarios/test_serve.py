@@ -1,0 +1,96 @@
+"""The page of a real pipeline: each hop is shown, a server that is away is told, and actions are the
+verbs.
+"""
+
+import json
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+
+from tests.support.wait import wait_until
+
+if TYPE_CHECKING:
+    from tests.scenarios.conftest import World
+
+pytestmark = pytest.mark.timeout(600)
+TOKEN = "correct-horse-battery-staple"
+
+
+@contextmanager
+def served(world: "World") -> Iterator[httpx.Client]:
+    """`cdc serve` as a process; SIGTERM must end it cleanly."""
+    log = world.folder / "serve.log"
+    with log.open("w") as out:
+        process = subprocess.Popen(
+            world.command("serve", "--port", "0", "--allow-actions"),
+            stdout=out,
+            stderr=out,
+            env={**os.environ, "CDC_SERVE_TOKEN": TOKEN},
+        )
+    try:
+        wait_until(lambda: "serving http" in log.read_text(), 60, log.read_text)
+        url = log.read_text().partition("serving ")[2].partition("/,")[0]
+        headers = {"authorization": f"Bearer {TOKEN}"}
+        with httpx.Client(base_url=url, headers=headers, timeout=1.0) as client:
+            yield client
+        process.send_signal(signal.SIGTERM)
+        process.wait(30)
+    finally:
+        process.kill()
+        process.wait()
+    text = log.read_text()
+    assert (process.returncode, "Traceback" in text, TOKEN in text) == (0, False, False), text
+
+
+def status(client: httpx.Client) -> Any:
+    answer = client.get("/api/status")
+    return answer.json() if answer.status_code == 200 else None
+
+
+def shows(client: httpx.Client, path: str, text: str) -> bool:
+    return text in client.get(path).text
+
+
+def test_the_page_of_a_real_pipeline(world: "World") -> None:
+    world.write_file("public.items")
+    world.sql("CREATE TABLE items (id int PRIMARY KEY, v int)", "INSERT INTO items VALUES (1, 1)")
+    world.cdc("migrate")
+    with served(world) as client:
+        # Before anything is registered.
+        wait_until(lambda: status(client), 60, "a first look")
+        assert shows(client, "/", "no replication slot")
+        world.cdc("register")
+        with world.running():
+            world.settle()
+            wait_until(lambda: shows(client, "/", "is well"), 60, lambda: client.get("/").text)
+            views = [view for sink in status(client)["sinks"] for view in sink["views"]]
+            assert [view["lag_records"] for view in views] == [0, 0, 0]
+            assert shows(client, "/quarantine", "Nothing is in quarantine.")
+            with world.stack.servers.frozen("elasticsearch"):
+                # Every request is answered within a second, though that server hangs.
+                wait_until(
+                    lambda: (
+                        shows(client, "/", "search, unknown")
+                        or shows(client, "/", "lag could not be read")
+                    ),
+                    30,
+                    lambda: client.get("/").text,
+                )
+                assert status(client)["verdict"] == "down"
+            wait_until(lambda: shows(client, "/", "is well"), 60, lambda: client.get("/").text)
+            form = {"verb": "verify", "sink": "cache", "who": "scenario"}
+            assert client.post("/api/actions", data=form).status_code == 202
+            (action,) = wait_until(lambda: ended(client), 240, "the action to end")
+        assert action["code"] == 0, json.dumps(action, indent=1)
+        assert shows(client, "/activity", "equal")
+
+
+def ended(client: httpx.Client) -> Any:
+    actions = client.get("/api/actions").json()["actions"]
+    return actions if actions[0]["code"] is not None else None
