@@ -1,5 +1,7 @@
 """Ask before an action, start it, interrupt it."""
 
+from collections.abc import Mapping
+
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
@@ -49,7 +51,7 @@ def _actions(request: Request) -> Actions:
     return actions
 
 
-def _choose(request: Request, form: dict[str, str]) -> ActionRequest:
+def _choose(request: Request, form: Mapping[str, str]) -> ActionRequest:
     dashboard = request.app.state.dashboard
     if dashboard.status.sample is None:
         raise HTTPException(503, "The first look is under way.")

@@ -41,7 +41,7 @@ async def status(request: Request) -> Response:
 async def sample(request: Request) -> Response:
     """When each look ended, how long it took, and why it fails if it does."""
     dashboard = dashboard_of(request)
-    parts = {"status": dashboard.status, "control": dashboard.control}
+    parts: dict[str, Sampler[Any]] = {"status": dashboard.status, "control": dashboard.control}
     return JSONResponse({name: _freshness(sampler) for name, sampler in parts.items()})
 
 

@@ -27,7 +27,7 @@ from cdc.serve.drawing.plot import HEIGHT, WIDTH, lay_out_plot
 from cdc.serve.guard import visitor_of
 from cdc.serve.lag_history import SPANS
 from cdc.serve.runbooks import runbook
-from cdc.serve.views_table import SORTS, Selection, all_rows, select_rows
+from cdc.serve.views_table import SORT_NAMES, SORTS, Selection, all_rows, select_rows
 
 SHOWN = 20
 """Most findings, and most records in quarantine, of a page."""
@@ -39,6 +39,11 @@ TITLES = {
     "/activity": "Activity",
 }
 LONGEST_SEARCH = 100
+
+
+def is_command(fix: str) -> bool:
+    """Whether what to do next can be pasted: a command of the shell, or a statement."""
+    return fix.startswith("cdc ") or fix.endswith(";")
 
 
 @cache
@@ -60,7 +65,14 @@ def _environment() -> Environment:
         made=generation_time,
     )
     environment.globals.update(
-        SYMBOLS=SYMBOLS, UNREAD=UNREAD, TITLES=TITLES, VERBS=VERBS, WIDTH=WIDTH, HEIGHT=HEIGHT
+        is_command=is_command,
+        SORT_NAMES=SORT_NAMES,
+        SYMBOLS=SYMBOLS,
+        UNREAD=UNREAD,
+        TITLES=TITLES,
+        VERBS=VERBS,
+        WIDTH=WIDTH,
+        HEIGHT=HEIGHT,
     )
     return environment
 
@@ -71,9 +83,9 @@ async def overview(request: Request) -> Response:
     status = _status(dashboard)
     series = {name: dashboard.history.series(span, time.time()) for name, span in SPANS.items()}
     plots: dict[str, dict[str, Any]] = {}
-    for name, hops in series.items():
-        for hop in hops:
-            plots.setdefault(hop.hop, {})[name] = lay_out_plot(hop)
+    for name, measured in series.items():
+        for lag in measured:
+            plots.setdefault(lag.hop, {})[name] = lay_out_plot(lag)
     hops = describe_hops(status) if status else None
     return show(
         request,

@@ -1,5 +1,6 @@
 """Serves the application on a port until a signal, or until `close`."""
 
+import asyncio
 import contextlib
 import signal
 import socket
@@ -14,6 +15,8 @@ from cdc.serve.dashboard import Dashboard
 
 MOST = 200
 """Most requests at a time; further ones are refused."""
+ENDING_S = 0.05
+"""Seconds for connections that are being closed."""
 
 
 class _Server(uvicorn.Server):
@@ -84,10 +87,19 @@ class PageServer:
         """Look and answer until `close`, in whatever thread."""
         self._dashboard.start()
         try:
-            self._server.run(sockets=[self._socket])
+            asyncio.run(self._serve())
         finally:
             self._dashboard.close()
             self._socket.close()
+
+    async def _serve(self) -> None:
+        await self._server.serve(sockets=[self._socket])
+        # Browsers ask again at once for a stream that has ended: such a late connection nobody has
+        # closed yet.
+        for connection in list(self._server.server_state.connections):
+            if transport := getattr(connection, "transport", None):
+                transport.close()
+        await asyncio.sleep(ENDING_S)
 
     def close(self) -> None:
         """Have `answer` return. Any thread may call it."""

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from cdc.observe.diagnosis import LATE_S
 from cdc.observe.status import SinkStatus, Status, ViewStatus
 
 PAGE = 100
@@ -43,6 +44,16 @@ SORTS: Mapping[str, Callable[[Row], Any]] = {
     "quarantined": lambda row: row.quarantined,
 }
 """Sort keys by the name of the order."""
+SORT_NAMES = {
+    "worst": "worst first",
+    "table": "table",
+    "sink": "sink",
+    "behind": "behind",
+    "waiting": "waiting",
+    "changes": "changes",
+    "changed": "last change",
+    "quarantined": "quarantine",
+}
 RISING = ("table", "sink")
 """Orders that begin with the least; all others begin with the greatest."""
 
@@ -94,6 +105,8 @@ def _row(sink: SinkStatus, view: ViewStatus) -> Row:
         state = "degraded"
     elif view.quarantined:
         state, trouble = "degraded", f"{view.quarantined:,} in quarantine"
+    elif (view.lag_seconds or 0.0) >= LATE_S:
+        state = "degraded"
     else:
         state = "unknown" if view.lag_records is None else "ok"
     return Row(

@@ -133,7 +133,7 @@ class ServedPage:
 def fill_history(dashboard: Dashboard, hops: Sequence[str]) -> None:
     """Add a day with one outage, and an hour in which nothing was measured."""
     now = time.time()
-    for age_s in range(86_400, 0, -60):
+    for age_s in (*range(86_400, 3600, -60), *range(3600, 0, -15)):
         lag: float | None = 0.2 + (age_s % 600) / 400
         if 30_000 < age_s < 34_000:
             lag = None

@@ -77,7 +77,7 @@ def test_the_token_in_a_header_opens(locked_page: ServedPage) -> None:
     for path in (*LOCKED, *LOCKED_DATA[:-1]):
         assert httpx.get(f"{locked_page.url}{path}", headers=BEARER).status_code == 200, path
     for wrong in ("Bearer wrong", "Bearer", f"Bearer {TOKEN}x", "Bearer \xe9"):
-        headers = {"authorization": wrong.encode("latin-1")}
+        headers = {b"authorization": wrong.encode("latin-1")}
         assert httpx.get(f"{locked_page.url}/api/status", headers=headers).status_code == 401
     assert httpx.get(f"{locked_page.url}/?token={TOKEN}").status_code == 303
 

@@ -95,11 +95,13 @@ def _capture(status: Status) -> Part:
     if beat is None:
         lines.append(f"lag {UNREAD}" if "kafka-unreachable" in codes else "no heartbeat yet")
     else:
-        lines.append(f"{_seconds(beat.age_s if beat.late else beat.delay_s)} behind")
+        lines.append(f"{lag_text(beat.age_s if beat.late else beat.delay_s)} behind")
     if connector is None:
         lines.append(f"connector {UNREAD}")
     else:
-        lines.append(f"connector {connector.state}, task {', '.join(connector.tasks) or 'none'}")
+        tasks = ", ".join(connector.tasks) or "none"
+        at_work = connector.state == tasks == "RUNNING"
+        lines.append(f"connector {connector.state}{'' if at_work else f', task {tasks}'}")
     if status.slot and status.slot.lag_bytes is not None:
         lines.append(f"{decimal(status.slot.lag_bytes)} not confirmed")
     return Part(CAPTURE, state, tuple(lines))
@@ -109,7 +111,7 @@ def _kafka(status: Status) -> Part:
     if any(finding.code == "kafka-unreachable" for finding in status.findings):
         return Part("Kafka", "unknown", (UNREAD,))
     beat = status.heartbeat
-    line = "no heartbeat yet" if beat is None else f"heartbeat {_seconds(beat.age_s)} ago"
+    line = "no heartbeat yet" if beat is None else f"heartbeat {lag_text(beat.age_s)} ago"
     return Part("Kafka", _state(status.findings, LOG), ("the log", line))
 
 
@@ -129,7 +131,7 @@ def _branch(status: Status, sink: SinkStatus) -> Branch:
     silent = unread and "sink-unreachable" not in codes
     arrow = Part(hop, "unknown" if silent and state == "ok" else state, lines)
     words = tuple(_sink_lines(status, sink, unread="sink-unreachable" in codes))
-    shown = "unknown" if "sink-unreachable" in codes else state
+    shown = "unknown" if unread and state in ("ok", "down") else state
     return Branch(arrow, Part(sink.name, shown, words), documents)
 
 
@@ -146,8 +148,9 @@ def _sink_lines(status: Status, sink: SinkStatus, *, unread: bool) -> Iterator[s
 def _lag(sink: SinkStatus) -> str:
     if sink.lag_seconds is None:
         return f"lag {UNREAD}"
-    return f"{_seconds(sink.lag_seconds)} behind"
+    return f"{lag_text(sink.lag_seconds)} behind"
 
 
-def _seconds(seconds: float) -> str:
+def lag_text(seconds: float) -> str:
+    """A lag as people say it; what is next to nothing is 0 s."""
     return duration(seconds) if seconds >= 0.05 else "0 s"

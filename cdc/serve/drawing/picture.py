@@ -12,6 +12,8 @@ LONGEST = 26
 """Most characters of a line in a box; longer ones are cut, and the list beside has them whole."""
 LINE = 18
 """Distance of two lines of text."""
+AROUND = (-28, -10, 20)
+"""Where the lines of a level arrow stand: two above it, one below."""
 
 
 @dataclass(frozen=True)
@@ -47,13 +49,17 @@ class Arrow:
     y: int
     anchor: str
     head: str
+    shifts: tuple[int, ...] = (0, LINE, 2 * LINE)
+    """How far below `y` each line stands."""
     returning: bool = False
 
     @property
     def lines(self) -> list[tuple[int, str]]:
         """Its lines, with the y of each."""
         lines = () if self.returning else self.part.lines
-        return [(self.y + number * LINE, _cut(line)) for number, line in enumerate(lines)]
+        return [
+            (self.y + shift, _cut(line)) for shift, line in zip(self.shifts, lines, strict=False)
+        ]
 
 
 @dataclass(frozen=True)
@@ -83,9 +89,10 @@ def lay_out_wide(hops: Hops) -> Picture:
             f"M {box_width + 2} {middle} H {log_x - 8}",
             hops.capture,
             box_width + gap // 2,
-            middle - 30,
+            middle,
             "middle",
             _head(log_x, middle),
+            AROUND,
         )
     ]
     for number, branch in enumerate(hops.branches):
@@ -95,7 +102,7 @@ def lay_out_wide(hops: Hops) -> Picture:
         path = f"M {start} {middle} H {bend} V {y} H {sinks_x - 8}"
         label_x = (bend + sinks_x) // 2
         head = _head(sinks_x, y)
-        arrows.append(Arrow(path, branch.hop, label_x, y - 28, "middle", head))
+        arrows.append(Arrow(path, branch.hop, label_x, y, "middle", head, AROUND))
         if branch.returns:
             back = f"M {sinks_x} {y + 36} H {bend - 10} V {middle + 30} H {start + 8}"
             arrows.append(_returning(branch, back, _left(start, middle + 30)))

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from cdc.model.wording import duration
+from cdc.serve.drawing.hops import lag_text
 from cdc.serve.lag_history import Series
 
 WIDTH, HEIGHT = 360, 80
@@ -47,8 +48,8 @@ def _summary(series: Series) -> str:
     if not measured:
         return "not measured"
     latest = series.values[-1] if series.values[-1] is not None else series.values[-2]
-    current = "not measured now" if latest is None else f"now {duration(latest)}"
-    return f"{current}, at most {duration(max(measured))}"
+    current = "not measured now" if latest is None else f"now {lag_text(latest)}"
+    return f"{current}, at most {lag_text(max(measured))}"
 
 
 def _top(worst: float) -> float:
