@@ -7,9 +7,9 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from cdc.serve import pages
+from cdc.serve.access.guard import form_of, visitor_of
 from cdc.serve.actions import Action, Actions, Refusal, choose
 from cdc.serve.actions import Request as ActionRequest
-from cdc.serve.guard import form_of, visitor_of
 
 
 async def ask(request: Request) -> Response:

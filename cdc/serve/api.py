@@ -17,11 +17,11 @@ from cdc.observe.diagnosis import document
 from cdc.observe.status import Status
 from cdc.serve.action_pages import start_requested
 from cdc.serve.actions import Action
-from cdc.serve.control_state import ControlState
 from cdc.serve.dashboard import Dashboard
 from cdc.serve.figures import metrics_text
-from cdc.serve.lag_history import SPANS
-from cdc.serve.sampler import Sampler
+from cdc.serve.looks.control_state import ControlState
+from cdc.serve.looks.lag_history import SPANS
+from cdc.serve.looks.sampler import Sampler
 
 POLL_S, SILENCE_S = 0.25, 15.0
 """Seconds between two looks for something new, and after which an empty event is sent."""

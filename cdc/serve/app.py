@@ -12,9 +12,9 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from cdc.serve import action_pages, api, login_pages, pages
+from cdc.serve.access.guard import Guard
+from cdc.serve.access.sessions import Sessions
 from cdc.serve.dashboard import Dashboard
-from cdc.serve.guard import Guard
-from cdc.serve.sessions import Sessions
 
 STATIC = Path(__file__).parent / "static"
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from cdc.observe.status import Status
 from cdc.serve.actions import Actions
-from cdc.serve.control_state import ControlState
-from cdc.serve.lag_history import LagHistory, sample_of
-from cdc.serve.sampler import SILENT_S, Sample, Sampler
+from cdc.serve.looks.control_state import ControlState
+from cdc.serve.looks.lag_history import LagHistory, sample_of
+from cdc.serve.looks.sampler import SILENT_S, Sample, Sampler
 
 
 @dataclass(frozen=True)

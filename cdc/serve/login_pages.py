@@ -7,8 +7,8 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from cdc.serve import pages
-from cdc.serve.guard import cookie_header, cookie_name, form_of, visitor_of
-from cdc.serve.sessions import Sessions
+from cdc.serve.access.guard import cookie_header, cookie_name, form_of, visitor_of
+from cdc.serve.access.sessions import Sessions
 
 REFUSAL_S = 0.5
 """Seconds before a wrong token is answered."""

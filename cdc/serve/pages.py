@@ -19,13 +19,13 @@ from cdc.model.generation import generation_time
 from cdc.model.wording import clock, duration, full_stopped
 from cdc.observe.diagnosis import slow_hop
 from cdc.observe.status import Status
+from cdc.serve.access.guard import visitor_of
 from cdc.serve.actions import VERBS
 from cdc.serve.dashboard import Dashboard
 from cdc.serve.drawing.hops import SYMBOLS, UNREAD, describe_hops
 from cdc.serve.drawing.picture import lay_out_tall, lay_out_wide
 from cdc.serve.drawing.plot import HEIGHT, WIDTH, lay_out_plot
-from cdc.serve.guard import visitor_of
-from cdc.serve.lag_history import SPANS
+from cdc.serve.looks.lag_history import SPANS
 from cdc.serve.runbooks import runbook
 from cdc.serve.views_table import SORT_NAMES, SORTS, Selection, all_rows, select_rows
 

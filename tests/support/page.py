@@ -19,14 +19,14 @@ from cdc.observe.status import (
 )
 from cdc.postgres.replication_slot import Slot
 from cdc.quarantine.log import QuarantinedRecord, QuarantineKey
+from cdc.serve.access.guard import LOOPBACK
+from cdc.serve.access.sessions import Sessions
 from cdc.serve.actions import Actions
 from cdc.serve.app import make_app
-from cdc.serve.control_state import BuildProgress, ControlState, RetainedGeneration
 from cdc.serve.dashboard import Dashboard, Eyes
-from cdc.serve.guard import LOOPBACK
-from cdc.serve.lag_history import LagSample
+from cdc.serve.looks.control_state import BuildProgress, ControlState, RetainedGeneration
+from cdc.serve.looks.lag_history import LagSample
 from cdc.serve.server import PageServer
-from cdc.serve.sessions import Sessions
 from tests.support.wait import wait_until
 
 SLOT = Slot(True, 1, "0/1", "0/2", "reserved", 152, 3_300_000, None, "pgoutput", "shop", None, None)

@@ -11,10 +11,10 @@ import httpx
 import pytest
 
 from cdc.errors import SettingsError
-from cdc.serve import sessions
-from cdc.serve.access import read_access
-from cdc.serve.guard import COOKIE, LARGEST
-from cdc.serve.sessions import Sessions
+from cdc.serve.access import sessions
+from cdc.serve.access.guard import COOKIE, LARGEST
+from cdc.serve.access.policy import read_access
+from cdc.serve.access.sessions import Sessions
 from tests.support.page import Scene, ServedPage, serve_page
 from tests.support.wait import wait_until
 

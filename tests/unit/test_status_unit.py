@@ -80,7 +80,7 @@ def test_a_view_without_a_position_waits_for_everything() -> None:
 )
 def test_a_position_in_another_topic_has_no_lag(checkpoint: ViewCheckpoint) -> None:
     assert measure(TABLE, checkpoint, END, {}, now=100) == ViewStatus(
-        TABLE.qualified, changes=7, at=5.0
+        TABLE.qualified, changes=7, at=5.0, generation=""
     )
     assert pending_records(TABLE.topic, checkpoint, END) == []
 
@@ -369,7 +369,7 @@ def test_every_part_that_is_down_is_named_and_the_rest_told() -> None:
     )
     assert {finding.code for finding in status.findings} == UNREACHABLE
     assert all(finding.fix for finding in status.findings)
-    assert status.sinks[0].views == (ViewStatus("public.orders", changes=7, at=5.0),)
+    assert status.sinks[0].views == (ViewStatus("public.orders", changes=7, at=5.0, generation=""),)
     assert "s3cret" not in json.dumps(status.to_dict())
 
 

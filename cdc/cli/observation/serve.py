@@ -49,10 +49,10 @@ def serve(
     The page has what status shows, live, and the lag of the last day. It needs no `cdc run`, and
     shows servers that are away as such.
     """
-    from cdc.serve.access import read_access
+    from cdc.serve.access.policy import read_access
+    from cdc.serve.access.sessions import Sessions
     from cdc.serve.app import make_app
     from cdc.serve.server import PageServer
-    from cdc.serve.sessions import Sessions
 
     access = read_access(address, name or [], token_file, os.environ)
     dashboard = _dashboard(context.obj, allow_actions)
@@ -65,8 +65,8 @@ def serve(
 def _dashboard(context: "Context", allow_actions: bool) -> "Dashboard":
     from cdc.config import settings
     from cdc.serve.actions import Actions
-    from cdc.serve.control_state import ControlReader
     from cdc.serve.dashboard import Dashboard, Eyes
+    from cdc.serve.looks.control_state import ControlReader
 
     if not context.path.is_file():
         raise SettingsError(f"There is no file {context.path}.", hint="name it: cdc -p FILE serve")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from cdc.model.wording import duration
 from cdc.serve.drawing.hops import lag_text
-from cdc.serve.lag_history import Series
+from cdc.serve.looks.lag_history import Series
 
 WIDTH, HEIGHT = 360, 80
 LOWEST_TOP_S = 5.0

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from cdc.errors import SettingsError
+from cdc.serve.access.guard import LOOPBACK
+from cdc.serve.access.sessions import SHORTEST_TOKEN
 from cdc.serve.actions import TOKEN_VARIABLE
-from cdc.serve.guard import LOOPBACK
-from cdc.serve.sessions import SHORTEST_TOKEN
 
 MAKING = (
     "python -c 'import secrets; print(secrets.token_urlsafe(32))' > token;"

@@ -18,7 +18,7 @@ from starlette.requests import Request, cookie_parser
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from cdc.serve.sessions import Sessions, new_cookie
+from cdc.serve.access.sessions import Sessions, new_cookie
 
 COOKIE = "cdc_session"
 """Begins the name of the cookie. The port follows, for browsers send cookies to all ports of a
