@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from threading import Thread
 from typing import TYPE_CHECKING, Protocol, TypeVar
@@ -36,7 +36,8 @@ if TYPE_CHECKING:
     from cdc.control.registrations import Registration
     from cdc.postgres.schema_changes import Definition
     from cdc.sink.contract import Sink
-    from cdc.views.plan import View
+    from cdc.views.resolve import Resolution
+    from cdc.views.tables import Waiting
 
 
 DISPLAY_DEADLINE_S = 2.5
@@ -192,11 +193,32 @@ class Context:
         return tuple(view_tables(self.pipeline, self.tables)) if self.pipeline.views else ()
 
     @cached_property
-    def resolved_views(self) -> "tuple[View, ...]":
-        """The plans of the views of several tables. Raises SettingsError, SourceError."""
-        from cdc.views.resolve import resolve_views
+    def fitting_views(self) -> tuple[Table, ...]:
+        """Those of `views` that fit their tables."""
+        if not self.pipeline.views:
+            return ()
+        from cdc.views.tables import view_table
 
-        return resolve_views(self.pipeline, self.tables)
+        return tuple(view_table(self.pipeline, view) for view in self.resolution.views)
+
+    @cached_property
+    def waiting_views(self) -> "Waiting":
+        """The views that don't fit their tables, or that the run has found not to."""
+        if not self.pipeline.views:
+            return {}
+        from cdc.views.tables import waiting
+
+        names = {table.qualified for table in table_survey.views_by_name_only(self.pipeline)}
+        noted = factory.open_waiting(self.pipeline)()
+        stored = {name: problem for name, problem in noted.items() if name in names}
+        return {**stored, **waiting(self.resolution.refused)}
+
+    @cached_property
+    def resolution(self) -> "Resolution":
+        """The plans of the views of several tables, and why some have none. Raises SourceError."""
+        from cdc.views.resolve import resolve
+
+        return resolve(self.pipeline, self.tables)
 
     def check_views(self, connection: source.Connection) -> None:
         """Check the views of several tables against the source. Raises SettingsError, SourceError."""
@@ -311,23 +333,33 @@ class Context:
         from cdc.apply.schema_follower import patience_s
         from cdc.apply.stream import Stream, StreamOptions
         from cdc.views.engine import DocumentEngine
-        from cdc.views.resolve import resolve_views
+        from cdc.views.resolve import Resolution, resolve
+        from cdc.views.source_checks import refused_by_source
 
         state, pipeline = factory.build_state(self.pipeline), self.pipeline
-        engine = DocumentEngine(spark, state, pipeline, partial(resolve_views, pipeline))
         with (
             source.connect(pipeline.source.dsn) as connection,
             source.within(connection, patience_s(pipeline)),
         ):
-            self.check_views(connection)
+            tables = table_survey.survey(connection, pipeline).tables
+            refused = refused_by_source(connection, pipeline, resolve(pipeline, tables).views)
+
+        def resolve_now(captured: "Sequence[Table]") -> Resolution:
+            """Resolve the views; what Postgres refused at the start of the run waits for another."""
+            views, misfits = resolve(pipeline, captured)
+            fitting = tuple(view for view in views if view.name not in refused)
+            return Resolution(fitting, {**refused, **misfits})
+
+        engine = DocumentEngine(spark, state, pipeline, resolve_now)
 
         def describe(
             history: "Sequence[Definition]", registration: "Registration"
         ) -> "tuple[Sequence[Table], Mapping[str, list[str]]]":
             captured, problems = self.follower(history, registration)
-            used = engine.tables(captured)
+            used, waiting = engine.tables(captured)
             names = {table.qualified for table in used}
-            return used, {name: text for name, text in problems.items() if name in names}
+            of_tables = {name: text for name, text in problems.items() if name in names}
+            return used, {**of_tables, **waiting}
 
         options = StreamOptions(pipeline.state.trigger_s if pipeline.state else 0.0, worker=engine)
         return Stream(spark, state, pipeline, describe, self.placeholder, options)

@@ -83,7 +83,7 @@ class Watch:
             # Set aside when the plan is loaded again.
             facts["unheld"] = str(error.details.get("table") or self._views.sink.name)
         if overdue:
-            facts["unblocked"] = facts["unblocked"] or self._redescribed(plan.unheld)
+            facts["unblocked"] = facts["unblocked"] or self._redescribed(plan)
             facts["topics"] = self._views.kafka.ends(list(plan.shapes))
             self._looked_at = time.monotonic()
         self._changed_at = changed_at
@@ -128,15 +128,18 @@ class Watch:
             return False
         return True
 
-    def _redescribed(self, unheld: frozenset[str]) -> str | None:
+    def _redescribed(self, plan: ResumePlan) -> str | None:
         """A table that was refused for its columns and can go on, since they were renamed or
-        excluded.
+        excluded; or one that has other columns than the plan has.
         """
-        if not unheld:
+        if not plan.unheld:
             return None
         views = self._views
         tables, troubled = views.describe(views.control.definitions, views.control.registration)
-        candidates = [table for table in tables if table.qualified in unheld - troubled.keys()]
+        # What describes tables may have turned to them: nothing is applied by the plan before.
+        if changed := sorted(table.qualified for table in {*plan.tables} - {*tables}):
+            return changed[0]
+        candidates = [table for table in tables if table.qualified in plan.unheld - troubled.keys()]
         return next(
             (table.qualified for table in candidates if not views.sink.refusals(table)), None
         )

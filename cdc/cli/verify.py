@@ -13,6 +13,7 @@ import typer
 from cdc.cli.console import Json, Master, out, print_error, print_json, say
 from cdc.errors import CdcError, ConnectorError, DivergenceError, SettingsError, UndecidedError
 from cdc.model.wording import full_stopped
+from cdc.postgres import table_survey
 from cdc.runtime import spark_on
 
 if TYPE_CHECKING:
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from cdc.config.settings import Pipeline
+    from cdc.model.table import Table
+    from cdc.runtime import Context
     from cdc.verify.comparison import Comparison
 
 SinkNames = Annotated[list[str] | None, typer.Option("--sink", help="Only this sink. Repeatable.")]
@@ -81,20 +84,15 @@ def verify(
         raise SettingsError(
             "--metrics is for a comparison that is repeated.", hint="add --every 1h"
         )
-    pipeline, sinks, tables = (
-        context.obj.pipeline,
-        context.obj.sinks(sink),
-        context.obj.select_views(table),
-    )
+    pipeline, sinks = context.obj.pipeline, context.obj.sinks(sink)
+    tables, waiting = _select(context.obj, table, [destination.name for destination in sinks])
 
     def compare(spark: "SparkSession") -> "list[Comparison]":
         options = Options(sample, _moment_ms(since) if since else None, rate, timeout)
         results = verify_views(spark, pipeline, tables, sinks, options, tell=say)
-        return (
-            repair_differences(spark, pipeline, tables, sinks, options, results)
-            if repair
-            else results
-        )
+        if repair:
+            results = repair_differences(spark, pipeline, tables, sinks, options, results)
+        return [*results, *waiting]
 
     check_connector(
         pipeline, [destination.name for destination in sinks], context.obj.runs, timeout
@@ -103,6 +101,25 @@ def verify(
         if every:
             _repeat(lambda: compare(spark), seconds(every), metrics, context.obj.runs, as_json)
         report(compare(spark), as_json)
+
+
+def _select(
+    context: "Context", name: str | None, sinks: "Sequence[str]"
+) -> "tuple[Sequence[Table], list[Comparison]]":
+    """Select what is compared, and say of views that wait why they aren't. Raises SettingsError."""
+    from cdc.verify.comparison import Comparison
+
+    waiting = context.waiting_views
+    if name is not None and name not in waiting:
+        return context.select_views(name), []
+    views = [view for view in context.fitting_views if view.qualified not in waiting]
+    unfit = [
+        Comparison(sink, view.qualified, problem=waiting[view.qualified][0])
+        for view in table_survey.views_by_name_only(context.pipeline)
+        for sink in sinks
+        if view.qualified in waiting and name in (None, view.qualified) and view.is_in(sink)
+    ]
+    return [] if name else [*context.tables, *views], unfit
 
 
 def check_connector(
@@ -216,6 +233,12 @@ def report(results: "Sequence[Comparison]", as_json: bool) -> None:
         )
     if not results:
         raise UndecidedError("There was no view to compare.", hint="cdc -p FILE status")
+    if uncompared := [result for result in results if result.problem]:
+        raise UndecidedError(
+            f"{len(uncompared)} of {len(results)} views weren't compared, for they wait:"
+            f" {', '.join(sorted({result.table for result in uncompared}))}.",
+            hint="cdc -p FILE status",
+        )
     if undecided:
         first = next(result for result in results if result.undecided)
         raise UndecidedError(

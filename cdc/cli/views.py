@@ -1,6 +1,6 @@
 """Verbs of `cdc views`: the views of several tables that the file declares."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -15,18 +15,21 @@ ViewName = Annotated[str, typer.Argument(help="A view of the pipeline file.")]
 def list_views(context: typer.Context, as_json: Json = False) -> None:
     """List the views, once they are checked against Postgres.
 
-    Shows the tables that each is made of, its topic, and the sinks that hold it.
+    Shows the tables that each is made of, its topic, and the sinks that hold it; and which ones
+    wait, since they don't fit their tables.
     """
     from cdc.cli.screens.views import draw_views
 
+    refused = context.obj.resolution.refused
     rows = [
         {
             "view": table.name,
             "tables": [name for name, _ in table.derivation.tables],
             "topic": table.topic,
             "sinks": list(table.derivation.sinks),
+            "waits": refused[table.name].message if table.name in refused else None,
         }
-        for table in context.obj.views
+        for table in table_survey.views_by_name_only(context.obj.pipeline)
         if table.derivation
     ]
     if as_json:
@@ -54,7 +57,7 @@ def show(context: typer.Context, name: ViewName, as_json: Json = False) -> None:
     from cdc.views.plan import StatePlan
 
     table_survey.table_named(context.obj.views, f"view.{name}")
-    plan = StatePlan(context.obj.resolved_views)
+    plan = StatePlan(context.obj.resolution.views)
     (view,) = [view for view in plan.views if view.name == name]
     names = [node.table.qualified for node in view.root.walk()]
     described = {**outline(view), "state": state_outline(plan, names)}
@@ -77,10 +80,12 @@ def plan(context: typer.Context, as_json: Json = False) -> None:
     from cdc.views.plan import StatePlan
 
     pipeline = context.obj.pipeline
-    rows: dict[str, dict[str, bool]] = {"tables": {}, "views": {}}
-    if context.obj.views:
+    rows: dict[str, dict[str, Any]] = {"tables": {}, "views": {}, "waiting": {}}
+    if pipeline.views:
         state = build_state(pipeline)
-        state.plan = StatePlan(context.obj.resolved_views)
+        resolution = context.obj.resolution
+        state.plan = StatePlan(resolution.views)
+        rows["waiting"] = {name: error.message for name, error in resolution.refused.items()}
         topics = {view.name: pipeline.view_topic(view.name) for view in state.plan.views}
         with Topics(pipeline.kafka) as kafka:
             ends = kafka.ends(list(kafka.existing(topics.values())))
@@ -90,5 +95,5 @@ def plan(context: typer.Context, as_json: Json = False) -> None:
         rows["tables"], rows["views"] = rebuilds(state, all_needs(state.plan, ids))
     if as_json:
         return print_json(rows)
-    out.print(draw_views_plan(rows) if context.obj.views else "the pipeline file has no views")
+    out.print(draw_views_plan(rows) if pipeline.views else "the pipeline file has no views")
     return None

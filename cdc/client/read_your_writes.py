@@ -36,7 +36,13 @@ from psycopg.rows import tuple_row
 
 from cdc.config.settings import Pipeline
 from cdc.control.control_topics import Truncations
-from cdc.errors import KafkaUnavailable, ReadTimeout, SinkUnavailable, SourceError
+from cdc.errors import (
+    KafkaUnavailable,
+    ReadTimeout,
+    SettingsError,
+    SinkUnavailable,
+    SourceError,
+)
 from cdc.kafka.log_refusals import refuse_incomparable
 from cdc.kafka.records import Record
 from cdc.kafka.topics import Topics
@@ -46,7 +52,7 @@ from cdc.postgres import table_survey
 from cdc.postgres.schema_changes import lsn_number
 from cdc.runtime import Context
 from cdc.sink.contract import Sink
-from cdc.sink.factory import open_documents
+from cdc.sink.factory import open_documents, open_waiting
 
 POLL_S = 0.01
 # The LSN is read before the message is written, so the message's own LSN is later.
@@ -154,6 +160,7 @@ class View:
             [topic for _, topic in table.derivation.tables] if table.derivation else [table.topic]
         )
         self._read_documents = open_documents(pipeline) if table.derivation else None
+        self._read_waiting = open_waiting(pipeline) if table.derivation else dict
         self._start_at_newest()
 
     def close(self) -> None:
@@ -164,7 +171,8 @@ class View:
     def barrier(self, token: Token) -> tuple[Position, int] | None:
         """Return the position and the floor that the view has to pass.
 
-        None: the token isn't in the log yet.
+        None: the token isn't in the log yet. Raises SettingsError for a view that waits, since it
+        doesn't fit its tables any more.
         """
         with self._lock:
             if self._token_ends.lacks(token):
@@ -175,10 +183,11 @@ class View:
             floor = self._control.floors.number(self.table.qualified)
             if self._read_documents is None:
                 return ends[self.table.topic], floor
-            current = self._read_documents()
-            if not all(distance(current.get(topic), end).reached for topic, end in ends.items()):
+            current, topic = self._read_documents(), self.table.topic
+            behind = not all(distance(current.get(name), end).reached for name, end in ends.items())
+            if topic not in current or behind:
+                self._refuse_waiting()
                 return None
-            topic = self.table.topic
             return self._kafka.ends([topic], decided=False)[topic], floor
 
     def has_passed(self, barrier: Position, floor: int) -> bool:
@@ -189,6 +198,12 @@ class View:
         lag = distance(self.sink.position(self.table), barrier, floor)
         refuse_incomparable(self.sink.name, self.table, lag)
         return lag.reached
+
+    def _refuse_waiting(self) -> None:
+        name = self.table.qualified
+        if name in (waiting := self._read_waiting()):
+            reason, hint = waiting[name]
+            raise SettingsError(f"{name} waits, so it will not show them: {reason}", hint=hint)
 
     def _start_at_newest(self) -> None:
         """Start at the newest message in the topic: it proves all earlier tokens."""
@@ -243,7 +258,8 @@ def wait_for(view: View, token: str, timeout_s: float, *, search: bool = False) 
     A server that can't be reached is polled again until timeout_s is over.
 
     Raises:
-        ReadTimeout: not within timeout_s. ConnectorError: it never will.
+        ReadTimeout: not within timeout_s. ConnectorError: it never will. SettingsError: the view
+        waits, since it doesn't fit its tables any more.
     """
     parsed, deadline = Token.parse(token), time.monotonic() + timeout_s
     reached: tuple[Position, int] | None = None

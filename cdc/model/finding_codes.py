@@ -138,6 +138,12 @@ STATUS: Mapping[str, Kind] = {
     "table-waiting": Kind(
         "degraded", APPLY, SinkError, "This table's view gets no changes; others go on."
     ),
+    "documents-waiting": Kind(
+        "degraded",
+        APPLY,
+        SettingsError,
+        "This view's documents stay as they were; those of other views go on.",
+    ),
     "records-quarantined": Kind(
         "degraded", APPLY, DecodeError, "These rows may be older in the view than in Postgres."
     ),

@@ -7,7 +7,7 @@ parts are there. Invariant: reads only.
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from threading import Thread
@@ -17,7 +17,7 @@ import structlog
 
 from cdc.apply.progress import WORKING, Progress
 from cdc.config.settings import Pipeline
-from cdc.config.view_settings import STATE, tables_of
+from cdc.config.view_settings import SCHEMA, STATE, tables_of
 from cdc.control.definitions import Watch, watch
 from cdc.errors import CdcError, Unexpected
 from cdc.model.finding import Finding, find
@@ -78,7 +78,8 @@ def collect(
     """
     started = started or time.monotonic()
     documents = _start_request("state", sizes) if sizes else None
-    tables = {name: _tables_of(pipeline, name) for name in positions}
+    waiting = progress[STATE].aside if STATE in progress else {}
+    tables = {name: _tables_of(pipeline, name, waiting) for name in positions}
     answers = _ask_servers(pipeline, tables, positions, started)
     report: TopicReport = answers["kafka"][0] or (None, {}, None)
     heartbeat, views, lowered = report
@@ -110,16 +111,21 @@ def _documents_status(answer: "Future[Answer]", started: float) -> DocumentsStat
     return DocumentsStatus(**sizes) if sizes is not None else None
 
 
-def _tables_of(pipeline: Pipeline, sink: str) -> tuple[Table, ...]:
+def _tables_of(pipeline: Pipeline, sink: str, waiting: Collection[str]) -> tuple[Table, ...]:
     """The tables that a sink has views of, by name only; for the state of documents, those that
-    documents are made of.
+    documents are made of. `waiting`: views whose documents aren't made.
     """
     captured, views = (
         table_survey.tables_by_name_only(pipeline),
         table_survey.views_by_name_only(pipeline),
     )
     if sink == STATE:
-        used = {name for view in pipeline.views.values() for name in tables_of(view)}
+        used = {
+            table
+            for name, view in pipeline.views.items()
+            if f"{SCHEMA}.{name}" not in waiting
+            for table in tables_of(view)
+        }
         return tuple(table for table in captured if table.qualified in used)
     return (*captured, *(view for view in views if view.is_in(sink)))
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from cdc.apply.progress import WORKING
+from cdc.config.view_settings import SCHEMA, STATE
 from cdc.model.finding import Finding, exit_code, find, verdict, worst_first
 from cdc.observe.status import SinkStatus, Status
 
@@ -150,7 +151,7 @@ def _find_sink_troubles(status: Status, sink: SinkStatus) -> Iterator[Finding]:
         yield replace(trouble, since=sink.since)
     else:
         yield from _find_lag(status, sink)
-    yield from _find_table_troubles(sink)
+    yield from _find_table_troubles(status, sink)
 
 
 def _find_lag(status: Status, sink: SinkStatus) -> Iterator[Finding]:
@@ -187,9 +188,16 @@ def _start(status: Status, sink: SinkStatus) -> str:
     )
 
 
-def _find_table_troubles(sink: SinkStatus) -> Iterator[Finding]:
+def _find_table_troubles(status: Status, sink: SinkStatus) -> Iterator[Finding]:
     """Find troubles of single tables of a sink: stopped, or degraded by the quarantine."""
     name = sink.name
+    # Documents that nobody makes wait in each sink: one finding says so.
+    unmade = {
+        view
+        for other in status.sinks
+        for view in other.aside
+        if other.name == STATE and view.startswith(f"{SCHEMA}.")
+    }
     for view in sink.views:
         table = view.table
         if view.problem:
@@ -202,7 +210,12 @@ def _find_table_troubles(sink: SinkStatus) -> Iterator[Finding]:
             trouble = find("records-quarantined", table, message, listing, table=table, sink=name)
             yield replace(trouble, count=view.quarantined)
     for table, (reason, hint) in sink.aside.items():
-        if not any(view.table == table and view.problem for view in sink.views):
+        if table in unmade:
+            if name == STATE:
+                message = f"No document of {table} is made: {reason}"
+                trouble = find("documents-waiting", table, message, hint, table=table, sink=name)
+                yield replace(trouble, since=sink.aside_since.get(table))
+        elif not any(view.table == table and view.problem for view in sink.views):
             message = f"Kafka -> {name} has stopped for {table}: {reason}"
             trouble = find("table-waiting", table, message, hint, table=table, sink=name)
             yield replace(trouble, since=sink.aside_since.get(table))

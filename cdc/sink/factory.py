@@ -1,7 +1,7 @@
 """The destinations that a pipeline file names."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from cdc.config.settings import Pipeline
 from cdc.config.view_settings import tables_of
@@ -10,6 +10,8 @@ from cdc.model.table import Table
 from cdc.sink.contract import Sink
 from cdc.sink.lane import Failure
 from cdc.sink.lane_run import reported_error
+
+T = TypeVar("T")
 
 
 def build(pipeline: Pipeline, name: str) -> Sink:
@@ -29,17 +31,14 @@ def open_documents(pipeline: Pipeline) -> Callable[[], Mapping[str, Position]]:
 
     It raises SinkUnavailable or SinkRejected.
     """
-    sink = build_state(pipeline)
-    state = sink.open_state()()
+    return _reader(pipeline, lambda state: state.current())
 
-    def read() -> Mapping[str, Position]:
-        try:
-            current: Mapping[str, Position] = state.current()
-        except Failure as failure:
-            raise reported_error(failure.kind, failure.message, {}, sink=sink.name) from None
-        return current
 
-    return read
+def open_waiting(pipeline: Pipeline) -> Callable[[], Mapping[str, list[str]]]:
+    """The function that reads which views of several tables wait, since they don't fit their tables
+    any more: the reason and a hint, by name. It raises as that of `open_documents` does.
+    """
+    return _reader(pipeline, lambda state: state.waiting())
 
 
 def documents_reader(
@@ -66,15 +65,19 @@ def sizes_reader(pipeline: Pipeline) -> Callable[[], Mapping[str, Any]]:
     """The function that reads how much the state of documents holds, and has to do: the fields of
     `cdc.views.state.StateSizes`.
     """
+    tables = sorted({name for view in pipeline.views.values() for name in tables_of(view)})
+    return _reader(pipeline, lambda state: state.sizes(tables, list(pipeline.views))._asdict())
+
+
+def _reader(pipeline: Pipeline, question: Callable[[Any], T]) -> Callable[[], T]:
+    """The function that asks the state of the pipeline's documents."""
     sink = build_state(pipeline)
     state = sink.open_state()()
-    tables = sorted({name for view in pipeline.views.values() for name in tables_of(view)})
 
-    def read() -> Mapping[str, Any]:
+    def read() -> T:
         try:
-            sizes: Mapping[str, Any] = state.sizes(tables, list(pipeline.views))._asdict()
+            return question(state)
         except Failure as failure:
             raise reported_error(failure.kind, failure.message, {}, sink=sink.name) from None
-        return sizes
 
     return read

@@ -150,11 +150,11 @@ def _await_documents(
 
     def lagging_documents() -> list[str]:
         current = read()
-        return [
-            f"documents are behind in {topic}: is `cdc run` at work?"
-            for topic, end in ends.items()
-            if not distance(current.get(topic), end).reached
+        behind = [
+            topic for topic, end in ends.items() if not distance(current.get(topic), end).reached
         ]
+        behind += [view.topic for view in views if view.topic not in current]
+        return [f"documents are behind in {topic}: is `cdc run` at work?" for topic in behind]
 
     _wait_while(lagging_documents, options)
 

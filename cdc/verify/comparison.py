@@ -48,6 +48,8 @@ class Comparison:
     view_s: float = 0.0
     """Seconds that it took to read and hash either side; the source is read once for all sinks."""
     scope: str = "all rows"
+    problem: str | None = None
+    """Why the view couldn't be compared, in a sentence: it waits for something."""
     sample: list[Difference] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list, repr=False)
     """Up to MAX_DIFFERENCES of the differing rows; `sample` is their beginning. Not part of a
@@ -63,7 +65,7 @@ class Comparison:
         """Differing rows count before undecided ones."""
         if self.wrong:
             return "differs"
-        return "undecided" if self.undecided else "equal"
+        return "undecided" if self.undecided or self.problem else "equal"
 
     @property
     def wrong(self) -> int:

@@ -35,9 +35,11 @@ from cdc.sink.lane import Failure
 from cdc.sink.lane_run import freeze_gc_after, reported_error
 from cdc.spark.kafka_source import OffsetRanges, read_ranges
 from cdc.views.emission import REPORT, Emission, Report
-from cdc.views.plan import Node, StatePlan, View
+from cdc.views.plan import Node, StatePlan
+from cdc.views.resolve import Resolution
 from cdc.views.rows import narrowed
 from cdc.views.state import State, StateSink, Turn
+from cdc.views.tables import Waiting, waiting
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -51,8 +53,8 @@ HINTS = {
 """What a person can do about a failure, by its kind."""
 Positions = Mapping[str, Position | None]
 """By topic; None: offset zero."""
-ResolveViews = Callable[[Sequence[Table]], Sequence[View]]
-"""Takes the captured tables as they are now; raises SettingsError for a view that can't be kept."""
+ResolveViews = Callable[[Sequence[Table]], Resolution]
+"""Takes the captured tables as they are now."""
 _decode = msgspec.json.Decoder(Report).decode
 log = structlog.get_logger()
 
@@ -74,15 +76,18 @@ class DocumentEngine:
         self._recovered = self._released = False
         self._release: Mapping[str, Position] | None = None
         self._noted: Positions | None = None
+        self._waiting: Waiting = {}
 
-    def tables(self, captured: Sequence[Table]) -> Sequence[Table]:
+    def tables(self, captured: Sequence[Table]) -> tuple[Sequence[Table], Waiting]:
         """Return the tables of the state, with the columns in use, for the captured ones as they
-        are now. Called whenever the stream loads its plan, before anything else is.
+        are now; and the views that wait. Called whenever the stream loads its plan, before
+        anything else is.
 
         Raises:
-            SettingsError: a view can't be kept. ConnectorError: its topic isn't there.
+            ConnectorError: the topic of a view isn't there. CdcError: the state can't be reached.
         """
-        plan = StatePlan(tuple(self._resolve(captured)))
+        resolution = self._resolve(captured)
+        self._waiting, plan = waiting(resolution.refused), StatePlan(resolution.views)
         topics = {view.name: self._pipeline.view_topic(view.name) for view in plan.views}
         missing = topics.keys() - {
             name for name in topics if topics[name] in self._kafka.existing(topics.values())
@@ -92,9 +97,10 @@ class DocumentEngine:
                 f"There is no topic {topics[min(missing)]} yet.", hint="cdc -p FILE register"
             )
         ends = self._kafka.ends(list(topics.values()))
-        self._sink.plan = plan
-        self._sink.needs = all_needs(plan, {name: ends[topics[name]].topic_id for name in topics})
-        return plan.tables
+        needed = all_needs(plan, {name: ends[topics[name]].topic_id for name in topics})
+        with self._failures():
+            self._sink.adopt(plan, needed, topics)
+        return plan.tables, self._waiting
 
     def begin(self) -> None:
         """Become the owner of the documents: tasks of another one are refused from now on. Called
@@ -104,6 +110,7 @@ class DocumentEngine:
         self._release = self._noted = None
         with self._failures():
             self._turn = self._state.take(self._turn.owner)
+            self._state.note_waiting(self._turn, self._waiting)
 
     def work(self, positions: Positions) -> bool:
         """Send documents for about a second at most; returns whether there are more.

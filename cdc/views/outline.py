@@ -62,4 +62,7 @@ def rebuilds(sink: StateSink, needs: Mapping[str, str]) -> tuple[dict[str, bool]
     sink.needs = needs
     stored = positions(sink, sink.plan.tables)
     tables = {name: checkpoint is None for name, checkpoint in stored.items()}
-    return tables, {view.name: tables[view.root.table.qualified] for view in sink.plan.views}
+    return tables, {
+        view.name: any(tables[node.table.qualified] for node in view.root.walk())
+        for view in sink.plan.views
+    }

@@ -3,8 +3,9 @@ them. What can't be kept right is refused, with its line in the file.
 """
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from cdc.config.mistakes import InvalidSetting
 from cdc.config.settings import Pipeline
@@ -15,6 +16,7 @@ from cdc.config.view_settings import (
     aggregate,
     ordering,
 )
+from cdc.errors import SettingsError
 from cdc.model.table import Table
 from cdc.views.expression import Expression
 from cdc.views.plan import Aggregate, Join, Node, Order, View
@@ -38,15 +40,36 @@ JOINED = (BOOLEAN, INTEGERS, TEXTS, UUID, DATE, TIMESTAMP, TIMESTAMPTZ)
 """Groups whose equal values have equal texts, whatever computed them."""
 
 
-def resolve_views(pipeline: Pipeline, tables: Sequence[Table]) -> tuple[View, ...]:
-    """Return the plans of all views of the file. `tables` are those that it captures.
+class Resolution(NamedTuple):
+    """The views of a file, with the tables as they are.
 
-    Raises:
-        SettingsError: a view names what isn't captured, or can't be kept as it is declared.
+    views    the plans of those that can be kept
+    refused  why the others can't, by name: they name what isn't captured, or can't be kept as they
+             are declared
     """
-    by_name = {table.qualified: table for table in tables}
-    resolver = _Resolver(pipeline, by_name)
-    return tuple(resolver.view(name, settings) for name, settings in pipeline.views.items())
+
+    views: tuple[View, ...]
+    refused: Mapping[str, SettingsError]
+
+
+def resolve(pipeline: Pipeline, tables: Sequence[Table]) -> Resolution:
+    """Resolve each view of the file by itself. `tables` are those that it captures."""
+    resolver = _Resolver(pipeline, {table.qualified: table for table in tables})
+    views, refused = [], {}
+    for name, settings in pipeline.views.items():
+        try:
+            views.append(resolver.view(name, settings))
+        except SettingsError as error:
+            refused[name] = error
+    return Resolution(tuple(views), refused)
+
+
+def resolve_views(pipeline: Pipeline, tables: Sequence[Table]) -> tuple[View, ...]:
+    """Return the plans of all views. Raises SettingsError: the first that can't be kept."""
+    views, refused = resolve(pipeline, tables)
+    for error in refused.values():
+        raise error
+    return views
 
 
 @dataclass(frozen=True)

@@ -20,18 +20,28 @@ from cdc.views.scalar.operators import quoted_name
 from cdc.views.sql import document_query
 
 
-def check_views(conn: Connection, pipeline: Pipeline, views: Sequence[View]) -> None:
-    """Check all views, and that Postgres plans their queries.
-
-    Raises:
-        SettingsError: the first that can't be kept right.
+def refused_by_source(
+    conn: Connection, pipeline: Pipeline, views: Sequence[View]
+) -> dict[str, SettingsError]:
+    """Check each view, and that Postgres plans its query. Return why some can't be kept right, by
+    name.
     """
     tables = {node.table.qualified for view in views for node in view.root.walk()}
     checks = _Checks(pipeline, column_facts(conn, tables))
+    refused = {}
     for view in views:
-        checks.check_children(view.root, ("views", view.name))
-    for view in views:
-        _explain(conn, pipeline, view)
+        try:
+            checks.check_children(view.root, ("views", view.name))
+            _explain(conn, pipeline, view)
+        except SettingsError as error:
+            refused[view.name] = error
+    return refused
+
+
+def check_views(conn: Connection, pipeline: Pipeline, views: Sequence[View]) -> None:
+    """Check all views. Raises SettingsError: the first that can't be kept right."""
+    for error in refused_by_source(conn, pipeline, views).values():
+        raise error
 
 
 class _Checks:

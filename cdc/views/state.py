@@ -118,6 +118,14 @@ class State(Protocol):
     def current(self) -> Mapping[str, Position]:
         """Read what `note_current` stored."""
 
+    def note_waiting(self, turn: Turn, views: Mapping[str, list[str]]) -> None:
+        """Store which views wait, see `cdc.views.tables.Waiting`, if it is still this turn; else
+        raise as `require_turn` does.
+        """
+
+    def waiting(self) -> Mapping[str, list[str]]:
+        """Read what `note_waiting` stored."""
+
 
 class StateSink(Sink, Protocol):
     """A state as the destination of a stream.
@@ -129,6 +137,14 @@ class StateSink(Sink, Protocol):
 
     plan: StatePlan
     needs: Mapping[str, str]
+
+    def adopt(self, plan: StatePlan, needs: Mapping[str, str], topics: Mapping[str, str]) -> None:
+        """Take a plan for what the file's views need now, before rows are undone or applied for it.
+
+        `topics`: by view. Documents count as current no more whose view isn't in the plan, or whose
+        tables' rows are stored for something else: some may be of rows that the state never meets
+        again. May raise Failure of `cdc.sink.lane`.
+        """
 
     def open_state(self) -> Callable[[], State]:
         """Return what opens the state of the plan in any process; can be pickled."""

@@ -9,7 +9,7 @@ from cdc.errors import SettingsError
 from cdc.model.table import Column, Derivation, Shape, Table
 from cdc.views.aggregates import result_type
 from cdc.views.plan import Node, View
-from cdc.views.resolve import resolve_views
+from cdc.views.resolve import resolve, resolve_views
 from cdc.views.sql import document_query
 
 NESTED = "jsonb"
@@ -67,17 +67,23 @@ def view_tables(pipeline: Pipeline, captured: Sequence[Table]) -> list[Table]:
     return [view_table(pipeline, view) for view in resolve_views(pipeline, captured)]
 
 
+Waiting = Mapping[str, list[str]]
+"""Views that no longer fit their tables, by name (view.NAME): the reason and a hint."""
+
+
+def waiting(refused: Mapping[str, SettingsError]) -> dict[str, list[str]]:
+    """Say why views wait, see `Waiting`."""
+    return {f"{SCHEMA}.{name}": [error.message, error.hint] for name, error in refused.items()}
+
+
 def with_views(
     pipeline: Pipeline, captured: Sequence[Table], sink: str
-) -> tuple[list[Table], Mapping[str, list[str]]]:
-    """Return the tables of a sink: captured ones and views; and why views have none, by name.
+) -> tuple[list[Table], Waiting]:
+    """Return the tables of a sink: captured ones and views; and the views that wait.
 
-    A view that a change of definitions has broken waits, and the other tables go on.
+    A view that no longer fits its tables waits, and the other tables go on.
     """
-    try:
-        views = view_tables(pipeline, captured)
-    except SettingsError as error:
-        names = [name for name, view in pipeline.views.items() if sink in view.to]
-        problem = [error.message, error.hint]
-        return [*captured], {f"{SCHEMA}.{name}": problem for name in names}
-    return [*captured, *(table for table in views if table.is_in(sink))], {}
+    views, refused = resolve(pipeline, captured)
+    tables = [view_table(pipeline, view) for view in views]
+    in_sink = {name: error for name, error in refused.items() if sink in pipeline.views[name].to}
+    return [*captured, *(table for table in tables if table.is_in(sink))], waiting(in_sink)

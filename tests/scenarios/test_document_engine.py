@@ -27,7 +27,7 @@ from cdc.model.position import Position
 from cdc.postgres import source
 from cdc.sink.contract import PositionLost
 from cdc.views.engine import DocumentEngine
-from cdc.views.resolve import resolve_views
+from cdc.views.resolve import resolve
 from tests.support.cache import free_port
 from tests.support.document_history import Broker, History
 from tests.support.shop import read
@@ -96,7 +96,7 @@ class Engine:
     def __init__(self, spark: "SparkSession", history: History) -> None:
         self.history = history
         self.engine = DocumentEngine(
-            spark, history.sink, history.pipeline, partial(resolve_views, history.pipeline)
+            spark, history.sink, history.pipeline, partial(resolve, history.pipeline)
         )
         self.begin()
 
@@ -362,3 +362,52 @@ def test_of_two_engines_the_first_is_fenced(history: History, spark: "SparkSessi
     second.work()
     assert gone_back(history) == []
     assert newest(history) == expected(history)
+
+
+def test_a_view_that_comes_back_has_no_document_of_a_row_that_went(
+    history: History, spark: "SparkSession"
+) -> None:
+    """Nobody marks documents of a view that is away: neither those of rows that are deleted, nor
+    those that a row has left whose entries had other numbers.
+    """
+    book_docs = """
+  book_docs:
+    root: lib.books
+    include: {author: {table: lib.authors, on: {author_id: id}}}
+    to: [topic]
+"""
+    same_version = """
+  same_docs:
+    root: lib.books
+    include: {books: {table: lib.books, on: {version: version}, many: true}}
+    to: [topic]
+"""
+    history.declare(same_version + VIEWS)
+    fill(history)
+    history.do("UPDATE lib.books SET version = 9")
+    engine = Engine(spark, history)
+    history.apply()
+    engine.work()
+    # One view less, with the first index of books; meanwhile a book moves and an author goes.
+    history.do(
+        "UPDATE lib.books SET author_id = 3 WHERE id = 1", "DELETE FROM lib.authors WHERE id = 2"
+    )
+    history.compact()
+    history.declare(VIEWS, prepare=False)
+    engine = Engine(spark, history)
+    history.apply()
+    engine.work()
+    last = dict(documents(history))
+    assert {row_id: row for row_id, row in last.items() if row} == expected(history)
+    # And back, while the author that went is forgotten by the log.
+    history.declare(book_docs, prepare=False)
+    engine = Engine(spark, history)
+    history.do("DELETE FROM lib.authors WHERE id = 3")
+    history.apply()
+    engine.work()
+    history.declare(VIEWS, prepare=False)
+    engine = Engine(spark, history)
+    history.apply()
+    engine.work()
+    last = dict(documents(history))
+    assert {row_id: row for row_id, row in last.items() if row} == expected(history)

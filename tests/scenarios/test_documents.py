@@ -13,6 +13,7 @@ import pytest
 import redis
 
 from cdc.client import read_your_writes as client
+from cdc.errors import SettingsError
 from cdc.runtime import Context
 from cdc.verify.comparison import Comparison
 from cdc.verify.verification import Options, verify
@@ -207,6 +208,79 @@ def test_documents_are_rebuilt_waited_for_and_truncated(world: "World") -> None:
         assert {view["table"] for view in hops["documents"]["views"]} == set(TABLES)
         assert "view.order_docs" in {view["table"] for view in hops["search"]["views"]}
         assert all(view["lag_records"] == 0 for sink in status["sinks"] for view in sink["views"])
+
+
+def test_a_view_that_no_longer_fits_its_tables_stops_only_itself(world: "World") -> None:
+    shop(world)
+    world.sql(
+        "INSERT INTO customers VALUES (50, 'Ann', 'x'), (51, 'Bob', 'x')",
+        "INSERT INTO orders VALUES (50, 50, now(), true), (51, 51, now(), true)",
+    )
+    with world.process():
+        compare(world)
+        orders, customers = (
+            client.view(world.file, "cache", f"view.{name}")
+            for name in ("order_docs", "customer_docs")
+        )
+        # A column that `where` of customer_docs names; order_docs has whatever columns there are.
+        world.sql("ALTER TABLE orders RENAME COLUMN is_open TO is_active")
+        _follow_without_customer_docs(world, orders, customers, "first")
+        (found,) = [f for f in world.json("status")["findings"] if "_docs" in f["message"]]
+        assert (found["code"], found["table"]) == ("documents-waiting", "view.customer_docs")
+        assert "public.orders has no column is_open" in found["message"]
+        assert found["severity"] == "degraded"
+        result = world.json("verify", "--timeout", "60", code=10)
+        equal = {(view["sink"], view["table"]): view["equal"] for view in result["views"]}
+        assert [view for view, is_equal in equal.items() if not is_equal] == [
+            ("cache", "view.customer_docs")
+        ]
+        assert len(equal) == 3 * 5 + 1
+        assert not result["equal"]
+    plan = world.json("views", "plan")
+    assert list(plan["waiting"]) == ["customer_docs"]
+    assert plan["views"] == {"order_docs": False}
+    # A later run starts with it as it is.
+    with world.process():
+        _follow_without_customer_docs(world, orders, customers, "second")
+        world.sql("DELETE FROM customers WHERE id = 50")
+        wait_for_orders(world, orders)
+        assert cached(world, "customer_docs", "50")["open_orders"][0]["id"] == 50
+        # The column is back: all its documents are made again, and the deleted one's goes.
+        world.sql("ALTER TABLE orders RENAME COLUMN is_active TO is_open")
+        wait_until(
+            lambda: (
+                "documents-waiting" not in [f["code"] for f in world.json("status")["findings"]]
+            ),
+            120,
+            "the view to fit again",
+        )
+        compare(world)
+        assert cached(world, "customer_docs", "51")["name"] == "second"
+        with redis.Redis.from_url(world.cache) as server:
+            assert not server.exists(f"{world.name}:view.customer_docs:50")
+    for view in (orders, customers):
+        view.close()
+
+
+def _follow_without_customer_docs(
+    world: "World", orders: client.View, customers: client.View, name: str
+) -> None:
+    """Documents of orders follow a change; those of customers stay, and who waits for them is told."""
+    former = cached(world, "customer_docs", "51")
+    world.sql(f"UPDATE customers SET name = '{name}' WHERE id = 51")
+    token = wait_for_orders(world, orders)
+    assert cached(world, "order_docs", "51")["customer"]["name"] == name
+    with pytest.raises(SettingsError, match=r"view\.customer_docs waits"):
+        client.wait_for(customers, token, timeout_s=60)
+    assert cached(world, "customer_docs", "51") == former
+
+
+def wait_for_orders(world: "World", orders: client.View) -> str:
+    """Wait until documents of orders have all that is committed now; return the token for it."""
+    with psycopg.connect(world.dsn) as connection:
+        token = client.token(connection)
+    client.wait_for(orders, token, timeout_s=120)
+    return token
 
 
 def cached(world: "World", view: str, row_id: str) -> dict[str, Any]:

@@ -39,7 +39,12 @@ def draw_comparisons(results: Sequence[Comparison]) -> RenderableType:
         for result in results
         for difference in result.sample
     ]
-    return Group(grid, *samples)
+    waiting = [
+        Text(f"{result.table} in {result.sink}: {result.problem}")
+        for result in results
+        if result.problem
+    ]
+    return Group(grid, *samples, *waiting)
 
 
 def _verdict(result: Comparison) -> Text:
@@ -47,7 +52,7 @@ def _verdict(result: Comparison) -> Text:
     undecided = f"{result.undecided:,} undecided" if result.undecided else ""
     words = {
         "equal": "equal",
-        "undecided": undecided,
+        "undecided": "not compared" if result.problem else undecided,
         "differs": ", ".join(filter(None, ("differs", undecided))),
     }
     return Text(words[result.verdict], VERDICTS[result.verdict])

@@ -21,7 +21,8 @@ def draw_views(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
         sinks = ", ".join(row["sinks"]) or "its topic only"
         for number, name in enumerate(row["tables"]):
             table.add_row(*((row["view"], name, sinks) if number == 0 else ("", name, "")))
-    return table
+    waiting = [Text(f"{row['view']} waits: {row['waits']}") for row in rows if row["waits"]]
+    return Group(table, *waiting)
 
 
 def draw_view(described: Mapping[str, Any]) -> RenderableType:
@@ -54,11 +55,12 @@ def _place(name: str, place: Mapping[str, Any]) -> str:
     return ", ".join(parts)
 
 
-def draw_views_plan(rows: Mapping[str, Mapping[str, bool]]) -> RenderableType:
-    """Draw what the next run makes again."""
+def draw_views_plan(rows: Mapping[str, Mapping[str, Any]]) -> RenderableType:
+    """Draw what the next run makes again, and which views wait."""
     grid = make_grid("", "", "by the next cdc run")
     for name, again in rows["views"].items():
         grid.add_row("view", name, "all documents are made again" if again else "goes on")
     for name, again in rows["tables"].items():
         grid.add_row("table", name, "read again from its topic" if again else "goes on")
-    return grid
+    waiting = [Text(f"view {name} waits: {reason}") for name, reason in rows["waiting"].items()]
+    return Group(grid, *waiting)

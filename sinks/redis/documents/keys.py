@@ -7,7 +7,8 @@
 <prefix>:_dirty:<view>                 zset    id of a root row: number of what made it dirty
 <prefix>:_gone:<view>                  hash    id of a deleted root row: the connector's key
 <prefix>:_number                       string  counts chunks and marks
-<prefix>:_documents                    hash    owner, turn, and by topic the position that is sent
+<prefix>:_documents                    hash    owner, turn, views that wait, and by topic the
+                                               position that is sent
 <prefix>:_needs                        hash    by table, what its rows are stored for
 """
 

@@ -26,11 +26,10 @@ from cdc.sinks.redis.documents.keys import (
     row_prefix,
 )
 from cdc.sinks.redis.documents.scripts import FORGET
-from cdc.sinks.redis.documents.state import OpenState
+from cdc.sinks.redis.documents.state import OpenState, RedisState
 from cdc.sinks.redis.positions import Positions
 from cdc.sinks.redis.server import COMMANDS, forget
 from cdc.sinks.redis.tables import add_name, empty_table
-from cdc.views.plan import StatePlan
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -54,6 +53,18 @@ class DocumentState:
         self.needs: Mapping[str, str] = {}
         self._database = Database(STATE, url, prefix, f"{COMMANDS} {STATE_COMMANDS}")
         self._positions = Positions(self._database, None)
+
+    def adopt(self, plan: StatePlan, needs: Mapping[str, str], topics: Mapping[str, str]) -> None:
+        """Take the plan. What its documents lack is forgotten first, so that a crash leaves none
+        that counts as current.
+        """
+        used = {
+            topics[view.name]: {node.table.qualified for node in view.root.walk()}
+            for view in plan.views
+        }
+        state = RedisState(self.url, self.prefix, ())
+        state.adopt(needs, used, [table.topic for table in plan.tables])
+        self.plan, self.needs = plan, needs
 
     def open_state(self) -> OpenState:
         """Return what opens the state in any process."""

@@ -17,6 +17,7 @@ from cdc.sinks.redis.documents.keys import (
     documents_key,
     gone_key,
     index_key,
+    needs_key,
     number_key,
     pending_key,
     row_prefix,
@@ -33,6 +34,8 @@ REFUSALS = {
     "fenced": "Another run sends the documents of this pipeline now.",
     "rewound": "The state of documents has lost its last writes.",
 }
+OTHER_FIELDS = (b"owner", b"turn", b"waiting")
+"""Fields beside those of topics in the hash of documents."""
 _unpack = msgspec.msgpack.Decoder(tuple[str, list[str]]).decode
 _connections: dict[str, redis.Redis] = {}
 Item = TypeVar("Item")
@@ -205,12 +208,45 @@ class RedisState:
         parsed = {
             topic.decode(): json.loads(text)
             for topic, text in fields.items()
-            if topic not in (b"owner", b"turn")
+            if topic not in OTHER_FIELDS
         }
         return {
             topic: Position(topic_id, tuple(offsets))
             for topic, (topic_id, offsets) in parsed.items()
         }
+
+    def note_waiting(self, turn: Turn, views: Mapping[str, list[str]]) -> None:
+        """Write one field."""
+        self._during(turn, ["waiting", json.dumps(views)])
+
+    def waiting(self) -> Mapping[str, list[str]]:
+        """Read one field."""
+        text: Any = self._ask(lambda server: server.hget(documents_key(self.prefix), "waiting"))
+        views: dict[str, list[str]] = json.loads(text) if text else {}
+        return views
+
+    def adopt(
+        self, needs: Mapping[str, str], used: Mapping[str, Collection[str]], topics: Collection[str]
+    ) -> None:
+        """Forget that documents are current, see `StateSink.adopt`.
+
+        needs: by table. used: by the topic of a view, its tables. topics: of the tables.
+        """
+
+        def ask(server: redis.Redis) -> None:
+            noted: Any = server.hgetall(needs_key(self.prefix))
+            known = {name.decode(): text.decode() for name, text in noted.items()}
+            same = {name for name, text in needs.items() if known.get(name) == text}
+            current = [topic for topic, tables in used.items() if same.issuperset(tables)]
+            keep = {*OTHER_FIELDS, *(topic.encode() for topic in (*current, *topics))}
+            fields: Any = server.hkeys(documents_key(self.prefix))
+            if stale := [field for field in fields if field not in keep]:
+                server.hdel(documents_key(self.prefix), *stale)
+            # Rows of a table that no view needs now aren't kept: they are read again when one does.
+            if unused := [name for name in known if name not in needs]:
+                server.hdel(needs_key(self.prefix), *unused)
+
+        self._ask(ask)
 
     def _call(self, source: str, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
         return self._ask(lambda server: server.register_script(source)(keys=keys, args=arguments))
