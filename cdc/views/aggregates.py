@@ -6,13 +6,11 @@ from fractions import Fraction
 from typing import Any
 
 from cdc.model.table import Table
-from cdc.views.plan import Aggregate
+from cdc.views.plan import WHOLE, Aggregate, Tally
 from cdc.views.scalar.ordering import sort_key
 
 EXACT = Context(prec=200_000, traps=[])
 """Enough for every numeric. Nothing is raised: infinity minus infinity is NaN, as in Postgres."""
-WHOLE = ("smallint", "integer")
-"""Types whose sum is a bigint, a number in a document; that of others is a numeric, a text."""
 
 
 def aggregate(part: Aggregate, table: Table, rows: Sequence[Mapping[str, Any]]) -> Any:
@@ -23,6 +21,19 @@ def aggregate(part: Aggregate, table: Table, rows: Sequence[Mapping[str, Any]]) 
     if part.function == "count":
         return len(values)
     return _reduce(part, table.column(part.argument).type, values) if values else None
+
+
+def tallied(part: Aggregate, tally: Tally, numbers: Mapping[str, int]) -> Any:
+    """Compute an aggregate from a tally's numbers, see `cdc.views.state.State.tallied`."""
+    if part.argument is None:
+        return numbers.get("n", 0)
+    place = tally.columns.index(part.argument)
+    count, total = numbers.get(f"c{place}", 0), numbers.get(f"s{place}", 0)
+    if part.function == "count":
+        return count
+    if not count:
+        return None
+    return total if part.function == "sum" else format(_mean(Decimal(total), count), "f")
 
 
 def _reduce(part: Aggregate, type_: str, values: Sequence[Any]) -> Any:

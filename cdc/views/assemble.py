@@ -6,21 +6,18 @@ as a text, as the connector sends json columns; so the view's topic reads as any
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from cdc.codec.members import encode, members
 from cdc.codec.table import codec
-from cdc.views.aggregates import aggregate
-from cdc.views.plan import Node, Order, StatePlan, View
+from cdc.views.aggregates import aggregate, tallied
+from cdc.views.plan import Node, StatePlan, View
 from cdc.views.rows import StoredRow, document_values, narrowed, value_of
-from cdc.views.scalar.ordering import code_points, sort_key
+from cdc.views.scalar.ordering import code_points
 from cdc.views.state import State, find_rows
 
 Member = tuple[str, bytes]
 """A name, and a value as JSON."""
-Values = Mapping[str, Any]
-"""A row's values by column, in the form of documents."""
 
 
 class Document(NamedTuple):
@@ -84,8 +81,9 @@ def _members(
             for row_id, row_entries in entries.items()
         }
         present = {text for text in texts.values() if text is not None}
-        ids_by_text = find_rows(plan, state, child.table, child.join.child, present)
-        found = set().union(*ids_by_text.values()) if ids_by_text else set()
+        _add_tallied(plan, state, child, texts, numbers)
+        ids_by_text = _find_children(plan, state, child, present)
+        found = {child_id for ids in ids_by_text.values() for child_id in ids}
         # Several members may be of the same rows: each is read once.
         known = stored.setdefault(child.table.qualified, {})
         known |= state.rows(child.table.qualified, found - known.keys())
@@ -94,7 +92,8 @@ def _members(
         for row_id, text in texts.items():
             ids = ids_by_text.get(text, ()) if text is not None else ()
             matching = [child_id for child_id in ids if child_id in children.rows]
-            numbers[row_id] += children.aggregates(matching)
+            if child.aggregates and child.tally is None:
+                numbers[row_id] += children.aggregates(matching)
             if child.shows:
                 chosen[row_id] = children.choose(matching)
         # Of a long list only those are written, and what they include is read, that stay in it.
@@ -105,22 +104,45 @@ def _members(
     return {row_id: [*numbers[row_id], *nested[row_id]] for row_id in rows}
 
 
+def _find_children(
+    plan: StatePlan, state: State, node: Node, texts: Collection[str]
+) -> Mapping[str, Collection[str]]:
+    """Return the ids of a node's rows by the text that parents have: of a list in its order, and
+    those that are read alone.
+    """
+    name = node.table.qualified
+    if node.listing is not None:
+        return state.listed(name, plan.listings[name].index(node.listing), texts, node.read_limit)
+    if node.many or node.join is None:
+        return {}
+    return find_rows(plan, state, node.table, node.join.child, texts)
+
+
+def _add_tallied(
+    plan: StatePlan,
+    state: State,
+    node: Node,
+    texts: Mapping[str, str | None],
+    numbers: Mapping[str, list[Member]],
+) -> None:
+    """Add what a node's aggregates are without reading its rows, to each parent's numbers."""
+    if (tally := node.tally) is None:
+        return
+    name, present = node.table.qualified, {text for text in texts.values() if text is not None}
+    tallies = state.tallied(name, plan.tallies[name].index(tally), present)
+    for row_id, text in texts.items():
+        values = tallies.get(text, {}) if text is not None else {}
+        numbers[row_id] += [
+            (part.name, encode(tallied(part, tally, values))) for part in node.aggregates
+        ]
+
+
 class _Children:
     """The rows of a node, for all parents of a slice: each is read and written once."""
 
     def __init__(self, node: Node, stored: Mapping[str, StoredRow]) -> None:
-        self._node, self.rows = node, _matching(node, stored)
-        ordering = frozenset(
-            [
-                *(order.column for order in node.order_by),
-                *(part.argument for part in node.aggregates if part.argument),
-            ]
-        )
-        table = narrowed(node.table, ordering)
-        self._values: dict[str, Values] = {
-            row_id: document_values(row.row, table) if ordering else {}
-            for row_id, row in self.rows.items()
-        }
+        # The rows of a list meet its condition.
+        self._node, self.rows = node, stored if node.many else _matching(node, stored)
 
     def write(self, plan: StatePlan, state: State, ids: Collection[str]) -> dict[str, bytes]:
         """Return the documents of these rows, or what stands for them, by id."""
@@ -142,32 +164,19 @@ class _Children:
 
     def choose(self, ids: Sequence[str]) -> Sequence[str]:
         """Return the ids of the children that a parent with these shows, in their order."""
-        node = self._node
-        if not node.many:
-            return [min(ids, key=code_points)] if ids else []
-        ordered = sorted(ids, key=code_points)
-        for order in reversed(node.order_by):
-            ordered = self._sorted(ordered, order)
-        return ordered[: node.limit]
-
-    def _sorted(self, ids: Sequence[str], order: Order) -> list[str]:
-        """Sort by a column, stably; NULL comes last, whatever the direction."""
-        convert = sort_key(self._node.table.column(order.column).type)
-        present = [
-            (convert(value), row_id)
-            for row_id in ids
-            if (value := self._values[row_id][order.column]) is not None
-        ]
-        # With `reverse` a sort stays stable: what is equal keeps its order.
-        present.sort(key=itemgetter(0), reverse=order.descending)
-        absent = [row_id for row_id in ids if self._values[row_id][order.column] is None]
-        return [*(row_id for _, row_id in present), *absent]
+        if self._node.many:
+            return ids[: self._node.limit]
+        return [min(ids, key=code_points)] if ids else []
 
     def aggregates(self, ids: Sequence[str]) -> Iterator[Member]:
         """Return the numbers of a parent with these children."""
-        rows = [self._values[row_id] for row_id in ids]
-        for part in self._node.aggregates:
-            yield part.name, encode(aggregate(part, self._node.table, rows))
+        node = self._node
+        table = narrowed(
+            node.table, frozenset(part.argument for part in node.aggregates if part.argument)
+        )
+        values = [document_values(self.rows[row_id].row, table) for row_id in ids]
+        for part in node.aggregates:
+            yield part.name, encode(aggregate(part, node.table, values))
 
 
 def _value(node: Node, documents: Sequence[bytes]) -> bytes:

@@ -76,7 +76,6 @@ class DocumentEngine:
         self._recovered = self._released = False
         self._release: Mapping[str, Position] | None = None
         self._noted: Positions | None = None
-        self._waiting: Waiting = {}
 
     def tables(self, captured: Sequence[Table]) -> tuple[Sequence[Table], Waiting]:
         """Return the tables of the state, with the columns in use, for the captured ones as they
@@ -87,7 +86,7 @@ class DocumentEngine:
             ConnectorError: the topic of a view isn't there. CdcError: the state can't be reached.
         """
         resolution = self._resolve(captured)
-        self._waiting, plan = waiting(resolution.refused), StatePlan(resolution.views)
+        waits, plan = waiting(resolution.refused), StatePlan(resolution.views)
         topics = {view.name: self._pipeline.view_topic(view.name) for view in plan.views}
         missing = topics.keys() - {
             name for name in topics if topics[name] in self._kafka.existing(topics.values())
@@ -99,8 +98,8 @@ class DocumentEngine:
         ends = self._kafka.ends(list(topics.values()))
         needed = all_needs(plan, {name: ends[topics[name]].topic_id for name in topics})
         with self._failures():
-            self._sink.adopt(plan, needed, topics)
-        return plan.tables, self._waiting
+            self._sink.adopt(plan, needed, topics, waits)
+        return plan.tables, waits
 
     def begin(self) -> None:
         """Become the owner of the documents: tasks of another one are refused from now on. Called
@@ -110,7 +109,6 @@ class DocumentEngine:
         self._release = self._noted = None
         with self._failures():
             self._turn = self._state.take(self._turn.owner)
-            self._state.note_waiting(self._turn, self._waiting)
 
     def work(self, positions: Positions) -> bool:
         """Send documents for about a second at most; returns whether there are more.
@@ -289,7 +287,13 @@ def needs(plan: StatePlan, table: Table, topic_ids: Mapping[str, str]) -> str:
     views = [view for view in plan.views if view.root.table.qualified == table.qualified]
     parts = [
         repr((table.columns, table.key)),
-        repr(plan.slots[table.qualified]),
+        repr(
+            (
+                plan.slots[table.qualified],
+                plan.listings[table.qualified],
+                plan.tallies[table.qualified],
+            )
+        ),
         *(repr((_in_use(view.root), topic_ids[view.name])) for view in views),
     ]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]

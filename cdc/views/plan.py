@@ -5,19 +5,24 @@ node    a table in the tree; the same table may be at several nodes
 join    the values of the parent's row that equal those of the child's row
 slot    the values of a table's rows that a join compares, other than the key: the state keeps an
         index of the rows by each slot, shared by all views
+list    the rows of a `many` that belong to a parent, in their order: a document reads the first
+tally   numbers over them: a document reads no row for them
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal
+from typing import Literal, TypeVar
 
 from cdc.model.table import Table
-from cdc.views.expression import Expression
+from cdc.views.scalar.expression import Expression
 
+T = TypeVar("T")
 Values = tuple[Expression, ...]
 """Expressions over one row, which a join compares one by one."""
 AggregateFunction = Literal["count", "sum", "min", "max", "avg"]
+WHOLE = ("smallint", "integer")
+"""Types whose sum is a bigint, a number in a document; that of others is a numeric, a text."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +54,26 @@ class Aggregate:
     function: AggregateFunction
     argument: str | None = None
     """The column of the child; None for count(*)."""
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Lists of a table's rows, one for each text of `values`: of those that meet `where`."""
+
+    values: Values
+    where: Expression | None
+    order_by: tuple[Order, ...]
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Numbers over the rows of such lists: how many there are, and of each column how many have a
+    value, and the sum of those that are whole numbers.
+    """
+
+    values: Values
+    where: Expression | None
+    columns: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -93,6 +118,35 @@ class Node:
         for child in self.children:
             for path in child.paths():
                 yield (self, *path)
+
+    @cached_property
+    def tally(self) -> Tally | None:
+        """The numbers that all its aggregates are made of; None if it takes the rows for one."""
+        if (
+            self.join is None
+            or not self.aggregates
+            or not all(map(self._is_tallied, self.aggregates))
+        ):
+            return None
+        columns = {part.argument for part in self.aggregates if part.argument}
+        return Tally(self.join.child, self.where, tuple(sorted(columns)))
+
+    def _is_tallied(self, part: Aggregate) -> bool:
+        if part.argument is None or part.function == "count":
+            return True
+        return part.function in ("sum", "avg") and self.table.column(part.argument).type in WHOLE
+
+    @cached_property
+    def listing(self) -> Listing | None:
+        """The list that its rows are read from; None if it has none, or needs none."""
+        if self.join is None or not self.many or not (self.shows or self.tally is None):
+            return None
+        return Listing(self.join.child, self.where, self.order_by)
+
+    @property
+    def read_limit(self) -> int | None:
+        """How many rows of a list are read; None for all, which its aggregates need."""
+        return self.limit if self.tally or not self.aggregates else None
 
     @property
     def columns_in_use(self) -> frozenset[str]:
@@ -171,6 +225,24 @@ class StatePlan:
                     if not is_key(node.table, values) and values not in known:
                         known.append(values)
         return {name: tuple(values) for name, values in slots.items()}
+
+    @cached_property
+    def listings(self) -> dict[str, tuple[Listing, ...]]:
+        """By table name: the lists of its rows, numbered by their place here."""
+        return self._of_nodes(lambda node: node.listing)
+
+    @cached_property
+    def tallies(self) -> dict[str, tuple[Tally, ...]]:
+        """By table name: the numbers over its rows, numbered by their place here."""
+        return self._of_nodes(lambda node: node.tally)
+
+    def _of_nodes(self, part: Callable[[Node], T | None]) -> dict[str, tuple[T, ...]]:
+        parts: dict[str, dict[T, None]] = {table.qualified: {} for table in self.tables}
+        for view in self.views:
+            for node in view.root.walk():
+                if (value := part(node)) is not None:
+                    parts[node.table.qualified][value] = None
+        return {name: tuple(values) for name, values in parts.items()}
 
     def roots(self, table: str) -> Sequence[str]:
         """Names of the views whose root is this table (by qualified name)."""

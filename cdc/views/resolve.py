@@ -18,9 +18,9 @@ from cdc.config.view_settings import (
 )
 from cdc.errors import SettingsError
 from cdc.model.table import Table
-from cdc.views.expression import Expression
 from cdc.views.plan import Aggregate, Join, Node, Order, View
 from cdc.views.scalar.comparison import comparison, has_extremes, is_ordered, is_summed
+from cdc.views.scalar.expression import Expression
 from cdc.views.scalar.operators import quoted_name, sql_text
 from cdc.views.scalar.parser import UnknownColumn, parse
 from cdc.views.scalar.terms import (

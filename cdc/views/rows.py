@@ -1,9 +1,12 @@
 """What the state holds of a row, as bytes: its entries, its key, and the row itself.
 
-    <slot> GS <text> [US <slot> GS <text> ...] RS <key> RS <row>
+    <entry> [US <entry> ...] RS <key> RS <row>
 
-An entry is the text of the values that a join compares. Key and row are the connector's JSON, which
-has none of the separators; in a text they are escaped.
+    <slot> GS <text>                     the text of the values that a join compares
+    l<listing> GS <text> GS <order>      its place in a list
+    c<tally> GS <text> [GS <value> ...]  what it adds to a tally, by column; nothing for NULL
+
+Key and row are the connector's JSON, which has none of the separators; in a text they are escaped.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -25,6 +28,8 @@ ESCAPES = str.maketrans({"\x1b": "\x1b0", GROUP: "\x1b1", RECORD: "\x1b2", UNIT:
 _values = msgspec.json.Decoder(dict[str, Any], float_hook=Decimal).decode
 Entries = Mapping[int, str]
 """By the number of a slot: the text of the row's values; none where one of them is NULL."""
+LISTING, TALLY = "l", "c"
+"""What the entries begin with that aren't of slots."""
 
 
 class StoredRow(NamedTuple):
@@ -62,17 +67,13 @@ def decode_row(stored: bytes) -> StoredRow:
 
 
 def decode_entries(head: str) -> dict[int, str]:
-    """Take entries apart."""
+    """Take the entries of slots apart."""
     entries = {}
     for entry in head.split(UNIT) if head else ():
         slot, _, text = entry.partition(GROUP)
-        entries[int(slot)] = unescape(text)
+        if slot.isdecimal():
+            entries[int(slot)] = unescape(text)
     return entries
-
-
-def encode_entries(entries: Entries) -> str:
-    """Write entries in the order of their slots."""
-    return UNIT.join(f"{slot}{GROUP}{escape(text)}" for slot, text in entries.items())
 
 
 def escape(text: str) -> str:
@@ -101,22 +102,6 @@ def narrowed(table: Table, columns: frozenset[str]) -> Table:
         columns=tuple(column for column in table.columns if column.name in columns),
         reshaped=True,
     )
-
-
-def entry_maker(plan: StatePlan, table: Table) -> Callable[[bytes], Entries]:
-    """Return the function from a row, as the connector writes it, to its entries."""
-    slots = plan.slots[table.qualified]
-    if not slots:
-        return lambda _: {}
-    needed = frozenset(name for values in slots for value in values for name in value.columns)
-    joining = narrowed(table, needed)
-
-    def entries(row: bytes) -> Entries:
-        values = document_values(row, joining)
-        texts = (join_text([part.evaluate(values) for part in slot]) for slot in slots)
-        return {number: text for number, text in enumerate(texts) if text is not None}
-
-    return entries
 
 
 def value_of(

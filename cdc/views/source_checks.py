@@ -13,9 +13,9 @@ from cdc.config.settings import Pipeline
 from cdc.errors import SettingsError
 from cdc.postgres.column_facts import TableFacts, column_facts
 from cdc.postgres.row_identity import Connection
-from cdc.views.expression import Expression
 from cdc.views.plan import Node, View
 from cdc.views.resolve import Keys
+from cdc.views.scalar.expression import Expression
 from cdc.views.scalar.operators import quoted_name
 from cdc.views.sql import document_query
 

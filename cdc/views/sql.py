@@ -12,8 +12,8 @@ from itertools import count
 from cdc.codec.types import kind
 from cdc.model.table import Column, Table
 from cdc.views.aggregates import result_type
-from cdc.views.expression import Expression
 from cdc.views.plan import Aggregate, Node, Order, View
+from cdc.views.scalar.expression import Expression
 from cdc.views.scalar.operators import COLLATION, quoted, quoted_name, sql_text
 from cdc.views.scalar.terms import TEXTS, group
 

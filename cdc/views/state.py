@@ -86,6 +86,16 @@ class State(Protocol):
     def members(self, table: str, slot: int, texts: Collection[str]) -> dict[str, set[str]]:
         """Read the ids of the rows that have these entries in a slot, by entry."""
 
+    def listed(
+        self, table: str, number: int, texts: Collection[str], limit: int | None
+    ) -> dict[str, list[str]]:
+        """Read the ids of the first rows of a listing's lists, in their order, by text."""
+
+    def tallied(self, table: str, number: int, texts: Collection[str]) -> dict[str, dict[str, int]]:
+        """Read a tally's numbers, by text: `n` counts rows; `c0` values of its first column that
+        aren't NULL, `s0` is their sum, and so on. What is 0 is left out.
+        """
+
     def dirty(self, view: str, limit: int) -> dict[str, str]:
         """Read ids of root rows whose document may be old, with their marks.
 
@@ -118,13 +128,8 @@ class State(Protocol):
     def current(self) -> Mapping[str, Position]:
         """Read what `note_current` stored."""
 
-    def note_waiting(self, turn: Turn, views: Mapping[str, list[str]]) -> None:
-        """Store which views wait, see `cdc.views.tables.Waiting`, if it is still this turn; else
-        raise as `require_turn` does.
-        """
-
     def waiting(self) -> Mapping[str, list[str]]:
-        """Read what `note_waiting` stored."""
+        """Read which views wait, as `StateSink.adopt` was told last."""
 
 
 class StateSink(Sink, Protocol):
@@ -138,12 +143,19 @@ class StateSink(Sink, Protocol):
     plan: StatePlan
     needs: Mapping[str, str]
 
-    def adopt(self, plan: StatePlan, needs: Mapping[str, str], topics: Mapping[str, str]) -> None:
+    def adopt(
+        self,
+        plan: StatePlan,
+        needs: Mapping[str, str],
+        topics: Mapping[str, str],
+        waiting: Mapping[str, list[str]],
+    ) -> None:
         """Take a plan for what the file's views need now, before rows are undone or applied for it.
 
-        `topics`: by view. Documents count as current no more whose view isn't in the plan, or whose
-        tables' rows are stored for something else: some may be of rows that the state never meets
-        again. May raise Failure of `cdc.sink.lane`.
+        `topics`: by view; `waiting`: views that the plan lacks, see `cdc.views.tables.Waiting`.
+        Documents count as current no more whose view isn't in the plan, or whose tables' rows are
+        stored for something else: some may be of rows that the state never meets again. May raise
+        Failure of `cdc.sink.lane`.
         """
 
     def open_state(self) -> Callable[[], State]:

@@ -4,6 +4,7 @@ rows, text by text.
 
 import json
 import random
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
@@ -20,9 +21,10 @@ from cdc.postgres import source, table_survey
 from cdc.postgres.row_query import row_query
 from cdc.views.aggregates import result_type
 from cdc.views.assemble import assemble
+from cdc.views.entries import entry_maker
 from cdc.views.plan import Node, StatePlan, View
 from cdc.views.resolve import resolve_views
-from cdc.views.rows import StoredRow, encode_entries, entry_maker
+from cdc.views.rows import GROUP, UNIT, StoredRow, unescape
 from cdc.views.sql import document_query
 from cdc.views.state import State
 from tests.support.budget import SCALE
@@ -144,7 +146,7 @@ class Rows:
                     {name: _wire(row[name]) for name in table.key}, ensure_ascii=False
                 ).encode()
                 self._stored[table.qualified][key] = StoredRow(
-                    encode_entries(entries(wire)).encode(), key_json, wire
+                    entries(wire).encode(), key_json, wire
                 )
 
     def rows(self, table: str, ids: Collection[str]) -> dict[str, StoredRow]:
@@ -157,6 +159,36 @@ class Rows:
             if row.entries.get(slot) in texts:
                 keys.setdefault(row.entries[slot], set()).add(key)
         return keys
+
+    def listed(
+        self, table: str, number: int, texts: Collection[str], limit: int | None
+    ) -> dict[str, list[str]]:
+        lists: dict[str, list[bytes]] = {}
+        for key, text, (place,) in self._entries(table, f"l{number}"):
+            if text in texts:
+                lists.setdefault(text, []).append(f"{place} {key}".encode())
+        return {
+            text: [member.decode().partition(" ")[2] for member in sorted(members)[:limit]]
+            for text, members in lists.items()
+        }
+
+    def tallied(self, table: str, number: int, texts: Collection[str]) -> dict[str, dict[str, int]]:
+        tallies: dict[str, Counter[str]] = {}
+        for _, text, amounts in self._entries(table, f"c{number}"):
+            numbers = tallies.setdefault(text, Counter()) if text in texts else Counter[str]()
+            numbers["n"] += 1
+            for place, amount in enumerate(amounts):
+                numbers[f"c{place}"] += amount != ""
+                numbers[f"s{place}"] += int(amount or 0)
+        return {text: dict(numbers) for text, numbers in tallies.items()}
+
+    def _entries(self, table: str, name: str) -> Iterator[tuple[str, str, list[str]]]:
+        """The entries of a name: id, text, details."""
+        for key, row in self._stored[table].items():
+            for entry in row.head.decode().split(UNIT):
+                kind, *parts = entry.split(GROUP)
+                if kind == name:
+                    yield key, unescape(parts[0]), parts[1:]
 
     def deleted_keys(self, view: str, ids: Collection[str]) -> dict[str, bytes]:
         return {}
@@ -338,10 +370,10 @@ def compared(
     `plant` changes what is assembled, not what Postgres is asked.
     """
     views, tables = views_of(connection, folder)
-    rows, plan = fill(connection, tables, random.Random(seed)), StatePlan(views)
+    rows = fill(connection, tables, random.Random(seed))
+    plan = StatePlan(tuple(replace(view, root=altered(view.root, plant)) for view in views))
     differing, documents = [], 0
-    for view in views:
-        planted = replace(view, root=altered(view.root, plant))
+    for view, planted in zip(views, plan.views, strict=True):
         actual, expected = assembled(planted, plan, rows), queried(view, connection)
         documents += len(expected)
         differing += [

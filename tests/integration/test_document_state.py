@@ -26,8 +26,8 @@ from cdc.sinks.redis.documents.executor import StateWriter
 from cdc.sinks.redis.documents.state import OpenState, RedisState
 from cdc.sinks.redis.positions import Positions
 from cdc.views.emission import Emission, Report
-from cdc.views.expression import Expression
 from cdc.views.plan import Aggregate, Join, Node, Order, StatePlan, View
+from cdc.views.scalar.expression import Expression
 from cdc.views.state import Chunk
 from tests.support.budget import SCALE
 from tests.support.cache import cache

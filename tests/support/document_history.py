@@ -131,6 +131,20 @@ class _CrashingState:
         return call
 
 
+class _CountingState:
+    """A state that counts the rows that are read from it."""
+
+    def __init__(self, target: Any, history: "History") -> None:
+        self._target, self._history = target, history
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._target, name)
+
+    def rows(self, table: str, ids: Collection[str]) -> Any:
+        self._history.rows_read += len(ids)
+        return self._target.rows(table, ids)
+
+
 class History:
     """Tables in Postgres, their log, a state, and the topics of documents.
 
@@ -154,7 +168,7 @@ class History:
         self.emitted: list[tuple[str, str, bytes | None]] = []
         self.floors: dict[str, int] = {}
         self.rejection = Collecting()
-        self.chunk_rows = 500
+        self.chunk_rows, self.rows_read = 500, 0
         connection.execute("SET timezone = 'UTC'")
 
     # Tables and views
@@ -325,7 +339,7 @@ class History:
         """
         open_state = OpenState(self.url, PREFIX, self.plan)
         topics = {name: name for name in self.views}
-        state: Any = open_state()
+        state: Any = _CountingState(open_state(), self)
         emission = Emission(self.plan, open_state, "", topics, "documents", state.take(self.writer))
         when, _, method = (crash or "").partition(" ")
         if crash and method != "write":
@@ -423,11 +437,10 @@ class History:
         text = self.topics[view].get(str(row_id))
         return None if text is None else json.loads(text, parse_float=Decimal)
 
-    def index_entries(self) -> dict[str, set[str]]:
-        """All index sets of the state, by key."""
+    def index_keys(self) -> list[str]:
+        """The keys of all indexes, lists and tallies of the state."""
         with redis.Redis.from_url(self.url, decode_responses=True) as server:
-            keys: Collection[str] = list(server.scan_iter(f"{PREFIX}:_x:*"))
-            return {key: set(server.smembers(key)) for key in keys}
+            return sorted(server.scan_iter(f"{PREFIX}:_x:*"))
 
 
 @cache

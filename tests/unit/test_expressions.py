@@ -5,7 +5,7 @@ import pickle
 import pytest
 
 from cdc.config.mistakes import InvalidSetting
-from cdc.views.expression import Expression
+from cdc.views.scalar.expression import Expression
 from cdc.views.scalar.operators import sql_text
 from cdc.views.scalar.parser import parse
 

@@ -8,6 +8,8 @@ from typing import Any
 TEXTS = ("text", "uuid", "name", "character varying", "character(")
 """Beginnings of the types whose values are ordered as texts, by code points."""
 TIMES = ("date", "timestamp")
+REVERSED = {code: 0x9F - code for code in range(0x21, 0x7F)}
+"""From each printable character of ASCII to the one that is as far from the other end."""
 YEAR = re.compile(r"([+-]?\d+)(.*)", re.DOTALL)
 
 
@@ -44,3 +46,34 @@ def time_key(value: str) -> tuple[int, int, str]:
 
 def _itself(value: Any) -> Any:
     return value
+
+
+def order_text(key: Any) -> str:
+    """Write what `sort_key` makes of a value as a text of printable ASCII, without spaces: texts are
+    ordered as the keys are, and none begins another.
+    """
+    if isinstance(key, tuple):
+        return "".join(map(order_text, key))
+    if isinstance(key, bool):
+        return "01"[key]
+    if isinstance(key, int):
+        digits = str(abs(key))
+        text = chr(ord("P") + len(digits)) + digits
+        return text if key >= 0 else reversed_order(text)
+    if isinstance(key, Decimal):
+        return _decimal_text(key)
+    # `!` is lower than whatever a longer text has in its place.
+    return (key.hex() if isinstance(key, bytes) else key) + "!"
+
+
+def _decimal_text(number: Decimal) -> str:
+    if number.is_infinite() or not number:
+        return "2" if not number else "4" if number > 0 else "0"
+    digits = "".join(map(str, number.as_tuple().digits)).rstrip("0")
+    text = f"{order_text(number.adjusted())}{digits}!"
+    return f"3{text}" if number > 0 else f"1{reversed_order(text)}"
+
+
+def reversed_order(text: str) -> str:
+    """Write a text of `order_text` so that the order is the other way round."""
+    return text.translate(REVERSED)

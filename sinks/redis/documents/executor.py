@@ -20,8 +20,9 @@ from cdc.sinks.redis.documents.scripts import APPLY
 from cdc.sinks.redis.documents.state import RedisState
 from cdc.sinks.redis.executor import ChunkWriter, PendingAdvance
 from cdc.sinks.redis.server import client, failure, position_key
+from cdc.views.entries import entry_maker
 from cdc.views.plan import StatePlan
-from cdc.views.rows import ConnectorRows, encode_entries, entry_maker
+from cdc.views.rows import ConnectorRows
 
 CHUNK = ChunkLimits(rows=500, bytes=2_000_000)
 """Size of a Lua call: with five entries a row it takes some 12 ms."""
@@ -48,7 +49,7 @@ class StateWriter(ChunkWriter):
         entries = entry_maker(self.plan, table)
         values: list[str | bytes] = []
         for row in rows:
-            head = "" if row.value is None else encode_entries(entries(row.value))
+            head = "" if row.value is None else entries(row.value)
             values += [row.id, head, row.sources[-1].key or b"", row.value or b""]
         arguments = pending.arguments(
             part.partition,

@@ -3,6 +3,8 @@
 <prefix>:_cdc:<table>                  hash    the table's position, as in the cache
 <prefix>:<table>:<id>                  string  a row, see `cdc.views.rows`
 <prefix>:_x:<table>:<slot> GS <text>   set     ids of the rows with that entry
+<prefix>:_x:<table>:l<n> GS <text>     zset    a list: <order> <id> of each row, all with score 0
+<prefix>:_x:<table>:c<n> GS <text>     hash    a tally: see `cdc.views.state.State.tallied`
 <prefix>:_pending                      hash    number of a chunk: table, [id, old entries, ...]
 <prefix>:_dirty:<view>                 zset    id of a root row: number of what made it dirty
 <prefix>:_gone:<view>                  hash    id of a deleted root row: the connector's key
@@ -26,8 +28,8 @@ def index_prefix(prefix: str, table: str) -> str:
     return view_key(f"{prefix}:_x", table)
 
 
-def index_key(prefix: str, table: str, slot: int, text: str) -> str:
-    """Name the set of the rows that have a text in a slot."""
+def index_key(prefix: str, table: str, slot: int | str, text: str) -> str:
+    """Name what there is of a text: in a slot, in a listing (l0), in a tally (c0)."""
     return f"{index_prefix(prefix, table)}{slot}{GROUP}{escape(text)}"
 
 

@@ -7,10 +7,38 @@ from cdc.sinks.redis.scripts import MOVING
 # of rows and of index sets, '1' if other tables' documents hold these rows, how many views have the
 # table as their root, and for each of these its dirty set and its hash of deleted rows.
 CHANGING = """
-local RS, US = '\\30', '\\31'
+local GS, RS, US = '\\29', '\\30', '\\31'
 local R, X, pends, views = ARGV[fixed], ARGV[fixed + 1], ARGV[fixed + 2] == '1', tonumber(ARGV[fixed + 3])
 local rows = fixed + 4 + 2 * views
 local number, pending, bytes, count = nil, {}, 0, 0
+local function add(key, field, amount)
+  if amount == 0 then return end
+  if redis.call('HINCRBY', key, field, string.format('%d', amount)) == 0 then redis.call('HDEL', key, field) end
+end
+-- `sign`: 1 does an entry, -1 undoes it.
+local function enter(entry, id, sign)
+  local kind = string.byte(entry)
+  if kind == 108 then
+    local ends = string.find(entry, GS, string.find(entry, GS, 1, true) + 1, true)
+    local list, member = X .. string.sub(entry, 1, ends - 1), string.sub(entry, ends + 1) .. ' ' .. id
+    if sign == 1 then redis.call('ZADD', list, 0, member) else redis.call('ZREM', list, member) end
+  elseif kind == 99 then
+    local parts = {}
+    for part in string.gmatch(entry .. GS, '([^' .. GS .. ']*)' .. GS) do parts[#parts + 1] = part end
+    local tally = X .. parts[1] .. GS .. parts[2]
+    add(tally, 'n', sign)
+    for i = 3, #parts do
+      if parts[i] ~= '' then
+        add(tally, 'c' .. (i - 3), sign)
+        add(tally, 's' .. (i - 3), sign * tonumber(parts[i]))
+      end
+    end
+  elseif sign == 1 then
+    redis.call('SADD', X .. entry, id)
+  else
+    redis.call('SREM', X .. entry, id)
+  end
+end
 local function change(i)
   local id, entries, key, row = ARGV[i], ARGV[i + 1], ARGV[i + 2], ARGV[i + 3]
   local old, new
@@ -34,9 +62,9 @@ local function change(i)
     local undone = {}
     for entry in string.gmatch(before, '[^' .. US .. ']+') do undone[entry] = true end
     for entry in string.gmatch(entries, '[^' .. US .. ']+') do
-      if undone[entry] then undone[entry] = nil else redis.call('SADD', X .. entry, id) end
+      if undone[entry] then undone[entry] = nil else enter(entry, id, 1) end
     end
-    for entry in pairs(undone) do redis.call('SREM', X .. entry, id) end
+    for entry in pairs(undone) do enter(entry, id, -1) end
   end
   for v = 0, views - 1 do
     redis.call('ZADD', ARGV[fixed + 4 + 2 * v], number, id)

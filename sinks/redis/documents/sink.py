@@ -30,6 +30,7 @@ from cdc.sinks.redis.documents.state import OpenState, RedisState
 from cdc.sinks.redis.positions import Positions
 from cdc.sinks.redis.server import COMMANDS, forget
 from cdc.sinks.redis.tables import add_name, empty_table
+from cdc.views.plan import StatePlan
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -54,7 +55,13 @@ class DocumentState:
         self._database = Database(STATE, url, prefix, f"{COMMANDS} {STATE_COMMANDS}")
         self._positions = Positions(self._database, None)
 
-    def adopt(self, plan: StatePlan, needs: Mapping[str, str], topics: Mapping[str, str]) -> None:
+    def adopt(
+        self,
+        plan: StatePlan,
+        needs: Mapping[str, str],
+        topics: Mapping[str, str],
+        waiting: Mapping[str, list[str]],
+    ) -> None:
         """Take the plan. What its documents lack is forgotten first, so that a crash leaves none
         that counts as current.
         """
@@ -63,7 +70,7 @@ class DocumentState:
             for view in plan.views
         }
         state = RedisState(self.url, self.prefix, ())
-        state.adopt(needs, used, [table.topic for table in plan.tables])
+        state.adopt(needs, used, [table.topic for table in plan.tables], waiting)
         self.plan, self.needs = plan, needs
 
     def open_state(self) -> OpenState:

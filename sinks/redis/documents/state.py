@@ -25,7 +25,7 @@ from cdc.sinks.redis.documents.keys import (
 from cdc.sinks.redis.documents.scripts import CLIMBED, MARK, SENT, TAKE_TURN, WHILE_TURN
 from cdc.sinks.redis.server import failure, position_key
 from cdc.views.plan import StatePlan
-from cdc.views.rows import StoredRow, decode_entries, decode_row
+from cdc.views.rows import LISTING, TALLY, StoredRow, decode_entries, decode_row
 from cdc.views.state import Chunk, StateSizes, Turn
 
 PAGE = 2000
@@ -108,20 +108,54 @@ class RedisState:
 
     def members(self, table: str, slot: int, texts: Collection[str]) -> dict[str, set[str]]:
         """Read index sets, a page in a round trip."""
-        ids_by_text: dict[str, set[str]] = {}
+        sets = self._by_text(table, slot, texts, lambda pipeline, key: pipeline.smembers(key))
+        return {text: {row_id.decode() for row_id in ids} for text, ids in sets.items()}
+
+    def listed(
+        self, table: str, number: int, texts: Collection[str], limit: int | None
+    ) -> dict[str, list[str]]:
+        """Read the beginnings of sorted sets, a page in a round trip."""
+        last = -1 if limit is None else limit - 1
+        lists = self._by_text(
+            table, f"{LISTING}{number}", texts, lambda pipeline, key: pipeline.zrange(key, 0, last)
+        )
+        # The order has no space; an id may have.
+        return {
+            text: [member.decode().partition(" ")[2] for member in members]
+            for text, members in lists.items()
+        }
+
+    def tallied(self, table: str, number: int, texts: Collection[str]) -> dict[str, dict[str, int]]:
+        """Read hashes, a page in a round trip."""
+        hashes = self._by_text(
+            table, f"{TALLY}{number}", texts, lambda pipeline, key: pipeline.hgetall(key)
+        )
+        return {
+            text: {field.decode(): int(value) for field, value in numbers.items()}
+            for text, numbers in hashes.items()
+        }
+
+    def _by_text(
+        self,
+        table: str,
+        slot: int | str,
+        texts: Collection[str],
+        request: Callable[[Any, str], object],
+    ) -> dict[str, Any]:
+        """Read what there is of each text; nothing is left out."""
+        answers: dict[str, Any] = {}
         for page in _pages(texts):
             keys = [index_key(self.prefix, table, slot, text) for text in page]
 
-            def ask(server: redis.Redis, keys: Sequence[str] = keys) -> list[set[bytes]]:
+            def ask(server: redis.Redis, keys: Sequence[str] = keys) -> list[Any]:
                 pipeline = server.pipeline(transaction=False)
                 for key in keys:
-                    pipeline.smembers(key)
+                    request(pipeline, key)
                 return list(pipeline.execute())
 
-            for text, ids in zip(page, self._ask(ask), strict=True):
-                if ids:
-                    ids_by_text[text] = {row_id.decode() for row_id in ids}
-        return ids_by_text
+            pairs = zip(page, self._ask(ask), strict=True)
+            answers |= {text: answer for text, answer in pairs if answer}
+        return answers
 
     def dirty(self, view: str, limit: int) -> dict[str, str]:
         """Read the lowest and the highest marks in one round trip."""
@@ -215,10 +249,6 @@ class RedisState:
             for topic, (topic_id, offsets) in parsed.items()
         }
 
-    def note_waiting(self, turn: Turn, views: Mapping[str, list[str]]) -> None:
-        """Write one field."""
-        self._during(turn, ["waiting", json.dumps(views)])
-
     def waiting(self) -> Mapping[str, list[str]]:
         """Read one field."""
         text: Any = self._ask(lambda server: server.hget(documents_key(self.prefix), "waiting"))
@@ -226,7 +256,11 @@ class RedisState:
         return views
 
     def adopt(
-        self, needs: Mapping[str, str], used: Mapping[str, Collection[str]], topics: Collection[str]
+        self,
+        needs: Mapping[str, str],
+        used: Mapping[str, Collection[str]],
+        topics: Collection[str],
+        waiting: Mapping[str, list[str]],
     ) -> None:
         """Forget that documents are current, see `StateSink.adopt`.
 
@@ -240,6 +274,7 @@ class RedisState:
             current = [topic for topic, tables in used.items() if same.issuperset(tables)]
             keep = {*OTHER_FIELDS, *(topic.encode() for topic in (*current, *topics))}
             fields: Any = server.hkeys(documents_key(self.prefix))
+            server.hset(documents_key(self.prefix), "waiting", json.dumps(waiting))
             if stale := [field for field in fields if field not in keep]:
                 server.hdel(documents_key(self.prefix), *stale)
             # Rows of a table that no view needs now aren't kept: they are read again when one does.

@@ -1,0 +1,90 @@
+"""What a row contributes to the state's indexes, lists and tallies: its entries, see `rows`.
+
+They are computed from the row alone. So what a former version of it has contributed is undone by its
+entries, without its values, and without the definition of the view that they were made for.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from cdc.model.table import Table
+from cdc.views.plan import WHOLE, Listing, Order, StatePlan, Tally, Values
+from cdc.views.rows import GROUP, LISTING, TALLY, UNIT, document_values, escape, join_text, narrowed
+from cdc.views.scalar.expression import Expression
+from cdc.views.scalar.ordering import order_text, reversed_order, sort_key
+
+NULL_LAST = "~"
+"""What a NULL is ordered by, whatever the direction: what has a value begins with `!`."""
+Row = Mapping[str, Any]
+"""A row's values in the form of documents."""
+
+
+def entry_maker(plan: StatePlan, table: Table) -> Callable[[bytes], str]:
+    """Return the function from a row, as the connector writes it, to its entries as one text."""
+    name = table.qualified
+    slots, listings, tallies = plan.slots[name], plan.listings[name], plan.tallies[name]
+    columns = {
+        *(column for slot in slots for value in slot for column in value.columns),
+        *(column for listing in listings for column in _columns(listing)),
+        *(column for tally in tallies for column in _columns(tally)),
+    }
+    if not (slots or listings or tallies):
+        return lambda _: ""
+    used = narrowed(table, frozenset(columns))
+
+    def entries(wire: bytes) -> str:
+        row = document_values(wire, used)
+        parts = [_entry(str(number), slot, row, ()) for number, slot in enumerate(slots)]
+        parts += [
+            _entry(f"{LISTING}{number}", listing.values, row, [_place(listing, table, row)])
+            for number, listing in enumerate(listings)
+            if _meets(listing.where, row)
+        ]
+        parts += [
+            _entry(f"{TALLY}{number}", tally.values, row, _amounts(tally, table, row))
+            for number, tally in enumerate(tallies)
+            if _meets(tally.where, row)
+        ]
+        return UNIT.join(part for part in parts if part is not None)
+
+    return entries
+
+
+def _columns(part: Listing | Tally) -> Iterator[str]:
+    for value in (*part.values, *([part.where] if part.where else [])):
+        yield from value.columns
+    if isinstance(part, Tally):
+        yield from part.columns
+    else:
+        yield from (order.column for order in part.order_by)
+
+
+def _meets(condition: Expression | None, row: Row) -> bool:
+    return condition is None or condition.evaluate(row) is True
+
+
+def _entry(
+    name: str, values: Values, row: Row, details: "Iterator[str] | list[str] | tuple[()]"
+) -> str | None:
+    """Write an entry; None where one of the values is NULL, which equals nothing."""
+    text = join_text([value.evaluate(row) for value in values])
+    return None if text is None else GROUP.join((name, escape(text), *details))
+
+
+def _place(listing: Listing, table: Table, row: Row) -> str:
+    """Write what a list is ordered by before the id."""
+    return "".join(_order(order, table, row[order.column]) for order in listing.order_by)
+
+
+def _order(order: Order, table: Table, value: Any) -> str:
+    if value is None:
+        return NULL_LAST
+    text = order_text(sort_key(table.column(order.column).type)(value))
+    return f"!{reversed_order(text) if order.descending else text}"
+
+
+def _amounts(tally: Tally, table: Table, row: Row) -> list[str]:
+    return [
+        "" if row[name] is None else str(row[name]) if table.column(name).type in WHOLE else "1"
+        for name in tally.columns
+    ]
