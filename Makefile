@@ -23,8 +23,8 @@ test: setup ## every test, in two halves side by side
 properties: setup ## random records and histories, 20 times as many as in test; 500 tables
 	@CDC_EXAMPLES=20 .venv/bin/pytest --timeout 7200 $(PROPERTIES)
 
-bench: setup ## limits, a plain rival and this pipeline, in one run (SIZE=S, M or L)
-	@$(PY) -m bench --size $${SIZE:-M}
+bench: setup ## limits, a plain rival and this pipeline, in one run (SIZE=S, M or L; ONLY="views growth")
+	@$(PY) -m bench --size $${SIZE:-M} $(ONLY:%=--only %)
 
 check: lint type deps docs ## before every commit: lint, types, documentation and the tests that need no server
 	@.venv/bin/pytest tests/unit tests/spark

@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from bench import cases, growth, latency, live, paths, plots, replayed, report
+from bench import cases, documents, flights, growth, latency, live, paths, plots, replayed, report
 from bench.figure import Figure
 from bench.stage import Servers, Stage
 
@@ -37,6 +37,7 @@ class Scale:
              between batches count; `bulk` are those that the connector drains and a rebuild reads:
              several batches of a stream
     records  that a sink is behind, where it alone is measured
+    flights  of the tables whose documents are kept, from the smallest on
     times    for repeats of what has a ratio to reach; the rest is measured once
     seconds  of a load at a rate: at `shares` of the sustained one, or at `rates` in transactions a
              second
@@ -52,12 +53,24 @@ class Scale:
     seconds: float
     shares: tuple[float, ...]
     sizes: tuple[int, ...]
+    flights: tuple[int, ...]
     rates: tuple[float, ...]
 
 
 SCALES = {
     Size.S: Scale(
-        5_000, 10_000, 3_000, 3_000, 3_000, 10_000, 1, 5.0, (0.5,), (5_000, 20_000), (100,)
+        5_000,
+        10_000,
+        3_000,
+        3_000,
+        3_000,
+        10_000,
+        1,
+        5.0,
+        (0.5,),
+        (5_000, 20_000),
+        (1_000, 10_000),
+        (100,),
     ),
     Size.M: Scale(
         rows=40_000,
@@ -70,6 +83,7 @@ SCALES = {
         seconds=15.0,
         shares=SHARES,
         sizes=(100_000, 1_000_000),
+        flights=(20_000, 200_000),
         rates=RATES,
     ),
     Size.L: Scale(
@@ -83,6 +97,7 @@ SCALES = {
         seconds=120.0,
         shares=SHARES,
         sizes=(100_000, 1_000_000, 10_000_000),
+        flights=(100_000, 1_000_000, 10_000_000),
         rates=RATES,
     ),
 }
@@ -114,6 +129,12 @@ def places(scale: Scale, stage: Stage) -> dict[str, Callable[[], AbstractContext
         ),
         "growth": lambda: stage.extra_stage(
             "growth", grown, lambda data: growth.make(data, scale.sizes)
+        ),
+        "documents": lambda: stage.extra_stage(
+            "documents",
+            flights.names(scale.flights),
+            lambda data: flights.make(data, [*scale.flights, scale.flights[0]]),
+            flights.views(stage.dsn, scale.flights),
         ),
     }
 
@@ -149,13 +170,19 @@ def parts(scale: Scale) -> list[Part]:
         Part("growth", lambda stage: growth.growth(stage, sizes, grown, rounds), "growth"),
         Part("merge", lambda stage: cases.merge(stage, merged, times), "growth"),
         Part("memory", lambda stage: live.growing(stage, sizes), "growth"),
+        Part(
+            "views",
+            lambda stage: documents.documents(stage, scale.flights, changes, scale.seconds),
+            "documents",
+        ),
     ]
 
 
 def main(
     size: Annotated[Size, typer.Option(help="S: minutes; M: some twenty; L: hours.")] = Size.M,
     only: Annotated[
-        list[str] | None, typer.Option(help="Only this part; may be given again.")
+        list[str] | None,
+        typer.Option(help="Only this part, in files of its own; may be given again."),
     ] = None,
     out: Annotated[Path, typer.Option(help="Where the figures go.")] = Path("bench/results"),
 ) -> None:
@@ -191,10 +218,11 @@ def main(
         # What was measured before a part failed isn't lost.
         if figures:
             out.mkdir(parents=True, exist_ok=True)
+            name = "-".join([size, *(only or ())])
             report.write(
-                out / f"{size}.json", {"size": size, **asdict(scale), "took_s": took_s}, figures
+                out / f"{name}.json", {"size": size, **asdict(scale), "took_s": took_s}, figures
             )
-            plots.draw(out, size, figures)
+            plots.draw(out, name, figures)
             typer.echo(report.tables(figures))
 
 

@@ -11,11 +11,12 @@ batch that holds it are Spark's; visible is when a client of the view first read
 import random
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import datetime
 from functools import reduce
 from operator import or_
+from typing import TypeVar
 
 import psycopg
 from pyspark.sql import functions as F
@@ -31,6 +32,7 @@ LATE_S = 30.0
 LIMITS = {"cache": (0.2, 0.5), "search": (0.25, 0.6), "warehouse": (4.0, 7.0)}
 """The most that p50 and p99 may be, seconds, at RATE."""
 RATE = 200.0
+T = TypeVar("T")
 Mark = tuple[str, datetime]
 """A row's id and its `updated_at`."""
 Marks = dict[Mark, datetime]
@@ -104,15 +106,23 @@ def _watches(stage: Stage) -> dict[str, Watch]:
 
 
 def _marked(stage: Stage, watches: Mapping[str, Watch], rate: float, seconds: float) -> Marks:
+    return watched(
+        watches,
+        lambda: stage.data.single(int(rate * seconds), rate=rate),
+        lambda: _mark(stage, watches, seconds),
+    )
+
+
+def watched(watches: Mapping[str, Watch], write: Callable[[], object], mark: Callable[[], T]) -> T:
     """Write the load and watch the marks until the views show all of them, or have had the time
-    to.
+    to; return what `mark` returns.
     """
     stop = threading.Event()
     with ThreadPoolExecutor(len(watches) + 1) as pool:
         jobs = [pool.submit(_watch, watch, stop) for watch in watches.values()]
-        load = pool.submit(stage.data.single, int(rate * seconds), rate=rate)
+        load = pool.submit(write)
         try:
-            marks = _mark(stage, watches, seconds)
+            marks = mark()
             load.result()
             end = time.monotonic() + LATE_S
             while any(watch.pending for watch in watches.values()) and time.monotonic() < end:

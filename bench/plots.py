@@ -23,8 +23,8 @@ MEET_S = 0.05
 SINKS = {"Kafka": "#b8c4ce", "cache": "#c8553d", "search": "#e0a458", "warehouse": "#2f6f9f"}
 
 
-def draw(folder: Path, size: str, figures: Sequence[Figure]) -> None:
-    """`<size>-rates.png`, -throughput, -latency and -growth: those that there are figures for."""
+def draw(folder: Path, run: str, figures: Sequence[Figure]) -> None:
+    """`<run>-rates.png`, -throughput, -latency and -growth: those that there are figures for."""
     pictures: dict[
         str, tuple[Callable[[Sequence[Figure]], Picture], Callable[[Figure], object]]
     ] = {
@@ -36,7 +36,7 @@ def draw(folder: Path, size: str, figures: Sequence[Figure]) -> None:
     for name, (make, matches) in pictures.items():
         if chosen := [figure for figure in figures if matches(figure)]:
             picture = make(chosen)
-            picture.savefig(folder / f"{size}-{name}.png", dpi=110)
+            picture.savefig(folder / f"{run}-{name}.png", dpi=110)
             plt.close(picture)
 
 

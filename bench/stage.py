@@ -15,15 +15,17 @@ from pyspark.sql import DataFrame, SparkSession
 from bench.batches import REMEMBERED, Watched
 from bench.cost import Meter
 from bench.workload import Data
-from cdc.apply.stream import StreamOptions
+from cdc.apply.stream import Stream, StreamOptions
 from cdc.apply.supervisor import supervise
 from cdc.compose import artifacts, stack
 from cdc.config import settings
+from cdc.config.view_settings import STATE
 from cdc.connectors.client import Connect
 from cdc.control.heartbeat import last_heartbeat
 from cdc.errors import SinkError
 from cdc.kafka.topics import Topics
 from cdc.model.position import Position
+from cdc.model.table import Table
 from cdc.postgres import source, table_survey
 from cdc.runtime import Context
 from cdc.sink.contract import Sink
@@ -44,6 +46,7 @@ sinks:
 kafka: "{kafka}"
 connect: "{connect}"
 """
+STATE_LINE = 'state: {{type: redis, url: "{state}", prefix: {pipeline}}}\n'
 QUIET_S = 0.5
 SETTLE_S = 3600.0
 
@@ -80,15 +83,22 @@ class Stage:
     """
 
     def __init__(
-        self, servers: Servers, name: str, tables: Sequence[str], make: Callable[[Data], object]
+        self,
+        servers: Servers,
+        name: str,
+        tables: Sequence[str],
+        make: Callable[[Data], object],
+        views: str = "",
     ) -> None:
-        """`make` makes the tables, schema.table, and their rows."""
+        """`make` makes the tables, schema.table, and their rows. `views`: that part of the file."""
         self.servers, self.name = servers, name
         self.folder, self.endpoints, self.spark = servers.folder, servers.endpoints, servers.spark
         self.dsn, self.meter = self.endpoints.postgres, servers.meter
         self.file = self.folder / f"{name}.yaml"
+        text = FILE.format(pipeline=name, tables=", ".join(tables), **self.endpoints.to_dict())
+        state = self.endpoints.environment()["CDC_DOCUMENTS"]
         self.file.write_text(
-            FILE.format(pipeline=name, tables=", ".join(tables), **self.endpoints.to_dict())
+            text + STATE_LINE.format(state=state, pipeline=name) + views if views else text
         )
         self.data = Data(self.dsn, tables)
         make(self.data)
@@ -101,20 +111,26 @@ class Stage:
         with source.connect(self.dsn) as connection:
             self.tables = table_survey.describe(connection, self.pipeline)
         self.table = self.tables[0]
+        self._streams: list[Stream] = []
         self.drained()
 
     @contextmanager
     def extra_stage(
-        self, name: str, tables: Sequence[str], make: Callable[[Data], object]
+        self,
+        name: str,
+        tables: Sequence[str],
+        make: Callable[[Data], object],
+        views: str = "",
     ) -> Iterator["Stage"]:
         """Make another pipeline on the same servers, while this one's connector stands still."""
         with Connect(self.endpoints.connect) as connect:
             connect.stop(self.name)
-            extra = Stage(self.servers, name, tables, make)
+            extra = Stage(self.servers, name, tables, make, views)
             yield extra
             for sink in extra.context.sinks(None):
-                for table in extra.tables:
-                    sink.clear(table)
+                for table in extra.all_tables:
+                    if table.is_in(sink.name):
+                        sink.clear(table)
             connect.reset(name)
             with psycopg.connect(self.dsn, autocommit=True) as connection:
                 connection.execute("SELECT pg_drop_replication_slot(%s)", [name])
@@ -181,13 +197,18 @@ class Stage:
         """The topics as Spark reads them."""
         return read_until(self.spark, self.pipeline.kafka, self.ends())
 
+    @property
+    def all_tables(self) -> list[Table]:
+        """What sinks have: the captured tables, and the views of several."""
+        return [*self.tables, *self.context.views]
+
     def stream(self, sink: Sink) -> Watched:
         options = StreamOptions(self.pipeline.sinks[sink.name].trigger_s)
         return Watched(
             self.spark,
             sink,
             self.pipeline,
-            self.context.follower,
+            self.context.describe(sink.name),
             self.context.placeholder,
             options,
         )
@@ -201,11 +222,15 @@ class Stage:
     @contextmanager
     def running(self, sinks: Sequence[str] = ()) -> Iterator[list[Watched]]:
         """Run streams of these sinks, of all three without a name, and yield them once they have
-        caught up.
+        caught up. `documents` is the state of the views, whose stream isn't yielded.
         """
-        stopping = threading.Event()
-        streams = [self.stream(sink) for sink in self.context.sinks(list(sinks) or None)]
-        thread = threading.Thread(target=supervise, args=(streams, stopping))
+        stopping, names = threading.Event(), list(sinks) or [*self.pipeline.sinks, STATE]
+        chosen = [name for name in names if name != STATE]
+        streams = [self.stream(sink) for sink in self.context.sinks(chosen)] if chosen else []
+        self._streams = [*streams]
+        if STATE in names and self.pipeline.views:
+            self._streams.append(self.context.document_stream(self.spark))
+        thread = threading.Thread(target=supervise, args=(self._streams, stopping))
         thread.start()
         try:
             self.settle(streams)
@@ -218,15 +243,16 @@ class Stage:
         """Wait until the views hold all that is committed by now."""
 
         def still() -> None:
-            for stream in streams:
+            for stream in self._streams:
                 if stream.progress.state == "failed":
                     raise SinkError(
                         f"{stream.sink.name}: {stream.progress.error}",
                         hint=stream.progress.hint or "",
                     )
 
-        sinks = [stream.sink for stream in streams]
-        wait_until_current(self.pipeline, self.tables, sinks, timeout_s=SETTLE_S, on_poll=still)
+        sinks, names = [stream.sink for stream in streams], {s.sink.name for s in self._streams}
+        tables = self.all_tables if STATE in names else self.tables
+        wait_until_current(self.pipeline, tables, sinks, timeout_s=SETTLE_S, on_poll=still)
 
     def durable(self, streams: Sequence[Watched]) -> float:
         """The same; when the last batch was durable, Unix seconds."""
@@ -237,6 +263,8 @@ class Stage:
     def equal(self, *sinks: Sink) -> bool:
         return all(
             comparison.equal
-            for table in self.tables
-            for comparison in compare(self.spark, table, self.dsn, sinks)
+            for table in self.all_tables
+            for comparison in compare(
+                self.spark, table, self.dsn, [sink for sink in sinks if table.is_in(sink.name)]
+            )
         )

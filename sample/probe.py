@@ -42,6 +42,8 @@ class Watch:
     poll_s: float
     pending: dict[str, tuple[datetime, datetime]] = field(default_factory=dict)
     latencies: list[float] = field(default_factory=list)
+    commits: list[datetime] = field(default_factory=list)
+    """When the changes of `latencies` were committed."""
     unseen: int = 0
 
     def poll(self) -> None:
@@ -51,6 +53,7 @@ class Watch:
         for key, (updated, committed) in waiting.items():
             if key in shown and shown[key] >= updated:
                 self.latencies.append((now - committed).total_seconds())
+                self.commits.append(committed)
             elif (now - committed).total_seconds() > GIVE_UP_S:
                 self.unseen += 1
             else:
