@@ -111,14 +111,15 @@ async def events(request: Request) -> Response:
 
 async def _events(dashboard: Dashboard) -> AsyncIterator[str]:
     shown, sent_at = -1, time.monotonic()
-    while not dashboard.closing.is_set():
-        if dashboard.number != shown:
-            shown, sent_at = dashboard.number, time.monotonic()
-            yield f"event: sample\ndata: {shown}\n\n"
-        elif time.monotonic() - sent_at > SILENCE_S:
-            sent_at = time.monotonic()
-            yield ": still here\n\n"
-        await asyncio.sleep(POLL_S)
+    with dashboard.status.watched(), dashboard.control.watched():
+        while not dashboard.closing.is_set():
+            if dashboard.number != shown:
+                shown, sent_at = dashboard.number, time.monotonic()
+                yield f"event: sample\ndata: {shown}\n\n"
+            elif time.monotonic() - sent_at > SILENCE_S:
+                sent_at = time.monotonic()
+                yield ": still here\n\n"
+            await asyncio.sleep(POLL_S)
 
 
 async def metrics(request: Request) -> Response:

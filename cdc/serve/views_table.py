@@ -114,7 +114,7 @@ def _row(sink: SinkStatus, view: ViewStatus) -> Row:
         sink.name,
         state,
         trouble,
-        view.lag_records,
+        0 if view.lag_seconds == 0 else view.lag_records,
         view.lag_seconds,
         view.changes,
         view.at,

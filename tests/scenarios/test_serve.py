@@ -70,7 +70,7 @@ def test_the_page_of_a_real_pipeline(world: "World") -> None:
             world.settle()
             wait_until(lambda: shows(client, "/", "is well"), 60, lambda: client.get("/").text)
             views = [view for sink in status(client)["sinks"] for view in sink["views"]]
-            assert [view["lag_records"] for view in views] == [0, 0, 0]
+            assert [view["lag_seconds"] for view in views] == [0, 0, 0]
             assert shows(client, "/quarantine", "Nothing is in quarantine.")
             with world.stack.servers.frozen("elasticsearch"):
                 # Every request is answered within a second, though that server hangs.

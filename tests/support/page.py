@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from unittest.mock import patch
 
 from cdc.model.finding import Finding
 from cdc.observe.diagnosis import diagnose
@@ -24,6 +25,7 @@ from cdc.serve.access.sessions import Sessions
 from cdc.serve.actions import Actions
 from cdc.serve.app import make_app
 from cdc.serve.dashboard import Dashboard, Eyes
+from cdc.serve.looks import sampler
 from cdc.serve.looks.control_state import BuildProgress, ControlState, RetainedGeneration
 from cdc.serve.looks.lag_history import LagSample
 from cdc.serve.server import PageServer
@@ -148,7 +150,9 @@ def serve_page(
     token: str | None = None,
     program: Sequence[str] | None = None,
 ) -> Iterator[ServedPage]:
-    """Serve a scene on a free port; `program` allows actions, which start it instead of cdc."""
+    """Serve a scene on a free port; `program` allows actions, which start it instead of cdc. Looks
+    are ten times as frequent as for people.
+    """
     actions = None if program is None else Actions([sys.executable, *program])
     dashboard = Dashboard(
         "shop",
@@ -159,6 +163,8 @@ def serve_page(
     app = make_app(dashboard, Sessions(token), LOOPBACK)
     server = PageServer(app, dashboard, "127.0.0.1", 0)
     thread = threading.Thread(target=server.answer)
+    pauses = patch.multiple(sampler, PAUSE_S=0.1, IDLE_PAUSE_S=0.1)
+    pauses.start()
     thread.start()
     try:
         wait_until(lambda: dashboard.status.number and dashboard.control.number, 10, "a first look")
@@ -166,4 +172,5 @@ def serve_page(
     finally:
         server.close()
         thread.join(30)
+        pauses.stop()
         assert not thread.is_alive()

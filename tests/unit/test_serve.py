@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -16,6 +17,8 @@ import pytest
 from cdc.errors import KafkaUnavailable, SettingsError
 from cdc.model.finding import find
 from cdc.model.finding_codes import CODES
+from cdc.serve.looks import sampler as sampling
+from cdc.serve.looks.sampler import Sampler
 from cdc.serve.runbooks import runbook
 from docs.generate import FOLDER
 from tests.support.page import (
@@ -28,6 +31,7 @@ from tests.support.page import (
     sink,
     stuck_status,
 )
+from tests.support.wait import wait_until
 
 PAGES = ("/", "/tables", "/generations", "/quarantine", "/activity", "/runbooks/sink-behind")
 
@@ -208,3 +212,19 @@ def test_a_port_that_is_taken_is_named(page: ServedPage) -> None:
 def test_the_page_starts_without_spark() -> None:
     code = "import cdc.serve.app, cdc.serve.server, cdc.cli.observation.serve, sys; sys.exit('pyspark' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_nobody_watches_and_the_servers_are_left_alone() -> None:
+    """While somebody watches they are looked at often, from the moment on that a watcher comes."""
+    looks: list[float] = []
+    sampler = Sampler("the servers", lambda: looks.append(time.monotonic()))
+    sampler.start()
+    try:
+        wait_until(lambda: looks, 5, "a first look")
+        time.sleep(sampling.PAUSE_S * 2.5)
+        assert len(looks) == 1
+        with sampler.watched():
+            wait_until(lambda: len(looks) > 1, 0.5, "a look for the watcher")
+            wait_until(lambda: len(looks) > 2, sampling.PAUSE_S * 3, "the next one")
+    finally:
+        sampler.close()

@@ -176,6 +176,15 @@ def test_a_form_without_a_cookie_is_refused(open_page: ServedPage) -> None:
     assert browser.post("/actions", csrf=csrf, who="Ada", **VERIFY).status_code == 403
 
 
+def test_the_form_of_the_login_starts_nothing(locked_page: ServedPage) -> None:
+    browser = Browser(locked_page)
+    csrf = browser.csrf("/login")
+    for path, code in (("/actions", 303), ("/api/actions", 401)):
+        answer = browser.post(path, csrf=csrf, who="Ada", **VERIFY)
+        assert answer.status_code == code
+    assert started(locked_page) == 0
+
+
 def test_every_unsafe_method_is_guarded(locked_page: ServedPage) -> None:
     for path in (
         "/",

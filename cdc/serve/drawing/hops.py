@@ -119,7 +119,12 @@ def _branch(status: Status, sink: SinkStatus) -> Branch:
     hop, documents = f"Kafka -> {sink.name}", sink.name == STATE
     findings = [finding for finding in status.findings if finding.sink == sink.name]
     codes = {finding.code for finding in findings}
-    measured = [view.lag_records for view in sink.views if view.lag_records is not None]
+    # Offsets without a record, such as the marks of transactions, aren't waited for.
+    measured = [
+        view.lag_records if view.lag_seconds else 0
+        for view in sink.views
+        if view.lag_records is not None
+    ]
     unread = not measured and bool(sink.views)
     if unread:
         lines: tuple[str, ...] = (f"lag {UNREAD}",)

@@ -6,7 +6,8 @@ Out: the last `Sample` and the last failure, for any thread, at once.
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -16,8 +17,10 @@ from cdc.errors import CdcError
 from cdc.model.trace import kind, trace
 
 T = TypeVar("T")
-PAUSE_S = 1.0
-"""Seconds between two looks, at least; a look that takes longer is followed by as long a pause."""
+PAUSE_S, IDLE_PAUSE_S = 1.0, 10.0
+"""Seconds between two looks, at least, while somebody watches and while nobody does. A look that
+takes longer is followed by as long a pause.
+"""
 SILENT_S = 30.0
 """Seconds without an end of a look after which the thread counts as hung."""
 log = structlog.get_logger()
@@ -49,10 +52,11 @@ class Sampler(Generic[T]):
         name: str,
         look: Callable[[], T],
         take: Callable[[Sample[T]], object] = lambda _: None,
-        pause_s: float = PAUSE_S,
     ) -> None:
         """`take` gets each sample, in this sampler's thread, before anybody else sees it."""
-        self.name, self._look, self._take, self._pause_s = name, look, take, pause_s
+        self.name, self._look, self._take = name, look, take
+        self._watchers = 0
+        self._wakes = threading.Event()
         self.sample: Sample[T] | None = None
         self.failure: Failure | None = None
         self.number = 0
@@ -68,6 +72,17 @@ class Sampler(Generic[T]):
     def close(self) -> None:
         """Look no more. A look that is under way ends by itself, with the program at the latest."""
         self._closed.set()
+        self._wakes.set()
+
+    @contextmanager
+    def watched(self) -> Iterator[None]:
+        """Look often, beginning now. Entered and left by one thread: that of the event loop."""
+        self._watchers += 1
+        self._wakes.set()
+        try:
+            yield
+        finally:
+            self._watchers -= 1
 
     @property
     def silent_s(self) -> float:
@@ -93,7 +108,15 @@ class Sampler(Generic[T]):
                 self.failure = self._failure(error)
             self._ended_at = time.monotonic()
             self.number += 1
-            self._closed.wait(max(self._pause_s, self._ended_at - began))
+            self._pause(self._ended_at - began)
+
+    def _pause(self, took_s: float) -> None:
+        """Wait until the next look; a watcher who comes meanwhile shortens it."""
+        self._closed.wait(max(PAUSE_S, took_s))
+        if not self._watchers:
+            self._wakes.clear()
+            if not self._watchers:
+                self._wakes.wait(IDLE_PAUSE_S - PAUSE_S)
 
     def _failure(self, error: Exception) -> Failure:
         """Describe an error; without a class of its own only its kind is shown, its trace is
