@@ -107,6 +107,16 @@ def test_a_search_stays_while_the_page_follows(page: ServedPage, tab: Tab) -> No
     assert tab.page.get_by_label("Table or sink").input_value() == "orders"
 
 
+def test_text_that_is_selected_stays_until_it_is_no_more(page: ServedPage, tab: Tab) -> None:
+    tab.page.goto(page.url)
+    tab.page.locator("#summary h1").click(click_count=3)
+    page.scene.status = stuck_status()
+    wait_for_text(tab, "Kafka -> cache is slow, at least 754 s behind")
+    assert tab.page.locator("#summary h1").inner_text() == "shop is well"
+    tab.page.evaluate("getSelection().empty()")
+    wait_for_text(tab, "shop is degraded")
+
+
 def test_it_is_used_by_keyboard_and_focus_stays_while_the_page_follows(
     page: ServedPage, tab: Tab
 ) -> None:

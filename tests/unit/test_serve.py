@@ -195,7 +195,7 @@ def test_metrics_and_probes(page: ServedPage) -> None:
 def test_a_look_that_hangs_is_loud_and_not_alive(
     page: ServedPage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cdc.serve.looks.sampler.SILENT_S", 0.0)
+    monkeypatch.setattr("cdc.serve.looks.sampler.LATE_S", 0.0)
     monkeypatch.setattr("cdc.serve.dashboard.SILENT_S", 0.0)
     assert httpx.get(f"{page.url}/livez").status_code == 503
     assert "hasn&#39;t ended for" in text_of(page, "/")

@@ -21,8 +21,10 @@ PAUSE_S, IDLE_PAUSE_S = 1.0, 10.0
 """Seconds between two looks, at least, while somebody watches and while nobody does. A look that
 takes longer is followed by as long a pause.
 """
-SILENT_S = 30.0
-"""Seconds without an end of a look after which the thread counts as hung."""
+LATE_S, SILENT_S = 20.0, 30.0
+"""Seconds without an end of a look after which what was seen is called old, and after which the
+thread counts as hung.
+"""
 log = structlog.get_logger()
 
 
@@ -92,7 +94,7 @@ class Sampler(Generic[T]):
     @property
     def trouble(self) -> Failure | None:
         """Why what was last seen can't be trusted to be current; None while it can."""
-        if self.failure or self.silent_s < SILENT_S:
+        if self.failure or self.silent_s < LATE_S:
             return self.failure
         message = f"The look at {self.name} hasn't ended for {self.silent_s:.0f} s."
         return Failure(message, "restart cdc serve", time.time() - self.silent_s)

@@ -11,12 +11,18 @@ function showLost(text) {
   lost.hidden = !text;
 }
 
+// Text that somebody is about to copy stays.
+function isSelected(part) {
+  const selection = getSelection();
+  return !selection.isCollapsed && part.contains(selection.anchorNode);
+}
+
 function replaceLive(fresh) {
   for (const part of document.querySelectorAll("[data-live]")) {
     const next = fresh.getElementById(part.id);
     if (!next) continue;
     if (part.className !== next.className) part.className = next.className;
-    if (part.innerHTML === next.innerHTML) continue;
+    if (part.innerHTML === next.innerHTML || isSelected(part)) continue;
     const focused = part.contains(document.activeElement) ? document.activeElement.id : "";
     const scrolled = new Map();
     for (const box of part.querySelectorAll("pre[id]")) scrolled.set(box.id, box.scrollTop);
@@ -31,6 +37,7 @@ function replaceLive(fresh) {
 }
 
 async function read() {
+  if (document.hidden) return;
   if (reading) { again = true; return; }
   reading = true;
   try {
@@ -45,7 +52,7 @@ async function read() {
   } finally {
     reading = false;
   }
-  if (again) { again = false; setTimeout(read, 200); }
+  if (again) { again = false; setTimeout(read, 800); }
 }
 
 function showCopyButtons(part) {
@@ -66,5 +73,6 @@ showCopyButtons(document);
 if (document.querySelector("main [data-live]")) {
   const events = new EventSource("/events");
   events.addEventListener("sample", read);
+  document.addEventListener("visibilitychange", read);
   events.addEventListener("error", () => showLost("cdc serve gives no answer: what is shown is old."));
 }
