@@ -22,7 +22,7 @@ from bench.document_latency import LATENCIES, fan_out, late, mark
 from bench.figure import Figure
 from bench.flights import Flights
 from bench.latency import RATE, watched
-from bench.pgsync import PGSync, Rates, measure
+from bench.pgsync import PGSync, Rates, identity, measure
 from bench.stage import Stage
 from bench.topic_times import flight_ends, span, view_of
 from cdc.config.view_settings import STATE
@@ -116,7 +116,7 @@ def _rival(
             watched(
                 {"search": watch},
                 lambda: flights.change(changes, size=1, rate=RATE),
-                lambda: mark(stage, flights, seconds, watch, "|".join),
+                lambda: mark(stage, flights, seconds, watch, identity),
             )
             figure.hops["visible"] = watch.latencies
             figure.unseen = watch.unseen + len(watch.pending)

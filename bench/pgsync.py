@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import httpx
 import orjson
@@ -138,6 +138,12 @@ class PGSync:
             check=True,
             stdout=subprocess.DEVNULL,
         )
+
+
+def identity(key: list[Any]) -> str:
+    """Return the id of a document in its index, from the key of a flight as it is in the topics."""
+    *parts, departure = key
+    return "|".join([*map(str, parts), str(departure).replace(".000000Z", "+00:00")])
 
 
 def measure(pgsync: PGSync, flights: Flights, changes: int) -> Rates:
