@@ -15,6 +15,7 @@
     |  |  +- ReadTimeout              a view isn't as far as its reader asked for, within its timeout
     |  +- SinkRejected         for good: the view or the row has to change
     |  |  +- ValueNotRepresentable        a value that the destination has no way to hold
+    |  +- SinkPaused           by `cdc pause`: nothing is applied until `cdc resume`
     |  +- Fenced               another writer moved the position: this one must stop
     +- DivergenceError      8  a view differs from its source
     +- SparkError           9  Spark itself: its memory, its process
@@ -115,6 +116,10 @@ class SinkRejected(SinkError):
 
 class ValueNotRepresentable(SinkRejected):
     """The destination has no representation for a value."""
+
+
+class SinkPaused(SinkError):
+    """The sink is paused by a person: nothing is applied to it until it is resumed."""
 
 
 class Fenced(SinkError):

@@ -147,11 +147,6 @@ class Context:
         stack_variables = endpoints.environment() if endpoints else {}
         return settings.load(self.path, {**stack_variables, **os.environ})
 
-    @property
-    def runs(self) -> Path:
-        """The folder where `cdc run` publishes its progress."""
-        return self.state / "runs"
-
     @cached_property
     def tables(self) -> tuple[Table, ...]:
         """The captured tables, as Postgres describes them. Raises SourceError."""

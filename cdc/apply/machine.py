@@ -14,6 +14,7 @@ decided here: after a full batch the owner restarts where another batch size sui
 | running | the same, but documents wait for more of the log    | starting: documents       | none with a late row |
 | running | the registration, a floor, a definition is new      | starting: registration... | floors, columns first|
 | running | readers are being shown views that must draw level  | waits, 5 s at most        | no reader goes back  |
+| running | a person has paused the sink                        | paused, until resumed     | nothing is applied   |
 | running | readers see another generation                      | starting: switched        | what is seen goes on |
 | running | another standby is due, or one can be tried again   | starting: standby         | the way back is there|
 | running | the log may have lost what a view needs             | starting: continuity      | no delete is missed  |
@@ -54,6 +55,7 @@ class Reason(StrEnum):
     BATCH_SIZE = "batch size"
     DOCUMENTS = "documents"
     FAILURE = "failure"
+    PAUSED = "paused"
 
 
 @dataclass(frozen=True)
@@ -101,6 +103,8 @@ class Observed:
     """The generations to keep as standby, by table."""
     standby_returns: bool = False
     """A standby that was dropped because it was away may be tried again."""
+    paused: bool = False
+    """A person has paused the sink."""
     promoting: bool = False
     """A promotion is under way, to a generation that is caught up or catches up by itself."""
     waited_s: float = 0.0
@@ -176,6 +180,7 @@ def _after_look(plan: ResumePlan, observed: Observed) -> Restart | Continue:
         observed.standby != plan.standby or observed.standby_returns,
     )
     reasons: dict[Reason, str | bool | None] = {
+        Reason.PAUSED: observed.paused and not plan.shadow,
         Reason.SWITCHED: _switched(plan, views),
         Reason.STANDBY: standby and not plan.shadow,
         Reason.CONTINUITY: observed.now > plan.sure_until,

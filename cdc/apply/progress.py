@@ -2,19 +2,13 @@
 may read.
 """
 
-import json
-import os
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
-from pathlib import Path
 
 from cdc.model.outcome import Applied
-
-ALIVE_S = 30.0
-"""A run that has published nothing for so long is dead: a live one publishes every second."""
 
 
 class RunState(StrEnum):
@@ -23,6 +17,7 @@ class RunState(StrEnum):
     LOADING = "starting"
     APPLYING = "running"
     RETRYING = "waiting"
+    PAUSED = "paused"
     STOPPED = "stopped"
     CAUGHT_UP = "caught up"
     FAILED = "failed"
@@ -31,6 +26,8 @@ class RunState(StrEnum):
 
 
 WORKING = (RunState.LOADING, RunState.APPLYING, RunState.RETRYING)
+LIVING = (*WORKING, RunState.PAUSED)
+"""States of a stream whose run lives."""
 
 
 @dataclass(frozen=True)
@@ -80,54 +77,3 @@ class Progress:
             if behind and self.lag_seconds is not None
             else self.lag_seconds,
         )
-
-
-def publish(folder: Path, progress: Sequence[Progress], compared_s: float | None = None) -> None:
-    """Write each sink's progress to a file that `cdc status` on this machine reads; nothing else
-    depends on it.
-
-    `compared_s`: see `Progress.compared_s`.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    for snapshot in progress:
-        path = folder / f"{snapshot.sink}.json"
-        fresh = path.with_suffix(".new")
-        record = {
-            **asdict(snapshot),
-            "compared_s": compared_s,
-            "pid": os.getpid(),
-            "at": time.time(),
-        }
-        fresh.write_text(json.dumps(record), encoding="utf-8")
-        fresh.replace(path)
-
-
-def load_published(folder: Path) -> dict[str, Progress]:
-    """The progress that runs on this machine have published, by sink; a dead run is shown as not
-    running.
-    """
-    names = {field.name for field in fields(Progress)}
-    progress = {}
-    for path in sorted(folder.glob("*.json")):
-        record = json.loads(path.read_text(encoding="utf-8"))
-        values = {name: value for name, value in record.items() if name in names}
-        state = RunState(record["state"])
-        if state in WORKING and not _alive(record["pid"], record["at"]):
-            state = RunState.NOT_RUNNING
-        progress[record["sink"]] = Progress(
-            **{**values, "state": state, "applied": Applied(**record["applied"])}
-        )
-    return progress
-
-
-def _alive(pid: int, written_at: float) -> bool:
-    """Whether the run lives: its process exists, and has written lately, since the pid may be
-    another process's.
-    """
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return time.time() - written_at < ALIVE_S

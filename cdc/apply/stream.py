@@ -52,6 +52,7 @@ from cdc.apply.views import DescribeTables, Views
 from cdc.apply.watch import Watch
 from cdc.config.settings import Pipeline
 from cdc.errors import CdcError, Fenced
+from cdc.generations.pause import paused_error
 from cdc.kafka.topics import Topics
 from cdc.model.position import Position
 from cdc.sink.contract import Sink
@@ -220,6 +221,10 @@ class Stream:
         self._publish(state=stop.state, **failure, **lag)
 
     def _run_query(self, until_caught_up: bool) -> Decision:
+        if (pause := self._views.read_pause()) and until_caught_up:
+            return Stop(RunState.FAILED, paused_error(pause, self.sink.name))
+        if pause and not self._outwait_pause():
+            return Stop(RunState.STOPPED)
         plan = self._views.load()
         self._watch.begin()
         if self._worker:
@@ -241,6 +246,15 @@ class Stream:
                 # batches do nothing.
                 with suppress(PySparkException, Py4JError, OSError):
                     query.stop()
+
+    def _outwait_pause(self) -> bool:
+        """Wait until the sink is resumed; False when the stream is stopped meanwhile."""
+        self._publish(state=RunState.PAUSED, error=None, hint=None)
+        while self._views.read_pause():
+            if self._stopping.wait(LOOK_S):
+                return False
+        self._publish(state=RunState.LOADING)
+        return True
 
     def _follow(self, query: StreamingQuery, folder: str) -> Decision:
         """Apply the query's batches, and observe while there are none, until a decision ends the
@@ -360,18 +374,24 @@ class Stream:
     def _retry_batch(self) -> Retrying:
         """Retry a step after a pause, until the stream is stopped.
 
-        Not once the log may have lost records that the views need: a start of the query checks
-        that.
+        Not once the log may have lost records that the views need, or the sink is paused: a start of
+        the query checks that.
         """
         return Retrying(
             retry=retry_if_exception(lambda error: remedy(error) is Remedy.RETRY),
             wait=wait_exponential(multiplier=FIRST_PAUSE_S, max=LONGEST_PAUSE_S),
             sleep=sleep_using_event(self._stopping),
             stop=stop_when_event_set(self._stopping)
-            | (lambda _: time.time() > self._views.plan.sure_until),  # type: ignore[operator]
+            | (lambda _: time.time() > self._views.plan.sure_until or self._is_paused()),  # type: ignore[operator]
             before_sleep=self._wait,
             reraise=True,
         )
+
+    def _is_paused(self) -> bool:
+        """Whether the sink is known to be paused; False while the broker is away."""
+        with suppress(CdcError):
+            return self._views.read_pause() is not None
+        return False
 
     def _wait(self, state: RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome else None

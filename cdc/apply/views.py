@@ -15,7 +15,7 @@ from cdc.config.settings import Pipeline
 from cdc.control.control_topics import Control
 from cdc.control.registrations import Registration
 from cdc.errors import CdcError, SinkRejected, SourceError
-from cdc.generations.registry import GenerationBuild, Generations, Registry
+from cdc.generations.registry import GenerationBuild, Generations, Pause, Registry
 from cdc.generations.standby import StandbySink
 from cdc.kafka.log_continuity import Continuity
 from cdc.kafka.log_refusals import Discontinued
@@ -81,6 +81,13 @@ class Views:
                 version, topics.floors, topics.definitions, topics.registration
             )
         return self.control
+
+    def read_pause(self) -> Pause | None:
+        """Read whether the sink is paused; views that readers don't see never are. Raises
+        ConnectorError.
+        """
+        self.registry.read()
+        return None if self.names is not None else self.sink_generations.pause
 
     def load(self) -> ResumePlan:
         """Load positions from the sink, and make sure that the log can continue each view.

@@ -60,6 +60,7 @@ class Watch:
             control,
             standby=generations.standby_names,
             standby_returns=sink.may_retry,
+            paused=generations.pause is not None,
             promoting=not plan.shadow and generations.promotion_in_progress and level,
             waited_s=waited_s,
             now=time.time(),

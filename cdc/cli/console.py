@@ -18,6 +18,7 @@ import structlog
 import typer
 from rich.console import Console
 
+from cdc.cli.workflow import ORDER
 from cdc.errors import CdcError
 
 WIDE = 100_000
@@ -30,10 +31,7 @@ Master = Annotated[
     str,
     typer.Option(help="Spark master, such as local[4] or spark://host:7077.", envvar="CDC_MASTER"),
 ]
-VERBS = (
-    "up|down|init|plan|doctor|migrate|register|run|serve|status|verify|rebuild|rollback|generations"
-    "|topics|quarantine"
-)
+VERBS = "|".join(ORDER)
 COMMAND = re.compile(rf"\bcdc(?: -p FILE(?:\.yaml)?)?(?= (--state|(?:{VERBS})\b))")
 """Matches a command of this program in a hint, where the pipeline file is still called FILE or is
 left out.

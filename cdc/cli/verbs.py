@@ -30,6 +30,7 @@ from cdc.cli.console import (
 from cdc.cli.extras import missing_extra
 from cdc.cli.observation import serve
 from cdc.cli.observation.look import look
+from cdc.cli.operation import pause
 from cdc.cli.workflow import WorkflowGroup
 from cdc.config.view_settings import STATE
 from cdc.errors import CdcError, Interrupted, SettingsError
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
     from threading import Event
 
     from cdc.apply.progress import Progress
+    from cdc.config.settings import Pipeline
 
 app = typer.Typer(
     cls=WorkflowGroup,
@@ -59,6 +61,7 @@ plan.add_to(app)
 doctor.add_to(app)
 serve.add_to(app)
 migrate.add_to(app)
+pause.add_to(app)
 rebuild.add_to(app)
 verify.add_to(app)
 SinkNames = Annotated[list[str] | None, typer.Option("--sink", help="Only this sink. Repeatable.")]
@@ -233,24 +236,16 @@ def _apply(
     """Run the streams of the sinks to their end: their progress, and the errors that ended some of
     them.
     """
-    from cdc.apply.progress import publish
     from cdc.apply.supervisor import supervise
-    from cdc.audit.lowered_settings import restore
     from cdc.cli.screens.run import show_progress
-    from cdc.control import registrations
     from cdc.control.definitions import compare_periodically
-    from cdc.kafka.topic_setup import check_topics
-    from cdc.kafka.topics import Topics
+    from cdc.observe.run_log import writing_runs
 
     stopping, pipeline = limits.stopping, context.pipeline
     keeps_documents = bool(pipeline.views) and (not chosen or STATE in chosen)
     names = [name for name in chosen or pipeline.sinks if name != STATE or not pipeline.views]
     sinks = context.sinks(names) if names else []
-    with Topics(pipeline.kafka) as kafka:
-        for topic in restore(kafka, pipeline):
-            say(f"restored the settings of {topic}: a compaction was interrupted")
-        check_topics(kafka, pipeline)
-        registrations.refuse_changed(registrations.read(kafka, pipeline), pipeline)
+    _check_log(pipeline)
     if stopping.is_set():
         return [], []
     say("starting Spark; the first rows are applied in some 20 seconds")
@@ -261,12 +256,13 @@ def _apply(
         )
         with (
             compare_periodically(context.load) as uncompared_s,
+            writing_runs(pipeline) as run_log,
             _served(context, limits.port) as serve,
             show_progress(err, quiet=quiet) as show,
         ):
 
             def tick(progress: "list[Progress]") -> None:
-                publish(context.runs, progress, uncompared_s())
+                run_log.publish(progress, uncompared_s())
                 serve(progress)
                 show(progress)
 
@@ -287,6 +283,20 @@ def _apply(
     for sink in sinks:
         sink.close()
     return [stream.progress for stream in (*streams, *documents)], errors
+
+
+def _check_log(pipeline: "Pipeline") -> None:
+    """Restore what a compaction has left, and refuse topics that aren't as the file says."""
+    from cdc.audit.lowered_settings import restore
+    from cdc.control import registrations
+    from cdc.kafka.topic_setup import check_topics
+    from cdc.kafka.topics import Topics
+
+    with Topics(pipeline.kafka) as kafka:
+        for topic in restore(kafka, pipeline):
+            say(f"restored the settings of {topic}: a compaction was interrupted")
+        check_topics(kafka, pipeline)
+        registrations.refuse_changed(registrations.read(kafka, pipeline), pipeline)
 
 
 @contextmanager

@@ -5,7 +5,6 @@ repeatedly.
 import re
 import time
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
@@ -17,10 +16,11 @@ from cdc.postgres import table_survey
 from cdc.runtime import spark_on
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from pyspark.sql import SparkSession
 
+    from cdc.apply.progress import Progress
     from cdc.config.settings import Pipeline
     from cdc.model.table import Table
     from cdc.runtime import Context
@@ -94,12 +94,10 @@ def verify(
             results = repair_differences(spark, pipeline, tables, sinks, options, results)
         return [*results, *waiting]
 
-    check_connector(
-        pipeline, [destination.name for destination in sinks], context.obj.runs, timeout
-    )
+    check_connector(pipeline, [destination.name for destination in sinks], timeout)
     with spark_on(master) as spark:
         if every:
-            _repeat(lambda: compare(spark), seconds(every), metrics, context.obj.runs, as_json)
+            _repeat(lambda: compare(spark), seconds(every), metrics, pipeline, as_json)
         report(compare(spark), as_json)
 
 
@@ -122,16 +120,13 @@ def _select(
     return [] if name else [*context.tables, *views], unfit
 
 
-def check_connector(
-    pipeline: "Pipeline", sinks: "Sequence[str]", runs: Path, timeout_s: float
-) -> None:
-    """Find out before any waiting whether the views can catch up. Only runs of this machine are
-    known.
+def check_connector(pipeline: "Pipeline", sinks: "Sequence[str]", timeout_s: float) -> None:
+    """Find out before any waiting whether the views can catch up.
 
     Raises:
         ConnectorError: no change comes through the connector.
     """
-    from cdc.apply.progress import WORKING, load_published
+    from cdc.apply.progress import WORKING
     from cdc.connectors.client import Connect
 
     with Connect(pipeline.connect) as connect:
@@ -142,28 +137,36 @@ def check_connector(
     if "FAILED" in (state.connector, *state.tasks):
         message = f"Connector {pipeline.pipeline} has failed: {state.trace or 'its worker gives no reason'}"
         raise ConnectorError(full_stopped(message), hint="cdc -p FILE register")
-    runs_by_sink = load_published(runs)
+    runs_by_sink = _read_progress(pipeline)
     if idle := [
         name
         for name in sinks
         if name not in runs_by_sink or runs_by_sink[name].state not in WORKING
     ]:
         consequence = f"views that are behind are waited for, {timeout_s:g} s at most (--timeout)"
-        say(f"no `cdc run` of this machine is at work on {', '.join(idle)}: {consequence}")
+        say(f"no `cdc run` is at work on {', '.join(idle)}: {consequence}")
     say("starting Spark")
+
+
+def _read_progress(pipeline: "Pipeline") -> "Mapping[str, Progress]":
+    """Read what runs do, by sink."""
+    from cdc.kafka.topics import Topics
+    from cdc.observe.run_log import read_runs
+
+    with Topics(pipeline.kafka) as kafka:
+        return read_runs(pipeline, kafka).progress
 
 
 def _repeat(
     compare: "Callable[[], list[Comparison]]",
     pause_s: float,
     port: int | None,
-    runs: Path,
+    pipeline: "Pipeline",
     as_json: bool,
 ) -> NoReturn:
     """Compare until somebody ends it. An error is printed and counted, and the next comparison is
     made all the same.
     """
-    from cdc.apply.progress import load_published
     from cdc.observe.metrics import Metrics
 
     metrics = Metrics(port) if port is not None else None
@@ -172,7 +175,7 @@ def _repeat(
             results = compare()
             if metrics:
                 metrics.publish_comparisons(results)
-                metrics.publish_restarts(load_published(runs).values())
+                metrics.publish_restarts(_read_progress(pipeline).values())
             report(results, as_json)
         except CdcError as error:
             if metrics and not isinstance(error, DivergenceError | UndecidedError):

@@ -6,7 +6,7 @@ from typer.core import TyperGroup
 
 SECTIONS = {
     "Set up": ("init", "up", "plan", "migrate", "register", "down"),
-    "Run": ("run",),
+    "Run": ("run", "pause", "resume"),
     "Look": ("status", "serve", "doctor", "verify", "views"),
     "Rebuild": ("rebuild", "generations", "rollback"),
     "Repair": ("quarantine", "topics"),

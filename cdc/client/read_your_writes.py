@@ -26,6 +26,7 @@ import threading
 import time
 from base64 import b64decode
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -43,6 +44,8 @@ from cdc.errors import (
     SinkUnavailable,
     SourceError,
 )
+from cdc.generations.pause import read_pauses
+from cdc.generations.registry import Pause
 from cdc.kafka.log_refusals import refuse_incomparable
 from cdc.kafka.records import Record
 from cdc.kafka.topics import Topics
@@ -149,7 +152,7 @@ class View:
     """
 
     def __init__(self, pipeline: Pipeline, sink: Sink, table: Table) -> None:
-        self.sink, self.table = sink, table
+        self.sink, self.table, self._pipeline = sink, table, pipeline
         self._kafka = Topics(pipeline.kafka)
         self._control = Truncations(pipeline, self._kafka)
         self._control.read()
@@ -204,6 +207,12 @@ class View:
         if name in (waiting := self._read_waiting()):
             reason, hint = waiting[name]
             raise SettingsError(f"{name} waits, so it will not show them: {reason}", hint=hint)
+
+    def read_pause(self) -> Pause | None:
+        """Read whether the sink is paused; None also while Kafka is away."""
+        with self._lock, suppress(KafkaUnavailable):
+            return read_pauses(self._pipeline, self._kafka).get(self.sink.name)
+        return None
 
     def _start_at_newest(self) -> None:
         """Start at the newest message in the topic: it proves all earlier tokens."""
@@ -275,9 +284,17 @@ def wait_for(view: View, token: str, timeout_s: float, *, search: bool = False) 
                 raise
         if time.monotonic() > deadline:
             subject = f"{view.sink.name} has not applied" if reached else "the log has not brought"
+            pause = view.read_pause()
+            reason = f" {view.sink.name} is paused by {pause.by}." if pause else ""
+            command = (
+                f"cdc resume {view.sink.name} ends that"
+                if pause
+                else "cdc status names the slow hop"
+            )
             raise ReadTimeout(
-                f"{subject} all changes of {view.table.qualified} that the token stands for within {timeout_s:g} s.",
-                hint="read from Postgres this time; cdc status names the slow hop",
+                f"{subject} all changes of {view.table.qualified} that the token stands for within"
+                f" {timeout_s:g} s.{reason}",
+                hint=f"read from Postgres this time; {command}",
             )
         time.sleep(POLL_S)
 

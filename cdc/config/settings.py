@@ -226,6 +226,11 @@ class Pipeline(Section):
         return f"{self.pipeline}.generations"
 
     @property
+    def runs_topic(self) -> str:
+        """The topic of the progress of runs, see `cdc.observe.run_log`."""
+        return f"{self.pipeline}.runs"
+
+    @property
     def message_topic(self) -> str:
         """The topic of logical messages, see `cdc.client`."""
         return f"{self.pipeline}.message"

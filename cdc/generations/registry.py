@@ -8,6 +8,7 @@ The topic <pipeline>.generations has, each under a key of its own:
                               until it expires
     ["claim", SINK, COMMAND]  a command works on a sink, or waits to; the first in the topic holds
                               the sink
+    ["pause", SINK]           `Pause`: `cdc run` applies nothing to the sink until the entry is removed
     ["tick", SINK, COMMAND]   once a second: the command is alive, and its progress
 
 The registry never says which generation is live: only the sink knows.
@@ -84,6 +85,14 @@ class RetainedView:
 
 
 @dataclass(frozen=True)
+class Pause:
+    """A pause of a sink: `since` when, in Unix seconds, and `by` whom. Stored."""
+
+    since: float
+    by: str
+
+
+@dataclass(frozen=True)
 class Progress:
     """Progress of a command, for its tick of every second.
 
@@ -103,6 +112,7 @@ class Generations:
     work: Work | None = None
     retained: dict[str, RetainedView] = field(default_factory=dict)
     """By table."""
+    pause: Pause | None = None
     claims: dict[str, int] = field(default_factory=dict)
     """By command, the offset of its claim: the first holds the sink."""
     alive_at: dict[str, float] = field(default_factory=dict)
@@ -228,6 +238,10 @@ def _apply_retained(generations: Generations, record: Record, value: Any, table:
         generations.retained.pop(table, None)
 
 
+def _apply_pause(generations: Generations, _: Record, value: Any) -> None:
+    generations.pause = Pause(**value) if value else None
+
+
 def _apply_claim(generations: Generations, record: Record, value: Any, command: str) -> None:
     if value:
         generations.claims[command] = record.offset
@@ -252,6 +266,7 @@ def _apply_tick(generations: Generations, _: Record, value: Any, command: str) -
 HANDLERS: Mapping[str, Callable[..., None]] = {
     "work": _apply_work,
     "kept": _apply_retained,
+    "pause": _apply_pause,
     "claim": _apply_claim,
     "tick": _apply_tick,
 }

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from cdc.errors import CdcError, SettingsError
 from cdc.generations.claim import Claim, claim
+from cdc.generations.pause import refuse_paused
 from cdc.generations.registry import Registry, RetainedView, Rollback
 from cdc.model.table import Table
 from cdc.sink.contract import Sink
@@ -22,9 +23,11 @@ def rollback(
 
     Raises:
         SettingsError: nothing is retained; another command is at work.
+        SinkPaused: nothing is applied to the sink, so that readers might go back.
         SinkUnavailable: the retained generation isn't current: nobody has applied to it.
     """
     with claim(registry, sink.name) as own_claim:
+        refuse_paused(own_claim.generations, sink.name)
         work = own_claim.generations.work
         names = work.names if isinstance(work, Rollback) else own_claim.generations.standby_names
         if not names:

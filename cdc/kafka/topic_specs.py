@@ -30,6 +30,7 @@ def topic_specs(pipeline: Pipeline) -> dict[str, int]:
         pipeline.registered_topic,
         pipeline.message_topic,
         pipeline.generations_topic,
+        pipeline.runs_topic,
     )
     return {
         **tables,
@@ -66,7 +67,12 @@ def topic_settings(pipeline: Pipeline, topics: Iterable[str]) -> dict[str, dict[
         "segment.ms": str(SEGMENT_MS),
         "min.cleanable.dirty.ratio": "0.1",
     }
-    internal = (pipeline.quarantine_topic, pipeline.settings_topic, pipeline.generations_topic)
+    internal = (
+        pipeline.quarantine_topic,
+        pipeline.settings_topic,
+        pipeline.generations_topic,
+        pipeline.runs_topic,
+    )
     lag = (
         {"min.compaction.lag.ms": str(int(pipeline.changes_kept_s * 1000))}
         if pipeline.changes_kept_s

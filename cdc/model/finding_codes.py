@@ -16,6 +16,7 @@ from cdc.errors import (
     KafkaUnavailable,
     SettingsError,
     SinkError,
+    SinkPaused,
     SinkUnavailable,
     SourceError,
     SourceUnavailable,
@@ -131,7 +132,16 @@ STATUS: Mapping[str, Kind] = {
     ),
     "sink-silent": Kind("down", APPLY, SinkError, "Its views get no changes while it hangs."),
     "sink-not-running": Kind("down", APPLY, SinkError, "Its views get no changes."),
+    "sink-paused": Kind(
+        "info", APPLY, SinkPaused, "Its views stay as they are until it is resumed."
+    ),
     "sink-behind": Kind("degraded", APPLY, SinkError, "Readers see rows as they were."),
+    "tombstones-at-risk": Kind(
+        "warning",
+        APPLY,
+        SinkError,
+        "After that it may miss deletes, and its views have to be built again.",
+    ),
     "view-stopped": Kind(
         "degraded", APPLY, ConnectorError, "The log can't continue this view; others go on."
     ),

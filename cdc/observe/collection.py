@@ -1,7 +1,7 @@
 """Asks every server for the state of its hop, all at the same time, and answers in a few seconds
 whatever hangs.
 
-In:  the pipeline file, a function per sink that reads its positions, what `cdc run` last published.
+In:  the pipeline file, a function per sink that reads its positions.
 Out: `Status`. A part that can't be reached, or doesn't answer in time, becomes a finding; the other
 parts are there. Invariant: reads only.
 """
@@ -11,29 +11,39 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from threading import Thread
-from typing import Any
+from typing import Any, NamedTuple
 
 import structlog
 
-from cdc.apply.progress import WORKING, Progress
+from cdc.apply.progress import WORKING, Progress, RunState
 from cdc.config.settings import Pipeline
 from cdc.config.view_settings import SCHEMA, STATE, tables_of
 from cdc.control.definitions import Watch, watch
 from cdc.errors import CdcError, Unexpected
+from cdc.generations.pause import read_pauses
+from cdc.generations.registry import Pause
+from cdc.kafka.topics import Topics
 from cdc.model.finding import Finding, find
 from cdc.model.finding_codes import APPLY, CAPTURE
 from cdc.model.position import ViewCheckpoint
 from cdc.model.table import Table
 from cdc.model.trace import trace
 from cdc.observe.registration_findings import find_registration_troubles
+from cdc.observe.run_log import read_runs
 from cdc.observe.status import (
+    NEVER_RUN,
     ConnectorStatus,
     DocumentsStatus,
     SinkStatus,
     Status,
     ViewStatus,
 )
-from cdc.observe.topic_report import TopicReport, read_topics, unmeasured_views
+from cdc.observe.topic_report import (
+    TopicReport,
+    find_tombstones_at_risk,
+    read_topics,
+    unmeasured_views,
+)
 from cdc.postgres import replication_slot, source, table_survey
 from cdc.sink.remedy import classify
 
@@ -53,6 +63,8 @@ UNREACHABLE = {
     "definitions": "source-unreachable",
 }
 """The code for a part that couldn't be asked; any other part is a sink."""
+RUNS_S = 1.0
+"""Seconds in which the topic of runs has to tell which documents aren't made."""
 POSITIONS_SHARE = 0.6
 """The share of that time in which a sink has to tell its positions, so that lag can still be
 measured from them.
@@ -62,11 +74,17 @@ measured from them.
 Answer = tuple[Any, Finding | None]
 
 
+class Activity(NamedTuple):
+    """What runs do, as they last published it, and the sinks that are paused; by sink."""
+
+    progress: Mapping[str, Progress]
+    pauses: Mapping[str, Pause]
+
+
 def collect(
     pipeline: Pipeline,
     *,
     positions: Positions,
-    progress: Mapping[str, Progress],
     sizes: Callable[[], Mapping[str, Any]] | None = None,
     started: float | None = None,
 ) -> Status:
@@ -78,28 +96,30 @@ def collect(
     """
     started = started or time.monotonic()
     documents = _start_request("state", sizes) if sizes else None
-    waiting = progress[STATE].aside if STATE in progress else {}
+    runs = _start_request("runs", lambda: _read_activity(pipeline))
+    waiting = _find_waiting(runs, started) if pipeline.views else ()
     tables = {name: _tables_of(pipeline, name, waiting) for name in positions}
     answers = _ask_servers(pipeline, tables, positions, started)
-    report: TopicReport = answers["kafka"][0] or (None, {}, None)
-    heartbeat, views, lowered = report
+    report: TopicReport = answers["kafka"][0] or TopicReport()
+    activity: Activity | None = _await_answer("runs", runs, started, ANSWER_S)[0]
     registration, (definitions, _) = answers.pop("registration"), answers.pop("definitions")
     unread = [answers[part][1] for part in (*SERVERS, *positions)]
     changed = _registration_findings(registration, unread)
+    at_risk = find_tombstones_at_risk(pipeline, report.views, activity.pauses if activity else ())
     return Status(
         pipeline.pipeline,
         answers["connect"][0],
         answers["postgres"][0],
-        heartbeat,
+        report.heartbeat,
         tuple(
             _sink_status(
                 name,
-                progress.get(name),
-                views.get(name) or unmeasured_views(tables[name], answers[name][0]),
+                activity,
+                report.views.get(name) or unmeasured_views(tables[name], answers[name][0]),
             )
             for name in positions
         ),
-        tuple(finding for finding in (*unread, *changed, lowered) if finding),
+        tuple(finding for finding in (*unread, *changed, *report.findings, *at_risk) if finding),
         definitions,
         _documents_status(documents, started) if documents else None,
     )
@@ -250,9 +270,32 @@ def _stored(
     return by_topic
 
 
-def _sink_status(name: str, progress: Progress | None, views: tuple[ViewStatus, ...]) -> SinkStatus:
-    if progress is None:
+def _read_activity(pipeline: Pipeline) -> Activity:
+    with Topics(pipeline.kafka) as kafka:
+        return Activity(read_runs(pipeline, kafka).progress, read_pauses(pipeline, kafka))
+
+
+def _find_waiting(runs: "Future[Answer]", started: float) -> Collection[str]:
+    """The views whose documents aren't made, as far as the run tells that soon: which tables the
+    state is asked for depends on them.
+    """
+    activity, _ = _await_answer("runs", runs, started, RUNS_S)
+    return activity.progress[STATE].aside if activity and STATE in activity.progress else ()
+
+
+def _sink_status(name: str, activity: Activity | None, views: tuple[ViewStatus, ...]) -> SinkStatus:
+    if activity is None:
         return SinkStatus(name, views=views)
+    status = _run_status(name, activity.progress.get(name), views)
+    if not (pause := activity.pauses.get(name)):
+        return status
+    return replace(status, state=RunState.PAUSED, since=pause.since, paused_by=pause.by)
+
+
+def _run_status(name: str, progress: Progress | None, views: tuple[ViewStatus, ...]) -> SinkStatus:
+    """What the run of a sink last published, with its views."""
+    if progress is None:
+        return SinkStatus(name, NEVER_RUN, views=views)
     return SinkStatus(
         name,
         progress.state,

@@ -9,7 +9,8 @@ from typing import Any
 from cdc.apply.progress import WORKING
 from cdc.config.view_settings import SCHEMA, STATE
 from cdc.model.finding import Finding, exit_code, find, verdict, worst_first
-from cdc.observe.status import SinkStatus, Status
+from cdc.model.wording import UNKNOWN
+from cdc.observe.status import NEVER_RUN, SinkStatus, Status
 
 SLOW_S = 5.0
 """Seconds of lag below which a hop isn't called slow."""
@@ -28,7 +29,8 @@ LOOK_AT_SOURCE = (
 IDLE = ("not running", "stopped")
 STATES = {
     "caught up": "its run ended when it had caught up",
-    "not known here": "and no `cdc run` on this machine has told of it",
+    NEVER_RUN: "and no `cdc run` has ever been at work on it",
+    UNKNOWN: "and whether a `cdc run` is at work on it couldn't be read",
 }
 
 
@@ -134,7 +136,11 @@ def _find_heartbeat_trouble(status: Status) -> Iterator[Finding]:
 
 def _find_sink_troubles(status: Status, sink: SinkStatus) -> Iterator[Finding]:
     hop, name = f"Kafka -> {sink.name}", sink.name
-    if sink.error:
+    if sink.paused_by:
+        message = f"{hop} is paused by {sink.paused_by}{_behind(sink)}."
+        trouble = find("sink-paused", name, message, f"cdc -p FILE resume {name}", sink=name)
+        yield replace(trouble, since=sink.since)
+    elif sink.error:
         code, words = (
             ("sink-waiting", "waits") if sink.state == "waiting" else ("sink-failed", "has stopped")
         )
@@ -157,16 +163,16 @@ def _find_sink_troubles(status: Status, sink: SinkStatus) -> Iterator[Finding]:
 def _find_lag(status: Status, sink: SinkStatus) -> Iterator[Finding]:
     """Judge the lag of a sink that is at work, as far as that is known."""
     at_work = sink.state in ("running", "starting")
-    # A run on another machine may be at work on it: its warehouse is some seconds late by design.
-    patience_s = LATE_S if at_work or sink.state == "not known here" else SLOW_S
+    # A run may be at work on it without our knowing: its warehouse is some seconds late by design.
+    patience_s = LATE_S if at_work or sink.state == UNKNOWN else SLOW_S
     if (sink.lag_seconds or 0.0) < patience_s:
         return
     message = f"Kafka -> {sink.name} is slow{_behind(sink)}, {STATES.get(sink.state, sink.state)}."
     hint = _start(status, sink)
     if at_work:
         hint = "if the lag doesn't shrink, run it with more cores (--master)"
-    elif sink.state == "not known here":
-        hint += ", unless it runs on another machine: its state is known only there"
+    elif sink.state == UNKNOWN:
+        hint += ", unless it runs already: its state couldn't be read"
     yield find("sink-behind", sink.name, message, hint, sink=sink.name)
 
 
@@ -179,7 +185,7 @@ def _start(status: Status, sink: SinkStatus) -> str:
     idle = [
         candidate
         for candidate in status.sinks
-        if candidate.state in (*IDLE, "not known here", "caught up")
+        if candidate.state in (*IDLE, NEVER_RUN, UNKNOWN, "caught up")
     ]
     return (
         "cdc -p FILE run"

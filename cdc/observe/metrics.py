@@ -1,4 +1,4 @@
-"""Metrics of `cdc verify --every` and of the runs on this machine, for Prometheus:
+"""Metrics of `cdc verify --every` and of the runs, for Prometheus:
 http://HOST:PORT/metrics.
 """
 

@@ -11,7 +11,11 @@ from typing import Any
 from cdc.control.definitions import Watch
 from cdc.model.finding import Finding
 from cdc.model.outcome import Applied
+from cdc.model.wording import UNKNOWN
 from cdc.postgres import replication_slot
+
+NEVER_RUN = "never run"
+"""The state of a sink of which no run has ever told."""
 
 
 @dataclass(frozen=True)
@@ -68,12 +72,10 @@ class ViewStatus:
 
 @dataclass(frozen=True)
 class SinkStatus:
-    """A sink: what its `cdc run` last published, and its views. Runs on other machines aren't known
-    here.
-    """
+    """A sink: what its `cdc run` last published, on whatever host, and its views."""
 
     name: str
-    state: str = "not known here"
+    state: str = UNKNOWN
     since: float | None = None
     """Unix seconds at which the state began."""
     error: str | None = None
@@ -89,6 +91,8 @@ class SinkStatus:
     compared_s: float | None = None
     restarts: Mapping[str, int] = field(default_factory=dict)
     restarted: str | None = None
+    paused_by: str | None = None
+    """Who paused the sink; None while nobody has."""
 
     @property
     def lag_seconds(self) -> float | None:

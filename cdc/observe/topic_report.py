@@ -5,8 +5,9 @@ In:  the topics, the positions of sinks. Out: `TopicReport`. Invariant: reads on
 
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
 from cdc.config.settings import Pipeline
 from cdc.control.heartbeat import last_heartbeat
@@ -18,11 +19,20 @@ from cdc.kafka.unread_records import pending_records
 from cdc.model.finding import Finding, find
 from cdc.model.position import Position, ViewCheckpoint, distance
 from cdc.model.table import Table
+from cdc.model.wording import duration
 from cdc.observe.status import HeartbeatStatus, ViewStatus
 from cdc.quarantine.log import QuarantineLog
 
-TopicReport = tuple[HeartbeatStatus | None, dict[str, tuple[ViewStatus, ...]], Finding | None]
-"""The heartbeat, the views of each sink, and a finding on the topics: what `read_topics` returns."""
+AT_RISK_SHARE = 0.75
+"""The share of the time that tombstones are kept at which a view that is so far behind is at risk."""
+
+
+class TopicReport(NamedTuple):
+    """What `read_topics` returns: the heartbeat, the views of each sink, findings on the topics."""
+
+    heartbeat: HeartbeatStatus | None = None
+    views: Mapping[str, tuple[ViewStatus, ...]] = {}
+    findings: tuple[Finding, ...] = ()
 
 
 def read_topics(
@@ -69,16 +79,38 @@ def read_topics(
     if beat:
         age = max(0.0, time.time() - beat.arrived_ms / 1000)
         heartbeat = HeartbeatStatus(round(age, 3), beat.delay_s, pipeline.source.heartbeat_s)
-    return heartbeat, views, _lowered(continuity.ledger)
+    return TopicReport(heartbeat, views, tuple(_lowered(continuity.ledger)))
 
 
-def _lowered(ledger: Ledger) -> Finding | None:
+def find_tombstones_at_risk(
+    pipeline: Pipeline, views: Mapping[str, Sequence[ViewStatus]], pauses: Collection[str]
+) -> Iterator[Finding]:
+    """Find sinks that are nearly as far behind as tombstones are kept: they would miss deletes."""
+    kept_s = pipeline.delete_retention_hours * 3600
+    for sink, of_sink in views.items():
+        slowest = max(
+            (view for view in of_sink if not view.problem),
+            key=lambda view: view.lag_seconds or 0.0,
+            default=None,
+        )
+        if slowest and (behind_s := slowest.lag_seconds or 0.0) >= AT_RISK_SHARE * kept_s:
+            message = (
+                f"{slowest.table} in {sink} is {duration(behind_s)} behind; Kafka keeps tombstones for"
+                f" {duration(kept_s)}, so it has {duration(max(0.0, kept_s - behind_s))} left."
+            )
+            fix = f"cdc -p FILE {'resume' if sink in pauses else 'run --sink'} {sink}"
+            yield find(
+                "tombstones-at-risk", slowest.table, message, fix, table=slowest.table, sink=sink
+            )
+
+
+def _lowered(ledger: Ledger) -> Iterator[Finding]:
     """Find topics whose settings an interrupted compaction has left lowered."""
     if not ledger.lowered or ledger.at_work:
-        return None
+        return
     first, *remaining = sorted(ledger.lowered)
     more = f" and {len(remaining)} more" if remaining else ""
-    return find(
+    yield find(
         "settings-lowered",
         first,
         f"`cdc topics compact` was interrupted and has left settings of {first}{more} lowered."

@@ -30,6 +30,7 @@ from cdc.config.settings import Pipeline
 from cdc.control.registrations import Registration
 from cdc.errors import CdcError, DivergenceError, SinkError, SinkUnavailable
 from cdc.generations.claim import claim
+from cdc.generations.pause import refuse_paused
 from cdc.generations.registry import GenerationBuild, Progress, Registry, RetainedView
 from cdc.generations.rollback import previous_generations, retain
 from cdc.kafka.log_continuity import Continuity
@@ -88,7 +89,7 @@ class Rebuild:
         """Run the phases that remain, and return the retained previous views, by table.
 
         Raises:
-            SettingsError: another command is at work on this sink. Discontinued: a view is another
+            SettingsError: another command is at work on this sink. SinkPaused. Discontinued: a view is another
             pipeline's.
             DivergenceError: the new generation differs from the source; it is removed, readers see
             what they saw.
@@ -98,6 +99,7 @@ class Rebuild:
         """
         self._refuse_foreign()
         with claim(self._registry, self._sink.name) as self._claim:
+            refuse_paused(self._claim.generations, self._sink.name)
             self._build = self._resume_or_start()
             if self._build.phase == "promote" and self._is_promoted():
                 return self._finish(previous_generations(self._sink, self._tables))

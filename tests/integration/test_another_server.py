@@ -47,7 +47,7 @@ def refused(shop: Shop) -> str:
     # `cdc run`, at every start of a query.
     with pytest.raises(AnotherServer):
         SchemaFollower(lambda: shop.pipeline, shop.tables)([], registration)
-    (finding,) = collect(shop.pipeline, positions={}, progress={}).findings
+    (finding,) = collect(shop.pipeline, positions={}).findings
     assert (finding.code, finding.message) == ("another-server", caught.value.message)
     return f"{caught.value.message} {caught.value.hint}"
 

@@ -181,9 +181,9 @@ def test_status_says_how_definitions_are_watched(
     conn: Connection, postgres_dsn: str, unique: str
 ) -> None:
     shop_pipeline = pipeline(unique, postgres_dsn, *CAPTURED)
-    assert collect(shop_pipeline, positions={}, progress={}).definitions == "comparison"
+    assert collect(shop_pipeline, positions={}).definitions == "comparison"
     conn.execute("SELECT cdc.watch_ddl()")
-    assert collect(shop_pipeline, positions={}, progress={}).definitions == "event triggers"
+    assert collect(shop_pipeline, positions={}).definitions == "event triggers"
 
 
 def test_a_new_partition_is_taken_in(conn: Connection) -> None:

@@ -122,7 +122,6 @@ def test_the_status_of_a_healthy_pipeline(shop: Shop, unique: str) -> None:
                 lambda table: ViewCheckpoint(Position("another", ends[table.topic].offsets))
             ),
         },
-        progress={},
     )
     assert time.monotonic() - started < 2
     assert status.findings == ()

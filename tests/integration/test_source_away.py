@@ -72,8 +72,6 @@ def test_tables_that_have_changed_meanwhile_are_waited_for(items: Pipeline) -> N
 
 def test_status_names_the_part_that_went_away(items: Pipeline) -> None:
     with through(items, b"pg_replication_slots") as broken:
-        findings = {
-            finding.code: finding for finding in collect(broken, positions={}, progress={}).findings
-        }
+        findings = {finding.code: finding for finding in collect(broken, positions={}).findings}
     assert "Postgres" in findings["source-unreachable"].message
     assert findings["source-unreachable"].fix

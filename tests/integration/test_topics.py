@@ -95,6 +95,7 @@ def test_what_is_missing_is_created(
         f"{unique}.registered": 1,
         f"{unique}.generations": 1,
         f"{unique}.message": 1,
+        f"{unique}.runs": 1,
     }
     settings = described(admin, f"{unique}.public.orders")
     assert settings["cleanup.policy"] == "compact"

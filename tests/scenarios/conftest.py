@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ import psycopg
 import pytest
 import redis
 
-from cdc.apply.progress import publish
+from cdc.apply.progress import Progress
 from cdc.apply.supervisor import supervise
 from cdc.cli.rebuild import build
 from cdc.config import settings
@@ -30,6 +30,7 @@ from cdc.generations.registry import GenerationBuild, Registry, RetainedView
 from cdc.generations.rollback import rollback
 from cdc.kafka.topics import Topics
 from cdc.model.table import Table
+from cdc.observe.run_log import read_runs, writing_runs
 from cdc.postgres import source, table_survey
 from cdc.runtime import Context
 from cdc.sink import factory
@@ -182,10 +183,8 @@ class World:
 
         def work() -> list[CdcError]:
             streams = context.streams(self.spark, context.sinks(None))
-            with compare_periodically(context.load):
-                return supervise(
-                    streams, stopping, on_tick=lambda progress: publish(context.runs, progress)
-                )
+            with compare_periodically(context.load), writing_runs(context.pipeline) as run_log:
+                return supervise(streams, stopping, on_tick=run_log.publish)
 
         with ThreadPoolExecutor(1) as pool:
             errors = pool.submit(work)
@@ -196,6 +195,11 @@ class World:
                 stopping.set()
                 assert errors.result(90) == []
             assert not is_over
+
+    def progress(self) -> Mapping[str, Progress]:
+        """What runs do, by sink."""
+        with Topics(self.pipeline.kafka) as kafka:
+            return read_runs(self.pipeline, kafka).progress
 
     @contextmanager
     def process(self, *words: str) -> Iterator["subprocess.Popen[bytes]"]:

@@ -5,6 +5,7 @@ One run serves several disruptions where it can: each costs seconds of its own o
 """
 
 import json
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import httpx
@@ -29,8 +30,7 @@ def begin(world: "World", *tables: str, seed: str = "") -> None:
 
 
 def progress(world: "World", sink: str) -> dict[str, Any]:
-    state: dict[str, Any] = json.loads((world.folder / "runs" / f"{sink}.json").read_text())
-    return state
+    return asdict(world.progress()[sink])
 
 
 def test_values_that_the_log_does_not_carry_stay(world: "World") -> None:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from cdc.apply.progress import load_published, publish
 from cdc.apply.supervisor import supervise
 from cdc.cli.console import configure_logging
+from cdc.observe.run_log import writing_runs
 from cdc.runtime import Context
 from tests.support.pipelines import NOWHERE
 from tests.support.wait import wait_until
@@ -81,17 +81,15 @@ def test_a_python_worker_that_is_killed_in_mid_batch_is_waited_for(world: "World
         """
         if pause.over and kill_workers():
             pause.begin()
-        errors.update(
-            state.error for state in load_published(world.folder / "runs").values() if state.error
-        )
+        errors.update(state.error for state in world.progress().values() if state.error)
         return any("worker" in error for error in errors)
 
     world.sql(f"INSERT INTO items SELECT n, 0, repeat('x', 50) FROM generate_series(1, {ROWS}) n")
     with world.running():
-        wait_until((world.folder / "runs").exists, 60, "the streams to be at work")
+        wait_until(world.progress, 60, "the streams to be at work")
         wait_until(lost, 120, lambda: f"a stream to lose a worker: {errors}")
         world.settle()
-    assert {state.state for state in load_published(world.folder / "runs").values()} == {"stopped"}
+    assert {state.state for state in world.progress().values()} == {"stopped"}
     world.assert_equal()
 
 
@@ -114,10 +112,8 @@ def test_a_sink_that_is_away_is_told_and_no_secret_with_it(
     world.file.write_text(text)
     context, stopping = Context(world.file, world.folder), threading.Event()
     streams = context.streams(world.spark, context.sinks(None))
-    with ThreadPoolExecutor(1) as pool:
-        work = pool.submit(
-            supervise, streams, stopping, on_tick=lambda progress: publish(context.runs, progress)
-        )
+    with ThreadPoolExecutor(1) as pool, writing_runs(context.pipeline) as run_log:
+        work = pool.submit(supervise, streams, stopping, on_tick=run_log.publish)
         try:
             world.wait_for("warehouse", 1)
             status = {sink["name"]: sink for sink in world.json("status")["sinks"]}

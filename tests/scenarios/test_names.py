@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from psycopg import sql
 
-from cdc.apply.progress import load_published
 from cdc.kafka.topics import Topics
 from cdc.model.position import Reach, distance
 from cdc.postgres import source, table_survey
@@ -167,7 +166,7 @@ def change(world: "World", schema: str, table: str, key: str, column: str) -> No
 
 def aside(world: "World", sink: str) -> dict[str, list[str]]:
     """Return what the run says of tables that wait for somebody, by table."""
-    states = load_published(world.folder / "runs")
+    states = world.progress()
     return states[sink].aside if sink in states else {}
 
 

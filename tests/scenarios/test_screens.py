@@ -103,7 +103,6 @@ def silent(world: "World") -> set[str]:
     status = collect(
         world.pipeline,
         positions={sink.name: partial(positions, sink) for sink in world.sinks},
-        progress={},
     )
     assert time.monotonic() - began < ANSWER_S
     parts = {

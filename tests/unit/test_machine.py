@@ -77,6 +77,10 @@ TABLE: list[tuple[dict[str, Any], Decision]] = [
     ({"failure": REFUSED}, Stop(RunState.FAILED, REFUSED)),
     ({"failure": REFUSED, "switching": True}, Stop(RunState.FAILED, REFUSED)),
     ({"failure": REFUSED, "stopping": True}, Stop(RunState.FAILED, REFUSED)),
+    ({"paused": True}, Restart(Reason.PAUSED)),
+    ({"paused": True, "control": ControlState(4)}, Restart(Reason.REGISTRATION)),
+    ({"paused": True, "views": view(generation="second")}, Restart(Reason.PAUSED)),
+    ({"paused": True, "stopping": True}, Stop(RunState.STOPPED)),
     ({"control": ControlState(4)}, Restart(Reason.REGISTRATION)),
     ({"control": ControlState(4, Floors(0, {NAME: 8}))}, Restart(Reason.TRUNCATE, NAME)),
     ({"control": ControlState(4, definitions=(CHANGED,))}, Restart(Reason.SCHEMA, NAME)),
@@ -181,3 +185,7 @@ def test_a_snapshot_is_of_its_moment_and_ages() -> None:
         60,
     )
     assert replace(progress, busy=True).aged(progress.published_at + 60).looked_s == 0.0
+
+
+def test_a_pause_of_the_sink_is_none_of_views_that_readers_do_not_see() -> None:
+    assert decide(replace(PLAN, shadow=True), observed(paused=True)) == Continue()

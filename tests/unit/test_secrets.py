@@ -49,6 +49,8 @@ VERBS = (
     "rebuild cache",
     "rollback search",
     "rollback cache",
+    "pause cache",
+    "resume cache",
     "generations",
     "quarantine list",
     "quarantine show cache/shop.public.items/0/0",

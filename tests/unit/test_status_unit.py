@@ -26,7 +26,7 @@ from cdc.observe.status import (
     Status,
     ViewStatus,
 )
-from cdc.observe.topic_report import measure
+from cdc.observe.topic_report import find_tombstones_at_risk, measure
 from cdc.postgres import catalog, source
 from cdc.postgres.replication_slot import Slot
 from cdc.postgres.source import check_server
@@ -130,13 +130,13 @@ LOWERED = trouble("settings-lowered", "Settings are lowered.")
             ["no `cdc run` is at work", "run --sink cache."],
         ),
         (
-            # A warehouse that another machine's run keeps current is some seconds late by design.
-            replace(GOOD, sinks=(with_lag("cache", 9, "not known here"),)),
+            # A warehouse that a run keeps current unseen is some seconds late by design.
+            replace(GOOD, sinks=(with_lag("cache", 9, "unknown"),)),
             ["Kafka -> cache", "9 s behind", "no action"],
         ),
         (
-            replace(GOOD, sinks=(with_lag("cache", 90, "not known here"),)),
-            ["Kafka -> cache is slow", "unless it runs on another machine"],
+            replace(GOOD, sinks=(with_lag("cache", 90, "unknown"),)),
+            ["Kafka -> cache is slow", "unless it runs already"],
         ),
         (
             replace(GOOD, heartbeat=HeartbeatStatus(60, 0.1, 2)),
@@ -248,7 +248,7 @@ def uncompared(seconds: float) -> Status:
         (replace(GOOD, sinks=(with_lag("cache", 90),)), "degraded", 7, (None, "cache", None)),
         (QUARANTINED, "degraded", 6, ("public.orders", "cache", None)),
         (ASIDE, "degraded", 7, ("public.orders", "cache", 7.0)),
-        (replace(GOOD, sinks=(replace(GOOD.sinks[0], state="not known here"),)), "ok", 0, None),
+        (replace(GOOD, sinks=(replace(GOOD.sinks[0], state="unknown"),)), "ok", 0, None),
         (
             replace(GOOD, sinks=(replace(GOOD.sinks[0], state="not running", since=8.0),)),
             "down",
@@ -339,7 +339,6 @@ def test_what_hangs_is_said_to_give_no_answer_and_the_rest_is_told() -> None:
                 "search": position_by_table(hang),
                 "cache": position_by_table(lambda _: stored(3, 4)),
             },
-            progress={},
         )
         assert time.monotonic() - began < 4.9
     release.set()
@@ -364,9 +363,7 @@ def test_a_status_is_one_json_document() -> None:
 def test_every_part_that_is_down_is_named_and_the_rest_told() -> None:
     checkpoint = stored(3, 4)
     shop = pipeline("shop", "postgresql://owner:s3cret@127.0.0.1:1/shop", "public.orders")
-    status = collect(
-        shop, positions={"cache": position_by_table(lambda _: checkpoint)}, progress={}
-    )
+    status = collect(shop, positions={"cache": position_by_table(lambda _: checkpoint)})
     assert {finding.code for finding in status.findings} == UNREACHABLE
     assert all(finding.fix for finding in status.findings)
     assert status.sinks[0].views == (ViewStatus("public.orders", changes=7, at=5.0, generation=""),)
@@ -415,7 +412,7 @@ def judge(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Finding]]:
                 raise server
             return server
 
-        for part in ("_slot", "_connector", "_definitions", "read_topics"):
+        for part in ("_slot", "_connector", "_definitions", "_read_activity", "read_topics"):
             monkeypatch.setattr(collection, part, lambda *_: None)
         monkeypatch.setattr(registration_findings, "Topics", lambda _: Silent())
         monkeypatch.setattr(source, "connect", lambda _: Silent())
@@ -423,7 +420,7 @@ def judge(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Finding]]:
         monkeypatch.setattr(registrations, "read", lambda *_: registration)
         monkeypatch.setattr(catalog, "candidates", lambda _: candidates)
         shop = pipeline("shop", "", *entries).with_tables(registration.tables)
-        return list(collect(shop, positions={}, progress={}).findings)
+        return list(collect(shop, positions={}).findings)
 
     return findings
 
@@ -496,3 +493,33 @@ def test_a_captured_table_that_slips_out_of_a_pattern_is_told(
     )
     part = replace(PRESENT[0], root="public.items")
     assert judge("public.*", registration=registration, candidates=[part, items]) == []
+
+
+def test_a_paused_sink_is_a_remark_with_the_command_that_resumes_it() -> None:
+    """Its lag and its ended run are no trouble of their own: somebody has decided so."""
+    for state in ("running", "not running", "paused"):
+        sink = replace(with_lag("cache", 900, state), paused_by="ann@host", since=5.0)
+        status = diagnose(replace(GOOD, sinks=(sink,)))
+        (finding,) = status.findings
+        assert (finding.code, finding.severity, finding.since) == ("sink-paused", "info", 5.0)
+        assert finding.fix == "cdc -p FILE resume cache"
+        assert "ann@host, at least 900 s behind" in finding.message
+        assert (verdict(status.findings), exit_code(status.findings)) == ("ok", 0)
+
+
+@pytest.mark.parametrize(("hours", "codes"), [(17, []), (18.1, ["tombstones-at-risk"])])
+def test_a_view_that_is_nearly_as_far_behind_as_tombstones_stay_is_at_risk(
+    hours: float, codes: list[str]
+) -> None:
+    shop = pipeline("shop", "", "public.orders", delete_retention_hours=24)
+    views = {"cache": (ViewStatus("public.orders", 5, hours * 3600),)}
+    findings = list(find_tombstones_at_risk(shop, views, {"cache"}))
+    assert [finding.code for finding in findings] == codes
+    assert all(finding.fix == "cdc -p FILE resume cache" for finding in findings)
+    assert list(find_tombstones_at_risk(shop, {"cache": ()}, ())) == []
+
+
+def test_a_view_that_the_log_can_no_longer_continue_is_at_risk_no_more() -> None:
+    shop = pipeline("shop", "", "public.orders", delete_retention_hours=24)
+    stopped = ViewStatus("public.orders", 5, 1e6, problem="too late")
+    assert list(find_tombstones_at_risk(shop, {"cache": (stopped,)}, ())) == []

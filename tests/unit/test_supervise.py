@@ -7,14 +7,13 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from cdc.apply import supervisor
-from cdc.apply.progress import Progress, RunState, load_published, publish
+from cdc.apply.progress import Progress, RunState
 from cdc.apply.supervisor import supervise
 from cdc.cli.console import configure_logging
 from cdc.errors import CdcError, SinkRejected
@@ -64,10 +63,10 @@ class Hung(Feed):
 
 
 class Run:
-    """`cdc run` over some streams, in a thread; publishes as the verb does."""
+    """`cdc run` over some streams, in a thread."""
 
-    def __init__(self, folder: Path, *feeds: Any) -> None:
-        self.folder, self.feeds = folder, feeds
+    def __init__(self, *feeds: Any) -> None:
+        self.feeds, self.published = feeds, dict[str, Progress]()
         self.stopping = threading.Event()
         self.results: list[Any] = []
         self.thread = threading.Thread(target=self._work)
@@ -75,21 +74,23 @@ class Run:
 
     def _work(self) -> None:
         try:
-            on_tick = lambda progress: publish(self.folder, progress)  # noqa: E731
-            self.results.append(supervise(self.feeds, self.stopping, on_tick=on_tick))
+            self.results.append(supervise(self.feeds, self.stopping, on_tick=self._publish))
         except Exception as error:
             self.results.append(error)
 
+    def _publish(self, progress: list[Progress]) -> None:
+        self.published = {snapshot.sink: snapshot for snapshot in progress}
+
     def state(self, sink: str) -> Progress | None:
-        return load_published(self.folder).get(sink) if self.folder.exists() else None
+        return self.published.get(sink)
 
 
 @pytest.fixture
-def runs(tmp_path: Path) -> Iterator[Any]:
+def runs() -> Iterator[Any]:
     instances: list[Run] = []
 
     def begin(*feeds: Any) -> Run:
-        instances.append(Run(tmp_path / "runs", *feeds))
+        instances.append(Run(*feeds))
         return instances[-1]
 
     yield begin
@@ -205,18 +206,3 @@ def test_a_sink_that_never_answers_does_not_keep_the_others_from_being_stopped(
     wait_until(good.stopped.is_set, 3, "the other stream to be stopped")
     assert run.thread.is_alive()
     hung.release.set()
-
-
-def test_a_run_that_has_died_is_not_running(tmp_path: Path) -> None:
-    publish(
-        tmp_path,
-        [Progress("cache", RunState.APPLYING), Progress("search", RunState.FAILED, error="Full.")],
-        7.5,
-    )
-    assert {state.compared_s for state in load_published(tmp_path).values()} == {7.5}
-    for path in tmp_path.glob("*.json"):
-        path.write_text(json.dumps({**json.loads(path.read_text()), "at": time.time() - 60}))
-    assert {name: state.state for name, state in load_published(tmp_path).items()} == {
-        "cache": "not running",
-        "search": "failed",
-    }

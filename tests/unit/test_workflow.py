@@ -25,7 +25,7 @@ def test_the_verbs_are_listed_in_the_order_of_the_workflow() -> None:
     listed = sections()
     assert list(listed) == ["Set up", "Run", "Look", "Rebuild", "Repair"]
     assert listed["Set up"] == ["init", "up", "plan", "migrate", "register", "down"]
-    assert listed["Run"] == ["run"]
+    assert listed["Run"] == ["run", "pause", "resume"]
     assert listed["Look"][0] == "status"
     assert listed["Rebuild"] == ["rebuild", "generations", "rollback"]
     assert listed["Repair"] == ["quarantine", "topics"]

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
 
 def look(context: Context) -> "Status":
     """Collect and diagnose the state of every hop."""
-    from cdc.apply.progress import load_published
     from cdc.observe.collection import Positions, collect
     from cdc.observe.diagnosis import diagnose
     from cdc.sink.contract import positions
@@ -28,7 +27,6 @@ def look(context: Context) -> "Status":
         collected = collect(
             pipeline,
             positions=readers,
-            progress=load_published(context.runs),
             sizes=sizes_reader(pipeline) if pipeline.views else None,
             started=started,
         )

@@ -28,6 +28,7 @@ HUNG_S = 10.0
 COLOURS = {
     "running": "green",
     "caught up": "green",
+    "paused": "yellow",
     "stopped": "dim",
     "waiting": "yellow",
     "failed": "red",

@@ -1,0 +1,1 @@
+"""Verbs that operate a pipeline: stop a part of it, and let it go on."""

@@ -1,0 +1,74 @@
+"""`cdc pause`, `cdc resume`: one sink stands still, through restarts, and the others go on."""
+
+from typing import TYPE_CHECKING, Any
+
+import psycopg
+import pytest
+
+from cdc import client
+from cdc.errors import ReadTimeout, SettingsError, SinkPaused
+from cdc.generations import pause as pauses
+from cdc.kafka.topics import Topics
+from tests.scenarios.test_exact import begin
+from tests.support.wait import wait_until
+
+if TYPE_CHECKING:
+    from tests.scenarios.conftest import World
+
+
+def sink_status(world: "World", name: str) -> dict[str, Any]:
+    (found,) = [sink for sink in world.json("status")["sinks"] if sink["name"] == name]
+    return dict(found)
+
+
+def test_a_paused_sink_stands_still_and_the_others_go_on(world: "World") -> None:
+    world.sql("CREATE TABLE items (id int PRIMARY KEY, n int)")
+    begin(world, "public.items")
+    world.sql("INSERT INTO items SELECT n, 0 FROM generate_series(1, 100) n")
+    with world.running():
+        world.settle()
+        paused = world.json("pause", "cache")
+        assert paused["paused_by"]
+        # A second time changes nothing, and says since when it has been paused.
+        assert world.json("pause", "cache") == paused
+        wait_until(
+            lambda: sink_status(world, "cache")["restarts"].get("paused") == 1,
+            20,
+            "the run to obey",
+        )
+        before, others = world.offsets("cache"), world.offsets("search")
+        world.sql("UPDATE items SET n = 1")
+        world.wait_for("search", others + 100)
+        assert world.offsets("cache") == before
+
+        status = world.json("status", code=0)
+        (finding,) = [each for each in status["findings"] if each["sink"] == "cache"]
+        assert (finding["code"], finding["severity"]) == ("sink-paused", "info")
+        assert finding["fix"].endswith(" resume cache")
+        with psycopg.connect(world.dsn) as connection:
+            token = client.token(connection)
+        with pytest.raises(ReadTimeout, match="cache is paused by") as caught:
+            client.wait_for(client.view(world.file, "cache", "public.items"), token, 10)
+        assert "resume cache" in caught.value.hint
+        for attempt in (world.rebuild, world.rollback):
+            with pytest.raises(SinkPaused, match="cache is paused"):
+                attempt("cache")
+    # Neither a restart nor a run that is to catch up ends the pause.
+    failed = world.cdc("run", "--sink", "cache", "--until-caught-up", code=7)
+    assert "cache is paused" in failed.stderr
+    with world.running():
+        wait_until(lambda: sink_status(world, "cache")["state"] == "paused", 30, "the pause")
+        world.wait_for("search", others + 100)
+        assert world.offsets("cache") == before
+        assert world.json("resume", "cache") == {"sink": "cache", "resumed": True}
+        world.settle()
+        assert world.json("resume", "cache") == {"sink": "cache", "resumed": False}
+        assert sink_status(world, "cache")["state"] == "running"
+    world.assert_equal()
+
+
+def test_a_pause_is_refused_where_it_means_nothing(world: "World") -> None:
+    world.sql("CREATE TABLE items (id int PRIMARY KEY, n int)")
+    begin(world, "public.items")
+    with Topics(world.pipeline.kafka) as kafka, pytest.raises(SettingsError, match="no sink other"):
+        pauses.pause(world.pipeline, kafka, "other", "somebody")
