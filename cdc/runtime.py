@@ -373,6 +373,11 @@ class Stack(Protocol):
         StackError.
         """
 
+    def purge(self, state: Path, *, progress: Callable[[str], None]) -> list[str]:
+        """Stop the servers and remove their data; returns what was removed. Called by `cdc down
+        --purge`. Raises StackError.
+        """
+
 
 def local_stack(kind: str | None, state: Path) -> Stack:
     """Choose the kind of local stack: the one given, else the one the state folder belongs to, else

@@ -57,6 +57,17 @@ def down(state: Path, *, progress: Callable[[str], None]) -> list[str]:  # noqa:
     return ran
 
 
+def purge(state: Path, *, progress: Callable[[str], None]) -> list[str]:
+    """Stop and remove the containers with their volumes, and the warehouse; return what was
+    removed.
+    """
+    require_engine()
+    progress("removing containers and volumes")
+    _compose("down", "--volumes")
+    with locked_state(state.absolute(), progress) as record:
+        return ["the containers and their volumes", *record.purge()]
+
+
 def require_engine() -> None:
     """Refuse when there is no Docker engine, or no compose plugin, to talk to."""
     for command in (["docker", "info"], ["docker", "compose", "version"]):

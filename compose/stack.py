@@ -69,6 +69,16 @@ def down(state: Path, *, progress: Progress) -> list[str]:
         return running_names
 
 
+def purge(state: Path, *, progress: Progress) -> list[str]:
+    """Stop every server, and remove their data and the warehouse; return the removed folders."""
+    if not (state / "stack.json").exists():
+        return []
+    down(state, progress=progress)
+    with locked_state(state.absolute(), progress) as record:
+        progress("removing the data")
+        return record.purge(BY_NAME)
+
+
 def running(state: Path) -> Endpoints | None:
     """Return the endpoints when every server's process lives; asks no server, so it is quick."""
     record = StackState.load(state.absolute())

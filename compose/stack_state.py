@@ -7,9 +7,10 @@ run.
 import fcntl
 import json
 import os
+import shutil
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from cdc.compose.artifacts import make_shared
@@ -86,6 +87,20 @@ class StackState:
                 path=str(self.state),
             )
         self.stack = stack
+
+    def purge(self, servers: Iterable[str] = ()) -> list[str]:
+        """Remove the folders of these servers, the warehouse and, last, the record; the state
+        folder, too, where nothing else is in it. Returns what was removed.
+        """
+        removed = [folder for name in servers if (folder := self.state / name).exists()]
+        removed += [folder for folder in [self.state / "warehouse"] if folder.exists()]
+        for folder in removed:
+            shutil.rmtree(folder)
+        for name in ("stack.json", "stack.lock"):
+            (self.state / name).unlink(missing_ok=True)
+        with suppress(OSError):
+            self.state.rmdir()
+        return list(map(str, removed))
 
     def endpoints(self) -> Endpoints:
         """Return where the servers listen when they run."""

@@ -162,6 +162,23 @@ class Memory:
             ),
         ]
 
+    def remains(self, tables: Sequence[Table]) -> list[str]:
+        """List the views, and those of generations."""
+        stores = {"": self, **{f"@{name}": of for name, of in self.generations_by_name.items()}}
+        return [
+            f"view {table.qualified}{suffix}"
+            for suffix, store in stores.items()
+            for table in tables
+            if table.qualified in store.views
+        ]
+
+    def remove(self, tables: Sequence[Table]) -> None:
+        """Forget the views, and those of generations."""
+        for store in (self, *self.generations_by_name.values()):
+            for table in tables:
+                store.views.pop(table.qualified, None)
+                store.stored.pop(table.qualified, None)
+
     def drop_unreferenced(self, tables: Sequence[Table], keep: Mapping[str, str]) -> None:
         """Remove views of generations that are not kept."""
         for table in tables:

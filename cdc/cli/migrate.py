@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cdc.cli.console import Json, out, print_json
+from cdc.cli.operation.log import recorded
 from cdc.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -26,7 +27,8 @@ Sql = Annotated[
 
 def add_to(app: typer.Typer) -> None:
     """Add the verb to the command line."""
-    app.command()(migrate)
+    changes = recorded("migrate", lambda options: not (options["dry_run"] or options["sql"]))
+    app.command()(changes(migrate))
 
 
 def migrate(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cdc.cli.console import Json, out, print_json
+from cdc.cli.operation.log import recorded
 from cdc.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ def show(context: typer.Context, place: Place, as_json: Json = False) -> None:
 
 
 @app.command()
+@recorded("quarantine redrive")
 def redrive(context: typer.Context, places: Places = None, as_json: Json = False) -> None:
     """Have `cdc run` try records again.
 
@@ -104,6 +106,7 @@ def redrive(context: typer.Context, places: Places = None, as_json: Json = False
 
 
 @app.command()
+@recorded("quarantine discard")
 def discard(
     context: typer.Context,
     places: Annotated[list[str], typer.Argument(help="Records, as `list` shows them.")],

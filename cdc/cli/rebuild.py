@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cdc.cli.console import Json, Master, call, err, out, print_json
+from cdc.cli.operation.log import recorded
 from cdc.runtime import spark_on
 
 if TYPE_CHECKING:
@@ -33,8 +34,9 @@ Keep = Annotated[
 
 def add_to(app: typer.Typer) -> None:
     """Add the verbs to the command line."""
-    for verb in (rebuild, rollback, generations):
-        app.command()(verb)
+    for verb in (rebuild, rollback):
+        app.command()(recorded(verb.__name__)(verb))
+    app.command()(recorded("generations", lambda options: options["clean"])(generations))
 
 
 def rebuild(

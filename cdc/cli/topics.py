@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cdc.cli.console import Json, Master, call, out, print_json, say
+from cdc.cli.operation.log import recorded
 from cdc.errors import DivergenceError, SettingsError
 from cdc.runtime import spark_on
 
@@ -57,6 +58,7 @@ def topics(context: typer.Context, as_json: Json = False) -> None:
 
 
 @app.command()
+@recorded("topics compact")
 def compact(
     context: typer.Context,
     table: TableName = None,
@@ -101,6 +103,7 @@ def compact(
 
 
 @app.command()
+@recorded("topics renew")
 def renew(
     context: typer.Context,
     table: Annotated[

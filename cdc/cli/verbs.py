@@ -6,6 +6,7 @@ import os
 import sys
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
@@ -30,7 +31,10 @@ from cdc.cli.console import (
 from cdc.cli.extras import missing_extra
 from cdc.cli.observation import serve
 from cdc.cli.observation.look import look
-from cdc.cli.operation import pause
+from cdc.cli.operation import destroy, pause
+from cdc.cli.operation import log as operation_log
+from cdc.cli.operation.consent import require_consent
+from cdc.cli.operation.log import recorded
 from cdc.cli.workflow import WorkflowGroup
 from cdc.config.view_settings import STATE
 from cdc.errors import CdcError, Interrupted, SettingsError
@@ -62,6 +66,8 @@ doctor.add_to(app)
 serve.add_to(app)
 migrate.add_to(app)
 pause.add_to(app)
+destroy.add_to(app)
+operation_log.add_to(app)
 rebuild.add_to(app)
 verify.add_to(app)
 SinkNames = Annotated[list[str] | None, typer.Option("--sink", help="Only this sink. Repeatable.")]
@@ -132,9 +138,21 @@ def up(
 def down(
     context: typer.Context,
     stack: StackKind = None,
+    purge: Annotated[
+        bool, typer.Option("--purge", help="Remove their data as well, and the warehouse.")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Don't ask before data is removed.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Stop the local servers; their data stays."""
+    """Stop the local servers; their data stays, unless it is purged."""
+    if purge:
+        require_consent(f"All data in {context.obj.state} will be removed", "purge", yes=yes)
+        removed = local_stack(stack, context.obj.state).purge(context.obj.state, progress=say)
+        if as_json:
+            return print_json({"removed": removed})
+        for thing in removed:
+            out.print(f"removed {thing}", highlight=False, markup=False, soft_wrap=True)
+        return None
     stopped = local_stack(stack, context.obj.state).down(context.obj.state, progress=say)
     if as_json:
         return print_json({"stopped": stopped})
@@ -143,6 +161,7 @@ def down(
 
 
 @app.command()
+@recorded("register")
 def register(
     context: typer.Context,
     another_server: Annotated[
@@ -240,6 +259,7 @@ def _apply(
     from cdc.cli.screens.run import show_progress
     from cdc.control.definitions import compare_periodically
     from cdc.observe.run_log import writing_runs
+    from cdc.spark.session import is_running
 
     stopping, pipeline = limits.stopping, context.pipeline
     keeps_documents = bool(pipeline.views) and (not chosen or STATE in chosen)
@@ -257,7 +277,7 @@ def _apply(
         with (
             compare_periodically(context.load) as uncompared_s,
             writing_runs(pipeline) as run_log,
-            _served(context, limits.port) as serve,
+            _served(context, limits.port, partial(is_running, spark)) as serve,
             show_progress(err, quiet=quiet) as show,
         ):
 
@@ -300,14 +320,16 @@ def _check_log(pipeline: "Pipeline") -> None:
 
 
 @contextmanager
-def _served(context: Context, port: int | None) -> "Iterator[Callable[[list[Progress]], None]]":
+def _served(
+    context: Context, port: int | None, spark_lives: "Callable[[], bool]"
+) -> "Iterator[Callable[[list[Progress]], None]]":
     """Serve the state of a run on a port, if it has one: a function that takes its progress."""
     if port is None:
         yield lambda _: None
         return
     from cdc.observe.run_endpoint import RunEndpoint
 
-    endpoint = RunEndpoint(port, lambda: look(context))
+    endpoint = RunEndpoint(port, lambda: look(context), spark_lives)
     say(f"serving http://127.0.0.1:{endpoint.port}/metrics, /livez and /readyz")
     try:
         yield endpoint.publish

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from cdc.cli.console import Json, Master, out, print_error, print_json, say
+from cdc.cli.operation.log import recorded
 from cdc.errors import CdcError, ConnectorError, DivergenceError, SettingsError, UndecidedError
 from cdc.model.wording import full_stopped
 from cdc.postgres import table_survey
@@ -54,7 +55,7 @@ UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 def add_to(app: typer.Typer) -> None:
     """Add the verb to the command line."""
-    app.command()(verify)
+    app.command()(recorded("verify", lambda options: options["repair"])(verify))
 
 
 def verify(

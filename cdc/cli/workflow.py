@@ -7,9 +7,10 @@ from typer.core import TyperGroup
 SECTIONS = {
     "Set up": ("init", "up", "plan", "migrate", "register", "down"),
     "Run": ("run", "pause", "resume"),
-    "Look": ("status", "serve", "doctor", "verify", "views"),
+    "Look": ("status", "serve", "doctor", "verify", "views", "operations"),
     "Rebuild": ("rebuild", "generations", "rollback"),
     "Repair": ("quarantine", "topics"),
+    "Take away": ("destroy",),
 }
 """By heading, the verbs below it. A verb of no section comes last, under "Other"."""
 OTHER = "Other"

@@ -231,6 +231,11 @@ class Pipeline(Section):
         return f"{self.pipeline}.runs"
 
     @property
+    def operations_topic(self) -> str:
+        """The topic of the operation log, see `cdc.control.operations`."""
+        return f"{self.pipeline}.operations"
+
+    @property
     def message_topic(self) -> str:
         """The topic of logical messages, see `cdc.client`."""
         return f"{self.pipeline}.message"

@@ -301,6 +301,14 @@ class StandbySink(Sink):
         """Drop generations that are neither live nor to keep."""
         self.live.drop_unreferenced(tables, keep)
 
+    def remains(self, tables: Sequence[Table]) -> list[str]:
+        """List what there is of the views, of both generations."""
+        return self.live.remains(tables)
+
+    def remove(self, tables: Sequence[Table]) -> None:
+        """Remove the views, of both generations."""
+        self.live.remove(tables)
+
 
 def _rejected_by_standby_only(standby: Outcome, live: Outcome, entries: Entries) -> list[Rejected]:
     """Select records that only the standby rejects.

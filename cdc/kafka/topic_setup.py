@@ -65,6 +65,16 @@ def ensure_topics(broker: Topics, pipeline: Pipeline) -> list[CreatedTopic | Exi
     ]
 
 
+def ensure_topic(broker: Topics, pipeline: Pipeline, topic: str) -> None:
+    """Create one topic of the pipeline, where it is missing: for what is written before the others
+    exist.
+    """
+    with translated_errors(broker.bootstrap):
+        topics = {topic: topic_specs(pipeline)[topic]}
+        settings = topic_settings(pipeline, topics)
+        retry_briefly(*UNSETTLED)(_create_missing, broker.admin, topics, settings, {})
+
+
 def check_topics(broker: Topics, pipeline: Pipeline) -> None:
     """Refuse topics that differ from what `ensure_topics` creates: one that was changed may have lost
     or moved records.

@@ -31,6 +31,7 @@ def topic_specs(pipeline: Pipeline) -> dict[str, int]:
         pipeline.message_topic,
         pipeline.generations_topic,
         pipeline.runs_topic,
+        pipeline.operations_topic,
     )
     return {
         **tables,

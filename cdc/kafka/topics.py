@@ -76,6 +76,11 @@ class Topics:
         with translated_errors(self.bootstrap):
             return set(self.admin.describe(topics))
 
+    def names(self) -> list[str]:
+        """The names of all topics of the cluster that this client may see."""
+        with translated_errors(self.bootstrap):
+            return [str(topic) for topic in self.admin.client.list_topics()]
+
     def replicas(self, topics: Iterable[str]) -> dict[str, list[Replicas]]:
         """The copies of each partition of those of the topics that exist."""
         with translated_errors(self.bootstrap):

@@ -41,7 +41,8 @@ log = structlog.get_logger()
 class PublishedState(Collector):
     """What was last published, as Prometheus reads it. Any thread may publish."""
 
-    def __init__(self) -> None:
+    def __init__(self, spark_lives: Callable[[], bool]) -> None:
+        self._spark_lives = spark_lives
         self.progress: tuple[Progress, ...] = ()
         self.status: Status | None = None
         self.ticked_at = time.monotonic()
@@ -89,7 +90,9 @@ class PublishedState(Collector):
         yield from (state, records, batches, restarts, waiting, silence)
 
     def live(self) -> Answer:
-        """Say whether the loop of the run ticks."""
+        """Say whether the loop of the run ticks, and Spark's process lives."""
+        if not self._spark_lives():
+            return False, "Spark's process has ended"
         silent_s = time.monotonic() - self.ticked_at
         return silent_s < TICKING_S, f"last tick {silent_s:.0f} s ago"
 
@@ -111,14 +114,16 @@ class PublishedState(Collector):
 class RunEndpoint:
     """Serves a run's state over HTTP until `close`."""
 
-    def __init__(self, port: int, look: Callable[[], Status]) -> None:
+    def __init__(
+        self, port: int, look: Callable[[], Status], spark_lives: Callable[[], bool] = lambda: True
+    ) -> None:
         """Begin to serve on 127.0.0.1. `look` asks for the pipeline's status; it is called every
-        LOOK_S seconds in a thread of its own.
+        LOOK_S seconds in a thread of its own. `spark_lives` is called by each probe.
 
         Raises:
             SettingsError: the port is taken.
         """
-        self._state, self._look = PublishedState(), look
+        self._state, self._look = PublishedState(spark_lives), look
         self._closed = threading.Event()
         registry = CollectorRegistry()
         registry.register(self._state)

@@ -12,6 +12,7 @@ One contract suite runs these laws over every sink:
 - A second writer is fenced.
 - A value that a change doesn't carry stays what it was.
 - An empty view exists.
+- A removed view leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -166,6 +167,19 @@ class Sink(Protocol):
 
         Called after a rebuild or rollback, by `cdc generations --clean`, and by a stream when
         nothing is retained any more.
+        """
+
+    def remains(self, tables: Sequence[Table]) -> list[str]:
+        """List what there is of these views, of whatever generation, and of the pipeline besides: a
+        line for each index, folder or group of keys. Changes nothing.
+
+        Called by `cdc destroy`, before `remove` and after it. Needs no Spark.
+        """
+
+    def remove(self, tables: Sequence[Table]) -> None:
+        """Remove all that `remains` lists; does nothing where that is nothing.
+
+        Called by `cdc destroy`, once nobody writes any more. May be repeated.
         """
 
 

@@ -201,6 +201,12 @@ def _forward_output(lines: IO[bytes]) -> None:
                 sys.stderr.write(text)
 
 
+def is_running(spark: SparkSession) -> bool:
+    """Whether Spark's process lives, as far as this process has started it. Returns at once."""
+    process = getattr(spark.sparkContext._gateway, "proc", None)
+    return process is None or process.poll() is None
+
+
 def exit_error(spark: SparkSession) -> SparkError | None:
     """Say why Spark's process has ended; None while it runs.
 

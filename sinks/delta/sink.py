@@ -145,3 +145,11 @@ class Delta:
     def drop_unreferenced(self, tables: Sequence[Table], keep: Mapping[str, str]) -> None:
         """Remove the folders of generations that are neither live nor in `keep`."""
         generations.drop_unreferenced(self._tables, tables, keep)
+
+    def remains(self, tables: Sequence[Table]) -> list[str]:
+        """List the folders of the views, which hold all of their generations."""
+        return [f"folder {folder}" for folder in self._tables.view_folders(tables)]
+
+    def remove(self, tables: Sequence[Table]) -> None:
+        """Remove the folders of the views, and the warehouse's own where nothing else is in it."""
+        self._tables.remove(tables)

@@ -1,6 +1,8 @@
 """The Delta tables of a warehouse's views: created, emptied, repaired, and checked before use."""
 
-from collections.abc import Collection, Mapping
+import shutil
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from cdc.errors import SinkRejected, SinkUnavailable
@@ -192,6 +194,25 @@ class Tables:
         add_files.commit(
             delta_table, [], "overwrite", columns, CommitInfo(checkpoint, last_commit.number + 1)
         )
+
+    def view_folders(self, tables: Sequence[Table]) -> list[Path]:
+        """List the folders of these views that exist."""
+        folders = (Path(self.path, table.qualified) for table in tables)
+        return [folder for folder in folders if folder.exists()]
+
+    def remove(self, tables: Sequence[Table]) -> None:
+        """Remove views with all generations; the warehouse's folder, too, where it is empty then."""
+        self.commits.close()
+        try:
+            for folder in self.view_folders(tables):
+                shutil.rmtree(folder)
+        except OSError as error:
+            raise SinkRejected(
+                f"The warehouse folder {self.path} can't be written: {error.strerror}.",
+                hint="see the sink's path, then run the command again",
+            ) from None
+        with suppress(OSError):
+            Path(self.path).rmdir()
 
     def _unusable(self, table: Table, kind: str, last_commit: LastCommit) -> SchemaMismatch:
         """Make the error that says that the mirror has to be rebuilt."""

@@ -160,6 +160,14 @@ class Elasticsearch:
         """Delete the indices that are neither live nor kept, their positions first."""
         generations.drop_unreferenced(self._tables, self._positions, tables, keep)
 
+    def remains(self, tables: Sequence[Table]) -> list[str]:
+        """List the indices of all generations."""
+        return [f"index {index}" for index in self._indices.names(tables)]
+
+    def remove(self, tables: Sequence[Table]) -> None:
+        """Delete positions, then indices; their aliases go with them."""
+        self._tables.remove(self._indices.names(tables))
+
     def _send(self, batch: Batch, pending: Sequence[PendingAdvance]) -> Outcome:
         """Send the rows.
 

@@ -15,6 +15,7 @@ along when the two change places.
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from cdc.errors import SinkRejected
 from cdc.model.finding import Finding
 from cdc.model.position import ViewCheckpoint
 from cdc.model.table import RowFormat, Table
@@ -25,8 +26,8 @@ from cdc.sinks.redis.database import Database
 from cdc.sinks.redis.executor import RedisWriter
 from cdc.sinks.redis.positions import Positions
 from cdc.sinks.redis.scan import GROUPED, SCANNED, getter, group_reader, scanner
-from cdc.sinks.redis.server import at_database, forget, view_key
-from cdc.sinks.redis.tables import add_name, empty_table
+from cdc.sinks.redis.server import HINTS, at_database, forget, view_key
+from cdc.sinks.redis.tables import add_name, empty_table, list_keys, remove_keys
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -173,6 +174,25 @@ class Redis:
     def drop_unreferenced(self, tables: Sequence[Table], keep: Mapping[str, str]) -> None:
         """Empty the tables of the spare database that are not kept."""
         generations.drop_unreferenced(self._spare_database, tables, keep)
+
+    def remains(self, tables: Sequence[Table]) -> list[str]:  # noqa: ARG002  # all of its keys
+        """Count the pipeline's keys in both databases, whatever table they are of."""
+        return [line for database in self._databases() for line in list_keys(database)]
+
+    def remove(self, tables: Sequence[Table]) -> None:  # noqa: ARG002  # all of its keys
+        """Remove the pipeline's keys from both databases."""
+        for database in self._databases():
+            remove_keys(database)
+
+    def _databases(self) -> list[Database]:
+        """List the databases that exist: without the spare one no generation was ever built."""
+        try:
+            self._spare_database.ask(lambda server: server.ping())
+        except SinkRejected as error:
+            if error.hint != HINTS["misplaced"]:
+                raise
+            return [self._database]
+        return [self._database, self._spare_database]
 
     @property
     def _spare_database(self) -> Database:

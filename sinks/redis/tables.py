@@ -69,6 +69,22 @@ def drop_table(database: Database, name: str) -> None:
     database.ask(lambda server: server.srem(database.names_key, name))
 
 
+def list_keys(database: Database) -> list[str]:
+    """Say how many keys of the pipeline a database holds: a line, or none."""
+    count = len({key for page in database.own_keys() for key in page})
+    return [f"{count:,} keys {database.prefix}:* in database {database.number}"] if count else []
+
+
+def remove_keys(database: Database) -> None:
+    """Remove all keys of the pipeline from a database."""
+    for page in database.own_keys():
+        database.ask(partial(_unlink, page))
+
+
+def _unlink(keys: Sequence[str], server: redis.Redis) -> None:
+    server.unlink(*keys)
+
+
 def _copy_keys(keys: Sequence[str], number: int, server: redis.Redis) -> None:
     """Copy keys to another database under the same names, in one round trip."""
     pipeline = server.pipeline(transaction=False)

@@ -532,6 +532,24 @@ def a_crash_leaves_nothing_out(harness: Harness) -> None:
     assert harness.view() == harness.topic.model()
 
 
+def a_removed_view_leaves_nothing_behind(harness: Harness) -> None:
+    """With all of its generations; a removal may be repeated, and the view made again after it."""
+    fill(harness)
+    harness.apply()
+    candidate = harness.sink.for_generation({harness.name: new_generation()})
+    candidate.prepare(harness.table)
+    harness.apply(writer="build", sink=candidate)
+    assert harness.sink.remains([harness.table])
+    for _ in range(2):
+        harness.sink.remove([harness.table])
+        assert harness.sink.remains([harness.table]) == []
+        assert set(harness.sink.generations(harness.table)) <= {""}
+    other = harness.writer()
+    assert harness.position(other) is None
+    harness.apply(writer="two", sink=other)
+    assert harness.view(other) == harness.topic.model()
+
+
 LAWS = [
     applying_twice_equals_once,
     an_older_position_never_wins,
@@ -554,4 +572,5 @@ LAWS = [
     a_later_change_wins_whatever_its_lsn,
     what_a_truncate_has_voided_stays_away,
     what_a_server_before_has_written_stays_away,
+    a_removed_view_leaves_nothing_behind,
 ]

@@ -365,3 +365,29 @@ def test_every_planted_bug_has_its_test() -> None:
     functions |= {"position_taken_back"}
     assert all(f"def test_{name}" in source for name in functions)
     assert len(PATCHES) == 5
+
+
+class PositionStays(Memory):
+    """Removes the rows alone: a view that is made again lacks all that was before."""
+
+    def remove(self, tables: Sequence[Table]) -> None:
+        self.generations_by_name.clear()
+        for removed in tables:
+            self.views.pop(removed.qualified, None)
+
+
+def test_what_a_removal_leaves_behind(
+    spark: "SparkSession", unique: str, stack: "Stack", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The position, or another generation, of which `remains` doesn't know either."""
+    memory, bad = Memory("memory"), PositionStays("memory")
+    laws.a_removed_view_leaves_nothing_behind(harness_of(spark, f"{unique}_good", lambda: memory))
+    with pytest.raises(RED):
+        laws.a_removed_view_leaves_nothing_behind(harness_of(spark, unique, lambda: bad))
+
+    url = stack.endpoints.redis.removesuffix("/0") + "/4"
+    monkeypatch.setattr(Redis, "_databases", lambda self: [self._database])
+    with pytest.raises(RED):
+        laws.a_removed_view_leaves_nothing_behind(
+            harness_of(spark, unique, lambda: Redis("cache", url, unique))
+        )

@@ -283,3 +283,18 @@ def test_data_that_nobody_signed_says_itself_who_wrote_it(
         snapshot.write_bytes(good)
     assert stack.up(state, progress=print) == endpoints
     assert StackState.load(state).versions["redis"].server == "Valkey"
+
+
+def test_purged_data_is_gone_and_files_of_others_stay(state: Path, endpoints: Endpoints) -> None:
+    stack.stop_one(state, "connect")
+    (state / "pipeline.yaml").write_text("pipeline: shop\n")
+    with psycopg.connect(endpoints.postgres) as connection:
+        connection.execute("CREATE TABLE purged (id int)")
+    removed = stack.purge(state, progress=print)
+    assert {Path(folder).name for folder in removed} == {*NAMES, "warehouse"}
+    assert processes(state) == []
+    assert [path.name for path in state.iterdir()] == ["pipeline.yaml"]
+    assert stack.purge(state, progress=print) == []
+    fresh = stack.up(state, progress=print)
+    with psycopg.connect(fresh.postgres) as connection:
+        assert connection.execute("SELECT to_regclass('purged')").fetchone() == (None,)

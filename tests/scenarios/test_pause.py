@@ -65,6 +65,15 @@ def test_a_paused_sink_stands_still_and_the_others_go_on(world: "World") -> None
         assert world.json("resume", "cache") == {"sink": "cache", "resumed": False}
         assert sink_status(world, "cache")["state"] == "running"
     world.assert_equal()
+    entries = world.json("operations")["operations"]
+    assert [entry["verb"] for entry in entries] == [
+        *("migrate", "register"),
+        *("pause", "pause", "resume", "resume"),
+    ]
+    assert {entry["result"] for entry in entries} == {"done"}
+    assert {entry["by"] for entry in entries} == {paused["paused_by"]}
+    assert entries[2]["arguments"] == {"sink": "cache"}
+    assert "pause sink=cache" in world.cdc("operations").stdout
 
 
 def test_a_pause_is_refused_where_it_means_nothing(world: "World") -> None:
@@ -72,3 +81,7 @@ def test_a_pause_is_refused_where_it_means_nothing(world: "World") -> None:
     begin(world, "public.items")
     with Topics(world.pipeline.kafka) as kafka, pytest.raises(SettingsError, match="no sink other"):
         pauses.pause(world.pipeline, kafka, "other", "somebody")
+    assert "no sink other" in world.cdc("resume", "other", code=2).stderr
+    (entry,) = [each for each in world.json("operations")["operations"] if each["exit_code"]]
+    assert (entry["verb"], entry["exit_code"]) == ("resume", 2)
+    assert "no sink other" in entry["result"]

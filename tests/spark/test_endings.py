@@ -7,6 +7,7 @@ import sys
 from cdc.errors import SparkError
 from cdc.runtime import spark_on
 from cdc.spark.failures import explain
+from cdc.spark.session import is_running
 
 TOO_LONG = 1_500_000_000
 WIDE = 120_000
@@ -35,7 +36,10 @@ def vanish() -> None:
         with spark_on("local[1]") as spark:
             process = getattr(spark.sparkContext._gateway, "proc", None)
             assert process
+            assert is_running(spark)
             process.kill()
+            process.wait()
+            assert not is_running(spark)
             raise SparkError("A batch failed.", hint="")
     except SparkError as error:
         print(error.exit_code, error, error.hint)

@@ -134,6 +134,16 @@ def test_a_run_that_doesnt_tick_is_not_alive(
     assert fetched(endpoint, "/livez").status_code == 503
 
 
+def test_a_run_whose_spark_has_ended_is_not_alive() -> None:
+    lives = [True]
+    with closing(RunEndpoint(0, lambda: STATUS, lambda: lives[0])) as served:
+        served.publish([RUNNING])
+        assert fetched(served, "/livez").status_code == 200
+        lives[0] = False
+        answer = fetched(served, "/livez")
+    assert (answer.status_code, answer.text) == (503, "Spark's process has ended\n")
+
+
 def test_a_port_that_is_taken_is_named(endpoint: RunEndpoint) -> None:
     with pytest.raises(SettingsError, match=str(endpoint.port)):
         RunEndpoint(endpoint.port, lambda: STATUS)

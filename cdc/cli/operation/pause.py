@@ -5,6 +5,7 @@ from typing import Annotated
 import typer
 
 from cdc.cli.console import Json, out, print_json
+from cdc.cli.operation.log import recorded
 from cdc.model.wording import clock
 
 SinkName = Annotated[str, typer.Argument(help="A sink of the pipeline file.")]
@@ -13,7 +14,7 @@ SinkName = Annotated[str, typer.Argument(help="A sink of the pipeline file.")]
 def add_to(app: typer.Typer) -> None:
     """Add the verbs to the command line."""
     for verb in (pause, resume):
-        app.command()(verb)
+        app.command()(recorded(verb.__name__)(verb))
 
 
 def pause(context: typer.Context, sink: SinkName, as_json: Json = False) -> None:

@@ -97,6 +97,15 @@ class Indices:
             names_by_table[table.qualified] = [index.rpartition("@")[2] for index in live_first]
         return names_by_table
 
+    def names(self, tables: Sequence[Table]) -> list[str]:
+        """List the indices of all generations of these tables."""
+        generations = self.generations(tables) if tables else {}
+        return [
+            self.name(table, generation)
+            for table in tables
+            for generation in generations[table.qualified]
+        ]
+
     def switch_actions(
         self, tables: Sequence[Table], live: Mapping[str, str], new: Mapping[str, str]
     ) -> Iterator[dict[str, Any]]:

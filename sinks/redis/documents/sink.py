@@ -29,7 +29,7 @@ from cdc.sinks.redis.documents.scripts import FORGET
 from cdc.sinks.redis.documents.state import OpenState, RedisState
 from cdc.sinks.redis.positions import Positions
 from cdc.sinks.redis.server import COMMANDS, forget
-from cdc.sinks.redis.tables import add_name, empty_table
+from cdc.sinks.redis.tables import add_name, empty_table, list_keys, remove_keys
 from cdc.views.plan import StatePlan
 
 if TYPE_CHECKING:
@@ -185,6 +185,14 @@ class DocumentState:
 
     def drop_unreferenced(self, tables: Sequence[Table], keep: Mapping[str, str]) -> None:
         """Do nothing: there is one generation."""
+
+    def remains(self, tables: Sequence[Table]) -> list[str]:  # noqa: ARG002  # all of its keys
+        """Count the keys of the state."""
+        return list_keys(self._database)
+
+    def remove(self, tables: Sequence[Table]) -> None:  # noqa: ARG002  # all of its keys
+        """Remove the keys of the state."""
+        remove_keys(self._database)
 
     @property
     def _refusal(self) -> SinkRejected:

@@ -1,0 +1,70 @@
+"""Verb `cdc destroy`: remove a pipeline from every server."""
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from cdc.cli.console import Json, out, print_json, say
+from cdc.cli.operation.consent import require_consent
+
+if TYPE_CHECKING:
+    from cdc.removal.destroy import Removal
+    from cdc.runtime import Context
+
+DryRun = Annotated[
+    bool, typer.Option("--dry-run", help="List what would be removed; change nothing.")
+]
+Yes = Annotated[bool, typer.Option("--yes", help="Don't ask.")]
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the verb to the command line."""
+    app.command()(destroy)
+
+
+def destroy(
+    context: typer.Context, dry_run: DryRun = False, yes: Yes = False, as_json: Json = False
+) -> None:
+    """Remove the pipeline from every server, with all of its views.
+
+    Connector, slot, publication, topics, views of all generations, state of documents. The source's
+    tables and other pipelines stay. Asks for the pipeline's name first. Run it again when it was
+    interrupted.
+    """
+    removal = prepare(context.obj)
+    there = removal.find()
+    if not as_json and not (yes and there):
+        _print_parts(there)
+    name, removed = removal.pipeline.pipeline, list[str]()
+    if there and not dry_run:
+        require_consent("All of this will be removed for good", name, yes=yes)
+        say(f"removing {name}")
+
+        def tell(line: str) -> None:
+            removed.append(line)
+            if not as_json:
+                out.print(line, highlight=False, markup=False, soft_wrap=True)
+
+        removal.run(tell)
+    if as_json:
+        print_json({"pipeline": name, "parts": there, "done": removed})
+
+
+def prepare(context: "Context") -> "Removal":
+    """Find out what belongs to the pipeline of a file."""
+    from cdc.removal import destroy as removals
+    from cdc.sink import factory
+
+    pipeline = context.pipeline_to_show
+    sinks = context.sinks(None)
+    if pipeline.views:
+        sinks = [*sinks, factory.build_state(pipeline)]
+    return removals.prepare(pipeline, sinks, context.state)
+
+
+def _print_parts(there: dict[str, list[str]]) -> None:
+    if not there:
+        out.print("nothing is there")
+    for place, lines in there.items():
+        for line in lines:
+            out.print(f"{place}: {line}", highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,61 @@
+"""Verb `cdc operations`, and what has the other verbs write to the operation log."""
+
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import Any
+
+import typer
+
+from cdc.cli.console import Json, out, print_json
+
+UNRECORDED = ("context", "as_json", "master")
+"""Parameters of verbs that say nothing of what is changed."""
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the verb to the command line."""
+    app.command()(operations)
+
+
+def operations(context: typer.Context, as_json: Json = False) -> None:
+    """List who ran which changing command, when, with what result."""
+    from cdc.cli.screens.operations import draw_operations
+    from cdc.control.operations import read
+    from cdc.kafka.topics import Topics
+
+    pipeline = context.obj.load()
+    with Topics(pipeline.kafka) as kafka:
+        entries = read(pipeline, kafka)
+    if as_json:
+        return print_json({"operations": entries})
+    out.print(draw_operations(entries) if entries else "nothing is recorded")
+    return None
+
+
+def recorded(
+    name: str, changes: Callable[[Mapping[str, Any]], bool] = lambda _: True
+) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Have a verb write its outcome to the operation log. `changes` says of its arguments whether it
+    changes anything.
+    """
+
+    def decorate(verb: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(verb)
+        def run(**arguments: Any) -> Any:
+            if not changes(arguments):
+                return verb(**arguments)
+            from cdc.control.operations import recording
+            from cdc.control.operator import current_operator
+
+            told = {
+                key: value
+                for key, value in arguments.items()
+                if key not in UNRECORDED and value not in (None, False)
+            }
+            with recording(arguments["context"].obj.load(), name, told, current_operator()):
+                return verb(**arguments)
+
+        run.is_recorded = True  # type: ignore[attr-defined]
+        return run
+
+    return decorate

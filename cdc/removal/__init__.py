@@ -1,0 +1,1 @@
+"""What a pipeline has in every server, and its removal."""

@@ -1,0 +1,192 @@
+"""`cdc destroy` leaves nothing of a pipeline in any server, and all of another one."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import psycopg
+import pytest
+import redis
+
+from cdc.cli.operation.destroy import prepare
+from cdc.connectors.client import Connect
+from cdc.kafka.topics import Topics
+from cdc.runtime import Context
+from tests.scenarios.test_exact import begin
+
+if TYPE_CHECKING:
+    from tests.scenarios.conftest import World
+
+OWN = ("definition public.items", "floor public.items", "of items")
+"""What Postgres has of a table that no other pipeline captures."""
+IN_POSTGRES = """
+SELECT 'slot ' || slot_name FROM pg_replication_slots
+UNION ALL SELECT 'publication ' || pubname FROM pg_publication
+UNION ALL SELECT 'role ' || rolname FROM pg_roles
+UNION ALL SELECT 'policy ' || polname FROM pg_policy
+UNION ALL SELECT 'trigger ' || tgname || ' of ' || tgrelid::regclass FROM pg_trigger WHERE tgname LIKE 'cdc%'
+UNION ALL SELECT 'event trigger ' || evtname FROM pg_event_trigger WHERE evtname LIKE 'cdc%'
+UNION ALL SELECT 'schema ' || nspname FROM pg_namespace WHERE nspname = 'cdc'
+"""
+IN_CONTROL = """
+SELECT 'heartbeat ' || pipeline FROM cdc.heartbeat
+UNION ALL SELECT DISTINCT 'floor ' || table_name FROM cdc.truncation
+UNION ALL SELECT DISTINCT 'definition ' || table_name FROM cdc.ddl
+"""
+
+
+def in_postgres(world: "World") -> Iterator[str]:
+    with psycopg.connect(world.dsn) as connection:
+        things = [text for (text,) in connection.execute(IN_POSTGRES).fetchall()]
+        yield from things
+        if "schema cdc" in things:
+            yield from (text for (text,) in connection.execute(IN_CONTROL).fetchall())
+
+
+def in_kafka(world: "World") -> Iterator[str]:
+    """Topics, and the offsets of connectors that the worker would go on from."""
+    with Topics(world.pipeline.kafka) as kafka:
+        names = kafka.names()
+        yield from names
+        (stored,) = (name for name in names if name.endswith("connect-offsets"))
+        offsets = {record.key: record.value for record in kafka.read_all(stored)}
+    yield from (f"offsets {key!r}" for key, value in offsets.items() if value is not None)
+
+
+def in_elasticsearch(world: "World") -> Iterator[str]:
+    url = world.stack.endpoints.elasticsearch
+    every = {"expand_wildcards": "all"}
+    for index, facts in httpx.get(f"{url}/_alias", params=every).json().items():
+        yield f"index {index}"
+        yield from (f"alias {alias}" for alias in facts["aliases"])
+    hits = httpx.get(f"{url}/cdc-position/_search", params={"size": 10_000}).json()
+    yield from (f"position {hit['_id']}" for hit in hits.get("hits", {}).get("hits", ()))
+
+
+def in_redis(world: "World") -> Iterator[str]:
+    for address in (world.cache, world.cache[:-1] + "3"):
+        with redis.Redis.from_url(address, decode_responses=True) as server:
+            yield from (f"{address[-1]}: {key}" for key in server.scan_iter())
+
+
+def traces(world: "World", *words: str) -> list[str]:
+    """All that any server has whose name holds one of these words."""
+    with Connect(world.stack.endpoints.connect) as connect:
+        things = [f"connector {connect.state(world.name).connector} {world.name}"]
+    things = [] if "MISSING" in things[0] else things
+    for scan in (in_postgres, in_kafka, in_elasticsearch, in_redis):
+        things += scan(world)
+    things += [str(path) for path in (world.warehouse, world.folder / "runs") if path.exists()]
+    return sorted(thing for thing in things if any(word in thing for word in words))
+
+
+@pytest.fixture
+def other(world: "World", tmp_path_factory: pytest.TempPathFactory) -> "Iterator[World]":
+    """Another pipeline, on the same database and the same servers."""
+    neighbour = replace(
+        world, name=f"n{world.name[1:]}", folder=tmp_path_factory.mktemp("other"), tables=[]
+    )
+    yield neighbour
+    with Connect(world.stack.endpoints.connect) as connect:
+        connect.delete(neighbour.name)
+
+
+class CutOffError(Exception):
+    """The removal is interrupted here."""
+
+
+@pytest.mark.timeout(900)
+def test_nothing_of_it_is_left_and_all_of_another_pipeline(world: "World", other: "World") -> None:
+    world.sql(
+        "CREATE TABLE items (id int PRIMARY KEY, note text)",
+        "CREATE TABLE shared (id int PRIMARY KEY, note text)",
+        "INSERT INTO items SELECT n, 'x' FROM generate_series(1, 50) n",
+        "INSERT INTO shared SELECT n, 'x' FROM generate_series(1, 50) n",
+    )
+    begin(world, "public.items", "public.shared")
+    begin(other, "public.shared")
+    world.sql("TRUNCATE items", "INSERT INTO items VALUES (1, 'x')")
+    with other.running(), world.running():
+        for each in (other, world):
+            each.settle()
+        world.rebuild("search")
+        refused = world.cdc("destroy", "--yes", code=2)
+        assert "is at work on" in refused.stderr
+        theirs = traces(world, other.name)
+    assert len(theirs) > 20
+    theirs_on_disk = sorted(path.name for path in other.warehouse.iterdir())
+    before = traces(world, world.name, *OWN)
+    assert len(before) > 40
+
+    # Without a terminal nobody is asked, so nothing goes; nor in a dry run.
+    assert "no terminal to ask at" in world.cdc("destroy", code=2).stderr
+    listed = world.json("destroy", "--dry-run")
+    assert listed["done"] == []
+    assert listed["parts"].keys() >= {"Kafka Connect", "Postgres", "Kafka", "search", "cache"}
+    assert traces(world, world.name, *OWN) == before
+
+    # Interrupted after each step, it is finished by the next one.
+    steps = _remove_in_steps(world)
+    assert steps > 3
+    assert traces(world, world.name, *OWN) == []
+    assert not world.warehouse.exists()
+    assert world.json("destroy", "--dry-run") == {"pipeline": world.name, "parts": {}, "done": []}
+
+    now = [thing for thing in traces(world, other.name) if thing in theirs]
+    assert now == theirs
+    assert theirs_on_disk == sorted(path.name for path in other.warehouse.iterdir())
+    with other.running():
+        world.sql("INSERT INTO shared VALUES (1000, 'new')", "TRUNCATE shared")
+        world.sql("INSERT INTO shared VALUES (1001, 'newer')")
+        other.settle()
+        other.assert_equal()
+
+    # Its name is free again: nothing of its former life is gone on with.
+    world.sql("INSERT INTO items VALUES (2, 'y')")
+    begin(world, "public.items", "public.shared")
+    with world.running():
+        world.settle()
+        world.assert_equal()
+    for each in (world, other):
+        removal = prepare(Context(each.file, each.folder))
+        removal.run(lambda _: None, watch_s=0.0)
+    assert traces(world, world.name, other.name, "cdc_", "schema cdc") == []
+
+
+def _remove_in_steps(world: "World") -> int:
+    """Remove the pipeline, interrupted after the first thing that is new each time; returns how
+    often.
+    """
+    told, steps = set[str](), 0
+
+    def tell(line: str) -> None:
+        if line.startswith("looking for"):
+            # A worker that was busy makes the slot again.
+            world.sql(f"SELECT pg_create_logical_replication_slot('{world.name}', 'pgoutput')")
+        elif line not in told:
+            told.add(line)
+            if "removed slot" not in line:
+                raise CutOffError
+
+    while True:
+        removal = prepare(Context(world.file, world.folder))
+        steps += 1
+        try:
+            removal.run(tell, watch_s=6.0)
+        except CutOffError:
+            continue
+        assert any("made again" in line for line in told), told
+        return steps
+
+
+def test_a_pipeline_that_was_never_registered_is_removed(world: "World") -> None:
+    world.sql("CREATE TABLE items (id int PRIMARY KEY)")
+    world.write_file("public.items")
+    assert world.json("destroy", "--dry-run")["parts"] == {}
+    world.cdc("migrate")
+    parts: dict[str, Any] = world.json("destroy", "--dry-run")["parts"]
+    # The operation log is there since `migrate`.
+    assert list(parts) == ["Postgres", "Kafka"]
+    prepare(Context(world.file, world.folder)).run(lambda _: None, watch_s=0.0)
+    assert traces(world, world.name, "cdc_", "schema cdc") == []

@@ -1,0 +1,35 @@
+"""Data is removed only after somebody has typed a word, or said so on the command line."""
+
+import io
+from typing import Any
+
+import pytest
+
+from cdc.cli.operation.consent import require_consent
+from cdc.errors import SettingsError
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def answer(monkeypatch: pytest.MonkeyPatch, stdin: Any) -> None:
+    monkeypatch.setattr("sys.stdin", stdin)
+
+
+def test_without_a_terminal_nobody_agrees(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer(monkeypatch, io.StringIO("shop\n"))
+    with pytest.raises(SettingsError, match="no terminal") as caught:
+        require_consent("All of it goes", "shop", yes=False)
+    assert "--yes" in caught.value.hint
+    require_consent("All of it goes", "shop", yes=True)
+
+
+def test_only_the_word_itself_agrees(monkeypatch: pytest.MonkeyPatch) -> None:
+    answer(monkeypatch, Terminal("shop\n"))
+    require_consent("All of it goes", "shop", yes=False)
+    for word in ("shop2", "y"):
+        answer(monkeypatch, Terminal(f"{word}\n"))
+        with pytest.raises(SettingsError, match="nothing was removed"):
+            require_consent("All of it goes", "shop", yes=False)
