@@ -96,6 +96,7 @@ def test_what_is_missing_is_created(
         f"{unique}.generations": 1,
         f"{unique}.message": 1,
         f"{unique}.runs": 1,
+        f"{unique}.operations": 1,
     }
     settings = described(admin, f"{unique}.public.orders")
     assert settings["cleanup.policy"] == "compact"
