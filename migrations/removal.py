@@ -35,13 +35,15 @@ WHERE p.proname = ANY (%(functions)s)
 ORDER BY n.nspname, c.relname, t.tgname
 """
 OWN_TABLES = f"""
-SELECT n.nspname || '.' || c.relname
-FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid AND p.pubname = %(pipeline)s
-JOIN pg_class c ON c.oid = r.prrelid JOIN pg_namespace n ON n.oid = c.relnamespace
-WHERE n.nspname <> 'cdc' AND c.oid NOT IN ({OF_OTHER_PIPELINES})
-ORDER BY 1
+WITH published AS (
+    SELECT r.prrelid AS root FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid
+    WHERE p.pubname = %(pipeline)s AND r.prrelid NOT IN ({OF_OTHER_PIPELINES}))
+SELECT DISTINCT n.nspname || '.' || c.relname
+FROM published LEFT JOIN LATERAL pg_partition_tree(root) AS part ON true
+JOIN pg_class c ON c.oid IN (root, part.relid) JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname <> 'cdc' ORDER BY 1
 """
-"""Tables that no other pipeline publishes."""
+"""Tables that no other pipeline publishes, with their partitions."""
 CONTROLS: tuple[LiteralString, ...] = ("cdc.truncation", "cdc.ddl")
 """Control tables whose rows are of a table each."""
 READER_S = 20.0
