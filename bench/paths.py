@@ -138,9 +138,9 @@ def _released(stage: Stage, write: Write, changes: int) -> float:
     with Connect(stage.endpoints.connect) as connect:
         connect.stop(stage.name)
         write(stage.data, changes)
-        ends = stage.ends(decided=False)
+        ends = stage.log_ends()
         connect.resume(stage.name)
-        while stage.ends(decided=False) == ends:
+        while stage.log_ends() == ends:
             time.sleep(0.1)
     return time.time()
 

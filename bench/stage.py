@@ -152,12 +152,15 @@ class Stage:
             *words,
         ]
 
-    def ends(self, *, decided: bool = True) -> dict[str, Position]:
-        """Return the topics' ends by topic; unless `decided`, with the records that the connector
-        has written and not yet committed.
-        """
+    def ends(self) -> dict[str, Position]:
+        """Return the topics' ends by topic."""
         with Topics(self.pipeline.kafka) as kafka:
-            return kafka.ends([table.topic for table in self.tables], decided=decided)
+            return kafka.ends([table.topic for table in self.tables])
+
+    def log_ends(self) -> dict[str, Position]:
+        """Return the same with the records that the connector hasn't committed yet."""
+        with Topics(self.pipeline.kafka) as kafka:
+            return kafka.log_ends([table.topic for table in self.tables])
 
     def end(self) -> Position:
         """Return the end of the first table's topic."""

@@ -50,7 +50,7 @@ class Watch:
             CdcError: from the broker and, if they are asked, from the sink and Postgres.
         """
         views = self._views
-        ends = views.kafka.ends([*views.control_topics, views.registry.topic], decided=False)
+        ends = views.kafka.log_ends([*views.control_topics, views.registry.topic])
         control = views.read_control(ends)
         if views.registry.has_changed(ends):
             views.registry.read()

@@ -193,8 +193,8 @@ def _lagging_views(kafka: Topics, views: Sequence[View], ends: Mapping[str, Posi
         unread.append((name, table, pending_records(table.topic, checkpoint, ends[table.topic])))
     # Aborted records and transaction markers need not be applied: look for the next committed
     # record instead.
-    next_records = kafka.next_records(
-        {place for _, _, places in unread for place in places}, decided=True
+    next_records = kafka.next_committed_records(
+        {place for _, _, places in unread for place in places}
     )
     return [
         f"{table.qualified} in {name} has not caught up"

@@ -117,7 +117,7 @@ class LoweredSettings:
         )
         roller.roll(places)
         self._kafka.override(dict.fromkeys(self._topics, OPEN_SEGMENT))
-        return self._kafka.ends(self._topics, decided=False)
+        return self._kafka.log_ends(self._topics)
 
     def clean(self, ends: Mapping[str, Position]) -> None:
         """Let the broker clean what lies below the ends, and write that to the ledger first."""

@@ -90,7 +90,7 @@ def request_backfills(
     now on.
     """
     listed = list(requests)
-    ends = topics.ends([request.table.topic for request in listed], decided=False)
+    ends = topics.log_ends([request.table.topic for request in listed])
     for request in listed:
         end = ends[request.table.topic]
         name = f"{request.reason.split()[-1][:3]}-{end.topic_id}-{sum(end.offsets)}"
@@ -108,7 +108,7 @@ def set_floor_before_snapshot(
 
     Returns the ends of the topics that hold records; `control_topics` are void as well.
     """
-    ends = topics.ends([*(table.topic for table in tables), *control_topics], decided=False)
+    ends = topics.log_ends([*(table.topic for table in tables), *control_topics])
     filled = [table.qualified for table in tables if any(ends[table.topic].offsets)]
     if filled:
         raise_floor(conn, filled)

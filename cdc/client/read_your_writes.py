@@ -191,7 +191,7 @@ class View:
             if topic not in current or behind:
                 self._refuse_waiting()
                 return None
-            return self._kafka.ends([topic], decided=False)[topic], floor
+            return self._kafka.log_ends([topic])[topic], floor
 
     def has_passed(self, barrier: Position, floor: int) -> bool:
         """Whether the view has passed a barrier.
@@ -235,7 +235,7 @@ class View:
         # Floors are read after the message: a truncation before the message is in its topic by now.
         if self._control.has_changed():
             self._control.read()
-        ends = self._kafka.ends(self._source_topics, decided=False)
+        ends = self._kafka.log_ends(self._source_topics)
         for token in newest.values():
             self._token_ends.add(token, ends)
 

@@ -54,7 +54,7 @@ class Truncations:
 
     def read(self) -> None:
         """Take the records written since the last call. Raises ConnectorError."""
-        ends, registered_topic = self._decided_ends(), self._pipeline.registered_topic
+        ends, registered_topic = self._settled_ends(), self._pipeline.registered_topic
         if ends[registered_topic] != self._ends_read.get(registered_topic):
             self.registration = registrations.read(self._kafka, self._pipeline) or Registration()
         self._ends_read = ends
@@ -62,10 +62,8 @@ class Truncations:
             tail.read(ends[topic])
 
     def has_changed(self, ends: Mapping[str, Position] | None = None) -> bool:
-        """Whether `read` would find something. `ends`: the ends of the topics, including undecided
-        records.
-        """
-        current_ends = ends or self._ends(decided=False)
+        """Whether `read` would find something. `ends`: the ends of the topics' logs."""
+        current_ends = ends or self._kafka.log_ends(self.topics)
         registered_topic = self._pipeline.registered_topic
         renewed = current_ends[registered_topic] != self._ends_read.get(registered_topic)
         return renewed or any(tail.has_changed(current_ends) for tail in self._tails.values())
@@ -77,23 +75,20 @@ class Truncations:
         end = self._ends_read.get(topic)
         return sum(self.registration.start(topic, end.topic_id)) if end else 0
 
-    def _decided_ends(self) -> dict[str, Position]:
+    def _settled_ends(self) -> dict[str, Position]:
         """The ends of the topics, once every record is committed or aborted: markers reach topics
         one by one.
         """
-        all_ends, deadline = self._ends(decided=False), time.monotonic() + WAIT_S
-        while (ends := self._ends(decided=True)) != all_ends:
+        log_ends, deadline = self._kafka.log_ends(self.topics), time.monotonic() + WAIT_S
+        while (ends := self._kafka.ends(self.topics)) != log_ends:
             if time.monotonic() > deadline:
                 raise KafkaUnavailable(
                     f"A transaction in {' or '.join(self.topics)} has been open for {WAIT_S:.0f} s.",
                     hint="is the connector's worker alive? it is tried again",
                 )
             time.sleep(POLL_S)
-            all_ends = self._ends(decided=False)
+            log_ends = self._kafka.log_ends(self.topics)
         return ends
-
-    def _ends(self, *, decided: bool) -> dict[str, Position]:
-        return self._kafka.ends(self.topics, decided=decided)
 
     def _forget(self) -> None:
         self._lsns = {}

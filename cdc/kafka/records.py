@@ -12,7 +12,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 from cdc.errors import KafkaUnavailable
 from cdc.model.position import Position
@@ -39,6 +39,10 @@ RecordAddress = tuple[str, int, int]
 """Topic, partition, offset."""
 
 
+Isolation = Literal["read_committed", "read_uncommitted"]
+"""Whether records of open and of aborted transactions are read, in Kafka's words."""
+
+
 @dataclass(frozen=True)
 class Record:
     """One record; `timestamp_ms` is when the connector handed it to Kafka."""
@@ -53,14 +57,16 @@ class Records:
     """Reads and writes single records. Connects at the first call; every method raises
     ConnectorError.
 
-    Not `decided`: uncommitted records are read as well. `patience_s`: how long a read waits for the
-    next record.
+    `patience_s`: how long a read waits for the next record.
     """
 
     def __init__(
-        self, bootstrap: str, *, decided: bool = True, patience_s: float = TIMEOUT_MS / 1000
+        self,
+        bootstrap: str,
+        isolation: Isolation = "read_committed",
+        patience_s: float = TIMEOUT_MS / 1000,
     ) -> None:
-        self._bootstrap, self._decided, self._patience_s = bootstrap, decided, patience_s
+        self._bootstrap, self._isolation, self._patience_s = bootstrap, isolation, patience_s
         self._consumer: Any = None
         self._producer: Any = None
 
@@ -177,7 +183,7 @@ class Records:
                 bootstrap_servers=self._bootstrap,
                 bootstrap_timeout_ms=TIMEOUT_MS,
                 request_timeout_ms=TIMEOUT_MS,
-                isolation_level="read_committed" if self._decided else "read_uncommitted",
+                isolation_level=self._isolation,
                 enable_auto_commit=False,
                 group_id=None,
                 fetch_max_wait_ms=50,

@@ -17,6 +17,7 @@ from cdc.errors import ConnectorError
 from cdc.kafka.log_refusals import missing_topic
 from cdc.kafka.records import (
     TIMEOUT_MS,
+    Isolation,
     Record,
     RecordAddress,
     Records,
@@ -47,7 +48,7 @@ class Topics:
             check_reachable(bootstrap)
             self.admin = TopicAdmin(bootstrap)
         self._records = Records(bootstrap, patience_s=patience_s)
-        self._undecided_records = Records(bootstrap, decided=False)
+        self._uncommitted_records = Records(bootstrap, "read_uncommitted")
 
     def __enter__(self) -> "Topics":
         return self
@@ -63,7 +64,7 @@ class Topics:
     def close(self) -> None:
         """Close all connections to the broker."""
         self._records.close()
-        self._undecided_records.close()
+        self._uncommitted_records.close()
         self.admin.client.close()
 
     def cluster_id(self) -> str:
@@ -120,13 +121,13 @@ class Topics:
             described = self.admin.client.describe_topics([uuid_of_topic])
         return next((str(topic["name"]) for topic in described if topic["error_code"] == 0), None)
 
-    def ends(self, topics: Sequence[str], *, decided: bool = True) -> dict[str, Position]:
-        """The end of each topic as a read_committed reader sees it: after the last decided
-        transaction.
+    def ends(self, topics: Sequence[str]) -> dict[str, Position]:
+        """The last stable offset of each topic: what a read_committed reader gets lies before it."""
+        return self._positions(topics, kafka.admin.OffsetSpec.LATEST)
 
-        Not `decided`: after every record, including those of open transactions.
-        """
-        return self._positions(topics, kafka.admin.OffsetSpec.LATEST, decided)
+    def log_ends(self, topics: Sequence[str]) -> dict[str, Position]:
+        """The end of each topic behind all of its records, those of open transactions included."""
+        return self._positions(topics, kafka.admin.OffsetSpec.LATEST, "read_uncommitted")
 
     def starts(self, topics: Sequence[str]) -> dict[str, Position]:
         """The first offset that each topic still has."""
@@ -253,18 +254,26 @@ class Topics:
         )
 
     def next_records(
-        self, places: Collection[RecordAddress], *, decided: bool = False
+        self, places: Collection[RecordAddress]
     ) -> dict[RecordAddress, tuple[int, int] | None]:
         """The offset and the time, in Unix milliseconds, of the first record at or after each
-        place.
+        place, committed or not; None where there is none.
 
-        None: there is none; `decided`: none that is committed. Every place is answered. Raises
-        ConnectorError.
+        Every place is answered. Raises ConnectorError.
         """
         if not places:
             return {}
-        ends = self.ends(sorted({topic for topic, _, _ in places}), decided=decided)
-        return (self._records if decided else self._undecided_records).next_records(places, ends)
+        ends = self.log_ends(sorted({topic for topic, _, _ in places}))
+        return self._uncommitted_records.next_records(places, ends)
+
+    def next_committed_records(
+        self, places: Collection[RecordAddress]
+    ) -> dict[RecordAddress, tuple[int, int] | None]:
+        """The same of committed records alone."""
+        if not places:
+            return {}
+        ends = self.ends(sorted({topic for topic, _, _ in places}))
+        return self._records.next_records(places, ends)
 
     def remove(self, topics: Sequence[str]) -> None:
         """Delete topics, and wait until the broker no longer lists them. Topics that don't exist
@@ -292,7 +301,10 @@ class Topics:
                 )
 
     def _positions(
-        self, topics: Sequence[str], spec: int | Mapping[str, int], decided: bool = True
+        self,
+        topics: Sequence[str],
+        spec: int | Mapping[str, int],
+        isolation: Isolation = "read_committed",
     ) -> dict[str, Position]:
         """Positions of topics, for all topics alike or by topic.
 
@@ -311,11 +323,7 @@ class Topics:
                 for topic in topics
                 for number in range(counts[topic])
             }
-            level = (
-                kafka.IsolationLevel.READ_COMMITTED
-                if decided
-                else kafka.IsolationLevel.READ_UNCOMMITTED
-            )
+            level = kafka.IsolationLevel[isolation.upper()]
             offsets = self.admin.client.list_partition_offsets(places, level)
         return {
             topic: Position(

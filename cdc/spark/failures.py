@@ -29,6 +29,13 @@ FINAL_ERRORS = (
     "CorruptRecord",
 )
 """Kafka errors that won't pass by waiting; all others do."""
+RECORDS_GONE = re.compile(
+    r"KafkaIllegalStateException|OffsetOutOfRange|\[KAFKA_DATA_LOSS|\[KAFKA_START_OFFSET_DOES_NOT_MATCH"
+    r"|\[LOST_TOPIC_PARTITIONS|START_OFFSET_GREATER_THAN_END_OFFSET\]"
+)
+"""A topic is shorter than it was, or another one of its name: the client's exceptions, and the
+conditions of Spark's source (error/kafka-error-conditions.json of its jar).
+"""
 LOST = re.compile(
     r"Python worker (?:exited unexpectedly|failed to connect back|process is dead)|ExecutorLostFailure|SlaveLost"
     r"|Executor heartbeat timed out|EOFException occurred while reading .* from Python worker"
@@ -47,11 +54,7 @@ def _of_server(text: str, sink: str) -> CdcError | None:
     """Recognise failures of the broker, of a sink's server, and of Spark's processes by their text;
     None for others.
     """
-    if (
-        "KafkaIllegalStateException" in text
-        or "OffsetOutOfRange" in text
-        or "data loss" in text.lower()
-    ):
+    if RECORDS_GONE.search(text):
         return ConnectorError(
             "Kafka no longer holds records that the view still needs.",
             hint=f"cdc -p FILE rebuild {sink}",

@@ -152,7 +152,7 @@ def _is_mark(record: Record, request: str) -> bool:
 
 def _await_visible(kafka: Topics, table: Table, deadline: float) -> None:
     """Wait until the table's topic has the transaction's marker. Markers arrive one by one."""
-    end = kafka.ends([table.topic], decided=False)[table.topic]
+    end = kafka.log_ends([table.topic])[table.topic]
     while not distance(kafka.ends([table.topic])[table.topic], end).reached:
         _sleep_until(table, deadline)
 

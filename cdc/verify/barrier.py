@@ -135,7 +135,7 @@ def place_barrier(
     derived = [table for table in tables if table.derivation]
     if derived:
         _await_documents(pipeline, kafka, derived, options)
-    ends = kafka.ends([table.topic for table in tables], decided=False)
+    ends = kafka.log_ends([table.topic for table in tables])
     truncations.read()
     return Barrier(ends, truncations.floors)
 

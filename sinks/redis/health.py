@@ -35,7 +35,7 @@ def check_info(sink: str, info: Info) -> Iterator[Finding]:
         yield finding("cache-too-old", "redis_version", message, "INFO server")
     if info.get("redis_mode") == "cluster":
         message = "the server is a cluster, in which databases can't be switched."
-        yield finding("cache-clustered", "cluster-enabled", message, "CLUSTER INFO")
+        yield finding("cache-clustered", "cluster-enabled", message, "INFO cluster")
     if info.get("role") == "slave":
         message = "the server is a replica, which takes no writes."
         yield finding("cache-replica", "role", message, "INFO replication")

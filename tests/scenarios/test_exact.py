@@ -13,6 +13,7 @@ import httpx
 from cdc.capture.configuration import placeholder
 from cdc.kafka.records import kafka
 from cdc.kafka.topics import Topics
+from tests.support import bad_records
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
@@ -167,13 +168,7 @@ def test_truncated_rows_never_come_back(world: "World") -> None:
 
 
 def produce(world: "World", table: str, records: list[tuple[bytes | None, bytes | None]]) -> None:
-    producer = kafka.KafkaProducer(bootstrap_servers=world.stack.endpoints.kafka, acks="all")
-    try:
-        for key, value in records:
-            # A compacted topic takes no record without a key, so an empty one stands for it.
-            producer.send(f"{world.name}.{table}", key=key, value=value, partition=0).get(10)
-    finally:
-        producer.close()
+    bad_records.produce(world.stack.endpoints.kafka, f"{world.name}.{table}", records)
 
 
 def test_bad_records_are_put_aside_and_others_go_on(world: "World") -> None:

@@ -24,6 +24,7 @@ PATH = re.compile(
 MODULE = re.compile(r"python -m ([a-z_]+(?:\.[a-z_]+)*)")
 TARGET = re.compile(r"\bmake ([a-z]+)\b")
 COMMAND = re.compile(r"^(\$ )?(.*[;|] *)?(\w+=\S+ )*(\.venv/bin/)?cdc ")
+BRACKETED = re.compile(r"\w\[\w+\]$")
 SYMBOLS = {";", "|", "||", "&", "&&", ">", ">>", "<"}
 BANNED = {
     "bookmark": "position",
@@ -78,7 +79,8 @@ def _of_line(line: str) -> Iterator[list[str]]:
         while part and re.match(r"\w+=", part[0]):
             part.pop(0)
         if part and Path(part[0]).name == "cdc":
-            plain = (word.strip("[]") for word in part[1:])
+            # Brackets around optional words; those of `local[8]` are a word's own.
+            plain = (word if BRACKETED.search(word) else word.strip("[]") for word in part[1:])
             yield [word for word in plain if word != "..."]
 
 

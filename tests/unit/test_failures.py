@@ -112,6 +112,18 @@ def test_what_executors_report_passes_or_not_by_its_class() -> None:
     }
 
 
+CONDITIONS_OF_LOSS = (
+    "KAFKA_DATA_LOSS.PARTITION_OFFSET_CHANGED",
+    "KAFKA_DATA_LOSS.PARTITIONS_DELETED",
+    "KAFKA_START_OFFSET_DOES_NOT_MATCH_ASSIGNED",
+    "LOST_TOPIC_PARTITIONS_IN_END_OFFSET_WITH_TRIGGER_AVAILABLENOW",
+    "RESOLVED_START_OFFSET_GREATER_THAN_END_OFFSET",
+)
+"""What Spark's source tells of a topic that is shorter than it was, or another one of that name
+(error/kafka-error-conditions.json of its jar).
+"""
+
+
 @pytest.mark.parametrize(
     ("text", "kind"),
     [
@@ -131,6 +143,7 @@ def test_what_executors_report_passes_or_not_by_its_class() -> None:
         ("org.apache.kafka.common.errors.TopicAuthorizationException: no", ConnectorError),
         ("org.apache.kafka.common.errors.SaslAuthenticationException: no", ConnectorError),
         ("KafkaIllegalStateException: offset 5 is gone", ConnectorError),
+        *((f"[{condition}] t.public.orders", ConnectorError) for condition in CONDITIONS_OF_LOSS),
         ("[CAST_INVALID_INPUT] The value 'x' of the type", errors.SinkError),
         ("what nobody has seen", errors.SinkError),
     ],

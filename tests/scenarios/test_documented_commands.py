@@ -1,0 +1,203 @@
+"""Every command that README and the documentation show is run, against real servers and in an order
+in which each can do its work.
+
+Those of `start/own-tables.md` are run by test_first_hour, with what the page says they print.
+"""
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+import redis
+from pyspark.sql import SparkSession
+
+from cdc.cli import verbs
+from cdc.compose.wheels import postgres_bin
+from tests.support import pages
+from tests.support.bad_records import produce
+from tests.support.wait import wait_until
+
+if TYPE_CHECKING:
+    from tests.scenarios.conftest import World
+
+pytestmark = pytest.mark.timeout(900)
+FIRST_HOUR = "own-tables.md"
+ELSEWHERE = {
+    "up --stack compose": "needs a Docker engine: tests/containers",
+    "run --master spark://spark:7077": "names a cluster: tests/spark runs executors of their own",
+    "up": "starts servers of its own: the fixture of all tests does, and test_first_hour",
+    "down": "stops them: the same",
+}
+"""Commands that can't be run here, and where they are."""
+FINDINGS = ("status", "doctor")
+"""Verbs whose exit code is what they found."""
+SHELL = "curl", "psql", "java", "df", "ls", "ps", "redis-cli"
+"""Programs of runbooks that these tests can run, or can say the same as."""
+
+
+def documented() -> list[str]:
+    """The distinct `cdc` commands of all pages, without the file's name."""
+    texts = [page.read_text() for page in pages.PAGES if page.name != FIRST_HOUR]
+    lines = {" ".join(words) for text in texts for words in pages.commands(text)}
+    return sorted(line.removeprefix("-p shop.yaml ") for line in lines)
+
+
+def shell_lines() -> list[str]:
+    """The distinct lines of shell blocks that call another program than `cdc`."""
+    blocks = [
+        body
+        for page in pages.PAGES
+        for kind, body in pages.blocks(page.read_text())
+        if kind == "sh"
+    ]
+    lines = {line for body in blocks for line in body.splitlines()}
+    return sorted(line for line in lines if line.split(" ")[0] in SHELL)
+
+
+class Reader:
+    """Somebody who types what the pages show, in a folder that has `shop.yaml`."""
+
+    def __init__(self, world: "World", monkeypatch: pytest.MonkeyPatch) -> None:
+        self._world, self._monkeypatch = world, monkeypatch
+        self.words = {"T": "public.orders", "S": "cache", "$SHOP_POSTGRES": world.dsn}
+        self.remaining = [line for line in documented() if line not in ELSEWHERE]
+
+    def type(self, line: str, folder: Path | None = None) -> None:
+        """Run a command in this process, whose Spark is warm.
+
+        Raises:
+            AssertionError: it ended with another code than 0.
+        """
+        self.remaining.remove(line)
+        self._monkeypatch.chdir(folder or self._world.folder)
+        words = ["-p", "shop.yaml", *self._words(line)]
+        self._monkeypatch.setattr(sys, "argv", ["cdc", *words])
+        with pytest.raises(SystemExit) as ended:
+            verbs.main()
+        expected = range(3, 9) if line in FINDINGS else ()
+        assert ended.value.code == 0 or ended.value.code in expected, line
+
+    def type_all(self, verb: str) -> None:
+        """Run all remaining commands of a verb."""
+        lines = [line for line in self.remaining if line.split(" ")[0] == verb]
+        assert lines
+        for line in lines:
+            self.type(line)
+
+    @contextmanager
+    def background(self, *lines: str) -> Iterator[None]:
+        """Run commands as processes of their own until the block ends.
+
+        `run` has to end cleanly when it is asked to; any other verb is ended by the signal.
+        """
+        command = [sys.executable, "-m", "cdc.entry", "-p", "shop.yaml"]
+        processes = []
+        for line in lines:
+            self.remaining.remove(line)
+            words = [*command, *self._words(line)]
+            processes.append(subprocess.Popen(words, cwd=self._world.folder))
+        try:
+            yield
+        finally:
+            for process in processes:
+                process.send_signal(signal.SIGTERM)
+            codes = [process.wait(90) for process in processes]
+        expected = [0 if line.startswith("run") else -signal.SIGTERM for line in lines]
+        assert codes == expected, lines
+
+    def _words(self, line: str) -> list[str]:
+        return [self.words.get(word, word) for word in line.split(" ")]
+
+
+@pytest.fixture
+def reader(world: "World", monkeypatch: pytest.MonkeyPatch) -> Reader:
+    world.sql(
+        "CREATE TABLE orders (id int PRIMARY KEY, state text)",
+        "INSERT INTO orders SELECT n, 'new' FROM generate_series(1, 500) n",
+    )
+    world.write_file("{table: public.orders, partitions: 1}")
+    (world.folder / "shop.yaml").write_text(world.file.read_text())
+    monkeypatch.setenv("CDC_STATE", str(world.folder))
+    monkeypatch.setattr(SparkSession, "stop", lambda _: None)
+    return Reader(world, monkeypatch)
+
+
+def test_every_documented_command_works(world: "World", reader: Reader, tmp_path: Path) -> None:
+    for number, line in enumerate(documented()):
+        if line.split(" ")[0] == "init":
+            folder = tmp_path / f"init{number}"
+            folder.mkdir()
+            reader.type(line, folder)
+    for line in ("plan", "migrate --dry-run", "migrate", "register", "topics"):
+        reader.type(line)
+
+    with reader.background("run --sink cache", "run --sink search"):
+        world.wait_for("cache", 500)
+        world.wait_for("search", 500)
+    with reader.background("run --master local[8]"):
+        world.wait_for("warehouse", 500)
+
+    produce(
+        world.stack.endpoints.kafka, f"{world.name}.public.orders", [(b'{"id":1}', b"not json")]
+    )
+    with reader.background("run"):
+        world.settle()
+        (place, *_) = (entry["place"] for entry in world.json("quarantine", "list")["quarantine"])
+        reader.words["PLACE"] = place
+        reader.type_all("status")
+        reader.type_all("doctor")
+        for line in ("list", "show PLACE", "redrive PLACE", "redrive", "discard PLACE"):
+            reader.type(f"quarantine {line}")
+        world.sql("UPDATE orders SET state = 'sent' WHERE id = 1")
+        world.settle()
+        with reader.background("verify --every 1h --metrics 9105"):
+            wait_until(lambda: answers("http://127.0.0.1:9105/metrics"), 60, "its figures")
+        reader.type_all("verify")
+        reader.type("rebuild cache --table public.orders")
+        reader.type("rebuild search --table T")
+        reader.type("rollback search")
+        reader.type_all("generations")
+        for line in [line for line in reader.remaining if not line.startswith("topics renew")]:
+            reader.type(line)
+    # A topic made anew ends the streams that read it.
+    reader.type_all("topics")
+    assert reader.remaining == []
+
+
+def answers(address: str) -> bool:
+    command = ["curl", "-sf", address]
+    return subprocess.run(command, check=False, capture_output=True).returncode == 0
+
+
+def test_every_line_for_the_shell_works(world: "World") -> None:
+    """Programs of a shell run as they are; what a page types to `redis-cli` is said to the cache by
+    its client, since the program isn't on every machine.
+    """
+    environment = {
+        **os.environ,
+        "PATH": f"{postgres_bin()}:{os.environ['PATH']}",
+        "CDC_POSTGRES": world.dsn,
+    }
+    failures = []
+    with redis.Redis.from_url(world.cache) as cache:
+        for line in shell_lines():
+            program, *words = shlex.split(line)
+            if program == "redis-cli":
+                cache.execute_command(*words)
+                continue
+            text = line.replace("/path/of/the/warehouse", str(world.folder))
+            # With -f curl tells a server's refusal by its exit code.
+            shell = ["bash", "-euo", "pipefail", "-c", text.replace("curl -s ", "curl -sf ")]
+            process = subprocess.run(
+                shell, check=False, capture_output=True, text=True, env=environment
+            )
+            if process.returncode:
+                failures.append(f"{line}: {process.returncode} {process.stderr}")
+    assert failures == []
