@@ -21,6 +21,7 @@ from pydantic import (
 
 from cdc.config import mistakes, places
 from cdc.config.mistakes import InvalidSetting
+from cdc.config.notify_settings import NotifySettings
 from cdc.config.references import References
 from cdc.config.section import Section, Web
 from cdc.config.sink_kinds import SinkSettings, kinds
@@ -60,6 +61,8 @@ class Pipeline(Section):
     """A broker, host:port."""
     connect: Web = Field(default="${CDC_CONNECT}", examples=["http://localhost:8083"])
     """Kafka Connect's REST interface."""
+    notify: tuple[NotifySettings, ...] = ()
+    """Who is told of trouble."""
     delete_retention_hours: float = Field(default=168.0, gt=0)
     """How long tombstones stay readable: must exceed the longest outage of a sink."""
     changes_retention_hours: float = Field(default=24.0, ge=0)
@@ -234,6 +237,11 @@ class Pipeline(Section):
     def operations_topic(self) -> str:
         """The topic of the operation log, see `cdc.control.operations`."""
         return f"{self.pipeline}.operations"
+
+    @property
+    def incidents_topic(self) -> str:
+        """The topic of incidents that people are told of, see `cdc.notify`."""
+        return f"{self.pipeline}.incidents"
 
     @property
     def message_topic(self) -> str:

@@ -32,6 +32,7 @@ def topic_specs(pipeline: Pipeline) -> dict[str, int]:
         pipeline.generations_topic,
         pipeline.runs_topic,
         pipeline.operations_topic,
+        pipeline.incidents_topic,
     )
     return {
         **tables,
@@ -73,6 +74,7 @@ def topic_settings(pipeline: Pipeline, topics: Iterable[str]) -> dict[str, dict[
         pipeline.settings_topic,
         pipeline.generations_topic,
         pipeline.runs_topic,
+        pipeline.incidents_topic,
     )
     lag = (
         {"min.compaction.lag.ms": str(int(pipeline.changes_kept_s * 1000))}

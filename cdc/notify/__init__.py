@@ -1,0 +1,1 @@
+"""Tell people of trouble: each incident once, and its end, whichever processes look."""

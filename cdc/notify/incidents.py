@@ -1,0 +1,175 @@
+"""Incidents: from findings, which are looked at again and again, to what people are told once.
+
+In:  the findings of a look; the incidents of the pipeline's log. Out: what is to be told now.
+Invariant: of all processes that look, one tells an incident. Each writes its claim to the log, and
+the first in the order of the log has it; a claim whose process has died is taken over. So an
+incident is told once, and twice only if its teller dies between telling it and noting that.
+
+An incident goes through these phases, of which the log has the newest entry of each:
+
+    (none) --claimed--> opening --told--> open --claimed--> closing --told--> (none)
+
+Pure: no server, no clock.
+"""
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+from cdc.model.finding import ORDER, Finding, Severity
+
+TAKEOVER_S = 180.0
+"""Seconds after which a claim counts as that of a dead process: longer than telling may take."""
+QUIET_S = 300.0
+"""Seconds without a finding after which its incident is over: what comes and goes is one
+incident.
+"""
+BLINDING = ("-unreachable", "-unreadable", "-silent", "another-server")
+"""Ends of codes with which other findings can't be looked for, so that their absence says
+nothing.
+"""
+
+
+class Phase(StrEnum):
+    """How far the telling of an incident is."""
+
+    OPENING = "opening"
+    OPEN = "open"
+    CLOSING = "closing"
+
+
+@dataclass(frozen=True)
+class Incident:
+    """A trouble, from when it began until it is over. Stored: the fields are part of the format.
+
+    `watch` names what looks for it: nothing else can tell that it is over. `teller` is the process
+    that claims to tell, since `claimed_at`. Times are Unix seconds.
+    """
+
+    id: str
+    watch: str
+    code: str
+    severity: str
+    hop: str
+    subject: str
+    message: str
+    fix: str
+    since: float
+    phase: Phase = Phase.OPENING
+    teller: str = ""
+    claimed_at: float = 0.0
+
+
+def accepts(entry: Incident | None, following: Incident) -> bool:
+    """Whether an entry of the log comes into force: the first claim holds until it is stale, and
+    only its teller notes that it has told.
+    """
+    if following.phase is Phase.OPENING:
+        return entry is None or (entry.phase is Phase.OPENING and _is_stale(entry, following))
+    if entry is None:
+        return False
+    if following.phase is Phase.OPEN:
+        return entry.phase is Phase.OPENING and entry.teller == following.teller
+    return entry.phase is Phase.OPEN or (
+        entry.phase is Phase.CLOSING and _is_stale(entry, following)
+    )
+
+
+def _is_stale(entry: Incident, following: Incident) -> bool:
+    return following.claimed_at - entry.claimed_at > TAKEOVER_S
+
+
+def sees_all(findings: Iterable[Finding]) -> bool:
+    """Whether a look that found these could have found any other: whatever it asked, answered."""
+    return not any(finding.code.endswith(BLINDING) for finding in findings)
+
+
+@dataclass
+class Watch:
+    """What one process has seen so far: since when each trouble is there, or absent.
+
+    `name` is the same in all processes that look for the same and tell the same address. `after_s`:
+    how long a trouble has to last before it is told; `quiet_s`: how long it has to be absent before
+    it is over.
+    """
+
+    name: str
+    least: Severity
+    after_s: float
+    quiet_s: float = QUIET_S
+    _seen: dict[str, tuple[float, float]] = field(default_factory=dict)
+    """The first and the last look that saw each trouble; gaps shorter than `after_s` are none."""
+    _absent_since: dict[str, float] = field(default_factory=dict)
+
+    def look(
+        self,
+        findings: Iterable[Finding],
+        incidents: Mapping[str, Incident],
+        now: float,
+        judged: Callable[[Incident], bool] = lambda _: True,
+    ) -> list[Incident]:
+        """Return the claims to make: incidents to be told, and those whose end is.
+
+        incidents: those of the log, by id. `judged`: whether this look could have seen the trouble
+        of an incident; where it couldn't, the absence of a finding says nothing.
+        """
+        present = {self._id(finding): finding for finding in findings}
+        absent = {
+            key
+            for key, incident in incidents.items()
+            if incident.watch == self.name and key not in present and judged(incident)
+        }
+        self._seen = {
+            key: (first, last)
+            for key, (first, last) in self._seen.items()
+            if now - last <= self.after_s
+        }
+        self._seen |= {key: (self._seen.get(key, (now, now))[0], now) for key in present}
+        self._absent_since = {key: self._absent_since.get(key, now) for key in absent}
+        begun = [
+            self._incident(key, finding, now)
+            for key, finding in present.items()
+            if self._is_due(key, finding, now) and _may_claim(incidents.get(key), now)
+        ]
+        over = [
+            replace(incidents[key], phase=Phase.CLOSING, claimed_at=now)
+            for key, moment in self._absent_since.items()
+            if now - moment >= self.quiet_s and _may_close(incidents[key], now)
+        ]
+        return [*begun, *over]
+
+    def _id(self, finding: Finding) -> str:
+        """Name an incident by what it is about; its message may change while it lasts."""
+        parts = (self.name, finding.code, finding.hop, finding.subject)
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
+
+    def _is_due(self, key: str, finding: Finding, now: float) -> bool:
+        bad_enough = ORDER.index(finding.severity) <= ORDER.index(self.least)
+        return bad_enough and now - self._seen[key][0] >= self.after_s
+
+    def _incident(self, key: str, finding: Finding, now: float) -> Incident:
+        return Incident(
+            key,
+            self.name,
+            finding.code,
+            finding.severity.value,
+            finding.hop,
+            finding.subject,
+            finding.message,
+            finding.fix,
+            finding.since or self._seen[key][0],
+            claimed_at=now,
+        )
+
+
+def _may_claim(incident: Incident | None, now: float) -> bool:
+    return incident is None or (
+        incident.phase is Phase.OPENING and now - incident.claimed_at > TAKEOVER_S
+    )
+
+
+def _may_close(incident: Incident, now: float) -> bool:
+    return incident.phase is Phase.OPEN or (
+        incident.phase is Phase.CLOSING and now - incident.claimed_at > TAKEOVER_S
+    )

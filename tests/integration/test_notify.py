@@ -1,0 +1,169 @@
+"""Notifications through a real broker to a real receiver: once an incident, signed, tried again."""
+
+import hashlib
+import hmac
+import json
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+from cdc.config.notify_settings import NotifySettings
+from cdc.config.settings import Pipeline
+from cdc.kafka.records import kafka
+from cdc.kafka.topic_setup import ensure_topics
+from cdc.kafka.topics import Topics
+from cdc.model.finding import find
+from cdc.notify.notifier import Notifier
+from tests.support.pipelines import NOWHERE, pipeline
+
+BEHIND = find("sink-behind", "cache", "Kafka -> cache is slow.", "cdc -p FILE run", sink="cache")
+AWAY = find("kafka-unreachable", "kafka", "Kafka is away.", "cdc -p FILE status")
+SECRET = "a secret of the shop's"
+
+
+class Receiver:
+    """An HTTP server that keeps what is posted to it; `answers` are the codes of the next answers,
+    200 afterwards.
+    """
+
+    def __init__(self) -> None:
+        self.answers: list[int] = []
+        self.bodies: list[dict[str, Any]] = []
+        self.signatures: list[str] = []
+        receiver = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                code = receiver.answers.pop(0) if receiver.answers else 200
+                if code == 200:
+                    receiver.bodies.append({**json.loads(body), "body": body})
+                    receiver.signatures.append(self.headers.get("X-Cdc-Signature", ""))
+                self.send_response(code)
+                self.end_headers()
+
+            def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.url = f"http://127.0.0.1:{self._server.server_port}/hook"
+        threading.Thread(target=self._server.serve_forever, daemon=True).start()
+
+    @property
+    def events(self) -> list[tuple[str, str]]:
+        return [(body["event"], body["code"]) for body in self.bodies]
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    receiver = Receiver()
+    yield receiver
+    receiver.close()
+
+
+@pytest.fixture
+def shop(stack: Any, unique: str, receiver: Receiver) -> Iterator[Pipeline]:
+    described = pipeline(
+        unique, "postgresql://127.0.0.1:1/none", "public.orders", kafka=stack.endpoints.kafka
+    )
+    entry = NotifySettings(url=receiver.url, secret=SECRET, after_s=0)
+    shop_pipeline = described.model_copy(update={"notify": (entry,)})
+    with Topics(shop_pipeline.kafka) as topics:
+        ensure_topics(topics, shop_pipeline)
+    yield shop_pipeline
+    with kafka.KafkaAdminClient(bootstrap_servers=shop_pipeline.kafka) as admin:
+        admin.delete_topics([topic for topic in admin.list_topics() if unique in topic])
+
+
+@contextmanager
+def notifier(shop: Pipeline, quiet_s: float = 0) -> Iterator[Notifier]:
+    notifier = Notifier(shop, "status", quiet_s)
+    try:
+        yield notifier
+    finally:
+        notifier.close()
+
+
+def test_processes_that_look_at_once_tell_once(shop: Pipeline, receiver: Receiver) -> None:
+    def look(_: int) -> None:
+        with notifier(shop) as process:
+            for _ in range(5):
+                process.look([BEHIND])
+
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(look, range(3)))
+    assert receiver.events == [("opened", "sink-behind")]
+    for _ in range(2):
+        with notifier(shop) as process:
+            process.look([])
+    assert receiver.events == [("opened", "sink-behind"), ("recovered", "sink-behind")]
+
+
+def test_a_message_is_signed_and_tried_again(shop: Pipeline, receiver: Receiver) -> None:
+    receiver.answers = [503, 429]
+    with notifier(shop) as process:
+        process.look([BEHIND])
+    (body,), (signature,) = receiver.bodies, receiver.signatures
+    assert (body["pipeline"], body["hop"], body["fix"]) == (
+        shop.pipeline,
+        "Kafka -> cache",
+        "cdc -p FILE run",
+    )
+    moment, digest = (part.partition("=")[2] for part in signature.split(","))
+    signed = f"{moment}.".encode() + body["body"]
+    assert digest == hmac.new(SECRET.encode(), signed, hashlib.sha256).hexdigest()
+
+
+def test_a_refusal_is_logged_without_the_address_and_ends_nobody(
+    shop: Pipeline, receiver: Receiver, capfd: pytest.CaptureFixture[str]
+) -> None:
+    receiver.answers = [404]
+    with notifier(shop, 300) as process:
+        process.look([BEHIND])
+        process.look([BEHIND])
+    assert receiver.events == []
+    printed = "".join(capfd.readouterr())
+    assert "notification_not_delivered" in printed
+    assert receiver.url not in printed
+
+
+def test_slack_gets_a_text(shop: Pipeline, receiver: Receiver) -> None:
+    entry = shop.notify[0].model_copy(update={"format": "slack"})
+    with notifier(shop.model_copy(update={"notify": (entry,)})) as process:
+        process.look([BEHIND])
+        process.look([])
+    assert [body["text"] for body in receiver.bodies] == [
+        f"{shop.pipeline}: degraded: Kafka -> cache is slow. Next: cdc -p FILE run. (sink-behind)",
+        f"{shop.pipeline}: over: Kafka -> cache is slow. (sink-behind)",
+    ]
+
+
+def test_without_kafka_a_process_tells_what_it_sees(shop: Pipeline, receiver: Receiver) -> None:
+    with notifier(shop.model_copy(update={"kafka": NOWHERE})) as process:
+        process.look([AWAY])
+        process.look([AWAY, BEHIND])
+    assert receiver.events == [("opened", "kafka-unreachable"), ("opened", "sink-behind")]
+
+
+def test_what_was_told_while_the_log_was_away_is_noted_later(
+    shop: Pipeline, receiver: Receiver
+) -> None:
+    with Topics(shop.kafka) as topics, notifier(shop) as process:
+        topics.remove([shop.incidents_topic])
+        process.look([BEHIND])
+        ensure_topics(topics, shop)
+        process.look([BEHIND])
+    with notifier(shop) as another:
+        another.look([BEHIND])
+        assert receiver.events == [("opened", "sink-behind")]
+        another.look([])
+    assert receiver.events == [("opened", "sink-behind"), ("recovered", "sink-behind")]
