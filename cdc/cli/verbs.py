@@ -35,6 +35,7 @@ from cdc.cli.operation import destroy, pause
 from cdc.cli.operation import log as operation_log
 from cdc.cli.operation.consent import require_consent
 from cdc.cli.operation.log import recorded
+from cdc.cli.observation.notification import notifying
 from cdc.cli.workflow import WorkflowGroup
 from cdc.config.view_settings import STATE
 from cdc.errors import CdcError, Interrupted, SettingsError
@@ -278,6 +279,7 @@ def _apply(
             compare_periodically(context.load) as uncompared_s,
             writing_runs(pipeline) as run_log,
             _served(context, limits.port, partial(is_running, spark)) as serve,
+            notifying(context),
             show_progress(err, quiet=quiet) as show,
         ):
 

@@ -11,6 +11,7 @@ import typer
 
 from cdc.cli.console import Json, Master, out, print_error, print_json, say
 from cdc.cli.operation.log import recorded
+from cdc.cli.observation.notification import notify_comparisons
 from cdc.errors import CdcError, ConnectorError, DivergenceError, SettingsError, UndecidedError
 from cdc.model.wording import full_stopped
 from cdc.postgres import table_survey
@@ -93,6 +94,7 @@ def verify(
         results = verify_views(spark, pipeline, tables, sinks, options, tell=say)
         if repair:
             results = repair_differences(spark, pipeline, tables, sinks, options, results)
+        notify_comparisons(context.obj, results)
         return [*results, *waiting]
 
     check_connector(pipeline, [destination.name for destination in sinks], timeout)

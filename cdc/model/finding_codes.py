@@ -13,6 +13,7 @@ from cdc.errors import (
     CdcError,
     ConnectorError,
     DecodeError,
+    DivergenceError,
     KafkaUnavailable,
     SettingsError,
     SinkError,
@@ -157,8 +158,11 @@ STATUS: Mapping[str, Kind] = {
     "records-quarantined": Kind(
         "degraded", APPLY, DecodeError, "These rows may be older in the view than in Postgres."
     ),
+    "view-differs": Kind(
+        "degraded", APPLY, DivergenceError, "Readers of the view get wrong answers."
+    ),
 }
-"""What `cdc status` can find, and `cdc doctor` too."""
+"""What `cdc status` can find, and `cdc doctor` too; the last one is for `cdc verify` to find."""
 
 DOCTOR: Mapping[str, Kind] = {
     "postgres-too-old": Kind(

@@ -2,12 +2,9 @@
 
 import hashlib
 import hmac
-import json
-import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -20,47 +17,11 @@ from cdc.kafka.topics import Topics
 from cdc.model.finding import find
 from cdc.notify.notifier import Notifier
 from tests.support.pipelines import NOWHERE, pipeline
+from tests.support.receiver import Receiver
 
 BEHIND = find("sink-behind", "cache", "Kafka -> cache is slow.", "cdc -p FILE run", sink="cache")
 AWAY = find("kafka-unreachable", "kafka", "Kafka is away.", "cdc -p FILE status")
 SECRET = "a secret of the shop's"
-
-
-class Receiver:
-    """An HTTP server that keeps what is posted to it; `answers` are the codes of the next answers,
-    200 afterwards.
-    """
-
-    def __init__(self) -> None:
-        self.answers: list[int] = []
-        self.bodies: list[dict[str, Any]] = []
-        self.signatures: list[str] = []
-        receiver = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers["Content-Length"]))
-                code = receiver.answers.pop(0) if receiver.answers else 200
-                if code == 200:
-                    receiver.bodies.append({**json.loads(body), "body": body})
-                    receiver.signatures.append(self.headers.get("X-Cdc-Signature", ""))
-                self.send_response(code)
-                self.end_headers()
-
-            def log_message(self, format: str, *args: Any) -> None:  # noqa: A002
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_port}/hook"
-        threading.Thread(target=self._server.serve_forever, daemon=True).start()
-
-    @property
-    def events(self) -> list[tuple[str, str]]:
-        return [(body["event"], body["code"]) for body in self.bodies]
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
 
 
 @pytest.fixture

@@ -22,6 +22,7 @@ from cdc.cli import verbs
 from cdc.compose.wheels import postgres_bin
 from tests.support import pages
 from tests.support.bad_records import produce
+from tests.support.receiver import Receiver
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
@@ -117,19 +118,30 @@ class Reader:
 
 
 @pytest.fixture
-def reader(world: "World", monkeypatch: pytest.MonkeyPatch) -> Reader:
+def receiver() -> Iterator[Receiver]:
+    receiver = Receiver()
+    yield receiver
+    receiver.close()
+
+
+@pytest.fixture
+def reader(world: "World", monkeypatch: pytest.MonkeyPatch, receiver: Receiver) -> Reader:
     world.sql(
         "CREATE TABLE orders (id int PRIMARY KEY, state text)",
         "INSERT INTO orders SELECT n, 'new' FROM generate_series(1, 500) n",
     )
     world.write_file("{table: public.orders, partitions: 1}")
-    (world.folder / "shop.yaml").write_text(world.file.read_text())
+    (world.folder / "shop.yaml").write_text(
+        f"notify: [{{url: '{receiver.url}', after_s: 0}}]\n{world.file.read_text()}"
+    )
     monkeypatch.setenv("CDC_STATE", str(world.folder))
     monkeypatch.setattr(SparkSession, "stop", lambda _: None)
     return Reader(world, monkeypatch)
 
 
-def test_every_documented_command_works(world: "World", reader: Reader, tmp_path: Path) -> None:
+def test_every_documented_command_works(
+    world: "World", reader: Reader, receiver: Receiver, tmp_path: Path
+) -> None:
     for number, line in enumerate(documented()):
         if line.split(" ")[0] == "init":
             folder = tmp_path / f"init{number}"
@@ -153,6 +165,7 @@ def test_every_documented_command_works(world: "World", reader: Reader, tmp_path
         reader.words["PLACE"] = place
         reader.type_all("status")
         reader.type_all("doctor")
+        wait_until(lambda: ("opened", "records-quarantined") in receiver.events, 60, "a message")
         for line in ("list", "show PLACE", "redrive PLACE", "redrive", "discard PLACE"):
             reader.type(f"quarantine {line}")
         world.sql("UPDATE orders SET state = 'sent' WHERE id = 1")

@@ -10,6 +10,7 @@ import typer
 
 from cdc.cli.console import call, say
 from cdc.cli.observation.look import look
+from cdc.cli.observation.notification import notifying
 
 if TYPE_CHECKING:
     from cdc.runtime import Context
@@ -58,7 +59,8 @@ def serve(
     app = make_app(dashboard, Sessions(access.token), access.hosts)
     server = PageServer(app, dashboard, access.address, port)
     say(f"serving {server.url}{'' if access.token is None else ', with the token'}")
-    server.run()
+    with notifying(context.obj):
+        server.run()
 
 
 def _dashboard(context: "Context", allow_actions: bool) -> "Dashboard":

@@ -1,0 +1,52 @@
+"""Looks at a pipeline again and again for its notifier, in a thread of its own.
+
+A message may be tried again for a minute, so whoever serves or applies doesn't wait for it.
+"""
+
+import threading
+from collections.abc import Callable, Iterable
+
+import structlog
+
+from cdc.model.finding import Finding
+from cdc.model.trace import kind, trace
+from cdc.notify.notifier import Notifier
+
+LOOK_S = 15.0
+"""Seconds between two looks."""
+log = structlog.get_logger()
+
+
+class NotifyLoop:
+    """Tells of trouble from its making until `close`."""
+
+    def __init__(
+        self,
+        notifier: Callable[[], Notifier],
+        look: Callable[[], Iterable[Finding]],
+        pause_s: float = LOOK_S,
+    ) -> None:
+        """`notifier` makes one, and is tried again until it can; `look` asks all servers. Both are
+        called in the loop's thread only.
+        """
+        self._make, self._look, self._pause_s = notifier, look, pause_s
+        self._notifier: Notifier | None = None
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._work, name="notify", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Look no more; a message that is being sent ends by itself."""
+        self._closed.set()
+
+    def _work(self) -> None:
+        while not self._closed.is_set():
+            try:
+                if self._notifier is None:
+                    self._notifier = self._make()
+                self._notifier.look(self._look())
+            except Exception as error:
+                log.warning("pipeline_not_looked_at", error=kind(error), exception=trace(error))
+            self._closed.wait(self._pause_s)
+        if self._notifier is not None:
+            self._notifier.close()
