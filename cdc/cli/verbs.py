@@ -31,11 +31,11 @@ from cdc.cli.console import (
 from cdc.cli.extras import missing_extra
 from cdc.cli.observation import serve
 from cdc.cli.observation.look import look
+from cdc.cli.observation.notification import notifying
 from cdc.cli.operation import destroy, pause
 from cdc.cli.operation import log as operation_log
 from cdc.cli.operation.consent import require_consent
 from cdc.cli.operation.log import recorded
-from cdc.cli.observation.notification import notifying
 from cdc.cli.workflow import WorkflowGroup
 from cdc.config.view_settings import STATE
 from cdc.errors import CdcError, Interrupted, SettingsError

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from cdc.cli.console import Json, Master, out, print_error, print_json, say
-from cdc.cli.operation.log import recorded
 from cdc.cli.observation.notification import notify_comparisons
+from cdc.cli.operation.log import recorded
 from cdc.errors import CdcError, ConnectorError, DivergenceError, SettingsError, UndecidedError
 from cdc.model.wording import full_stopped
 from cdc.postgres import table_survey

@@ -37,6 +37,7 @@ ELSEWHERE = {
     "down": "stops them: the same",
     "serve --address 10.0.0.7 --token-file token": "names an address of another machine",
     "serve --address 0.0.0.0 --name cdc.example.com --token-file token": "listens to others",
+    "destroy": "asks for the pipeline's name: test_destroy",
     "views plan": "needs a file with views: test_documents",
 }
 """Commands that can't be run here, and where they are."""
@@ -176,7 +177,7 @@ def test_every_documented_command_works(
         world.sql("UPDATE orders SET state = 'sent' WHERE id = 1")
         world.settle()
         with reader.background("verify --every 1h --metrics 9105"):
-            wait_until(lambda: answers("http://127.0.0.1:9105/metrics"), 60, "its figures")
+            await_answer("http://127.0.0.1:9105/metrics")
         reader.type_all("verify")
         reader.type("rebuild cache --table public.orders")
         reader.type("rebuild search --table T")
@@ -186,17 +187,19 @@ def test_every_documented_command_works(
             reader.type(line)
         with reader.background("serve", "serve --port 9000 --allow-actions"):
             for port in (8350, 9000):
-                wait_until(
-                    lambda port=port: answers(f"http://127.0.0.1:{port}/livez"), 60, "a page"
-                )
+                await_answer(f"http://127.0.0.1:{port}/livez")
     # A topic made anew ends the streams that read it.
     reader.type_all("topics")
+    reader.type_all("destroy")
     assert reader.remaining == []
 
 
-def answers(address: str) -> bool:
-    command = ["curl", "-sf", address]
-    return subprocess.run(command, check=False, capture_output=True).returncode == 0
+def await_answer(address: str) -> None:
+    def answers() -> bool:
+        command = ["curl", "-sf", address]
+        return subprocess.run(command, check=False, capture_output=True).returncode == 0
+
+    wait_until(answers, 60, f"{address} to answer")
 
 
 def test_every_line_for_the_shell_works(world: "World") -> None:
