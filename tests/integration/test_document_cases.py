@@ -12,12 +12,11 @@ of the connector, of Spark or of sinks is in another module:
   31   a joined column that the log may lack is refused: test_view_checks.py
   33   floats, citext, numerics without a scale are refused: tests/unit/test_view_settings.py
   35   the quarantine itself is the stream's, as for any table: tests/scenarios/test_failures.py
+  36, 37, 44, 45   tests/scenarios/test_document_cases_of_sinks.py
   38, 40, 41, 42   tests/scenarios/test_document_engine.py
   46   a changed view, a rebuild, a rollback: tests/scenarios/test_documents.py
 
-Not covered: 36, a document that an index refuses; 37 with writers at work during the connector's
-snapshot (38 holds the same back); 44 and 45, a sink that is down or new, which tests of tables
-cover; of 47 the time that others wait, and kills on the way.
+Not covered: of 47 the time that others wait, and kills on the way.
 """
 
 import json

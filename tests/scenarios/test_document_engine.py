@@ -59,7 +59,7 @@ class StateServer:
     def __init__(self, folder: Path) -> None:
         self._folder, self._port = folder, free_port()
         self.url = f"redis://127.0.0.1:{self._port}/1"
-        self._start()
+        self.start()
 
     def save(self) -> None:
         """Save what the server has now."""
@@ -71,13 +71,14 @@ class StateServer:
         """Kill the server and start it with what was saved last."""
         self.kill()
         shutil.copy(self._folder / "saved.rdb", self._folder / "dump.rdb")
-        self._start()
+        self.start()
 
     def kill(self) -> None:
         os.kill(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
-    def _start(self) -> None:
+    def start(self) -> None:
+        """Start it with what is in its folder, if anything."""
         words: list[str | Path] = [redis_server(), "--port", str(self._port)]
         words += ["--bind", "127.0.0.1", "--save", "", "--dir", self._folder]
         self._process = subprocess.Popen(words, stdout=subprocess.DEVNULL)

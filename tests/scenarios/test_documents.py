@@ -20,6 +20,8 @@ from cdc.verify.verification import Options, verify
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tests.scenarios.conftest import World
 
 pytestmark = pytest.mark.timeout(900)
@@ -66,8 +68,10 @@ views:
 """
 
 
-def shop(world: "World") -> None:
-    """The tables with some rows, their connector, and the file with the views."""
+def shop(world: "World", begin: "Callable[[World], None]" = lambda _: None) -> None:
+    """The tables with some rows, their connector, and the file with the views. `begin` is called
+    before the connector is made.
+    """
     world.write_file(*TABLES)
     state = world.cache[:-1] + "4"
     with redis.Redis.from_url(state) as server:
@@ -76,6 +80,7 @@ def shop(world: "World") -> None:
     world.sql(*filter(str.strip, SHOP.split(";")))
     change(world, random.Random(1), 60)
     world.cdc("migrate")
+    begin(world)
     world.cdc("register")
 
 
