@@ -114,5 +114,13 @@ class Values:
 
     def size(self, value: tuple[Any, ...]) -> int:
         """Estimate the memory of the row: Python objects and the bytes of texts."""
-        texts = sum(len(item) for item in value if isinstance(item, str | bytes))
-        return self.ROW_BYTES + len(value) * self.VALUE_BYTES + texts
+        return self.ROW_BYTES + sum(map(self._value_size, value))
+
+    def _value_size(self, value: Any) -> int:
+        if isinstance(value, str | bytes):
+            return self.VALUE_BYTES + len(value)
+        if isinstance(value, list):
+            return self.VALUE_BYTES + sum(map(self._value_size, value))
+        if isinstance(value, dict):
+            return self.VALUE_BYTES + sum(map(self._value_size, value.values()))
+        return self.VALUE_BYTES

@@ -13,6 +13,7 @@ from cdc.codec.problem import MISFIT, Unreadable, ValueNotRepresentable
 from cdc.codec.reader import checker, reader
 from cdc.codec.types import TypeCodec, kind
 from cdc.codec.types.arrow import arrow, portable
+from cdc.codec.types.nested import column_kind
 from cdc.model.table import Column, Table
 
 if TYPE_CHECKING:
@@ -41,18 +42,18 @@ class TableCodec:
         self.table = table
         # Values of json last, as Postgres writes them for `verify`: rows that are written alike
         # needn't be parsed.
-        self._columns = sorted(table.columns, key=lambda column: kind(column.type).raw)
+        self._columns = sorted(table.columns, key=lambda column: column_kind(column).raw)
         self._template = _template(self._columns)
         self._words = document_words(table)
         self._conversions = [
-            (index, column, kind(column.type).document, kind(column.type).lost)
+            (index, column, column_kind(column).document, column_kind(column).lost)
             for index, column in enumerate(self._columns)
-            if _is_converted(kind(column.type))
+            if _is_converted(column_kind(column))
         ]
         self._holders = [
             (index, column, hold)
             for index, column in enumerate(table.columns)
-            if (hold := _column_conversion(kind(column.type))) is not None
+            if (hold := _column_conversion(column_kind(column))) is not None
         ]
 
     def row_id(self, key: bytes) -> str:
@@ -128,7 +129,7 @@ class TableCodec:
         import pyarrow as pa
 
         return pa.schema(
-            [(column.name, arrow(kind(column.type).column)) for column in self.table.columns]
+            [(column.name, arrow(column_kind(column).column)) for column in self.table.columns]
         )
 
     def values(self, row: bytes) -> tuple[Any, ...]:
@@ -167,9 +168,9 @@ class TableCodec:
         for column, value in zip(self.table.columns, values, strict=True):
             if value is None:
                 continue
-            if _damaged(kind(column.type), value):
+            if _damaged(column_kind(column), value):
                 return self._damaged(column).problem
-            if warehouse and not _holds(kind(column.type), value):
+            if warehouse and not _holds(column_kind(column), value):
                 return self._not_representable(column, value).problem
         return None
 
@@ -178,7 +179,7 @@ class TableCodec:
         import pyarrow as pa
 
         columns = [
-            self._texts(batch.column(column.name), kind(column.type)) for column in self._columns
+            self._texts(batch.column(column.name), column_kind(column)) for column in self._columns
         ]
         rows = zip(*columns, strict=True) if columns else [()] * batch.num_rows
         return pa.array([self._template % row for row in rows], pa.binary()).cast(pa.string())
@@ -201,12 +202,12 @@ class TableCodec:
         except READ_ERRORS:
             return Unreadable(MISFIT)
         for column, value in zip(self.table.columns, values, strict=True):
-            if value is not None and not _holds(kind(column.type), value):
+            if value is not None and not _holds(column_kind(column), value):
                 return self._not_representable(column, value)
         return Unreadable(MISFIT)
 
     def _not_representable(self, column: Column, value: Any) -> ValueNotRepresentable:
-        if _damaged(kind(column.type), value):
+        if _damaged(column_kind(column), value):
             return self._damaged(column)
         return ValueNotRepresentable(
             f"the warehouse can not hold its {column.name}", self._describe(column)
@@ -235,7 +236,7 @@ class TableCodec:
     @cached_property
     def _members(self) -> Read:
         """Reader of a row for a document; values that need no conversion stay text."""
-        kinds = {column.name: kind(column.type) for column in self._columns}
+        kinds = {column.name: column_kind(column) for column in self._columns}
         return reader(
             {
                 name: type_codec.wire if _is_converted(type_codec) else msgspec.Raw
@@ -245,7 +246,7 @@ class TableCodec:
 
     @cached_property
     def _column_values(self) -> Read:
-        kinds = {column.name: kind(column.type) for column in self.table.columns}
+        kinds = {column.name: column_kind(column) for column in self.table.columns}
         return reader(
             {name: type_codec.within or type_codec.wire for name, type_codec in kinds.items()}
         )
@@ -260,7 +261,7 @@ class TableCodec:
 
     @property
     def _wires(self) -> dict[str, Any]:
-        return {column.name: kind(column.type).wire for column in self.table.columns}
+        return {column.name: column_kind(column).wire for column in self.table.columns}
 
 
 def _is_converted(type_codec: TypeCodec) -> bool:
@@ -272,7 +273,9 @@ def document_words(table: Table) -> list[bytes] | None:
     """Return words without which a row is its own document; None when every row has to be
     converted.
     """
-    converted = [kind(column.type) for column in table.columns if _is_converted(kind(column.type))]
+    converted = [
+        column_kind(column) for column in table.columns if _is_converted(column_kind(column))
+    ]
     if table.reshaped or any(not type_codec.words for type_codec in converted):
         return None
     return sorted({word.encode() for type_codec in converted for word in type_codec.words})

@@ -36,7 +36,7 @@ def _members(node: Node) -> tuple[Column, ...]:
     """Return what the object of a row has: its columns, numbers over its children, nested
     members.
     """
-    shown = {*node.columns, *node.table.key}
+    shown = {*node.columns, *(node.table.key if node.join is None else ())}
     return (
         *(column for column in node.table.columns if column.name in shown),
         *(

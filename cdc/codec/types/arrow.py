@@ -7,7 +7,22 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     import pyarrow as pa
 
-PATH = "struct<closed boolean, points array<double>>"
+
+def struct_members(column: str) -> list[tuple[str, str]]:
+    """Take apart a struct as Spark writes it: name and type of each field; nothing for other
+    types.
+    """
+    members: list[tuple[str, str]] = []
+    depth, start = 0, len("struct<")
+    if not column.startswith("struct<"):
+        return members
+    for place, character in enumerate(column):
+        depth += {"<": 1, ">": -1, "(": 1, ")": -1}.get(character, 0)
+        if (character == "," and depth == 1) or depth == 0 < place > start:
+            name, _, type_ = column[start:place].strip().partition(" ")
+            members.append((name, type_))
+            start = place + 1
+    return members
 
 
 @cache
@@ -17,6 +32,8 @@ def arrow(column: str) -> "pa.DataType":
 
     if element := re.fullmatch(r"array<(.*)>", column):
         return pa.list_(arrow(element[1]))
+    if members := struct_members(column):
+        return pa.struct([(name, arrow(type_)) for name, type_ in members])
     if digits := re.fullmatch(r"decimal\((\d+),(\d+)\)", column):
         return pa.decimal128(int(digits[1]), int(digits[2]))
     return {
@@ -31,7 +48,6 @@ def arrow(column: str) -> "pa.DataType":
         "date": pa.date32(),
         "timestamp_ntz": pa.timestamp("us"),
         "timestamp": pa.timestamp("us", "UTC"),
-        PATH: pa.struct([("closed", pa.bool_()), ("points", pa.list_(pa.float64()))]),
     }[column]
 
 

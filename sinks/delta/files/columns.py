@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Iterable
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cdc.model.table import Table
 
@@ -69,15 +69,16 @@ def _names_of_spark(names: Iterable[str]) -> list[str]:
 
 def column_type(table: Table, name: str) -> str:
     """Return a column's type as Spark writes it: decimal(10,2), array<string>."""
-    from cdc.codec.types import kind
+    from cdc.codec.types.nested import column_kind
 
-    return kind(table.column(name).type).column
+    return column_kind(table.column(name)).column
 
 
 def delta_type(text: str) -> object:
     """Translate Spark's text of a type into the JSON of a Delta schema."""
-    if struct := re.fullmatch(r"struct<(.*)>", text):
-        members = (member.split(" ", 1) for member in struct[1].split(", "))
+    from cdc.codec.types.arrow import struct_members
+
+    if members := struct_members(text):
         return {"type": "struct", "fields": [_field(name, type_) for name, type_ in members]}
     if array := re.fullmatch(r"array<(.*)>", text):
         return {"type": "array", "elementType": delta_type(array[1]), "containsNull": True}
@@ -119,11 +120,36 @@ def differs(delta_table: "deltalake.DeltaTable", table: Table) -> bool:
     types = {field.name: json.loads(field.type.to_json()) for field in delta_table.schema().fields}
     if any(set(name) & set(FORBIDDEN) for name in types):
         return True
-    source_types = {column.name: column_type(table, column.name) for column in table.columns}
-    # All structs have one shape. Whether their fields may be null says nothing about rows.
-    comparable = {
-        name: delta_type(text)
-        for name, text in source_types.items()
-        if not text.startswith("struct<")
-    }
-    return any(types.get(name, type_) != type_ for name, type_ in comparable.items())
+    return any(
+        not _can_take(types[column.name], delta_type(column_type(table, column.name)))
+        for column in table.columns
+        if column.name in types
+    )
+
+
+def _can_take(stored: Any, wanted: Any) -> bool:
+    """Tell whether a column takes values of a type: of a struct any fields may be missing, on either
+    side.
+    """
+    if isinstance(stored, str) or isinstance(wanted, str) or stored["type"] != wanted["type"]:
+        return bool(stored == wanted)
+    if stored["type"] == "array":
+        return _can_take(stored["elementType"], wanted["elementType"])
+    types = {field["name"]: field["type"] for field in stored["fields"]}
+    return all(
+        _can_take(types.get(field["name"], field["type"]), field["type"])
+        for field in wanted["fields"]
+    )
+
+
+def lacks(stored: Any, wanted: Any) -> bool:
+    """Tell whether the type of a column lacks fields of another, which it can take."""
+    if isinstance(stored, str) or isinstance(wanted, str):
+        return False
+    if wanted["type"] == "array":
+        return lacks(stored["elementType"], wanted["elementType"])
+    types = {field["name"]: field["type"] for field in stored["fields"]}
+    return any(
+        field["name"] not in types or lacks(types[field["name"]], field["type"])
+        for field in wanted["fields"]
+    )

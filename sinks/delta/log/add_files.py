@@ -19,6 +19,7 @@ from deltalake.transaction import AddAction, create_table_with_add_actions
 
 from cdc.sink.lane_run import freeze_gc_after
 from cdc.sinks.delta.files import links, parquet
+from cdc.sinks.delta.files.columns import lacks
 from cdc.sinks.delta.files.failures import commit_conflict, os_error_text, write_failure
 from cdc.sinks.delta.files.parquet import GROUP_BYTES, GROUP_ROWS, DataFile
 from cdc.sinks.delta.log.commits import APPLICATION, CommitInfo
@@ -201,12 +202,17 @@ def local_paths(table: deltalake.DeltaTable, folder: str) -> list[str]:
 
 
 def add_columns(table: deltalake.DeltaTable, columns: deltalake.Schema) -> None:
-    """Add the columns that a table lacks, in a commit of its own.
+    """Add the columns that a table lacks, and the fields that its structs lack, in a commit of its
+    own.
 
     Raises SinkUnavailable when another commit came in between.
     """
-    present = {field.name for field in table.schema().fields}
-    missing = [field for field in columns.fields if field.name not in present]
+    present = {field.name: json.loads(field.type.to_json()) for field in table.schema().fields}
+    missing = [
+        field
+        for field in columns.fields
+        if field.name not in present or lacks(present[field.name], json.loads(field.type.to_json()))
+    ]
     if missing:
         version = table.version()
         table.alter.add_columns(
