@@ -77,6 +77,17 @@ class Table:
     derivation: Derivation | None = None
     """None for a captured table."""
 
+    def __hash__(self) -> int:
+        """Hash once: a table is looked up for each of its rows."""
+        if (number := self.__dict__.get("_hash")) is None:
+            number = hash((self.qualified, self.columns, self.key, self.topic, self.reshaped))
+            object.__setattr__(self, "_hash", number)
+        return int(number)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Another process has other hashes of texts.
+        return {name: value for name, value in self.__dict__.items() if name != "_hash"}
+
     @property
     def qualified(self) -> str:
         """The name with its schema: public.orders."""

@@ -5,14 +5,14 @@ the connector writes them. What is nested has the form of documents (docs/use/ty
 as a text, as the connector sends json columns; so the view's topic reads as any table's.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from cdc.codec.members import encode, members
+from cdc.codec.members import encode, joined, members
 from cdc.codec.table import codec
 from cdc.views.aggregates import aggregate, tallied
 from cdc.views.plan import Node, StatePlan, View
-from cdc.views.rows import StoredRow, document_values, narrowed, value_of
+from cdc.views.rows import StoredRow, document_values, narrowed, value_reader
 from cdc.views.scalar.ordering import code_points
 from cdc.views.state import State, find_rows
 
@@ -36,12 +36,10 @@ def assemble(plan: StatePlan, state: State, view: View, ids: Collection[str]) ->
     stored = state.rows(root.table.qualified, ids)
     rows = _matching(root, stored)
     nested = _members(plan, state, root, rows, encode_nested=True)
-    shown = _shown(root)
-    documents = []
-    for row_id, row in rows.items():
-        own = members(row.row)
-        parts = [(name, bytes(own[name])) for name in shown]
-        documents.append(Document(row.key, _object([*parts, *nested[row_id]])))
+    own = _own_members(plan, root)
+    documents = [
+        Document(row.key, _spliced(own(row.row), nested[row_id])) for row_id, row in rows.items()
+    ]
     hidden = [Document(row.key, None) for row_id, row in stored.items() if row_id not in rows]
     absent = [row_id for row_id in ids if row_id not in stored]
     deleted = state.deleted_keys(view.name, absent) if absent else {}
@@ -76,10 +74,8 @@ def _members(
     entries = {row_id: row.entries for row_id, row in rows.items()} if node.children else {}
     for child in node.children:
         assert child.join is not None
-        texts = {
-            row_id: value_of(plan, node.table, child.join.parent, row_id, row_entries)
-            for row_id, row_entries in entries.items()
-        }
+        text_of = value_reader(plan, node.table, child.join.parent)
+        texts = {row_id: text_of(row_id, row_entries) for row_id, row_entries in entries.items()}
         present = {text for text in texts.values() if text is not None}
         _add_tallied(plan, state, child, texts, numbers)
         ids_by_text = _find_children(plan, state, child, present)
@@ -88,19 +84,30 @@ def _members(
         known = stored.setdefault(child.table.qualified, {})
         known |= state.rows(child.table.qualified, found - known.keys())
         children = _Children(child, {row_id: known[row_id] for row_id in found & known.keys()})
-        chosen: dict[str, Sequence[str]] = {}
-        for row_id, text in texts.items():
-            ids = ids_by_text.get(text, ()) if text is not None else ()
-            matching = [child_id for child_id in ids if child_id in children.rows]
-            if child.aggregates and child.tally is None:
-                numbers[row_id] += children.aggregates(matching)
-            if child.shows:
-                chosen[row_id] = children.choose(matching)
+        # Parents with one text have the same children; NULL equals nothing.
+        matching: dict[str | None, list[str]] = {
+            text: [child_id for child_id in ids_by_text.get(text, ()) if child_id in children.rows]
+            for text in present
+        }
+        matching[None] = []
+        reads_numbers = bool(child.aggregates) and child.tally is None
+        totals = {
+            text: list(children.aggregates(ids)) if reads_numbers else []
+            for text, ids in matching.items()
+        }
+        chosen = {text: children.choose(ids) for text, ids in matching.items() if child.shows}
         # Of a long list only those are written, and what they include is read, that stay in it.
         documents = children.write(plan, state, set().union(*chosen.values()))
-        for row_id, child_ids in chosen.items():
-            value = _value(child, [documents[child_id] for child_id in child_ids])
-            nested[row_id].append((child.field, _as_text(value) if encode_nested else value))
+        shown = {
+            text: _value(child, [documents[child_id] for child_id in ids])
+            for text, ids in chosen.items()
+        }
+        if encode_nested:
+            shown = {text: _as_text(value) for text, value in shown.items()}
+        for row_id, text in texts.items():
+            numbers[row_id] += totals[text]
+            if child.shows:
+                nested[row_id].append((child.field, shown[text]))
     return {row_id: [*numbers[row_id], *nested[row_id]] for row_id in rows}
 
 
@@ -192,8 +199,18 @@ def _shown(node: Node) -> list[str]:
     return [column.name for column in node.table.columns if column.name in names]
 
 
-def _object(parts: Sequence[Member]) -> bytes:
-    return b"{" + b",".join([b"%b:%b" % (encode(name), value) for name, value in parts]) + b"}"
+def _own_members(plan: StatePlan, root: Node) -> Callable[[bytes], bytes]:
+    """Return the function from a root's row in the state to what its document shows of it."""
+    shown, name = _shown(root), root.table.qualified
+    stored = next(table for table in plan.tables if table.qualified == name)
+    if [column.name for column in stored.columns] == shown:
+        return lambda row: row
+
+    def select(row: bytes) -> bytes:
+        values = members(row)
+        return joined({name: values[name] for name in shown})
+
+    return select
 
 
 def _spliced(document: bytes, parts: Sequence[Member]) -> bytes:

@@ -10,7 +10,7 @@ row, in the version in which the way existed, reaches the root.
 from collections.abc import Collection
 
 from cdc.views.plan import Node, StatePlan
-from cdc.views.rows import value_of
+from cdc.views.rows import value_reader
 from cdc.views.state import Chunk, State, find_rows
 
 
@@ -27,11 +27,9 @@ def climb(plan: StatePlan, state: State, chunk: Chunk) -> dict[str, set[str]]:
             node = path[-1]
             if node.join is None or node.table.qualified != chunk.table:
                 continue
+            value = value_reader(plan, node.table, node.join.child)
             texts = {
-                text
-                for row_id, entries in versions
-                if (text := value_of(plan, node.table, node.join.child, row_id, entries))
-                is not None
+                text for row_id, entries in versions if (text := value(row_id, entries)) is not None
             }
             marks.setdefault(view.name, set()).update(_roots(plan, state, path, texts))
     return marks
@@ -54,9 +52,7 @@ def _roots(
 
 def _texts(plan: StatePlan, state: State, node: Node, ids: Collection[str]) -> set[str]:
     assert node.join is not None
+    value = value_reader(plan, node.table, node.join.child)
     rows = state.rows(node.table.qualified, ids)
-    texts = (
-        value_of(plan, node.table, node.join.child, row_id, row.entries)
-        for row_id, row in rows.items()
-    )
+    texts = (value(row_id, row.entries) for row_id, row in rows.items())
     return {text for text in texts if text is not None}

@@ -16,10 +16,13 @@ from typing import Literal, TypeVar
 
 from cdc.model.table import Table
 from cdc.views.scalar.expression import Expression
+from cdc.views.scalar.terms import DATE, TEXTS, TIMESTAMP, TIMESTAMPTZ, UUID, group
 
 T = TypeVar("T")
 Values = tuple[Expression, ...]
 """Expressions over one row, which a join compares one by one."""
+TEXT_FORMS = (TEXTS, UUID, DATE, TIMESTAMP, TIMESTAMPTZ)
+"""Groups of types whose values are texts in documents."""
 AggregateFunction = Literal["count", "sum", "min", "max", "avg"]
 WHOLE = ("smallint", "integer")
 """Types whose sum is a bigint, a number in a document; that of others is a numeric, a text."""
@@ -180,9 +183,14 @@ class View:
 def is_key(table: Table, values: Values) -> bool:
     """Whether values are those of the table's key: its id is their text then, and finds the row.
 
-    Only of a key of one column. A row with a key of several is found by an index, as by any others.
+    Of several columns only where all are texts in documents, since an id has numbers as numbers.
+    Other rows with a key of several are found by an index.
     """
-    return len(table.key) == 1 and tuple(value.text for value in values) == table.key
+    if tuple(value.text for value in values) != table.key:
+        return False
+    return len(values) == 1 or all(
+        group(table.column(name).type) in TEXT_FORMS for name in table.key
+    )
 
 
 @dataclass(frozen=True)

@@ -50,10 +50,11 @@ def join_text(values: Sequence[Any]) -> str | None:
 
     Of one value it is the id of a row that has the value as its key.
     """
-    if any(value is None for value in values):
+    if len(values) == 1:
+        return None if values[0] is None else _text(values[0])
+    if None in values:
         return None
-    texts = [_text(value) for value in values]
-    return texts[0] if len(texts) == 1 else encode(texts).decode()
+    return encode([_text(value) for value in values]).decode()
 
 
 def _text(value: Any) -> str:
@@ -78,7 +79,7 @@ def decode_entries(head: str) -> dict[int, str]:
 
 def escape(text: str) -> str:
     """Write a text without separators."""
-    return text.translate(ESCAPES)
+    return text if text.isprintable() else text.translate(ESCAPES)
 
 
 def unescape(text: str) -> str:
@@ -104,13 +105,16 @@ def narrowed(table: Table, columns: frozenset[str]) -> Table:
     )
 
 
-def value_of(
-    plan: StatePlan, table: Table, values: Values, row_id: str, entries: Entries
-) -> str | None:
-    """Return the text of values in a row with this id and these entries; None where one is NULL."""
+def value_reader(
+    plan: StatePlan, table: Table, values: Values
+) -> Callable[[str, Entries], str | None]:
+    """Return the function from a row's id and entries to the text of values in it; None where one
+    is NULL.
+    """
     if is_key(table, values):
-        return row_id
-    return entries.get(plan.slots[table.qualified].index(values))
+        return lambda row_id, _: row_id
+    number = plan.slots[table.qualified].index(values)
+    return lambda _, entries: entries.get(number)
 
 
 class ConnectorRows:
@@ -120,12 +124,15 @@ class ConnectorRows:
 
     def converter(self, table: Table) -> Callable[[bytes], bytes]:
         """Return the conversion, which raises Unreadable for a row that no document can hold."""
-        document, names = codec(table).document, [column.name for column in table.columns]
-        null = msgspec.Raw(b"null")
+        # Nothing is left out of what is checked.
+        check = codec(replace(table, reshaped=False)).document
+        names, null = [column.name for column in table.columns], msgspec.Raw(b"null")
 
         def convert(row: bytes) -> bytes:
-            document(row)
+            check(row)
             values = members(row)
+            if list(values) == names:
+                return row
             return joined({name: values.get(name, null) for name in names})
 
         return convert
