@@ -26,8 +26,8 @@ properties: setup ## random records and histories, 20 times as many as in test; 
 bench: setup ## limits, a plain rival and this pipeline, in one run (SIZE=S, M or L; ONLY="views growth")
 	@$(PY) -m bench --size $${SIZE:-M} $(ONLY:%=--only %)
 
-check: lint type deps docs ## before every commit: lint, types, documentation and the tests that need no server
-	@.venv/bin/pytest tests/unit tests/spark
+check: setup ## before every commit: lint, types, documentation and the tests that need no server
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync unit lint type deps docs spark
 
 up: setup ## start the servers of the sample pipeline
 	@$(CDC) up

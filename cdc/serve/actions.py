@@ -66,6 +66,19 @@ VERBS: Mapping[str, Verb] = {
             " To do it again undoes it.",
         ),
         Verb(
+            "pause",
+            ("pause",),
+            "Pause",
+            "Has the sink stand still, also through restarts, until it is resumed. Its views grow old,"
+            " and are brought up to date from the log afterwards.",
+        ),
+        Verb(
+            "resume",
+            ("resume",),
+            "Resume",
+            "Has the sink go on from where it stands.",
+        ),
+        Verb(
             "redrive",
             ("quarantine", "redrive"),
             "Redrive",
@@ -74,6 +87,10 @@ VERBS: Mapping[str, Verb] = {
         ),
     )
 }
+
+OF_A_WHOLE_SINK = ("rollback", "pause", "resume")
+OF_A_SINK = ("rebuild", *OF_A_WHOLE_SINK)
+"""Verbs that need a sink, and among them those that are never about one table."""
 
 
 @dataclass(frozen=True)
@@ -142,9 +159,9 @@ def choose(
         raise Refusal(f"There is no table {table!r} in {sink or 'any sink'}.")
     if place and place not in {record.entry.place for record in quarantine}:
         raise Refusal(f"{place!r} isn't in quarantine.")
-    if verb.name in ("rebuild", "rollback") and not sink:
+    if verb.name in OF_A_SINK and not sink:
         raise Refusal("Say which sink.")
-    if verb.name == "rollback":
+    if verb.name in OF_A_WHOLE_SINK:
         table = ""
     return Request(verb, sink, table, place)
 

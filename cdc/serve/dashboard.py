@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from cdc.observe.status import Status
 from cdc.serve.actions import Actions
 from cdc.serve.looks.control_state import ControlState
-from cdc.serve.looks.lag_history import LagHistory, sample_of
+from cdc.serve.looks.lag_history import LagHistory, LagSample, sample_of
 from cdc.serve.looks.sampler import SILENT_S, Sample, Sampler
 
 
@@ -37,7 +37,9 @@ class Dashboard:
         self.pipeline, self.actions, self.complete = pipeline, actions, complete
         self.history = LagHistory()
         self.status: Sampler[Status] = Sampler("the servers", eyes.status, self._note)
-        self.control: Sampler[ControlState] = Sampler("the control topics", eyes.control)
+        self.control: Sampler[ControlState] = Sampler(
+            "the control topics", eyes.control, self._note_stored
+        )
         self.closing = threading.Event()
         """Set when the server ends: streams of events end then."""
 
@@ -72,3 +74,9 @@ class Dashboard:
 
     def _note(self, sample: Sample[Status]) -> None:
         self.history.add(sample_of(sample.value, sample.taken_at))
+
+    def _note_stored(self, sample: Sample[ControlState]) -> None:
+        """Take over what runs measured before this page began."""
+        for sink, lags in sample.value.lags.items():
+            for stored in lags:
+                self.history.add(LagSample(stored.at, {f"Kafka -> {sink}": stored.lag_seconds}))

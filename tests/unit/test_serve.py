@@ -17,6 +17,7 @@ import pytest
 from cdc.errors import KafkaUnavailable, SettingsError
 from cdc.model.finding import find
 from cdc.model.finding_codes import CODES
+from cdc.observe.run_log import LagSample
 from cdc.serve.looks import sampler as sampling
 from cdc.serve.looks.sampler import Sampler
 from cdc.serve.runbooks import runbook
@@ -25,6 +26,7 @@ from tests.support.page import (
     Scene,
     ServedPage,
     away_status,
+    control_state,
     fill_history,
     good_status,
     serve_page,
@@ -175,6 +177,22 @@ def test_lag_is_plotted_and_a_gap_is_no_zero(page: ServedPage) -> None:
     assert 10 < values.count(None) < 30
     assert re.search("at most 8[0-9] s", text_of(page, "/"))
     assert httpx.get(f"{page.url}/api/lag/week").status_code == 404
+
+
+def test_what_runs_measured_before_the_page_began_is_plotted() -> None:
+    now = time.time()
+    stored = [LagSample(now - age_s, 33.0, 7) for age_s in range(7200, 3600, -60)]
+    with serve_page(Scene(control=replace(control_state(), lags={"cache": stored}))) as served:
+        hops = httpx.get(f"{served.url}/api/lag/day").json()["hops"]
+    assert [value for value in hops["Kafka -> cache"] if value == 33.0] == [33.0] * 16
+
+
+def test_a_sink_is_paused_or_resumed_from_the_picture() -> None:
+    paused = good_status(replace(sink("cache"), paused_by="ada"), sink("search"))
+    with serve_page(Scene(paused), program=["-c", ""]) as served:
+        text = text_of(served, "/")
+    assert "verb=resume&amp;sink=cache" in text
+    assert "verb=pause&amp;sink=search" in text
 
 
 def test_events_come_when_there_is_something_new(page: ServedPage) -> None:

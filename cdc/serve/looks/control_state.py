@@ -1,14 +1,16 @@
-"""What the control topics hold besides what a status says: records in quarantine and generations.
+"""What the control topics hold besides what a status says: records in quarantine, generations, and
+the lag that runs have measured over the last day.
 
 Row values are never read. Reads only.
 """
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from cdc.config.settings import Pipeline
 from cdc.generations.registry import Generations, Registry
 from cdc.kafka.topics import Topics
+from cdc.observe.run_log import LagSample, read_runs
 from cdc.quarantine.log import QuarantinedRecord, QuarantineLog
 
 PATIENCE_S = 5.0
@@ -50,6 +52,8 @@ class ControlState:
     retained: tuple[RetainedGeneration, ...] = ()
     redrives: int = field(default=0)
     """Redrives that were requested and not tried yet."""
+    lags: Mapping[str, Sequence[LagSample]] = field(default_factory=dict)
+    """Samples of runs by sink, in the first state of a connection only: the page measures on."""
 
 
 class ControlReader:
@@ -63,14 +67,18 @@ class ControlReader:
     def read(self) -> ControlState:
         """Read what is new. Raises CdcError: a broker that is away, a file with a mistake."""
         try:
-            _, records, registry, pipeline = self._open or self._connect()
+            lags: Mapping[str, Sequence[LagSample]] = {}
+            if self._open is None:
+                self._open = self._connect()
+                lags = read_runs(self._open[3], self._open[0]).lags
+            _, records, registry, pipeline = self._open
             entries = list(records.read())
             registry.read()
             by_sink = {name: registry.for_sink(name) for name in pipeline.sinks}
         except Exception:
             self.close()
             raise
-        return make_state(entries, by_sink)
+        return replace(make_state(entries, by_sink), lags=lags)
 
     def close(self) -> None:
         """Close the connection; the next `read` makes another."""
@@ -81,9 +89,7 @@ class ControlReader:
     def _connect(self) -> tuple[Topics, QuarantineLog, Registry, Pipeline]:
         pipeline = self._load()
         topics = Topics(pipeline.kafka, PATIENCE_S)
-        parts = QuarantineLog(topics, pipeline), Registry(pipeline, topics)
-        self._open = (topics, *parts, pipeline)
-        return self._open
+        return topics, QuarantineLog(topics, pipeline), Registry(pipeline, topics), pipeline
 
 
 def make_state(

@@ -1,8 +1,8 @@
 """The lag of each hop over the last hour and day, in memory.
 
 In:  a sample for each look. Out: `Series` for plots.
-`LagHistory.add` is the only way in: samples that were kept across a restart are added by it as well,
-oldest first, before the first look.
+`LagHistory.add` is the only way in, in any order: samples that runs have stored come after the first
+look.
 """
 
 import threading
