@@ -68,7 +68,7 @@ class Moment:
 
 
 def _is_of_a_sink(frame: FrameType) -> bool:
-    return str(frame.f_globals["__name__"]).startswith("sinks.")
+    return str(frame.f_globals["__name__"]).startswith("cdc.sinks.")
 
 
 class Pair:

@@ -49,12 +49,16 @@ class _Part:
     write: Callable[[Any], bytes]
 
 
-@cache
 def column_kind(column: Column) -> TypeCodec:
     """Return the codec of a column of a table, or of a member of a view."""
     if column.shape is None or not _is_named(column.shape):
         return kind(column.type)
-    part = _shaped(column.shape)
+    return _member_kind(column.shape)
+
+
+@cache
+def _member_kind(shape: Shape) -> TypeCodec:
+    part = _shaped(shape)
 
     def read(text: str) -> Any:
         try:
