@@ -15,7 +15,16 @@ from contextlib import suppress
 
 MOVED = tuple(
     f"tests/scenarios/test_{name}.py"
-    for name in ("audit", "backlog", "compaction", "source_faults", "types")
+    for name in (
+        "audit",
+        "backlog",
+        "compaction",
+        "destroy",
+        "document_cases_of_sinks",
+        "documented_commands",
+        "source_faults",
+        "types",
+    )
 )
 """Scenarios of the first half, so that both end at about the same time."""
 HALVES: Mapping[str, Sequence[str]] = {

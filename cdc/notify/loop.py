@@ -14,6 +14,8 @@ from cdc.notify.notifier import Notifier
 
 LOOK_S = 15.0
 """Seconds between two looks."""
+END_S = 8.0
+"""Seconds that a look has to end: longer than one takes while a server hangs."""
 log = structlog.get_logger()
 
 
@@ -36,8 +38,11 @@ class NotifyLoop:
         self._thread.start()
 
     def close(self) -> None:
-        """Look no more; a message that is being sent ends by itself."""
+        """Look no more, once what is under way has ended: a program that ends while a client's
+        native code is at work may crash. A message that is tried again isn't waited for.
+        """
         self._closed.set()
+        self._thread.join(END_S)
 
     def _work(self) -> None:
         while not self._closed.is_set():

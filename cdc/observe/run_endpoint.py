@@ -27,6 +27,8 @@ TICKING_S = 30.0
 """Seconds without a tick after which a run counts as hung."""
 LOOK_S = 15.0
 """Seconds between two looks at the whole pipeline."""
+END_S = 8.0
+"""Seconds that a look has to end: longer than one takes while a server hangs."""
 OUTCOMES = {
     "applied": "rows",
     "folded": "folded",
@@ -155,10 +157,14 @@ class RunEndpoint:
         self._state.ticked_at = time.monotonic()
 
     def close(self) -> None:
-        """Stop serving. A look that is under way ends by itself."""
+        """Stop serving, once a look that is under way has ended: a program that ends while a
+        client's native code is at work may crash.
+        """
         self._closed.set()
         self._server.shutdown()
         self._server.server_close()
+        for thread in self._threads:
+            thread.join(END_S)
 
     def _look_repeatedly(self) -> None:
         while not self._closed.is_set():

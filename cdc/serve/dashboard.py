@@ -1,6 +1,7 @@
 """Everything that the pages show, as it was last seen. A request asks no server."""
 
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -9,6 +10,9 @@ from cdc.serve.actions import Actions
 from cdc.serve.looks.control_state import ControlState
 from cdc.serve.looks.lag_history import LagHistory, LagSample, sample_of
 from cdc.serve.looks.sampler import SILENT_S, Sample, Sampler
+
+END_S = 8.0
+"""Seconds that looks have to end: longer than one takes while a server hangs."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,9 @@ class Dashboard:
         self.control.close()
         if self.actions:
             self.actions.close()
+        deadline = time.monotonic() + END_S
+        for sampler in (self.status, self.control):
+            sampler.join(deadline - time.monotonic())
 
     @property
     def number(self) -> int:

@@ -102,7 +102,8 @@ class Reader:
     def background(self, *lines: str) -> Iterator[None]:
         """Run commands as processes of their own until the block ends.
 
-        `run` has to end cleanly when it is asked to; any other verb is ended by the signal.
+        `run` and `serve` have to end cleanly when they are asked to; any other verb is ended by the
+        signal.
         """
         command = [sys.executable, "-m", "cdc.entry", "-p", "shop.yaml"]
         processes = []
@@ -116,7 +117,7 @@ class Reader:
             for process in processes:
                 process.send_signal(signal.SIGTERM)
             codes = [process.wait(90) for process in processes]
-        expected = [0 if line.startswith("run") else -signal.SIGTERM for line in lines]
+        expected = [0 if line.startswith(("run", "serve")) else -signal.SIGTERM for line in lines]
         assert codes == expected, lines
 
     def _words(self, line: str) -> list[str]:

@@ -184,7 +184,8 @@ def test_what_runs_measured_before_the_page_began_is_plotted() -> None:
     stored = [LagSample(now - age_s, 33.0, 7) for age_s in range(7200, 3600, -60)]
     with serve_page(Scene(control=replace(control_state(), lags={"cache": stored}))) as served:
         hops = httpx.get(f"{served.url}/api/lag/day").json()["hops"]
-    assert [value for value in hops["Kafka -> cache"] if value == 33.0] == [33.0] * 16
+    # An hour of slots of four minutes, the first and the last of which may be shared.
+    assert hops["Kafka -> cache"].count(33.0) in (15, 16)
 
 
 def test_a_sink_is_paused_or_resumed_from_the_picture() -> None:

@@ -76,6 +76,13 @@ class Sampler(Generic[T]):
         self._closed.set()
         self._wakes.set()
 
+    def join(self, timeout_s: float) -> None:
+        """Wait for the look that is under way after `close`: a program that ends while a client's
+        native code is at work may crash.
+        """
+        if self._thread.is_alive():
+            self._thread.join(max(0.0, timeout_s))
+
     @contextmanager
     def watched(self) -> Iterator[None]:
         """Look often, beginning now. Entered and left by one thread: that of the event loop."""
