@@ -87,9 +87,9 @@ class Notifier:
             incidents = self._connected_log()
             logged = incidents.read()
             for key in self._unnoted - logged.keys():
-                told = replace(self._incidents[key], phase=Phase.OPENING)
-                if incidents.claim(told):
-                    incidents.note_told(told)
+                incident = replace(self._incidents[key], phase=Phase.OPENING)
+                if incidents.claim(incident):
+                    incidents.note_told(incident)
             self._unnoted.clear()
             self._incidents = incidents.read()
         except CdcError as error:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 
 def sink_status(world: "World", name: str) -> dict[str, Any]:
-    (found,) = [sink for sink in world.json("status")["sinks"] if sink["name"] == name]
-    return dict(found)
+    (status,) = [sink for sink in world.json("status")["sinks"] if sink["name"] == name]
+    return dict(status)
 
 
 def test_a_paused_sink_stands_still_and_the_others_go_on(world: "World") -> None:

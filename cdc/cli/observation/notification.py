@@ -22,8 +22,8 @@ def notifying(context: Context) -> Iterator[None]:
 
     def findings() -> "list[Finding]":
         # A context of its own for each look: tables come and go.
-        seen = look(replace(context)).findings
-        return [_completed(finding) for finding in seen]
+        status = look(replace(context))
+        return [_completed(finding) for finding in status.findings]
 
     pipeline = context.load()
     if not pipeline.notify:
