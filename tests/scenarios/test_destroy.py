@@ -61,6 +61,8 @@ def in_elasticsearch(world: "World") -> Iterator[str]:
     for index, facts in httpx.get(f"{url}/_alias", params=every).json().items():
         yield f"index {index}"
         yield from (f"alias {alias}" for alias in facts["aliases"])
+    # Without it a search shows for a second what has been deleted.
+    httpx.post(f"{url}/cdc-position/_refresh")
     hits = httpx.get(f"{url}/cdc-position/_search", params={"size": 10_000}).json()
     yield from (f"position {hit['_id']}" for hit in hits.get("hits", {}).get("hits", ()))
 
