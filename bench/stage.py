@@ -27,7 +27,8 @@ from cdc.kafka.topics import Topics
 from cdc.model.position import Position
 from cdc.model.table import Table
 from cdc.postgres import source, table_survey
-from cdc.runtime import Context
+from cdc.runtime.context import Context
+from cdc.runtime.streams import Streams
 from cdc.sink.contract import Sink
 from cdc.spark.kafka_source import read_until
 from cdc.spark.session import session
@@ -107,6 +108,7 @@ class Stage:
             self.verb("register")
         self.snapshot = meter.cost
         self.context = Context(self.file, self.folder / "stack")
+        self._wiring = Streams(self.context)
         self.pipeline = settings.load(self.file, os.environ)
         with source.connect(self.dsn) as connection:
             self.tables = table_survey.describe(connection, self.pipeline)
@@ -211,7 +213,7 @@ class Stage:
             self.spark,
             sink,
             self.pipeline,
-            self.context.describe(sink.name),
+            self._wiring.describe(sink.name),
             self.context.placeholder,
             options,
         )
@@ -232,7 +234,7 @@ class Stage:
         streams = [self.stream(sink) for sink in self.context.sinks(chosen)] if chosen else []
         self._streams = [*streams]
         if STATE in names and self.pipeline.views:
-            self._streams.append(self.context.document_stream(self.spark))
+            self._streams.append(self._wiring.of_documents(self.spark))
         thread = threading.Thread(target=supervise, args=(self._streams, stopping))
         thread.start()
         try:

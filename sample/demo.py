@@ -26,7 +26,7 @@ from rich.table import Table as Grid
 from cdc.cli.console import print_error
 from cdc.compose import artifacts, stack
 from cdc.errors import CdcError, DivergenceError, SinkError, SinkUnavailable
-from cdc.runtime import Context
+from cdc.runtime.context import Context
 from cdc.sample.load import load
 from cdc.sample.probe import Probe, delta_watch, elasticsearch_watch, redis_watch
 from cdc.sample.replay import Replayed, replay

@@ -23,17 +23,9 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
-from tenacity import (
-    RetryCallState,
-    Retrying,
-    retry_if_exception,
-    sleep_using_event,
-    stop_when_event_set,
-)
-from tenacity.wait import wait_exponential
 
-from cdc.apply.batch_size import BatchSize
-from cdc.apply.batch_writer import BatchWriter
+from cdc.apply.batch.size import BatchSize
+from cdc.apply.batch.writer import BatchWriter
 from cdc.apply.handover import Handover
 from cdc.apply.lag import Lag
 from cdc.apply.machine import (
@@ -48,17 +40,16 @@ from cdc.apply.machine import (
 )
 from cdc.apply.progress import Progress, RunState
 from cdc.apply.query import checkpoint, latest, light, planned_ends, read
+from cdc.apply.recovery import FIRST_PAUSE_S, Recovery
 from cdc.apply.views import DescribeTables, Views
 from cdc.apply.watch import Watch
 from cdc.config.settings import Pipeline
-from cdc.errors import CdcError, Fenced
+from cdc.errors import CdcError
 from cdc.generations.pause import paused_error
 from cdc.kafka.topics import Topics
 from cdc.model.position import Position
 from cdc.sink.contract import Sink
 from cdc.sink.lane import COLUMNS
-from cdc.sink.remedy import Patience, Remedy, remedy
-from cdc.spark.failures import explain
 
 LOOK_S = 1.0
 """Seconds between checks of the control topics while idle. A busy stream checks before each
@@ -66,8 +57,6 @@ batch.
 """
 POLL_S = 0.05
 """Seconds between checks whether a promotion is still under way."""
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 10.0
-"""The first pause after a failure, and the longest."""
 log = structlog.get_logger()
 
 
@@ -136,12 +125,13 @@ class Stream:
         """Whether the worker has more to do."""
         self._views = Views(sink, pipeline, self._kafka, describe, placeholder, names)
         self._watch = Watch(self._views)
-        self._batches = BatchWriter(
-            spark, self._views, self._writer, self._retry_batch, shadow=names is not None
-        )
         self._handover = Handover[Planned]()
         self._stopping = threading.Event()
-        self._patience, self._lag, self._restarts = Patience(), Lag(), Counter[str]()
+        self._recovery = Recovery(self._views, self._watch, self._stopping, self._publish)
+        self._batches = BatchWriter(
+            spark, self._views, self._writer, self._recovery.retry_batch, shadow=names is not None
+        )
+        self._lag, self._restarts = Lag(), Counter[str]()
         self._batch_size = BatchSize(self._kafka)
 
     def run(self, *, until_caught_up: bool = False) -> None:
@@ -173,39 +163,7 @@ class Stream:
         try:
             return self._run_query(until_caught_up)
         except Exception as error:
-            return self._handle_failure(error)
-
-    def _handle_failure(self, error: Exception) -> Decision:
-        """Decide what follows a failure; a transient one is waited out here."""
-        failure, plan, switching = explain(error, self.sink.name), self._views.plan, False
-        if failure is not error:
-            failure.__cause__ = error
-        if isinstance(failure, Fenced):
-            try:
-                switching = self._watch.switching(plan)
-            except CdcError as unread:
-                # Whether a promotion explains it can't be decided now.
-                failure = unread
-        reached = tuple(
-            sorted(
-                (topic, position.offsets if position else ())
-                for topic, position in plan.positions.items()
-            )
-        )
-        observed = Observed(
-            self._views.control,
-            failure=failure,
-            tolerable=self._patience.meet(failure, reached),
-            switching=switching,
-            stopping=self._stopping.is_set(),
-        )
-        decision = decide(plan, observed)
-        if decision == Restart(Reason.FAILURE):
-            self._report_waiting(failure, self._patience.count)
-            self._stopping.wait(
-                min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** (self._patience.count - 1))
-            )
-        return decision
+            return self._recovery.decide(error)
 
     def _report_restart(self, restart: Restart) -> None:
         """Count and log every restart: none is free, and a person may look for its cause."""
@@ -370,37 +328,6 @@ class Stream:
         """After a full batch, restart if another limit suits the remaining records."""
         fits = self._batch_size.fits(self._views.plan, offsets, took_s)
         return Continue() if fits else Restart(Reason.BATCH_SIZE)
-
-    def _retry_batch(self) -> Retrying:
-        """Retry a step after a pause, until the stream is stopped.
-
-        Not once the log may have lost records that the views need, or the sink is paused: a start of
-        the query checks that.
-        """
-        return Retrying(
-            retry=retry_if_exception(lambda error: remedy(error) is Remedy.RETRY),
-            wait=wait_exponential(multiplier=FIRST_PAUSE_S, max=LONGEST_PAUSE_S),
-            sleep=sleep_using_event(self._stopping),
-            stop=stop_when_event_set(self._stopping)
-            | (lambda _: time.time() > self._views.plan.sure_until or self._is_paused()),  # type: ignore[operator]
-            before_sleep=self._wait,
-            reraise=True,
-        )
-
-    def _is_paused(self) -> bool:
-        """Whether the sink is known to be paused; False while the broker is away."""
-        with suppress(CdcError):
-            return self._views.read_pause() is not None
-        return False
-
-    def _wait(self, state: RetryCallState) -> None:
-        error = state.outcome.exception() if state.outcome else None
-        if isinstance(error, CdcError):
-            self._report_waiting(error, state.attempt_number)
-
-    def _report_waiting(self, error: CdcError, attempt: int) -> None:
-        self._publish(state=RunState.RETRYING, error=error.message, hint=error.hint)
-        log.warning("sink_waiting", sink=self.sink.name, error=error.message, attempt=attempt)
 
     def _publish(self, **news: object) -> None:
         """Publish a new snapshot."""

@@ -14,7 +14,7 @@ from cdc.errors import SettingsError
 if TYPE_CHECKING:
     from cdc.migrations import SourceRequirements
     from cdc.postgres.source import Connection
-    from cdc.runtime import Context
+    from cdc.runtime.context import Context
 
 Sample = Annotated[bool, typer.Option("--sample", help="Create the tables of the sample as well.")]
 DryRun = Annotated[

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from cdc.kafka.topics import Topics
     from cdc.model.table import Table
     from cdc.postgres.source import Connection
-    from cdc.runtime import Context
+    from cdc.runtime.context import Context
     from cdc.sink.contract import Sink
 
 IDLE = """

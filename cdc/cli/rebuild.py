@@ -8,7 +8,8 @@ import typer
 
 from cdc.cli.console import Json, Master, call, err, out, print_json
 from cdc.cli.operation.log import recorded
-from cdc.runtime import spark_on
+from cdc.runtime.servers import spark_on
+from cdc.runtime.streams import Streams
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     from cdc.generations.registry import GenerationBuild, Generations, Registry, RetainedView
     from cdc.model.table import Table
-    from cdc.runtime import Context
+    from cdc.runtime.context import Context
     from cdc.sink.contract import Sink
 
 KEPT_S = 3600.0
@@ -109,7 +110,7 @@ def build(
         job = RebuildJob(
             sink,
             tables,
-            context.describe(sink.name),
+            Streams(context).describe(sink.name),
             context.placeholder,
             retention_s=kept_s,
             verify=require_equal,

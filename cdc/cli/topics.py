@@ -8,7 +8,7 @@ import typer
 from cdc.cli.console import Json, Master, call, out, print_json, say
 from cdc.cli.operation.log import recorded
 from cdc.errors import DivergenceError, SettingsError
-from cdc.runtime import spark_on
+from cdc.runtime.servers import spark_on
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -2,15 +2,11 @@
 and exit.
 """
 
-import os
 import sys
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
-from functools import partial
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import Annotated, NoReturn
 
 import structlog
 import typer
@@ -18,10 +14,8 @@ import typer
 from cdc.cli import doctor, init, migrate, plan, quarantine, rebuild, topics, verify, views
 from cdc.cli.console import (
     Json,
-    Master,
     call,
     configure_logging,
-    err,
     out,
     print_error,
     print_failure,
@@ -31,23 +25,15 @@ from cdc.cli.console import (
 from cdc.cli.extras import missing_extra
 from cdc.cli.observation import serve
 from cdc.cli.observation.look import look
-from cdc.cli.observation.notification import notifying
-from cdc.cli.operation import destroy, pause
+from cdc.cli.operation import destroy, pause, run
 from cdc.cli.operation import log as operation_log
 from cdc.cli.operation.consent import require_consent
 from cdc.cli.operation.log import recorded
 from cdc.cli.workflow import WorkflowGroup
-from cdc.config.view_settings import STATE
 from cdc.errors import CdcError, Interrupted, SettingsError
-from cdc.model.trace import kind, trace
-from cdc.runtime import Context, local_stack, spark_on
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-    from threading import Event
-
-    from cdc.apply.progress import Progress
-    from cdc.config.settings import Pipeline
+from cdc.model.trace import trace
+from cdc.runtime.context import Context
+from cdc.runtime.servers import local_stack
 
 app = typer.Typer(
     cls=WorkflowGroup,
@@ -66,12 +52,12 @@ plan.add_to(app)
 doctor.add_to(app)
 serve.add_to(app)
 migrate.add_to(app)
+run.add_to(app)
 pause.add_to(app)
 destroy.add_to(app)
 operation_log.add_to(app)
 rebuild.add_to(app)
 verify.add_to(app)
-SinkNames = Annotated[list[str] | None, typer.Option("--sink", help="Only this sink. Repeatable.")]
 StackKind = Annotated[
     str | None,
     typer.Option(
@@ -81,10 +67,6 @@ StackKind = Annotated[
 ]
 log = structlog.get_logger()
 USAGE_HINT = "cdc --help lists the verbs, cdc VERB --help the options of one"
-LOCAL = f"local[{3 * (os.cpu_count() or 2)}]"
-"""Three slots a core: most of a task is waiting, and a long warehouse task must not hold up the
-cache.
-"""
 
 
 def show_version(requested: bool) -> None:
@@ -196,147 +178,6 @@ def register(
         return print_json(registered.to_dict())
     out.print(f"connector {context.obj.pipeline.pipeline} is running, its heartbeat has arrived")
     return None
-
-
-@app.command()
-def run(
-    context: typer.Context,
-    sink: SinkNames = None,
-    until_caught_up: Annotated[
-        bool, typer.Option(help="Stop when everything in the topics is applied.")
-    ] = False,
-    for_s: Annotated[
-        float | None, typer.Option("--for", help="Stop after this many seconds.")
-    ] = None,
-    master: Master = LOCAL,
-    metrics: Annotated[
-        int | None,
-        typer.Option(help="Serve /metrics, /livez and /readyz on this port of 127.0.0.1."),
-    ] = None,
-    as_json: Json = False,
-) -> None:
-    """Apply changes to the views until stopped.
-
-    Ctrl-C or SIGTERM stops it, after the batch that is being applied.
-    """
-    from cdc.apply.supervisor import stop_on_signal
-
-    with stop_on_signal() as stopping:
-        try:
-            limits = RunLimits(stopping, until_caught_up, for_s, metrics)
-            progress, errors = _apply(context.obj, sink, master, limits, quiet=as_json)
-        except Exception as error:
-            if not stopping.is_set():
-                raise
-            # The signal also ends children of this process, so starting fails at one of them: that
-            # is no error.
-            log.info("stopped_while_starting", error=kind(error))
-            progress, errors = [], []
-    if as_json:
-        print_json({"sinks": [asdict(sink_progress) for sink_progress in progress]})
-    if errors:
-        for failure in errors[1:]:
-            print_error(failure)
-        raise errors[0]
-
-
-@dataclass(frozen=True)
-class RunLimits:
-    """Limits of a run: a signal, having caught up, or a number of seconds; and its port."""
-
-    stopping: "Event"
-    until_caught_up: bool
-    for_s: float | None
-    port: int | None = None
-
-
-def _apply(
-    context: Context, chosen: list[str] | None, master: str, limits: RunLimits, *, quiet: bool
-) -> "tuple[list[Progress], list[CdcError]]":
-    """Run the streams of the sinks to their end: their progress, and the errors that ended some of
-    them.
-    """
-    from cdc.apply.supervisor import supervise
-    from cdc.cli.screens.run import show_progress
-    from cdc.control.definitions import compare_periodically
-    from cdc.observe.run_log import writing_runs
-    from cdc.spark.session import is_running
-
-    stopping, pipeline = limits.stopping, context.pipeline
-    keeps_documents = bool(pipeline.views) and (not chosen or STATE in chosen)
-    names = [name for name in chosen or pipeline.sinks if name != STATE or not pipeline.views]
-    sinks = context.sinks(names) if names else []
-    _check_log(pipeline)
-    if stopping.is_set():
-        return [], []
-    say("starting Spark; the first rows are applied in some 20 seconds")
-    with spark_on(master, context.executors(names)) as spark:
-        streams = [] if stopping.is_set() else context.streams(spark, sinks)
-        documents = (
-            [context.document_stream(spark)] if keeps_documents and not stopping.is_set() else []
-        )
-        with (
-            compare_periodically(context.load) as uncompared_s,
-            writing_runs(pipeline) as run_log,
-            _served(context, limits.port, partial(is_running, spark)) as serve,
-            notifying(context),
-            show_progress(err, quiet=quiet) as show,
-        ):
-
-            def tick(progress: "list[Progress]") -> None:
-                run_log.publish(progress, uncompared_s())
-                serve(progress)
-                show(progress)
-
-            # A run that ends has to send documents before sinks look at what there is for them.
-            stages = [documents, streams] if limits.until_caught_up else [[*streams, *documents]]
-            errors = [
-                error
-                for stage in stages
-                if stage
-                for error in supervise(
-                    stage,
-                    stopping,
-                    until_caught_up=limits.until_caught_up,
-                    for_s=limits.for_s,
-                    on_tick=tick,
-                )
-            ]
-    for sink in sinks:
-        sink.close()
-    return [stream.progress for stream in (*streams, *documents)], errors
-
-
-def _check_log(pipeline: "Pipeline") -> None:
-    """Restore what a compaction has left, and refuse topics that aren't as the file says."""
-    from cdc.audit.lowered_settings import restore
-    from cdc.control import registrations
-    from cdc.kafka.topic_setup import check_topics
-    from cdc.kafka.topics import Topics
-
-    with Topics(pipeline.kafka) as kafka:
-        for topic in restore(kafka, pipeline):
-            say(f"restored the settings of {topic}: a compaction was interrupted")
-        check_topics(kafka, pipeline)
-        registrations.refuse_changed(registrations.read(kafka, pipeline), pipeline)
-
-
-@contextmanager
-def _served(
-    context: Context, port: int | None, spark_lives: "Callable[[], bool]"
-) -> "Iterator[Callable[[list[Progress]], None]]":
-    """Serve the state of a run on a port, if it has one: a function that takes its progress."""
-    if port is None:
-        yield lambda _: None
-        return
-    from cdc.observe.run_endpoint import RunEndpoint
-
-    endpoint = RunEndpoint(port, lambda: look(context), spark_lives)
-    say(f"serving http://127.0.0.1:{endpoint.port}/metrics, /livez and /readyz")
-    try:
-        yield endpoint.publish
-    finally:
-        endpoint.close()
 
 
 @app.command()

@@ -15,7 +15,7 @@ from cdc.cli.operation.log import recorded
 from cdc.errors import CdcError, ConnectorError, DivergenceError, SettingsError, UndecidedError
 from cdc.model.wording import full_stopped
 from cdc.postgres import table_survey
-from cdc.runtime import spark_on
+from cdc.runtime.servers import spark_on
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from cdc.apply.progress import Progress
     from cdc.config.settings import Pipeline
     from cdc.model.table import Table
-    from cdc.runtime import Context
+    from cdc.runtime.context import Context
     from cdc.verify.comparison import Comparison
 
 SinkNames = Annotated[list[str] | None, typer.Option("--sink", help="Only this sink. Repeatable.")]

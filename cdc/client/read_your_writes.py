@@ -53,7 +53,7 @@ from cdc.model.position import Position, distance
 from cdc.model.table import Table
 from cdc.postgres import table_survey
 from cdc.postgres.schema_changes import lsn_number
-from cdc.runtime import Context
+from cdc.runtime.context import Context
 from cdc.sink.contract import Sink
 from cdc.sink.factory import open_documents, open_waiting
 

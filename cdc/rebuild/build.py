@@ -23,7 +23,7 @@ from pyspark.sql import SparkSession
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay
 from tenacity.wait import wait_exponential
 
-from cdc.apply.batch_writer import BatchWriter
+from cdc.apply.batch.writer import BatchWriter
 from cdc.apply.stream import Stream, StreamOptions
 from cdc.apply.views import DescribeTables, Views
 from cdc.config.settings import Pipeline

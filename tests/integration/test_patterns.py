@@ -12,7 +12,7 @@ import pytest
 
 from cdc.cli import console, verbs
 from cdc.config import settings
-from cdc.runtime import Context
+from cdc.runtime.context import Context
 from tests.support.pipelines import NOWHERE
 from tests.support.shop import PASSWORD, Shop
 

@@ -32,7 +32,8 @@ from cdc.kafka.topics import Topics
 from cdc.model.table import Table
 from cdc.observe.run_log import read_runs, writing_runs
 from cdc.postgres import source, table_survey
-from cdc.runtime import Context
+from cdc.runtime.context import Context
+from cdc.runtime.streams import Streams
 from cdc.sink import factory
 from cdc.sink.contract import Sink
 from cdc.verify import barrier
@@ -182,7 +183,7 @@ class World:
         context, stopping = Context(self.file, self.folder), threading.Event()
 
         def work() -> list[CdcError]:
-            streams = context.streams(self.spark, context.sinks(None))
+            streams = Streams(context).of_sinks(self.spark, context.sinks(None))
             with compare_periodically(context.load), writing_runs(context.pipeline) as run_log:
                 return supervise(streams, stopping, on_tick=run_log.publish)
 

@@ -12,7 +12,7 @@ from cdc.audit.auditor import Auditor
 from cdc.audit.compaction import CompactionOptions, compact
 from cdc.audit.finding import Audit
 from cdc.kafka.topics import Topics
-from cdc.runtime import Context
+from cdc.runtime.context import Context
 from cdc.spark.kafka_source import census
 from cdc.verify import barrier
 from cdc.verify.verification import compare

@@ -4,8 +4,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from cdc.apply import batch_size
-from cdc.runtime import Context
+from cdc.apply.batch import size
+from cdc.runtime.context import Context
+from cdc.runtime.streams import Streams
 from cdc.verify.verification import compare
 from tests.scenarios.test_pipeline import items
 from tests.support.wait import wait_until
@@ -46,10 +47,10 @@ def test_a_backlog_is_taken_at_the_pace_of_the_sink(
     )
     names = ("FIRST", "FIRST_BYTES", "LEAST", "MOST", "TARGET_S")
     for name, value in zip(names, (first, first_bytes, *bounds, target_s), strict=True):
-        monkeypatch.setattr(batch_size, name, value)
+        monkeypatch.setattr(size, name, value)
     context = Context(world.file, world.folder)
     (cache,) = context.sinks(["cache"])
-    (stream,) = context.streams(world.spark, [cache])
+    (stream,) = Streams(context).of_sinks(world.spark, [cache])
     stream.run(until_caught_up=True)
     assert stream.progress.batches in batches
     assert [

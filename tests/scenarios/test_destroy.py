@@ -12,7 +12,7 @@ import redis
 from cdc.cli.operation.destroy import prepare
 from cdc.connectors.client import Connect
 from cdc.kafka.topics import Topics
-from cdc.runtime import Context
+from cdc.runtime.context import Context
 from tests.scenarios.test_exact import begin
 from tests.support import budget
 

@@ -15,7 +15,7 @@ import redis
 
 from cdc.client import read_your_writes as client
 from cdc.errors import SettingsError
-from cdc.runtime import Context
+from cdc.runtime.context import Context
 from cdc.verify.comparison import Comparison
 from cdc.verify.verification import Options, verify
 from tests.support.wait import wait_until

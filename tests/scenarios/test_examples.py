@@ -11,7 +11,7 @@ import httpx
 import pytest
 import redis
 
-from cdc.runtime import Context
+from cdc.runtime.context import Context
 from cdc.verify.verification import Options, verify
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ import pytest
 from cdc.apply.supervisor import supervise
 from cdc.cli.console import configure_logging
 from cdc.observe.run_log import writing_runs
-from cdc.runtime import Context
+from cdc.runtime.context import Context
+from cdc.runtime.streams import Streams
 from tests.support.pipelines import NOWHERE
 from tests.support.wait import wait_until
 
@@ -111,7 +112,7 @@ def test_a_sink_that_is_away_is_told_and_no_secret_with_it(
         text = text.replace(url, broken)
     world.file.write_text(text)
     context, stopping = Context(world.file, world.folder), threading.Event()
-    streams = context.streams(world.spark, context.sinks(None))
+    streams = Streams(context).of_sinks(world.spark, context.sinks(None))
     with ThreadPoolExecutor(1) as pool, writing_runs(context.pipeline) as run_log:
         work = pool.submit(supervise, streams, stopping, on_tick=run_log.publish)
         try:

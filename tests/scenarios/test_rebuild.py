@@ -16,7 +16,8 @@ from kafka import KafkaConsumer, KafkaProducer
 from cdc.generations.registry import GenerationBuild
 from cdc.model.generation import new_generation
 from cdc.rebuild.build import keep_current, only_tables
-from cdc.runtime import Context
+from cdc.runtime.context import Context
+from cdc.runtime.streams import Streams
 from tests.support import readers, writer
 from tests.support.load import load
 from tests.support.wait import wait_until
@@ -148,7 +149,7 @@ def test_what_differs_is_never_shown(world: "World") -> None:
     world.assert_equal()
     context, names = Context(world.file, world.folder), {table.qualified: new_generation()}
     (search,) = context.sinks(["search"])
-    describe = only_tables(context.follower, names)
+    describe = only_tables(Streams(context).follower, names)
     with keep_current(
         world.spark,
         search.for_generation(names),

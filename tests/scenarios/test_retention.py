@@ -14,7 +14,8 @@ from cdc.audit.compaction import CompactionOptions, compact
 from cdc.errors import ConnectorError, SettingsError
 from cdc.generations.registry import GenerationBuild
 from cdc.kafka.topics import Topics
-from cdc.runtime import Context
+from cdc.runtime.context import Context
+from cdc.runtime.streams import Streams
 from cdc.spark.kafka_source import census
 from cdc.verify.verification import compare
 from tests.scenarios.test_exact import begin
@@ -39,7 +40,7 @@ def end_at_verify(build: GenerationBuild) -> None:
 def catch_up(world: "World", name: str) -> None:
     """`cdc run --sink NAME --until-caught-up`, in this process."""
     context = Context(world.file, world.folder)
-    (stream,) = context.streams(world.spark, context.sinks([name]))
+    (stream,) = Streams(context).of_sinks(world.spark, context.sinks([name]))
     stream.run(until_caught_up=True)
 
 

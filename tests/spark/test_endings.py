@@ -5,7 +5,7 @@ import subprocess
 import sys
 
 from cdc.errors import SparkError
-from cdc.runtime import spark_on
+from cdc.runtime.servers import spark_on
 from cdc.spark.failures import explain
 from cdc.spark.session import is_running
 

@@ -9,7 +9,7 @@ from cdc.config import settings
 from cdc.control.registrations import Captured, Registration, refuse_waiting
 from cdc.errors import SettingsError
 from cdc.postgres.catalog import Candidate, choose_tables
-from cdc.runtime import Context
+from cdc.runtime.context import Context
 from tests.support.answering import answering, silent
 from tests.support.pipelines import pipeline
 

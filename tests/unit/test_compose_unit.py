@@ -16,7 +16,7 @@ from cdc.compose import docker
 from cdc.compose.server_version import ServerVersion
 from cdc.compose.stack_state import StackState
 from cdc.errors import CdcError, SourceError, StackError
-from cdc.runtime import Context
+from cdc.runtime.context import Context
 
 PIPELINE = """
 pipeline: shop

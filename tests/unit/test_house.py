@@ -93,7 +93,7 @@ def test_a_room_is_no_hall() -> None:
         for path in folders
     }
     assert {name: len(modules) for name, modules in files.items() if len(modules) > FILES} == {}
-    assert sorted(files["cdc"]) == ["__init__.py", "entry.py", "errors.py", "runtime.py"]
+    assert sorted(files["cdc"]) == ["__init__.py", "entry.py", "errors.py"]
 
 
 def test_verbs_that_need_no_spark_start_without_it() -> None:

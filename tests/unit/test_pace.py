@@ -2,7 +2,7 @@
 
 import pytest
 
-from cdc.apply.batch_size import FIRST, FIRST_BYTES, LEAST, MOST, first_limit, fitting_limit
+from cdc.apply.batch.size import FIRST, FIRST_BYTES, LEAST, MOST, first_limit, fitting_limit
 
 PLENTY = 10_000_000
 

@@ -5,7 +5,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from cdc.config.view_settings import STATE
-from cdc.runtime import Context
+from cdc.runtime.context import Context
 
 if TYPE_CHECKING:
     from cdc.observe.status import Status

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from cdc.cli.console import call
 from cdc.cli.observation.look import look
-from cdc.runtime import Context
+from cdc.runtime.context import Context
 
 if TYPE_CHECKING:
     from cdc.model.finding import Finding

@@ -13,7 +13,7 @@ from cdc.cli.observation.look import look
 from cdc.cli.observation.notification import notifying
 
 if TYPE_CHECKING:
-    from cdc.runtime import Context
+    from cdc.runtime.context import Context
     from cdc.serve.dashboard import Dashboard
 
 

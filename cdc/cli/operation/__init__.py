@@ -1,1 +1,1 @@
-"""Verbs that operate a pipeline: stop a part of it, and let it go on."""
+"""Verbs that operate a pipeline: run it, pause a sink, remove it, and say who did what."""

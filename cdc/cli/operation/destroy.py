@@ -9,7 +9,7 @@ from cdc.cli.operation.consent import require_consent
 
 if TYPE_CHECKING:
     from cdc.removal.destroy import Removal
-    from cdc.runtime import Context
+    from cdc.runtime.context import Context
 
 DryRun = Annotated[
     bool, typer.Option("--dry-run", help="List what would be removed; change nothing.")

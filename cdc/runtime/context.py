@@ -1,20 +1,19 @@
-"""The only place that wires: it makes the parts that a pipeline file describes, each when it is
-first used.
+"""A pipeline as its file describes it, with the parts that verbs ask for, each made when it is first
+used.
 
-In:  the options before a verb. Out: settings, tables, sinks, streams; a Spark session; the local
-servers.
+In: the options before a verb. Out: settings, tables, views, sinks.
 """
 
 import os
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from threading import Thread
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import psycopg
 
@@ -27,18 +26,9 @@ from cdc.postgres import catalog, source, table_survey
 from cdc.sink import factory
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-    from cdc.apply.schema_follower import SchemaFollower
-    from cdc.apply.stream import Stream
-    from cdc.apply.views import DescribeTables
-    from cdc.compose.endpoints import Endpoints
-    from cdc.control.registrations import Registration
-    from cdc.postgres.schema_changes import Definition
     from cdc.sink.contract import Sink
     from cdc.views.resolve import Resolution
     from cdc.views.tables import Waiting
-
 
 DISPLAY_DEADLINE_S = 2.5
 """Seconds after which `pipeline_to_show` does without the servers."""
@@ -275,143 +265,3 @@ class Context:
         settings = [pipeline.sinks[name] for name in names]
         settings += [pipeline.state] if pipeline.state else []
         return sorted({kind.executor for kind in settings if kind.executor})
-
-    @cached_property
-    def follower(self) -> "SchemaFollower":
-        """Follows the pipeline file and the table definitions, for all streams of a run."""
-        from cdc.apply.schema_follower import SchemaFollower, patience_s
-
-        pipeline = self.pipeline
-        with (
-            source.connect(pipeline.source.dsn) as connection,
-            source.within(connection, patience_s(pipeline)),
-        ):
-            return SchemaFollower(self.load, table_survey.survey(connection, pipeline).tables)
-
-    def streams(self, spark: "SparkSession", sinks: "Sequence[Sink]") -> "list[Stream]":
-        """Make a stream per sink, which applies all tables and follows the file and the table
-        definitions.
-        """
-        from cdc.apply.stream import Stream, StreamOptions
-
-        return [
-            Stream(
-                spark,
-                sink,
-                self.pipeline,
-                self.describe(sink.name),
-                self.placeholder,
-                StreamOptions(self.pipeline.sinks[sink.name].trigger_s),
-            )
-            for sink in sinks
-        ]
-
-    def describe(self, sink: str) -> "DescribeTables":
-        """The function that describes the tables of a sink as they are now: captured ones, and
-        views of several.
-        """
-        if not self.pipeline.views:
-            return self.follower
-        from cdc.views.tables import with_views
-
-        def describe(
-            history: "Sequence[Definition]", registration: "Registration"
-        ) -> "tuple[Sequence[Table], Mapping[str, list[str]]]":
-            captured, problems = self.follower(history, registration)
-            tables, broken = with_views(self.pipeline, captured, sink)
-            return tables, {**problems, **broken}
-
-        return describe
-
-    def document_stream(self, spark: "SparkSession") -> "Stream":
-        """Make the stream that keeps the state of documents, and sends them."""
-        from cdc.apply.schema_follower import patience_s
-        from cdc.apply.stream import Stream, StreamOptions
-        from cdc.views.engine import DocumentEngine
-        from cdc.views.resolve import Resolution, resolve
-        from cdc.views.source_checks import refused_by_source
-
-        state, pipeline = factory.build_state(self.pipeline), self.pipeline
-        with (
-            source.connect(pipeline.source.dsn) as connection,
-            source.within(connection, patience_s(pipeline)),
-        ):
-            tables = table_survey.survey(connection, pipeline).tables
-            refused = refused_by_source(connection, pipeline, resolve(pipeline, tables).views)
-
-        def resolve_now(captured: "Sequence[Table]") -> Resolution:
-            """Resolve the views; what Postgres refused at the start of the run waits for another."""
-            views, misfits = resolve(pipeline, captured)
-            fitting = tuple(view for view in views if view.name not in refused)
-            return Resolution(fitting, {**refused, **misfits})
-
-        engine = DocumentEngine(spark, state, pipeline, resolve_now)
-
-        def describe(
-            history: "Sequence[Definition]", registration: "Registration"
-        ) -> "tuple[Sequence[Table], Mapping[str, list[str]]]":
-            captured, problems = self.follower(history, registration)
-            used, waiting = engine.tables(captured)
-            names = {table.qualified for table in used}
-            of_tables = {name: text for name, text in problems.items() if name in names}
-            return used, {**of_tables, **waiting}
-
-        options = StreamOptions(pipeline.state.trigger_s if pipeline.state else 0.0, worker=engine)
-        return Stream(spark, state, pipeline, describe, self.placeholder, options)
-
-
-class Stack(Protocol):
-    """A kind of local stack: servers as processes, or servers as containers."""
-
-    def up(self, state: Path, *, progress: Callable[[str], None]) -> "Endpoints":
-        """Start the servers that don't run. Called by `cdc up`; `progress` gets lines for people.
-        Raises StackError.
-        """
-
-    def down(self, state: Path, *, progress: Callable[[str], None]) -> list[str]:
-        """Stop the servers, and return the names of those that ran. Called by `cdc down`. Raises
-        StackError.
-        """
-
-    def purge(self, state: Path, *, progress: Callable[[str], None]) -> list[str]:
-        """Stop the servers and remove their data; returns what was removed. Called by `cdc down
-        --purge`. Raises StackError.
-        """
-
-
-def local_stack(kind: str | None, state: Path) -> Stack:
-    """Choose the kind of local stack: the one given, else the one the state folder belongs to, else
-    embedded.
-    """
-    from cdc.compose import docker
-
-    stacks: dict[str, Stack] = {"embedded": stack, "compose": docker}
-    kind = kind or stack_state.stack_kind(state) or "embedded"
-    if kind not in stacks:
-        raise SettingsError(f"There is no stack {kind}.", hint=f"one of: {', '.join(stacks)}")
-    return stacks[kind]
-
-
-@contextmanager
-def spark_on(master: str, modules: Sequence[str] = ()) -> "Iterator[SparkSession]":
-    """Start a Spark session for one verb, and stop it afterwards; `modules`: see `session`.
-
-    Raises:
-        SparkError: the JVM of Spark has ended meanwhile, whatever error that caused here.
-    """
-    # First, so that nothing is fetched where there is no Spark.
-    from cdc.compose import artifacts
-    from cdc.spark.session import exit_error, session
-
-    spark = session(master, artifacts.spark_jars(), modules=modules)
-    try:
-        try:
-            yield spark
-        finally:
-            spark.stop()
-    except CdcError:
-        raise
-    except Exception as error:
-        if failure := exit_error(spark):
-            raise failure from error
-        raise

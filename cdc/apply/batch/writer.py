@@ -7,8 +7,8 @@ from collections.abc import Callable
 from pyspark.sql import DataFrame, SparkSession
 from tenacity import Retrying
 
+from cdc.apply.batch.redrive import Redrive
 from cdc.apply.plan import Ends
-from cdc.apply.redrive import Redrive
 from cdc.apply.views import Views
 from cdc.errors import SinkError
 from cdc.model.outcome import Applied

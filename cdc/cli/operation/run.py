@@ -1,0 +1,180 @@
+"""Verb `cdc run`: apply changes to the views, sink by sink, and keep the documents of several tables."""
+
+import os
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Annotated
+
+import structlog
+import typer
+
+from cdc.cli.console import Json, Master, err, print_error, print_json, say
+from cdc.cli.observation.look import look
+from cdc.cli.observation.notification import notifying
+from cdc.config.view_settings import STATE
+from cdc.model.trace import kind
+from cdc.runtime.servers import spark_on
+from cdc.runtime.streams import Streams
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from threading import Event
+
+    from cdc.apply.progress import Progress
+    from cdc.config.settings import Pipeline
+    from cdc.errors import CdcError
+    from cdc.runtime.context import Context
+
+SinkNames = Annotated[list[str] | None, typer.Option("--sink", help="Only this sink. Repeatable.")]
+LOCAL = f"local[{3 * (os.cpu_count() or 2)}]"
+"""Three slots a core: most of a task is waiting, and a long warehouse task must not hold up the
+cache.
+"""
+log = structlog.get_logger()
+
+
+def add_to(app: typer.Typer) -> None:
+    """Add the verb to the command line."""
+    app.command()(run)
+
+
+def run(
+    context: typer.Context,
+    sink: SinkNames = None,
+    until_caught_up: Annotated[
+        bool, typer.Option(help="Stop when everything in the topics is applied.")
+    ] = False,
+    for_s: Annotated[
+        float | None, typer.Option("--for", help="Stop after this many seconds.")
+    ] = None,
+    master: Master = LOCAL,
+    metrics: Annotated[
+        int | None,
+        typer.Option(help="Serve /metrics, /livez and /readyz on this port of 127.0.0.1."),
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Apply changes to the views until stopped.
+
+    Ctrl-C or SIGTERM stops it, after the batch that is being applied.
+    """
+    from cdc.apply.supervisor import stop_on_signal
+
+    with stop_on_signal() as stopping:
+        try:
+            limits = RunLimits(stopping, until_caught_up, for_s, metrics)
+            progress, errors = _apply(context.obj, sink, master, limits, quiet=as_json)
+        except Exception as error:
+            if not stopping.is_set():
+                raise
+            # The signal also ends children of this process, so starting fails at one of them: that
+            # is no error.
+            log.info("stopped_while_starting", error=kind(error))
+            progress, errors = [], []
+    if as_json:
+        print_json({"sinks": [asdict(sink_progress) for sink_progress in progress]})
+    if errors:
+        for failure in errors[1:]:
+            print_error(failure)
+        raise errors[0]
+
+
+@dataclass(frozen=True)
+class RunLimits:
+    """Limits of a run: a signal, having caught up, or a number of seconds; and its port."""
+
+    stopping: "Event"
+    until_caught_up: bool
+    for_s: float | None
+    port: int | None = None
+
+
+def _apply(
+    context: "Context", chosen: list[str] | None, master: str, limits: RunLimits, *, quiet: bool
+) -> "tuple[list[Progress], list[CdcError]]":
+    """Run the streams of the sinks to their end: their progress, and the errors that ended some of
+    them.
+    """
+    from cdc.apply.supervisor import supervise
+    from cdc.cli.screens.run import show_progress
+    from cdc.control.definitions import compare_periodically
+    from cdc.observe.run_log import writing_runs
+    from cdc.spark.session import is_running
+
+    stopping, pipeline = limits.stopping, context.pipeline
+    keeps_documents = bool(pipeline.views) and (not chosen or STATE in chosen)
+    names = [name for name in chosen or pipeline.sinks if name != STATE or not pipeline.views]
+    sinks = context.sinks(names) if names else []
+    _check_log(pipeline)
+    if stopping.is_set():
+        return [], []
+    say("starting Spark; the first rows are applied in some 20 seconds")
+    wiring = Streams(context)
+    with spark_on(master, context.executors(names)) as spark:
+        streams = [] if stopping.is_set() else wiring.of_sinks(spark, sinks)
+        documents = (
+            [wiring.of_documents(spark)] if keeps_documents and not stopping.is_set() else []
+        )
+        with (
+            compare_periodically(context.load) as uncompared_s,
+            writing_runs(pipeline) as run_log,
+            _served(context, limits.port, partial(is_running, spark)) as serve,
+            notifying(context),
+            show_progress(err, quiet=quiet) as show,
+        ):
+
+            def tick(progress: "list[Progress]") -> None:
+                run_log.publish(progress, uncompared_s())
+                serve(progress)
+                show(progress)
+
+            # A run that ends has to send documents before sinks look at what there is for them.
+            stages = [documents, streams] if limits.until_caught_up else [[*streams, *documents]]
+            errors = [
+                error
+                for stage in stages
+                if stage
+                for error in supervise(
+                    stage,
+                    stopping,
+                    until_caught_up=limits.until_caught_up,
+                    for_s=limits.for_s,
+                    on_tick=tick,
+                )
+            ]
+    for sink in sinks:
+        sink.close()
+    return [stream.progress for stream in (*streams, *documents)], errors
+
+
+def _check_log(pipeline: "Pipeline") -> None:
+    """Restore what a compaction has left, and refuse topics that aren't as the file says."""
+    from cdc.audit.lowered_settings import restore
+    from cdc.control import registrations
+    from cdc.kafka.topic_setup import check_topics
+    from cdc.kafka.topics import Topics
+
+    with Topics(pipeline.kafka) as kafka:
+        for topic in restore(kafka, pipeline):
+            say(f"restored the settings of {topic}: a compaction was interrupted")
+        check_topics(kafka, pipeline)
+        registrations.refuse_changed(registrations.read(kafka, pipeline), pipeline)
+
+
+@contextmanager
+def _served(
+    context: "Context", port: int | None, spark_lives: "Callable[[], bool]"
+) -> "Iterator[Callable[[list[Progress]], None]]":
+    """Serve the state of a run on a port, if it has one: a function that takes its progress."""
+    if port is None:
+        yield lambda _: None
+        return
+    from cdc.observe.run_endpoint import RunEndpoint
+
+    endpoint = RunEndpoint(port, lambda: look(context), spark_lives)
+    say(f"serving http://127.0.0.1:{endpoint.port}/metrics, /livez and /readyz")
+    try:
+        yield endpoint.publish
+    finally:
+        endpoint.close()

@@ -1,0 +1,1 @@
+"""The only place that wires: pipeline file, local servers, destinations, streams."""

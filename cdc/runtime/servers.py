@@ -1,0 +1,71 @@
+"""Servers and processes that a verb starts and stops: the local stack, of either kind, and Spark."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from cdc.compose import stack, stack_state
+from cdc.errors import CdcError, SettingsError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from cdc.compose.endpoints import Endpoints
+
+
+class Stack(Protocol):
+    """A kind of local stack: servers as processes, or servers as containers."""
+
+    def up(self, state: Path, *, progress: Callable[[str], None]) -> "Endpoints":
+        """Start the servers that don't run. Called by `cdc up`; `progress` gets lines for people.
+        Raises StackError.
+        """
+
+    def down(self, state: Path, *, progress: Callable[[str], None]) -> list[str]:
+        """Stop the servers, and return the names of those that ran. Called by `cdc down`. Raises
+        StackError.
+        """
+
+    def purge(self, state: Path, *, progress: Callable[[str], None]) -> list[str]:
+        """Stop the servers and remove their data; returns what was removed. Called by `cdc down
+        --purge`. Raises StackError.
+        """
+
+
+def local_stack(kind: str | None, state: Path) -> Stack:
+    """Choose the kind of local stack: the one given, else the one the state folder belongs to, else
+    embedded.
+    """
+    from cdc.compose import docker
+
+    stacks: dict[str, Stack] = {"embedded": stack, "compose": docker}
+    kind = kind or stack_state.stack_kind(state) or "embedded"
+    if kind not in stacks:
+        raise SettingsError(f"There is no stack {kind}.", hint=f"one of: {', '.join(stacks)}")
+    return stacks[kind]
+
+
+@contextmanager
+def spark_on(master: str, modules: Sequence[str] = ()) -> "Iterator[SparkSession]":
+    """Start a Spark session for one verb, and stop it afterwards; `modules`: see `session`.
+
+    Raises:
+        SparkError: the JVM of Spark has ended meanwhile, whatever error that caused here.
+    """
+    # First, so that nothing is fetched where there is no Spark.
+    from cdc.compose import artifacts
+    from cdc.spark.session import exit_error, session
+
+    spark = session(master, artifacts.spark_jars(), modules=modules)
+    try:
+        try:
+            yield spark
+        finally:
+            spark.stop()
+    except CdcError:
+        raise
+    except Exception as error:
+        if failure := exit_error(spark):
+            raise failure from error
+        raise

@@ -1,0 +1,115 @@
+"""The streams of a run: one for each sink, and one that keeps documents of several tables."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from cdc.model.table import Table
+from cdc.postgres import source, table_survey
+from cdc.sink import factory
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from cdc.apply.schema_follower import SchemaFollower
+    from cdc.apply.stream import Stream
+    from cdc.apply.views import DescribeTables
+    from cdc.control.registrations import Registration
+    from cdc.postgres.schema_changes import Definition
+    from cdc.runtime.context import Context
+    from cdc.sink.contract import Sink
+
+
+@dataclass(frozen=True)
+class Streams:
+    """Makes the streams of a pipeline. All of one run come from one object, for they share what
+    follows the file and the table definitions.
+    """
+
+    context: "Context"
+
+    @cached_property
+    def follower(self) -> "SchemaFollower":
+        """Follows the pipeline file and the table definitions, for all streams of a run."""
+        from cdc.apply.schema_follower import SchemaFollower, patience_s
+
+        pipeline = self.context.pipeline
+        with (
+            source.connect(pipeline.source.dsn) as connection,
+            source.within(connection, patience_s(pipeline)),
+        ):
+            return SchemaFollower(
+                self.context.load, table_survey.survey(connection, pipeline).tables
+            )
+
+    def of_sinks(self, spark: "SparkSession", sinks: "Sequence[Sink]") -> "list[Stream]":
+        """Make a stream per sink, which applies all tables and follows the file and the table
+        definitions.
+        """
+        from cdc.apply.stream import Stream, StreamOptions
+
+        return [
+            Stream(
+                spark,
+                sink,
+                self.context.pipeline,
+                self.describe(sink.name),
+                self.context.placeholder,
+                StreamOptions(self.context.pipeline.sinks[sink.name].trigger_s),
+            )
+            for sink in sinks
+        ]
+
+    def describe(self, sink: str) -> "DescribeTables":
+        """The function that describes the tables of a sink as they are now: captured ones, and
+        views of several.
+        """
+        if not self.context.pipeline.views:
+            return self.follower
+        from cdc.views.tables import with_views
+
+        def describe(
+            history: "Sequence[Definition]", registration: "Registration"
+        ) -> "tuple[Sequence[Table], Mapping[str, list[str]]]":
+            captured, problems = self.follower(history, registration)
+            tables, broken = with_views(self.context.pipeline, captured, sink)
+            return tables, {**problems, **broken}
+
+        return describe
+
+    def of_documents(self, spark: "SparkSession") -> "Stream":
+        """Make the stream that keeps the state of documents, and sends them."""
+        from cdc.apply.schema_follower import patience_s
+        from cdc.apply.stream import Stream, StreamOptions
+        from cdc.views.engine import DocumentEngine
+        from cdc.views.resolve import Resolution, resolve
+        from cdc.views.source_checks import refused_by_source
+
+        state, pipeline = factory.build_state(self.context.pipeline), self.context.pipeline
+        with (
+            source.connect(pipeline.source.dsn) as connection,
+            source.within(connection, patience_s(pipeline)),
+        ):
+            tables = table_survey.survey(connection, pipeline).tables
+            refused = refused_by_source(connection, pipeline, resolve(pipeline, tables).views)
+
+        def resolve_now(captured: "Sequence[Table]") -> Resolution:
+            """Resolve the views; what Postgres refused at the start of the run waits for another."""
+            views, misfits = resolve(pipeline, captured)
+            fitting = tuple(view for view in views if view.name not in refused)
+            return Resolution(fitting, {**refused, **misfits})
+
+        engine = DocumentEngine(spark, state, pipeline, resolve_now)
+
+        def describe(
+            history: "Sequence[Definition]", registration: "Registration"
+        ) -> "tuple[Sequence[Table], Mapping[str, list[str]]]":
+            captured, problems = self.follower(history, registration)
+            used, waiting = engine.tables(captured)
+            names = {table.qualified for table in used}
+            of_tables = {name: text for name, text in problems.items() if name in names}
+            return used, {**of_tables, **waiting}
+
+        options = StreamOptions(pipeline.state.trigger_s if pipeline.state else 0.0, worker=engine)
+        return Stream(spark, state, pipeline, describe, self.context.placeholder, options)
