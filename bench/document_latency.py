@@ -62,8 +62,8 @@ def _marked(
         lambda: flights.change(changes, size=1, rate=rate),
         lambda: mark(stage, flights, seconds, watch, row_id),
     )
-    seen = list(zip(watch.commits, watch.latencies, strict=True))
-    return marks, seen, watch.unseen + len(watch.pending)
+    latencies = list(zip(watch.commits, watch.latencies, strict=True))
+    return marks, latencies, watch.unseen + len(watch.pending)
 
 
 def mark(
@@ -92,7 +92,7 @@ def fan_out(
     others are in the cache until then.
     """
     size = flights.rows * SHARE // 100
-    sent = Figure(
+    renamed = Figure(
         f"documents of a renamed airline, {size:,} of {flights.rows:,}",
         "documents/s",
         rate=19_000,
@@ -104,7 +104,7 @@ def fan_out(
     starts, name = flight_ends(stage, flights), "Renamed"
     rename = Timer(seconds / 4, flights.rename, [name])
     rename.start()
-    _, seen, meanwhile.unseen = _marked(stage, flights, RATE, seconds)
+    _, latencies, meanwhile.unseen = _marked(stage, flights, RATE, seconds)
     rename.join()
     stage.settle(streams)
     began = flights.renamed_at()
@@ -120,9 +120,9 @@ def fan_out(
         raise DivergenceError(
             f"{documents} of {size} documents were renamed.", hint="a bug in the pipeline"
         )
-    sent.ours.append(size / (end - began))
+    renamed.ours.append(size / (end - began))
     meanwhile.hops["visible"] = [
-        latency for committed, latency in seen if began <= committed.timestamp() <= end
+        latency for committed, latency in latencies if began <= committed.timestamp() <= end
     ]
-    yield sent
+    yield renamed
     yield meanwhile

@@ -56,8 +56,8 @@ def documents(stage: Stage, sizes: Sequence[int], changes: int, seconds: float) 
     rival, rival_figures = Rates(), list[Figure]()
     # Why it can't do something, it has printed.
     with suppress(CalledProcessError):
-        other = Flights(stage.dsn, len(sizes), sizes[0])
-        rival, rival_figures = _rival(stage, other, changes, seconds)
+        rival_flights = Flights(stage.dsn, len(sizes), sizes[0])
+        rival, rival_figures = _rival(stage, rival_flights, changes, seconds)
     yield from rival_figures
     yield from _bootstrap(stage, sum(sizes), rival.bootstrap)
     limit = _query_rate(stage, large)
@@ -127,8 +127,8 @@ def _bootstrap(stage: Stage, rows: int, rival: list[float]) -> Iterator[Figure]:
     """From the start of the stream, of tables that lie in Kafka, to the last document; and the
     memory that the state takes for it, with the rows of the other tables.
     """
-    sent = Figure("documents, bootstrap into the topic", "documents/s", rate=15_000)
-    sent.rival, sent.changes = rival, rows
+    bootstrap = Figure("documents, bootstrap into the topic", "documents/s", rate=15_000)
+    bootstrap.rival, bootstrap.changes = rival, rows
     size = Figure("documents, state with its indexes", "bytes/row", rate=700, at_most=True)
     with redis.Redis.from_url(stage.endpoints.redis) as server:
         used, began = server.info("memory")["used_memory"], time.time()
@@ -136,9 +136,9 @@ def _bootstrap(stage: Stage, rows: int, rival: list[float]) -> Iterator[Figure]:
             pass
         size.ours.append((server.info("memory")["used_memory"] - used) / rows)
     _, last = span(stage, {view.topic: None for view in stage.context.views})
-    sent.ours.append(rows / (last - began))
-    sent.costs.append(meter.cost)
-    yield sent
+    bootstrap.ours.append(rows / (last - began))
+    bootstrap.costs.append(meter.cost)
+    yield bootstrap
     yield size
 
 
@@ -199,7 +199,7 @@ def _drain(
         with stage.meter() as meter:
             connect.resume(stage.name)
             stage.settle(streams)
-    changed, sent = starts
-    first, _ = span(stage, {changed: starts[changed]})
-    _, last = span(stage, {sent: starts[sent]})
+    table_topic, view_topic = starts
+    first, _ = span(stage, {table_topic: starts[table_topic]})
+    _, last = span(stage, {view_topic: starts[view_topic]})
     return Drain(last - first, meter.cost)

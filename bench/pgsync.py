@@ -158,7 +158,7 @@ def measure(pgsync: PGSync, flights: Flights, changes: int) -> Rates:
         flights.change(changes, moved=moved)
         seconds.append(pgsync.catch_up() - start)
     pgsync.check()
-    drained = ([changes / taken] for taken in seconds)
+    drained = ([changes / drain_s] for drain_s in seconds)
     return Rates([flights.rows / (first - start)], *drained)
 
 

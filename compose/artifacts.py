@@ -29,8 +29,8 @@ from cdc.compose import versions
 from cdc.compose.host import java, require_disk, share
 from cdc.errors import StackError
 
-HERE = Path(__file__).parent
-PINS = HERE / "artifacts.sha256"
+FOLDER = Path(__file__).parent
+PINS = FOLDER / "artifacts.sha256"
 # A stalled connection would hold the fetch for ever without it. The whole set takes about two
 # minutes.
 FETCH_TIMEOUT_S = 900
@@ -158,7 +158,7 @@ def retrieve(name: str, work: Path) -> None:
         f"-Divy.default.ivy.user.dir={work / 'user'}",
         "-jar",
         ivy_jar(),
-        *("-ivy", HERE / f"ivy-{name}.xml", "-cache", work / "ivy"),
+        *("-ivy", FOLDER / f"ivy-{name}.xml", "-cache", work / "ivy"),
         *("-retrieve", work / "lib" / "[conf]" / "[artifact](-[classifier])-[revision].[ext]"),
     ]
     try:

@@ -24,16 +24,16 @@ def draw(names: Sequence[str], arrows: Mapping[str, set[str]], label: str) -> st
 
     names: each before all that it points to.
     """
-    rows, ways = _place_in_rows(names, arrows)
+    rows, routes = _place_in_rows(names, arrows)
     for sweep in range(SWEEPS):
-        _sort_rows(rows, ways, downwards=sweep % 2 == 0)
+        _sort_rows(rows, routes, downwards=sweep % 2 == 0)
     width = max(sum(_width(stop) + GAP for stop in row) for row in rows) + 2 * MARGIN
     points = {
         stop: (x, MARGIN + number * ROW_HEIGHT)
         for number, row in enumerate(rows)
         for stop, x in _spread(row, width)
     }
-    parts = [_path([points[stop] for stop in way]) for way in ways]
+    parts = [_path([points[stop] for stop in route]) for route in routes]
     parts += [_box(name, *points[(name,)]) for name in names]
     height = MARGIN * 2 + (len(rows) - 1) * ROW_HEIGHT + BOX_HEIGHT
     head = HEAD.format(width=width, height=height, label=escape(label))
@@ -49,7 +49,7 @@ def _place_in_rows(
         level[name] = 1 + max((level[target] for target in arrows[name]), default=-1)
     top = max(level.values())
     rows: list[list[Stop]] = [[] for _ in range(top + 1)]
-    ways = []
+    routes = []
     for name in names:
         rows[top - level[name]].append((name,))
     for name in names:
@@ -58,24 +58,26 @@ def _place_in_rows(
             lane: list[Stop] = [(name, target, str(number)) for number in passed]
             for number, stop in zip(passed, lane, strict=True):
                 rows[number].append(stop)
-            ways.append([(name,), *lane, (target,)])
-    return rows, ways
+            routes.append([(name,), *lane, (target,)])
+    return rows, routes
 
 
-def _sort_rows(rows: list[list[Stop]], ways: Sequence[Sequence[Stop]], *, downwards: bool) -> None:
+def _sort_rows(
+    rows: list[list[Stop]], routes: Sequence[Sequence[Stop]], *, downwards: bool
+) -> None:
     """Sort each row by the mean place of what its stops are joined to in the row before."""
     joined: dict[Stop, list[Stop]] = {}
-    for way in ways:
-        for upper, lower in pairwise(way):
-            stop, other = (lower, upper) if downwards else (upper, lower)
-            joined.setdefault(stop, []).append(other)
+    for route in routes:
+        for upper, lower in pairwise(route):
+            stop, neighbour = (lower, upper) if downwards else (upper, lower)
+            joined.setdefault(stop, []).append(neighbour)
     places: dict[Stop, float] = {}
     for row in rows if downwards else reversed(rows):
-        own = {stop: (index + 0.5) / len(row) for index, stop in enumerate(row)}
+        places_now = {stop: (index + 0.5) / len(row) for index, stop in enumerate(row)}
         means = {
-            stop: sum(places[other] for other in joined[stop]) / len(joined[stop])
+            stop: sum(places[neighbour] for neighbour in joined[stop]) / len(joined[stop])
             if stop in joined
-            else own[stop]
+            else places_now[stop]
             for stop in row
         }
         row.sort(key=means.__getitem__)

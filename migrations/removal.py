@@ -21,7 +21,7 @@ from cdc.migrations.runner import migration_lock, require_idle
 from cdc.migrations.statement import Statement, carry_out
 
 FUNCTIONS = ["record_truncation", "begin_truncation", "record_partition_truncation"]
-OTHERS = """
+IS_SHARED = """
 SELECT EXISTS (SELECT FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid
                WHERE r.prrelid = to_regclass('cdc.heartbeat') AND p.pubname <> %(pipeline)s)
 """
@@ -145,7 +145,7 @@ def _removals(conn: psycopg.Connection, pipeline: str) -> Iterator[Statement]:
             ),
             (f"trigger {trigger} of {schema}.{table}",),
         )
-    if conn.execute(OTHERS, names).fetchone() == (True,):
+    if conn.execute(IS_SHARED, names).fetchone() == (True,):
         yield from _own_rows(conn, pipeline, tables)
     else:
         # Functions go with the schema, and the event triggers with their functions.

@@ -164,7 +164,10 @@ class Memory:
 
     def remains(self, tables: Sequence[Table]) -> list[str]:
         """List the views, and those of generations."""
-        stores = {"": self, **{f"@{name}": of for name, of in self.generations_by_name.items()}}
+        stores = {
+            "": self,
+            **{f"@{name}": generation for name, generation in self.generations_by_name.items()},
+        }
         return [
             f"view {table.qualified}{suffix}"
             for suffix, store in stores.items()

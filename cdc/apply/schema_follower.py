@@ -70,7 +70,7 @@ class SchemaFollower:
                 log.warning("pipeline_file_not_read", error=error.message, hint=error.hint)
             captured = [entry.table for entry in self._pipeline.source.tables]
             results = consequences(history, captured)
-            gone = self._gone_tables(results)
+            vanished = self._gone_tables(results)
             newest = max((entry.id for entry in history if entry.table in captured), default=0)
             if self._described is None:
                 self._described, self._registered = newest, registration
@@ -81,8 +81,8 @@ class SchemaFollower:
                 ):
                     refuse_another(registration, source.server(connection), self._pipeline)
                     _compare(connection)
-                    self._describe(connection, gone)
-                    self._request_rows(connection, results, gone)
+                    self._describe(connection, vanished)
+                    self._request_rows(connection, results, vanished)
                 self._described, self._registered = newest, registration
             except AnotherServer:
                 raise
@@ -97,7 +97,7 @@ class SchemaFollower:
             ]
             return [
                 self._shaped(name, history, registration) for name in carried
-            ], gone | self._refused
+            ], vanished | self._refused
 
     def _shaped(
         self, name: str, history: Sequence[Definition], registration: Registration
@@ -119,7 +119,7 @@ class SchemaFollower:
         lost = former - {column.name for column in table.columns} - never_sent
         return replace(table, reshaped=bool(lost or captured.withdrawn))
 
-    def _gone_tables(self, results: Sequence[Consequence]) -> dict[str, list[str]]:
+    def _vanished_tables(self, results: Sequence[Consequence]) -> dict[str, list[str]]:
         latest = {result.table: result for result in results}
         hint = "write its name of now into the pipeline file, or take it out, then: cdc -p FILE migrate, and register"
         return {
@@ -128,9 +128,9 @@ class SchemaFollower:
             if result.kind == "gone"
         }
 
-    def _describe(self, connection: Connection, gone: Mapping[str, list[str]]) -> None:
+    def _describe(self, connection: Connection, vanished: Mapping[str, list[str]]) -> None:
         remaining = tuple(
-            entry for entry in self._pipeline.source.tables if entry.table not in gone
+            entry for entry in self._pipeline.source.tables if entry.table not in vanished
         )
         narrowed = self._pipeline.model_copy(
             update={"source": self._pipeline.source.model_copy(update={"tables": remaining})}
@@ -147,10 +147,13 @@ class SchemaFollower:
                 self._refused[name] = [error.message, error.hint]
 
     def _request_rows(
-        self, connection: Connection, results: Sequence[Consequence], gone: Mapping[str, list[str]]
+        self,
+        connection: Connection,
+        results: Sequence[Consequence],
+        vanished: Mapping[str, list[str]],
     ) -> None:
         for result in results:
-            waiting = result.table in gone or result.table in self._refused
+            waiting = result.table in vanished or result.table in self._refused
             if result.kind not in ("refresh", "cleanse") or waiting or result.id in self._requested:
                 continue
             table, name = self._tables[result.table], f"ddl-{result.id}-{result.kind}"
@@ -183,8 +186,8 @@ def _as_registered(pipeline: Pipeline, registration: Registration) -> Pipeline:
     entries, pipeline = [], pipeline.with_tables(registration.tables)
     for entry in pipeline.source.tables:
         captured = registration.tables.get(entry.table)
-        sent = {"exclude": captured.exclude, "key": captured.key} if captured else {}
-        entries.append(entry.model_copy(update=sent))
+        settings = {"exclude": captured.exclude, "key": captured.key} if captured else {}
+        entries.append(entry.model_copy(update=settings))
     return pipeline.model_copy(
         update={"source": pipeline.source.model_copy(update={"tables": tuple(entries)})}
     )

@@ -123,7 +123,9 @@ class Views:
             shapes={table.topic: logs[table.topic].end for table in views},
             sure_until=self._continuity.sure_until,
         )
-        self.reading = replace(self.reading, floors=self._lsns(), first_offsets=self._since())
+        self.reading = replace(
+            self.reading, floors=self._lsns(), first_offsets=self._first_offsets()
+        )
         return self.plan
 
     def advance(self, steps: Sequence[Advance]) -> None:
@@ -273,7 +275,7 @@ class Views:
             table.topic: lsn for table in self.plan.tables if (lsn := lsns.get(table.qualified))
         }
 
-    def _since(self) -> dict[str, tuple[int, ...]]:
+    def _first_offsets(self) -> dict[str, tuple[int, ...]]:
         """The first offsets that count, of topics that are read from earlier offsets on."""
         first_offsets = {}
         for topic, starts in self.plan.offsets().items():

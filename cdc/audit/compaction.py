@@ -97,7 +97,7 @@ def compact(
     check_topics(kafka, pipeline)
     topics = [table.topic for table in tables]
     goal = kafka.ends(topics)
-    before, deadline = count(goal), time.monotonic() + options.timeout_s
+    first_counts, deadline = count(goal), time.monotonic() + options.timeout_s
     registry, tombstones = Registry(pipeline, kafka), options.tombstones
     with (
         LoweredSettings(kafka, pipeline, topics, tombstones=tombstones) as lowered,
@@ -115,7 +115,7 @@ def compact(
             options.progress(_in_words(unfinished))
             if time.monotonic() > deadline:
                 raise _timeout_error(unfinished, options.timeout_s)
-    return [_result(topic, before[topic], counts[topic]) for topic in topics]
+    return [_result(topic, first_counts[topic], counts[topic]) for topic in topics]
 
 
 def required_views(
@@ -270,11 +270,11 @@ def _timeout_error(unfinished: Mapping[str, str], timeout_s: float) -> Connector
 
 
 def _result(
-    topic: str, before: "Sequence[PartitionCensus]", counts: "Sequence[PartitionCensus]"
+    topic: str, first_counts: "Sequence[PartitionCensus]", counts: "Sequence[PartitionCensus]"
 ) -> CompactionResult:
     return CompactionResult(
         topic,
-        sum(partition.records for partition in before),
+        sum(partition.records for partition in first_counts),
         sum(partition.records for partition in counts),
         sum(partition.keys for partition in counts),
         sum(partition.tombstones for partition in counts),

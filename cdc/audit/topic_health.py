@@ -49,9 +49,9 @@ def topic_findings(kafka: Topics, pipeline: Pipeline, table: Table) -> list[Find
         for subject, name, required_h in requirements:
             actual_h = int(settings[table.topic][name]) / 3_600_000
             if actual_h < required_h:
-                what = f"{subject} are kept for {actual_h:g} h, the pipeline file says {required_h:g} h"
+                message = f"{subject} are kept for {actual_h:g} h, the pipeline file says {required_h:g} h"
                 findings.append(
-                    Finding("retention", 1, what, "cdc -p FILE topics brings it up to the file")
+                    Finding("retention", 1, message, "cdc -p FILE topics brings it up to the file")
                 )
     return findings
 

@@ -24,7 +24,7 @@ from cdc.cli.console import (
 )
 from cdc.cli.extras import missing_extra
 from cdc.cli.observation import serve
-from cdc.cli.observation.look import look
+from cdc.cli.observation.health import check_health
 from cdc.cli.operation import destroy, pause, run
 from cdc.cli.operation import log as operation_log
 from cdc.cli.operation.consent import require_consent
@@ -190,7 +190,7 @@ def status(context: typer.Context, as_json: Json = False) -> None:
     from cdc.model.finding import exit_code
     from cdc.observe.diagnosis import document, slow_hop
 
-    health = look(context.obj)
+    health = check_health(context.obj)
     if as_json:
         print_json(document(health))
     else:

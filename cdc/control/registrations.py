@@ -96,10 +96,12 @@ class Registration:
         """The next registration: how tables are sent from now on and were sent before, and the ends
         of dead topics.
         """
-        sent = {
+        captured = {
             name: table.with_withdrawn(previous.get(name, table)) for name, table in tables.items()
         }
-        return Registration(server or self.server, self.epoch + moved, sent, {**self.since, **dead})
+        return Registration(
+            server or self.server, self.epoch + moved, captured, {**self.since, **dead}
+        )
 
     def start(self, topic: str, topic_id: str) -> tuple[int, ...]:
         """The first offsets of a topic that count; empty if the topic was created anew since."""
@@ -112,9 +114,9 @@ def refuse_changed(registration: Registration | None, pipeline: Pipeline) -> Non
     connector sends.
     """
     for entry in pipeline.source.tables:
-        sent = registration.tables.get(entry.table) if registration else None
-        if sent and (set(sent.exclude) != set(entry.exclude) or sent.key != entry.key):
-            setting = "key" if sent.key != entry.key else "exclude"
+        captured = registration.tables.get(entry.table) if registration else None
+        if captured and (set(captured.exclude) != set(entry.exclude) or captured.key != entry.key):
+            setting = "key" if captured.key != entry.key else "exclude"
             raise SettingsError(
                 f"`{setting}` of {entry.table} in the pipeline file isn't what the connector was registered with.",
                 hint="cdc -p FILE migrate, then cdc -p FILE register: it has all rows of the table sent again",

@@ -91,12 +91,12 @@ def _check_limits(facts: SourceFacts) -> Iterator[Finding]:
 
 def _check_slots(facts: SourceFacts) -> Iterator[Finding]:
     slot, name = facts.slot, facts.pipeline
-    for other in facts.slots:
-        if other is slot or other.active or (other.retained_bytes or 0) < IDLE_BYTES:
+    for candidate in facts.slots:
+        if candidate is slot or candidate.active or (candidate.retained_bytes or 0) < IDLE_BYTES:
             continue
-        message = f"Nobody reads slot {other.name}, which keeps {(other.retained_bytes or 0) >> 20} MiB of log."
-        fix = f"SELECT pg_drop_replication_slot('{other.name}');"
-        yield find("slot-of-others-idle", other.name, message, fix)
+        message = f"Nobody reads slot {candidate.name}, which keeps {(candidate.retained_bytes or 0) >> 20} MiB of log."
+        fix = f"SELECT pg_drop_replication_slot('{candidate.name}');"
+        yield find("slot-of-others-idle", candidate.name, message, fix)
     if slot is None:
         return
     if slot.plugin != "pgoutput" or slot.database != facts.database:

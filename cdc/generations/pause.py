@@ -30,9 +30,9 @@ def pause(pipeline: Pipeline, kafka: Topics, sink: str, by: str) -> Pause:
     with claim(registry, sink) as own_claim:
         if current := own_claim.generations.pause:
             return current
-        new = Pause(time.time(), by)
-        registry.write((("pause", sink), {"since": new.since, "by": new.by}))
-    return new
+        created = Pause(time.time(), by)
+        registry.write((("pause", sink), {"since": created.since, "by": created.by}))
+    return created
 
 
 def resume(pipeline: Pipeline, kafka: Topics, sink: str) -> Pause | None:

@@ -353,9 +353,9 @@ def _advances_from(
             continue
         position = positions_by_topic[step.table.topic]
         start = position.offsets if position else (0,) * step.end.partition_count
-        until = Position(step.end.topic_id, tuple(map(max, start, step.end.offsets)))
-        if step.is_repair or until != position:
+        goal = Position(step.end.topic_id, tuple(map(max, start, step.end.offsets)))
+        if step.is_repair or goal != position:
             steps.append(
-                replace(step, start=position, end=position or until if step.is_repair else until)
+                replace(step, start=position, end=position or goal if step.is_repair else goal)
             )
     return steps

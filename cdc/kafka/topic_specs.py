@@ -46,9 +46,9 @@ def topic_specs(pipeline: Pipeline) -> dict[str, int]:
 def _view_partitions(pipeline: Pipeline, root: str) -> int:
     """As many as the root's topic has; an entry names the table, or is a pattern."""
     entries = pipeline.source.tables
-    named = [entry for entry in entries if entry.table == root]
+    exact = [entry for entry in entries if entry.table == root]
     matching = [entry for entry in entries if entry.pattern and entry.matches(root)]
-    return next(iter([*named, *matching])).partitions
+    return next(iter([*exact, *matching])).partitions
 
 
 def topic_settings(pipeline: Pipeline, topics: Iterable[str]) -> dict[str, dict[str, str]]:

@@ -77,12 +77,12 @@ class TransactionalWriter:
         """
         with self._errors():
             self._producer.begin_transaction()
-            sent = [
+            futures = [
                 self._producer.send(record.topic, key=record.key, value=record.value)
                 for record in records
             ]
             self._producer.flush(TIMEOUT_MS / 1000)
-            for future in sent:
+            for future in futures:
                 future.get(timeout=TIMEOUT_MS / 1000)
             self._producer.commit_transaction()
 

@@ -6,7 +6,7 @@ from cdc.model.finding import Finding, find
 from cdc.notify.incidents import Incident
 from cdc.verify.comparison import Comparison
 
-WHOLE = Comparison("", "").scope
+ALL_ROWS = Comparison("", "").scope
 
 
 def find_differences(results: Iterable[Comparison]) -> list[Finding]:
@@ -26,10 +26,12 @@ def find_differences(results: Iterable[Comparison]) -> list[Finding]:
 
 
 def judge(results: Sequence[Comparison]) -> Callable[[Incident], bool]:
-    """Which incidents a comparison may declare over: those of views whose every row was equal."""
+    """Return the function that says which incidents a comparison may declare over: those of views
+    whose every row was equal.
+    """
     equal = {
         (f"Kafka -> {result.sink}", result.table)
         for result in results
-        if result.equal and result.scope == WHOLE
+        if result.equal and result.scope == ALL_ROWS
     }
     return lambda incident: (incident.hop, incident.subject) in equal

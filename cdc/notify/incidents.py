@@ -1,4 +1,4 @@
-"""Incidents: from findings, which are looked at again and again, to what people are told once.
+"""Incidents: every look finds a trouble again, but people are told of it once, and once of its end.
 
 In:  the findings of a look; the incidents of the pipeline's log. Out: what is to be told now.
 Invariant: of all processes that look, one tells an incident. Each writes its claim to the log, and
@@ -32,7 +32,7 @@ nothing.
 
 
 class Phase(StrEnum):
-    """How far the telling of an incident is."""
+    """How far people have been told of an incident."""
 
     OPENING = "opening"
     OPEN = "open"
@@ -43,7 +43,7 @@ class Phase(StrEnum):
 class Incident:
     """A trouble, from when it began until it is over. Stored: the fields are part of the format.
 
-    `watch` names what looks for it: nothing else can tell that it is over. `teller` is the process
+    `watch` names the `Watch` that found it: no other may declare it over. `teller` is the process
     that claims to tell, since `claimed_at`. Times are Unix seconds.
     """
 
@@ -81,7 +81,9 @@ def _is_stale(entry: Incident, following: Incident) -> bool:
 
 
 def sees_all(findings: Iterable[Finding]) -> bool:
-    """Whether a look that found these could have found any other: whatever it asked, answered."""
+    """Whether every server answered the look that found these: only then does the absence of a
+    finding mean that its trouble is over.
+    """
     return not any(finding.code.endswith(BLINDING) for finding in findings)
 
 
@@ -98,18 +100,18 @@ class Watch:
     least: Severity
     after_s: float
     quiet_s: float = QUIET_S
-    _seen: dict[str, tuple[float, float]] = field(default_factory=dict)
+    _sightings: dict[str, tuple[float, float]] = field(default_factory=dict)
     """The first and the last look that saw each trouble; gaps shorter than `after_s` are none."""
     _absent_since: dict[str, float] = field(default_factory=dict)
 
-    def look(
+    def claims(
         self,
         findings: Iterable[Finding],
         incidents: Mapping[str, Incident],
         now: float,
         judged: Callable[[Incident], bool] = lambda _: True,
     ) -> list[Incident]:
-        """Return the claims to make: incidents to be told, and those whose end is.
+        """Return the claims to make: incidents that are due to be told, and those whose end is due.
 
         incidents: those of the log, by id. `judged`: whether this look could have seen the trouble
         of an incident; where it couldn't, the absence of a finding says nothing.
@@ -120,24 +122,24 @@ class Watch:
             for key, incident in incidents.items()
             if incident.watch == self.name and key not in present and judged(incident)
         }
-        self._seen = {
+        self._sightings = {
             key: (first, last)
-            for key, (first, last) in self._seen.items()
+            for key, (first, last) in self._sightings.items()
             if now - last <= self.after_s
         }
-        self._seen |= {key: (self._seen.get(key, (now, now))[0], now) for key in present}
+        self._sightings |= {key: (self._sightings.get(key, (now, now))[0], now) for key in present}
         self._absent_since = {key: self._absent_since.get(key, now) for key in absent}
-        begun = [
+        openings = [
             self._incident(key, finding, now)
             for key, finding in present.items()
             if self._is_due(key, finding, now) and _may_claim(incidents.get(key), now)
         ]
-        over = [
+        endings = [
             replace(incidents[key], phase=Phase.CLOSING, claimed_at=now)
             for key, moment in self._absent_since.items()
             if now - moment >= self.quiet_s and _may_close(incidents[key], now)
         ]
-        return [*begun, *over]
+        return [*openings, *endings]
 
     def _id(self, finding: Finding) -> str:
         """Name an incident by what it is about; its message may change while it lasts."""
@@ -146,7 +148,7 @@ class Watch:
 
     def _is_due(self, key: str, finding: Finding, now: float) -> bool:
         bad_enough = ORDER.index(finding.severity) <= ORDER.index(self.least)
-        return bad_enough and now - self._seen[key][0] >= self.after_s
+        return bad_enough and now - self._sightings[key][0] >= self.after_s
 
     def _incident(self, key: str, finding: Finding, now: float) -> Incident:
         return Incident(
@@ -158,7 +160,7 @@ class Watch:
             finding.subject,
             finding.message,
             finding.fix,
-            finding.since or self._seen[key][0],
+            finding.since or self._sightings[key][0],
             claimed_at=now,
         )
 

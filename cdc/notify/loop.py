@@ -25,13 +25,13 @@ class NotifyLoop:
     def __init__(
         self,
         notifier: Callable[[], Notifier],
-        look: Callable[[], Iterable[Finding]],
+        collect: Callable[[], Iterable[Finding]],
         pause_s: float = LOOK_S,
     ) -> None:
-        """`notifier` makes one, and is tried again until it can; `look` asks all servers. Both are
+        """`notifier` makes one, and is tried again until it can; `collect` asks all servers. Both are
         called in the loop's thread only.
         """
-        self._make, self._look, self._pause_s = notifier, look, pause_s
+        self._make, self._collect, self._pause_s = notifier, collect, pause_s
         self._notifier: Notifier | None = None
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._work, name="notify", daemon=True)
@@ -49,7 +49,7 @@ class NotifyLoop:
             try:
                 if self._notifier is None:
                     self._notifier = self._make()
-                self._notifier.look(self._look())
+                self._notifier.notify(self._collect())
             except Exception as error:
                 log.warning("pipeline_not_looked_at", error=kind(error), exception=trace(error))
             self._closed.wait(self._pause_s)

@@ -1,4 +1,4 @@
-"""Tells the addresses of a pipeline file what looks at the pipeline find.
+"""Sends messages about the findings of repeated looks to the addresses in the pipeline file.
 
 In:  the findings of each look. Out: messages, by `cdc.notify.webhook`.
 Invariant: a message that can't be delivered is logged, and ends nobody who looks. While the log of
@@ -62,17 +62,17 @@ class Notifier:
         if self._kafka is not None:
             self._kafka.close()
 
-    def look(
+    def notify(
         self, findings: Iterable[Finding], judged: Callable[[Incident], bool] = lambda _: True
     ) -> None:
         """Take the findings of one look; tell what has begun, and what is over. `judged`: see
-        `Watch.look`.
+        `Watch.claims`.
         """
         current, now = list(findings), time.time()
         can_judge = sees_all(current)
         incidents = self._read()
         for entry, watch in self._watches:
-            claims = watch.look(
+            claims = watch.claims(
                 current, self._incidents, now, lambda incident: can_judge and judged(incident)
             )
             for claim in claims:

@@ -200,9 +200,9 @@ def _find_table_troubles(status: Status, sink: SinkStatus) -> Iterator[Finding]:
     # Documents that nobody makes wait in each sink: one finding says so.
     unmade = {
         view
-        for other in status.sinks
-        for view in other.aside
-        if other.name == STATE and view.startswith(f"{SCHEMA}.")
+        for stream in status.sinks
+        for view in stream.aside
+        if stream.name == STATE and view.startswith(f"{SCHEMA}.")
     }
     for view in sink.views:
         table = view.table

@@ -117,15 +117,18 @@ class RunEndpoint:
     """Serves a run's state over HTTP until `close`."""
 
     def __init__(
-        self, port: int, look: Callable[[], Status], spark_lives: Callable[[], bool] = lambda: True
+        self,
+        port: int,
+        diagnose: Callable[[], Status],
+        spark_lives: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Begin to serve on 127.0.0.1. `look` asks for the pipeline's status; it is called every
+        """Begin to serve on 127.0.0.1. `diagnose` asks for the pipeline's status; it is called every
         LOOK_S seconds in a thread of its own. `spark_lives` is called by each probe.
 
         Raises:
             SettingsError: the port is taken.
         """
-        self._state, self._look = PublishedState(spark_lives), look
+        self._state, self._diagnose = PublishedState(spark_lives), diagnose
         self._closed = threading.Event()
         registry = CollectorRegistry()
         registry.register(self._state)
@@ -169,7 +172,7 @@ class RunEndpoint:
     def _look_repeatedly(self) -> None:
         while not self._closed.is_set():
             try:
-                self._state.status = self._look()
+                self._state.status = self._diagnose()
             except Exception as error:
                 log.warning("pipeline_not_looked_at", error=kind(error), exception=trace(error))
             self._closed.wait(LOOK_S)

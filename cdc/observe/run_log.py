@@ -190,8 +190,8 @@ def _progress(value: Mapping[str, Any], now: float) -> Progress:
     state = RunState(value["state"])
     if state in LIVING and not _is_alive(value, now):
         state = RunState.NOT_RUNNING
-    known = {name: content for name, content in value.items() if name in names}
-    return Progress(**{**known, "state": state, "applied": Applied(**value["applied"])})
+    content_by_field = {name: content for name, content in value.items() if name in names}
+    return Progress(**{**content_by_field, "state": state, "applied": Applied(**value["applied"])})
 
 
 def _is_alive(value: Mapping[str, Any], now: float) -> bool:

@@ -39,10 +39,10 @@ class Removal:
 
     def find(self) -> dict[str, list[str]]:
         """List what there is, by place. Raises CdcError when a server can't be asked."""
-        there: dict[str, list[str]] = {}
+        lines_by_place: dict[str, list[str]] = {}
         for part in self.parts:
-            there.setdefault(part.place, []).extend(part.find())
-        return {place: lines for place, lines in there.items() if lines}
+            lines_by_place.setdefault(part.place, []).extend(part.find())
+        return {place: lines for place, lines in lines_by_place.items() if lines}
 
     def run(self, tell: Tell, watch_s: float = WATCH_S) -> None:
         """Remove every part, and tell each thing that is gone; then watch the slot until `watch_s`

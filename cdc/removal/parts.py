@@ -50,8 +50,8 @@ def slot(pipeline: Pipeline) -> Part:
 
     def find() -> list[str]:
         with source.connect(pipeline.source.dsn) as conn:
-            there = removal.find_slots(conn, pipeline.pipeline)
-        return [f"slot {pipeline.pipeline}"] if there else []
+            names = removal.find_slots(conn, pipeline.pipeline)
+        return [f"slot {pipeline.pipeline}"] if names else []
 
     def remove() -> None:
         with source.connect(pipeline.source.dsn) as conn:

@@ -24,7 +24,7 @@ from cdc.observe.status import Status
 from cdc.quarantine.log import QuarantinedRecord
 
 TOKEN_VARIABLE = "CDC_SERVE_TOKEN"  # noqa: S105  # the name of the variable
-LINES, KEPT = 400, 20
+MOST_LINES, MOST_ACTIONS = 400, 20
 """Most lines of an action's output, and most actions, that are remembered."""
 END_S = 15.0
 """Seconds that an action has to end when the server ends."""
@@ -128,7 +128,7 @@ class Action:
     who: str
     address: str
     started_at: float
-    output: deque[str] = field(default_factory=lambda: deque(maxlen=LINES))
+    output: deque[str] = field(default_factory=lambda: deque(maxlen=MOST_LINES))
     code: int | None = None
     ended_at: float | None = None
 
@@ -148,9 +148,9 @@ def choose(
         raise Refusal("There is no such action.")
     sink, table, place = (form.get(name, "") for name in ("sink", "table", "place"))
     tables = {
-        known.name: {view.table for view in known.views}
-        for known in status.sinks
-        if known.name != STATE
+        sink_status.name: {view.table for view in sink_status.views}
+        for sink_status in status.sinks
+        if sink_status.name != STATE
     }
     if sink and sink not in tables:
         raise Refusal(f"There is no sink {sink!r} whose views could be made again.")
@@ -174,7 +174,7 @@ class Actions:
         self._program = tuple(program)
         self._lock, self._numbers = threading.Lock(), itertools.count(1)
         self._process: subprocess.Popen[str] | None = None
-        self.history: deque[Action] = deque(maxlen=KEPT)
+        self.history: deque[Action] = deque(maxlen=MOST_ACTIONS)
         self.changes = 0
         """Grows with every line of output, and with every start and end."""
 

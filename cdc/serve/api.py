@@ -35,7 +35,7 @@ def dashboard_of(request: Request) -> Dashboard:
 
 async def status(request: Request) -> Response:
     """The document of `cdc status --json`, as of the last look; 503 before the first."""
-    return JSONResponse(document(_seen(dashboard_of(request).status)))
+    return JSONResponse(document(_last_value(dashboard_of(request).status)))
 
 
 async def sample(request: Request) -> Response:
@@ -63,11 +63,11 @@ async def lag(request: Request) -> Response:
 async def generations(request: Request) -> Response:
     """The live generation of each view, those kept for a rollback, and what is being built."""
     dashboard = dashboard_of(request)
-    control: ControlState = _seen(dashboard.control)
-    seen: Status = _seen(dashboard.status)
+    control: ControlState = _last_value(dashboard.control)
+    status: Status = _last_value(dashboard.status)
     live = [
         {"sink": sink.name, "table": view.table, "generation": view.generation}
-        for sink in seen.sinks
+        for sink in status.sinks
         for view in sink.views
     ]
     retained = [asdict(view) for view in control.retained]
@@ -77,7 +77,7 @@ async def generations(request: Request) -> Response:
 
 async def quarantine(request: Request) -> Response:
     """The records in quarantine: places and reasons, never values."""
-    control: ControlState = _seen(dashboard_of(request).control)
+    control: ControlState = _last_value(dashboard_of(request).control)
     records = [
         {
             "place": record.entry.place,
@@ -128,12 +128,12 @@ async def metrics(request: Request) -> Response:
 
 
 async def live(request: Request) -> Response:
-    """Whether looks end."""
+    """Answer a liveness probe: 503 when a round of questions to the servers never ends."""
     return _probe(*dashboard_of(request).live())
 
 
 async def ready(request: Request) -> Response:
-    """Whether there is something to show."""
+    """Answer a readiness probe: 503 before the first round of questions has ended."""
     return _probe(*dashboard_of(request).ready())
 
 
@@ -141,7 +141,7 @@ def _probe(good: bool, text: str) -> Response:
     return PlainTextResponse(f"{text}\n", 200 if good else 503)
 
 
-def _seen(sampler: Sampler[Any]) -> Any:
+def _last_value(sampler: Sampler[Any]) -> Any:
     """The last sample. Raises HTTPException: there is none yet, or never was one."""
     if sampler.sample is None:
         reason = sampler.trouble.message if sampler.trouble else "The first look is under way."
@@ -150,10 +150,10 @@ def _seen(sampler: Sampler[Any]) -> Any:
 
 
 def _freshness(sampler: Sampler[Any]) -> dict[str, Any]:
-    seen, trouble = sampler.sample, sampler.trouble
+    sample, trouble = sampler.sample, sampler.trouble
     return {
-        "taken_at": seen.taken_at if seen else None,
-        "took_s": round(seen.took_s, 3) if seen else None,
+        "taken_at": sample.taken_at if sample else None,
+        "took_s": round(sample.took_s, 3) if sample else None,
         "failure": asdict(trouble) if trouble else None,
     }
 

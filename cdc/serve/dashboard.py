@@ -16,7 +16,7 @@ END_S = 8.0
 
 
 @dataclass(frozen=True)
-class Eyes:
+class Collectors:
     """The functions that look at the servers; each is called in a thread of its own, repeatedly."""
 
     status: Callable[[], Status]
@@ -31,7 +31,7 @@ class Dashboard:
     def __init__(
         self,
         pipeline: str,
-        eyes: Eyes,
+        collectors: Collectors,
         actions: Actions | None = None,
         complete: Callable[[str], str] = lambda text: text,
     ) -> None:
@@ -40,9 +40,9 @@ class Dashboard:
         """
         self.pipeline, self.actions, self.complete = pipeline, actions, complete
         self.history = LagHistory()
-        self.status: Sampler[Status] = Sampler("the servers", eyes.status, self._note)
+        self.status: Sampler[Status] = Sampler("the servers", collectors.status, self._note)
         self.control: Sampler[ControlState] = Sampler(
-            "the control topics", eyes.control, self._note_stored
+            "the control topics", collectors.control, self._note_stored
         )
         self.closing = threading.Event()
         """Set when the server ends: streams of events end then."""
@@ -66,18 +66,18 @@ class Dashboard:
     @property
     def number(self) -> int:
         """A number that is greater whenever there is something new to show."""
-        done = 0 if self.actions is None else self.actions.changes
-        return self.status.number + self.control.number + done
+        action_changes = 0 if self.actions is None else self.actions.changes
+        return self.status.number + self.control.number + action_changes
 
     def live(self) -> tuple[bool, str]:
-        """Say whether looks end: /livez."""
+        """Say whether rounds of questions to the servers still end: /livez."""
         silent_s = self.status.silent_s
         return silent_s < SILENT_S, f"last look ended {silent_s:.0f} s ago"
 
     def ready(self) -> tuple[bool, str]:
         """Say whether there is something to show: /readyz. Servers that are away are shown, too."""
-        seen = self.status.sample is not None
-        return seen, "there is a first look" if seen else "the first look is under way"
+        is_ready = self.status.sample is not None
+        return is_ready, "there is a first look" if is_ready else "the first look is under way"
 
     def _note(self, sample: Sample[Status]) -> None:
         self.history.add(sample_of(sample.value, sample.taken_at))

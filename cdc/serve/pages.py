@@ -42,7 +42,9 @@ LONGEST_SEARCH = 100
 
 
 def is_command(fix: str) -> bool:
-    """Whether what to do next can be pasted: a command of the shell, or a statement."""
+    """Whether a finding's fix can be pasted, as a command of the shell or a statement can; other
+    fixes are sentences.
+    """
     return fix.startswith("cdc ") or fix.endswith(";")
 
 
@@ -156,7 +158,7 @@ def show(
     """Render a template with what every page has."""
     dashboard = _dashboard(request)
     status, control = dashboard.status, dashboard.control
-    seen = status.sample.value if status.sample else None
+    last_status = status.sample.value if status.sample else None
     common = {
         "title": title,
         "pipeline": dashboard.pipeline,
@@ -165,9 +167,9 @@ def show(
         "needs_token": request.app.state.sessions.needs_token,
         "may_act": dashboard.actions is not None,
         "action": dashboard.actions.current if dashboard.actions else None,
-        "status": seen,
+        "status": last_status,
         "sample": status.sample,
-        "verdict": verdict(seen.findings) if seen else "unknown",
+        "verdict": verdict(last_status.findings) if last_status else "unknown",
         "control": control.sample.value if control.sample else None,
         "control_sample": control.sample,
         "troubles": [trouble for trouble in (status.trouble, control.trouble) if trouble],

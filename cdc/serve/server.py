@@ -28,7 +28,7 @@ class _Server(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """Take no signal."""
+        """Leave signals to `PageServer.run`."""
         yield
 
     async def shutdown(self, sockets: Any = None) -> None:

@@ -28,7 +28,7 @@ class Row:
 
     @property
     def rank(self) -> tuple[bool, bool, float, int]:
-        """The worse, the greater."""
+        """Rank a state for sorting: the worse it is, the greater the number."""
         troubled = self.state in ("down", "degraded")
         return troubled, self.behind_s is None, self.behind_s or 0.0, self.waiting or 0
 

@@ -6,7 +6,7 @@ from fractions import Fraction
 from typing import Any
 
 from cdc.model.table import Table
-from cdc.views.plan import WHOLE, Aggregate, Tally
+from cdc.views.plan import INTEGERS, Aggregate, Tally
 from cdc.views.scalar.ordering import sort_key
 
 EXACT = Context(prec=200_000, traps=[])
@@ -40,7 +40,7 @@ def _reduce(part: Aggregate, type_: str, values: Sequence[Any]) -> Any:
     if part.function in ("min", "max"):
         extreme = (min if part.function == "min" else max)(values, key=sort_key(type_))
         return trimmed(extreme) if type_ == "numeric" else extreme
-    if type_ in WHOLE and part.function == "sum":
+    if type_ in INTEGERS and part.function == "sum":
         return sum(values)
     total = Decimal(0)
     for value in values:
@@ -88,4 +88,4 @@ def result_type(part: Aggregate, table: Table) -> str:
     type_ = table.column(part.argument).type
     if part.function in ("min", "max"):
         return type_
-    return "bigint" if type_ in WHOLE and part.function == "sum" else "numeric"
+    return "bigint" if type_ in INTEGERS and part.function == "sum" else "numeric"

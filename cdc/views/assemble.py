@@ -36,9 +36,10 @@ def assemble(plan: StatePlan, state: State, view: View, ids: Collection[str]) ->
     stored = state.rows(root.table.qualified, ids)
     rows = _matching(root, stored)
     nested = _members(plan, state, root, rows, encode_nested=True)
-    own = _own_members(plan, root)
+    member_values = _own_members(plan, root)
     documents = [
-        Document(row.key, _spliced(own(row.row), nested[row_id])) for row_id, row in rows.items()
+        Document(row.key, _spliced(member_values(row.row), nested[row_id]))
+        for row_id, row in rows.items()
     ]
     hidden = [Document(row.key, None) for row_id, row in stored.items() if row_id not in rows]
     absent = [row_id for row_id in ids if row_id not in stored]
@@ -79,11 +80,13 @@ def _members(
         present = {text for text in texts.values() if text is not None}
         _add_tallied(plan, state, child, texts, numbers)
         ids_by_text = _find_children(plan, state, child, present)
-        found = {child_id for ids in ids_by_text.values() for child_id in ids}
+        child_ids = {child_id for ids in ids_by_text.values() for child_id in ids}
         # Several members may be of the same rows: each is read once.
-        known = stored.setdefault(child.table.qualified, {})
-        known |= state.rows(child.table.qualified, found - known.keys())
-        children = _Children(child, {row_id: known[row_id] for row_id in found & known.keys()})
+        rows_read = stored.setdefault(child.table.qualified, {})
+        rows_read |= state.rows(child.table.qualified, child_ids - rows_read.keys())
+        children = _Children(
+            child, {row_id: rows_read[row_id] for row_id in child_ids & rows_read.keys()}
+        )
         # Parents with one text have the same children; NULL equals nothing.
         matching: dict[str | None, list[str]] = {
             text: [child_id for child_id in ids_by_text.get(text, ()) if child_id in children.rows]

@@ -139,7 +139,7 @@ class Emission:
             raise
 
     def _close_writers(self) -> None:
-        for identity in [known for known in _writers if known[:2] == (self.bootstrap, self.name)]:
+        for identity in [key for key in _writers if key[:2] == (self.bootstrap, self.name)]:
             _writers.pop(identity).close()
 
     def _writer(self, state: State) -> TransactionalWriter:

@@ -1,10 +1,10 @@
 """Keep documents current: what a stream of the state does besides its batches.
 
-    load      the tables that the views of the file need now; a new owner of the documents
-    recover   mark what the views' topics were told since the state last was noted as current
-    release   nothing is sent before the state has all that was in the log when it was loaded
+    load      list the tables that the views of the file need now; become the documents' owner
+    recover   mark as dirty all documents that were sent since the state was last noted as current
+    release   wait until the state has all that was in the log when it was loaded
     send      find dirty documents, put them together and send them, on an executor
-    note      once nothing is dirty: up to where the documents are current
+    note      store up to where the documents are current, once nothing is dirty
 
 A state that has lost its last second, with its server, has lost marks as well: documents that the
 topics have been told stand for rows that the state may never meet again, since a log is folded when
@@ -128,10 +128,10 @@ class DocumentEngine:
                 return False
             self._state.begin_turn(self._turn.next)
             self._turn = self._turn.next
-            done = self._state.is_clean() or self._send()
-            if done and positions != self._noted:
+            is_clean = self._state.is_clean() or self._send()
+            if is_clean and positions != self._noted:
                 self._note(positions)
-        return not done
+        return not is_clean
 
     def is_current(self, positions: Positions) -> bool:
         """Say whether the documents are as of these positions."""
@@ -210,12 +210,12 @@ class DocumentEngine:
         """
         stored = checkpoints(self._sink, self._sink.plan.tables)
         for table in self._sink.plan.tables:
-            checkpoint, wanted = stored[table.qualified], positions.get(table.topic)
+            checkpoint, goal = stored[table.qualified], positions.get(table.topic)
             reached = checkpoint.position if checkpoint else None
-            if wanted and not distance(reached, wanted).reached:
+            if goal and not distance(reached, goal).reached:
                 raise Failure("rewound", f"The state of {table.qualified} lost its last writes.")
-        told = self._kafka.ends(list(self._topics.values()))
-        self._state.note_current(self._turn, {**positions, **told})
+        topic_ends = self._kafka.ends(list(self._topics.values()))
+        self._state.note_current(self._turn, {**positions, **topic_ends})
         self._noted = dict(positions)
 
     @contextmanager
@@ -265,8 +265,8 @@ def _unnoted(ends: Mapping[str, Position], noted: Mapping[str, Position]) -> Off
     spans: OffsetRanges = {}
     for topic, end in ends.items():
         former = noted.get(topic)
-        known = former is not None and distance(former, end).comparable
-        starts = former.offsets if former and known else (0,) * end.partition_count
+        is_comparable = former is not None and distance(former, end).comparable
+        starts = former.offsets if former and is_comparable else (0,) * end.partition_count
         for partition, (start, stop) in enumerate(zip(starts, end.offsets, strict=True)):
             if start < stop:
                 spans[topic, partition] = start, stop

@@ -24,7 +24,7 @@ Values = tuple[Expression, ...]
 TEXT_FORMS = (TEXTS, UUID, DATE, TIMESTAMP, TIMESTAMPTZ)
 """Groups of types whose values are texts in documents."""
 AggregateFunction = Literal["count", "sum", "min", "max", "avg"]
-WHOLE = ("smallint", "integer")
+INTEGERS = ("smallint", "integer")
 """Types whose sum is a bigint, a number in a document; that of others is a numeric, a text."""
 
 
@@ -137,7 +137,7 @@ class Node:
     def _is_tallied(self, part: Aggregate) -> bool:
         if part.argument is None or part.function == "count":
             return True
-        return part.function in ("sum", "avg") and self.table.column(part.argument).type in WHOLE
+        return part.function in ("sum", "avg") and self.table.column(part.argument).type in INTEGERS
 
     @cached_property
     def listing(self) -> Listing | None:
@@ -229,9 +229,9 @@ class StatePlan:
             for *_, parent, child in (path for path in view.root.paths() if len(path) > 1):
                 assert child.join is not None
                 for node, values in ((parent, child.join.parent), (child, child.join.child)):
-                    known = slots[node.table.qualified]
-                    if not is_key(node.table, values) and values not in known:
-                        known.append(values)
+                    indexed = slots[node.table.qualified]
+                    if not is_key(node.table, values) and values not in indexed:
+                        indexed.append(values)
         return {name: tuple(values) for name, values in slots.items()}
 
     @cached_property

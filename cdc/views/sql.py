@@ -174,12 +174,12 @@ def _aggregate(part: Aggregate, table: Table, alias: str) -> str:
 
 def _document(node: Node, alias: str, parts: _Parts) -> str:
     """Write the text of a row's document, or of the member that stands for it."""
-    own = [
+    columns = [
         (column.name, _json_text(column, f"{alias}.{quoted_name(column.name)}"))
         for column in sorted(node.table.columns, key=lambda column: kind(column.type).raw)
         if column.name in node.columns
     ]
-    members = [*own, *parts.members]
+    members = [*columns, *parts.members]
     if node.flatten is not None:
         return f"coalesce({dict(members)[node.flatten]}, 'null')"
     texts = [

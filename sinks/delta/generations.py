@@ -67,8 +67,8 @@ def list_names(views: Tables, table: Table) -> list[str]:
     live = views.folder(table, "mirror")
     checkpoint = views.commits.last_commit(live).checkpoint
     live_name = [checkpoint.generation] if checkpoint else []
-    others = generation_names(SparkSession.active(), live)
-    return live_name + [name for name in others if name not in live_name]
+    candidates = generation_names(SparkSession.active(), live)
+    return live_name + [name for name in candidates if name not in live_name]
 
 
 def drop_unreferenced(views: Tables, tables: Sequence[Table], keep: Mapping[str, str]) -> None:

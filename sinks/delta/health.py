@@ -24,8 +24,8 @@ def read_folder(path: str) -> WarehouseFacts | None:
     """Read the facts; None where the warehouse isn't a folder of this machine."""
     if "://" in path:
         return None
-    wanted = Path(path).absolute()
-    folder = next(parent for parent in (wanted, *wanted.parents) if parent.exists())
+    location = Path(path).absolute()
+    folder = next(parent for parent in (location, *location.parents) if parent.exists())
     usage = shutil.disk_usage(folder)
     writable = os.access(folder, os.W_OK | os.X_OK) and folder.is_dir()
     return WarehouseFacts(str(folder), writable, usage.free / usage.total)

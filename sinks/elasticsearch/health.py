@@ -81,9 +81,9 @@ def check_cluster(sink: str, facts: IndexFacts) -> Iterator[Finding]:
         fix = f'curl -s "$CDC_ELASTICSEARCH{path}"'
         return find(code, subject, f"{sink}: {message}", fix, sink=sink)
 
-    others = [version for version in facts.versions if int(version.split(".")[0]) != MAJOR]
-    if others:
-        message = f"a node has version {others[0]}; {MAJOR}.x is supported."
+    unsupported = [version for version in facts.versions if int(version.split(".")[0]) != MAJOR]
+    if unsupported:
+        message = f"a node has version {unsupported[0]}; {MAJOR}.x is supported."
         yield finding("index-version", "version", message, "/_nodes?filter_path=nodes.*.version")
     if facts.status == "red":
         message = "the cluster is red: some shards are nowhere."

@@ -101,7 +101,7 @@ class Positions:
         )
 
     def finish(
-        self, begun: Sequence[PendingAdvance], applied: Mapping[str, Applied], writer: str
+        self, started: Sequence[PendingAdvance], applied: Mapping[str, Applied], writer: str
     ) -> None:
         """Store the positions that the views have reached.
 
@@ -109,7 +109,7 @@ class Positions:
             Fenced: another writer has stored a record since `begin`.
         """
         final = []
-        for step in begun:
+        for step in started:
             rows = applied[step.table.qualified]
             checkpoint = checkpoint_after(step.advance, step.record.stored, rows, writer)
             final.append(replace(step, record=step.record.ends(checkpoint)))

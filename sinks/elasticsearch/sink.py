@@ -93,9 +93,9 @@ class Elasticsearch:
         if not pending:
             return Outcome()
         self._alias.take_over(pending)
-        begun = self._positions.begin(pending, batch.writer)
+        started = self._positions.begin(pending, batch.writer)
         outcome = self._send(batch, pending)
-        self._positions.finish(begun, outcome.applied, batch.writer)
+        self._positions.finish(started, outcome.applied, batch.writer)
         return outcome
 
     def clear(self, table: Table) -> None:

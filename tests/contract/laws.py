@@ -544,10 +544,10 @@ def a_removed_view_leaves_nothing_behind(harness: Harness) -> None:
         harness.sink.remove([harness.table])
         assert harness.sink.remains([harness.table]) == []
         assert set(harness.sink.generations(harness.table)) <= {""}
-    other = harness.writer()
-    assert harness.position(other) is None
-    harness.apply(writer="two", sink=other)
-    assert harness.view(other) == harness.topic.model()
+    second = harness.writer()
+    assert harness.position(second) is None
+    harness.apply(writer="two", sink=second)
+    assert harness.view(second) == harness.topic.model()
 
 
 LAWS = [

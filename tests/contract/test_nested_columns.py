@@ -104,16 +104,16 @@ READERS: list[Callable[[str], list["Row"]]] = [
 ]
 
 
-def filled(value: Any, wanted: Any) -> Any:
+def filled(value: Any, expected: Any) -> Any:
     """What a reader has to give for a value: fields that it lacks are null, json is text."""
-    if isinstance(wanted, list):
-        return [filled(part, wanted[0]) for part in value] if wanted else value
-    if isinstance(wanted, dict) and value is not None:
+    if isinstance(expected, list):
+        return [filled(part, expected[0]) for part in value] if expected else value
+    if isinstance(expected, dict) and value is not None:
         return {
             name: json.dumps(value[name])
             if name == "notes" and value.get(name) is not None
             else filled(value.get(name), part)
-            for name, part in wanted.items()
+            for name, part in expected.items()
         }
     return value
 
@@ -139,13 +139,13 @@ def check(harness: Harness, folder: str, expected: Documents, model: "Row") -> N
         assert has(scanned[number]["items"], row["items"])
 
 
-def has(shown: Any, wanted: Any) -> bool:
+def has(shown: Any, expected: Any) -> bool:
     """Whether a document has a value; fields that were added later are null, and may be there."""
-    if isinstance(wanted, list):
-        return len(shown) == len(wanted) and all(map(has, shown, wanted))
-    if isinstance(wanted, dict):
-        return all(has(shown[name], part) for name, part in wanted.items())
-    return bool(shown == wanted)
+    if isinstance(expected, list):
+        return len(shown) == len(expected) and all(map(has, shown, expected))
+    if isinstance(expected, dict):
+        return all(has(shown[name], part) for name, part in expected.items())
+    return bool(shown == expected)
 
 
 @pytest.mark.parametrize("small", [True, False], ids=["rewritten", "with deletion vectors"])
@@ -221,9 +221,9 @@ def test_members_are_structs_and_lists_that_grow(
     harness.table = replace(harness.table, columns=COLUMNS)
     harness.sink = harness.writer()
     changed = replace(ITEMS, members=(Column("line", "text"), *ITEMS.members[1:]))
-    other = replace(
+    changed = replace(
         harness.table,
         columns=tuple(replace(c, shape=changed) if c.name == "items" else c for c in COLUMNS),
     )
     with pytest.raises(SchemaMismatch):
-        Delta("warehouse", str(tmp_path), "p").prepare(other)
+        Delta("warehouse", str(tmp_path), "p").prepare(changed)

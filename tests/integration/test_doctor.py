@@ -43,12 +43,13 @@ class Clinic:
         findings = self.examine(**settings)
         assert all(finding.fix and finding.why for finding in findings)
         # The machine that runs the tests isn't what is tested.
-        own = ("memory-low", "state-disk-low", "warehouse-disk-low", "source-disk-low")
+        machine_codes = ("memory-low", "state-disk-low", "warehouse-disk-low", "source-disk-low")
         crowded = ("index-disk-high", "slot-of-others-idle")
         return [
             finding.code
             for finding in findings
-            if finding.severity is not Severity.INFO and finding.code not in (*own, *crowded)
+            if finding.severity is not Severity.INFO
+            and finding.code not in (*machine_codes, *crowded)
         ]
 
     def sql(self, *statements: str) -> None:
@@ -189,10 +190,10 @@ def _topic_faults(clinic: Clinic) -> dict[str, list[str]]:
             ("topic-policy", "cleanup.policy", "delete"),
             ("topic-small-records", "max.message.bytes", "1000"),
         ):
-            own = topics.overrides([topic])[topic].get(setting)
+            previous = topics.overrides([topic])[topic].get(setting)
             topics.override({topic: {setting: value}})
             codes[code] = clinic.troubles()
-            topics.override({topic: {setting: own}})
+            topics.override({topic: {setting: previous}})
         assert clinic.troubles() == []
         topics.remove([topic])
         codes["topic-missing"] = clinic.troubles()

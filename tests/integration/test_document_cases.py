@@ -903,12 +903,12 @@ def case_35_a_record_that_can_not_be_read(history: History) -> None:
     good = history.document("author_docs", 1)
     history.do("UPDATE lib.books SET title = 'new'")
     (records,) = [records for (name, _), records in history.log.items() if name == "books"]
-    whole, records[-1].value = records[-1].value, b'{"op":"u","after":{"id":"x"}}'
+    value, records[-1].value = records[-1].value, b'{"op":"u","after":{"id":"x"}}'
     history.batch()
     assert history.document("author_docs", 1) == good
     assert [rejected.topic for rejected in history.rejection.rejected] == ["lib.lib.books"]
     # A later record of the row mends it.
-    history.append(history.table("books"), "1", records[-1].key, whole)
+    history.append(history.table("books"), "1", records[-1].key, value)
     history.settle()
 
 

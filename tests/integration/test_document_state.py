@@ -64,10 +64,10 @@ def columns(*names: str) -> tuple[Expression, ...]:
     return tuple(Expression(name, (name,)) for name in names)
 
 
-def node(field: str, of: Table, on: tuple[str, str] | None = None, **options: Any) -> Node:
+def node(field: str, table: Table, on: tuple[str, str] | None = None, **options: Any) -> Node:
     join = Join(columns(on[0]), columns(on[1])) if on else None
-    shown = options.pop("columns", tuple(column.name for column in of.columns))
-    return Node(field, of, shown, join, **options)
+    shown = options.pop("columns", tuple(column.name for column in table.columns))
+    return Node(field, table, shown, join, **options)
 
 
 AUTHOR_DOCS = node(
@@ -147,25 +147,25 @@ def expected(rows: Rows, place: Node, row: Row) -> Row:
         value = row[parent_column.text]
         matching = sorted(
             (
-                (row_id.encode(), other)
-                for row_id, other in rows[child.table.name].items()
-                if value is not None and other[child_column.text] == value
+                (row_id.encode(), row)
+                for row_id, row in rows[child.table.name].items()
+                if value is not None and row[child_column.text] == value
             ),
             key=lambda pair: pair[0],
         )
-        children = [other for _, other in matching]
+        children = [row for _, row in matching]
         for order in reversed(child.order_by):
-            present = [other for other in children if other[order.column] is not None]
+            present = [row for row in children if row[order.column] is not None]
             present.sort(key=itemgetter(order.column), reverse=order.descending)
-            children = [*present, *(other for other in children if other[order.column] is None)]
-        years = [other["year"] for other in children if other.get("year") is not None]
+            children = [*present, *(row for row in children if row[order.column] is None)]
+        years = [row["year"] for row in children if row.get("year") is not None]
         for part in child.aggregates:
             document[part.name] = {
                 "books_count": len(children),
                 "first_year": min(years, default=None),
                 "years": sum(years) if years else None,
             }[part.name]
-        nested = [expected(rows, child, other) for other in children]
+        nested = [expected(rows, child, row) for row in children]
         if child.flatten:
             nested = [part[child.flatten] for part in nested]
         document[child.field] = nested[: child.limit] if child.many else next(iter(nested), None)
@@ -234,17 +234,17 @@ class Library:
     def __init__(self, url: str, seed: int, plant: "Plant | None" = None) -> None:
         """`plant` puts a bug in the way between the state and what is done with it."""
         self.chance = random.Random(seed)
-        self.rows: Rows = {of.name: {} for of in TABLES}
+        self.rows: Rows = {table.name: {} for table in TABLES}
         self.log: dict[str, list[list[tuple[bytes, bytes | None]]]] = {
-            of.name: [[] for _ in range(PARTITIONS)] for of in TABLES
+            table.name: [[] for _ in range(PARTITIONS)] for table in TABLES
         }
         self.topics: dict[str, dict[bytes, bytes | None]] = {view.name: {} for view in PLAN.views}
         self.url, self.writer = url, uuid4().hex
         self.crash_share = self.chance.choice([0.0, 0.01, 0.05])
         self.plant = plant
         self.positions = Positions(Database("documents", url, PREFIX), None)
-        for of in PLAN.tables:
-            self.positions.create(of)
+        for table in PLAN.tables:
+            self.positions.create(table)
 
     def crash(self) -> None:
         if self.chance.random() < self.crash_share:
@@ -253,64 +253,66 @@ class Library:
     def transact(self) -> None:
         """Change some rows, in any way."""
         for _ in range(self.chance.choice([1, 3, 20])):
-            of = self.chance.choice(TABLES)
-            rows, row = self.rows[of.name], random_row(self.chance, of.name)
+            table = self.chance.choice(TABLES)
+            rows, row = self.rows[table.name], random_row(self.chance, table.name)
             kind = self.chance.random()
             if kind < 0.3:
-                self._delete(of, row)
-            elif kind < 0.4 and rows and len(of.key) == 1:
+                self._delete(table, row)
+            elif kind < 0.4 and rows and len(table.key) == 1:
                 # A change of the key: a delete and an insert, in whichever partitions.
                 former = self.chance.choice(list(rows.values()))
-                self._delete(of, former)
-                self._write(of, {**former, "id": row["id"]})
+                self._delete(table, former)
+                self._write(table, {**former, "id": row["id"]})
             else:
-                self._write(of, row)
+                self._write(table, row)
 
-    def _key(self, of: Table, row: Row) -> tuple[str, bytes]:
-        values = [row[name] for name in of.key]
+    def _key(self, table: Table, row: Row) -> tuple[str, bytes]:
+        values = [row[name] for name in table.key]
         row_id = str(values[0]) if len(values) == 1 else json.dumps(values, separators=(",", ":"))
-        return row_id, json.dumps({name: row[name] for name in of.key}).encode()
+        return row_id, json.dumps({name: row[name] for name in table.key}).encode()
 
-    def _append(self, of: Table, row: Row, value: bytes | None) -> None:
-        _, key = self._key(of, row)
-        self.log[of.name][sum(key) % PARTITIONS].append((key, value))
+    def _append(self, table: Table, row: Row, value: bytes | None) -> None:
+        _, key = self._key(table, row)
+        self.log[table.name][sum(key) % PARTITIONS].append((key, value))
 
-    def _write(self, of: Table, row: Row) -> None:
-        self.rows[of.name][self._key(of, row)[0]] = row
-        source = {"lsn": 1, "schema": "public", "table": of.name}
-        self._append(of, row, json.dumps({"op": "u", "after": row, "source": source}).encode())
+    def _write(self, table: Table, row: Row) -> None:
+        self.rows[table.name][self._key(table, row)[0]] = row
+        source = {"lsn": 1, "schema": "public", "table": table.name}
+        self._append(table, row, json.dumps({"op": "u", "after": row, "source": source}).encode())
 
-    def _delete(self, of: Table, row: Row) -> None:
-        if self.rows[of.name].pop(self._key(of, row)[0], None) is not None:
-            self._append(of, row, None)
+    def _delete(self, table: Table, row: Row) -> None:
+        if self.rows[table.name].pop(self._key(table, row)[0], None) is not None:
+            self._append(table, row, None)
 
     def ends(self, *, cut: bool) -> dict[str, list[int]]:
         """The ends of the topics, or any place before them."""
         ends = {}
-        for of in TABLES:
-            lengths = [len(part) for part in self.log[of.name]]
-            start = self.reached(of)
-            ends[of.name] = [
+        for table in TABLES:
+            lengths = [len(part) for part in self.log[table.name]]
+            start = self.reached(table)
+            ends[table.name] = [
                 self.chance.randint(low, high) if cut else high
                 for low, high in zip(start, lengths, strict=True)
             ]
         return ends
 
-    def reached(self, of: Table) -> Sequence[int]:
-        stored = self.positions.checkpoint(of)
+    def reached(self, table: Table) -> Sequence[int]:
+        stored = self.positions.checkpoint(table)
         return stored.position.offsets if stored else (0,) * PARTITIONS
 
     def apply(self, ends: dict[str, list[int]]) -> None:
         """Apply a batch up to these ends, as the sink does, in this process."""
         advances = []
-        for of in PLAN.tables:
-            stored, end = self.positions.checkpoint(of), tuple(ends[of.name])
+        for table in PLAN.tables:
+            stored, end = self.positions.checkpoint(table), tuple(ends[table.name])
             start = stored.position.offsets if stored else (0,) * PARTITIONS
             end = tuple(max(low, high) for low, high in zip(start, end, strict=True))
             if end != start:
                 position = stored.position if stored else None
-                advances.append(Advance(of, position, Position(of.topic, end)))
-        steps = [step for one in advances if (step := self.positions.take(one, self.writer))]
+                advances.append(Advance(table, position, Position(table.topic, end)))
+        steps = [
+            step for advance in advances if (step := self.positions.take(advance, self.writer))
+        ]
         writer = CrashingWriter(
             self.url, PREFIX, {step.advance.table.topic: step for step in steps}, PLAN
         )
@@ -318,14 +320,14 @@ class Library:
         writer.limits = ChunkLimits(self.chance.choice([1, 3, 50]), 1 << 20)
         run = LaneRun(Lane(tuple(advances), DecodeOptions(), writer, Stop()))
         for step in steps:
-            of = step.advance.table
+            table = step.advance.table
             for partition, (low, high) in enumerate(
                 zip(step.offsets, step.advance.end.offsets, strict=True)
             ):
-                records = self.log[of.name][partition][low:high]
+                records = self.log[table.name][partition][low:high]
                 numbered = [(key, value, low + place) for place, (key, value) in enumerate(records)]
                 if numbered:
-                    run.fold(of.topic, partition, numbered)
+                    run.fold(table.topic, partition, numbered)
         assert [report.message for report in run.finish() if report.failure] == []
         for step in steps:
             self.positions.finish(step)
@@ -441,17 +443,19 @@ def run(library: Library) -> list[str]:
 def differences(library: Library) -> list[str]:
     wrong = []
     for view in PLAN.views:
-        of = view.root.table
-        rows = library.rows[of.name]
-        wanted = {
-            json.dumps({name: row[name] for name in of.key}): expected(library.rows, view.root, row)
+        table = view.root.table
+        rows = library.rows[table.name]
+        expected_rows = {
+            json.dumps({name: row[name] for name in table.key}): expected(
+                library.rows, view.root, row
+            )
             for row in rows.values()
         }
         documents = library.documents(view)
         wrong += [
-            f"{view.name} {key}: {documents.get(key)} instead of {wanted.get(key)}"
-            for key in wanted.keys() | documents.keys()
-            if wanted.get(key) != documents.get(key)
+            f"{view.name} {key}: {documents.get(key)} instead of {expected_rows.get(key)}"
+            for key in expected_rows.keys() | documents.keys()
+            if expected_rows.get(key) != documents.get(key)
         ]
     return wrong
 
@@ -475,13 +479,19 @@ def test_documents_are_what_the_tables_say(url: str) -> None:
             library = Library(url, seed)
             assert run(library) == [], seed
             # All that is left are rows, their indexes, positions and names.
-            left = {key.decode().split(":")[1] for key in server.scan_iter(f"{PREFIX}:*")}
-            assert left <= {"_cdc", "_x", "_number", "_documents", *(t.qualified for t in TABLES)}
-            for of in TABLES:
-                for row in list(library.rows[of.name].values()):
-                    library._delete(of, row)
+            remaining = {key.decode().split(":")[1] for key in server.scan_iter(f"{PREFIX}:*")}
+            assert remaining <= {
+                "_cdc",
+                "_x",
+                "_number",
+                "_documents",
+                *(t.qualified for t in TABLES),
+            }
+            for table in TABLES:
+                for row in list(library.rows[table.name].values()):
+                    library._delete(table, row)
             library.apply(library.ends(cut=False))
             library.send()
             assert differences(library) == [], seed
-            left = {key.decode().split(":")[1] for key in server.scan_iter(f"{PREFIX}:*")}
-            assert left <= {"_cdc", "_number", "_documents"}
+            remaining = {key.decode().split(":")[1] for key in server.scan_iter(f"{PREFIX}:*")}
+            assert remaining <= {"_cdc", "_number", "_documents"}

@@ -58,21 +58,21 @@ def test_processes_that_look_at_once_tell_once(shop: Pipeline, receiver: Receive
     def look(_: int) -> None:
         with notifier(shop) as process:
             for _ in range(5):
-                process.look([BEHIND])
+                process.notify([BEHIND])
 
     with ThreadPoolExecutor(3) as pool:
         list(pool.map(look, range(3)))
     assert receiver.events == [("opened", "sink-behind")]
     for _ in range(2):
         with notifier(shop) as process:
-            process.look([])
+            process.notify([])
     assert receiver.events == [("opened", "sink-behind"), ("recovered", "sink-behind")]
 
 
 def test_a_message_is_signed_and_tried_again(shop: Pipeline, receiver: Receiver) -> None:
     receiver.answers = [503, 429]
     with notifier(shop) as process:
-        process.look([BEHIND])
+        process.notify([BEHIND])
     (body,), (signature,) = receiver.bodies, receiver.signatures
     assert (body["pipeline"], body["hop"], body["fix"]) == (
         shop.pipeline,
@@ -89,8 +89,8 @@ def test_a_refusal_is_logged_without_the_address_and_ends_nobody(
 ) -> None:
     receiver.answers = [404]
     with notifier(shop, 300) as process:
-        process.look([BEHIND])
-        process.look([BEHIND])
+        process.notify([BEHIND])
+        process.notify([BEHIND])
     assert receiver.events == []
     printed = "".join(capfd.readouterr())
     assert "notification_not_delivered" in printed
@@ -100,8 +100,8 @@ def test_a_refusal_is_logged_without_the_address_and_ends_nobody(
 def test_slack_gets_a_text(shop: Pipeline, receiver: Receiver) -> None:
     entry = shop.notify[0].model_copy(update={"format": "slack"})
     with notifier(shop.model_copy(update={"notify": (entry,)})) as process:
-        process.look([BEHIND])
-        process.look([])
+        process.notify([BEHIND])
+        process.notify([])
     assert [body["text"] for body in receiver.bodies] == [
         f"{shop.pipeline}: degraded: Kafka -> cache is slow. Next: cdc -p FILE run. (sink-behind)",
         f"{shop.pipeline}: over: Kafka -> cache is slow. (sink-behind)",
@@ -110,8 +110,8 @@ def test_slack_gets_a_text(shop: Pipeline, receiver: Receiver) -> None:
 
 def test_without_kafka_a_process_tells_what_it_sees(shop: Pipeline, receiver: Receiver) -> None:
     with notifier(shop.model_copy(update={"kafka": NOWHERE})) as process:
-        process.look([AWAY])
-        process.look([AWAY, BEHIND])
+        process.notify([AWAY])
+        process.notify([AWAY, BEHIND])
     assert receiver.events == [("opened", "kafka-unreachable"), ("opened", "sink-behind")]
 
 
@@ -120,11 +120,11 @@ def test_what_was_told_while_the_log_was_away_is_noted_later(
 ) -> None:
     with Topics(shop.kafka) as topics, notifier(shop) as process:
         topics.remove([shop.incidents_topic])
-        process.look([BEHIND])
+        process.notify([BEHIND])
         ensure_topics(topics, shop)
-        process.look([BEHIND])
+        process.notify([BEHIND])
     with notifier(shop) as another:
-        another.look([BEHIND])
+        another.notify([BEHIND])
         assert receiver.events == [("opened", "sink-behind")]
-        another.look([])
+        another.notify([])
     assert receiver.events == [("opened", "sink-behind"), ("recovered", "sink-behind")]

@@ -43,29 +43,29 @@ def things(conn: Connection, *words: str) -> set[str]:
 
 
 def test_one_pipeline_goes_and_the_other_stays(conn: Connection, unique: str) -> None:
-    mine, other = unique, f"n{unique[1:]}"
-    role = f"{mine}_replication"
-    own = (mine, "public.items", "public.part", "of items", "of part")
-    prepare(conn, other, "shared")
-    theirs = things(conn, other, "shared")
-    prepare(conn, mine, "items", "shared", "parts")
+    name, neighbour = unique, f"n{unique[1:]}"
+    role = f"{name}_replication"
+    texts = (name, "public.items", "public.part", "of items", "of part")
+    prepare(conn, neighbour, "shared")
+    theirs = things(conn, neighbour, "shared")
+    prepare(conn, name, "items", "shared", "parts")
     conn.execute("TRUNCATE items")
-    conn.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [mine])
-    assert len(things(conn, *own)) > 8
+    conn.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [name])
+    assert len(things(conn, *texts)) > 8
 
-    assert removal.drop_slot(conn, mine)
-    assert not removal.drop_slot(conn, mine)
-    removal.remove_from_source(conn, mine, role)
-    assert removal.removals(conn, mine) == []
-    assert things(conn, *own) == set()
-    assert things(conn, other, "shared") == theirs
+    assert removal.drop_slot(conn, name)
+    assert not removal.drop_slot(conn, name)
+    removal.remove_from_source(conn, name, role)
+    assert removal.removals(conn, name) == []
+    assert things(conn, *texts) == set()
+    assert things(conn, neighbour, "shared") == theirs
     # Twice does no harm.
-    removal.remove_from_source(conn, mine, role)
-    assert things(conn, other, "shared") == theirs
+    removal.remove_from_source(conn, name, role)
+    assert things(conn, neighbour, "shared") == theirs
 
     # The control schema goes with the last one.
-    removal.remove_from_source(conn, other, f"{other}_replication")
-    assert things(conn, other, "schema cdc", "cdc_") == set()
+    removal.remove_from_source(conn, neighbour, f"{neighbour}_replication")
+    assert things(conn, neighbour, "schema cdc", "cdc_") == set()
 
 
 def test_a_slot_that_is_read_is_dropped_and_one_of_another_database_isnt(

@@ -19,7 +19,7 @@ from tests.support import budget
 if TYPE_CHECKING:
     from tests.scenarios.conftest import World
 
-OWN = ("definition public.items", "floor public.items", "of items")
+PARTS = ("definition public.items", "floor public.items", "of items")
 """What Postgres has of a table that no other pipeline captures."""
 IN_POSTGRES = """
 SELECT 'slot ' || slot_name FROM pg_replication_slots
@@ -85,7 +85,7 @@ def traces(world: "World", *words: str) -> list[str]:
 
 
 @pytest.fixture
-def other(world: "World", tmp_path_factory: pytest.TempPathFactory) -> "Iterator[World]":
+def neighbour(world: "World", tmp_path_factory: pytest.TempPathFactory) -> "Iterator[World]":
     """Another pipeline, on the same database and the same servers."""
     neighbour = replace(
         world, name=f"n{world.name[1:]}", folder=tmp_path_factory.mktemp("other"), tables=[]
@@ -100,7 +100,9 @@ class CutOffError(Exception):
 
 
 @pytest.mark.timeout(900)
-def test_nothing_of_it_is_left_and_all_of_another_pipeline(world: "World", other: "World") -> None:
+def test_nothing_of_it_is_left_and_all_of_another_pipeline(
+    world: "World", neighbour: "World"
+) -> None:
     world.sql(
         "CREATE TABLE items (id int PRIMARY KEY, note text)",
         "CREATE TABLE shared (id int PRIMARY KEY, note text)",
@@ -108,18 +110,18 @@ def test_nothing_of_it_is_left_and_all_of_another_pipeline(world: "World", other
         "INSERT INTO shared SELECT n, 'x' FROM generate_series(1, 50) n",
     )
     begin(world, "public.items", "public.shared")
-    begin(other, "public.shared")
+    begin(neighbour, "public.shared")
     world.sql("TRUNCATE items", "INSERT INTO items VALUES (1, 'x')")
-    with other.running(), world.running():
-        for each in (other, world):
-            each.settle()
+    with neighbour.running(), world.running():
+        for pipeline in (neighbour, world):
+            pipeline.settle()
         world.rebuild("search")
         refused = world.cdc("destroy", "--yes", code=2)
         assert "is at work on" in refused.stderr
-        theirs = traces(world, other.name)
+        theirs = traces(world, neighbour.name)
     assert len(theirs) > 20
-    theirs_on_disk = sorted(path.name for path in other.warehouse.iterdir())
-    before = traces(world, world.name, *OWN)
+    theirs_on_disk = sorted(path.name for path in neighbour.warehouse.iterdir())
+    before = traces(world, world.name, *PARTS)
     assert len(before) > 40
 
     # Without a terminal nobody is asked, so nothing goes; nor in a dry run.
@@ -127,23 +129,23 @@ def test_nothing_of_it_is_left_and_all_of_another_pipeline(world: "World", other
     listed = world.json("destroy", "--dry-run")
     assert listed["done"] == []
     assert listed["parts"].keys() >= {"Kafka Connect", "Postgres", "Kafka", "search", "cache"}
-    assert traces(world, world.name, *OWN) == before
+    assert traces(world, world.name, *PARTS) == before
 
     # Interrupted after each step, it is finished by the next one.
     steps = _remove_in_steps(world)
     assert steps > 3
-    assert traces(world, world.name, *OWN) == []
+    assert traces(world, world.name, *PARTS) == []
     assert not world.warehouse.exists()
     assert world.json("destroy", "--dry-run") == {"pipeline": world.name, "parts": {}, "done": []}
 
-    now = [thing for thing in traces(world, other.name) if thing in theirs]
+    now = [thing for thing in traces(world, neighbour.name) if thing in theirs]
     assert now == theirs
-    assert theirs_on_disk == sorted(path.name for path in other.warehouse.iterdir())
-    with other.running():
+    assert theirs_on_disk == sorted(path.name for path in neighbour.warehouse.iterdir())
+    with neighbour.running():
         world.sql("INSERT INTO shared VALUES (1000, 'new')", "TRUNCATE shared")
         world.sql("INSERT INTO shared VALUES (1001, 'newer')")
-        other.settle()
-        other.assert_equal()
+        neighbour.settle()
+        neighbour.assert_equal()
 
     # Its name is free again: nothing of its former life is gone on with.
     world.sql("INSERT INTO items VALUES (2, 'y')")
@@ -151,17 +153,17 @@ def test_nothing_of_it_is_left_and_all_of_another_pipeline(world: "World", other
     with world.running():
         world.settle()
         world.assert_equal()
-    for each in (world, other):
-        removal = prepare(Context(each.file, each.folder))
+    for pipeline in (world, neighbour):
+        removal = prepare(Context(pipeline.file, pipeline.folder))
         removal.run(lambda _: None, watch_s=0.0)
-    assert traces(world, world.name, other.name, "cdc_", "schema cdc") == []
+    assert traces(world, world.name, neighbour.name, "cdc_", "schema cdc") == []
 
 
 def _remove_in_steps(world: "World") -> int:
     """Remove the pipeline, interrupted after the first thing of each place, or after each thing in
     `make properties`; returns how often.
     """
-    told, cut, steps = set[str](), set[str](), 0
+    reported, cut, steps = set[str](), set[str](), 0
 
     def step_of(line: str) -> str:
         return line if budget.SCALE > 1 else line.partition(":")[0]
@@ -171,7 +173,7 @@ def _remove_in_steps(world: "World") -> int:
             # A worker that was busy makes the slot again.
             world.sql(f"SELECT pg_create_logical_replication_slot('{world.name}', 'pgoutput')")
             return
-        told.add(line)
+        reported.add(line)
         if step_of(line) not in cut and "removed slot" not in line:
             cut.add(step_of(line))
             raise CutOffError
@@ -183,7 +185,7 @@ def _remove_in_steps(world: "World") -> int:
             removal.run(tell, watch_s=6.0)
         except CutOffError:
             continue
-        assert any("made again" in line for line in told), told
+        assert any("made again" in line for line in reported), reported
         return steps
 
 

@@ -35,7 +35,7 @@ def applied(world: "World", sink: str, view: str) -> None:
 
 
 def codes(world: "World") -> set[tuple[str, str | None]]:
-    return {(found["code"], found["sink"]) for found in world.json("status")["findings"]}
+    return {(finding["code"], finding["sink"]) for finding in world.json("status")["findings"]}
 
 
 def test_case_36_a_document_that_an_index_refuses_is_refused_there_alone(world: "World") -> None:

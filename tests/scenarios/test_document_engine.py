@@ -176,14 +176,14 @@ def expected(history: History) -> dict[int, Any]:
 
 def gone_back(history: History) -> list[str]:
     """Documents that hold an older version of a row than one before them, in whichever document."""
-    seen: dict[tuple[int, str], int] = {}
+    counts: dict[tuple[int, str], int] = {}
     wrong = []
     for row_id, document in documents(history):
         for book in [*document["books"], {"id": "", **document}] if document else []:
             key = row_id, str(book["id"] if "author_id" in book else "")
-            if book["version"] < seen.get(key, 0):
-                wrong.append(f"document {row_id}: {book} after version {seen[key]}")
-            seen[key] = max(seen.get(key, 0), book["version"])
+            if book["version"] < counts.get(key, 0):
+                wrong.append(f"document {row_id}: {book} after version {counts[key]}")
+            counts[key] = max(counts.get(key, 0), book["version"])
     return wrong
 
 
@@ -220,13 +220,13 @@ def test_documents_do_not_go_back_with_the_state(
     history: History, server: StateServer, spark: "SparkSession"
 ) -> None:
     lose_a_while(history, server, Engine(spark, history))
-    sent = len(documents(history))
+    document_count = len(documents(history))
     engine = Engine(spark, history)
     engine.work()
     # The state lacks what documents were made of: none is sent, however long that takes.
     history.apply("authors")
     engine.work()
-    assert len(documents(history)) == sent
+    assert len(documents(history)) == document_count
     assert not engine.is_current
     history.apply()
     engine.work()

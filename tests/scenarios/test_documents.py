@@ -231,10 +231,10 @@ def test_a_view_that_no_longer_fits_its_tables_stops_only_itself(world: "World")
         # A column that `where` of customer_docs names; order_docs has whatever columns there are.
         world.sql("ALTER TABLE orders RENAME COLUMN is_open TO is_active")
         _follow_without_customer_docs(world, orders, customers, "first")
-        (found,) = [f for f in world.json("status")["findings"] if "_docs" in f["message"]]
-        assert (found["code"], found["table"]) == ("documents-waiting", "view.customer_docs")
-        assert "public.orders has no column is_open" in found["message"]
-        assert found["severity"] == "degraded"
+        (finding,) = [f for f in world.json("status")["findings"] if "_docs" in f["message"]]
+        assert (finding["code"], finding["table"]) == ("documents-waiting", "view.customer_docs")
+        assert "public.orders has no column is_open" in finding["message"]
+        assert finding["severity"] == "degraded"
         result = world.json("verify", "--timeout", "60", code=10)
         equal = {(view["sink"], view["table"]): view["equal"] for view in result["views"]}
         assert [view for view, is_equal in equal.items() if not is_equal] == [
@@ -375,13 +375,13 @@ def test_documents_are_made_without_the_source(world: "World") -> None:
             # The first load, changes of all tables, and the wait: nobody has read a table.
             assert reads(world) == before
             # While documents are kept there are the connector and what looks for other tables.
-            held: dict[str, int] = dict(connection.execute(PEOPLE).fetchall())
-            assert sum(held.values()) <= 4, held
+            people_by_flight: dict[str, int] = dict(connection.execute(PEOPLE).fetchall())
+            assert sum(people_by_flight.values()) <= 4, people_by_flight
             texts, logged = statements(world, logged)
-            written = [text for text in texts if "INSERT INTO" in text]
-            assert len(written) == 3 * 40
+            inserts = [text for text in texts if "INSERT INTO" in text]
+            assert len(inserts) == 3 * 40
             # Nobody else names a table: rows are neither counted nor locked, nor asked for.
-            assert [text for text in texts if text not in written] == []
+            assert [text for text in texts if text not in inserts] == []
         # Making all again from the topics reads no table either.
         documents.close()
     with redis.Redis.from_url(world.cache[:-1] + "4") as server:

@@ -36,13 +36,13 @@ def test_a_paused_sink_stands_still_and_the_others_go_on(world: "World") -> None
             20,
             "the run to obey",
         )
-        before, others = world.offsets("cache"), world.offsets("search")
+        cache_offsets, search_offsets = world.offsets("cache"), world.offsets("search")
         world.sql("UPDATE items SET n = 1")
-        world.wait_for("search", others + 100)
-        assert world.offsets("cache") == before
+        world.wait_for("search", search_offsets + 100)
+        assert world.offsets("cache") == cache_offsets
 
         status = world.json("status", code=0)
-        (finding,) = [each for each in status["findings"] if each["sink"] == "cache"]
+        (finding,) = [entry for entry in status["findings"] if entry["sink"] == "cache"]
         assert (finding["code"], finding["severity"]) == ("sink-paused", "info")
         assert finding["fix"].endswith(" resume cache")
         with psycopg.connect(world.dsn) as connection:
@@ -58,8 +58,8 @@ def test_a_paused_sink_stands_still_and_the_others_go_on(world: "World") -> None
     assert "cache is paused" in failed.stderr
     with world.running():
         wait_until(lambda: sink_status(world, "cache")["state"] == "paused", 30, "the pause")
-        world.wait_for("search", others + 100)
-        assert world.offsets("cache") == before
+        world.wait_for("search", search_offsets + 100)
+        assert world.offsets("cache") == cache_offsets
         assert world.json("resume", "cache") == {"sink": "cache", "resumed": True}
         world.settle()
         assert world.json("resume", "cache") == {"sink": "cache", "resumed": False}
@@ -82,6 +82,6 @@ def test_a_pause_is_refused_where_it_means_nothing(world: "World") -> None:
     with Topics(world.pipeline.kafka) as kafka, pytest.raises(SettingsError, match="no sink other"):
         pauses.pause(world.pipeline, kafka, "other", "somebody")
     assert "no sink other" in world.cdc("resume", "other", code=2).stderr
-    (entry,) = [each for each in world.json("operations")["operations"] if each["exit_code"]]
+    (entry,) = [entry for entry in world.json("operations")["operations"] if entry["exit_code"]]
     assert (entry["verb"], entry["exit_code"]) == ("resume", 2)
     assert "no sink other" in entry["result"]

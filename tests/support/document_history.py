@@ -409,23 +409,23 @@ class History:
     def differences(self) -> list[tuple[str, str, str | None, str | None]]:
         """Documents that aren't what Postgres says: view, id, both."""
         return [
-            (name, row_id, self.topics[name].get(row_id), wanted.get(row_id))
+            (name, row_id, self.topics[name].get(row_id), expected.get(row_id))
             for name, view in self.views.items()
-            for wanted in [self.queried(view)]
-            for row_id in sorted(wanted.keys() | self.topics[name].keys())
-            if wanted.get(row_id) != self.topics[name].get(row_id)
+            for expected in [self.queried(view)]
+            for row_id in sorted(expected.keys() | self.topics[name].keys())
+            if expected.get(row_id) != self.topics[name].get(row_id)
         ]
 
     def check(self) -> None:
         """Each document equals Postgres' own query, and nothing is left to do in the state."""
         assert self.differences() == []
         with redis.Redis.from_url(self.url, decode_responses=True) as server:
-            left = [
+            remaining = [
                 key
                 for kind in ("_pending", "_dirty:*", "_gone:*")
                 for key in server.scan_iter(f"{PREFIX}:{kind}")
             ]
-        assert left == []
+        assert remaining == []
 
     def settle(self) -> None:
         """Apply and send all that is in the log, and check."""

@@ -24,7 +24,7 @@ from cdc.serve.access.guard import LOOPBACK
 from cdc.serve.access.sessions import Sessions
 from cdc.serve.actions import Actions
 from cdc.serve.app import make_app
-from cdc.serve.dashboard import Dashboard, Eyes
+from cdc.serve.dashboard import Collectors, Dashboard
 from cdc.serve.looks import sampler
 from cdc.serve.looks.control_state import BuildProgress, ControlState, RetainedGeneration
 from cdc.serve.looks.lag_history import LagSample
@@ -156,7 +156,7 @@ def serve_page(
     actions = None if program is None else Actions([sys.executable, *program])
     dashboard = Dashboard(
         "shop",
-        Eyes(scene.see_status, scene.see_control),
+        Collectors(scene.see_status, scene.see_control),
         actions,
         lambda text: text.replace("-p FILE", "-p shop.yaml"),
     )

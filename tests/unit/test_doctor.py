@@ -153,8 +153,8 @@ CONNECT_FAULTS: dict[str, Callable[[], Iterable[Finding]]] = {
     },
 }
 
-KEPT = {"delete.retention.ms": "3600000", "min.compaction.lag.ms": "3600000"}
-SIZED = {**KEPT, "max.message.bytes": "1000"}
+RETENTION = {"delete.retention.ms": "3600000", "min.compaction.lag.ms": "3600000"}
+SIZED = {**RETENTION, "max.message.bytes": "1000"}
 TOPIC = TopicFacts(1, 1, 1, 0, 0, {"cleanup.policy": "compact", **SIZED}, 1, SIZED)
 LOG = LogFacts({"shop.public.orders": TOPIC}, frozenset({"shop.public.orders"}), 1, {}, True)
 
@@ -169,8 +169,8 @@ def topic_setting(name: str, value: str) -> Iterable[Finding]:
 
 
 def copies(in_sync: int, least: str) -> Iterable[Finding]:
-    kept = {**TOPIC.settings, "min.insync.replicas": least}
-    return topic(3, copies=3, in_sync=in_sync, settings=kept)
+    settings = {**TOPIC.settings, "min.insync.replicas": least}
+    return topic(3, copies=3, in_sync=in_sync, settings=settings)
 
 
 def broker(name: str, value: str) -> Iterable[Finding]:

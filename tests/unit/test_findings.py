@@ -73,10 +73,10 @@ def test_the_worst_decides() -> None:
 
 def test_findings_that_are_alike_are_one_line() -> None:
     many = [finding(Severity.DEGRADED, "view-stopped", f"t{number}") for number in range(40)]
-    (line, other) = folded([*many, finding(Severity.DEGRADED)])
+    (line, second_line) = folded([*many, finding(Severity.DEGRADED)])
     assert line.count == 40
     assert "39 more like it" in line.message
-    assert other.code == "sink-behind"
+    assert second_line.code == "sink-behind"
 
 
 def wide_status() -> Status:

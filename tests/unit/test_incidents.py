@@ -35,9 +35,9 @@ class Teller:
         self.watch = Watch("status/1", Severity.DEGRADED, after_s)
         self.messages: list[tuple[float, str, str]] = []
 
-    def look(self, now: float, *findings: Finding) -> None:
+    def observe(self, now: float, *findings: Finding) -> None:
         able = sees_all(findings)
-        for claim in self.watch.look(findings, self.log.entries, now, lambda _: able):
+        for claim in self.watch.claims(findings, self.log.entries, now, lambda _: able):
             if self.log.add(claim, self.name):
                 self.messages.append((now, claim.phase.value, claim.code))
                 if claim.phase is Phase.CLOSING:
@@ -48,7 +48,7 @@ class Teller:
 
 def run(teller: Teller, looks: Iterable[tuple[float, tuple[Finding, ...]]]) -> list[str]:
     for now, findings in looks:
-        teller.look(now, *findings)
+        teller.observe(now, *findings)
     return [f"{now:.0f} {phase} {code}" for now, phase, code in teller.messages]
 
 
@@ -88,9 +88,9 @@ def test_of_several_processes_one_tells() -> None:
     tellers = [Teller(name, log) for name in ("a", "b", "c")]
     for t in range(0, 2000, 15):
         for teller in tellers if t % 2 else reversed(tellers):
-            teller.look(t, *((BEHIND,) if t < 1000 else ()))
-    told = [message for teller in tellers for message in teller.messages]
-    assert sorted(phase for _, phase, _ in told) == ["closing", "opening"]
+            teller.observe(t, *((BEHIND,) if t < 1000 else ()))
+    messages = [message for teller in tellers for message in teller.messages]
+    assert sorted(phase for _, phase, _ in messages) == ["closing", "opening"]
 
 
 def test_a_restart_tells_nothing_again() -> None:
@@ -104,7 +104,7 @@ def test_a_restart_tells_nothing_again() -> None:
 @pytest.mark.parametrize("phase", [Phase.OPENING, Phase.CLOSING])
 def test_a_claim_of_a_process_that_died_is_taken_over(phase: Phase) -> None:
     log, first = Log(), Teller("a", Log())
-    (claim,) = [claim for t in (0.0, 60.0) for claim in first.watch.look([BEHIND], {}, t)]
+    (claim,) = [claim for t in (0.0, 60.0) for claim in first.watch.claims([BEHIND], {}, t)]
     assert log.add(claim, "a")
     if phase is Phase.CLOSING:
         assert log.add(replace(claim, phase=Phase.OPEN), "a")
@@ -115,7 +115,7 @@ def test_a_claim_of_a_process_that_died_is_taken_over(phase: Phase) -> None:
 
 
 def test_the_first_claim_holds_and_only_its_teller_notes() -> None:
-    (claim,) = Watch("status/1", Severity.DEGRADED, 0.0).look([BEHIND], {}, 0.0)
+    (claim,) = Watch("status/1", Severity.DEGRADED, 0.0).claims([BEHIND], {}, 0.0)
     log = Log()
     assert log.add(claim, "a")
     assert not log.add(claim, "b")
@@ -126,7 +126,7 @@ def test_the_first_claim_holds_and_only_its_teller_notes() -> None:
 
 
 def test_incidents_of_another_watch_are_left_alone() -> None:
-    (claim,) = Watch("verify/1", Severity.DEGRADED, 0.0).look([BEHIND], {}, 0.0)
+    (claim,) = Watch("verify/1", Severity.DEGRADED, 0.0).claims([BEHIND], {}, 0.0)
     incidents = {claim.id: replace(claim, phase=Phase.OPEN)}
     watch = Watch("status/1", Severity.DEGRADED, 0.0)
-    assert [watch.look([], incidents, t) for t in (0.0, 1000.0)] == [[], []]
+    assert [watch.claims([], incidents, t) for t in (0.0, 1000.0)] == [[], []]

@@ -22,26 +22,26 @@ CHANGING = {
 
 
 @pytest.fixture
-def written(monkeypatch: pytest.MonkeyPatch) -> list[Operation]:
+def log_entries(monkeypatch: pytest.MonkeyPatch) -> list[Operation]:
     entries: list[Operation] = []
     monkeypatch.setattr(operations, "write", lambda _, operation: entries.append(operation))
     return entries
 
 
-def test_the_outcome_is_written_whatever_it_is(written: list[Operation]) -> None:
+def test_the_outcome_is_written_whatever_it_is(log_entries: list[Operation]) -> None:
     with recording(SHOP, "rebuild", {"sink": "cache"}, "ann@host"):
         pass
     refusal = SinkRejected("It is full.", hint="make room")
     for error in (refusal, ValueError("a value of a row"), KeyboardInterrupt()):
         with pytest.raises(type(error)), recording(SHOP, "rollback", {}, "ann@host"):
             raise error
-    assert [(entry.verb, entry.result, entry.exit_code) for entry in written] == [
+    assert [(entry.verb, entry.result, entry.exit_code) for entry in log_entries] == [
         ("rebuild", "done", 0),
         ("rollback", "It is full.", 7),
         ("rollback", "ValueError", 1),
         ("rollback", "interrupted", 130),
     ]
-    assert written[0].arguments == {"sink": "cache"}
+    assert log_entries[0].arguments == {"sink": "cache"}
 
 
 def test_a_log_that_can_not_be_written_ends_nothing() -> None:

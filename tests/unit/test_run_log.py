@@ -20,7 +20,7 @@ RUNNING = Progress("cache", RunState.APPLYING, Applied(written=5), lag_seconds=0
 Entries = dict[tuple[str | int, ...], Mapping[str, Any]]
 
 
-def written(
+def entries_of(
     selection: ProgressSelection, *progress: Progress, now: float = NOW, compared_s: float = 7.5
 ) -> Entries:
     """The entries of one tick, after a journey through JSON."""
@@ -33,7 +33,7 @@ def kinds(entries: Entries) -> Sequence[str | int]:
 
 
 def test_what_was_written_is_read() -> None:
-    report = report_of(written(ProgressSelection(), RUNNING), NOW + 1)
+    report = report_of(entries_of(ProgressSelection(), RUNNING), NOW + 1)
     (progress,) = report.progress.values()
     assert progress == replace(RUNNING, compared_s=7.5, since=RUNNING.since)
     assert report.living == ["cache"]
@@ -43,19 +43,19 @@ def test_what_was_written_is_read() -> None:
 
 def test_news_is_written_at_once_and_numbers_now_and_then() -> None:
     selection = ProgressSelection()
-    assert kinds(written(selection, RUNNING)) == ["run", "lag"]
+    assert kinds(entries_of(selection, RUNNING)) == ["run", "lag"]
     later = replace(RUNNING, applied=Applied(written=9))
-    assert kinds(written(selection, later, now=NOW + 1)) == []
-    assert kinds(written(selection, later, now=NOW + WRITE_S)) == ["run"]
+    assert kinds(entries_of(selection, later, now=NOW + 1)) == []
+    assert kinds(entries_of(selection, later, now=NOW + WRITE_S)) == ["run"]
     for news in ({"error": "Full."}, {"state": RunState.RETRYING}, {"aside": {"t": ["no", "h"]}}):
-        assert kinds(written(selection, replace(RUNNING, **news), now=NOW + WRITE_S)) == ["run"]
+        assert kinds(entries_of(selection, replace(RUNNING, **news), now=NOW + WRITE_S)) == ["run"]
 
 
 def test_a_day_of_lag_is_kept_one_sample_a_minute() -> None:
     selection, entries = ProgressSelection(), Entries()
     for minute in range(MINUTES + 90):
         moment = NOW + 60 * minute
-        entries |= written(selection, replace(RUNNING, lag_seconds=float(minute)), now=moment)
+        entries |= entries_of(selection, replace(RUNNING, lag_seconds=float(minute)), now=moment)
     samples = report_of(entries, NOW + 60 * (MINUTES + 89)).lags["cache"]
     assert [sample.lag_seconds for sample in samples] == [float(n) for n in range(90, MINUTES + 90)]
     # What is older than a day is of no use, even where nothing has overwritten it.
@@ -66,7 +66,7 @@ def test_a_day_of_lag_is_kept_one_sample_a_minute() -> None:
 @pytest.mark.parametrize("state", [RunState.APPLYING, RunState.PAUSED, RunState.RETRYING])
 def test_a_run_that_has_died_is_not_running(state: RunState) -> None:
     failed = Progress("search", RunState.FAILED, error="Full.")
-    entries = written(ProgressSelection(), replace(RUNNING, state=state), failed)
+    entries = entries_of(ProgressSelection(), replace(RUNNING, state=state), failed)
     report = report_of(entries, NOW + ALIVE_S)
     assert {name: progress.state for name, progress in report.progress.items()} == {
         "cache": "not running",
@@ -79,7 +79,7 @@ def test_a_process_that_is_gone_is_dead_at_once_on_its_own_host() -> None:
     """On another host its number says nothing."""
     with subprocess.Popen([sys.executable, "-c", ""]) as process:
         process.wait()
-    ((key, value), *_) = written(ProgressSelection(), RUNNING).items()
+    ((key, value), *_) = entries_of(ProgressSelection(), RUNNING).items()
     assert (value["host"], value["pid"]) == (socket.gethostname(), os.getpid())
     for host, state in ((value["host"], "not running"), ("elsewhere", "running")):
         entries = {key: {**value, "host": host, "pid": process.pid}}

@@ -150,9 +150,9 @@ def test_a_second_action_is_refused_on_the_page() -> None:
         address, headers = f"{served.url}/api/actions", {"authorization": f"Bearer {'x' * 16}"}
         form = {"verb": "verify", "who": "x"}
         assert httpx.post(address, data=form, headers=headers).status_code == 202
-        again = httpx.post(address, data=form, headers=headers)
-        assert again.status_code == 409
-        assert "at work" in again.json()["error"]
+        second_answer = httpx.post(address, data=form, headers=headers)
+        assert second_answer.status_code == 409
+        assert "at work" in second_answer.json()["error"]
 
 
 def test_a_name_that_looks_like_an_option_stays_a_name() -> None:

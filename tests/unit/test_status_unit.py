@@ -438,11 +438,11 @@ def test_patterns_without_an_answer_hide_nothing_of_a_registration(
     (alone,) = judge("public.*", registration=ORDERS, candidates=ALIKE)
     assert (alone.code, alone.severity) == ("tables-undecided", "degraded")
     assert "would have one name" in alone.message
-    other, undecided = judge(
+    second, undecided = judge(
         "public.*", registration=ORDERS, candidates=ALIKE, server=Server("8", 1)
     )
-    assert (other.code, other.severity) == ("another-server", "down")
-    assert "another server" in other.message
+    assert (second.code, second.severity) == ("another-server", "down")
+    assert "another server" in second.message
     assert undecided.code == "tables-undecided"
     promoted, _ = judge("public.*", registration=ORDERS, candidates=ALIKE, server=Server("7", 2))
     assert "was promoted" in promoted.message

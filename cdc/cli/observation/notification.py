@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from cdc.cli.console import call
-from cdc.cli.observation.look import look
+from cdc.cli.observation.health import check_health
 from cdc.runtime.context import Context
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def notifying(context: Context) -> Iterator[None]:
 
     def findings() -> "list[Finding]":
         # A context of its own for each look: tables come and go.
-        status = look(replace(context))
+        status = check_health(replace(context))
         return [_completed(finding) for finding in status.findings]
 
     pipeline = context.load()
@@ -46,7 +46,7 @@ def notify_comparisons(context: Context, results: "Sequence[Comparison]") -> Non
     notifier = Notifier(context.pipeline, "verify")
     try:
         differences = [_completed(finding) for finding in find_differences(results)]
-        notifier.look(differences, judge(results))
+        notifier.notify(differences, judge(results))
     finally:
         notifier.close()
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cdc.cli.console import call, say
-from cdc.cli.observation.look import look
+from cdc.cli.observation.health import check_health
 from cdc.cli.observation.notification import notifying
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def serve(
 def _dashboard(context: "Context", allow_actions: bool) -> "Dashboard":
     from cdc.config import settings
     from cdc.serve.actions import Actions
-    from cdc.serve.dashboard import Dashboard, Eyes
+    from cdc.serve.dashboard import Collectors, Dashboard
     from cdc.serve.looks.control_state import ControlReader
 
     options = ["-p", str(context.path), "--state", str(context.state)]
@@ -75,7 +75,7 @@ def _dashboard(context: "Context", allow_actions: bool) -> "Dashboard":
     return Dashboard(
         settings.name_of(context.path),
         # A context of its own for each look: tables come and go.
-        Eyes(lambda: look(replace(context)), reader.read),
+        Collectors(lambda: check_health(replace(context)), reader.read),
         Actions(program) if allow_actions else None,
         call.complete_commands,
     )

@@ -32,11 +32,11 @@ def destroy(
     interrupted.
     """
     removal = prepare(context.obj)
-    there = removal.find()
-    if not as_json and not (yes and there):
-        _print_parts(there)
+    parts = removal.find()
+    if not as_json and not (yes and parts):
+        _print_parts(parts)
     name, removed = removal.pipeline.pipeline, list[str]()
-    if there and not dry_run:
+    if parts and not dry_run:
         require_consent("All of this will be removed for good", name, yes=yes)
         say(f"removing {name}")
 
@@ -47,7 +47,7 @@ def destroy(
 
         removal.run(tell)
     if as_json:
-        print_json({"pipeline": name, "parts": there, "done": removed})
+        print_json({"pipeline": name, "parts": parts, "done": removed})
 
 
 def prepare(context: "Context") -> "Removal":
@@ -62,9 +62,9 @@ def prepare(context: "Context") -> "Removal":
     return removals.prepare(pipeline, sinks, context.state)
 
 
-def _print_parts(there: dict[str, list[str]]) -> None:
-    if not there:
+def _print_parts(parts: dict[str, list[str]]) -> None:
+    if not parts:
         out.print("nothing is there")
-    for place, lines in there.items():
+    for place, lines in parts.items():
         for line in lines:
             out.print(f"{place}: {line}", highlight=False, markup=False, soft_wrap=True)

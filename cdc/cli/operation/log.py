@@ -47,12 +47,12 @@ def recorded(
             from cdc.control.operations import recording
             from cdc.control.operator import current_operator
 
-            told = {
+            options = {
                 key: value
                 for key, value in arguments.items()
                 if key not in UNRECORDED and value not in (None, False)
             }
-            with recording(arguments["context"].obj.load(), name, told, current_operator()):
+            with recording(arguments["context"].obj.load(), name, options, current_operator()):
                 return verb(**arguments)
 
         run.is_recorded = True  # type: ignore[attr-defined]

@@ -10,7 +10,7 @@ import structlog
 import typer
 
 from cdc.cli.console import Json, Master, err, print_error, print_json, say
-from cdc.cli.observation.look import look
+from cdc.cli.observation.health import check_health
 from cdc.cli.observation.notification import notifying
 from cdc.config.view_settings import STATE
 from cdc.model.trace import kind
@@ -172,7 +172,7 @@ def _served(
         return
     from cdc.observe.run_endpoint import RunEndpoint
 
-    endpoint = RunEndpoint(port, lambda: look(context), spark_lives)
+    endpoint = RunEndpoint(port, lambda: check_health(context), spark_lives)
     say(f"serving http://127.0.0.1:{endpoint.port}/metrics, /livez and /readyz")
     try:
         yield endpoint.publish

@@ -58,9 +58,9 @@ def _place(name: str, place: Mapping[str, Any]) -> str:
 def draw_views_plan(rows: Mapping[str, Mapping[str, Any]]) -> RenderableType:
     """Draw what the next run makes again, and which views wait."""
     grid = make_grid("", "", "by the next cdc run")
-    for name, again in rows["views"].items():
-        grid.add_row("view", name, "all documents are made again" if again else "goes on")
-    for name, again in rows["tables"].items():
-        grid.add_row("table", name, "read again from its topic" if again else "goes on")
+    for name, is_remade in rows["views"].items():
+        grid.add_row("view", name, "all documents are made again" if is_remade else "goes on")
+    for name, is_remade in rows["tables"].items():
+        grid.add_row("table", name, "read again from its topic" if is_remade else "goes on")
     waiting = [Text(f"view {name} waits: {reason}") for name, reason in rows["waiting"].items()]
     return Group(grid, *waiting)

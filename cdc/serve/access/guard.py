@@ -83,16 +83,16 @@ class Guard:
         name = cookie_name(scope)
         cookie = cookie_parser(headers.get("cookie", "")).get(name, "")
         fresh = "" if cookie else new_cookie()
-        answered = _with_headers(send, cookie_header(name, fresh) if fresh else "")
+        send_with_cookie = _with_headers(send, cookie_header(name, fresh) if fresh else "")
         try:
             response = await self._check(scope, receive, headers, cookie or fresh)
         except Refused as refusal:
             body = {"error": refusal.reason}
             response = JSONResponse(body, refusal.status)
         if response is None:
-            await self._app(scope, receive, answered)
+            await self._app(scope, receive, send_with_cookie)
         else:
-            await response(scope, receive, answered)
+            await response(scope, receive, send_with_cookie)
 
     async def _check(
         self, scope: Scope, receive: Receive, headers: Headers, cookie: str

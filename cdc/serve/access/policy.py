@@ -47,8 +47,8 @@ def read_access(
             hint="cdc -p FILE serve --address 0.0.0.0 --name cdc.example.com",
         )
     shown = f"[{address}]" if ":" in address else address
-    own = LOOPBACK if local else LOOPBACK + ((shown,) if address not in ANYWHERE else ())
-    return Access(address, (*own, *names), token)
+    defaults = LOOPBACK if local else LOOPBACK + ((shown,) if address not in ANYWHERE else ())
+    return Access(address, (*defaults, *names), token)
 
 
 def _is_loopback(address: str) -> bool:

@@ -83,5 +83,5 @@ def new_cookie() -> str:
 
 
 def _digest(text: str) -> bytes:
-    """Of one length for all texts, so that the comparison tells nothing about the token's."""
+    """Hash a text. All hashes have one length, so comparing them tells nothing about the token's."""
     return hashlib.sha256(text.encode("utf-8", "replace")).digest()

@@ -104,8 +104,8 @@ def lay_out_wide(hops: Hops) -> Picture:
         head = _head(sinks_x, y)
         arrows.append(Arrow(path, branch.hop, label_x, y, "middle", head, AROUND))
         if branch.returns:
-            back = f"M {sinks_x} {y + 36} H {bend - 10} V {middle + 30} H {start + 8}"
-            arrows.append(_returning(branch, back, _left(start, middle + 30)))
+            path_back = f"M {sinks_x} {y + 36} H {bend - 10} V {middle + 30} H {start + 8}"
+            arrows.append(_returning(branch, path_back, _left(start, middle + 30)))
     return Picture("wide", sinks_x + box_width + 2, height, boxes, arrows)
 
 

@@ -33,7 +33,7 @@ class BuildProgress:
 
 @dataclass(frozen=True)
 class RetainedGeneration:
-    """A generation that is kept current for a rollback `until` then, in Unix seconds."""
+    """A generation that is kept current for a rollback, until `until` (Unix seconds)."""
 
     sink: str
     table: str

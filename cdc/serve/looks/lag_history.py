@@ -97,5 +97,5 @@ def _count(span: Span) -> int:
 
 
 def _worse(first: float | None, second: float | None) -> float | None:
-    known = [value for value in (first, second) if value is not None]
-    return max(known, default=None)
+    measured = [value for value in (first, second) if value is not None]
+    return max(measured, default=None)

@@ -1,6 +1,6 @@
-"""Look at something again and again in a thread of its own, and keep what was last seen.
+"""Observe something again and again in a thread of its own, and keep the last observation.
 
-In:  a function that looks; it may take as long as it likes, and fail.
+In:  a function that observes, once a call: a look. It may take as long as it likes, and fail.
 Out: the last `Sample` and the last failure, for any thread, at once.
 """
 
@@ -52,11 +52,13 @@ class Sampler(Generic[T]):
     def __init__(
         self,
         name: str,
-        look: Callable[[], T],
+        observe: Callable[[], T],
         take: Callable[[Sample[T]], object] = lambda _: None,
     ) -> None:
-        """`take` gets each sample, in this sampler's thread, before anybody else sees it."""
-        self.name, self._look, self._take = name, look, take
+        """`observe` is called for each look. `take` gets each sample before anybody else sees it. Both
+        are called in this sampler's thread.
+        """
+        self.name, self._observe, self._take = name, observe, take
         self._watchers = 0
         self._wakes = threading.Event()
         self.sample: Sample[T] | None = None
@@ -110,7 +112,7 @@ class Sampler(Generic[T]):
         while not self._closed.is_set():
             began = time.monotonic()
             try:
-                sample = Sample(self._look(), time.time(), time.monotonic() - began)
+                sample = Sample(self._observe(), time.time(), time.monotonic() - began)
                 self._take(sample)
                 self.sample, self.failure = sample, None
             except Exception as error:

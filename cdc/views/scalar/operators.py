@@ -221,12 +221,12 @@ def like_pattern(pattern: str) -> re.Pattern[str]:
     return re.compile("".join(parts), re.DOTALL)
 
 
-def _both(arguments: Sequence[Evaluate], row: Row) -> bool | None:
+def _conjunction(arguments: Sequence[Evaluate], row: Row) -> bool | None:
     values = [argument(row) for argument in arguments]
     return False if False in values else None if None in values else True
 
 
-def _either(arguments: Sequence[Evaluate], row: Row) -> bool | None:
+def _disjunction(arguments: Sequence[Evaluate], row: Row) -> bool | None:
     values = [argument(row) for argument in arguments]
     return True if True in values else None if None in values else False
 
@@ -249,8 +249,8 @@ def _first_value(arguments: Sequence[Evaluate], row: Row) -> Any:
 
 
 LENIENT: dict[str, Callable[[Sequence[Evaluate], Row], Any]] = {
-    "and": _both,
-    "or": _either,
+    "and": _conjunction,
+    "or": _disjunction,
     "is null": _is_null,
     "is true": _is_true,
     "is false": _is_false,

@@ -127,29 +127,29 @@ def differs(delta_table: "deltalake.DeltaTable", table: Table) -> bool:
     )
 
 
-def _can_take(stored: Any, wanted: Any) -> bool:
+def _can_take(stored: Any, required: Any) -> bool:
     """Tell whether a column takes values of a type: of a struct any fields may be missing, on either
     side.
     """
-    if isinstance(stored, str) or isinstance(wanted, str) or stored["type"] != wanted["type"]:
-        return bool(stored == wanted)
+    if isinstance(stored, str) or isinstance(required, str) or stored["type"] != required["type"]:
+        return bool(stored == required)
     if stored["type"] == "array":
-        return _can_take(stored["elementType"], wanted["elementType"])
+        return _can_take(stored["elementType"], required["elementType"])
     types = {field["name"]: field["type"] for field in stored["fields"]}
     return all(
         _can_take(types.get(field["name"], field["type"]), field["type"])
-        for field in wanted["fields"]
+        for field in required["fields"]
     )
 
 
-def lacks(stored: Any, wanted: Any) -> bool:
+def lacks(stored: Any, required: Any) -> bool:
     """Tell whether the type of a column lacks fields of another, which it can take."""
-    if isinstance(stored, str) or isinstance(wanted, str):
+    if isinstance(stored, str) or isinstance(required, str):
         return False
-    if wanted["type"] == "array":
-        return lacks(stored["elementType"], wanted["elementType"])
+    if required["type"] == "array":
+        return lacks(stored["elementType"], required["elementType"])
     types = {field["name"]: field["type"] for field in stored["fields"]}
     return any(
         field["name"] not in types or lacks(types[field["name"]], field["type"])
-        for field in wanted["fields"]
+        for field in required["fields"]
     )

@@ -136,12 +136,12 @@ def refusals(table: Table) -> list[str]:
     Pure, so that it may be asked before anything is made. A dot in a name makes a field within an
     object.
     """
-    own = [
+    reserved = [
         f"column {column.name} has the name of a field of Elasticsearch's own"
         for column in table.columns
         if column.name in METADATA
     ]
-    return [*sorted(own), *_name_refusals(table.columns)]
+    return [*sorted(reserved), *_name_refusals(table.columns)]
 
 
 def _name_refusals(columns: Sequence[Column]) -> Iterator[str]:

@@ -107,13 +107,13 @@ class Indices:
         ]
 
     def switch_actions(
-        self, tables: Sequence[Table], live: Mapping[str, str], new: Mapping[str, str]
+        self, tables: Sequence[Table], live: Mapping[str, str], target: Mapping[str, str]
     ) -> Iterator[dict[str, Any]]:
         """Build the actions that move readers' aliases from the live indices, where there are any,
         to new ones.
         """
         for table in tables:
-            yield {"add": {"index": new[table.qualified], "alias": self.alias(table)}}
+            yield {"add": {"index": target[table.qualified], "alias": self.alias(table)}}
             if table.qualified in live:
                 yield {"remove": {"index": live[table.qualified], "alias": self.alias(table)}}
 

@@ -148,11 +148,11 @@ def layout_error(table: Table, sink: str, error: Refusal) -> SchemaMismatch | Re
     hint = f"correct `index` in the entry of {table.qualified} in the pipeline file, then: cdc -p FILE run"
     if FIELD_LIMIT_REASON in reason:
         hint = f"write index: {{settings: {{mapping.total_fields.limit: N}}}} in the entry of {table.qualified}"
-    about = f"column{'s' if len(columns) > 1 else ''} {', '.join(columns)}: " if columns else ""
+    subject = f"column{'s' if len(columns) > 1 else ''} {', '.join(columns)}: " if columns else ""
     return SchemaMismatch(
         table,
         sink,
-        f"The server of {sink} can't make the index of {table.qualified}: {about}{reason or error.kind}.",
+        f"The server of {sink} can't make the index of {table.qualified}: {subject}{reason or error.kind}.",
         hint=hint,
     )
 

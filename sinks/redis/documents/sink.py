@@ -115,10 +115,10 @@ class DocumentState:
         ]
         if not pending:
             return Outcome()
-        rest = {step.advance.table.topic: step for step in pending}
+        remaining = {step.advance.table.topic: step for step in pending}
         outcome = run_on_executors(
             batch.lane(
-                StateWriter(self.url, self.prefix, rest, self.plan),
+                StateWriter(self.url, self.prefix, remaining, self.plan),
                 [step.advance for step in pending],
             ),
             batch.records,

@@ -58,15 +58,15 @@ class RedisState:
     """Names of the views whose documents are made."""
 
     def take(self, owner: str) -> Turn:
-        """Name the run, and count."""
+        """Store the run's name and the next number with one script."""
         return Turn(owner, self._call(TAKE_TURN, [documents_key(self.prefix)], [owner]))
 
     def begin_turn(self, turn: Turn) -> None:
-        """Compare and set."""
+        """Set the turn with one script, if the state still has the one before it."""
         self._during(turn._replace(number=turn.number - 1), ["turn", turn.number])
 
     def require_turn(self, turn: Turn) -> None:
-        """Compare."""
+        """Compare the state's turn with this one."""
         self._during(turn, [])
 
     def _during(self, turn: Turn, fields: Sequence[Any]) -> None:
@@ -85,7 +85,7 @@ class RedisState:
                 yield Chunk(number.decode(), table, dict(zip(flat[::2], entries, strict=True)))
 
     def climbed(self, chunk: Chunk, marks: Mapping[str, Collection[str]]) -> None:
-        """Mark and forget with one script."""
+        """Mark the root ids and forget the chunk with one script."""
         flat = [
             part
             for view, ids in marks.items()
@@ -179,7 +179,7 @@ class RedisState:
         return keys
 
     def sent(self, view: str, marks: Mapping[str, str]) -> None:
-        """Forget with one script."""
+        """Remove the marks that are still the same with one script."""
         flat = [part for pair in marks.items() for part in pair]
         self._call(SENT, [dirty_key(self.prefix, view), gone_key(self.prefix, view)], flat)
 
@@ -227,7 +227,7 @@ class RedisState:
         )
 
     def note_current(self, turn: Turn, reached: Mapping[str, Position | None]) -> None:
-        """Write a field per topic."""
+        """Write the position of each topic as a field, while it is this turn."""
         fields = [
             part
             for topic, position in reached.items()
@@ -237,7 +237,7 @@ class RedisState:
         self._during(turn, fields)
 
     def current(self) -> Mapping[str, Position]:
-        """Read a field per topic."""
+        """Read the position of each topic from its field."""
         fields: Any = self._ask(lambda server: server.hgetall(documents_key(self.prefix)))
         parsed = {
             topic.decode(): json.loads(text)
@@ -250,7 +250,7 @@ class RedisState:
         }
 
     def waiting(self) -> Mapping[str, list[str]]:
-        """Read one field."""
+        """Read the field `waiting`, a JSON object."""
         text: Any = self._ask(lambda server: server.hget(documents_key(self.prefix), "waiting"))
         views: dict[str, list[str]] = json.loads(text) if text else {}
         return views
@@ -269,8 +269,8 @@ class RedisState:
 
         def ask(server: redis.Redis) -> None:
             noted: Any = server.hgetall(needs_key(self.prefix))
-            known = {name.decode(): text.decode() for name, text in noted.items()}
-            same = {name for name, text in needs.items() if known.get(name) == text}
+            stored = {name.decode(): text.decode() for name, text in noted.items()}
+            same = {name for name, text in needs.items() if stored.get(name) == text}
             current = [topic for topic, tables in used.items() if same.issuperset(tables)]
             keep = {*OTHER_FIELDS, *(topic.encode() for topic in (*current, *topics))}
             fields: Any = server.hkeys(documents_key(self.prefix))
@@ -278,7 +278,7 @@ class RedisState:
             if stale := [field for field in fields if field not in keep]:
                 server.hdel(documents_key(self.prefix), *stale)
             # Rows of a table that no view needs now aren't kept: they are read again when one does.
-            if unused := [name for name in known if name not in needs]:
+            if unused := [name for name in stored if name not in needs]:
                 server.hdel(needs_key(self.prefix), *unused)
 
         self._ask(ask)

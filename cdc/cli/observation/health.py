@@ -1,4 +1,4 @@
-"""Wires a look at every hop: what `cdc status` shows, `cdc run` measures and `cdc serve` repeats."""
+"""Wires one look at every hop: `cdc status` shows it, `cdc run` and `cdc serve` repeat it."""
 
 import time
 from functools import partial
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from cdc.observe.status import Status
 
 
-def look(context: Context) -> "Status":
+def check_health(context: Context) -> "Status":
     """Collect and diagnose the state of every hop."""
     from cdc.observe.collection import Positions, collect
     from cdc.observe.diagnosis import diagnose
