@@ -2,8 +2,8 @@
 captured table.
 
 In:  the captured tables, and which of them were published before. It only reads: the caller runs
-each statement. Out: a statement for each thing that is to be changed. Invariant: after this the
-newest entry of every captured table says what the table looks like now.
+each statement. Out: a statement for each thing that is to be changed.
+Invariant: after this the newest entry of every captured table says what the table looks like now.
 """
 
 from __future__ import annotations

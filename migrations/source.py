@@ -1,9 +1,10 @@
 """Preparation of a source for one pipeline: role, publication, triggers, replica identities.
 
 In:  the pipeline's name, its tables, the connector's role. Out: a line for each thing that was
-changed. Invariant: everything is checked before anything is created. A second run changes nothing;
-a run with another list of tables moves the source to that list. Statements that the role may not
-run are skipped and named; any other failure rolls everything back.
+changed.
+Invariant: everything is checked before anything is created. A second run changes nothing; a run
+with another list of tables moves the source to that list. Statements that the role may not run are
+skipped and named; any other failure rolls everything back.
 """
 
 from __future__ import annotations

@@ -2,8 +2,9 @@
 journal.
 
 In:  the captured tables. It only reads: the caller runs each statement before it takes the next.
-Out: a statement for each change; none when all triggers are right already. Invariant: every table
-and partition that can lose rows to a TRUNCATE has a trigger that fires whoever truncates.
+Out: a statement for each change; none when all triggers are right already.
+Invariant: every table and partition that can lose rows to a TRUNCATE has a trigger that fires
+whoever truncates.
 """
 
 from __future__ import annotations

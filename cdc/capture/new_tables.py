@@ -1,10 +1,12 @@
 """Backfills at a registration: rows that the connector wouldn't send by itself.
 
 These are the rows of tables that come to a pipeline after its first snapshot, and of tables that
-are sent with other columns or another key from now on. In:  the registration's connections, how
-tables were captured before. Out: requests for their rows; floors. Invariant: nothing here runs
-while the connector does, so that a request is read by a connector that knows the table. A crash at
-any point leaves a trace by which the next registration finds what is missing.
+are sent with other columns or another key from now on.
+In:  the registration's connections, how tables were captured before. Out: requests for their rows;
+floors.
+Invariant: nothing here runs while the connector does, so that a request is read by a connector that
+knows the table. A crash at any point leaves a trace by which the next registration finds what is
+missing.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence

@@ -2,8 +2,9 @@
 partitions.
 
 In:  the pipeline file, the tables. Out: empty topics as the file says, and requests for all rows of
-their tables. Invariant: the connector is stopped while a topic is deleted. The next registration
-mends what a crash leaves.
+their tables.
+Invariant: the connector is stopped while a topic is deleted. The next registration mends what a
+crash leaves.
 """
 
 from collections.abc import Callable, Sequence

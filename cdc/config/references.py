@@ -1,8 +1,9 @@
 """Replace `${NAME}` and `${NAME:-default}` in a pipeline file by values of the environment.
 
 In:  the file's tree, an environment. Out: the tree with references replaced; `Reference`s that
-can't be. Invariant: `$` has no other meaning, and a text that looks like a reference without being
-one is never passed on.
+can't be.
+Invariant: `$` has no other meaning, and a text that looks like a reference without being one is
+never passed on.
 """
 
 import re

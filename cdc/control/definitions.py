@@ -1,7 +1,8 @@
 """Compare definitions of captured tables with the journal, if no event triggers write it.
 
 In:  a connection of the tables' owner. Out: entries of `cdc.ddl`, which come through the log like
-an event trigger's. Invariant: a failure is logged and retried; only the caller waits.
+an event trigger's.
+Invariant: a failure is logged and retried; only the caller waits.
 """
 
 import threading

@@ -1,8 +1,9 @@
 """Floors of tables: which changes are dead, and which views are older than the floor.
 
 In:  the TRUNCATEs of the current server, the number of servers so far. Out: numbers that can be
-compared, LSNs. Invariant: a view's number is at least its table's floor if and only if the view was
-made after it, on any server: the LSNs of a new server begin low again.
+compared, LSNs.
+Invariant: a view's number is at least its table's floor if and only if the view was made after it,
+on any server: the LSNs of a new server begin low again.
 """
 
 from collections.abc import Mapping

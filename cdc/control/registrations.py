@@ -2,8 +2,8 @@
 it describes.
 
 In:  the topic `<pipeline>.registered`, one record. Out: `Registration`: whose log the topics hold,
-since which offsets, and with which columns and keys. Invariant: written while the connector is
-stopped, so that it holds for every later record.
+since which offsets, and with which columns and keys.
+Invariant: written while the connector is stopped, so that it holds for every later record.
 """
 
 import json

@@ -1,8 +1,9 @@
 """Read single records and their times; write the pipeline's own records.
 
 In:  the broker's address; positions from `cdc.kafka.topics`. Out: `Record`s and times, as
-read_committed sees them. Invariant: no consumer group, nothing is committed. A read times out when
-no record arrives, however many there are.
+read_committed sees them.
+Invariant: no consumer group, nothing is committed. A read times out when no record arrives, however
+many there are.
 """
 
 import contextlib

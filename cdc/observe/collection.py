@@ -1,9 +1,9 @@
 """Asks every server for the state of its hop, all at the same time, and answers in a few seconds
 whatever hangs.
 
-In:  the pipeline file, a function per sink that reads its positions.
-Out: `Status`. A part that can't be reached, or doesn't answer in time, becomes a finding; the other
-parts are there. Invariant: reads only.
+In:  the pipeline file, a function per sink that reads its positions. Out: `Status`. A part that
+can't be reached, or doesn't answer in time, becomes a finding; the other parts are there.
+Invariant: reads only.
 """
 
 import time

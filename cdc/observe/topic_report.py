@@ -1,6 +1,7 @@
 """What the topics tell: the heartbeat, how far each view is behind, settings that are lowered.
 
-In:  the topics, the positions of sinks. Out: `TopicReport`. Invariant: reads only.
+In:  the topics, the positions of sinks. Out: `TopicReport`.
+Invariant: reads only.
 """
 
 import time

@@ -1,9 +1,10 @@
 """Find the tables that a pipeline file names: match patterns such as `public.*` with the catalog.
 
 In:  a connection, the file's entries. Out: names of tables; those that a pattern leaves out, and
-why. Invariant: `cdc migrate` and `cdc register` decide the names, which are stored in the
-registration. A table that is created later waits for the next run of both, so that no other command
-sees more tables than are captured.
+why.
+Invariant: `cdc migrate` and `cdc register` decide the names, which are stored in the registration.
+A table that is created later waits for the next run of both, so that no other command sees more
+tables than are captured.
 """
 
 import re

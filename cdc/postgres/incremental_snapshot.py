@@ -1,8 +1,8 @@
 """Ask the running connector to send rows of a table again, while it goes on with the log.
 
 In:  a connection of the table's owner, the table. Out: a row of cdc.signal, which the connector
-reads from the log. Invariant: a request has an id and is made once; a crash before the commit makes
-none.
+reads from the log.
+Invariant: a request has an id and is made once; a crash before the commit makes none.
 """
 
 from psycopg import sql

@@ -1,8 +1,8 @@
 """Identify the rows of a captured table: by its primary key, or by columns with a unique index.
 
 In:  the catalogue, `key` of the pipeline file. Out: the columns; SourceError with the key that the
-table could have. Invariant: at every moment no two rows have the same key, and none has a null in
-it.
+table could have.
+Invariant: at every moment no two rows have the same key, and none has a null in it.
 """
 
 import difflib

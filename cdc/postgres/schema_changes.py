@@ -1,8 +1,9 @@
 """Decide what a change of a table's definition means for the rows that a view already holds.
 
 In:  records of the topic `<pipeline>.cdc.ddl`. Out: a consequence of each change that happened
-while capturing. Invariant: pure; a consequence of "none" means that every stored row is still what
-a new snapshot would send.
+while capturing.
+Invariant: pure; a consequence of "none" means that every stored row is still what a new snapshot
+would send.
 """
 
 import json

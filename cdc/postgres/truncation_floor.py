@@ -1,9 +1,9 @@
 """Raise the floor of a table: all its earlier records are dead, in the stream and in every later
 rebuild.
 
-In:  a connection of the tables' owner. Out: rows of cdc.truncation. Invariant: no transaction that
-has written below the floor is still open when the floor is set; its changes would come after the
-floor and be taken for dead.
+In:  a connection of the tables' owner. Out: rows of cdc.truncation.
+Invariant: no transaction that has written below the floor is still open when the floor is set; its
+changes would come after the floor and be taken for dead.
 """
 
 from collections.abc import Sequence

@@ -1,7 +1,8 @@
 """Decide whether a change of a column's type leaves the text of every stored value as it is.
 
-In:  two types as `format_type` prints them. Out: yes or no. Invariant: yes only if it is certain. A
-needless no costs sending rows again, a wrong yes leaves views wrong.
+In:  two types as `format_type` prints them. Out: yes or no.
+Invariant: yes only if it is certain. A needless no costs sending rows again, a wrong yes leaves
+views wrong.
 """
 
 import re

@@ -370,11 +370,14 @@ class SchemaMismatch(SinkRejected):
 class Batch:
     """The changes between two positions, for all tables at once.
 
-    writer    name of this run, for fencing advances  a step of each table: from which position to
-    which records   as Spark's Kafka source has them; lazy. Each Kafka partition is in one task, in
-    the order of offsets reading   how records are decoded: placeholder, floors rejection what
-    becomes of records that can't be applied entries   what the sink has in quarantine only      by
-    topic, the ids of rows that the batch is about, where it is about some only
+    writer      name of this run, for fencing
+    advances    a step of each table: from which position to which
+    records     as Spark's Kafka source has them; lazy. Each Kafka partition is in one task, in the
+                order of offsets
+    reading     how records are decoded: placeholder, floors
+    rejection   what becomes of records that can't be applied
+    entries     what the sink has in quarantine
+    only        by topic, the ids of rows that the batch is about, where it is about some only
     """
 
     writer: str

@@ -1,7 +1,8 @@
 """Topics as one Spark batch: every committed record below a position, or in ranges of offsets.
 
 In:  the broker, the positions to read up to. Out: records as Spark's Kafka source gives them;
-counts of them. Invariant: no row leaves the executors.
+counts of them.
+Invariant: no row leaves the executors.
 """
 
 import json
