@@ -5,6 +5,7 @@ words.
 import re
 import shlex
 from collections.abc import Iterator
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,12 @@ BANNED = {
     "blue/green": "generation",
 }
 """Words, and what the glossary has for them."""
+
+
+@cache
+def root_command() -> Any:
+    """The command line, made once: making it takes as long as parsing a hundred commands."""
+    return typer.main.get_command(app)
 
 
 def blocks(text: str) -> Iterator[tuple[str, str]]:
@@ -86,7 +93,7 @@ def _of_line(line: str) -> Iterator[list[str]]:
 
 def refusal(words: list[str]) -> str | None:
     """Why the command line doesn't take these arguments; None when it does. Nothing is run."""
-    command: Any = typer.main.get_command(app)
+    command = root_command()
     context, arguments = None, hoist_global_options(words)
     if "--version" in arguments:
         return None
@@ -105,7 +112,7 @@ def unknown_words(text: str) -> Iterator[str]:
     """Yield the words of commands within sentences that the command line doesn't have: a verb, an
     option.
     """
-    root: Any = typer.main.get_command(app)
+    root = root_command()
     for span in SPAN.findall(prose(text)):
         first, *tail = span.split()
         words = (

@@ -89,7 +89,7 @@ def revisions(module: str) -> dict[str, set[str]]:
     """Group the revisions of a module file by artifact name."""
     by_name: dict[str, set[str]] = {}
     for name, rev in re.findall(
-        r'name="([^"]+)" rev="([^"]+)"', (artifacts.HERE / module).read_text()
+        r'name="([^"]+)" rev="([^"]+)"', (artifacts.FOLDER / module).read_text()
     ):
         by_name.setdefault(name, set()).add(rev)
     return by_name
