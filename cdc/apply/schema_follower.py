@@ -70,7 +70,7 @@ class SchemaFollower:
                 log.warning("pipeline_file_not_read", error=error.message, hint=error.hint)
             captured = [entry.table for entry in self._pipeline.source.tables]
             results = consequences(history, captured)
-            vanished = self._gone_tables(results)
+            vanished = self._vanished_tables(results)
             newest = max((entry.id for entry in history if entry.table in captured), default=0)
             if self._described is None:
                 self._described, self._registered = newest, registration

@@ -221,9 +221,9 @@ def test_members_are_structs_and_lists_that_grow(
     harness.table = replace(harness.table, columns=COLUMNS)
     harness.sink = harness.writer()
     changed = replace(ITEMS, members=(Column("line", "text"), *ITEMS.members[1:]))
-    changed = replace(
+    widened = replace(
         harness.table,
         columns=tuple(replace(c, shape=changed) if c.name == "items" else c for c in COLUMNS),
     )
     with pytest.raises(SchemaMismatch):
-        Delta("warehouse", str(tmp_path), "p").prepare(changed)
+        Delta("warehouse", str(tmp_path), "p").prepare(widened)

@@ -212,8 +212,13 @@ def test_the_stack_of_a_session_has_a_project_of_its_own(
 @pytest.mark.parametrize("stack", ["embedded", "containers"])
 def test_what_is_collected_follows_the_stack(stack: str) -> None:
     paths = ["tests/containers", "tests/integration/test_another_server.py"]
-    command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "--stack", stack, *paths]
-    run = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    options = ["-p", "pytest_timeout", "--collect-only", "-q", "--stack", stack]
+    command = [sys.executable, "-m", "pytest", *options, *paths]
+    # Loading all plugins that are installed takes longer than this test.
+    variables = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    run = subprocess.run(
+        command, capture_output=True, text=True, check=False, cwd=ROOT, env=variables
+    )
     assert run.returncode == 0, run.stdout
     collected = {line.split("::")[0] for line in run.stdout.splitlines() if "::" in line}
     # A container can't reach the Postgres that the other file starts.

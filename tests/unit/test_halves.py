@@ -31,9 +31,11 @@ def test_every_file_is_in_one_half() -> None:
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> dict[str, str]:
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+    # Loading all plugins that are installed takes longer than these tests.
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     (tmp_path / "pytest.ini").write_text(
-        "[pytest]\naddopts = -s -p tests.conftest\nmarkers = measures\n"
+        "[pytest]\naddopts = -s -p tests.conftest -p pytest_timeout\nmarkers = measures\n"
     )
     slow = "import threading; print('begun', flush=True); threading.Event().wait({}); print('done', flush=True)"
     bodies = {

@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 from contextlib import closing
 
-import httpx
 import pytest
 
 from cdc.apply.progress import Progress
 from cdc.errors import SettingsError
 from cdc.observe.metrics import Metrics
 from cdc.verify.comparison import Comparison
+from tests.support import http
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def metrics() -> Iterator[Metrics]:
 
 
 def fetched(metrics: Metrics) -> dict[str, float]:
-    text = httpx.get(f"http://127.0.0.1:{metrics.port}/metrics").raise_for_status().text
+    text = http.get(f"http://127.0.0.1:{metrics.port}/metrics").raise_for_status().text
     pairs = (line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
     return {name: float(value) for name, value in pairs}
 

@@ -25,6 +25,7 @@ from cdc.observe.status import (
     ViewStatus,
 )
 from cdc.postgres.replication_slot import Slot
+from tests.support import http
 from tests.support.pages import ROOT
 from tests.support.wait import wait_until
 
@@ -56,7 +57,7 @@ def endpoint() -> Iterator[RunEndpoint]:
 
 
 def fetched(endpoint: RunEndpoint, path: str) -> httpx.Response:
-    return httpx.get(f"http://127.0.0.1:{endpoint.port}{path}")
+    return http.get(f"http://127.0.0.1:{endpoint.port}{path}")
 
 
 def series(endpoint: RunEndpoint) -> dict[str, float]:

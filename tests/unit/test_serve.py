@@ -10,7 +10,6 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 
-import httpx
 import jsonschema  # type: ignore[import-untyped]
 import pytest
 
@@ -22,6 +21,7 @@ from cdc.serve.looks import sampler as sampling
 from cdc.serve.looks.sampler import Sampler
 from cdc.serve.runbooks import runbook
 from docs.generate import FOLDER
+from tests.support import http
 from tests.support.page import (
     Scene,
     ServedPage,
@@ -45,7 +45,7 @@ def page() -> Iterator[ServedPage]:
 
 
 def text_of(page: ServedPage, path: str) -> str:
-    return httpx.get(f"{page.url}{path}").raise_for_status().text
+    return http.get(f"{page.url}{path}").raise_for_status().text
 
 
 @pytest.mark.parametrize("path", PAGES)
@@ -60,12 +60,12 @@ def test_every_page_before_the_first_look_says_so() -> None:
     with serve_page(scene) as served:
         for path in PAGES:
             assert "The file has a mistake." in text_of(served, path)
-        assert httpx.get(f"{served.url}/api/status").status_code == 503
-        assert httpx.get(f"{served.url}/readyz").status_code == 503
+        assert http.get(f"{served.url}/api/status").status_code == 503
+        assert http.get(f"{served.url}/readyz").status_code == 503
 
 
 def test_the_status_is_the_document_of_the_verb(page: ServedPage) -> None:
-    status = httpx.get(f"{page.url}/api/status").json()
+    status = http.get(f"{page.url}/api/status").json()
     schema = json.loads((FOLDER / "reference" / "status.schema.json").read_text())
     jsonschema.validate(status, schema)
     assert status["verdict"] == "ok"
@@ -80,7 +80,7 @@ def test_a_look_that_fails_is_loud_and_what_was_seen_stays(page: ServedPage) -> 
         assert "The look at the servers has failed: RuntimeError." in text
         assert "quotes a row" not in text
     assert "shop is well" in text_of(page, "/")
-    failure = httpx.get(f"{page.url}/api/sample").json()["status"]["failure"]
+    failure = http.get(f"{page.url}/api/sample").json()["status"]["failure"]
     assert "RuntimeError" in failure["message"]
     assert "cdc_look_up 0.0" in text_of(page, "/metrics")
     page.scene.error = None
@@ -123,7 +123,7 @@ def test_each_finding_has_a_runbook(code: str) -> None:
 
 @pytest.mark.parametrize("code", ["nothing", "index", "%2e%2e/metrics", "%2e%2e%2fmetrics"])
 def test_there_is_no_runbook_beside_the_codes(page: ServedPage, code: str) -> None:
-    assert httpx.get(f"{page.url}/runbooks/{code}").status_code == 404
+    assert http.get(f"{page.url}/runbooks/{code}").status_code == 404
 
 
 def test_500_tables_are_searched_and_sorted_and_come_in_pages() -> None:
@@ -155,7 +155,7 @@ def test_quarantine_shows_places_and_reasons_as_text(page: ServedPage) -> None:
     text = text_of(page, "/quarantine")
     assert "cache/shop.public.orders/0/11" in text
     assert "The value is no &lt;b&gt;number&lt;/b&gt;." in text
-    records = httpx.get(f"{page.url}/api/quarantine").json()["quarantine"]
+    records = http.get(f"{page.url}/api/quarantine").json()["quarantine"]
     assert [set(record) for record in records] == [{"place", "sink", "topic", "reason", "at"}] * 2
 
 
@@ -164,26 +164,26 @@ def test_generations_and_builds_are_shown(page: ServedPage) -> None:
     assert "20261124t120000000000" in text
     assert "61,000 of 250,000 records, 14,000/s, 14 s left" in text
     assert "interrupted" in text
-    document = httpx.get(f"{page.url}/api/generations").json()
+    document = http.get(f"{page.url}/api/generations").json()
     assert [len(document[name]) for name in ("live", "kept", "builds")] == [16, 1, 2]
 
 
 def test_lag_is_plotted_and_a_gap_is_no_zero(page: ServedPage) -> None:
     fill_history(page.dashboard, ["Kafka -> cache"])
-    hops = httpx.get(f"{page.url}/api/lag/day").json()["hops"]
+    hops = http.get(f"{page.url}/api/lag/day").json()["hops"]
     values = hops["Kafka -> cache"]
     assert len(values) == 360
     assert max(value for value in values if value is not None) >= 40
     assert 10 < values.count(None) < 30
     assert re.search("at most 8[0-9] s", text_of(page, "/"))
-    assert httpx.get(f"{page.url}/api/lag/week").status_code == 404
+    assert http.get(f"{page.url}/api/lag/week").status_code == 404
 
 
 def test_what_runs_measured_before_the_page_began_is_plotted() -> None:
     now = time.time()
     stored = [LagSample(now - age_s, 33.0, 7) for age_s in range(7200, 3600, -60)]
     with serve_page(Scene(control=replace(control_state(), lags={"cache": stored}))) as served:
-        hops = httpx.get(f"{served.url}/api/lag/day").json()["hops"]
+        hops = http.get(f"{served.url}/api/lag/day").json()["hops"]
     # An hour of slots of four minutes, the first and the last of which may be shared.
     assert hops["Kafka -> cache"].count(33.0) in (15, 16)
 
@@ -197,7 +197,7 @@ def test_a_sink_is_paused_or_resumed_from_the_picture() -> None:
 
 
 def test_events_come_when_there_is_something_new(page: ServedPage) -> None:
-    with httpx.stream("GET", f"{page.url}/events", timeout=10) as stream:
+    with http.stream("GET", f"{page.url}/events", timeout=10) as stream:
         lines = stream.iter_lines()
         numbers = [line for line in (next(lines) for _ in range(9)) if line.startswith("data: ")]
     assert len(set(numbers)) == 3
@@ -208,7 +208,7 @@ def test_metrics_and_probes(page: ServedPage) -> None:
     assert 'cdc_sink_lag_seconds{sink="cache"} 0.0' in text
     assert "cdc_look_up 1.0" in text
     assert text_of(page, "/readyz") == "there is a first look\n"
-    assert httpx.get(f"{page.url}/livez").status_code == 200
+    assert http.get(f"{page.url}/livez").status_code == 200
 
 
 def test_a_look_that_hangs_is_loud_and_not_alive(
@@ -216,7 +216,7 @@ def test_a_look_that_hangs_is_loud_and_not_alive(
 ) -> None:
     monkeypatch.setattr("cdc.serve.looks.sampler.LATE_S", 0.0)
     monkeypatch.setattr("cdc.serve.dashboard.SILENT_S", 0.0)
-    assert httpx.get(f"{page.url}/livez").status_code == 503
+    assert http.get(f"{page.url}/livez").status_code == 503
     assert "hasn&#39;t ended for" in text_of(page, "/")
 
 

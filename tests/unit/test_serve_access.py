@@ -15,6 +15,7 @@ from cdc.serve.access import sessions
 from cdc.serve.access.guard import COOKIE, LARGEST
 from cdc.serve.access.policy import read_access
 from cdc.serve.access.sessions import Sessions
+from tests.support import http
 from tests.support.page import Scene, ServedPage, serve_page
 from tests.support.wait import wait_until
 
@@ -50,7 +51,7 @@ class Browser:
     """As much of a browser as the guard looks at: cookies, Origin, the text of forms."""
 
     def __init__(self, page: ServedPage) -> None:
-        self.client = httpx.Client(base_url=page.url, headers={"origin": page.url})
+        self.client = http.Client(base_url=page.url, headers={"origin": page.url})
 
     def csrf(self, path: str) -> str:
         text = self.client.get(path).raise_for_status().text
@@ -65,21 +66,21 @@ class Browser:
 
 def test_a_token_is_needed_for_all_but_the_login(locked_page: ServedPage) -> None:
     for path in LOCKED:
-        answer = httpx.get(f"{locked_page.url}{path}")
+        answer = http.get(f"{locked_page.url}{path}")
         assert (answer.status_code, answer.headers["location"]) == (303, "/login"), path
     for path in LOCKED_DATA:
-        assert httpx.get(f"{locked_page.url}{path}").status_code == 401, path
+        assert http.get(f"{locked_page.url}{path}").status_code == 401, path
     for path in UNLOCKED:
-        assert httpx.get(f"{locked_page.url}{path}").status_code == 200, path
+        assert http.get(f"{locked_page.url}{path}").status_code == 200, path
 
 
 def test_the_token_in_a_header_opens(locked_page: ServedPage) -> None:
     for path in (*LOCKED, *LOCKED_DATA[:-1]):
-        assert httpx.get(f"{locked_page.url}{path}", headers=BEARER).status_code == 200, path
+        assert http.get(f"{locked_page.url}{path}", headers=BEARER).status_code == 200, path
     for wrong in ("Bearer wrong", "Bearer", f"Bearer {TOKEN}x", "Bearer \xe9"):
         headers = {b"authorization": wrong.encode("latin-1")}
-        assert httpx.get(f"{locked_page.url}/api/status", headers=headers).status_code == 401
-    assert httpx.get(f"{locked_page.url}/?token={TOKEN}").status_code == 303
+        assert http.get(f"{locked_page.url}/api/status", headers=headers).status_code == 401
+    assert http.get(f"{locked_page.url}/?token={TOKEN}").status_code == 303
 
 
 def test_a_login_gives_a_session_and_a_logout_ends_it(locked_page: ServedPage) -> None:
@@ -112,19 +113,19 @@ def test_a_session_ends_by_itself(locked_page: ServedPage, monkeypatch: pytest.M
 def test_a_cookie_that_was_made_up_opens_nothing(locked_page: ServedPage) -> None:
     port = locked_page.url.rpartition(":")[2]
     headers = {"cookie": f"{COOKIE}_{port}=made-up"}
-    assert httpx.get(f"{locked_page.url}/", headers=headers).status_code == 303
+    assert http.get(f"{locked_page.url}/", headers=headers).status_code == 303
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", ""])
 def test_a_foreign_name_is_refused(open_page: ServedPage, host: str) -> None:
     for path in (*LOCKED, *LOCKED_DATA):
-        assert httpx.get(f"{open_page.url}{path}", headers={"host": host}).status_code == 421
-    assert httpx.get(f"{open_page.url}/livez", headers={"host": host}).status_code == 200
+        assert http.get(f"{open_page.url}{path}", headers={"host": host}).status_code == 421
+    assert http.get(f"{open_page.url}/livez", headers={"host": host}).status_code == 200
 
 
 @pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "[::1]:9", "127.0.0.1"])
 def test_own_names_are_answered(open_page: ServedPage, host: str) -> None:
-    assert httpx.get(f"{open_page.url}/", headers={"host": host}).status_code == 200
+    assert http.get(f"{open_page.url}/", headers={"host": host}).status_code == 200
 
 
 def started(page: ServedPage) -> int:
@@ -196,7 +197,7 @@ def test_every_unsafe_method_is_guarded(locked_page: ServedPage) -> None:
         "/livez",
     ):
         for method in ("POST", "PUT", "DELETE", "PATCH", "OPTIONS"):
-            answer = httpx.request(method, f"{locked_page.url}{path}")
+            answer = http.request(method, f"{locked_page.url}{path}")
             assert answer.status_code in (403, 405), (method, path)
 
 
@@ -211,24 +212,24 @@ def test_what_is_no_form_or_too_large_is_refused(open_page: ServedPage) -> None:
 def test_a_program_acts_with_the_token(locked_page: ServedPage) -> None:
     address = f"{locked_page.url}/api/actions"
     fields = {"who": "nightly", **VERIFY}
-    assert httpx.post(address, data=fields).status_code == 403
-    answer = httpx.post(address, data=fields, headers=BEARER)
+    assert http.post(address, data=fields).status_code == 403
+    answer = http.post(address, data=fields, headers=BEARER)
     assert answer.status_code == 202
     elsewhere = {**BEARER, "origin": "https://evil.example"}
-    assert httpx.post(address, data=fields, headers=elsewhere).status_code == 403
+    assert http.post(address, data=fields, headers=elsewhere).status_code == 403
 
 
 def test_without_leave_there_are_no_actions() -> None:
     with serve_page(Scene()) as served:
         browser = Browser(served)
-        assert httpx.get(f"{served.url}/actions/new?verb=verify").status_code == 403
+        assert http.get(f"{served.url}/actions/new?verb=verify").status_code == 403
         assert "--allow-actions" in browser.client.get("/activity").text
         assert "/actions/new" not in browser.client.get("/tables").text
         assert browser.client.get("/api/actions").json() == {"actions": []}
 
 
 def test_answers_forbid_what_the_page_does_not_need(open_page: ServedPage) -> None:
-    headers = httpx.get(f"{open_page.url}/").headers
+    headers = http.get(f"{open_page.url}/").headers
     assert "default-src 'none'" in headers["content-security-policy"]
     assert "unsafe" not in headers["content-security-policy"]
     assert headers["x-content-type-options"] == "nosniff"
@@ -293,7 +294,7 @@ def test_a_token_never_reaches_an_action(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setenv("CDC_SERVE_TOKEN", TOKEN)
     program = ["-c", "import os; print('token' if 'CDC_SERVE_TOKEN' in os.environ else 'none')"]
     with serve_page(Scene(), TOKEN, program) as served:
-        httpx.post(f"{served.url}/api/actions", data={"who": "x", **VERIFY}, headers=BEARER)
+        http.post(f"{served.url}/api/actions", data={"who": "x", **VERIFY}, headers=BEARER)
         assert served.dashboard.actions
         action = served.dashboard.actions.history[0]
         wait_until(lambda: action.code is not None, 20, "the action to end")

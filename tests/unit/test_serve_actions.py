@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 
-import httpx
 import pytest
 from structlog.testing import capture_logs
 
 from cdc.serve.actions import Actions, Refusal, Request, choose
+from tests.support import http
 from tests.support.page import Scene, control_state, good_status, serve_page
 from tests.support.pages import refusal
 from tests.support.wait import wait_until
@@ -129,7 +129,7 @@ def test_much_output_is_cut_and_strange_bytes_are_shown() -> None:
 
 def test_an_action_is_asked_for_with_what_it_does_and_needs_a_name() -> None:
     with serve_page(Scene(), program=["-c", "print('done')"]) as served:
-        client = httpx.Client(base_url=served.url, headers={"origin": served.url})
+        client = http.Client(base_url=served.url, headers={"origin": served.url})
         text = client.get("/actions/new?verb=rebuild&sink=cache").raise_for_status().text
         assert "Rebuild cache?" in text
         assert "cdc -p shop.yaml rebuild -- cache" in text
@@ -149,8 +149,8 @@ def test_a_second_action_is_refused_on_the_page() -> None:
     with serve_page(Scene(), "x" * 16, ["-c", "import time; time.sleep(60)"]) as served:
         address, headers = f"{served.url}/api/actions", {"authorization": f"Bearer {'x' * 16}"}
         form = {"verb": "verify", "who": "x"}
-        assert httpx.post(address, data=form, headers=headers).status_code == 202
-        second_answer = httpx.post(address, data=form, headers=headers)
+        assert http.post(address, data=form, headers=headers).status_code == 202
+        second_answer = http.post(address, data=form, headers=headers)
         assert second_answer.status_code == 409
         assert "at work" in second_answer.json()["error"]
 
