@@ -27,7 +27,7 @@ bench: setup ## limits, a plain rival and this pipeline, in one run (SIZE=S, M o
 	@$(PY) -m bench --size $${SIZE:-M} $(ONLY:%=--only %)
 
 check: setup ## before every commit: lint, types, documentation and the tests that need no server
-	@$(MAKE) --no-print-directory --jobs 2 --output-sync unit lint type deps docs spark
+	@$(MAKE) --no-print-directory --jobs 2 --output-sync unit type spark docs lint deps
 
 up: setup ## start the servers of the sample pipeline
 	@$(CDC) up
