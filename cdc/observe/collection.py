@@ -28,8 +28,9 @@ from cdc.model.finding_codes import APPLY, CAPTURE
 from cdc.model.position import ViewCheckpoint
 from cdc.model.table import Table
 from cdc.model.trace import trace
+from cdc.observe.forecast import catch_up_s, slot_loss_s
 from cdc.observe.registration_findings import find_registration_troubles
-from cdc.observe.run_log import read_runs
+from cdc.observe.run_log import LagSample, read_runs
 from cdc.observe.status import (
     NEVER_RUN,
     ConnectorStatus,
@@ -75,9 +76,12 @@ Answer = tuple[Any, Finding | None]
 
 
 class Activity(NamedTuple):
-    """What runs do, as they last published it, and the sinks that are paused; by sink."""
+    """What runs do, as they last published it, their lag of the last day, and the sinks that are
+    paused; by sink.
+    """
 
     progress: Mapping[str, Progress]
+    lags: Mapping[str, Sequence[LagSample]]
     pauses: Mapping[str, Pause]
 
 
@@ -122,6 +126,7 @@ def collect(
         tuple(finding for finding in (*unread, *changed, *report.findings, *at_risk) if finding),
         definitions,
         _documents_status(documents, started) if documents else None,
+        slot_loss_s(answers["postgres"][0], report.heartbeat),
     )
 
 
@@ -272,7 +277,8 @@ def _stored(
 
 def _read_activity(pipeline: Pipeline) -> Activity:
     with Topics(pipeline.kafka) as kafka:
-        return Activity(read_runs(pipeline, kafka).progress, read_pauses(pipeline, kafka))
+        runs = read_runs(pipeline, kafka)
+        return Activity(runs.progress, runs.lags, read_pauses(pipeline, kafka))
 
 
 def _find_waiting(runs: "Future[Answer]", started: float) -> Collection[str]:
@@ -287,6 +293,9 @@ def _sink_status(name: str, activity: Activity | None, views: tuple[ViewStatus, 
     if activity is None:
         return SinkStatus(name, views=views)
     status = _run_status(name, activity.progress.get(name), views)
+    if status.state in WORKING:
+        samples = activity.lags.get(name, ())
+        status = replace(status, catch_up_s=catch_up_s(samples, views, time.time()))
     if not (pause := activity.pauses.get(name)):
         return status
     return replace(status, state=RunState.PAUSED, since=pause.since, paused_by=pause.by)

@@ -9,7 +9,7 @@ from typing import Any
 from cdc.apply.progress import WORKING
 from cdc.config.view_settings import SCHEMA, STATE
 from cdc.model.finding import Finding, exit_code, find, verdict, worst_first
-from cdc.model.wording import UNKNOWN
+from cdc.model.wording import UNKNOWN, duration
 from cdc.observe.status import NEVER_RUN, SinkStatus, Status
 
 SLOW_S = 5.0
@@ -22,6 +22,8 @@ only later.
 """
 SAFE_SHARE = 0.25
 """The share of max_slot_wal_keep_size below which what the slot may still keep is a risk."""
+SOON_S = 2 * 3600.0
+"""Seconds until a slot is given up within which that is a risk: time to wake somebody up."""
 LOOK_AT_SOURCE = (
     "SELECT pid, usename, state, xact_start, left(query, 60) FROM pg_stat_activity"
     " WHERE backend_xid IS NOT NULL ORDER BY xact_start;"
@@ -77,7 +79,9 @@ def _find_source_troubles(status: Status) -> Iterator[Finding]:
         code, state = ("slot-lost", "lost") if slot else ("slot-missing", "missing")
         yield find(code, pipeline, f"{stopped}: the slot is {state}.", "cdc -p FILE register")
     elif slot:
-        yield from find_slot_risk(pipeline, slot.safe_wal_size, slot.retained_bytes)
+        yield from find_slot_risk(
+            pipeline, slot.safe_wal_size, slot.retained_bytes, status.slot_loss_s
+        )
     if status.definitions == "nothing":
         message = "Changes of table definitions aren't recorded: views may become wrong."
         yield find("definitions-unwatched", "cdc.ddl", message, "cdc -p FILE migrate")
@@ -108,15 +112,20 @@ def _find_connector_trouble(status: Status, stopped: str) -> Finding | None:
 
 
 def find_slot_risk(
-    pipeline: str, safe_bytes: int | None, retained_bytes: int | None
+    pipeline: str,
+    safe_bytes: int | None,
+    retained_bytes: int | None,
+    loss_s: float | None = None,
 ) -> Iterator[Finding]:
-    """Say when a slot keeps nearly as much log as max_slot_wal_keep_size lets it."""
+    """Say when a slot keeps nearly as much log as max_slot_wal_keep_size lets it, or will within two
+    hours. `loss_s`: seconds until then, where that can be told.
+    """
     if safe_bytes is None or retained_bytes is None:
         return
-    if safe_bytes < SAFE_SHARE * (safe_bytes + retained_bytes):
-        message = (
-            f"After {max(0, safe_bytes) >> 20} MiB more of log Postgres gives slot {pipeline} up."
-        )
+    is_full = safe_bytes < SAFE_SHARE * (safe_bytes + retained_bytes)
+    if is_full or (loss_s is not None and loss_s < SOON_S):
+        pace = "" if loss_s is None else f", in {duration(loss_s)} at the present pace,"
+        message = f"After {max(0, safe_bytes) >> 20} MiB more of log{pace} Postgres gives slot {pipeline} up."
         yield find("slot-at-risk", pipeline, message, LOOK_AT_SOURCE)
 
 
@@ -169,7 +178,9 @@ def _find_lag(status: Status, sink: SinkStatus) -> Iterator[Finding]:
         return
     message = f"Kafka -> {sink.name} is slow{_behind(sink)}, {STATES.get(sink.state, sink.state)}."
     hint = _start(status, sink)
-    if at_work:
+    if at_work and sink.catch_up_s is not None:
+        hint = f"nothing yet: at the present pace it has caught up in {duration(sink.catch_up_s)}"
+    elif at_work:
         hint = "if the lag doesn't shrink, run it with more cores (--master)"
     elif sink.state == UNKNOWN:
         hint += ", unless it runs already: its state couldn't be read"

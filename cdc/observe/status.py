@@ -93,6 +93,8 @@ class SinkStatus:
     restarted: str | None = None
     paused_by: str | None = None
     """Who paused the sink; None while nobody has."""
+    catch_up_s: float | None = None
+    """Seconds until all is applied that waits, see `cdc.observe.forecast`."""
 
     @property
     def lag_seconds(self) -> float | None:
@@ -132,6 +134,8 @@ class Status:
     """How changes of table definitions are noticed; None when that couldn't be read."""
     documents: DocumentsStatus | None = None
     """None also without views of several tables."""
+    slot_loss_s: float | None = None
+    """Seconds until Postgres gives the slot up, see `cdc.observe.forecast`."""
 
     def to_dict(self) -> dict[str, Any]:
         """The status as plain data, for JSON."""

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 import structlog
 
 from cdc.config.view_settings import STATE
+from cdc.control.operator import OPERATOR_VARIABLE
 from cdc.observe.status import Status
 from cdc.quarantine.log import QuarantinedRecord
 
@@ -197,6 +198,9 @@ class Actions:
                 )
             action = Action(next(self._numbers), request, who, address, time.time())
             environment = {key: text for key, text in os.environ.items() if key != TOKEN_VARIABLE}
+            # No process can be started with a NUL in its environment.
+            person = "".join(letter for letter in who if letter.isprintable())
+            environment[OPERATOR_VARIABLE] = f"{person} ({address})"
             # In a group of its own: Ctrl-C on this server's terminal is not meant for it.
             self._process = subprocess.Popen(
                 self.command(request),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 
@@ -22,15 +22,15 @@ from cdc.sink.rejection import DECODE, UNHOLDABLE, Rejected
 from cdc.sink.remedy import REPORTED
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame
-
-    Work = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
-    """What is done with the Arrow batches of a task."""
 
 COMMON_HINTS = {"broker": "nothing to do: it is tried again; is Kafka up?"}
 """Hints by kind of a failure that every sink has."""
 _decode = msgspec.json.Decoder(PartitionOutcome).decode
+In = TypeVar("In")
+"""Parts of what a task of Spark is handed."""
+Out = TypeVar("Out")
+"""Parts of what it hands back."""
 
 
 def run_on_executors(
@@ -123,15 +123,17 @@ def reported_error(kind: str, message: str, hints: Mapping[str, str], **where: o
     )
 
 
-def freeze_gc_after(work: Work) -> Work:
+def freeze_gc_after(
+    work: Callable[[Iterator[In]], Iterator[Out]],
+) -> Callable[[Iterable[In]], Iterator[Out]]:
     """Wrap a task's work so that modules are frozen after the first one.
 
     A Python worker takes many tasks, and Spark collects garbage after each, over everything that is
     loaded.
     """
 
-    def work_then_freeze(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        yield from work(batches)
+    def work_then_freeze(parts: Iterable[In]) -> Iterator[Out]:
+        yield from work(iter(parts))
         _freeze_gc(getattr(work, "func", work).__qualname__)
 
     return work_then_freeze

@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -27,14 +26,10 @@ from cdc.views.climb import climb
 from cdc.views.plan import StatePlan, View
 from cdc.views.state import State, Turn
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
 SLICE = 2000
 """Documents that are assembled and sent at once: a transaction."""
 ROUND_S = 1.0
 """Seconds after which a task sends no further slice: newer changes are applied first."""
-REPORT = "report binary"
 Write = Callable[[Sequence[Outgoing]], object]
 _writers: dict[tuple[str, str, str], TransactionalWriter] = {}
 """This process' writers, by broker, name and owner; executors keep them across tasks."""
@@ -68,11 +63,9 @@ class Emission:
     name: str
     turn: Turn
 
-    def run(self, batches: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
-        """Run as a task of Spark: any input, one row of `REPORT` out."""
-        import pyarrow as pa
-
-        for _ in batches:
+    def run(self, partition: Iterator[object]) -> Iterator[bytes]:
+        """Run as a task of Spark: any input, a `Report` as JSON out."""
+        for _ in partition:
             pass
         report, state = Report(), self.open_state()
         try:
@@ -83,7 +76,7 @@ class Emission:
             report.failure, report.message = "fenced", error.message
         except KafkaUnavailable as error:
             report.failure, report.message = "broker", error.message
-        yield pa.RecordBatch.from_arrays([pa.array([_encode(report)], "binary")], names=["report"])
+        yield _encode(report)
 
     def send(self, state: State, report: Report, write: Write) -> None:
         """Find and send dirty documents until there are none, or the round is over.

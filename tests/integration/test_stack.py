@@ -21,7 +21,7 @@ import redis
 from cdc.compose import ports, stack
 from cdc.compose.endpoints import Endpoints
 from cdc.compose.server_version import ServerVersion
-from cdc.compose.stack_state import StackState
+from cdc.compose.stack_state import StackState, known_endpoints
 from cdc.errors import StackError
 from tests.support.wait import wait_until
 
@@ -213,9 +213,9 @@ def test_down_leaves_no_process_and_frees_the_ports(state: Path, endpoints: Endp
     assert stack.down(state, progress=print) == []
 
 
-def test_server_that_dies_at_start_is_named_and_takes_the_others_down(
-    state: Path, endpoints: Endpoints
-) -> None:
+def test_server_that_dies_at_start_is_named_and_takes_the_others_down(state: Path) -> None:
+    """Without the fixture of the endpoints, for the servers are down since the test before."""
+    endpoints = known_endpoints(state)
     stack.down(state, progress=print)
     setting = state / "postgres" / "data" / "postgresql.auto.conf"
     good = setting.read_text()

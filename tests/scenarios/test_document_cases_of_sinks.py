@@ -49,7 +49,7 @@ def test_case_36_a_document_that_an_index_refuses_is_refused_there_alone(world: 
         "      customer: {table", f"{twice.strip(chr(10))}\n      customer: {{table", 1
     )
     world.file.write_text(text.replace("        order_by: [line]\n", "        limit: 10000\n", 1))
-    with world.process():
+    with world.running():
         compare(world)
         lines = NESTED // 2 + 1
         world.sql(
@@ -104,7 +104,7 @@ def test_case_37_no_document_lacks_a_row_that_was_there_at_the_beginning(world: 
 
     try:
         shop(world, begin)
-        with world.process():
+        with world.running():
             # The state has been loaded once a document is there; what is written from then on is
             # only a backlog, which a machine may take longer for than the writer.
             wait_until(lambda: _has_documents(world), 180, "the first document")
@@ -125,7 +125,7 @@ def test_case_44_a_sink_that_is_down_delays_no_other_and_case_45_a_new_one(
 ) -> None:
     shop(world)
     world.sql("INSERT INTO orders VALUES (700, NULL, now(), true)")
-    with world.process():
+    with world.running():
         applied(world, "cache", "order_docs")
     # A sink that is added later gets the documents from the beginning of their topic.
     folder = tmp_path / "late"
@@ -134,7 +134,7 @@ def test_case_44_a_sink_that_is_down_delays_no_other_and_case_45_a_new_one(
     entry = f'  late: {{type: redis, url: "{late.url}", prefix: late}}\n'
     text = world.file.read_text().replace("  warehouse: {type", f"{entry}  warehouse: {{type", 1)
     world.file.write_text(text.replace("to: [search, cache, ", "to: [late, search, cache, ", 1))
-    with world.process():
+    with world.running():
         applied(world, "late", "order_docs")
         with redis.Redis.from_url(late.url) as server:
             assert server.exists("late:view.order_docs:700")

@@ -34,7 +34,7 @@ def test_an_example(world: "World", name: str, expected: set[str], member: str, 
     world.sql((folder / "schema.sql").read_text())
     world.cdc("migrate")
     world.cdc("register")
-    with world.process():
+    with world.running():
         compare(world)
         world.sql((folder / "changes.sql").read_text())
         compare(world)

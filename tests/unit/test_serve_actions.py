@@ -9,6 +9,7 @@ from dataclasses import replace
 import pytest
 from structlog.testing import capture_logs
 
+from cdc.control.operator import current_operator
 from cdc.serve.actions import Actions, Refusal, Request, choose
 from tests.support import http
 from tests.support.page import Scene, control_state, good_status, serve_page
@@ -99,6 +100,16 @@ def test_an_action_is_logged_with_who_and_when_and_its_output_is_remembered() ->
     assert (begin["event"], begin["who"], begin["address"]) == ("action_started", "Ada", "10.0.0.9")
     assert begin["words"] == ["verify"]
     assert (end["event"], end["code"]) == ("action_ended", 8)
+
+
+def test_the_operation_log_names_who_asked() -> None:
+    code = "from cdc.control.operator import current_operator; print(current_operator())"
+    with actions(code) as started:
+        started.start(chosen(verb="verify"), "Ada\0", "10.0.0.9")
+        wait_until(ended(started), 20, "the action to end")
+        (line,) = started.history[-1].output
+    assert line.startswith("Ada (10.0.0.9) by ")
+    assert line.removeprefix("Ada (10.0.0.9) by ") == current_operator()
 
 
 def test_one_action_at_a_time_and_it_can_be_interrupted() -> None:

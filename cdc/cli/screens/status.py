@@ -170,7 +170,7 @@ def _hops(snapshot: Status) -> RenderableType:
         grid.add_row(
             "slot",
             "active" if slot.active else Text("not read", "red"),
-            f"{bytes_}, {slot.wal_status}",
+            f"{bytes_}, {slot.wal_status}{_slot_loss(snapshot)}",
         )
     else:
         grid.add_row("slot", Text(UNKNOWN if "source-unreachable" in unread else "missing", "red"))
@@ -199,11 +199,17 @@ def _hops(snapshot: Status) -> RenderableType:
     return grid
 
 
+def _slot_loss(snapshot: Status) -> str:
+    loss_s = snapshot.slot_loss_s
+    return "" if loss_s is None else f", given up in {duration(loss_s)} at this pace"
+
+
 def _activity(sink: SinkStatus) -> str:
     """Say what a sink's `cdc run` does: its rate and counts only while it is at work."""
     parts = [since_text(sink.since)]
     if sink.state in WORKING and sink.rows_per_s is not None:
         parts += [f"{sink.rows_per_s:,.0f} changes/s", _account(sink)]
+        parts += [f"caught up in {duration(sink.catch_up_s)}"] if sink.catch_up_s else []
         parts += [f"last restarted for: {sink.restarted}"] if sink.restarted else []
     return ", ".join(filter(None, parts))
 

@@ -1,0 +1,57 @@
+"""Forecasts from what is measured now: when a sink has caught up, when Postgres gives the slot up.
+
+Each assumes that things go on at the present pace. None where that pace isn't known, or leads nowhere.
+"""
+
+from collections.abc import Sequence
+
+from cdc.observe.run_log import LagSample
+from cdc.observe.status import HeartbeatStatus, ViewStatus
+from cdc.postgres.replication_slot import Slot
+
+WINDOW_S = 600.0
+"""How far back the pace of a sink is looked for: an older one says little of the next minutes."""
+LEAST_S = 60.0
+"""Seconds over which a pace can be told: a batch, or one large transaction, is no pace."""
+
+
+def catch_up_s(
+    samples: Sequence[LagSample], views: Sequence[ViewStatus], now: float
+) -> float | None:
+    """Return the seconds until a sink has applied all records that wait for it.
+
+    samples: its lag, oldest first. now: Unix seconds. None also where it has caught up, or falls
+    behind.
+    """
+    waiting = _waiting_records(views)
+    if not waiting:
+        return None
+    earlier = [
+        sample
+        for sample in samples
+        if LEAST_S <= now - sample.at <= WINDOW_S and sample.lag_records is not None
+    ]
+    if not earlier:
+        return None
+    first = earlier[0]
+    shrunk = (first.lag_records or 0) - waiting
+    return waiting * (now - first.at) / shrunk if shrunk > 0 else None
+
+
+def slot_loss_s(slot: Slot | None, heartbeat: HeartbeatStatus | None) -> float | None:
+    """Return the seconds until `max_slot_wal_keep_size` is reached, while nobody confirms anything.
+
+    With each heartbeat the connector confirms what it has read. So the log that isn't confirmed was
+    written since the last one, which tells the pace.
+    """
+    if slot is None or heartbeat is None or not heartbeat.late or heartbeat.age_s < LEAST_S:
+        return None
+    if slot.safe_wal_size is None or not slot.lag_bytes:
+        return None
+    return max(0, slot.safe_wal_size) * heartbeat.age_s / slot.lag_bytes
+
+
+def _waiting_records(views: Sequence[ViewStatus]) -> int | None:
+    """Return the records that wait for all views; None where one of them isn't known."""
+    lags = [view.lag_records for view in views]
+    return None if None in lags else sum(lag or 0 for lag in lags)

@@ -1,0 +1,101 @@
+"""What is foretold from the present pace, and when nothing is."""
+
+from dataclasses import replace
+
+import pytest
+
+from cdc.observe.diagnosis import diagnose, find_slot_risk
+from cdc.observe.forecast import catch_up_s, slot_loss_s
+from cdc.observe.run_log import LagSample
+from cdc.observe.status import HeartbeatStatus, SinkStatus, ViewStatus
+from cdc.postgres.replication_slot import Slot
+from tests.support.page import good_status
+
+NOW = 1_800_000_000.0
+SLOT = Slot(
+    False, None, "0/1", "0/1", "extended", 600_000, 900_000, 1_200_000, "pgoutput", "shop", None, None
+)  # fmt: skip
+STUCK = HeartbeatStatus(age_s=300.0, delay_s=0.1, interval_s=5.0)
+
+
+def views(*lags: int | None) -> list[ViewStatus]:
+    return [ViewStatus(f"public.t{number}", lag) for number, lag in enumerate(lags)]
+
+
+def sample(ago_s: float, records: int | None) -> LagSample:
+    return LagSample(NOW - ago_s, 1.0, records)
+
+
+@pytest.mark.parametrize(
+    ("samples", "lags", "expected"),
+    [
+        ([sample(300, 4_000)], (600, 400), 100.0),
+        ([sample(5_000, 9_000), sample(300, 4_000), sample(120, 2_000)], (1_000,), 100.0),
+        ([sample(300, 4_000)], (0, 0), None),
+        ([sample(300, 4_000)], (1_000, None), None),
+        ([sample(300, 1_000)], (1_000,), None),
+        ([sample(300, 500)], (1_000,), None),
+        ([sample(300, None), sample(200, 3_000)], (1_000,), 100.0),
+        ([sample(30, 4_000)], (1_000,), None),
+        ([sample(5_000, 4_000)], (1_000,), None),
+        ([], (1_000,), None),
+    ],
+    ids=[
+        "it shrinks",
+        "the last minutes count",
+        "caught up",
+        "unknown now",
+        "it stands still",
+        "it grows",
+        "unknown then",
+        "a moment is no pace",
+        "long ago",
+        "no sample",
+    ],
+)
+def test_when_a_sink_has_caught_up(
+    samples: list[LagSample], lags: tuple[int | None, ...], expected: float | None
+) -> None:
+    assert catch_up_s(samples, views(*lags), NOW) == expected
+
+
+def test_when_a_slot_is_given_up() -> None:
+    """600,000 bytes in 300 s: 1,200,000 more in 600 s."""
+    assert slot_loss_s(SLOT, STUCK) == 600.0
+    assert slot_loss_s(replace(SLOT, safe_wal_size=-1), STUCK) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("slot", "heartbeat"),
+    [
+        (None, STUCK),
+        (SLOT, None),
+        (replace(SLOT, safe_wal_size=None), STUCK),
+        (replace(SLOT, lag_bytes=0), STUCK),
+        (SLOT, replace(STUCK, age_s=2.0)),
+        (SLOT, replace(STUCK, age_s=30.0)),
+    ],
+    ids=["no slot", "no heartbeat", "no limit", "all confirmed", "it beats", "only just late"],
+)
+def test_nothing_is_said_of_a_slot(slot: Slot | None, heartbeat: HeartbeatStatus | None) -> None:
+    assert slot_loss_s(slot, heartbeat) is None
+
+
+def test_a_slot_that_is_given_up_soon_is_a_risk_while_there_is_room() -> None:
+    assert list(find_slot_risk("shop", 9_000, 1_000)) == []
+    assert list(find_slot_risk("shop", 9_000, 1_000, 100_000.0)) == []
+    (finding,) = find_slot_risk("shop", 900 << 20, 100 << 20, 1_200.0)
+    assert finding.code == "slot-at-risk"
+    assert "After 900 MiB more of log, in 20 min at the present pace, Postgres" in finding.message
+
+
+def test_a_sink_that_catches_up_needs_nobody() -> None:
+    late = ViewStatus("public.orders", 1_000, 90.0)
+    sink = SinkStatus("cache", "running", views=(late,))
+    hints = []
+    for forecast in (None, 240.0):
+        status = replace(good_status(), sinks=(replace(sink, catch_up_s=forecast),), findings=())
+        (finding,) = [f for f in diagnose(status).findings if f.code == "sink-behind"]
+        hints.append(finding.fix)
+    assert hints[0] == "if the lag doesn't shrink, run it with more cores (--master)"
+    assert hints[1] == "nothing yet: at the present pace it has caught up in 4 min"
