@@ -1,6 +1,11 @@
-"""Failures of a write to a warehouse: no space or no permission, or another writer's commit."""
+"""Failures of a warehouse: it can't be read, has no space or gives no permission; another writer's
+commit.
+"""
 
+import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from cdc.errors import SinkUnavailable
 
@@ -23,6 +28,36 @@ def write_failure(folder: str, error: Exception) -> SinkUnavailable:
     reason = os_error_text(error) or type(error).__name__
     return SinkUnavailable(
         f"The warehouse folder {folder} can't be written: {reason}.", hint=WRITE_HINT
+    )
+
+
+@contextmanager
+def reading(folder: str) -> Iterator[None]:
+    """Raise SinkUnavailable where the block can't read a table for what the system says."""
+    try:
+        yield
+    except OSError as error:
+        raise _read_failure(folder, os_error_text(error) or type(error).__name__) from None
+
+
+def require_absent(folder: str) -> None:
+    """Make sure that there is no table where none was seen: the library says the same of a folder
+    that it can't read. Raises SinkUnavailable; asks the file system of this machine only.
+    """
+    if "://" in folder:
+        return
+    try:
+        os.listdir(os.path.join(folder, "_delta_log"))
+    except FileNotFoundError:
+        return
+    except OSError as error:
+        raise _read_failure(folder, error.strerror or type(error).__name__) from None
+
+
+def _read_failure(folder: str, reason: str) -> SinkUnavailable:
+    return SinkUnavailable(
+        f"The warehouse folder {folder} can't be read: {reason}.",
+        hint="see whether it is mounted, and who may read it; it is tried again",
     )
 
 

@@ -12,7 +12,12 @@ from typing import TYPE_CHECKING, Any
 import deltalake
 
 from cdc.model.position import ViewCheckpoint
-from cdc.sinks.delta.files.failures import commit_conflict, is_commit_conflict
+from cdc.sinks.delta.files.failures import (
+    commit_conflict,
+    is_commit_conflict,
+    reading,
+    require_absent,
+)
 from cdc.sinks.delta.log import history
 from cdc.sinks.delta.log.history import Commit, Standing
 
@@ -87,7 +92,8 @@ class Commits:
         until nothing came in between.
         """
         while table := self.table(folder):
-            version, commits = table.version(), table.history(depth)
+            with reading(folder):
+                version, commits = table.version(), table.history(depth)
             if self.table(folder) is table and table.version() == version:
                 return commits
         return []
@@ -97,17 +103,23 @@ class Commits:
         return self._tables.get(folder)
 
     def table(self, folder: str) -> deltalake.DeltaTable | None:
-        """Return the table in its newest version; None where there is no table."""
+        """Return the table in its newest version; None where there is no table.
+
+        Raises SinkUnavailable where that can't be read.
+        """
         if folder in self._tables:
             try:
-                self._tables[folder].update_incremental()
+                with reading(folder):
+                    self._tables[folder].update_incremental()
                 return self._tables[folder]
             except deltalake.exceptions.DeltaError:
                 # Its log has been removed, or removed and created again.
                 self._tables.pop(folder)
         try:
-            self._tables[folder] = deltalake.DeltaTable(folder)
+            with reading(folder):
+                self._tables[folder] = deltalake.DeltaTable(folder)
         except deltalake.exceptions.TableNotFoundError:
+            require_absent(folder)
             return None
         return self._tables[folder]
 
