@@ -1,6 +1,5 @@
-"""Looks at a pipeline again and again for its notifier, in a thread of its own.
-
-A message may be tried again for a minute, so whoever serves or applies doesn't wait for it.
+"""Tells of what others have seen, in a thread of its own: a message may be tried again for a minute,
+and whoever looks doesn't wait for it.
 """
 
 import threading
@@ -12,46 +11,52 @@ from cdc.model.finding import Finding
 from cdc.model.trace import kind, trace
 from cdc.notify.notifier import Notifier
 
-LOOK_S = 15.0
-"""Seconds between two looks."""
 END_S = 8.0
-"""Seconds that a look has to end: longer than one takes while a server hangs."""
+"""Seconds for what is under way at the end."""
 log = structlog.get_logger()
 
 
 class NotifyLoop:
-    """Tells of trouble from its making until `close`."""
+    """Tells of findings from its making until `close`."""
 
-    def __init__(
-        self,
-        notifier: Callable[[], Notifier],
-        collect: Callable[[], Iterable[Finding]],
-        pause_s: float = LOOK_S,
-    ) -> None:
-        """`notifier` makes one, and is tried again until it can; `collect` asks all servers. Both are
-        called in the loop's thread only.
-        """
-        self._make, self._collect, self._pause_s = notifier, collect, pause_s
+    def __init__(self, notifier: Callable[[], Notifier]) -> None:
+        """`notifier` makes one, in the loop's thread, and is tried again until it can."""
+        self._make = notifier
         self._notifier: Notifier | None = None
-        self._closed = threading.Event()
+        self._findings: tuple[Finding, ...] = ()
+        self._news, self._closing = threading.Event(), False
         self._thread = threading.Thread(target=self._work, name="notify", daemon=True)
         self._thread.start()
 
-    def close(self) -> None:
-        """Look no more, once what is under way has ended: a program that ends while a client's
-        native code is at work may crash. A message that is tried again isn't waited for.
+    def take(self, findings: Iterable[Finding]) -> None:
+        """Take the findings of a look; returns at once. While a message is under way only those of
+        the newest look wait.
         """
-        self._closed.set()
+        self._findings = tuple(findings)
+        self._news.set()
+
+    def close(self) -> None:
+        """End, once what is under way has ended: a program that ends while a client's native code
+        is at work may crash. A message that is tried again isn't waited for.
+        """
+        self._closing = True
+        self._news.set()
         self._thread.join(END_S)
 
     def _work(self) -> None:
-        while not self._closed.is_set():
-            try:
-                if self._notifier is None:
-                    self._notifier = self._make()
-                self._notifier.notify(self._collect())
-            except Exception as error:
-                log.warning("pipeline_not_looked_at", error=kind(error), exception=trace(error))
-            self._closed.wait(self._pause_s)
+        while True:
+            self._news.wait()
+            self._news.clear()
+            if self._closing:
+                break
+            self._tell()
         if self._notifier is not None:
             self._notifier.close()
+
+    def _tell(self) -> None:
+        try:
+            if self._notifier is None:
+                self._notifier = self._make()
+            self._notifier.notify(self._findings)
+        except Exception as error:
+            log.warning("findings_not_told", error=kind(error), exception=trace(error))

@@ -27,6 +27,8 @@ from cdc.notify.incident_log import IncidentLog
 from cdc.notify.incidents import QUIET_S, Incident, Phase, Watch, sees_all
 
 Origin = Literal["status", "verify"]
+LOG_AWAY = "kafka-unreachable"
+"""The code of a look that couldn't ask the broker, which has the log of incidents."""
 log = structlog.get_logger()
 
 
@@ -70,7 +72,9 @@ class Notifier:
         """
         current, now = list(findings), time.time()
         can_judge = sees_all(current)
-        incidents = self._read()
+        # To ask a broker that hangs for the log as well would take as long again.
+        is_away = any(finding.code == LOG_AWAY for finding in current)
+        incidents = None if is_away else self._read()
         for entry, watch in self._watches:
             claims = watch.claims(
                 current, self._incidents, now, lambda incident: can_judge and judged(incident)

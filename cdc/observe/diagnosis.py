@@ -96,7 +96,9 @@ def _find_source_troubles(status: Status) -> Iterator[Finding]:
         message = f"Table definitions haven't been compared for {min(ages):.0f} s: changes of them aren't recorded."
         hint = "look for definitions_not_compared in the log of cdc run: it gives the reason"
         yield find("definitions-uncompared", "cdc.ddl", message, hint)
-    if not (connector_trouble or slot_away or "kafka-unreachable" in unread):
+    # With Postgres or Kafka away no heartbeat can come: that is said already.
+    silent = {"source-unreachable", "kafka-unreachable"} & unread
+    if not (connector_trouble or slot_away or silent):
         yield from _find_heartbeat_trouble(status)
 
 

@@ -3,12 +3,15 @@
 Series are bounded: of the views of a sink only the worst are shown. What isn't known has none.
 """
 
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from importlib.metadata import version
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 
 from cdc.model.finding import Finding
+from cdc.model.generation import generation_time
+from cdc.observe.sampler import Sampler
 from cdc.observe.status import SinkStatus, Status, ViewStatus
 
 VIEWS = 50
@@ -22,10 +25,20 @@ def build_info() -> Metric:
     return build
 
 
+def metrics_of_looks(looks: Sampler[Status]) -> Iterator[Metric]:
+    """Yield every metric of what was last seen, and how old that is."""
+    yield from _gauge("cdc_look_up", "1 while looks succeed.", float(looks.trouble is None))
+    if looks.sample:
+        age_s = time.time() - looks.sample.taken_at
+        yield from _gauge("cdc_look_age_seconds", "Since the last look.", age_s)
+        yield from metrics_of(looks.sample.value)
+
+
 def metrics_of(status: Status) -> Iterator[Metric]:
     """Yield every metric of a diagnosed status."""
     yield from _of_pipeline(status)
     yield from _of_views(status)
+    yield from _of_builds(status.sinks)
 
 
 def _gauge(name: str, text: str, value: float | None) -> Iterator[Metric]:
@@ -54,6 +67,9 @@ def _of_pipeline(status: Status) -> Iterator[Metric]:
         )
         yield from _gauge(
             "cdc_heartbeat_delay_seconds", "From its commit to Kafka.", heartbeat.delay_s
+        )
+        yield from _gauge(
+            "cdc_heartbeat_interval_seconds", "Between two heartbeats.", heartbeat.interval_s
         )
     yield _of_findings(status.findings)
 
@@ -89,7 +105,17 @@ def _of_views(status: Status) -> Iterator[Metric]:
     quarantined = GaugeMetricFamily(
         "cdc_quarantined_records", "Records in quarantine.", labels=["sink"]
     )
+    paused = GaugeMetricFamily(
+        "cdc_sink_paused", "1 while somebody has paused the sink.", labels=["sink"]
+    )
+    begun = GaugeMetricFamily(
+        "cdc_view_generation_timestamp_seconds",
+        "When the build of the live generation began, Unix time; the worst views only, and none for"
+        " a first generation.",
+        labels=["sink", "table"],
+    )
     for sink in status.sinks:
+        paused.add_metric([sink.name], float(sink.paused_by is not None))
         if sink.lag_seconds is not None:
             sinks.add_metric([sink.name], sink.lag_seconds)
         # Without Kafka neither is known.
@@ -100,7 +126,24 @@ def _of_views(status: Status) -> Iterator[Metric]:
                 seconds.add_metric([sink.name, view.table], view.lag_seconds)
             if view.lag_records is not None:
                 records.add_metric([sink.name, view.table], view.lag_records)
-    yield from (sinks, seconds, records, quarantined)
+            if view.generation:
+                begun.add_metric([sink.name, view.table], generation_time(view.generation))
+    yield from (paused, sinks, seconds, records, quarantined, begun)
+
+
+def _of_builds(sinks: Iterable[SinkStatus]) -> Iterator[Metric]:
+    """Yield how far rebuilds and rollbacks are that aren't complete."""
+    labels = ["sink", "phase"]
+    up = GaugeMetricFamily("cdc_rebuild_up", "1 while its command is alive.", labels=labels)
+    done = GaugeMetricFamily("cdc_rebuild_done_records", "Records replayed.", labels=labels)
+    total = GaugeMetricFamily("cdc_rebuild_total_records", "Records to replay.", labels=labels)
+    for sink in sinks:
+        if build := sink.build:
+            place = [sink.name, build.phase]
+            up.add_metric(place, float(build.at_work))
+            done.add_metric(place, build.done)
+            total.add_metric(place, build.total)
+    yield from (up, done, total)
 
 
 def _worst(sink: SinkStatus) -> Sequence[ViewStatus]:

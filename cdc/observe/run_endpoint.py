@@ -1,7 +1,7 @@
 """The endpoint of `cdc run`: /metrics for Prometheus, /livez and /readyz for a supervisor.
 
-In:  the progress of every sink, at each tick of the run; a status of the whole pipeline, now and
-     then. Out: HTTP answers, from a thread of its own.
+In:  the progress of every sink, at each tick of the run; looks at the whole pipeline. Out: HTTP
+     answers, from a thread of its own.
 Invariant: a request asks no server; it shows what was last published.
 """
 
@@ -12,23 +12,18 @@ from socketserver import ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
-import structlog
 from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from cdc.apply.progress import Progress, RunState
 from cdc.errors import SettingsError
-from cdc.model.trace import kind, trace
-from cdc.observe.pipeline_metrics import build_info, metrics_of
+from cdc.observe.pipeline_metrics import build_info, metrics_of_looks
+from cdc.observe.sampler import Sampler
 from cdc.observe.status import Status
 
 TICKING_S = 30.0
 """Seconds without a tick after which a run counts as hung."""
-LOOK_S = 15.0
-"""Seconds between two looks at the whole pipeline."""
-END_S = 8.0
-"""Seconds that a look has to end: longer than one takes while a server hangs."""
 OUTCOMES = {
     "applied": "rows",
     "folded": "folded",
@@ -37,24 +32,21 @@ OUTCOMES = {
 }
 """Labels by field of `Applied`."""
 Answer = tuple[bool, str]
-log = structlog.get_logger()
 
 
 class PublishedState(Collector):
     """What was last published, as Prometheus reads it. Any thread may publish."""
 
-    def __init__(self, spark_lives: Callable[[], bool]) -> None:
-        self._spark_lives = spark_lives
+    def __init__(self, looks: Sampler[Status], spark_lives: Callable[[], bool]) -> None:
+        self._looks, self._spark_lives = looks, spark_lives
         self.progress: tuple[Progress, ...] = ()
-        self.status: Status | None = None
         self.ticked_at = time.monotonic()
 
     def collect(self) -> Iterator[Metric]:
         """Yield every metric. Called by each scrape."""
         yield build_info()
         yield from self._of_run()
-        if self.status is not None:
-            yield from metrics_of(self.status)
+        yield from metrics_of_looks(self._looks)
 
     def _of_run(self) -> Iterator[Metric]:
         state = GaugeMetricFamily(
@@ -65,8 +57,18 @@ class PublishedState(Collector):
             "Records since the run began, by what became of them.",
             labels=["sink", "outcome"],
         )
+        of_tables = CounterMetricFamily(
+            "cdc_table_records",
+            "The same by table, of the first tables that change; the others are counted as one.",
+            labels=["sink", "table", "outcome"],
+        )
         batches = CounterMetricFamily(
             "cdc_batches", "Batches applied since the run began.", labels=["sink"]
+        )
+        phases = CounterMetricFamily(
+            "cdc_batch_phase_seconds",
+            "Seconds since the run began by what a batch's time goes to.",
+            labels=["sink", "phase"],
         )
         restarts = CounterMetricFamily(
             "cdc_restarts",
@@ -84,12 +86,17 @@ class PublishedState(Collector):
             state.add_metric([progress.sink], float(good))
             for outcome, field in OUTCOMES.items():
                 records.add_metric([progress.sink, outcome], getattr(progress.applied, field))
+                for table, applied in progress.tables.items():
+                    labels = [progress.sink, table, outcome]
+                    of_tables.add_metric(labels, getattr(applied, field))
             batches.add_metric([progress.sink], progress.batches)
+            for phase, seconds in progress.phases_s.items():
+                phases.add_metric([progress.sink, phase], seconds)
             for reason, count in progress.restarts.items():
                 restarts.add_metric([progress.sink, reason], count)
             waiting.add_metric([progress.sink], len(progress.aside))
             silence.add_metric([progress.sink], progress.looked_s)
-        yield from (state, records, batches, restarts, waiting, silence)
+        yield from (state, records, of_tables, batches, phases, restarts, waiting, silence)
 
     def live(self) -> Answer:
         """Say whether the loop of the run ticks, and Spark's process lives."""
@@ -119,17 +126,16 @@ class RunEndpoint:
     def __init__(
         self,
         port: int,
-        diagnose: Callable[[], Status],
+        looks: Sampler[Status],
         spark_lives: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Begin to serve on 127.0.0.1. `diagnose` asks for the pipeline's status; it is called every
-        LOOK_S seconds in a thread of its own. `spark_lives` is called by each probe.
+        """Begin to serve on 127.0.0.1. `looks`: those at the whole pipeline, which others start and
+        end. `spark_lives` is called by each probe.
 
         Raises:
             SettingsError: the port is taken.
         """
-        self._state, self._diagnose = PublishedState(spark_lives), diagnose
-        self._closed = threading.Event()
+        self._state = PublishedState(looks, spark_lives)
         registry = CollectorRegistry()
         registry.register(self._state)
         self._metrics = make_wsgi_app(registry)
@@ -142,12 +148,8 @@ class RunEndpoint:
                 f"Port {port} is taken: {error.strerror}.",
                 hint="choose another port: --metrics PORT",
             ) from error
-        self._threads = [
-            threading.Thread(target=work, daemon=True)
-            for work in (self._server.serve_forever, self._look_repeatedly)
-        ]
-        for thread in self._threads:
-            thread.start()
+        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
+        self._thread.start()
 
     @property
     def port(self) -> int:
@@ -160,22 +162,10 @@ class RunEndpoint:
         self._state.ticked_at = time.monotonic()
 
     def close(self) -> None:
-        """Stop serving, once a look that is under way has ended: a program that ends while a
-        client's native code is at work may crash.
-        """
-        self._closed.set()
+        """Stop serving."""
         self._server.shutdown()
         self._server.server_close()
-        for thread in self._threads:
-            thread.join(END_S)
-
-    def _look_repeatedly(self) -> None:
-        while not self._closed.is_set():
-            try:
-                self._state.status = self._diagnose()
-            except Exception as error:
-                log.warning("pipeline_not_looked_at", error=kind(error), exception=trace(error))
-            self._closed.wait(LOOK_S)
+        self._thread.join()
 
     def _answer(self, environment: dict[str, Any], respond: Callable[..., Any]) -> Iterable[bytes]:
         path = environment.get("PATH_INFO", "")

@@ -48,7 +48,8 @@ def read_topics(
         names = {table.topic: None for of_sink in tables.values() for table in of_sink}
         continuity = Continuity(pipeline, topics).read(list(names))
         ends = {topic: topic_log.end for topic, topic_log in continuity.logs.items()}
-        beat = last_heartbeat(topics, pipeline)
+        # The time of what was read: a broker that hangs from here on makes no heartbeat older.
+        beat, looked_at = last_heartbeat(topics, pipeline), time.time()
         quarantined = Counter(
             (record.entry.sink, record.entry.topic)
             for record in QuarantineLog(topics, pipeline).read()
@@ -78,7 +79,7 @@ def read_topics(
         }
     heartbeat = None
     if beat:
-        age = max(0.0, time.time() - beat.arrived_ms / 1000)
+        age = max(0.0, looked_at - beat.arrived_ms / 1000)
         heartbeat = HeartbeatStatus(round(age, 3), beat.delay_s, pipeline.source.heartbeat_s)
     return TopicReport(heartbeat, views, tuple(_lowered(continuity.ledger)))
 

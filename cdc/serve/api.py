@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 
 from cdc.observe.diagnosis import document
+from cdc.observe.sampler import Sampler
 from cdc.observe.status import Status
 from cdc.serve.action_pages import start_requested
 from cdc.serve.actions import Action
@@ -21,7 +22,6 @@ from cdc.serve.dashboard import Dashboard
 from cdc.serve.figures import metrics_text
 from cdc.serve.looks.control_state import ControlState
 from cdc.serve.looks.lag_history import SPANS
-from cdc.serve.looks.sampler import Sampler
 
 POLL_S, SILENCE_S = 0.25, 15.0
 """Seconds between two looks for something new, and after which an empty event is sent."""

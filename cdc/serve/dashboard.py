@@ -5,11 +5,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from cdc.observe.sampler import SILENT_S, Sample, Sampler
 from cdc.observe.status import Status
 from cdc.serve.actions import Actions
 from cdc.serve.looks.control_state import ControlState
 from cdc.serve.looks.lag_history import LagHistory, LagSample, sample_of
-from cdc.serve.looks.sampler import SILENT_S, Sample, Sampler
 
 END_S = 8.0
 """Seconds that looks have to end: longer than one takes while a server hangs."""
@@ -34,10 +34,12 @@ class Dashboard:
         collectors: Collectors,
         actions: Actions | None = None,
         complete: Callable[[str], str] = lambda text: text,
+        tell: Callable[[Status], object] = lambda _: None,
     ) -> None:
         """`complete` completes the commands in a text, so that they can be pasted. `actions` None:
-        the page only shows.
+        the page only shows. `tell` gets the status of each look.
         """
+        self._tell = tell
         self.pipeline, self.actions, self.complete = pipeline, actions, complete
         self.history = LagHistory()
         self.status: Sampler[Status] = Sampler("the servers", collectors.status, self._note)
@@ -81,6 +83,7 @@ class Dashboard:
 
     def _note(self, sample: Sample[Status]) -> None:
         self.history.add(sample_of(sample.value, sample.taken_at))
+        self._tell(sample.value)
 
     def _note_stored(self, sample: Sample[ControlState]) -> None:
         """Take over what runs measured before this page began."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from unittest.mock import patch
 
 from cdc.model.finding import Finding
+from cdc.observe import sampler
 from cdc.observe.diagnosis import diagnose
 from cdc.observe.status import (
     ConnectorStatus,
@@ -25,7 +26,6 @@ from cdc.serve.access.sessions import Sessions
 from cdc.serve.actions import Actions
 from cdc.serve.app import make_app
 from cdc.serve.dashboard import Collectors, Dashboard
-from cdc.serve.looks import sampler
 from cdc.serve.looks.control_state import BuildProgress, ControlState, RetainedGeneration
 from cdc.serve.looks.lag_history import LagSample
 from cdc.serve.server import PageServer

@@ -16,9 +16,9 @@ import pytest
 from cdc.errors import KafkaUnavailable, SettingsError
 from cdc.model.finding import find
 from cdc.model.finding_codes import CODES
+from cdc.observe import sampler as sampling
 from cdc.observe.run_log import LagSample
-from cdc.serve.looks import sampler as sampling
-from cdc.serve.looks.sampler import Sampler
+from cdc.observe.sampler import Sampler
 from cdc.serve.runbooks import runbook
 from docs.generate import FOLDER
 from tests.support import http
@@ -214,7 +214,7 @@ def test_metrics_and_probes(page: ServedPage) -> None:
 def test_a_look_that_hangs_is_loud_and_not_alive(
     page: ServedPage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cdc.serve.looks.sampler.LATE_S", 0.0)
+    monkeypatch.setattr("cdc.observe.sampler.LATE_S", 0.0)
     monkeypatch.setattr("cdc.serve.dashboard.SILENT_S", 0.0)
     assert http.get(f"{page.url}/livez").status_code == 503
     assert "hasn&#39;t ended for" in text_of(page, "/")

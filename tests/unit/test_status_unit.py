@@ -356,6 +356,14 @@ def test_a_heartbeat_within_its_interval_is_not_late() -> None:
     assert HeartbeatStatus(7.1, 0.0, 2.0).late
 
 
+@pytest.mark.parametrize("code", ["source-unreachable", "kafka-unreachable"])
+def test_a_heartbeat_that_cannot_come_blames_no_other_hop(code: str) -> None:
+    late = replace(GOOD, heartbeat=HeartbeatStatus(60, 0.1, 2))
+    assert [finding.code for finding in diagnose(late).findings] == ["heartbeat-late"]
+    away = replace(late, findings=(trouble(code, "Away."),))
+    assert [finding.code for finding in diagnose(away).findings] == [code]
+
+
 def test_a_status_is_one_json_document() -> None:
     assert json.loads(json.dumps(GOOD.to_dict()))["sinks"][0]["views"][0]["lag_records"] == 0
 

@@ -1,6 +1,9 @@
 """Wires one look at every hop: `cdc status` shows it, `cdc run` and `cdc serve` repeat it."""
 
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -8,7 +11,11 @@ from cdc.config.view_settings import STATE
 from cdc.runtime.context import Context
 
 if TYPE_CHECKING:
+    from cdc.observe.sampler import Sampler
     from cdc.observe.status import Status
+
+END_S = 8.0
+"""Seconds that a look has to end: longer than one takes while a server hangs."""
 
 
 def check_health(context: Context) -> "Status":
@@ -23,14 +30,31 @@ def check_health(context: Context) -> "Status":
     readers: Positions = {sink.name: partial(positions, sink) for sink in sinks}
     if pipeline.views:
         readers = {**readers, STATE: documents_reader(pipeline)}
-    try:
-        collected = collect(
-            pipeline,
-            positions=readers,
-            sizes=sizes_reader(pipeline) if pipeline.views else None,
-            started=started,
-        )
-    finally:
-        for sink in sinks:
-            sink.close()
+    # The sinks aren't closed: connections belong to the process, and a stream of the same process may
+    # be waiting for an answer at this moment.
+    collected = collect(
+        pipeline,
+        positions=readers,
+        sizes=sizes_reader(pipeline) if pipeline.views else None,
+        started=started,
+    )
     return diagnose(collected)
+
+
+@contextmanager
+def checking_health(
+    context: Context, tell: "Callable[[Status], object]"
+) -> Iterator["Sampler[Status]"]:
+    """Look again and again while the block runs, and tell each status."""
+    from cdc.observe.sampler import Sampler
+
+    # A context of its own for each look: tables come and go.
+    looks = Sampler(
+        "the servers", lambda: check_health(replace(context)), lambda sample: tell(sample.value)
+    )
+    looks.start()
+    try:
+        yield looks
+    finally:
+        looks.close()
+        looks.join(END_S)

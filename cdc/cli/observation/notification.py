@@ -1,37 +1,36 @@
 """Wires notifications: for verbs that run until they are stopped, and for what a comparison found."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from cdc.cli.console import call
-from cdc.cli.observation.health import check_health
 from cdc.runtime.context import Context
 
 if TYPE_CHECKING:
     from cdc.model.finding import Finding
+    from cdc.observe.status import Status
     from cdc.verify.comparison import Comparison
+
+    Tell = Callable[[Status], object]
 
 
 @contextmanager
-def notifying(context: Context) -> Iterator[None]:
-    """Tell the addresses of the file of trouble while the block runs."""
+def notifying(context: Context) -> Iterator["Tell | None"]:
+    """Give a function that takes the status of each look, and tells the addresses of the file of
+    trouble while the block runs; None where nobody is to be told.
+    """
     from cdc.notify.loop import NotifyLoop
     from cdc.notify.notifier import Notifier
 
-    def findings() -> "list[Finding]":
-        # A context of its own for each look: tables come and go.
-        status = check_health(replace(context))
-        return [_completed(finding) for finding in status.findings]
-
     pipeline = context.load()
     if not pipeline.notify:
-        yield
+        yield None
         return
-    loop = NotifyLoop(lambda: Notifier(pipeline, "status"), findings)
+    loop = NotifyLoop(lambda: Notifier(pipeline, "status"))
     try:
-        yield
+        yield lambda status: loop.take(_completed(finding) for finding in status.findings)
     finally:
         loop.close()
 

@@ -13,6 +13,7 @@ from cdc.cli.observation.health import check_health
 from cdc.cli.observation.notification import notifying
 
 if TYPE_CHECKING:
+    from cdc.cli.observation.notification import Tell
     from cdc.runtime.context import Context
     from cdc.serve.dashboard import Dashboard
 
@@ -55,15 +56,15 @@ def serve(
     from cdc.serve.server import PageServer
 
     access = read_access(address, name or [], token_file, os.environ)
-    dashboard = _dashboard(context.obj, allow_actions)
-    app = make_app(dashboard, Sessions(access.token), access.hosts)
-    server = PageServer(app, dashboard, access.address, port)
-    say(f"serving {server.url}{'' if access.token is None else ', with the token'}")
-    with notifying(context.obj):
+    with notifying(context.obj) as tell:
+        dashboard = _dashboard(context.obj, tell, allow_actions=allow_actions)
+        app = make_app(dashboard, Sessions(access.token), access.hosts)
+        server = PageServer(app, dashboard, access.address, port)
+        say(f"serving {server.url}{'' if access.token is None else ', with the token'}")
         server.run()
 
 
-def _dashboard(context: "Context", allow_actions: bool) -> "Dashboard":
+def _dashboard(context: "Context", tell: "Tell | None", *, allow_actions: bool) -> "Dashboard":
     from cdc.config import settings
     from cdc.serve.actions import Actions
     from cdc.serve.dashboard import Collectors, Dashboard
@@ -78,4 +79,5 @@ def _dashboard(context: "Context", allow_actions: bool) -> "Dashboard":
         Collectors(lambda: check_health(replace(context)), reader.read),
         Actions(program) if allow_actions else None,
         call.complete_commands,
+        tell or (lambda _: None),
     )

@@ -17,9 +17,10 @@ from cdc.errors import CdcError
 from cdc.model.trace import kind, trace
 
 T = TypeVar("T")
-PAUSE_S, IDLE_PAUSE_S = 1.0, 10.0
+PAUSE_S, IDLE_PAUSE_S = 1.0, 4.0
 """Seconds between two looks, at least, while somebody watches and while nobody does. A look that
-takes longer is followed by as long a pause.
+takes longer is followed by as long a pause. A server that hangs costs a look 4 s, so that within
+10 s everybody who shows a trouble shows the same.
 """
 LATE_S, SILENT_S = 20.0, 30.0
 """Seconds without an end of a look after which what was seen is called old, and after which the
@@ -106,7 +107,7 @@ class Sampler(Generic[T]):
         if self.failure or self.silent_s < LATE_S:
             return self.failure
         message = f"The look at {self.name} hasn't ended for {self.silent_s:.0f} s."
-        return Failure(message, "restart cdc serve", time.time() - self.silent_s)
+        return Failure(message, "restart this program", time.time() - self.silent_s)
 
     def _work(self) -> None:
         while not self._closed.is_set():
@@ -123,11 +124,12 @@ class Sampler(Generic[T]):
 
     def _pause(self, took_s: float) -> None:
         """Wait until the next look; a watcher who comes meanwhile shortens it."""
-        self._closed.wait(max(PAUSE_S, took_s))
+        pause_s = max(PAUSE_S, took_s)
+        self._closed.wait(pause_s)
         if not self._watchers:
             self._wakes.clear()
             if not self._watchers:
-                self._wakes.wait(IDLE_PAUSE_S - PAUSE_S)
+                self._wakes.wait(max(0.0, IDLE_PAUSE_S - pause_s))
 
     def _failure(self, error: Exception) -> Failure:
         """Describe an error; without a class of its own only its kind is shown, its trace is
@@ -139,4 +141,4 @@ class Sampler(Generic[T]):
         if self.failure is None:
             log.error("look_failed", part=self.name, error=kind(error), exception=trace(error))
         message = f"The look at {self.name} has failed: {kind(error)}."
-        return Failure(message, "look for look_failed in the log of cdc serve", since)
+        return Failure(message, "look for look_failed in the log of this program", since)
