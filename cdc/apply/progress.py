@@ -1,12 +1,14 @@
 """The progress of a sink's stream as its owner publishes it: an immutable snapshot that any thread
-may read.
+may read; and the account that a stream keeps for it.
 """
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
+from typing import Literal
 
 from cdc.model.outcome import Applied
 
@@ -49,6 +51,10 @@ class Progress:
     compared_s: float | None = None
     """Seconds since its run compared table definitions; None if unknown."""
     batches: int = 0
+    tables: Mapping[str, Applied] = field(default_factory=dict)
+    """The same as `applied` by table, for as many as `Account` counts apart."""
+    phases_s: Mapping[str, float] = field(default_factory=dict)
+    """Seconds since the run began by phase of a batch, see `Phase`."""
     aside: dict[str, list[str]] = field(default_factory=dict)
     """Tables that wait for a command, by name: the problem, and the hint."""
     error: str | None = None
@@ -77,3 +83,58 @@ class Progress:
             if behind and self.lag_seconds is not None
             else self.lag_seconds,
         )
+
+
+Phase = Literal["observe", "apply", "settle", "documents"]
+"""What a batch's time goes to: looking at the control topics before it; the sink's work, with Spark
+reading and decoding; the quarantine after it; documents besides it.
+"""
+TABLES = 50
+OTHERS = "other"
+"""Most tables with numbers of their own, and the name under which the others are counted. Tables'
+names have a dot.
+"""
+
+
+class Account:
+    """Counts what a stream does since its run began. One thread writes; what it returns may be read
+    by any.
+
+    Bounded, whatever the number of tables: the first ones that change have numbers of their own for
+    as long as the run lasts, and all others share one. So a number never goes down, as counters must
+    not.
+    """
+
+    def __init__(self) -> None:
+        self._tables: dict[str, Applied] = {}
+        self._seconds: dict[str, float] = {}
+
+    def count(self, table: str, applied: Applied) -> None:
+        """Count what became of a table's records in a batch. A batch without any is no change."""
+        if not applied.read:
+            return
+        name = table if table in self._tables or len(self._own) < TABLES else OTHERS
+        self._tables.setdefault(name, Applied()).add(applied)
+
+    @contextmanager
+    def measured(self, phase: Phase) -> Iterator[None]:
+        """Count the time that the block takes, whether or not it fails."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self._seconds[phase] = self._seconds.get(phase, 0.0) + time.monotonic() - began
+
+    @property
+    def by_table(self) -> Mapping[str, Applied]:
+        """A copy of the counts."""
+        return {name: replace(count) for name, count in self._tables.items()}
+
+    @property
+    def seconds(self) -> Mapping[str, float]:
+        """A copy of the seconds by phase."""
+        return dict(self._seconds)
+
+    @property
+    def _own(self) -> list[str]:
+        return [name for name in self._tables if name != OTHERS]

@@ -232,7 +232,8 @@ class Stream:
                 else:
                     return self._finish_work()
             if self._worker and isinstance(decision, Continue):
-                self._is_working = self._worker.work(self._views.plan.positions)
+                with self._batches.account.measured("documents"):
+                    self._is_working = self._worker.work(self._views.plan.positions)
         return decision
 
     def _finish_work(self) -> Decision:
@@ -282,7 +283,8 @@ class Stream:
         ends = planned_ends(folder, number)
         # Observed after the batch's end is known, so that nothing is missed that the batch could
         # depend on.
-        decision = self._yield_to_promotion()
+        with self._batches.account.measured("observe"):
+            decision = self._yield_to_promotion()
         if not isinstance(decision, Continue):
             return decision
         plan, began = self._views.plan, time.monotonic()
@@ -336,5 +338,7 @@ class Stream:
             self._views.plan,
             self._batches.total,
             batches=self._batches.batches,
+            tables=self._batches.account.by_table,
+            phases_s=self._batches.account.seconds,
             **news,
         )

@@ -20,8 +20,7 @@ from cdc.config.settings import Pipeline
 from cdc.config.view_settings import SCHEMA, STATE, tables_of
 from cdc.control.definitions import Watch, watch
 from cdc.errors import CdcError, Unexpected
-from cdc.generations.pause import read_pauses
-from cdc.generations.registry import Pause
+from cdc.generations.registry import GenerationBuild, Generations, Registry
 from cdc.kafka.topics import Topics
 from cdc.model.finding import Finding, find
 from cdc.model.finding_codes import APPLY, CAPTURE
@@ -33,6 +32,7 @@ from cdc.observe.registration_findings import find_registration_troubles
 from cdc.observe.run_log import LagSample, read_runs
 from cdc.observe.status import (
     NEVER_RUN,
+    BuildStatus,
     ConnectorStatus,
     DocumentsStatus,
     SinkStatus,
@@ -76,13 +76,13 @@ Answer = tuple[Any, Finding | None]
 
 
 class Activity(NamedTuple):
-    """What runs do, as they last published it, their lag of the last day, and the sinks that are
-    paused; by sink.
+    """What runs do, as they last published it, their lag of the last day, and what commands have
+    registered; by sink.
     """
 
     progress: Mapping[str, Progress]
     lags: Mapping[str, Sequence[LagSample]]
-    pauses: Mapping[str, Pause]
+    generations: Mapping[str, Generations]
 
 
 def collect(
@@ -109,7 +109,12 @@ def collect(
     registration, (definitions, _) = answers.pop("registration"), answers.pop("definitions")
     unread = [answers[part][1] for part in (*SERVERS, *positions)]
     changed = _registration_findings(registration, unread)
-    at_risk = find_tombstones_at_risk(pipeline, report.views, activity.pauses if activity else ())
+    pauses = (
+        {name for name, of_sink in activity.generations.items() if of_sink.pause}
+        if activity
+        else ()
+    )
+    at_risk = find_tombstones_at_risk(pipeline, report.views, pauses)
     return Status(
         pipeline.pipeline,
         answers["connect"][0],
@@ -277,8 +282,9 @@ def _stored(
 
 def _read_activity(pipeline: Pipeline) -> Activity:
     with Topics(pipeline.kafka) as kafka:
-        runs = read_runs(pipeline, kafka)
-        return Activity(runs.progress, runs.lags, read_pauses(pipeline, kafka))
+        runs, registry = read_runs(pipeline, kafka), Registry(pipeline, kafka).read()
+        generations = {sink: registry.for_sink(sink) for sink in pipeline.sinks}
+        return Activity(runs.progress, runs.lags, generations)
 
 
 def _find_waiting(runs: "Future[Answer]", started: float) -> Collection[str]:
@@ -292,13 +298,22 @@ def _find_waiting(runs: "Future[Answer]", started: float) -> Collection[str]:
 def _sink_status(name: str, activity: Activity | None, views: tuple[ViewStatus, ...]) -> SinkStatus:
     if activity is None:
         return SinkStatus(name, views=views)
+    registered = activity.generations.get(name) or Generations()
     status = _run_status(name, activity.progress.get(name), views)
     if status.state in WORKING:
         samples = activity.lags.get(name, ())
         status = replace(status, catch_up_s=catch_up_s(samples, views, time.time()))
-    if not (pause := activity.pauses.get(name)):
+    status = replace(status, build=_build_status(registered))
+    if not (pause := registered.pause):
         return status
     return replace(status, state=RunState.PAUSED, since=pause.since, paused_by=pause.by)
+
+
+def _build_status(registered: Generations) -> BuildStatus | None:
+    work, at_work = registered.work, registered.in_progress
+    if isinstance(work, GenerationBuild):
+        return BuildStatus(work.phase, work.done, work.total, at_work)
+    return BuildStatus(work.phase, 0, 0, at_work) if work else None
 
 
 def _run_status(name: str, progress: Progress | None, views: tuple[ViewStatus, ...]) -> SinkStatus:

@@ -71,6 +71,18 @@ class ViewStatus:
 
 
 @dataclass(frozen=True)
+class BuildStatus:
+    """A rebuild or rollback of a sink: its phase, and `done` of `total` records. `at_work`: its
+    command is alive.
+    """
+
+    phase: str
+    done: int
+    total: int
+    at_work: bool
+
+
+@dataclass(frozen=True)
 class SinkStatus:
     """A sink: what its `cdc run` last published, on whatever host, and its views."""
 
@@ -95,6 +107,8 @@ class SinkStatus:
     """Who paused the sink; None while nobody has."""
     catch_up_s: float | None = None
     """Seconds until all is applied that waits, see `cdc.observe.forecast`."""
+    build: BuildStatus | None = None
+    """The rebuild or rollback of the sink that isn't complete."""
 
     @property
     def lag_seconds(self) -> float | None:

@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -10,14 +11,17 @@ import httpx
 import pytest
 import yaml
 
-from cdc.apply.progress import Progress, RunState
+from cdc.apply.progress import OTHERS, Progress, RunState
 from cdc.errors import SettingsError
 from cdc.model.finding_codes import CODES
+from cdc.model.generation import generation_time
 from cdc.model.outcome import Applied
 from cdc.observe import run_endpoint
 from cdc.observe.diagnosis import diagnose
 from cdc.observe.run_endpoint import RunEndpoint
+from cdc.observe.sampler import Sample, Sampler
 from cdc.observe.status import (
+    BuildStatus,
     ConnectorStatus,
     HeartbeatStatus,
     SinkStatus,
@@ -27,17 +31,22 @@ from cdc.observe.status import (
 from cdc.postgres.replication_slot import Slot
 from tests.support import http
 from tests.support.pages import ROOT
-from tests.support.wait import wait_until
 
 SLOT = Slot(True, 1, "0/1", "0/2", "reserved", 500, 900, 100, "pgoutput", "shop", None, None)
-VIEWS = tuple(ViewStatus(f"public.t{number}", number, float(number)) for number in range(500))
+GENERATION = "20261126t120000000000"
+VIEWS = tuple(
+    ViewStatus(
+        f"public.t{number}", number, float(number), generation=GENERATION if number > 497 else ""
+    )
+    for number in range(500)
+)
 STATUS = diagnose(
     Status(
         "shop",
         ConnectorStatus("RUNNING", ("RUNNING",), None),
         SLOT,
         HeartbeatStatus(1.0, 0.02, 2.0),
-        (SinkStatus("cache", "running", views=VIEWS),),
+        (SinkStatus("cache", "running", views=VIEWS, build=BuildStatus("replay", 3, 9, True)),),
     )
 )
 RUNNING = Progress(
@@ -45,14 +54,26 @@ RUNNING = Progress(
     RunState.APPLYING,
     Applied(read=9, written=5, quarantined=1),
     batches=3,
+    tables={
+        "public.orders": Applied(read=6, written=2, folded=4),
+        OTHERS: Applied(read=3, stale=3),
+    },
+    phases_s={"observe": 0.5, "apply": 2.5},
     restarts={"truncate": 2},
 )
 METRIC = re.compile(r"\bcdc_[a-z_]+")
 
 
+def looks(status: Status = STATUS) -> Sampler[Status]:
+    """Looks of which one has ended."""
+    sampler = Sampler("the servers", lambda: status)
+    sampler.sample = Sample(status, time.time() - 3, 0.1)
+    return sampler
+
+
 @pytest.fixture
 def endpoint() -> Iterator[RunEndpoint]:
-    with closing(RunEndpoint(0, lambda: STATUS)) as served:
+    with closing(RunEndpoint(0, looks())) as served:
         yield served
 
 
@@ -66,14 +87,9 @@ def series(endpoint: RunEndpoint) -> dict[str, float]:
     return {name: float(value) for name, value in pairs}
 
 
-def looked(endpoint: RunEndpoint) -> dict[str, float]:
-    wait_until(lambda: "cdc_slot_lag_bytes" in series(endpoint), 10, "a look at the pipeline")
-    return series(endpoint)
-
-
 def test_each_hop_has_its_numbers(endpoint: RunEndpoint) -> None:
     endpoint.publish([RUNNING])
-    values = looked(endpoint)
+    values = series(endpoint)
     assert values["cdc_slot_lag_bytes"] == 500
     assert values["cdc_slot_safe_bytes"] == 100
     assert values["cdc_connector_up"] == 1
@@ -82,23 +98,32 @@ def test_each_hop_has_its_numbers(endpoint: RunEndpoint) -> None:
     assert values['cdc_sink_lag_seconds{sink="cache"}'] == 499
     assert values['cdc_records_total{outcome="quarantined",sink="cache"}'] == 1
     assert values['cdc_restarts_total{reason="truncate",sink="cache"}'] == 2
+    assert (
+        values['cdc_table_records_total{outcome="folded",sink="cache",table="public.orders"}'] == 4
+    )
+    assert values['cdc_table_records_total{outcome="stale",sink="cache",table="other"}'] == 3
+    assert values['cdc_batch_phase_seconds_total{phase="apply",sink="cache"}'] == 2.5
+    begun = 'cdc_view_generation_timestamp_seconds{sink="cache",table="public.t499"}'
+    assert values[begun] == generation_time(GENERATION)
+    assert values['cdc_rebuild_done_records{phase="replay",sink="cache"}'] == 3
+    assert values['cdc_rebuild_total_records{phase="replay",sink="cache"}'] == 9
     risk = 'cdc_findings{code="slot-at-risk",hop="Postgres",severity="warning"}'
     assert values[risk] == 1
 
 
 def test_of_500_tables_only_the_worst_have_series(endpoint: RunEndpoint) -> None:
     endpoint.publish([RUNNING])
-    values = looked(endpoint)
+    values = series(endpoint)
     assert values['cdc_view_lag_seconds{sink="cache",table="public.t499"}'] == 499
-    assert len([name for name in values if name.startswith("cdc_view_")]) == 100
+    assert len([name for name in values if name.startswith("cdc_view_lag")]) == 100
+    assert len([name for name in values if name.startswith("cdc_view_generation")]) == 2
     assert len(values) < 150
 
 
 def test_what_is_not_known_has_no_series() -> None:
     away = Status("shop", sinks=(SinkStatus("cache", views=(ViewStatus("public.orders"),)),))
-    with closing(RunEndpoint(0, lambda: away)) as served:
+    with closing(RunEndpoint(0, looks(away))) as served:
         served.publish([RUNNING])
-        wait_until(lambda: "# TYPE cdc_findings" in fetched(served, "/metrics").text, 10, "a look")
         values = series(served)
     unknown = ("cdc_slot", "cdc_heartbeat", "cdc_connector", "cdc_quarantined", "cdc_view")
     assert [name for name in values if name.startswith(unknown)] == []
@@ -108,10 +133,10 @@ def test_names_have_units() -> None:
     """As Prometheus' own rules want them: counters end in total, others in a base unit or say what
     is counted.
     """
-    with closing(RunEndpoint(0, lambda: STATUS)) as served:
+    with closing(RunEndpoint(0, looks())) as served:
         served.publish([RUNNING])
-        names = {name.partition("{")[0] for name in looked(served)}
-    ends = ("_total", "_seconds", "_bytes", "_records", "_info", "_up", "_active")
+        names = {name.partition("{")[0] for name in series(served)}
+    ends = ("_total", "_seconds", "_bytes", "_records", "_info", "_up", "_active", "_paused")
     counted = {"cdc_findings", "cdc_tables_waiting", "cdc_records_created", "cdc_batches_created"}
     assert [name for name in names - counted if not name.endswith(ends)] == []
 
@@ -137,7 +162,7 @@ def test_a_run_that_doesnt_tick_is_not_alive(
 
 def test_a_run_whose_spark_has_ended_is_not_alive() -> None:
     lives = [True]
-    with closing(RunEndpoint(0, lambda: STATUS, lambda: lives[0])) as served:
+    with closing(RunEndpoint(0, looks(), lambda: lives[0])) as served:
         served.publish([RUNNING])
         assert fetched(served, "/livez").status_code == 200
         lives[0] = False
@@ -147,12 +172,11 @@ def test_a_run_whose_spark_has_ended_is_not_alive() -> None:
 
 def test_a_port_that_is_taken_is_named(endpoint: RunEndpoint) -> None:
     with pytest.raises(SettingsError, match=str(endpoint.port)):
-        RunEndpoint(endpoint.port, lambda: STATUS)
+        RunEndpoint(endpoint.port, looks())
 
 
 def exported(endpoint: RunEndpoint) -> set[str]:
     endpoint.publish([RUNNING])
-    looked(endpoint)
     text = fetched(endpoint, "/metrics").text
     return set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
 

@@ -9,6 +9,7 @@ from tenacity import Retrying
 
 from cdc.apply.batch.redrive import Redrive
 from cdc.apply.plan import Ends
+from cdc.apply.progress import Account
 from cdc.apply.views import Views
 from cdc.errors import SinkError
 from cdc.model.outcome import Applied
@@ -22,7 +23,7 @@ from cdc.sink.rejection import Rejection, Stop
 class BatchWriter:
     """The writer of one sink; one thread uses it.
 
-    `total` counts records since the start, `batches` the batches.
+    `total` counts records since the start, `batches` the batches; `account` has the details.
     """
 
     def __init__(
@@ -39,7 +40,7 @@ class BatchWriter:
         self._writer, self._retry_batch, self._shadow = writer, retry_batch, shadow
         self._quarantine = SinkQuarantine(spark, views.sink.name, views.pipeline, views.kafka)
         self._live_entries: frozenset[QuarantineKey] | None = None if shadow else frozenset()
-        self.total, self.batches = Applied(), 0
+        self.total, self.batches, self.account = Applied(), 0, Account()
 
     def process_redrives(self) -> None:
         """Load the quarantine and redrive the requested entries, before the first batch after a
@@ -93,8 +94,10 @@ class BatchWriter:
                     self._rejection,
                     entries,
                 )
-                outcome = self._views.sink.apply(batch)
-        self._account(outcome)
+                with self.account.measured("apply"):
+                    outcome = self._views.sink.apply(batch)
+        with self.account.measured("settle"):
+            self._account(outcome)
         self._views.advance(steps)
 
     @property
@@ -108,13 +111,14 @@ class BatchWriter:
         )
 
     def _account(self, outcome: Outcome) -> None:
-        for applied in outcome.applied.values():
+        for table, applied in outcome.applied.items():
             if applied.read != applied.accounted:
                 raise SinkError(
                     f"{self._views.sink.name} read {applied.read} records and accounts for {applied.accounted}.",
                     hint="this is a bug in the pipeline; the views may miss changes: cdc -p FILE verify",
                 )
             self.total.add(applied)
+            self.account.count(table, applied)
         self.batches += 1
         if outcome.rejected:
             self._quarantine.refresh()
