@@ -1,6 +1,7 @@
 """The stack without a server: versions that agree, ports, records, refusals."""
 
 import hashlib
+import json
 import os
 import re
 import shutil
@@ -60,6 +61,8 @@ def test_compose_file_has_the_versions_of_the_table() -> None:
         "connect": versions.DEBEZIUM,
         "elasticsearch": versions.ELASTICSEARCH,
         "redis": versions.VALKEY,
+        "prometheus": versions.PROMETHEUS,
+        "grafana": versions.GRAFANA,
     }
 
 
@@ -70,6 +73,40 @@ def test_compose_file_publishes_on_loopback_only_and_checks_health() -> None:
         f"127.0.0.1:{port}" for port in docker.PORTS.values()
     }
     assert all("healthcheck" in service for service in services.values())
+
+
+def test_prometheus_and_grafana_are_started_only_when_asked_for_and_listen_on_loopback() -> None:
+    services = compose_file()["services"]
+    profiles = {name: service.get("profiles") for name, service in services.items()}
+    assert {name for name, names in profiles.items() if names} == {"prometheus", "grafana"}
+    prometheus, grafana = services["prometheus"], services["grafana"]
+    assert {prometheus["network_mode"], grafana["network_mode"]} == {"host"}
+    assert "--web.listen-address=127.0.0.1:19090" in prometheus["command"]
+    assert grafana["environment"]["GF_SERVER_HTTP_ADDR"] == "127.0.0.1"
+
+
+def mounted(service: str) -> dict[str, Path]:
+    """The files of this folder that a service sees, by their path there."""
+    volumes = compose_file()["services"][service]["volumes"]
+    pairs = (volume.split(":") for volume in volumes if volume.startswith("./"))
+    return {inside: docker.FILE.parent / outside for outside, inside, _ in pairs}
+
+
+def test_prometheus_has_the_rules_and_grafana_the_dashboard_and_its_source() -> None:
+    prometheus, grafana = mounted("prometheus"), mounted("grafana")
+    settings = yaml.safe_load(prometheus["/etc/prometheus/prometheus.yml"].read_text())
+    (rules,) = settings["rule_files"]
+    assert yaml.safe_load(prometheus[rules].read_text())["groups"][0]["rules"]
+    jobs = {job["job_name"]: job["static_configs"] for job in settings["scrape_configs"]}
+    # Rules about `up{job="cdc"}` are about the run alone.
+    assert jobs["cdc"] == [{"targets": ["127.0.0.1:9104"]}]
+    sources = yaml.safe_load(grafana["/etc/grafana/provisioning/datasources/cdc.yml"].read_text())
+    (source,) = sources["datasources"]
+    assert (source["type"], source["url"]) == ("prometheus", "http://127.0.0.1:19090")
+    providers = yaml.safe_load(grafana["/etc/grafana/provisioning/dashboards/cdc.yml"].read_text())
+    (provider,) = providers["providers"]
+    (dashboard,) = [path for path in grafana if path.startswith(provider["options"]["path"])]
+    assert json.loads(grafana[dashboard].read_text())["uid"] == "cdc"
 
 
 def test_compose_file_is_valid() -> None:
