@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import structlog
@@ -176,10 +176,13 @@ def report_of(entries: Mapping[tuple[str | int, ...], Mapping[str, Any]], now: f
 
 
 def _run_entry(snapshot: Progress, compared_s: float | None, now: float) -> dict[str, Any]:
+    # The details are for this run's own port: to publish them every few seconds would be much.
+    published = replace(snapshot, tables={}, phases_s={})
     return {
-        **asdict(snapshot),
+        **asdict(published),
         "compared_s": compared_s,
         "host": socket.gethostname(),
+        "processes": _process_space(),
         "pid": os.getpid(),
         "at": now,
     }
@@ -195,12 +198,15 @@ def _progress(value: Mapping[str, Any], now: float) -> Progress:
 
 
 def _is_alive(value: Mapping[str, Any], now: float) -> bool:
-    """Whether a run lives: it has written lately and, where it ran on this host, its process
-    exists.
+    """Whether a run lives: it has written lately and, as far as can be told, its process exists."""
+    return now - value["at"] < ALIVE_S and process_exists(value)
+
+
+def process_exists(value: Mapping[str, Any]) -> bool:
+    """Whether the process of an entry exists; True where that can't be told from here, on another
+    host or in another container.
     """
-    if now - value["at"] >= ALIVE_S:
-        return False
-    if value["host"] != socket.gethostname():
+    if (value["host"], value.get("processes")) != (socket.gethostname(), _process_space()):
         return True
     try:
         os.kill(value["pid"], 0)
@@ -209,3 +215,11 @@ def _is_alive(value: Mapping[str, Any], now: float) -> bool:
     except PermissionError:
         return True
     return True
+
+
+def _process_space() -> int | None:
+    """What tells containers apart that share the name of their host; None where there is no /proc."""
+    try:
+        return os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        return None

@@ -27,6 +27,7 @@ pytestmark = pytest.mark.timeout(900)
 SAMPLE = ("public.flights", "public.airlines", "public.airports", "public.planes", "public.weather")
 DAY = date(2013, 1, 1)
 NEXT = date(2013, 1, 2)
+TAKEOVER_S = 30.0
 ITEMS = "CREATE TABLE items (a text, b bigint, v text, n numeric(10,2), PRIMARY KEY (a, b))"
 
 
@@ -262,6 +263,24 @@ def test_a_second_run_on_the_same_views_is_fenced(world: "World") -> None:
             wait_until(has_ended, 180, "a run to end")
             assert second.returncode == 7
             assert "Another writer" in (world.folder / "run.log").read_text()
+
+
+def test_a_standby_takes_over_when_the_run_before_it_is_killed(world: "World") -> None:
+    """Two wait, of which one is told to stop meanwhile, and ends cleanly."""
+    items(world)
+    log, words = world.folder / "run.log", ("--sink", "cache", "--standby")
+    with world.process("--sink", "cache") as first:
+        world.sql("INSERT INTO items VALUES ('one', 1, 'x', 1)")
+        world.wait_for("cache", 1)
+        with world.process(*words) as standby:
+            with world.process(*words):
+                wait_until(lambda: log.read_text().count("standing by") == 2, 120, log.read_text)
+            first.kill()
+            first.wait()
+            before = world.offsets("cache")
+            world.sql("INSERT INTO items VALUES ('two', 2, 'x', 2)")
+            world.wait_for("cache", before + 1, TAKEOVER_S)
+            assert standby.poll() is None
 
 
 @pytest.mark.parametrize("verb", ["status", "topics"])

@@ -1,8 +1,7 @@
 """Verb `cdc run`: apply changes to the views, sink by sink, and keep the documents of several tables."""
 
 import os
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,15 +9,14 @@ import structlog
 import typer
 
 from cdc.cli.console import Json, Master, err, print_error, print_json, say
-from cdc.cli.observation.health import check_health
-from cdc.cli.observation.notification import notifying
+from cdc.cli.observation.run_server import observed
 from cdc.config.view_settings import STATE
 from cdc.model.trace import kind
 from cdc.runtime.servers import spark_on
 from cdc.runtime.streams import Streams
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable
     from threading import Event
 
     from cdc.apply.progress import Progress
@@ -53,6 +51,12 @@ def run(
         int | None,
         typer.Option(help="Serve /metrics, /livez and /readyz on this port of 127.0.0.1."),
     ] = None,
+    standby: Annotated[
+        bool,
+        typer.Option(
+            "--standby", help="Wait while another run is at work on these sinks, then take over."
+        ),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Apply changes to the views until stopped.
@@ -63,7 +67,7 @@ def run(
 
     with stop_on_signal() as stopping:
         try:
-            limits = RunLimits(stopping, until_caught_up, for_s, metrics)
+            limits = RunLimits(stopping, until_caught_up, for_s, metrics, standby)
             progress, errors = _apply(context.obj, sink, master, limits, quiet=as_json)
         except Exception as error:
             if not stopping.is_set():
@@ -88,6 +92,8 @@ class RunLimits:
     until_caught_up: bool
     for_s: float | None
     port: int | None = None
+    standby: bool = False
+    """Whether it begins only once no other run is at work."""
 
 
 def _apply(
@@ -110,8 +116,14 @@ def _apply(
     if stopping.is_set():
         return [], []
     say("starting Spark; the first rows are applied in some 20 seconds")
-    wiring = Streams(context)
-    with spark_on(master, context.executors(names)) as spark:
+    with (
+        spark_on(master, context.executors(names)) as spark,
+        observed(context, limits.port, partial(is_running, spark)) as serve,
+    ):
+        if limits.standby:
+            at_work_on = [*names, *([STATE] if keeps_documents else [])]
+            context = _await_turn(context, at_work_on, stopping, serve)
+        wiring = Streams(context)
         streams = [] if stopping.is_set() else wiring.of_sinks(spark, sinks)
         documents = (
             [wiring.of_documents(spark)] if keeps_documents and not stopping.is_set() else []
@@ -119,8 +131,6 @@ def _apply(
         with (
             compare_periodically(context.load) as uncompared_s,
             writing_runs(pipeline) as run_log,
-            _served(context, limits.port, partial(is_running, spark)) as serve,
-            notifying(context),
             show_progress(err, quiet=quiet) as show,
         ):
 
@@ -148,6 +158,25 @@ def _apply(
     return [stream.progress for stream in (*streams, *documents)], errors
 
 
+def _await_turn(
+    context: "Context",
+    sinks: list[str],
+    stopping: "Event",
+    serve: "Callable[[list[Progress]], object]",
+) -> "Context":
+    """Wait until no other run is at work on the sinks; returns the pipeline as it is then.
+
+    Spark and the figures are there already: to take over takes seconds.
+    """
+    from cdc.observe.standby import outwait_others
+
+    outwait_others(context.pipeline, sinks, stopping, say, serve)
+    fresh = replace(context)
+    if not stopping.is_set():
+        _check_log(fresh.pipeline)
+    return fresh
+
+
 def _check_log(pipeline: "Pipeline") -> None:
     """Restore what a compaction has left, and refuse topics that aren't as the file says."""
     from cdc.audit.lowered_settings import restore
@@ -160,21 +189,3 @@ def _check_log(pipeline: "Pipeline") -> None:
             say(f"restored the settings of {topic}: a compaction was interrupted")
         check_topics(kafka, pipeline)
         registrations.refuse_changed(registrations.read(kafka, pipeline), pipeline)
-
-
-@contextmanager
-def _served(
-    context: "Context", port: int | None, spark_lives: "Callable[[], bool]"
-) -> "Iterator[Callable[[list[Progress]], None]]":
-    """Serve the state of a run on a port, if it has one: a function that takes its progress."""
-    if port is None:
-        yield lambda _: None
-        return
-    from cdc.observe.run_endpoint import RunEndpoint
-
-    endpoint = RunEndpoint(port, lambda: check_health(context), spark_lives)
-    say(f"serving http://127.0.0.1:{endpoint.port}/metrics, /livez and /readyz")
-    try:
-        yield endpoint.publish
-    finally:
-        endpoint.close()

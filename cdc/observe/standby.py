@@ -1,0 +1,120 @@
+"""`cdc run --standby`: wait while another run is at work on the same sinks.
+
+In:  what runs publish in the topic of runs. Out: whose run it is, or that there is none.
+Invariant: nothing depends on it but when a run begins. That two runs never write both is held by the
+sinks: each moves its position only where the run before it has left it.
+
+A run that says that it has ended, or whose process has ended on this host, is over at once. Any other
+is over when it has published nothing for SILENT_S, by the clock of the one that waits: clocks of hosts
+differ.
+"""
+
+import json
+import time
+from collections.abc import Callable, Collection, Mapping
+from threading import Event
+from typing import Any
+
+import structlog
+
+from cdc.apply.progress import LIVING, Progress, RunState
+from cdc.config.settings import Pipeline
+from cdc.errors import CdcError
+from cdc.kafka.records import Record
+from cdc.kafka.tail import Tail
+from cdc.kafka.topics import Topics
+from cdc.observe.run_log import WRITE_S, process_exists
+
+SILENT_S = 4 * WRITE_S
+"""A run that publishes nothing for so long is dead: it writes every WRITE_S seconds."""
+LOOK_S = 1.0
+"""Seconds between two looks at the topic."""
+log = structlog.get_logger()
+
+
+class OtherRuns:
+    """The runs at work on some sinks, as the topic of runs tells. One thread uses it."""
+
+    def __init__(
+        self,
+        kafka: Topics,
+        topic: str,
+        sinks: Collection[str],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._kafka, self._topic, self._sinks, self._clock = kafka, topic, sinks, clock
+        self._entries: dict[str, Mapping[str, Any]] = {}
+        self._silent_s: dict[str, float] = {}
+        """By sink: for how long its run has been silent while somebody listened."""
+        self._looked_at = clock()
+        self._tail = Tail(kafka, topic, begin=self._entries.clear, take=self.take)
+
+    def at_work(self) -> dict[str, str]:
+        """Read what is new: by sink, the host and process of the run at work on it. Raises
+        ConnectorError.
+        """
+        if self._topic not in self._kafka.existing([self._topic]):
+            return {}
+        self.listen()
+        self._tail.read()
+        return self.living()
+
+    def listen(self) -> None:
+        """Count the time since the last look as silence. Not more than two looks' worth: a broker
+        that was away, or a standby that stood still, has heard nothing.
+        """
+        now = self._clock()
+        heard_s = min(now - self._looked_at, 2 * LOOK_S)
+        self._looked_at = now
+        self._silent_s = {sink: silent_s + heard_s for sink, silent_s in self._silent_s.items()}
+
+    def take(self, record: Record) -> None:
+        """Take a record of the topic."""
+        kind, sink, *_ = json.loads(record.key or b"[null, null]")
+        if kind == "run" and sink in self._sinks and record.value:
+            self._entries[sink], self._silent_s[sink] = json.loads(record.value), 0.0
+
+    def living(self) -> dict[str, str]:
+        """The runs that are neither over nor silent, as `at_work`."""
+        return {
+            sink: f"{entry['host']}/{entry['pid']}"
+            for sink, entry in self._entries.items()
+            if RunState(entry["state"]) in LIVING
+            and self._silent_s[sink] < SILENT_S
+            and process_exists(entry)
+        }
+
+
+def outwait_others(
+    pipeline: Pipeline,
+    sinks: Collection[str],
+    stopping: Event,
+    say: Callable[[str], object],
+    tick: Callable[[list[Progress]], object] = lambda _: None,
+) -> None:
+    """Wait until no other run is at work on any of the sinks, or `stopping` is set. While the broker
+    is away nobody can tell, so that is waited for, too. `tick` is called at each look, without any
+    progress.
+    """
+    told = ""
+    with Topics(pipeline.kafka) as kafka:
+        others = OtherRuns(kafka, pipeline.runs_topic, sinks)
+        while not stopping.is_set() and (news := _news_of(others)):
+            tick([])
+            if news != told:
+                say(news)
+                told = news
+            stopping.wait(LOOK_S)
+    if told and not stopping.is_set():
+        say("taking over: no other run is at work")
+        log.info("taking_over", sinks=sorted(sinks))
+
+
+def _news_of(others: OtherRuns) -> str:
+    """Say what is waited for; nothing where nothing is."""
+    try:
+        runs = others.at_work()
+    except CdcError as error:
+        return f"standing by: {error.message}"
+    places = ", ".join(sorted(set(runs.values())))
+    return f"standing by: {places} is at work on {', '.join(sorted(runs))}" if runs else ""
