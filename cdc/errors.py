@@ -27,6 +27,8 @@ Messages say what happened and where; the hint says what to run next. Row values
 either.
 """
 
+from typing import Any
+
 
 class CdcError(Exception):
     """An error that a person can act on; printed as a paragraph with its hint, without a
@@ -34,12 +36,19 @@ class CdcError(Exception):
     """
 
     exit_code = 1
+    code: str | None = None
+    """The code of the finding that `cdc doctor` or `cdc status` would make of it, where there is
+    one: `cdc.model.finding_codes`.
+    """
 
-    def __init__(self, message: str, *, hint: str, **details: object) -> None:
+    def __init__(self, message: str, *, hint: str, code: str | None = None, **details: Any) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
-        self.details = {name: value for name, value in details.items() if value is not None}
+        self.code = code or type(self).code
+        self.details: dict[str, Any] = {
+            name: value for name, value in details.items() if value is not None
+        }
 
 
 class Unexpected(CdcError):
@@ -71,11 +80,15 @@ class SourceError(CdcError):
 class SourceUnavailable(SourceError):
     """Postgres can't be reached or asks for time; the same call may succeed later."""
 
+    code = "source-unreachable"
+
 
 class AnotherServer(SourceError):
     """Postgres isn't the server whose changes the topics hold: its positions can't be compared with
     theirs.
     """
+
+    code = "another-server"
 
 
 class ConnectorError(CdcError):
@@ -86,6 +99,8 @@ class ConnectorError(CdcError):
 
 class KafkaUnavailable(ConnectorError):
     """The broker can't be reached or asks for time; the same call may succeed later."""
+
+    code = "kafka-unreachable"
 
 
 class DecodeError(CdcError):

@@ -157,7 +157,12 @@ def _unknown(conn: psycopg.Connection, table: tuple[str, str]) -> SourceError:
         if matches
         else "create it first; \\dt lists what is there"
     )
-    return SourceError(f"there is no table {label} in {conn.info.dbname}", hint=hint, table=label)
+    return SourceError(
+        f"there is no table {label} in {conn.info.dbname}",
+        code="table-refused",
+        hint=hint,
+        table=label,
+    )
 
 
 def _refuse_kind(relation: Relation) -> None:
@@ -165,12 +170,14 @@ def _refuse_kind(relation: Relation) -> None:
     if relation.schema in RESERVED:
         raise SourceError(
             f"{table} isn't an application's table",
+            code="table-refused",
             hint="take it out of source.tables",
             table=table,
         )
     if relation.relkind not in ("r", "p"):
         raise SourceError(
             f"{table} is {NOT_TABLES.get(relation.relkind, 'no table')}; the log has rows of tables only",
+            code="table-refused",
             hint="capture the tables that it is made from",
             table=table,
         )
@@ -178,6 +185,7 @@ def _refuse_kind(relation: Relation) -> None:
         unlogged = relation.persistence == "u"
         raise SourceError(
             f"{table} is {'unlogged' if unlogged else 'temporary'}: its rows never reach the log",
+            code="table-unlogged",
             hint=f"run ALTER TABLE {table} SET LOGGED"
             if unlogged
             else "create it as a lasting table",
@@ -186,6 +194,7 @@ def _refuse_kind(relation: Relation) -> None:
     if relation.inherited:
         raise SourceError(
             f"{table} has tables that inherit from it; their rows would come under their own names",
+            code="table-refused",
             hint="list the child tables instead, or use declarative partitions",
             table=table,
         )
@@ -196,6 +205,7 @@ def _refuse_rows(relation: Relation, role: str) -> None:
     if relation.filtered:
         raise SourceError(
             f"{table} has row security, which would hide rows from {role}",
+            code="row-security",
             hint=f"run CREATE POLICY {role} ON {table} FOR SELECT TO {role} USING (true);"
             f" if there is no such role yet, CREATE ROLE {role} before it",
             table=table,
@@ -204,6 +214,7 @@ def _refuse_rows(relation: Relation, role: str) -> None:
         raise SourceError(
             f"{table} has virtual generated columns ({', '.join(relation.virtual_columns)}); with the replica"
             " identity that it needs, Postgres would refuse every UPDATE and DELETE",
+            code="table-refused",
             hint="make them STORED, or drop them",
             table=table,
         )
@@ -213,6 +224,7 @@ def _refuse_owner(conn: psycopg.Connection, relation: Relation) -> None:
     if not relation.owned:
         raise SourceError(
             f"{relation.label} belongs to {relation.owner}, and only its owner may publish it",
+            code="table-refused",
             hint=f"connect as {relation.owner}, or run GRANT {relation.owner} TO {conn.info.user}",
             table=relation.label,
         )
@@ -222,7 +234,11 @@ def require_complete(conn: psycopg.Connection) -> None:
     """Check that the control schema is up to date. Raises SourceError."""
     names = [file.name for file in migrations(CONTROL)]
     if missing := sorted(set(names) - recorded(conn, "control").keys()):
-        raise SourceError(f"{missing[0]} hasn't been applied", hint="run cdc migrate first")
+        raise SourceError(
+            f"{missing[0]} hasn't been applied",
+            code="control-missing",
+            hint="run cdc migrate first",
+        )
 
 
 def require_control(conn: psycopg.Connection) -> None:
@@ -257,12 +273,14 @@ def require_publication(conn: psycopg.Connection, publication: str) -> None:
     if not owned:
         raise SourceError(
             f"publication {publication} belongs to {owner}",
+            code="publication-foreign",
             hint=f"connect as {owner}, or give the pipeline another name",
             publication=publication,
         )
     if everything:
         raise SourceError(
             f"publication {publication} is for all tables, so it isn't this pipeline's",
+            code="publication-foreign",
             hint=f"give the pipeline another name, or run DROP PUBLICATION {publication}",
             publication=publication,
         )

@@ -137,11 +137,13 @@ def require_logical(conn: psycopg.Connection) -> None:
     if conn.info.server_version < OLDEST:
         raise SourceError(
             f"Postgres {conn.info.server_version // 10000} is too old",
+            code="postgres-too-old",
             hint=f"use {OLDEST // 10000} or newer",
         )
     if level != "logical":
         raise SourceError(
             f"wal_level is {level}; change data capture needs logical",
+            code="wal-level",
             hint="run ALTER SYSTEM SET wal_level = 'logical' as a superuser and restart Postgres",
         )
 

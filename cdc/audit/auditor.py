@@ -16,8 +16,8 @@ from functools import reduce
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
 
-from cdc.audit.finding import MAX_KEYS, REPAIRABLE_KINDS, Audit, Finding, row_finding
-from cdc.audit.topic_health import topic_findings, view_findings
+from cdc.audit.finding import MAX_KEYS, REPAIRABLE_KINDS, Audit, Flaw, row_flaw
+from cdc.audit.topic_health import topic_flaws, view_flaws
 from cdc.codec import log_rows
 from cdc.codec.decode_options import DecodeOptions
 from cdc.codec.log_rows import FOREIGN, KEYLESS, TOMBSTONE, UNREADABLE, RecordClassifier
@@ -78,11 +78,11 @@ class Auditor:
             SinkError: a view's position can't be read. SourceError, ConnectorError: see
             `backfill.backfill`.
         """
-        findings = topic_findings(self._kafka, self._pipeline, table)
-        if any(finding.kind == "missing" for finding in findings):
-            return Audit(table.qualified, table.topic, findings=tuple(findings))
+        flaws = topic_flaws(self._kafka, self._pipeline, table)
+        if any(flaw.kind == "missing" for flaw in flaws):
+            return Audit(table.qualified, table.topic, flaws=tuple(flaws))
         checkpoints = {sink.name: sink.position(table) for sink in self._sinks}
-        findings += view_findings(self._kafka, self._pipeline, table, checkpoints)
+        flaws += view_flaws(self._kafka, self._pipeline, table, checkpoints)
         with ExitStack() as frames:
             fold = self._fold_topic(table, frames)
             damaged = [ids for kind, ids in fold.wrong.items() if kind in REPAIRABLE_KINDS]
@@ -90,16 +90,14 @@ class Auditor:
             if damaged and repair_s is not None:
                 repaired = self._backfill_damaged(table, damaged, repair_s)
             if not repaired:
-                findings += [_key_finding(kind, ids) for kind, ids in fold.wrong.items()]
+                flaws += [_key_flaw(kind, ids) for kind, ids in fold.wrong.items()]
         if repaired:
             return replace(self.audit(table), repaired=repaired)
-        findings += [
-            row_finding(kind, fold.counts[kind]) for kind in COUNTED_KINDS if fold.counts[kind]
-        ]
-        findings = [finding.for_table(table.qualified) for finding in findings]
-        findings.sort(key=lambda finding: not finding.defect)
+        flaws += [row_flaw(kind, fold.counts[kind]) for kind in COUNTED_KINDS if fold.counts[kind]]
+        flaws = [flaw.for_table(table.qualified) for flaw in flaws]
+        flaws.sort(key=lambda flaw: not flaw.defect)
         counts = (fold.counts[name] for name in ("records", "keys", "tombstones"))
-        return Audit(table.qualified, table.topic, tuple(findings), *counts)
+        return Audit(table.qualified, table.topic, tuple(flaws), *counts)
 
     def _backfill_damaged(
         self, table: Table, damaged: Sequence[DataFrame], timeout_s: float
@@ -194,6 +192,6 @@ def unrecoverable_ids(table: Table, assessments: DataFrame, rows: DataFrame) -> 
     return ordered.mapInArrow(freeze_gc_after(log_rows.unknown(table)), "id string")
 
 
-def _key_finding(kind: str, ids: DataFrame) -> Finding:
+def _key_flaw(kind: str, ids: DataFrame) -> Flaw:
     listed = ids.orderBy("id").limit(MAX_KEYS).collect()
-    return row_finding(kind, ids.count(), tuple(row["id"] for row in listed))
+    return row_flaw(kind, ids.count(), tuple(row["id"] for row in listed))

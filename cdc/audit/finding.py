@@ -1,15 +1,18 @@
-"""Findings of a topic's audit, as plain data: counts and keys, never values."""
+"""What a topic's audit sees, as plain data: counts and keys, never values; and the findings that it
+makes of that.
+"""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from cdc.model.finding import Finding, find
+
 MAX_KEYS = 100
 """Most keys that a finding lists; its count is of all."""
 RENEW_HINT = "cdc -p FILE topics renew --table TABLE, then cdc -p FILE rebuild of its views"
-# By kind of finding: the defect of the rows or records, and the next command. --repair mends the
-# first two.
-ROW_FINDINGS: Mapping[str, tuple[str, str]] = {
+# By kind: the defect of the rows or records, and the next command. --repair mends the first two.
+ROW_DEFECTS: Mapping[str, tuple[str, str]] = {
     "unknown": (
         "rows have a value that no record carries any more",
         "cdc -p FILE topics audit --repair; REPLICA IDENTITY FULL keeps it from coming back",
@@ -27,16 +30,37 @@ ROW_FINDINGS: Mapping[str, tuple[str, str]] = {
     ),
 }
 REPAIRABLE_KINDS = ("unknown", "outdated")
-WARNING_KINDS = ("unreadable", "retention", "holes")
+WARNING_KINDS = ("unreadable", "retention", "compaction lag", "holes")
 VIEW_KINDS = ("behind", "deletes")
-"""Kinds of findings about live views. A view that is built from the log now would be right."""
+"""Kinds that are about live views. A view that is built from the log now would be right."""
+
+
+CODES: Mapping[str, str] = {
+    "missing": "topic-missing",
+    "partitions": "topic-partitions",
+    "policy": "topic-policy",
+    "start": "topic-truncated",
+    "retention": "topic-retention",
+    "compaction lag": "topic-compaction-lag",
+    "behind": "view-stopped",
+    "deletes": "view-stopped",
+    "holes": "changes-incomplete",
+    "unknown": "values-lost",
+    "outdated": "rows-outdated",
+    "moved": "keys-moved",
+    "keyless": "records-keyless",
+    "foreign": "records-foreign",
+    "unreadable": "records-unreadable",
+}
+"""The code of a finding by the kind of what was seen."""
 
 
 @dataclass(frozen=True)
-class Finding:
-    """A defect or a warning.
+class Flaw:
+    """What a topic or a view lacks: a defect, or no more than a warning.
 
-    `count` counts rows, keys, records, partitions or views: `what` says which.
+    `count` counts rows, keys, records, partitions or views: `what` says which. `sink`: whose view
+    it is about.
     """
 
     kind: str
@@ -44,10 +68,17 @@ class Finding:
     what: str
     hint: str
     keys: tuple[str, ...] = ()
+    sink: str | None = None
 
-    def for_table(self, table: str) -> "Finding":
+    def for_table(self, table: str) -> "Flaw":
         """Fill the table's name into the hint."""
         return replace(self, hint=self.hint.replace("--table TABLE", f"--table {table}"))
+
+    def finding(self, table: str) -> Finding:
+        """Make the finding that everybody is told."""
+        message = f"{table}: {self.what.rstrip('.')}."
+        made = find(CODES[self.kind], table, message, self.hint, table=table, sink=self.sink)
+        return replace(made, count=self.count, keys=self.keys)
 
     @property
     def defect(self) -> bool:
@@ -61,7 +92,7 @@ class Audit:
 
     table: str
     topic: str
-    findings: tuple[Finding, ...] = ()
+    flaws: tuple[Flaw, ...] = ()
     records: int = 0
     keys: int = 0
     tombstones: int = 0
@@ -69,14 +100,19 @@ class Audit:
     """Rows that were sent again before this audit."""
 
     @property
-    def defects(self) -> list[Finding]:
-        """The findings that are no warnings."""
-        return [finding for finding in self.findings if finding.defect]
+    def defects(self) -> list[Flaw]:
+        """What is more than a warning."""
+        return [flaw for flaw in self.flaws if flaw.defect]
+
+    @property
+    def findings(self) -> list[Finding]:
+        """What was seen, as findings."""
+        return [flaw.finding(self.table) for flaw in self.flaws]
 
     @property
     def replayable(self) -> bool:
         """Whether a view that is built from the log now would be right."""
-        return all(finding.kind in VIEW_KINDS for finding in self.defects)
+        return all(defect.kind in VIEW_KINDS for defect in self.defects)
 
     @property
     def saved(self) -> int:
@@ -93,18 +129,19 @@ class Audit:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the fields of a report, with those that are derived."""
+        fields = asdict(replace(self, flaws=()))
+        del fields["flaws"]
+        findings = zip(self.findings, self.flaws, strict=True)
         return {
-            **asdict(self),
-            "findings": [
-                {**asdict(finding), "defect": finding.defect} for finding in self.findings
-            ],
+            **fields,
+            "findings": [{**asdict(finding), "defect": seen.defect} for finding, seen in findings],
             "saved": self.saved,
             "dirty_ratio": self.dirty_ratio,
             "replayable": self.replayable,
         }
 
 
-def row_finding(kind: str, count: int, keys: tuple[str, ...] = ()) -> Finding:
-    """Make a finding about rows or records, of a kind of ROW_FINDINGS."""
-    what, hint = ROW_FINDINGS[kind]
-    return Finding(kind, count, f"{count:,} {what}", hint, keys)
+def row_flaw(kind: str, count: int, keys: tuple[str, ...] = ()) -> Flaw:
+    """Describe rows or records of a kind of ROW_DEFECTS."""
+    what, hint = ROW_DEFECTS[kind]
+    return Flaw(kind, count, f"{count:,} {what}", hint, keys)

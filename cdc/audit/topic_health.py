@@ -1,13 +1,13 @@
 """Topic health: whether topics can still be replayed, and which deletes views may have missed.
 
-In:  the broker's settings, the pipeline file, the views' positions. Out: findings. The only record
+In:  the broker's settings, the pipeline file, the views' positions. Out: flaws. The only record
      that is read is the
 first one that a view hasn't applied.
 """
 
 from collections.abc import Iterator, Mapping
 
-from cdc.audit.finding import RENEW_HINT, Finding
+from cdc.audit.finding import RENEW_HINT, Flaw
 from cdc.config.settings import Pipeline
 from cdc.errors import ConnectorError
 from cdc.kafka.log_continuity import COMPACTION_LAG, RETENTION, Continuity
@@ -25,49 +25,51 @@ RETENTION_HINT = (
 )
 
 
-def topic_findings(kafka: Topics, pipeline: Pipeline, table: Table) -> list[Finding]:
+def topic_flaws(kafka: Topics, pipeline: Pipeline, table: Table) -> list[Flaw]:
     """Check the settings of a table's topic, and of the control topics that a replay needs."""
     topics = [table.topic, *map(pipeline.topic, CONTROL_TABLES)]
     existing = kafka.existing(topics)
     missing = [topic for topic in topics if topic not in existing]
-    findings = [
-        Finding("missing", 1, f"there is no topic {topic}", "cdc -p FILE register")
+    flaws = [
+        Flaw("missing", 1, f"there is no topic {topic}", "cdc -p FILE register")
         for topic in missing
     ]
     present = [topic for topic in topics if topic in existing]
     settings, starts = kafka.settings(present), kafka.starts(present)
     specs = topic_specs(pipeline)
     for topic in present:
-        findings += _shape_findings(
-            topic, specs[topic], starts[topic], settings[topic]["cleanup.policy"]
-        )
+        flaws += _shape_flaws(topic, specs[topic], starts[topic], settings[topic]["cleanup.policy"])
     if table.topic in existing:
         requirements = (
-            ("tombstones", RETENTION, pipeline.delete_retention_hours),
-            ("superseded records", COMPACTION_LAG, pipeline.changes_kept_s / 3600),
+            ("retention", "tombstones", RETENTION, pipeline.delete_retention_hours),
+            (
+                "compaction lag",
+                "superseded records",
+                COMPACTION_LAG,
+                pipeline.changes_kept_s / 3600,
+            ),
         )
-        for subject, name, required_h in requirements:
+        for kind, subject, name, required_h in requirements:
             actual_h = int(settings[table.topic][name]) / 3_600_000
             if actual_h < required_h:
-                message = f"{subject} are kept for {actual_h:g} h, the pipeline file says {required_h:g} h"
-                findings.append(
-                    Finding("retention", 1, message, "cdc -p FILE topics brings it up to the file")
-                )
-    return findings
+                what = f"{subject} are kept for {actual_h:g} h, the pipeline file says {required_h:g} h"
+                flaws.append(Flaw(kind, 1, what, "cdc -p FILE topics brings it up to the file"))
+    return flaws
 
 
-def view_findings(
+def view_flaws(
     kafka: Topics, pipeline: Pipeline, table: Table, views: Mapping[str, ViewCheckpoint | None]
-) -> list[Finding]:
+) -> list[Flaw]:
     """Find views that the log can't continue, or that may have missed deletes."""
     continuity = Continuity(pipeline, kafka).read([table.topic])
     continuity.load_next_records((table, checkpoint) for checkpoint in views.values())
-    findings = [
-        Finding(
+    flaws = [
+        Flaw(
             "holes",
             1,
             f"the log of changes in {name} may lack superseded records: {hole}",
             RETENTION_HINT,
+            sink=name,
         )
         for name in views
         for hole in continuity.ledger.holes(name, table.topic)
@@ -79,11 +81,12 @@ def view_findings(
         try:
             continuity.refuse(name, table, checkpoint)
         except Discontinued as error:
-            findings.append(Finding(error.kind, 1, f"view {name}: {error.message}", error.hint))
-    return findings
+            what = f"view {name}: {error.message}"
+            flaws.append(Flaw(error.kind, 1, what, error.hint, sink=name))
+    return flaws
 
 
-def _shape_findings(topic: str, partitions: int, start: Position, policy: str) -> Iterator[Finding]:
+def _shape_flaws(topic: str, partitions: int, start: Position, policy: str) -> Iterator[Flaw]:
     count = start.partition_count
     # Two checks, so that either mistake is a finding of its own: each lets the other one pass.
     for kind, expected, actual_policy in (
@@ -93,9 +96,9 @@ def _shape_findings(topic: str, partitions: int, start: Position, policy: str) -
         try:
             check_shape(topic, expected, count, actual_policy)
         except ConnectorError as error:
-            yield Finding(kind, 1, error.message, error.hint)
+            yield Flaw(kind, 1, error.message, error.hint)
     if lost := sum(offset > 0 for offset in start.offsets):
-        yield Finding(
+        yield Flaw(
             "start",
             lost,
             f"{lost} partitions of {topic} no longer hold their first records",

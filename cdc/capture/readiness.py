@@ -69,6 +69,7 @@ def _require_slot(conn: Connection, name: str, ours: bool) -> Slot | None:
     if existing.plugin != "pgoutput" or existing.database != conn.info.dbname:
         raise SourceError(
             f"Slot {name} belongs to something else: plugin {existing.plugin}, database {existing.database}.",
+            code="slot-foreign",
             hint="give the pipeline another name: it names slot, publication and topics",
             slot=name,
         )
@@ -76,6 +77,7 @@ def _require_slot(conn: Connection, name: str, ours: bool) -> Slot | None:
         raise SourceError(
             f"Slot {name} is in use by process {existing.active_pid} of Postgres, yet this Connect has no"
             f" connector {name}: a second pipeline of that name runs elsewhere.",
+            code="slot-in-use",
             hint="stop the other one, or give this pipeline another name; who it is:"
             f" SELECT * FROM pg_stat_activity WHERE pid = {existing.active_pid}",
             slot=name,
@@ -84,6 +86,7 @@ def _require_slot(conn: Connection, name: str, ours: bool) -> Slot | None:
     if existing.wal_status == "lost":
         raise SourceError(
             f"Slot {name} is lost: Postgres has removed log that the connector still needed.",
+            code="slot-lost",
             hint=f"SELECT pg_drop_replication_slot('{name}'), delete the connector with its offsets, then run"
             " cdc -p FILE register and cdc -p FILE rebuild",
             slot=name,
@@ -95,18 +98,25 @@ def _require_publication(conn: Connection, name: str, tables: Sequence[str]) -> 
     row = conn.execute(PUBLICATION, [name]).fetchone()
     if row is None:
         raise SourceError(
-            f"There is no publication {name} in {conn.info.dbname}.", hint=MIGRATE, publication=name
+            f"There is no publication {name} in {conn.info.dbname}.",
+            code="publication-missing",
+            hint=MIGRATE,
+            publication=name,
         )
     owner, owned, complete, published, partial = row
     if not owned:
         raise SourceError(
             f"Publication {name} belongs to {owner}, and source.dsn logs in as {conn.info.user}.",
+            code="publication-foreign",
             hint=f"use {owner} in source.dsn, or give the pipeline another name",
             publication=name,
         )
     if missing := [table for table in (*tables, *CONTROL_TABLES) if table not in published]:
         raise SourceError(
-            f"Publication {name} lacks {', '.join(missing)}.", hint=MIGRATE, publication=name
+            f"Publication {name} lacks {', '.join(missing)}.",
+            code="publication-incomplete",
+            hint=MIGRATE,
+            publication=name,
         )
     if not complete or partial:
         problem = (
@@ -114,16 +124,28 @@ def _require_publication(conn: Connection, name: str, tables: Sequence[str]) -> 
             if partial
             else "leaves out operations or roots"
         )
-        raise SourceError(f"Publication {name} {problem}.", hint=MIGRATE, publication=name)
+        raise SourceError(
+            f"Publication {name} {problem}.",
+            code="publication-partial",
+            hint=MIGRATE,
+            publication=name,
+        )
 
 
 def _require_role(conn: Connection, pipeline: Pipeline, tables: Sequence[Table]) -> None:
     role = pipeline.replication_user
     row = conn.execute(ROLE, [role]).fetchone()
     if row is None:
-        raise SourceError(f"There is no role {role} for the connector.", hint=MIGRATE, role=role)
+        raise SourceError(
+            f"There is no role {role} for the connector.",
+            code="role-missing",
+            hint=MIGRATE,
+            role=role,
+        )
     if row != (True,):
-        raise SourceError(f"Role {role} lacks LOGIN or REPLICATION.", hint=MIGRATE, role=role)
+        raise SourceError(
+            f"Role {role} lacks LOGIN or REPLICATION.", code="role-unfit", hint=MIGRATE, role=role
+        )
     names = [(table.schema, table.name) for table in tables]
     names += [("cdc", table.removeprefix("cdc.")) for table in CONTROL_TABLES]
     schemas, relations = (list(part) for part in zip(*names, strict=True))
@@ -132,9 +154,16 @@ def _require_role(conn: Connection, pipeline: Pipeline, tables: Sequence[Table])
     ).fetchall()
     if unreadable:
         listed = ", ".join(name for (name,) in unreadable)
-        raise SourceError(f"Role {role} may not read (or beat) {listed}.", hint=MIGRATE, role=role)
+        raise SourceError(
+            f"Role {role} may not read (or beat) {listed}.",
+            code="role-unreadable",
+            hint=MIGRATE,
+            role=role,
+        )
 
 
 def _require_heartbeat(conn: Connection, name: str) -> None:
     if conn.execute("SELECT FROM cdc.heartbeat WHERE pipeline = %s", [name]).fetchone() is None:
-        raise SourceError(f"cdc.heartbeat has no row of {name}.", hint=MIGRATE)
+        raise SourceError(
+            f"cdc.heartbeat has no row of {name}.", code="heartbeat-row-missing", hint=MIGRATE
+        )

@@ -1,16 +1,16 @@
 """Output of every verb: documents and tables on standard output, everything else on standard error.
 
 With `--json` standard output is one document, whatever happens: a verb that fails before it has
-printed its own document prints `{"error": {"message", "hint", "exit_code"}}`. Lines are never
-wrapped at a number of columns: another program can search them, and what a terminal wraps can still
-be copied as it is.
+printed its own document prints `{"error": {"message", "hint", "exit_code"}}`, with a `"finding"`
+where `doctor` or `status` has a code for it. Lines are never wrapped at a number of columns: another
+program can search them, and what a terminal wraps can still be copied as it is.
 """
 
 import json
 import re
 import shlex
 import sys
-from dataclasses import asdict, is_dataclass
+from dataclasses import asdict, is_dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -20,6 +20,7 @@ from rich.console import Console
 
 from cdc.cli.workflow import ORDER
 from cdc.errors import CdcError
+from cdc.model.finding import find_error
 
 WIDE = 100_000
 out = Console(width=WIDE, height=25)
@@ -135,7 +136,9 @@ def print_json(document: Any) -> None:
 
 def print_error(error: CdcError) -> None:
     """Print an error and its hint on standard error, as a paragraph without a traceback."""
-    err.print(f"[bold red]error:[/] {_escaped(error.message)}", highlight=False, soft_wrap=True)
+    code = f" ({error.code})" if error.code else ""
+    text = _escaped(f"{error.message}{code}")
+    err.print(f"[bold red]error:[/] {text}", highlight=False, soft_wrap=True)
     err.print(
         f"[bold]hint:[/] {_escaped(call.complete_commands(error.hint))}",
         highlight=False,
@@ -146,9 +149,18 @@ def print_error(error: CdcError) -> None:
 def print_failure(error: CdcError) -> None:
     """Print the JSON document of a failure, unless the verb has printed a document already."""
     if not documents.printed:
-        print_json(
-            {"error": {"message": error.message, "hint": error.hint, "exit_code": error.exit_code}}
-        )
+        failure = {"message": error.message, "hint": error.hint, "exit_code": error.exit_code}
+        print_json({"error": failure, **_finding_of(error)})
+
+
+def _finding_of(error: CdcError) -> dict[str, Any]:
+    """What `doctor` or `status` would say of it, for programs; nothing where they have no word."""
+    if error.code is None:
+        return {}
+    table = error.details.get("table")
+    subject = str(next(iter(error.details.values()), "the pipeline"))
+    finding = find_error(error.code, subject, error)
+    return {"finding": asdict(replace(finding, table=str(table) if table else None))}
 
 
 def _escaped(text: str) -> str:

@@ -119,6 +119,7 @@ def refuse_changed(registration: Registration | None, pipeline: Pipeline) -> Non
             setting = "key" if captured.key != entry.key else "exclude"
             raise SettingsError(
                 f"`{setting}` of {entry.table} in the pipeline file isn't what the connector was registered with.",
+                code="settings-changed",
                 hint="cdc -p FILE migrate, then cdc -p FILE register: it has all rows of the table sent again",
                 table=entry.table,
             )
@@ -132,6 +133,7 @@ def refuse_meaningless(names: Collection[str], pipeline: Pipeline) -> None:
         if not any(entry.matches(name) for name in names):
             raise SettingsError(
                 f"{entry.table} in source.tables means none of the tables that are registered.",
+                code="pattern-meaningless",
                 hint="correct it; or, if it means new ones: cdc -p FILE migrate, then cdc -p FILE register",
             )
 
@@ -144,6 +146,7 @@ def refuse_waiting(registration: Registration | None, names: Iterable[str]) -> N
         more = f" and {len(waiting) - 1} more" if waiting[1:] else ""
         raise SettingsError(
             f"{waiting[0]}{more} of the pipeline file isn't captured yet: its rows are in no view.",
+            code="tables-waiting",
             hint="cdc -p FILE migrate, then cdc -p FILE register; a running `cdc run` takes it up",
             table=waiting[0],
         )
@@ -183,6 +186,7 @@ def refuse_promoted(
     raise SourceError(
         f"Postgres was promoted since {pipeline.pipeline} was registered: its timeline is {server.timeline}, it was"
         f" {registered.timeline}. Changes that it hadn't got by then may be in the topics and views.",
+        code="server-promoted",
         hint="cdc -p FILE verify tells; if nothing was lost: cdc -p FILE register; else: "
         + TAKE_OVER,
         server=server.system,

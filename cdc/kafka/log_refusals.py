@@ -3,7 +3,7 @@
 Out: Discontinued or ConnectorError, with a hint that repairs.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from cdc.errors import ConnectorError
 from cdc.model.position import Distance, Position, Reach, ViewCheckpoint, distance
@@ -18,7 +18,7 @@ class Discontinued(ConnectorError):
     audit.
     """
 
-    def __init__(self, message: str, *, kind: str = "behind", hint: str, **where: object) -> None:
+    def __init__(self, message: str, *, kind: str = "behind", hint: str, **where: Any) -> None:
         super().__init__(message, hint=hint, **where)
         self.kind = kind
 
@@ -117,18 +117,21 @@ def check_shape(
         raise ConnectorError(
             f"Topic {topic} has {actual} partitions, it was made with {original}: keys have moved, their records"
             " have no order.",
+            code="topic-partitions",
             hint=f"{renewal(table)}, then cdc -p FILE rebuild of its views",
             topic=topic,
         )
     if actual != partitions:
         raise ConnectorError(
             f"Topic {topic} has {actual} partitions, the pipeline file says {partitions}.",
+            code="topic-partitions",
             hint=f"{renewal(table)}, then cdc -p FILE rebuild of its views; or write partitions: {actual} again",
             topic=topic,
         )
     if policy != "compact":
         raise ConnectorError(
             f"Topic {topic} has cleanup.policy {policy}, the pipeline takes compact: it may have lost records.",
+            code="topic-policy",
             hint=f"{renewal(table)}, then cdc -p FILE rebuild of its views",
             topic=topic,
         )
@@ -138,6 +141,7 @@ def missing_topic(topic: str) -> ConnectorError:
     """The error for a topic that doesn't exist."""
     return ConnectorError(
         f"There is no topic {topic}.",
+        code="topic-missing",
         hint="create the topics with: cdc -p FILE register",
         topic=topic,
     )

@@ -62,6 +62,7 @@ def key_index(conn: Connection, relation: int, table: str, key: Sequence[str] = 
     if not candidates or not candidates[0].primary:
         raise SourceError(
             f"{table} has no primary key, so its rows have no identity in a view.",
+            code="table-refused",
             hint=f"ALTER TABLE {table} ADD PRIMARY KEY (...), or {_suggest_key(table, candidates)}",
             table=table,
         )
@@ -70,6 +71,7 @@ def key_index(conn: Connection, relation: int, table: str, key: Sequence[str] = 
         # living row.
         raise SourceError(
             f"The primary key of {table} is deferrable, so it doesn't identify a row at every moment.",
+            code="table-refused",
             hint=f"ALTER TABLE {table} DROP CONSTRAINT {candidates[0].name}, ADD PRIMARY KEY (...)",
             table=table,
         )
@@ -81,6 +83,7 @@ def _index_over(table: str, key: Sequence[str], indexes: Sequence[Index]) -> Ind
     if unsupported:
         raise SourceError(
             f"A key column of {table} has a space, a colon, a semicolon or a comma in its name.",
+            code="table-refused",
             hint="the connector can't be told of it: rename the column, or give the table a primary key",
             table=table,
         )
@@ -90,6 +93,7 @@ def _index_over(table: str, key: Sequence[str], indexes: Sequence[Index]) -> Ind
     raise SourceError(
         f"{table} has no unique index over exactly {', '.join(key)} that holds for every row at every moment: all of"
         " them NOT NULL, the index neither deferrable nor partial nor over expressions.",
+        code="table-refused",
         hint=_suggest_key(table, indexes, key),
         table=table,
     )

@@ -170,10 +170,12 @@ def check_server(wal_level: str, version: int, pipeline: str) -> None:
     if version < OLDEST_VERSION:
         raise SourceError(
             f"Postgres {version // 10000} is too old for pipeline {pipeline}.",
+            code="postgres-too-old",
             hint="upgrade the server to 14 or later",
         )
     if wal_level != "logical":
         raise SourceError(
             f"The server has wal_level = {wal_level}; pipeline {pipeline} takes logical.",
+            code="wal-level",
             hint="ALTER SYSTEM SET wal_level = 'logical', restart the server, then run the command again",
         )

@@ -209,6 +209,7 @@ def _check_kind(table: str, kind: str) -> None:
     if kind not in ("r", "p"):
         raise SourceError(
             f"{table} isn't a table; the replication log has rows of tables only.",
+            code="table-refused",
             hint="list the tables that it is made from under source.tables",
             table=table,
         )
@@ -219,6 +220,7 @@ def _check_exclude(entry: TableSettings, columns: list[str], key: Sequence[str])
         if column in key:
             raise SourceError(
                 f"{entry.table} excludes {column}, which is part of its key.",
+                code="table-refused",
                 hint=f"take {column} out of exclude: without it rows can't be told apart",
                 table=entry.table,
             )

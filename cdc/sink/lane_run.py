@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache, partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -116,7 +116,7 @@ def _rejection_error(rejected: list[Rejected], sink: str) -> CdcError:
     )
 
 
-def reported_error(kind: str, message: str, hints: Mapping[str, str], **where: object) -> CdcError:
+def reported_error(kind: str, message: str, hints: Mapping[str, str], **where: Any) -> CdcError:
     """Build the error for the kind of a failure, with its hint."""
     return REPORTED[kind](
         message, hint={**COMMON_HINTS, **hints}.get(kind, "see the message"), **where

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from cdc.audit.auditor import Auditor
-from cdc.audit.finding import Audit, row_finding
-from cdc.audit.topic_health import view_findings
+from cdc.audit.finding import Audit, row_flaw
+from cdc.audit.topic_health import view_flaws
 from cdc.cli import topics as cli_topics
 from cdc.config.settings import Pipeline
 from cdc.errors import DivergenceError
@@ -246,7 +246,7 @@ def test_every_planted_defect_is_found_and_nothing_else(
     auditor = Auditor(spark, broker.shop, broker.topics, PLACEHOLDER, [])
     audits = {name: auditor.audit(broker.table(name)) for name in DEFECTS}
     findings = {
-        name: {finding.kind: (finding.count, finding.keys) for finding in audit.findings}
+        name: {flaw.kind: (flaw.count, flaw.keys) for flaw in audit.flaws}
         for name, audit in audits.items()
     }
     assert findings == {name: expected for name, (_, _, expected) in DEFECTS.items()}
@@ -293,9 +293,14 @@ def test_views_that_have_missed_something(broker: Broker) -> None:
     }
 
     def missed_views() -> dict[str, str]:
-        listed = view_findings(broker.topics, broker.shop, table, views)
-        assert all(finding.defect and "--table public.clean" in finding.hint for finding in listed)
-        return {finding.hint.split("rebuild ")[1].split()[0]: finding.kind for finding in listed}
+        listed = view_flaws(broker.topics, broker.shop, table, views)
+        assert all(flaw.defect and "--table public.clean" in flaw.hint for flaw in listed)
+        for flaw in listed:
+            finding = flaw.finding(table.qualified)
+            stopped = ("view-stopped", f"Kafka -> {flaw.sink}")
+            moved = ("topic-partitions", "Kafka")
+            assert (finding.code, finding.hop) == (moved if flaw.kind == "partitions" else stopped)
+        return {flaw.hint.split("rebuild ")[1].split()[0]: flaw.kind for flaw in listed}
 
     broken = {"recreated": "behind", "ahead": "behind", "narrow": "partitions"}
     assert missed_views() == broken
@@ -307,17 +312,18 @@ def test_views_that_have_missed_something(broker: Broker) -> None:
 def test_a_topic_that_is_not_there(broker: Broker, spark: "SparkSession") -> None:
     shop = broker.shop.model_copy(update={"pipeline": "another"})
     table = Table("public", "clean", (), ("id",), "another.public.clean")
-    findings = Auditor(spark, shop, broker.topics, PLACEHOLDER, []).audit(table).findings
-    assert {(finding.kind, finding.defect) for finding in findings} == {("missing", True)}
+    audit = Auditor(spark, shop, broker.topics, PLACEHOLDER, []).audit(table)
+    assert {(flaw.kind, flaw.defect) for flaw in audit.flaws} == {("missing", True)}
+    assert {finding.code for finding in audit.findings} == {"topic-missing"}
 
 
 def test_what_is_found_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     keys = tuple(map(str, range(100)))
     damaged = Audit(
-        "public.items", "t.public.items", (row_finding("unknown", 123, keys),), 20_000, 150, 3
+        "public.items", "t.public.items", (row_flaw("unknown", 123, keys),), 20_000, 150, 3
     )
     warned = Audit(
-        "public.others", "t.public.others", (row_finding("unreadable", 1),), 10, 10, repaired=7
+        "public.others", "t.public.others", (row_flaw("unreadable", 1),), 10, 10, repaired=7
     )
     with pytest.raises(DivergenceError, match="1 of 2 topics") as caught:
         cli_topics.report([damaged, warned], as_json=False)
@@ -334,6 +340,8 @@ def test_what_is_found_is_told(capsys: pytest.CaptureFixture[str]) -> None:
         "replayable",
         "19,850",
         "99%",
+        "(values-lost)",
+        "(records-unreadable)",
         "123 rows",
         ": 0, 1, 2, 3, 4 and more",
         "quarantine",
@@ -342,11 +350,12 @@ def test_what_is_found_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     cli_topics.report([warned], as_json=True)
     document = json.loads(capsys.readouterr().out)
     assert (document["replayable"], document["topics"][0]["repaired"]) == (True, 7)
-    assert document["topics"][0]["findings"][0] | {"what": "", "hint": ""} == {
-        "kind": "unreadable",
-        "count": 1,
-        "what": "",
-        "hint": "",
-        "keys": [],
-        "defect": False,
-    }
+    (finding,) = document["topics"][0]["findings"]
+    assert finding["message"].startswith("public.others: 1 records are no changes")
+    assert (finding["code"], finding["severity"], finding["count"], finding["defect"]) == (
+        "records-unreadable",
+        "warning",
+        1,
+        False,
+    )
+    assert finding["fix"]

@@ -15,6 +15,7 @@ import redis
 
 from cdc.connectors.client import Connect
 from cdc.doctor.examination import Examination
+from cdc.errors import SourceError
 from cdc.kafka.topics import Topics
 from cdc.model.finding import Finding, Severity
 from cdc.postgres import source
@@ -23,6 +24,13 @@ from tests.support.pipelines import NOWHERE
 from tests.support.shop import Shop
 
 pytestmark = pytest.mark.timeout(300)
+
+
+REFUSED = (
+    *("role-unfit", "role-unreadable", "publication-incomplete", "publication-partial"),
+    *("table-refused", "heartbeat-row-missing"),
+)
+"""Faults that `register` refuses, and calls what the doctor calls them."""
 
 
 @dataclass
@@ -145,14 +153,19 @@ def test_the_doctor_before_and_after_register(clinic: Clinic) -> None:
             " DROP TABLE shop.beat",
         ),
     }
-    codes = {}
+    codes, refusals = {}, {}
     with Connect(shop.connect) as connect:
         # A stopped connector: faults of Postgres don't end its task, nor does it mend them.
         connect.stop(name)
     for code, (plant, mend) in faults.items():
         with clinic.planted(plant, mend):
             codes[code] = clinic.troubles()
+            if code in REFUSED:
+                with pytest.raises(SourceError) as refused:
+                    shop.register()
+                refusals[code] = refused.value.code
     assert codes == {code: [code] for code in faults}
+    assert refusals == {code: code for code in REFUSED}
     assert clinic.troubles() == []
     assert _connector_faults(clinic) == {
         code: [code]

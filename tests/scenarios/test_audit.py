@@ -40,7 +40,7 @@ def audited(world: "World", kafka: Topics) -> Audit:
 
 
 def keys_by_kind(audit: Audit) -> dict[str, set[str]]:
-    return {finding.kind: set(finding.keys) for finding in audit.findings}
+    return {flaw.kind: set(flaw.keys) for flaw in audit.flaws}
 
 
 def ids(*numbers: int) -> set[str]:

@@ -51,11 +51,12 @@ def draw_audits(results: Sequence[Audit]) -> RenderableType:
         )
     findings = [
         Text(
-            f"{result.table}: {with_advice(finding.what + _list_keys(finding.keys), finding.hint)}",
-            "red" if finding.defect else "yellow",
+            f"{result.table}: {with_advice(flaw.what + _list_keys(flaw.keys), flaw.hint)}"
+            f" ({finding.code})",
+            "red" if flaw.defect else "yellow",
         )
         for result in results
-        for finding in result.findings
+        for flaw, finding in zip(result.flaws, result.findings, strict=True)
     ]
     return Group(grid, *findings)
 

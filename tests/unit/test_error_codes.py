@@ -1,0 +1,77 @@
+"""Errors that are findings: each code is one of the catalogue, and programs get the finding."""
+
+import ast
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from cdc.cli.console import Documents, print_error, print_failure
+from cdc.errors import CdcError, KafkaUnavailable, SourceError, SourceUnavailable
+from cdc.model.finding_codes import CODES
+from tests.support.pages import ROOT
+
+MISSING = SourceError(
+    "There is no publication shop.",
+    hint="cdc -p FILE migrate",
+    code="publication-missing",
+    publication="shop",
+)
+
+
+def codes_of_errors() -> Iterator[str]:
+    """Every code that is written down beside an error."""
+    for folder in ("cdc", "connectors", "migrations", "sinks"):
+        for path in (ROOT / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.keyword) and node.arg == "code":
+                    values = [
+                        part for part in ast.walk(node.value) if isinstance(part, ast.Constant)
+                    ]
+                    yield from (str(value.value) for value in values if value.value)
+
+
+def test_every_code_of_an_error_is_in_the_catalogue() -> None:
+    codes = set(codes_of_errors())
+    assert {"publication-missing", "table-refused", "topic-policy", "wal-level"} <= codes
+    assert codes - set(CODES) == set()
+    classes: list[type[CdcError]] = [CdcError, *_below(CdcError)]
+    assert {cls.code for cls in classes if cls.code} <= set(CODES)
+
+
+def _below(cls: type[CdcError]) -> Iterator[type[CdcError]]:
+    for below in cls.__subclasses__():
+        yield below
+        yield from _below(below)
+
+
+def test_a_class_has_the_code_of_its_errors() -> None:
+    assert SourceUnavailable("Away.", hint="wait").code == "source-unreachable"
+    assert KafkaUnavailable("Away.", hint="wait").code == "kafka-unreachable"
+    assert SourceError("Odd.", hint="look").code is None
+
+
+def test_people_and_programs_get_the_finding(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cdc.cli.console.documents", Documents())
+    print_error(MISSING)
+    assert "There is no publication shop. (publication-missing)" in capsys.readouterr().err
+    print_failure(MISSING)
+    document = json.loads(capsys.readouterr().out)
+    assert document["error"]["exit_code"] == 4
+    finding = document["finding"]
+    assert (finding["code"], finding["subject"], finding["severity"]) == (
+        "publication-missing",
+        "shop",
+        "down",
+    )
+    assert finding["why"]
+
+
+def test_an_error_without_a_code_is_no_finding(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cdc.cli.console.documents", Documents())
+    print_failure(SourceError("Odd.", hint="look"))
+    assert set(json.loads(capsys.readouterr().out)) == {"error"}
