@@ -10,13 +10,16 @@ POLL_S = 0.05
 
 
 def wait_until(
-    condition: Callable[[], T], timeout_s: float, describe: str | Callable[[], str]
+    condition: Callable[[], T],
+    timeout_s: float,
+    describe: str | Callable[[], str],
+    poll_s: float = POLL_S,
 ) -> T:
     """Return the condition's first true value; fail after `timeout_s` seconds, saying what was
     waited for.
     """
     until_true = Retrying(
-        retry=retry_if_not_result(bool), wait=wait_fixed(POLL_S), stop=stop_after_delay(timeout_s)
+        retry=retry_if_not_result(bool), wait=wait_fixed(poll_s), stop=stop_after_delay(timeout_s)
     )
     try:
         return until_true(condition)

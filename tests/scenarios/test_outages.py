@@ -1,0 +1,258 @@
+"""The hops of one running pipeline fail, one after another or two at once: everybody who tells of it
+says the same.
+
+`cdc status`, the figures of `cdc run` and `cdc serve`, the page, its API and a webhook name the hops and
+the codes within 10 s, and blame no other hop; afterwards all of them say that all is well.
+"""
+
+import json
+import re
+import subprocess
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import httpx
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from cdc.cli.observation.health import check_health
+from cdc.notify.notifier import Notifier
+from cdc.runtime.context import Context
+from cdc.sinks.redis.server import client as redis_client
+from tests.scenarios.test_exact import begin
+from tests.scenarios.test_serve import served
+from tests.support.receiver import Receiver
+from tests.support.wait import wait_until
+
+if TYPE_CHECKING:
+    from tests.scenarios.conftest import World
+
+pytestmark = pytest.mark.timeout(600)
+AGREE_S = 10.0
+POLL_S = 0.3
+Trouble = tuple[str, str]
+"""A hop and a code."""
+
+
+@dataclass(frozen=True)
+class Outage:
+    """A hop that fails, and what everybody has to say of it. `writes`: whether rows can still be
+    written at the source.
+    """
+
+    trouble: Trouble
+    begin: Callable[["World"], AbstractContextManager[None]]
+    writes: bool = True
+
+
+@contextmanager
+def paused_connector(world: "World") -> Iterator[None]:
+    connector = f"{world.stack.endpoints.connect}/connectors/{world.name}"
+    httpx.put(f"{connector}/pause").raise_for_status()
+    try:
+        yield
+    finally:
+        httpx.put(f"{connector}/resume").raise_for_status()
+
+
+@contextmanager
+def away_warehouse(world: "World") -> Iterator[None]:
+    """A file stands where the folder was, as where a mount point is broken."""
+    moved = world.warehouse.with_name("moved")
+    world.warehouse.rename(moved)
+    world.warehouse.write_text("")
+    try:
+        yield
+    finally:
+        world.warehouse.unlink()
+        moved.rename(world.warehouse)
+
+
+def frozen(server: str) -> Callable[["World"], AbstractContextManager[None]]:
+    return lambda world: world.stack.servers.frozen(server)
+
+
+CONNECTOR = Outage(("Postgres -> Kafka", "connector-stopped"), paused_connector)
+POSTGRES = Outage(("Postgres", "source-unreachable"), frozen("postgres"), writes=False)
+CONNECT = Outage(("Postgres -> Kafka", "connect-unreachable"), frozen("connect"))
+KAFKA = Outage(("Kafka", "kafka-unreachable"), frozen("kafka"))
+INDEX = Outage(("Kafka -> search", "sink-unreachable"), frozen("elasticsearch"))
+CACHE = Outage(("Kafka -> cache", "sink-unreachable"), frozen("redis"))
+WAREHOUSE = Outage(("Kafka -> warehouse", "sink-unreachable"), away_warehouse)
+ROUNDS = ((CONNECTOR, CACHE), (POSTGRES,), (CONNECT,), (KAFKA,), (INDEX, WAREHOUSE))
+"""Hops that fail at once, one group after another."""
+
+
+class Witnesses:
+    """All that tell of a pipeline's troubles."""
+
+    def __init__(self, world: "World", run: str, page: httpx.Client, receiver: Receiver) -> None:
+        self.receiver = receiver
+        self.asked: Mapping[str, Callable[[], set[Trouble]]] = {
+            "status": lambda: _troubles(status_of(world)),
+            "metrics of run": lambda: _troubles_of_metrics(httpx.get(run)),
+            "metrics of serve": lambda: _troubles_of_metrics(page.get("/metrics")),
+            "api": lambda: _troubles(page.get("/api/status").json()),
+            "page": lambda: _troubles_of_page(page.get("/")),
+            "webhook": lambda: self.notified,
+        }
+
+    @property
+    def notified(self) -> set[Trouble]:
+        """What the webhook was told, since the receiver was last emptied."""
+        return {
+            (body["hop"], body["code"])
+            for body in self.receiver.bodies
+            if body["event"] == "opened"
+        }
+
+
+def status_of(world: "World") -> dict[str, Any]:
+    process = subprocess.run(
+        world.command("status", "--json"), check=False, capture_output=True, text=True
+    )
+    return dict(json.loads(process.stdout))
+
+
+def _troubles(status: dict[str, Any]) -> set[Trouble]:
+    return {
+        (finding["hop"], finding["code"])
+        for finding in status["findings"]
+        if finding["severity"] in ("down", "degraded")
+    }
+
+
+def _troubles_of_metrics(answer: httpx.Response) -> set[Trouble]:
+    return {
+        (sample.labels["hop"], sample.labels["code"])
+        for family in text_string_to_metric_families(answer.raise_for_status().text)
+        for sample in family.samples
+        if sample.name == "cdc_findings" and sample.labels["severity"] in ("down", "degraded")
+    }
+
+
+def _troubles_of_page(answer: httpx.Response) -> set[Trouble]:
+    text = answer.raise_for_status().text
+    places = re.findall(r'class="meta">([^<]+?) · <a [^>]*href="/runbooks/([a-z-]+)"', text)
+    return {(hop.replace("-&gt;", "->"), code) for hop, code in places}
+
+
+@contextmanager
+def observed(world: "World") -> Iterator[Witnesses]:
+    """Run the pipeline and its page, and a receiver of what both tell."""
+    receiver = Receiver()
+    with world.file.open("a") as file:
+        file.write(f"notify: [{{url: {receiver.url!r}, after_s: 0}}]\n")
+    log = world.folder / "run.log"
+    try:
+        with world.process("--metrics", "0"), served(world) as page:
+            wait_until(lambda: "/metrics," in log.read_text(), 90, log.read_text)
+            (address,) = re.findall(r"http://127.0.0.1:\d+/metrics", log.read_text())
+            yield Witnesses(world, address, page, receiver)
+    finally:
+        receiver.close()
+
+
+def wait_for_all(
+    witnesses: Witnesses, says: Callable[[str, set[Trouble]], bool], limit_s: float
+) -> dict[str, float]:
+    """Ask each until it says what it has to: the seconds that each took."""
+
+    def wait_for(name: str) -> float:
+        began, last = time.monotonic(), set[Trouble]()
+
+        def has_said() -> bool:
+            nonlocal last
+            last = witnesses.asked[name]()
+            return says(name, last)
+
+        wait_until(has_said, limit_s, lambda: f"{name} to tell it: {last}", POLL_S)
+        return round(time.monotonic() - began, 1)
+
+    with ThreadPoolExecutor(len(witnesses.asked)) as pool:
+        waiting = {name: pool.submit(wait_for, name) for name in witnesses.asked}
+    return {name: wait.result() for name, wait in waiting.items()}
+
+
+def assert_agreed(outages: Sequence[Outage], witnesses: Witnesses, limit_s: float) -> None:
+    """All name the troubles within the limit, and blame no other hop. The webhook alone may have
+    told more: it is told of what passes, too.
+    """
+    troubles = {outage.trouble for outage in outages}
+    hops = {hop for hop, _ in troubles}
+
+    def names_them(name: str, told: set[Trouble]) -> bool:
+        blames_others = name != "webhook" and {hop for hop, _ in told} - hops
+        return troubles <= told and not blames_others
+
+    took_s = wait_for_all(witnesses, names_them, limit_s)
+    print(f"{sorted(troubles)}: {took_s}")
+
+
+def wait_until_over(world: "World", witnesses: Witnesses) -> None:
+    """Nobody tells of a trouble, and no view is behind."""
+
+    def is_well() -> bool:
+        status = status_of(world)
+        lags = {view["lag_seconds"] for sink in status["sinks"] for view in sink["views"]}
+        return not _troubles(status) and lags == {0.0}
+
+    witnesses.receiver.bodies.clear()
+    for name, ask in witnesses.asked.items():
+        # A process each time: asked last, when the others say that it is worth it.
+        if name != "status":
+            wait_until(lambda ask=ask: not ask(), 60, f"{name} to say that it is over", POLL_S)  # type: ignore[misc]
+    wait_until(is_well, 60, "the status to be well")
+
+
+def test_everybody_says_which_hop_is_away_and_when_it_is_back(world: "World") -> None:
+    world.sql("CREATE TABLE items (id int PRIMARY KEY, n int)")
+    begin(world, "public.items", seed="INSERT INTO items VALUES (0, 0)")
+    with observed(world) as witnesses:
+        world.settle()
+        wait_until_over(world, witnesses)
+        began = time.monotonic()
+        assert _troubles(status_of(world)) == set()
+        # Whoever asks takes time as well, on a busy machine much of it.
+        limit_s = AGREE_S + 2 * (time.monotonic() - began)
+        for number, outages in enumerate(ROUNDS, 1):
+            with ExitStack() as stack:
+                for outage in outages:
+                    stack.enter_context(outage.begin(world))
+                if all(outage.writes for outage in outages):
+                    world.sql(f"INSERT INTO items VALUES ({number}, 0)")
+                assert_agreed(outages, witnesses, limit_s)
+            wait_until_over(world, witnesses)
+        assert_told_over(world, witnesses.receiver)
+        assert_left_alone(world)
+        world.settle()
+    world.assert_equal()
+
+
+def assert_left_alone(world: "World") -> None:
+    """A look at the pipeline leaves a connection alone that a stream of the same process uses."""
+    pool = redis_client(world.cache).connection_pool
+    connection = pool.get_connection()
+    try:
+        check_health(Context(world.file, world.folder))
+        connection.send_command("PING")  # type: ignore[no-untyped-call]
+        assert connection.read_response() == "PONG"
+    finally:
+        pool.release(connection)
+
+
+def assert_told_over(world: "World", receiver: Receiver) -> None:
+    """Each incident ends with a message: after minutes of quiet, which this notifier doesn't wait."""
+    receiver.bodies.clear()
+    notifier = Notifier(world.pipeline, "status", quiet_s=0)
+    try:
+        for _ in range(2):
+            notifier.notify(check_health(Context(world.file, world.folder)).findings)
+    finally:
+        notifier.close()
+    over = {(body["hop"], body["code"]) for body in receiver.bodies if body["event"] == "recovered"}
+    assert over >= {outage.trouble for outages in ROUNDS for outage in outages}
