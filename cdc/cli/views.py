@@ -1,13 +1,18 @@
 """Verbs of `cdc views`: the views of several tables that the file declares."""
 
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cdc.cli.console import Json, out, print_json
+from cdc.cli.console import Json, Master, out, print_json
+from cdc.errors import DivergenceError, UndecidedError
 from cdc.postgres import table_survey
+from cdc.runtime.servers import spark_on
 
-app = typer.Typer(help="Show the views of several tables.", rich_markup_mode=None)
+if TYPE_CHECKING:
+    from cdc.runtime.context import Context
+
+app = typer.Typer(help="Show and check the views of several tables.", rich_markup_mode=None)
 ViewName = Annotated[str, typer.Argument(help="A view of the pipeline file.")]
 
 
@@ -73,27 +78,69 @@ def plan(context: typer.Context, as_json: Json = False) -> None:
     for.
     """
     from cdc.cli.screens.views import draw_views_plan
+
+    pipeline = context.obj.pipeline
+    rows: dict[str, dict[str, Any]] = {"tables": {}, "views": {}, "waiting": {}}
+    if pipeline.views:
+        refused = context.obj.resolution.refused
+        rows["waiting"] = {name: error.message for name, error in refused.items()}
+        rows["tables"], rows["views"] = _rebuilds(context.obj)
+    if as_json:
+        return print_json(rows)
+    out.print(draw_views_plan(rows) if pipeline.views else "the pipeline file has no views")
+    return None
+
+
+def _rebuilds(context: "Context") -> tuple[dict[str, bool], dict[str, bool]]:
+    """Say which tables' topics the next run reads again, and which views it makes again."""
     from cdc.kafka.topics import Topics
     from cdc.sink.factory import build_state
     from cdc.views.engine import all_needs
     from cdc.views.outline import rebuilds
     from cdc.views.plan import StatePlan
 
+    pipeline, state = context.pipeline, build_state(context.pipeline)
+    state.plan = StatePlan(context.resolution.views)
+    topics = {view.name: pipeline.view_topic(view.name) for view in state.plan.views}
+    with Topics(pipeline.kafka) as kafka:
+        ends = kafka.ends(list(kafka.existing(topics.values())))
+    ids = {name: ends[topic].topic_id if topic in ends else "" for name, topic in topics.items()}
+    return rebuilds(state, all_needs(state.plan, ids))
+
+
+@app.command()
+def audit(context: typer.Context, master: Master = "local[*]", as_json: Json = False) -> None:
+    """Compare the views' topics with documents that joins over the tables' topics make.
+
+    Checks what `cdc run` keeps change by change, as of when it was last done with all changes;
+    nothing has to stand still. Reads no row of Postgres or of a sink. Exit 8 when a view differs.
+    """
+    from cdc.audit.documents.comparison import compare_documents, read_vector
+    from cdc.cli.screens.verify import draw_comparisons
+    from cdc.kafka.topics import Topics
+    from cdc.sink.factory import open_documents
+    from cdc.views.plan import StatePlan
+
     pipeline = context.obj.pipeline
-    rows: dict[str, dict[str, Any]] = {"tables": {}, "views": {}, "waiting": {}}
-    if pipeline.views:
-        state = build_state(pipeline)
-        resolution = context.obj.resolution
-        state.plan = StatePlan(resolution.views)
-        rows["waiting"] = {name: error.message for name, error in resolution.refused.items()}
-        topics = {view.name: pipeline.view_topic(view.name) for view in state.plan.views}
-        with Topics(pipeline.kafka) as kafka:
-            ends = kafka.ends(list(kafka.existing(topics.values())))
-        ids = {
-            name: ends[topic].topic_id if topic in ends else "" for name, topic in topics.items()
-        }
-        rows["tables"], rows["views"] = rebuilds(state, all_needs(state.plan, ids))
+    plan = StatePlan(context.obj.resolution.views if pipeline.views else ())
+    if not plan.views:
+        raise UndecidedError("There is no view to compare.", hint="cdc -p FILE views list")
+    if remade := [name for name, is_remade in _rebuilds(context.obj)[1].items() if is_remade]:
+        raise UndecidedError(
+            f"The documents of {remade[0]} are to be made again.", hint="cdc -p FILE run makes them"
+        )
+    with Topics(pipeline.kafka) as kafka, spark_on(master, context.obj.executors([])) as spark:
+        current = open_documents(pipeline)()
+        vector = read_vector(kafka, pipeline, plan, current, context.obj.placeholder)
+        results = list(compare_documents(spark, pipeline, plan, vector))
     if as_json:
-        return print_json(rows)
-    out.print(draw_views_plan(rows) if pipeline.views else "the pipeline file has no views")
-    return None
+        equal = all(result.equal for result in results)
+        print_json({"equal": equal, "views": [result.to_dict() for result in results]})
+    else:
+        out.print(draw_comparisons(results))
+    if different := [result for result in results if not result.equal]:
+        table = different[0].table
+        raise DivergenceError(
+            f"{len(different)} of {len(results)} views aren't what their tables' topics make.",
+            hint=f"a bug in the pipeline; cdc -p FILE verify --table {table} says what readers see",
+        )

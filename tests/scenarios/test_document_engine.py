@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import redis
 
+from cdc.audit.documents.comparison import compare_documents, read_vector
 from cdc.compose.wheels import redis_server
 from cdc.control.heartbeat import last_heartbeat
 from cdc.errors import Fenced
@@ -30,6 +31,7 @@ from cdc.views.engine import DocumentEngine
 from cdc.views.resolve import resolve
 from tests.support.cache import free_port
 from tests.support.document_history import Broker, History
+from tests.support.envelopes import PLACEHOLDER
 from tests.support.shop import read
 from tests.support.wait import wait_until
 
@@ -363,6 +365,82 @@ def test_of_two_engines_the_first_is_fenced(history: History, spark: "SparkSessi
     second.work()
     assert gone_back(history) == []
     assert newest(history) == expected(history)
+
+
+AUDITED = """
+  author_docs:
+    root: lib.authors
+    where: version < 100
+    include:
+      books:
+        table: lib.books
+        on: {id: author_id}
+        many: true
+        order_by: [version desc]
+        limit: 2
+        aggregates: {count: count(*), versions: sum(version), least: min(version)}
+        include: {author: {table: lib.authors, on: {author_id: id}}}
+    to: [topic]
+  book_docs:
+    root: lib.books
+    include:
+      author: {table: lib.authors, on: {author_id: id}, columns: [version]}
+      editions: {table: lib.books, on: {version: version}, many: true, columns: [id]}
+    to: [topic]
+"""
+
+
+def test_joins_over_the_topics_make_the_same_documents(
+    history: History, spark: "SparkSession"
+) -> None:
+    history.declare(AUDITED)
+    engine = Engine(spark, history)
+    fill(history)
+    history.apply()
+    engine.work()
+    bump(history, 2)
+    history.do("DELETE FROM lib.books WHERE id = 4", "UPDATE lib.authors SET id = 9 WHERE id = 3")
+    history.do("INSERT INTO lib.authors VALUES (4, 100)")
+    history.apply()
+    engine.work()
+    assert audit(history, spark) == {"author_docs": (3, 3, []), "book_docs": (3, 3, [])}
+    # Rows that the documents aren't of yet change nothing: both sides are of one moment.
+    history.do("DELETE FROM lib.books WHERE id = 3")
+    assert audit(history, spark)["book_docs"] == (3, 3, [])
+    history.apply()
+    engine.work()
+
+    # Documents that the engine hasn't made so: another, none, one too many.
+    topic = history.pipeline.view_topic("book_docs")
+    members = {"author_id": 2, "version": 9, "author": "null", "editions": "[]"}
+    producer = kafka.KafkaProducer(bootstrap_servers=history.pipeline.kafka)
+    for row_id in (1, 7):
+        document = json.dumps({"id": row_id, **members}).encode()
+        value = history.envelope(history.table("books"), document)
+        producer.send(topic, key=b'{"id":%d}' % row_id, value=value)
+    producer.send(topic, key=b'{"id":2}', value=None)
+    producer.flush()
+    producer.close()
+    history.do("INSERT INTO lib.authors VALUES (5, 1)")
+    history.apply()
+    engine.work()
+    wrong = ["different 1", "missing 2", "extra 7"]
+    assert audit(history, spark) == {"author_docs": (4, 4, []), "book_docs": (2, 2, wrong)}
+
+
+def audit(history: History, spark: "SparkSession") -> dict[str, tuple[int, int, list[str]]]:
+    """By view: documents that joins make, documents of the topic, and what differs."""
+    with Topics(history.pipeline.kafka) as topics:
+        current = history.sink.open_state()().current()
+        vector = read_vector(topics, history.pipeline, history.plan, current, PLACEHOLDER)
+    return {
+        comparison.table.removeprefix("view."): (
+            comparison.source_rows,
+            comparison.view_rows,
+            [f"{difference.kind} {difference.id}" for difference in comparison.sample],
+        )
+        for comparison in compare_documents(spark, history.pipeline, history.plan, vector)
+    }
 
 
 def test_a_view_that_comes_back_has_no_document_of_a_row_that_went(
