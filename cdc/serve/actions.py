@@ -89,8 +89,8 @@ VERBS: Mapping[str, Verb] = {
     )
 }
 
-OF_A_WHOLE_SINK = ("rollback", "pause", "resume")
-OF_A_SINK = ("rebuild", *OF_A_WHOLE_SINK)
+WHOLE_SINK_VERBS = ("rollback", "pause", "resume")
+SINK_VERBS = ("rebuild", *WHOLE_SINK_VERBS)
 """Verbs that need a sink, and among them those that are never about one table."""
 
 
@@ -160,9 +160,9 @@ def choose(
         raise Refusal(f"There is no table {table!r} in {sink or 'any sink'}.")
     if place and place not in {record.entry.place for record in quarantine}:
         raise Refusal(f"{place!r} isn't in quarantine.")
-    if verb.name in OF_A_SINK and not sink:
+    if verb.name in SINK_VERBS and not sink:
         raise Refusal("Say which sink.")
-    if verb.name in OF_A_WHOLE_SINK:
+    if verb.name in WHOLE_SINK_VERBS:
         table = ""
     return Request(verb, sink, table, place)
 

@@ -415,9 +415,9 @@ def test_joins_over_the_topics_make_the_same_documents(
     members = {"author_id": 2, "version": 9, "author": "null", "editions": "[]"}
     producer = kafka.KafkaProducer(bootstrap_servers=history.pipeline.kafka)
     for row_id in (1, 7):
-        document = json.dumps({"id": row_id, **members}).encode()
-        value = history.envelope(history.table("books"), document)
-        producer.send(topic, key=b'{"id":%d}' % row_id, value=value)
+        row = {"id": row_id, **members}
+        value = {"op": "u", "after": row, "source": {"schema": "view", "table": "book_docs"}}
+        producer.send(topic, key=b'{"id":%d}' % row_id, value=json.dumps(value).encode())
     producer.send(topic, key=b'{"id":2}', value=None)
     producer.flush()
     producer.close()
