@@ -11,6 +11,7 @@ Invariant: neither Postgres nor a sink is asked; rows stay with the executors. A
 decoded is left out, as sinks put it aside.
 """
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial, reduce
@@ -29,6 +30,7 @@ from cdc.codec.table import codec
 from cdc.config.settings import Pipeline
 from cdc.control.control_topics import Control
 from cdc.errors import UndecidedError
+from cdc.kafka.log_continuity import COMPACTION_LAG, HOLES_S
 from cdc.kafka.topics import Topics
 from cdc.model.outcome import Advance
 from cdc.model.position import Position, distance
@@ -76,7 +78,8 @@ def read_vector(
     """Take the vector that the state has noted last: `current`, see `State.current`.
 
     Raises:
-        UndecidedError: some documents have never been current, or a topic was made anew since.
+        UndecidedError: some documents have never been current, or are so old that compaction may
+            have removed records that they are of; or a topic was made anew since.
         ConnectorError: from the broker.
     """
     control = Control(pipeline, kafka)
@@ -90,6 +93,7 @@ def read_vector(
                 f"The documents of this pipeline aren't current: {topic} isn't where the state is.",
                 hint="cdc -p FILE run makes them current; then the same command",
             )
+    _refuse_superseded(kafka, current, ends)
     lsns, first_offsets = control.floors.lsns, dict[str, Sequence[int]]()
     for topic, end in ends.items():
         if first := control.registration.start(topic, end.topic_id):
@@ -98,6 +102,31 @@ def read_vector(
         table.topic: lsns[table.qualified] for table in plan.tables if table.qualified in lsns
     }
     return Vector(current, DecodeOptions(placeholder, floors, first_offsets))
+
+
+def _refuse_superseded(
+    kafka: Topics, current: Mapping[str, Position], ends: Mapping[str, Position]
+) -> None:
+    """Raise UndecidedError where a record behind the vector is about as old as superseded ones
+    are kept.
+    """
+    places = {
+        (topic, partition, offset)
+        for topic, end in ends.items()
+        for partition, offset in enumerate(current[topic].offsets)
+        if offset < end.offsets[partition]
+    }
+    lags_ms = {
+        topic: int(settings[COMPACTION_LAG]) or HOLES_S * 1000
+        for topic, settings in kafka.settings(ends).items()
+    }
+    now_ms = time.time() * 1000
+    for (topic, _, _), record in kafka.next_records(places).items():
+        if record is not None and now_ms - record[1] > lags_ms[topic] / 2:
+            raise UndecidedError(
+                f"The documents are older than what compaction leaves of {topic}.",
+                hint="cdc -p FILE run makes them current; then the same command",
+            )
 
 
 def compare_documents(
