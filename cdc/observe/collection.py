@@ -189,10 +189,15 @@ def _ask_servers(
         "definitions": _start_request("definitions", lambda: _definitions(pipeline)),
         "kafka": _start_request("kafka", lambda: read_topics(pipeline, tables, stored_in_time)),
     }
-    return {
+    answers = {
         part: _await_answer(part, request, started, patience_s)
         for part, request in requests.items()
     }
+    slot, unread = answers["postgres"]
+    if unread is None and not requests["definitions"].done():
+        # It has begun to hang during this look, and the next one would say so only seconds later.
+        answers["postgres"] = slot, _silence("postgres", patience_s)
+    return answers
 
 
 def _registration_findings(
@@ -224,9 +229,13 @@ def _await_answer(part: str, answer: "Future[Answer]", started: float, patience_
     try:
         return answer.result(max(0.0, started + patience_s - time.monotonic()))
     except TimeoutError:
-        message = f"{SERVERS.get(part, part)} gives no answer within {patience_s:.0f} s."
-        hint = "look at that server, and at the network to it: it takes connections, or did, and doesn't answer"
-        return None, _unreachable(part, CdcError(message, hint=hint))
+        return None, _silence(part, patience_s)
+
+
+def _silence(part: str, patience_s: float) -> Finding:
+    message = f"{SERVERS.get(part, part)} gives no answer within {patience_s:.0f} s."
+    hint = "look at that server, and at the network to it: it takes connections, or did, and doesn't answer"
+    return _unreachable(part, CdcError(message, hint=hint))
 
 
 def _ask(part: str, ask: Callable[[], Any]) -> Answer:

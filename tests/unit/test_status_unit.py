@@ -351,6 +351,22 @@ def test_what_hangs_is_said_to_give_no_answer_and_the_rest_is_told() -> None:
     assert (cache.views[0].changes, cache.views[0].lag_records) == (7, None)
 
 
+def test_a_server_that_begins_to_hang_during_a_look_is_named_by_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Postgres has told of its slot, and then nothing of its definitions."""
+    release = threading.Event()
+    monkeypatch.setattr(collection, "ANSWER_S", 0.5)
+    monkeypatch.setattr(collection, "_slot", lambda _: GOOD.slot)
+    monkeypatch.setattr(collection, "_definitions", lambda _: release.wait(60))
+    shop = pipeline("shop", "postgresql://owner@127.0.0.1:1/shop", "public.orders")
+    status = collect(shop, positions={})
+    release.set()
+    (finding,) = [each for each in status.findings if each.code == "source-unreachable"]
+    assert finding.message.startswith("Postgres -> Kafka can't be judged: Postgres gives no answer")
+    assert status.slot == GOOD.slot
+
+
 def test_a_heartbeat_within_its_interval_is_not_late() -> None:
     assert not HeartbeatStatus(6.9, 0.0, 2.0).late
     assert HeartbeatStatus(7.1, 0.0, 2.0).late
