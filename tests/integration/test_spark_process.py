@@ -1,4 +1,4 @@
-"""How Spark's process ends: in one of its own for each test."""
+"""How the process of Spark ends: each test starts its own."""
 
 import os
 import subprocess
