@@ -161,7 +161,7 @@ def test_documents_follow_their_tables_through_kills(world: "World") -> None:
     with world.process("--sink", "documents"):
         wait_until(lambda: states(world)["documents"] == "running", 60, "the documents' stream")
         assert "running" not in [states(world)[name] for name in world.pipeline.sinks]
-    with world.process():
+    with world.running():
         change(world, chance, 50)
         views = {(result.sink, result.table) for result in compare(world)}
         assert {
