@@ -58,6 +58,11 @@ def _of_pipeline(status: Status) -> Iterator[Metric]:
         yield from _gauge(
             "cdc_slot_safe_bytes", "Log until the slot is given up.", slot.safe_wal_size
         )
+        yield from _gauge(
+            "cdc_slot_loss_seconds",
+            "Until the slot is given up, at the present pace; none while it is read.",
+            status.slot_loss_s,
+        )
     if connector:
         running = connector.state == "RUNNING" and set(connector.tasks) == {"RUNNING"}
         yield from _gauge("cdc_connector_up", "1 while connector and task run.", float(running))
@@ -105,6 +110,11 @@ def _of_views(status: Status) -> Iterator[Metric]:
     quarantined = GaugeMetricFamily(
         "cdc_quarantined_records", "Records in quarantine.", labels=["sink"]
     )
+    catch_up = GaugeMetricFamily(
+        "cdc_sink_catch_up_seconds",
+        "Until the sink has caught up, at the pace of the last minutes; none where it falls behind.",
+        labels=["sink"],
+    )
     paused = GaugeMetricFamily(
         "cdc_sink_paused", "1 while somebody has paused the sink.", labels=["sink"]
     )
@@ -118,6 +128,8 @@ def _of_views(status: Status) -> Iterator[Metric]:
         paused.add_metric([sink.name], float(sink.paused_by is not None))
         if sink.lag_seconds is not None:
             sinks.add_metric([sink.name], sink.lag_seconds)
+        if sink.catch_up_s is not None:
+            catch_up.add_metric([sink.name], sink.catch_up_s)
         # Without Kafka neither is known.
         if any(view.lag_records is not None for view in sink.views):
             quarantined.add_metric([sink.name], sum(view.quarantined for view in sink.views))
@@ -128,7 +140,7 @@ def _of_views(status: Status) -> Iterator[Metric]:
                 records.add_metric([sink.name, view.table], view.lag_records)
             if view.generation:
                 begun.add_metric([sink.name, view.table], generation_time(view.generation))
-    yield from (paused, sinks, seconds, records, quarantined, begun)
+    yield from (paused, sinks, catch_up, seconds, records, quarantined, begun)
 
 
 def _of_builds(sinks: Iterable[SinkStatus]) -> Iterator[Metric]:

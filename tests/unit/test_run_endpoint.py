@@ -46,7 +46,16 @@ STATUS = diagnose(
         ConnectorStatus("RUNNING", ("RUNNING",), None),
         SLOT,
         HeartbeatStatus(1.0, 0.02, 2.0),
-        (SinkStatus("cache", "running", views=VIEWS, build=BuildStatus("replay", 3, 9, True)),),
+        (
+            SinkStatus(
+                "cache",
+                "running",
+                views=VIEWS,
+                build=BuildStatus("replay", 3, 9, True),
+                catch_up_s=60.0,
+            ),
+        ),
+        slot_loss_s=600.0,
     )
 )
 RUNNING = Progress(
@@ -92,6 +101,8 @@ def test_each_hop_has_its_numbers(endpoint: RunEndpoint) -> None:
     values = series(endpoint)
     assert values["cdc_slot_lag_bytes"] == 500
     assert values["cdc_slot_safe_bytes"] == 100
+    assert values["cdc_slot_loss_seconds"] == 600
+    assert values['cdc_sink_catch_up_seconds{sink="cache"}'] == 60
     assert values["cdc_connector_up"] == 1
     assert values["cdc_heartbeat_age_seconds"] == 1
     assert values['cdc_sink_up{sink="cache"}'] == 1

@@ -83,8 +83,11 @@ def _source(status: Status) -> Part:
     if slot is None:
         return Part("Postgres", "down", ("no replication slot",))
     retained = "" if slot.retained_bytes is None else f"{decimal(slot.retained_bytes)} of log kept"
-    lines = (f"slot {'active' if slot.active else 'not read'}", retained)
-    return Part("Postgres", state, tuple(filter(None, lines)))
+    state_of_slot = "active" if slot.active else "not read"
+    if status.slot_loss_s is not None:
+        state_of_slot = f"is lost in {duration(status.slot_loss_s)}"
+    words = (f"slot {state_of_slot}", retained)
+    return Part("Postgres", state, tuple(filter(None, words)))
 
 
 def _capture(status: Status) -> Part:
@@ -131,7 +134,8 @@ def _branch(status: Status, sink: SinkStatus) -> Branch:
     else:
         lines = (_lag(sink), f"{sum(measured):,} records waiting")
     if sink.state in WORKING and sink.rows_per_s:
-        lines = (*lines, f"{sink.rows_per_s:,.0f} changes/s")
+        left = "" if sink.catch_up_s is None else f", {duration(sink.catch_up_s)} left"
+        lines = (*lines, f"{sink.rows_per_s:,.0f} changes/s{left}")
     state = _state(findings, hop)
     silent = unread and "sink-unreachable" not in codes
     arrow = Part(hop, "unknown" if silent and state == "ok" else state, lines)
