@@ -26,8 +26,9 @@ properties: setup ## random records and histories, 20 times as many as in test; 
 bench: setup ## limits, a plain rival and this pipeline, in one run (SIZE=S, M or L; ONLY="views growth")
 	@$(PY) -m bench --size $${SIZE:-M} $(ONLY:%=--only %)
 
+# Half of the unit tests' time is waiting, for a server that says nothing or a process that ends: so they are in two parts.
 check: setup ## before every commit: lint, types, documentation and the tests that need no server
-	@$(MAKE) --no-print-directory --jobs 2 --output-sync unit type spark docs lint deps
+	@$(MAKE) --no-print-directory --jobs 3 --output-sync unit/m-z unit/a-l spark type docs lint deps
 
 up: setup ## start the servers of the sample pipeline
 	@$(CDC) up
@@ -58,6 +59,9 @@ docs: setup ## the documentation as a site in build/site, strictly
 
 unit: setup ## no server, no JVM
 	@.venv/bin/pytest tests/unit
+
+unit/%: setup
+	@.venv/bin/pytest tests/unit/test_[$*]*.py
 
 browser: setup ## the page in the system's chromium
 	@.venv/bin/pytest tests/browser
