@@ -28,7 +28,7 @@ bench: setup ## limits, a plain rival and this pipeline, in one run (SIZE=S, M o
 
 # Half of the unit tests' time is waiting, for a server that says nothing or a process that ends: so they are in two parts.
 check: setup ## before every commit: lint, types, documentation and the tests that need no server
-	@$(MAKE) --no-print-directory --jobs 3 --output-sync unit/m-z unit/a-l spark type docs lint deps
+	@$(MAKE) --no-print-directory --jobs 3 --output-sync unit/s-z unit/a-r spark type docs lint deps
 
 up: setup ## start the servers of the sample pipeline
 	@$(CDC) up
