@@ -13,8 +13,10 @@ from typing import Annotated
 
 import typer
 
-from bench import cases, documents, flights, growth, latency, live, paths, plots, replayed, report
-from bench.figure import Figure
+from bench import cases, growth, latency, live, paths, replayed
+from bench.documents import drains, flights
+from bench.output import plots, report
+from bench.output.figure import Figure
 from bench.stage import Servers, Stage
 
 
@@ -172,7 +174,7 @@ def parts(scale: Scale) -> list[Part]:
         Part("memory", lambda stage: live.growing(stage, sizes), "growth"),
         Part(
             "views",
-            lambda stage: documents.documents(stage, scale.flights, changes, scale.seconds),
+            lambda stage: drains.documents(stage, scale.flights, changes, scale.seconds),
             "documents",
         ),
     ]

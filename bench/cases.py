@@ -17,9 +17,9 @@ import orjson
 import psycopg
 import redis
 
-from bench import plain, rival
-from bench.figure import Figure
-from bench.plain import rival_name
+from bench.output.figure import Figure
+from bench.rivals import plain, rival
+from bench.rivals.plain import rival_name
 from bench.stage import Stage
 from bench.workload import Data
 from cdc.codec.record import RecordDecoder
@@ -274,7 +274,7 @@ def _limit(stage: Stage, target: str, place: str) -> float:
     words = [
         sys.executable,
         "-m",
-        "bench.limits",
+        "bench.rivals.limits",
         target,
         stage.endpoints.kafka,
         place,

@@ -6,11 +6,11 @@ from collections.abc import Iterator, Sequence
 
 from pyspark.sql import functions as F
 
-from bench.cost import Cost
-from bench.figure import Figure
 from bench.live import copy, verifying
+from bench.output.cost import Cost
+from bench.output.figure import Figure
 from bench.paths import book
-from bench.rival import Rivals
+from bench.rivals.rival import Rivals
 from bench.stage import Stage
 from bench.workload import Data
 

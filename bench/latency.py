@@ -22,7 +22,7 @@ import psycopg
 from pyspark.sql import functions as F
 
 from bench.batches import Batch, Watched
-from bench.figure import Figure
+from bench.output.figure import Figure
 from bench.stage import Stage
 from cdc.model.position import Position
 from cdc.sample.probe import Watch, delta_watch, elasticsearch_watch, redis_watch

@@ -14,9 +14,9 @@ import psutil
 import psycopg
 from pyspark.sql import functions as F
 
-from bench.cost import Meter
-from bench.figure import Figure
 from bench.latency import LIMITS, RATE, visible
+from bench.output.cost import Meter
+from bench.output.figure import Figure
 from bench.stage import Stage
 from cdc.cli.rebuild import build
 from cdc.errors import DivergenceError

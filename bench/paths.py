@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pyspark.sql import functions as F
 
 from bench.batches import Span, Watched, spans
-from bench.cost import Cost
-from bench.figure import Figure
-from bench.rival import Rivals
+from bench.output.cost import Cost
+from bench.output.figure import Figure
+from bench.rivals.rival import Rivals
 from bench.stage import Stage
 from bench.workload import Data
 from cdc.connectors.client import Connect

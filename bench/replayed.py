@@ -4,7 +4,7 @@ import time
 from collections.abc import Iterator
 from datetime import date, timedelta
 
-from bench.figure import Figure
+from bench.output.figure import Figure
 from bench.paths import equal
 from bench.stage import Stage
 from bench.workload import Data

@@ -13,7 +13,7 @@ import psycopg
 from pyspark.sql import DataFrame, SparkSession
 
 from bench.batches import REMEMBERED, Watched
-from bench.cost import Meter
+from bench.output.cost import Meter
 from bench.workload import Data
 from cdc.apply.stream import Stream, StreamOptions
 from cdc.apply.supervisor import supervise

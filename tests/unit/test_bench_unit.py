@@ -12,11 +12,13 @@ from typing import Any
 
 import pytest
 
-from bench import cases, latency, paths, plain, plots, report
+from bench import cases, latency, paths
 from bench.__main__ import SCALES, Part, parts, places
 from bench.batches import Batch, spans
-from bench.cost import Cost
-from bench.figure import Figure
+from bench.output import plots, report
+from bench.output.cost import Cost
+from bench.output.figure import Figure
+from bench.rivals import plain
 from cdc.errors import DivergenceError
 from cdc.model.position import Position
 

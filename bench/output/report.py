@@ -14,7 +14,7 @@ from typing import Any
 
 import psutil
 
-from bench.figure import Figure
+from bench.output.figure import Figure
 from cdc.compose import versions
 from cdc.spark.session import SETTINGS
 

@@ -1,5 +1,5 @@
 """The rival's processes: one alone on what a topic holds, or three at once that follow all of them
-(`bench.plain`).
+(`bench.rivals.plain`).
 """
 
 import shutil
@@ -15,7 +15,7 @@ import orjson
 import psycopg
 import redis
 
-from bench.plain import Offsets, rival_name
+from bench.rivals.plain import Offsets, rival_name
 from bench.stage import Stage
 from cdc.errors import DivergenceError
 from cdc.model.table import Table
@@ -37,7 +37,7 @@ class Consumer:
             str(RECORDS.get(target, 10_000)),
             orjson.dumps(starts).decode(),
         ]
-        command = [sys.executable, "-m", "bench.plain", *words]
+        command = [sys.executable, "-m", "bench.rivals.plain", *words]
         self._process = subprocess.Popen(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         )
@@ -178,7 +178,7 @@ class Rivals:
             if count != rows:
                 raise DivergenceError(
                     f"the rival's {view} has {count} of {rows} rows.",
-                    hint="a bug in bench/plain.py",
+                    hint="a bug in bench/rivals/plain.py",
                 )
 
 

@@ -12,11 +12,11 @@ import psycopg
 from pyspark.sql import functions as F
 
 from bench.batches import Watched
-from bench.figure import Figure
-from bench.flights import SHARE, Flights
+from bench.documents.flights import SHARE, Flights
+from bench.documents.topic_times import arrivals, flight_ends, records, view_of
 from bench.latency import MARK_S, RATE, watched
+from bench.output.figure import Figure
 from bench.stage import Stage
-from bench.topic_times import arrivals, flight_ends, records, view_of
 from cdc.errors import DivergenceError
 from cdc.model.table import row_id
 from cdc.sample.probe import Watch, redis_watch

@@ -8,7 +8,7 @@ from datetime import datetime
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from bench.flights import Flights
+from bench.documents.flights import Flights
 from bench.stage import Stage
 from cdc.kafka.topics import Topics
 from cdc.model.position import Position

@@ -1,5 +1,5 @@
 """A rival for documents: PGSync, which asks Postgres for each changed document and puts it into an
-index. It is measured where it is installed: `python -m bench.pgsync` does that, in an environment of
+index. It is measured where it is installed: `python -m bench.documents.pgsync` does that, in an environment of
 its own.
 
 Its documents have three of our five members: it joins neither by an expression nor one table twice.
@@ -18,7 +18,7 @@ import httpx
 import orjson
 import psycopg
 
-from bench.flights import Flights
+from bench.documents.flights import Flights
 from bench.stage import Stage
 from cdc.compose import artifacts
 from cdc.errors import DivergenceError
@@ -124,7 +124,7 @@ class PGSync:
         if documents != self._flights.rows:
             raise DivergenceError(
                 f"PGSync's index has {documents} of {self._flights.rows} documents.",
-                hint="a bug in bench/pgsync.py",
+                hint="a bug in bench/documents/pgsync.py",
             )
 
     def _command(self, program: str) -> list[str | Path]:

@@ -1,6 +1,6 @@
 """What the servers take when everything is prepared: the client only sends.
 
-Run by itself (`python -m bench.limits`), so that the time is that of one process; prints rows and
+Run by itself (`python -m bench.rivals.limits`), so that the time is that of one process; prints rows and
 seconds.
 """
 
@@ -13,7 +13,7 @@ import httpx
 import orjson
 import redis
 
-from bench import plain
+from bench.rivals import plain
 
 Change = tuple[Any, int, dict[str, Any] | None]
 

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure as Picture
 from matplotlib.ticker import NullFormatter
 
 from bench.batches import Span
-from bench.figure import Figure
+from bench.output.figure import Figure
 
 COLOURS = {"limit": "#b8c4ce", "rival": "#e0a458", "ours": "#2f6f9f"}
 MEET_S = 0.05

@@ -30,7 +30,7 @@ class Meter:
     name.
 
     Children count for their root. Those of this process are looked for anew: Java among them is
-    `spark`, Python that runs `bench.plain` is `rival`, any other Python is a worker of Spark's.
+    `spark`, Python that runs `bench.rivals.plain` is `rival`, any other Python is a worker of Spark's.
     """
 
     def __init__(self, roots: Mapping[str, int]) -> None:
@@ -109,6 +109,6 @@ def _role(process: psutil.Process) -> str:
         return ""
     if words[0].endswith("java"):
         return "spark"
-    if "bench.plain" in words:
+    if "bench.rivals.plain" in words:
         return "rival"
     return "python" if "python" in words[0] else ""

@@ -17,14 +17,14 @@ import psycopg
 import redis
 
 from bench.batches import Watched
-from bench.cost import Cost
-from bench.document_latency import LATENCIES, fan_out, late, mark
-from bench.figure import Figure
-from bench.flights import Flights
+from bench.documents.flights import Flights
+from bench.documents.latency import LATENCIES, fan_out, late, mark
+from bench.documents.pgsync import PGSync, Rates, identity, measure
+from bench.documents.topic_times import flight_ends, span, view_of
 from bench.latency import RATE, watched
-from bench.pgsync import PGSync, Rates, identity, measure
+from bench.output.cost import Cost
+from bench.output.figure import Figure
 from bench.stage import Stage
-from bench.topic_times import flight_ends, span, view_of
 from cdc.config.view_settings import STATE
 from cdc.connectors.client import Connect
 from cdc.errors import DivergenceError

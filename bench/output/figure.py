@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from bench.batches import Span
-from bench.cost import Cost
+from bench.output.cost import Cost
 
 
 @dataclass

@@ -1,0 +1,1 @@
+"""Documents of several tables: what is measured of them, and their rival."""

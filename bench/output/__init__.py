@@ -1,0 +1,1 @@
+"""What is measured: a figure, its cost, and how figures are printed and drawn."""
