@@ -239,7 +239,7 @@ def test_everybody_says_which_hop_is_away_and_when_it_is_back(world: "World") ->
 
 def assert_idle_is_quiet(witnesses: Witnesses) -> None:
     """Nobody tells of anything while nothing happens but heartbeats: five minutes of them in 18 s,
-    for they come every 0.3 s here and every 5 s by default; hours of them in `make properties`.
+    for they come every 0.3 s here and every 5 s by default; an hour and a half in `make properties`.
     """
     witnesses.receiver.bodies.clear()
     end, told = time.monotonic() + IDLE_S, set[Trouble]()
