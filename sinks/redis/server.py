@@ -62,9 +62,11 @@ def client(url: str) -> redis.Redis:
 
 
 def forget(url: str) -> None:
-    """Close this process' connection."""
+    """Close this process' connections, but for those that another thread is using: they are closed
+    once it lets go of them.
+    """
     if server := _clients.pop(url, None):
-        server.close()
+        server.connection_pool.disconnect(inuse_connections=False)
 
 
 def database(url: str) -> int:

@@ -24,6 +24,7 @@ from cdc.model.position import Position
 from cdc.sink.contract import PositionLost
 from cdc.sink.lane_run import run_in_process, run_on_executors
 from cdc.sinks.redis.executor import PendingAdvance, RedisWriter
+from cdc.sinks.redis.server import client
 from cdc.sinks.redis.sink import Redis
 from tests.contract import laws
 from tests.contract.crashes import CutRedis
@@ -70,6 +71,19 @@ def assert_goes_on(harness: Harness, writer: str = "one") -> None:
     harness.apply(None, writer)
     assert harness.view() == harness.topic.model()
     assert harness.position() == Position(laws.TOPIC_ID, harness.topic.ends)
+
+
+def test_who_closes_a_view_leaves_others_of_the_process_alone(
+    harness: Harness, own_server: str
+) -> None:
+    """An application has views in several threads, on connections that they share."""
+    pool = client(own_server).connection_pool
+    connection = pool.get_connection()
+    harness.sink.close()
+    connection.send_command("PING")  # type: ignore[no-untyped-call]
+    assert connection.read_response() == "PONG"
+    pool.release(connection)
+    connection.disconnect()
 
 
 # A task that is tried again (finding 17)
