@@ -83,7 +83,7 @@ def test_who_closes_a_view_leaves_others_of_the_process_alone(
     connection.send_command("PING")  # type: ignore[no-untyped-call]
     assert connection.read_response() == "PONG"
     pool.release(connection)
-    connection.disconnect()
+    connection.disconnect()  # type: ignore[no-untyped-call]
 
 
 # A task that is tried again (finding 17)
