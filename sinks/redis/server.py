@@ -55,9 +55,12 @@ def client(url: str) -> redis.Redis:
     Any thread may use them.
     """
     if url not in _clients:
-        _clients[url] = redis.Redis.from_url(
+        # With a pool of its own making a client closes all connections when it is collected, also
+        # those in use.
+        pool = redis.ConnectionPool.from_url(
             url, decode_responses=True, socket_timeout=30, socket_connect_timeout=5
         )
+        _clients[url] = redis.Redis(connection_pool=pool)
     return _clients[url]
 
 

@@ -79,8 +79,8 @@ def test_who_closes_a_view_leaves_others_of_the_process_alone(
     """An application has views in several threads, on connections that they share."""
     pool = client(own_server).connection_pool
     connection = pool.get_connection()
-    harness.sink.close()
     connection.send_command("PING")  # type: ignore[no-untyped-call]
+    harness.sink.close()
     assert connection.read_response() == "PONG"
     pool.release(connection)
     connection.disconnect()  # type: ignore[no-untyped-call]
