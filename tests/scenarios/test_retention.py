@@ -93,9 +93,11 @@ def test_a_view_that_may_have_missed_deletes_is_refused(world: "World") -> None:
         finding["fix"] for finding in status["findings"]
     ]
     audit = world.json("topics", "audit", "--table", ITEMS, code=8)
-    assert {finding["kind"] for finding in audit["topics"][0]["findings"] if finding["defect"]} == {
-        "deletes"
-    }
+    assert {
+        (finding["code"], finding["sink"])
+        for finding in audit["topics"][0]["findings"]
+        if finding["defect"]
+    } == {("view-stopped", "cache")}
     world.file.write_text(world.file.read_text() + "delete_retention_hours: 0.0005\n")
     # What was built by then may have missed them as well.
     phases: list[str] = []
@@ -159,9 +161,9 @@ def test_a_log_of_changes_has_every_change_or_says_where_it_may_not(world: "Worl
     assert f"may lack superseded records: {hole}" in " ".join(world.cdc("status").stdout.split())
     (audit,) = world.json("topics", "audit")["topics"]
     assert [
-        (finding["kind"], finding["defect"], hole in finding["what"])
+        (finding["code"], finding["defect"], hole in finding["message"])
         for finding in audit["findings"]
-    ] == [("holes", False, True)]
+    ] == [("changes-incomplete", False, True)]
 
 
 def test_a_view_that_the_log_cannot_make_again_is_not_emptied(world: "World") -> None:
