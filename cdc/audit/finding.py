@@ -134,7 +134,7 @@ class Audit:
         findings = zip(self.findings, self.flaws, strict=True)
         return {
             **fields,
-            "findings": [{**asdict(finding), "defect": seen.defect} for finding, seen in findings],
+            "findings": [{**asdict(finding), "defect": flaw.defect} for finding, flaw in findings],
             "saved": self.saved,
             "dirty_ratio": self.dirty_ratio,
             "replayable": self.replayable,

@@ -96,16 +96,16 @@ def outwait_others(
     is away nobody can tell, so that is waited for, too. `tick` is called at each look, without any
     progress.
     """
-    told = ""
+    reported = ""
     with Topics(pipeline.kafka) as kafka:
         others = OtherRuns(kafka, pipeline.runs_topic, sinks)
         while not stopping.is_set() and (news := _news_of(others)):
             tick([])
-            if news != told:
+            if news != reported:
                 say(news)
-                told = news
+                reported = news
             stopping.wait(LOOK_S)
-    if told and not stopping.is_set():
+    if reported and not stopping.is_set():
         say("taking over: no other run is at work")
         log.info("taking_over", sinks=sorted(sinks))
 

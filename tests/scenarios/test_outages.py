@@ -94,7 +94,7 @@ class Witnesses:
 
     def __init__(self, world: "World", run: str, page: httpx.Client, receiver: Receiver) -> None:
         self.receiver = receiver
-        self.asked: Mapping[str, Callable[[], set[Trouble]]] = {
+        self.sources: Mapping[str, Callable[[], set[Trouble]]] = {
             "status": lambda: _troubles(status_of(world)),
             "metrics of run": lambda: _troubles_of_metrics(httpx.get(run)),
             "metrics of serve": lambda: _troubles_of_metrics(page.get("/metrics")),
@@ -169,14 +169,14 @@ def wait_for_all(
 
         def has_said() -> bool:
             nonlocal last
-            last = witnesses.asked[name]()
+            last = witnesses.sources[name]()
             return says(name, last)
 
         wait_until(has_said, limit_s, lambda: f"{name} to tell it: {last}", POLL_S)
         return round(time.monotonic() - began, 1)
 
-    with ThreadPoolExecutor(len(witnesses.asked)) as pool:
-        waiting = {name: pool.submit(wait_for, name) for name in witnesses.asked}
+    with ThreadPoolExecutor(len(witnesses.sources)) as pool:
+        waiting = {name: pool.submit(wait_for, name) for name in witnesses.sources}
     return {name: wait.result() for name, wait in waiting.items()}
 
 
@@ -187,9 +187,9 @@ def assert_agreed(outages: Sequence[Outage], witnesses: Witnesses, limit_s: floa
     troubles = {outage.trouble for outage in outages}
     hops = {hop for hop, _ in troubles}
 
-    def names_them(name: str, told: set[Trouble]) -> bool:
-        blames_others = name != "webhook" and {hop for hop, _ in told} - hops
-        return troubles <= told and not blames_others
+    def names_them(name: str, named: set[Trouble]) -> bool:
+        blames_others = name != "webhook" and {hop for hop, _ in named} - hops
+        return troubles <= named and not blames_others
 
     took_s = wait_for_all(witnesses, names_them, limit_s)
     print(f"{sorted(troubles)}: {took_s}")
@@ -203,7 +203,7 @@ def wait_until_over(world: "World", witnesses: Witnesses) -> None:
         lags = {view["lag_seconds"] for sink in status["sinks"] for view in sink["views"]}
         return not _troubles(status) and lags == {0.0}
 
-    for name, ask in witnesses.asked.items():
+    for name, ask in witnesses.sources.items():
         # The webhook is told minutes later. The status is a process each time: asked last, when the
         # others say that it is worth it.
         if name not in ("webhook", "status"):
@@ -242,17 +242,17 @@ def assert_idle_is_quiet(witnesses: Witnesses) -> None:
     for they come every 0.3 s here and every 5 s by default; an hour and a half in `make properties`.
     """
     witnesses.receiver.bodies.clear()
-    end, told = time.monotonic() + IDLE_S, set[Trouble]()
+    end, named = time.monotonic() + IDLE_S, set[Trouble]()
 
     def is_over() -> bool:
-        for name, ask in witnesses.asked.items():
+        for name, ask in witnesses.sources.items():
             # The status is a process each time, of which the API has the same look.
             if name != "status":
-                told.update(ask())
-        return bool(told) or time.monotonic() > end
+                named.update(ask())
+        return bool(named) or time.monotonic() > end
 
     wait_until(is_over, IDLE_S + 60, "the idle time to be over", POLL_S)
-    assert told == set()
+    assert named == set()
 
 
 def assert_left_alone(world: "World") -> None:

@@ -134,8 +134,8 @@ def _branch(status: Status, sink: SinkStatus) -> Branch:
     else:
         lines = (_lag(sink), f"{sum(measured):,} records waiting")
     if sink.state in WORKING and sink.rows_per_s:
-        left = "" if sink.catch_up_s is None else f", {duration(sink.catch_up_s)} left"
-        lines = (*lines, f"{sink.rows_per_s:,.0f} changes/s{left}")
+        remaining = "" if sink.catch_up_s is None else f", {duration(sink.catch_up_s)} left"
+        lines = (*lines, f"{sink.rows_per_s:,.0f} changes/s{remaining}")
     state = _state(findings, hop)
     silent = unread and "sink-unreachable" not in codes
     arrow = Part(hop, "unknown" if silent and state == "ok" else state, lines)
