@@ -266,10 +266,5 @@ class Stage:
         return max(stream.batches(ends)[-1].durable for stream in streams)
 
     def equal(self, *sinks: Sink) -> bool:
-        return all(
-            comparison.equal
-            for table in self.all_tables
-            for comparison in compare(
-                self.spark, table, self.dsn, [sink for sink in sinks if table.is_in(sink.name)]
-            )
-        )
+        comparisons = compare(self.spark, self.all_tables, self.dsn, sinks)
+        return all(comparison.equal for comparison in comparisons)

@@ -181,11 +181,7 @@ class Demo:
         from cdc.spark.session import session
 
         spark = session("local[*]", artifacts.spark_jars())
-        comparisons = [
-            comparison
-            for table in self.tables
-            for comparison in compare(spark, table, self.dsn, self.sinks)
-        ]
+        comparisons = compare(spark, self.tables, self.dsn, self.sinks)
         flights = f"delta.`{self.pipeline.sinks['warehouse'].path}/public.flights/mirror`"  # type: ignore[attr-defined]
         query = f"SELECT carrier, count(*), round(avg(arr_delay), 1) FROM {flights} GROUP BY 1 ORDER BY 2 DESC LIMIT 3"
         busiest = [tuple(row) for row in spark.sql(query).collect()]

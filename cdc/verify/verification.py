@@ -16,7 +16,7 @@ executors: only counts and keys come back, never values.
 """
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
@@ -116,12 +116,7 @@ def verify(
             task = _Task(table, pending, options, sample, tell)
             results = _Verification(spark, pipeline, kafka, task).result()
             compared |= {(comparison.sink, comparison.table): comparison for comparison in results}
-    return [
-        compared[sink.name, table.qualified]
-        for table in tables
-        for sink in sinks
-        if table.is_in(sink.name)
-    ]
+    return _in_order(compared, tables, sinks)
 
 
 def verify_rows(
@@ -138,22 +133,52 @@ def verify_rows(
 
 
 def compare(
-    spark: SparkSession, table: Table, dsn: str, sinks: Sequence[Sink]
-) -> Iterator[Comparison]:
+    spark: SparkSession, tables: Sequence[Table], dsn: str, sinks: Sequence[Sink]
+) -> list[Comparison]:
     """Compare views while nothing writes and all is applied: every difference counts.
 
-    Yields one result per sink.
+    Returns a comparison per table and sink, in their order.
+
+    Raises:
+        SourceError, SinkError: a server can't be read.
     """
     reader = SourceReader(spark)
+    compared = equal_small_views(reader, dsn, tables, sinks, None)
+    for table in tables:
+        pending = [
+            sink
+            for sink in sinks
+            if table.is_in(sink.name) and (sink.name, table.qualified) not in compared
+        ]
+        if pending:
+            results = _compare_table(reader, table, dsn, pending)
+            compared |= {(result.sink, result.table): result for result in results}
+    return _in_order(compared, tables, sinks)
+
+
+def _compare_table(
+    reader: SourceReader, table: Table, dsn: str, sinks: Sequence[Sink]
+) -> Iterable[Comparison]:
     comparisons = {sink.name: Comparison(sink.name, table.qualified) for sink in sinks}
     with SourceSnapshot(dsn, table) as snapshot, ExitStack() as frames:
         if buckets := differing_buckets(reader, snapshot, sinks, comparisons, None):
             expected = persist(frames, _rows_in_buckets(reader, snapshot, buckets))
             for sink in sinks:
-                view = bucket_hashes.rows_in_buckets(sink.scan(table, spark), buckets)
+                view = bucket_hashes.rows_in_buckets(sink.scan(table, reader.spark), buckets)
                 wrong = confirmed_differences(frames, table, sink, expected, view)
                 record_differences(comparisons[sink.name], wrong)
-    yield from comparisons.values()
+    return comparisons.values()
+
+
+def _in_order(
+    compared: Mapping[View, Comparison], tables: Sequence[Table], sinks: Sequence[Sink]
+) -> list[Comparison]:
+    return [
+        compared[sink.name, table.qualified]
+        for table in tables
+        for sink in sinks
+        if table.is_in(sink.name)
+    ]
 
 
 @dataclass(frozen=True)

@@ -141,7 +141,7 @@ def test_a_planted_difference_is_one_view_s(shelf: Shelf, index: int, op: str, r
     assert shelf.unproved() == []
     shelf.change(index, op, row)
     assert shelf.unproved() == [shelf.tables[index].name]
-    (comparison,) = compare(shelf.spark, shelf.tables[index], shelf.dsn, [shelf.sink])
+    (comparison,) = compare(shelf.spark, [shelf.tables[index]], shelf.dsn, [shelf.sink])
     assert isinstance(comparison, Comparison)
     assert (comparison.different, comparison.missing, comparison.extra) == (
         (1, 0, 0) if op == "u" else (0, op == "d", op == "c")

@@ -37,9 +37,7 @@ from cdc.runtime.streams import Streams
 from cdc.sink import factory
 from cdc.sink.contract import Sink
 from cdc.verify import barrier
-from cdc.verify.census import equal_small_views
 from cdc.verify.comparison import Comparison
-from cdc.verify.source_rows import SourceReader
 from cdc.verify.verification import compare
 from tests.support.wait import wait_until
 
@@ -230,20 +228,9 @@ class World:
         barrier.wait_until_current(self.pipeline, self.described, self.sinks, timeout_s=timeout_s)
 
     def compare(self) -> list[Comparison]:
-        """Compare all tables while nothing writes: small ones together, what isn't proved equal so
-        by itself.
-        """
-        tables, sinks = self.described, self.sinks
-        equal = equal_small_views(SourceReader(self.spark), self.dsn, tables, sinks, None)
-        comparisons: list[Comparison] = []
-        for table in tables:
-            together = [equal.get((sink.name, table.qualified)) for sink in sinks]
-            comparisons += (
-                [comparison for comparison in together if comparison]
-                if all(together)
-                else compare(self.spark, table, self.dsn, sinks)
-            )
-        assert len(comparisons) == len(tables) * 3
+        """Compare all tables while nothing writes."""
+        comparisons = compare(self.spark, self.described, self.dsn, self.sinks)
+        assert len(comparisons) == len(self.described) * 3
         return comparisons
 
     def assert_equal(self) -> None:

@@ -97,11 +97,7 @@ def test_what_a_compacted_log_lacks_is_found_and_repaired(world: "World") -> Non
         assert repaired["topics"][0]["findings"] == []
         assert snapshot_reads(world) - earlier_reads == Counter(ids(*range(1, 6), *range(7, 20)))
     world.rebuild("cache")
-    comparisons = [
-        comparison
-        for table in world.described
-        for comparison in compare(world.spark, table, world.dsn, world.sinks)
-    ]
+    comparisons = compare(world.spark, world.described, world.dsn, world.sinks)
     assert [
         (comparison.equal, comparison.source_rows, comparison.view_rows)
         for comparison in comparisons

@@ -106,11 +106,7 @@ def test_compaction_is_forced_and_awaited(world: "World") -> None:
                 lambda: rows_read(world) > read["verify"], 10, "the proof's reads to be counted"
             )
             world.settle()
-            comparisons = [
-                comparison
-                for table in world.described
-                for comparison in compare(world.spark, table, world.dsn, world.sinks)
-            ]
+            comparisons = compare(world.spark, world.described, world.dsn, world.sinks)
             assert [comparison.equal for comparison in comparisons] == [True, True]
             with Connect(world.stack.endpoints.connect) as connect:
                 assert connect.state(world.name).tasks == ("RUNNING",)

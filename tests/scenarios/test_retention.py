@@ -48,7 +48,7 @@ def rows(world: "World", table: str) -> tuple[int, int, bool]:
     """Compare the cache's view: rows of the source, rows of the view, whether they are equal."""
     (described,) = (candidate for candidate in world.described if candidate.qualified == table)
     (comparison,) = compare(
-        world.spark, described, world.dsn, [sink for sink in world.sinks if sink.name == "cache"]
+        world.spark, [described], world.dsn, [sink for sink in world.sinks if sink.name == "cache"]
     )
     return comparison.source_rows, comparison.view_rows, comparison.equal
 
