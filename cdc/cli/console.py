@@ -86,6 +86,8 @@ class Call:
 
     def complete_document(self, node: Any, within: bool = False) -> Any:
         """Complete the commands of a document, in the fields of COMMAND_FIELDS alone."""
+        if is_dataclass(node) and not isinstance(node, type):
+            node = asdict(node)
         if isinstance(node, dict):
             return {
                 key: self.complete_document(value, within or key in COMMAND_FIELDS)

@@ -90,7 +90,7 @@ def _run(context: "Context", connection: "Connection", sample: bool, as_json: bo
     if sample:
         applied += migrations.migrate(connection, migrations.SAMPLE)
     catalog.refuse_published(connection, context.pipeline)
-    left_out = catalog.find_tables(connection, context.pipeline).left_out
+    findings = catalog.find_tables(connection, context.pipeline).findings
     context.require_supported_columns(connection)
     now = [migration.name for migration in applied if migration.now]
     try:
@@ -104,12 +104,14 @@ def _run(context: "Context", connection: "Connection", sample: bool, as_json: bo
     if as_json:
         recorded = [migration.name for migration in applied]
         return print_json(
-            {"applied": now, "recorded": recorded, "done": messages, "left_out": dict(left_out)}
+            {"applied": now, "recorded": recorded, "done": messages, "findings": findings}
         )
     _print_lines([*(f"applied {name}" for name in now), *messages])
     if not now and all(line.startswith("note: ") for line in messages):
         out.print("nothing to do")
-    _print_lines([f"left out {name}: {why}" for name, why in left_out.items()])
+    _print_lines(
+        [f"{finding.severity:<9}{finding.message} ({finding.code})" for finding in findings]
+    )
     return None
 
 

@@ -79,6 +79,7 @@ STATUS: Mapping[str, Kind] = {
     "tables-undecided": Kind(
         "degraded", SOURCE, SettingsError, "Which tables a pattern means can't be said."
     ),
+    "table-left-out": Kind("info", SOURCE, SettingsError, "There are no views of it."),
     "table-slipped": Kind(
         "degraded", SOURCE, SourceError, "The next `register` would lose the table's changes."
     ),

@@ -17,6 +17,7 @@ from psycopg.rows import class_row
 from cdc.config.settings import Pipeline
 from cdc.config.source_settings import TOPIC_CHARACTERS, shared_names
 from cdc.errors import SettingsError, SourceError
+from cdc.model.finding import Finding, find
 from cdc.postgres.row_identity import Connection
 
 KINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table"}
@@ -91,6 +92,20 @@ class Choice:
 
     names: tuple[str, ...]
     left_out: Mapping[str, str]
+
+    @property
+    def findings(self) -> list[Finding]:
+        """A remark on each match that isn't captured."""
+        return [
+            find(
+                "table-left-out",
+                name,
+                f"{name} is left out: {why}.",
+                "cdc -p FILE plan",
+                table=name,
+            )
+            for name, why in self.left_out.items()
+        ]
 
 
 def candidates(conn: Connection) -> list[Candidate]:

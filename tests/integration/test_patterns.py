@@ -74,10 +74,15 @@ def test_what_is_captured_is_decided_once(
     assert any(line.startswith("created publication") for line in plan["migrate"])
     assert any(line.startswith("created role") for line in plan["migrate"])
     assert plan["refused"] == []
-    left_out = cdc("migrate")["left_out"]
-    assert plan["left_out"] == left_out
+    findings = cdc("migrate")["findings"]
+    assert {finding["code"] for finding in findings} == {"table-left-out"}
+    assert [finding["message"] for finding in findings] == [
+        f"{table} is left out: {why}." for table, why in plan["left_out"].items()
+    ]
+    left_out = {finding["table"]: finding for finding in findings}
     assert left_out.keys() == {"shop.report", "shop.payments_2025", "shop.loose"}
-    assert "a partition of shop.payments" in left_out["shop.payments_2025"]
+    assert "a partition of shop.payments" in left_out["shop.payments_2025"]["message"]
+    assert left_out["shop.loose"]["fix"].startswith(f"cdc -p {file}")
     cdc("register")
     assert captured() == CAPTURED
     assert waiting() == []

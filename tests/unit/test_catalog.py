@@ -48,6 +48,15 @@ def test_a_pattern_means_what_can_be_captured_and_says_what_not() -> None:
         "public.spatial_ref_sys": "of the extension postgis",
         "cdc.heartbeat": "the pipeline's own",
     }
+    finding = choice.findings[0]
+    assert (finding.code, finding.severity, finding.table) == (
+        "table-left-out",
+        "info",
+        "public.report",
+    )
+    assert finding.message == (
+        "public.report is left out: a view: the log has rows of tables only."
+    )
 
 
 @pytest.mark.parametrize(

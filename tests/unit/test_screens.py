@@ -19,6 +19,7 @@ from cdc.cli.screens.quarantine import draw_quarantine
 from cdc.cli.screens.run import ProgressLog, draw_progress
 from cdc.cli.screens.status import draw_status
 from cdc.cli.verbs import hoist_global_options
+from cdc.model.finding import find
 from cdc.model.outcome import Applied
 from cdc.model.wording import advice, duration, full_stopped
 from cdc.observe.status import SinkStatus, Status, ViewStatus
@@ -169,6 +170,8 @@ def test_a_hint_names_the_file_that_the_caller_named(text: str, expected: str) -
         "rows": [text],
         "aside": {"t": ["cdc -p", expected]},
     }
+    finding = find("table-left-out", "t", "It is a view.", text)
+    assert call.complete_document([finding])[0]["fix"] == expected
 
 
 def test_a_hint_names_the_state_that_the_caller_named() -> None:
