@@ -1,7 +1,7 @@
 """The part of Prometheus' query language that our alert rules use, evaluated over given samples.
 
-What isn't known here is an error, never an empty answer: selectors, `sum by`, `increase`, arithmetic,
-comparisons that filter, `and` and `unless`, with `on`.
+What isn't known here is an error, never an empty answer: selectors, `sum`, `max` and `min` with `by`
+or `without`, `increase`, arithmetic, comparisons that filter, `and` and `unless`, with `on`.
 """
 
 import operator
@@ -32,6 +32,7 @@ COMPARISONS: Mapping[str, Operation] = {
 }
 SUMS: Mapping[str, Operation] = {"+": operator.add, "-": operator.sub}
 PRODUCTS: Mapping[str, Operation] = {"*": operator.mul, "/": operator.truediv}
+AGGREGATES: Mapping[str, Callable[[Sequence[float]], float]] = {"sum": sum, "max": max, "min": min}
 MATCHERS: Mapping[str, Callable[[str, str], bool]] = {
     "=": operator.eq,
     "!=": operator.ne,
@@ -120,8 +121,8 @@ class Query:
             inner = self._sets()
             self._expect(")")
             return inner
-        if token == "sum":
-            return self._sum()
+        if token in AGGREGATES:
+            return self._aggregate(AGGREGATES[token])
         if token == "increase":
             self._expect("(")
             matching = self._selected(self._take())
@@ -140,19 +141,22 @@ class Query:
         }
         return {labels: values[-1] for labels, values in newest.items() if values}
 
-    def _sum(self) -> Vector:
-        self._expect("by")
+    def _aggregate(self, reduce: Callable[[Sequence[float]], float]) -> Vector:
+        if (word := self._take()) not in ("by", "without"):
+            raise Unsupported(f"{self.text}: an aggregate {word}")
         names = self._names()
         self._expect("(")
         inner = self._sets()
         self._expect(")")
         if isinstance(inner, float):
-            raise Unsupported(f"{self.text}: the sum of a number")
-        totals: Vector = {}
+            raise Unsupported(f"{self.text}: an aggregate of a number")
+        groups: dict[Labels, list[float]] = {}
         for labels, value in inner.items():
-            group = frozenset((name, text) for name, text in labels if name in names)
-            totals[group] = totals.get(group, 0.0) + value
-        return totals
+            group = {
+                (name, text) for name, text in _unnamed(labels) if (name in names) is (word == "by")
+            }
+            groups.setdefault(frozenset(group), []).append(value)
+        return {group: reduce(values) for group, values in groups.items()}
 
     def _selected(self, metric: str) -> Mapping[Labels, Samples]:
         conditions = [("__name__", "=", metric)]

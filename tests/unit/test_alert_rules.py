@@ -74,7 +74,6 @@ if shutil.which("promtool"):
         "cdc_sink_up == bool 0",
         "cdc_sink_up offset 5m == 0",
         "cdc_slot_lag_bytes % 2 > 0",
-        "sum without (sink) (cdc_sink_up) == 0",
         "sum(cdc_sink_up) == 0",
         "cdc_sink_up * on (sink) group_left cdc_sink_paused > 0",
         "3 > 2",
