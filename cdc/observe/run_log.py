@@ -4,6 +4,7 @@ The topic is compacted, and has
 
     ["run", SINK]           what the run of a sink last published: at once when its state or a
                             trouble changes, else every 5 s
+    ["claim", "standby"]    that a standby is about to take over, see `cdc.observe.standby`
     ["lag", SINK, MINUTE]   one sample of its lag for each minute of a day, 0 to 1439; those of the
                             day before are overwritten
 
@@ -15,7 +16,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
@@ -126,15 +127,18 @@ class RunLog:
     def _write(self, entries: Sequence[Entry], failed_before: bool) -> bool:
         """Write entries; returns whether the broker has taken them."""
         try:
-            self._records.write(
-                self._topic,
-                [(json.dumps(key).encode(), json.dumps(value).encode()) for key, value in entries],
-            )
+            write_entries(self._records, self._topic, entries)
         except CdcError as error:
             if not failed_before:
                 log.warning("progress_not_published", error=error.message)
             return False
         return True
+
+
+def write_entries(records: Records, topic: str, entries: Sequence[Entry]) -> None:
+    """Write entries to the topic; they are durable on return. Raises ConnectorError."""
+    encoded = [(json.dumps(key).encode(), json.dumps(value).encode()) for key, value in entries]
+    records.write(topic, encoded)
 
 
 @contextmanager
@@ -178,9 +182,18 @@ def report_of(entries: Mapping[tuple[str | int, ...], Mapping[str, Any]], now: f
 def _run_entry(snapshot: Progress, compared_s: float | None, now: float) -> dict[str, Any]:
     # The details are for this run's own port: to publish them every few seconds would be much.
     published = replace(snapshot, tables={}, phases_s={})
+    return {**asdict(published), "compared_s": compared_s, **_origin(now)}
+
+
+def claim_entry(claimant: str, sinks: Collection[str]) -> Entry:
+    """Make the entry of a standby that is about to take sinks over. `claimant`: its own name."""
+    state = RunState.LOADING.value
+    value = {"claimant": claimant, "sinks": sorted(sinks), "state": state, **_origin(time.time())}
+    return ["claim", "standby"], value
+
+
+def _origin(now: float) -> dict[str, Any]:
     return {
-        **asdict(published),
-        "compared_s": compared_s,
         "host": socket.gethostname(),
         "processes": _process_space(),
         "pid": os.getpid(),

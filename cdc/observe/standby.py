@@ -4,6 +4,11 @@ In:  what runs publish in the topic of runs. Out: whose run it is, or that there
 Invariant: nothing depends on it but when a run begins. That two runs never write both is held by the
 sinks: each moves its position only where the run before it has left it.
 
+Of several that wait one takes over. Who sees no run claims the sinks in the topic, and reads on up to
+its claim: it takes over if nobody was at work at that place of the topic, other claims included. All
+see the same order, so of claims of one sink the first is good and no other is. One that isn't is
+followed by records of the run that it gave way to; were there none, it would count for SILENT_S.
+
 A run that says that it has ended, or whose process has ended on this host, is over at once. Any other
 is over when it has published nothing for SILENT_S, by the clock of the one that waits: clocks of hosts
 differ.
@@ -12,18 +17,20 @@ differ.
 import json
 import time
 from collections.abc import Callable, Collection, Mapping
+from contextlib import closing
 from threading import Event
 from typing import Any
+from uuid import uuid4
 
 import structlog
 
 from cdc.apply.progress import LIVING, Progress, RunState
 from cdc.config.settings import Pipeline
 from cdc.errors import CdcError
-from cdc.kafka.records import Record
+from cdc.kafka.records import Record, Records
 from cdc.kafka.tail import Tail
 from cdc.kafka.topics import Topics
-from cdc.observe.run_log import WRITE_S, process_exists
+from cdc.observe.run_log import WRITE_S, claim_entry, process_exists, write_entries
 
 SILENT_S = 4 * WRITE_S
 """A run that publishes nothing for so long is dead: it writes every WRITE_S seconds."""
@@ -42,7 +49,11 @@ class OtherRuns:
         sinks: Collection[str],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._kafka, self._topic, self._sinks, self._clock = kafka, topic, sinks, clock
+        self._kafka, self._topic, self._sinks, self._clock = kafka, topic, set(sinks), clock
+        self.claimant = uuid4().hex
+        """The name under which this one claims sinks."""
+        self.before_claim: dict[str, str] = {}
+        """By sink, the runs at work where this one's last claim stands in the topic."""
         self._entries: dict[str, Mapping[str, Any]] = {}
         self._silent_s: dict[str, float] = {}
         """By sink: for how long its run has been silent while somebody listened."""
@@ -59,6 +70,17 @@ class OtherRuns:
         self._tail.read()
         return self.living()
 
+    def claim(self, records: Records) -> dict[str, str]:
+        """Claim the sinks: the runs at work, as `at_work`, where the claim stands in the topic. If
+        there are none, the sinks are this run's. Raises ConnectorError.
+        """
+        if self._topic not in self._kafka.existing([self._topic]):
+            return {}
+        self.before_claim = {}
+        write_entries(records, self._topic, [claim_entry(self.claimant, self._sinks)])
+        self._tail.read()
+        return self.before_claim
+
     def listen(self) -> None:
         """Count the time since the last look as silence. Not more than two looks' worth: a broker
         that was away, or a standby that stood still, has heard nothing.
@@ -70,9 +92,15 @@ class OtherRuns:
 
     def take(self, record: Record) -> None:
         """Take a record of the topic."""
-        kind, sink, *_ = json.loads(record.key or b"[null, null]")
-        if kind == "run" and sink in self._sinks and record.value:
-            self._entries[sink], self._silent_s[sink] = json.loads(record.value), 0.0
+        kind, name, *_ = json.loads(record.key or b"[null, null]")
+        if kind not in ("run", "claim") or not record.value:
+            return
+        entry = json.loads(record.value)
+        if kind == "claim" and entry["claimant"] == self.claimant:
+            self.before_claim = self.living()
+            return
+        for sink in self._sinks.intersection([name] if kind == "run" else entry["sinks"]):
+            self._entries[sink], self._silent_s[sink] = entry, 0.0
 
     def living(self) -> dict[str, str]:
         """The runs that are neither over nor silent, as `at_work`."""
@@ -97,9 +125,9 @@ def outwait_others(
     progress.
     """
     reported = ""
-    with Topics(pipeline.kafka) as kafka:
+    with Topics(pipeline.kafka) as kafka, closing(Records(pipeline.kafka)) as records:
         others = OtherRuns(kafka, pipeline.runs_topic, sinks)
-        while not stopping.is_set() and (news := _news_of(others)):
+        while not stopping.is_set() and (news := _news_of(others, records)):
             tick([])
             if news != reported:
                 say(news)
@@ -110,10 +138,10 @@ def outwait_others(
         log.info("taking_over", sinks=sorted(sinks))
 
 
-def _news_of(others: OtherRuns) -> str:
+def _news_of(others: OtherRuns, records: Records) -> str:
     """Say what is waited for; nothing where nothing is."""
     try:
-        runs = others.at_work()
+        runs = others.at_work() or others.claim(records)
     except CdcError as error:
         return f"standing by: {error.message}"
     places = ", ".join(sorted(set(runs.values())))

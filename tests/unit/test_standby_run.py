@@ -10,7 +10,7 @@ import pytest
 from cdc.apply.progress import Progress, RunState
 from cdc.kafka.records import Record
 from cdc.observe import standby
-from cdc.observe.run_log import ProgressSelection
+from cdc.observe.run_log import ProgressSelection, claim_entry
 from cdc.observe.standby import SILENT_S, OtherRuns
 
 ELSEWHERE: dict[str, Any] = {"host": "elsewhere", "pid": 1}
@@ -108,3 +108,38 @@ def test_a_process_of_another_container_may_exist(others: OtherRuns) -> None:
 def test_runs_of_other_sinks_are_nobodys_business(others: OtherRuns) -> None:
     others.take(published("warehouse"))
     assert others.living() == {}
+
+
+def claimed(others: OtherRuns) -> Record:
+    """The claim of a standby elsewhere."""
+    key, value = claim_entry(others.claimant, ["search", "cache"])
+    return Record(0, 0, json.dumps(key).encode(), json.dumps({**value, **ELSEWHERE}).encode())
+
+
+def pass_claims(standbys: list[OtherRuns], order: list[OtherRuns]) -> list[OtherRuns]:
+    """Let standbys claim in an order, all at once; returns those that take over."""
+    for standby_ in standbys:
+        for claimant in order:
+            standby_.take(claimed(claimant))
+    return [standby_ for standby_ in standbys if not standby_.before_claim]
+
+
+def test_of_two_standbys_the_first_in_the_topic_takes_over(clock: Clock) -> None:
+    standbys = [
+        OtherRuns(None, "shop.runs", ["search", "cache"], clock),  # type: ignore[arg-type]
+        OtherRuns(None, "shop.runs", ["cache"], clock),  # type: ignore[arg-type]
+    ]
+    for first, second in (standbys, standbys[::-1]):
+        for standby_ in standbys:
+            standby_.take(published("cache", RunState.STOPPED))
+        assert pass_claims(standbys, [first, second]) == [first]
+        assert second.living()["cache"] == "elsewhere/1"
+
+
+def test_a_claim_that_nothing_follows_is_over(clock: Clock, others: OtherRuns) -> None:
+    """Who gave way to a run, or died after its claim, keeps nobody from work."""
+    another = OtherRuns(None, "shop.runs", ["cache"], clock)  # type: ignore[arg-type]
+    others.take(claimed(another))
+    assert others.living()
+    listen_for(others, clock, SILENT_S)
+    assert pass_claims([others], [others]) == [others]
