@@ -15,8 +15,9 @@ of the connector, of Spark or of sinks is in another module:
   36, 37, 44, 45   tests/scenarios/test_document_cases_of_sinks.py
   38, 40, 41, 42   tests/scenarios/test_document_engine.py
   46   a changed view, a rebuild, a rollback: tests/scenarios/test_documents.py
+  47   also what others wait for: tests/scenarios/test_document_engine.py
 
-Not covered: of 47 the time that others wait, and kills on the way.
+Not covered: of 47 kills on the way.
 """
 
 import json

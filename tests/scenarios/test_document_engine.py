@@ -9,6 +9,7 @@ import os
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from functools import partial
@@ -27,8 +28,11 @@ from cdc.kafka.topics import Topics
 from cdc.model.position import Position
 from cdc.postgres import source
 from cdc.sink.contract import PositionLost
+from cdc.views.climb import climb
+from cdc.views.emission import SLICE, Emission, Report, Write
 from cdc.views.engine import DocumentEngine
 from cdc.views.resolve import resolve
+from cdc.views.state import State
 from tests.support.cache import free_port
 from tests.support.document_history import Broker, History
 from tests.support.envelopes import PLACEHOLDER
@@ -365,6 +369,62 @@ def test_of_two_engines_the_first_is_fenced(history: History, spark: "SparkSessi
     second.work()
     assert gone_back(history) == []
     assert newest(history) == expected(history)
+
+
+BOOK_DOCS = """
+  book_docs:
+    root: lib.books
+    include: {author: {table: lib.authors, on: {author_id: id}}}
+    to: [topic]
+"""
+FAN_OUT = 20_000
+"""Documents of one parent: ten slices."""
+
+
+class OneViewFirst(Emission):
+    """Sends all that is dirty in a view before it looks at the next: others wait for a fan-out."""
+
+    def send(self, state: State, report: Report, write: Write) -> None:
+        for chunk in state.pending():
+            state.climbed(chunk, climb(self.plan, state, chunk))
+        for view in self.plan.views:
+            while marks := state.dirty(view.name, SLICE):
+                self._send_slice(view, state, marks, write)
+        report.done = state.is_clean()
+
+
+def test_a_change_is_sent_within_two_slices_of_a_large_fan_out(
+    history: History, spark: "SparkSession", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    history.declare(BOOK_DOCS + VIEWS)
+    history.do(
+        "INSERT INTO lib.authors VALUES (1, 1), (2, 1)",
+        f"INSERT INTO lib.books SELECT n, 1, 1 FROM generate_series(1, {FAN_OUT}) n",
+    )
+    history.apply()
+    engine = Engine(spark, history)
+    engine.work()
+    assert sent_before_the_other_author(history, engine) <= 2 * SLICE
+    monkeypatch.setattr("cdc.views.engine.Emission", OneViewFirst)
+    assert sent_before_the_other_author(history, engine) == FAN_OUT
+
+
+def sent_before_the_other_author(history: History, engine: Engine) -> int:
+    """Rename the author of all books, then change another one: how many documents of the fan-out
+    are sent before that one's.
+    """
+    began_ms = time.time() * 1000
+    for author in (1, 2):
+        history.do(f"UPDATE lib.authors SET version = version + 1 WHERE id = {author}")
+        history.apply()
+    engine.work()
+    books, authors = (
+        read(history.pipeline.kafka, history.pipeline.view_topic(name))
+        for name in ("book_docs", "author_docs")
+    )
+    sent_ms = max(record.written_ms for record in authors if record.key == {"id": 2})
+    assert sum(record.written_ms >= began_ms for record in books) == FAN_OUT
+    return sum(began_ms <= record.written_ms < sent_ms for record in books)
 
 
 AUDITED = """

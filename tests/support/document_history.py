@@ -240,6 +240,8 @@ class History:
                 if row_id not in former or former[row_id][1] != row:
                     self.append(table, row_id, key, self.envelope(table, row))
             self.rows[table.name] = current
+        if self._broker:
+            _producer(self._broker.bootstrap).flush()
 
     def envelope(self, table: Table, row: bytes) -> bytes:
         source_part = b'"source":{"schema":"lib","table":"%b","lsn":%d}' % (
@@ -257,7 +259,6 @@ class History:
         if self._broker:
             producer = _producer(self._broker.bootstrap)
             producer.send(table.topic, key=key, value=value, partition=place[1])
-            producer.flush()
 
     def compact(self) -> None:
         """Leave the newest record of each key, as a compacted topic may."""

@@ -45,6 +45,7 @@ class Change:
     after: dict[str, Any] | None
     lsn: int
     offset: int
+    written_ms: int
 
 
 @dataclass
@@ -216,6 +217,7 @@ def read(bootstrap: str, topic: str) -> list[Change]:
                         value.get("after"),
                         lsn,
                         record.offset,
+                        record.timestamp,
                     )
                 )
     consumer.close()
