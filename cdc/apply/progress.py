@@ -40,6 +40,8 @@ class Progress:
     state: RunState = RunState.LOADING
     applied: Applied = field(default_factory=Applied)
     rows_per_s: float = 0.0
+    sent_per_s: float | None = None
+    """Documents a second; None while there is none to send."""
     lag_records: int | None = None
     """Records that remain, at least; None: unknown, because the topics' ends aren't known or are
     too old.

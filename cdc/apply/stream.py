@@ -74,6 +74,10 @@ class BackgroundWorker(Protocol):
     Every method may raise CdcError, which is treated as if a batch had.
     """
 
+    @property
+    def sent_per_s(self) -> float | None:
+        """Documents that it sends a second; None while it has none to send."""
+
     def begin(self) -> None:
         """Begin anew. Called whenever a plan has been loaded, before its first batch."""
 
@@ -340,5 +344,6 @@ class Stream:
             batches=self._batches.batches,
             tables=self._batches.account.by_table,
             phases_s=self._batches.account.seconds,
+            sent_per_s=self._worker.sent_per_s if self._worker else None,
             **news,
         )

@@ -130,15 +130,21 @@ def collect(
         ),
         tuple(finding for finding in (*unread, *changed, *report.findings, *at_risk) if finding),
         definitions,
-        _documents_status(documents, started) if documents else None,
+        _documents_status(documents, activity, started) if documents else None,
         slot_loss_s(answers["postgres"][0], report.heartbeat),
     )
 
 
-def _documents_status(answer: "Future[Answer]", started: float) -> DocumentsStatus | None:
+def _documents_status(
+    answer: "Future[Answer]", activity: Activity | None, started: float
+) -> DocumentsStatus | None:
     """The sizes; that the state can't be read is a problem of its positions already."""
     sizes, _ = _await_answer("state", answer, started, ANSWER_S)
-    return DocumentsStatus(**sizes) if sizes is not None else None
+    if sizes is None:
+        return None
+    progress = activity.progress.get(STATE) if activity else None
+    pace = progress.sent_per_s if progress and progress.state in WORKING else None
+    return DocumentsStatus(**sizes, sent_per_s=pace)
 
 
 def _tables_of(pipeline: Pipeline, sink: str, waiting: Collection[str]) -> tuple[Table, ...]:

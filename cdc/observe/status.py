@@ -126,12 +126,19 @@ class DocumentsStatus:
     rows, bytes  by table; bytes of rows and their entries, without indexes and keys
     dirty        by view: documents to send; of a large fan-out those that remain
     pending      chunks of changed rows whose documents aren't known yet
+    sent_per_s   documents that the run sends a second; None while it has none to send
     """
 
     rows: Mapping[str, int]
     bytes: Mapping[str, int]
     dirty: Mapping[str, int]
     pending: int
+    sent_per_s: float | None = None
+
+    @property
+    def done_s(self) -> float | None:
+        """Seconds until all documents are sent that are to be sent now, at the present pace."""
+        return sum(self.dirty.values()) / self.sent_per_s if self.sent_per_s else None
 
 
 @dataclass(frozen=True)

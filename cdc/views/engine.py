@@ -14,6 +14,7 @@ take documents back that are no more.
 """
 
 import hashlib
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -78,6 +79,11 @@ class DocumentEngine:
         self._recovered = self._released = False
         self._release: Mapping[str, Position] | None = None
         self._noted: Positions | None = None
+        self.sent_per_s: float | None = None
+        """Documents a second, from the end of a round to the end of the next; None while nothing is
+        left to send.
+        """
+        self._round_ended: float | None = None
 
     def tables(self, captured: Sequence[Table]) -> tuple[Sequence[Table], Waiting]:
         """Return the tables of the state, with the columns in use, for the captured ones as they
@@ -109,6 +115,7 @@ class DocumentEngine:
         """
         self._recovered = self._released = False
         self._release = self._noted = None
+        self._round_ended = self.sent_per_s = None
         with self._failures():
             self._turn = self._state.take(self._turn.owner)
 
@@ -130,10 +137,12 @@ class DocumentEngine:
                 return False
             self._state.begin_turn(self._turn.next)
             self._turn = self._turn.next
-            is_clean = self._state.is_clean() or self._send()
-            if is_clean and positions != self._noted:
+            began = time.monotonic()
+            report = Report(done=True) if self._state.is_clean() else self._send()
+            self._measure(report, began)
+            if report.done and positions != self._noted:
                 self._note(positions)
-        return not is_clean
+        return not report.done
 
     def is_current(self, positions: Positions) -> bool:
         """Say whether the documents are as of these positions."""
@@ -181,8 +190,14 @@ class DocumentEngine:
         )
         return self._released
 
-    def _send(self) -> bool:
-        """Run the task that sends documents; returns whether nothing is dirty any more."""
+    def _measure(self, report: Report, began: float) -> None:
+        ended = time.monotonic()
+        took_s = ended - (self._round_ended or began)
+        self.sent_per_s = None if report.done else report.documents / took_s
+        self._round_ended = None if report.done else ended
+
+    def _send(self) -> Report:
+        """Run the task that sends documents."""
         emission = Emission(
             self._sink.plan,
             self._sink.open_state(),
@@ -194,7 +209,7 @@ class DocumentEngine:
         # Twice as quick as the same by a DataFrame, which Spark plans anew every time: 77 ms instead
         # of 144, and half of the CPU.
         (encoded,) = self._one_task.mapPartitions(freeze_gc_after(emission.run)).collect()
-        return _report(encoded).done
+        return _report(encoded)
 
     def _note(self, positions: Positions) -> None:
         """Note that documents are current, and up to where the topics were told so.

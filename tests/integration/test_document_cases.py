@@ -621,6 +621,13 @@ def case_24_aggregates(history: History) -> None:
           mean: avg(price)
           least: min(price)
           first: min(title)
+      extremes:
+        table: lib.books
+        on: {id: author_id}
+        many: true
+        show: false
+        where: id <> 4 OR year IS NOT NULL
+        aggregates: {cheap: min(price), dear: max(price), a: min(title), z: max(title), late: max(year)}
     to: [topic]
 """,
     )

@@ -116,7 +116,8 @@ class Engine:
     def work(self, positions: Positions | None = None) -> None:
         """Work until nothing is left to do."""
         while self.engine.work(self.history.positions if positions is None else positions):
-            pass
+            assert self.engine.sent_per_s
+        assert self.engine.sent_per_s is None
 
     @property
     def is_current(self) -> bool:

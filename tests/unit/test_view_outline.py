@@ -1,5 +1,6 @@
 """What `cdc views show` and `cdc status` draw of documents."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from cdc.cli.screens.status import draw_status
@@ -47,3 +48,9 @@ def test_what_is_to_be_sent_is_shown_by_view_and_the_state_by_table() -> None:
     text = shown(draw_status(Status("shop", documents=documents), "Well."))
     rows = [line.split() for line in text.splitlines() if "_docs" in line]
     assert rows == [["b_docs", "60,000", "a.b", "7", "2.0", "kB"], ["c_docs", "0"]]
+    assert "documents/s" not in text
+    sending = replace(documents, sent_per_s=1200.0)
+    text = shown(draw_status(Status("shop", documents=sending), "Well."))
+    assert "1,200 documents/s are sent: done in 50 s" in text
+    sent = replace(sending, dirty={"b_docs": 0})
+    assert "documents/s" not in shown(draw_status(Status("shop", documents=sent), "Well."))

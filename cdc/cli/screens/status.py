@@ -129,6 +129,9 @@ def _documents(snapshot: Status) -> Iterator[RenderableType]:
         )
     yield Text()
     yield grid
+    if documents.done_s is not None and any(documents.dirty.values()):
+        pace = f"{documents.sent_per_s:,.0f} documents/s are sent"
+        yield Text(f"{pace}: done in {duration(documents.done_s)}")
 
 
 def _view_lag(view: ViewStatus) -> str:
