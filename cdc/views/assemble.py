@@ -6,12 +6,12 @@ as a text, as the connector sends json columns; so the view's topic reads as any
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cdc.codec.members import encode, joined, members
 from cdc.codec.table import codec
 from cdc.views.aggregates import aggregate, tallied
-from cdc.views.plan import Node, StatePlan, View
+from cdc.views.plan import Aggregate, Node, StatePlan, View
 from cdc.views.rows import StoredRow, document_values, narrowed, value_reader
 from cdc.views.scalar.ordering import code_points
 from cdc.views.state import State, find_rows
@@ -78,7 +78,7 @@ def _members(
         text_of = value_reader(plan, node.table, child.join.parent)
         texts = {row_id: text_of(row_id, row_entries) for row_id, row_entries in entries.items()}
         present = {text for text in texts.values() if text is not None}
-        _add_tallied(plan, state, child, texts, numbers)
+        _add_numbers(plan, state, child, texts, numbers)
         ids_by_text = _find_children(plan, state, child, present)
         child_ids = {child_id for ids in ids_by_text.values() for child_id in ids}
         # Several members may be of the same rows: each is read once.
@@ -93,9 +93,8 @@ def _members(
             for text in present
         }
         matching[None] = []
-        reads_numbers = bool(child.aggregates) and child.tally is None
         totals = {
-            text: list(children.aggregates(ids)) if reads_numbers else []
+            text: list(children.aggregates(ids)) if child.reads_all else []
             for text, ids in matching.items()
         }
         chosen = {text: children.choose(ids) for text, ids in matching.items() if child.shows}
@@ -128,23 +127,46 @@ def _find_children(
     return find_rows(plan, state, node.table, node.join.child, texts)
 
 
-def _add_tallied(
+def _add_numbers(
     plan: StatePlan,
     state: State,
     node: Node,
     texts: Mapping[str, str | None],
     numbers: Mapping[str, list[Member]],
 ) -> None:
-    """Add what a node's aggregates are without reading its rows, to each parent's numbers."""
-    if (tally := node.tally) is None:
+    """Add what a node's aggregates are without reading all its rows, to each parent's numbers."""
+    if node.reads_all or not node.aggregates:
         return
     name, present = node.table.qualified, {text for text in texts.values() if text is not None}
-    tallies = state.tallied(name, plan.tallies[name].index(tally), present)
+    tallies: Mapping[str, Mapping[str, int]] = {}
+    if node.tally is not None:
+        tallies = state.tallied(name, plan.tallies[name].index(node.tally), present)
+    extremes = {part: _extremes(plan, state, node, part, present) for part in node.extremes}
     for row_id, text in texts.items():
-        values = tallies.get(text, {}) if text is not None else {}
-        numbers[row_id] += [
-            (part.name, encode(tallied(part, tally, values))) for part in node.aggregates
-        ]
+        for part in node.aggregates:
+            if part in extremes:
+                value = extremes[part].get(text) if text is not None else None
+            else:
+                assert node.tally is not None
+                value = tallied(part, node.tally, tallies.get(text, {}) if text is not None else {})
+            numbers[row_id].append((part.name, encode(value)))
+
+
+def _extremes(
+    plan: StatePlan, state: State, node: Node, part: Aggregate, texts: Collection[str]
+) -> dict[str, Any]:
+    """Read the value of the first row of each list that is ordered by it."""
+    assert part.argument is not None
+    name, listing = node.table.qualified, node.extremes[part]
+    first_ids = state.listed(name, plan.listings[name].index(listing), texts, 1)
+    rows = state.rows(name, {row_id for ids in first_ids.values() for row_id in ids})
+    table = narrowed(node.table, frozenset([part.argument]))
+    return {
+        text: aggregate(part, node.table, [document_values(rows[row_id].row, table)])
+        for text, ids in first_ids.items()
+        for row_id in ids
+        if row_id in rows
+    }
 
 
 class _Children:

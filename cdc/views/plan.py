@@ -5,11 +5,12 @@ node    a table in the tree; the same table may be at several nodes
 join    the values of the parent's row that equal those of the child's row
 slot    the values of a table's rows that a join compares, other than the key: the state keeps an
         index of the rows by each slot, shared by all views
-list    the rows of a `many` that belong to a parent, in their order: a document reads the first
+list    the rows of a `many` that belong to a parent, in their order: a document reads the first, and
+        for a least or a greatest value that of a list that is ordered by it
 tally   numbers over them: a document reads no row for them
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, TypeVar
@@ -24,6 +25,7 @@ Values = tuple[Expression, ...]
 TEXT_FORMS = (TEXTS, UUID, DATE, TIMESTAMP, TIMESTAMPTZ)
 """Groups of types whose values are texts in documents."""
 AggregateFunction = Literal["count", "sum", "min", "max", "avg"]
+EXTREMES = ("min", "max")
 INTEGERS = ("smallint", "integer")
 """Types whose sum is a bigint, a number in a document; that of others is a numeric, a text."""
 
@@ -123,33 +125,53 @@ class Node:
                 yield (self, *path)
 
     @cached_property
+    def reads_all(self) -> bool:
+        """Whether an aggregate takes all rows. Then all are made of them."""
+        return not all(map(self._is_tallied, self._sums))
+
+    @cached_property
     def tally(self) -> Tally | None:
-        """The numbers that all its aggregates are made of; None if it takes the rows for one."""
-        if (
-            self.join is None
-            or not self.aggregates
-            or not all(map(self._is_tallied, self.aggregates))
-        ):
+        """The numbers that its counts and sums are made of; None if it has none, or reads all rows."""
+        if self.join is None or not self._sums or self.reads_all:
             return None
-        columns = {part.argument for part in self.aggregates if part.argument}
+        columns = {part.argument for part in self._sums if part.argument}
         return Tally(self.join.child, self.where, tuple(sorted(columns)))
+
+    @cached_property
+    def extremes(self) -> Mapping[Aggregate, Listing]:
+        """The lists whose first rows have the values of its `min` and `max`; none if it reads all
+        rows.
+        """
+        if self.join is None or self.reads_all:
+            return {}
+        return {
+            part: Listing(
+                self.join.child, self.where, (Order(part.argument, part.function == "max"),)
+            )
+            for part in self.aggregates
+            if part.argument and part.function in EXTREMES
+        }
+
+    @property
+    def _sums(self) -> list[Aggregate]:
+        return [part for part in self.aggregates if part.function not in EXTREMES]
 
     def _is_tallied(self, part: Aggregate) -> bool:
         if part.argument is None or part.function == "count":
             return True
-        return part.function in ("sum", "avg") and self.table.column(part.argument).type in INTEGERS
+        return self.table.column(part.argument).type in INTEGERS
 
     @cached_property
     def listing(self) -> Listing | None:
         """The list that its rows are read from; None if it has none, or needs none."""
-        if self.join is None or not self.many or not (self.shows or self.tally is None):
+        if self.join is None or not self.many or not (self.shows or self.reads_all):
             return None
         return Listing(self.join.child, self.where, self.order_by)
 
     @property
     def read_limit(self) -> int | None:
         """How many rows of a list are read; None for all, which its aggregates need."""
-        return self.limit if self.tally or not self.aggregates else None
+        return None if self.reads_all else self.limit
 
     @property
     def columns_in_use(self) -> frozenset[str]:
@@ -237,19 +259,20 @@ class StatePlan:
     @cached_property
     def listings(self) -> dict[str, tuple[Listing, ...]]:
         """By table name: the lists of its rows, numbered by their place here."""
-        return self._of_nodes(lambda node: node.listing)
+        return self._of_nodes(lambda node: (node.listing, *node.extremes.values()))
 
     @cached_property
     def tallies(self) -> dict[str, tuple[Tally, ...]]:
         """By table name: the numbers over its rows, numbered by their place here."""
-        return self._of_nodes(lambda node: node.tally)
+        return self._of_nodes(lambda node: (node.tally,))
 
-    def _of_nodes(self, part: Callable[[Node], T | None]) -> dict[str, tuple[T, ...]]:
+    def _of_nodes(self, select: Callable[[Node], Sequence[T | None]]) -> dict[str, tuple[T, ...]]:
         parts: dict[str, dict[T, None]] = {table.qualified: {} for table in self.tables}
         for view in self.views:
             for node in view.root.walk():
-                if (value := part(node)) is not None:
-                    parts[node.table.qualified][value] = None
+                for part in select(node):
+                    if part is not None:
+                        parts[node.table.qualified][part] = None
         return {name: tuple(values) for name, values in parts.items()}
 
     def roots(self, table: str) -> Sequence[str]:

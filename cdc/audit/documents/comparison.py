@@ -193,10 +193,10 @@ class _Joins:
             yield self._entries_of(
                 node.table, f"{TALLY}{self._plan.tallies[name].index(node.tally)}"
             )
-        if node.listing is not None:
-            number = self._plan.listings[name].index(node.listing)
+        for listing in (*([node.listing] if node.listing else []), *node.extremes.values()):
+            number = self._plan.listings[name].index(listing)
             yield self._entries_of(node.table, f"{LISTING}{number}")
-        elif not node.many:
+        if not node.many:
             yield self._texts(node.table, node.join.child)
 
     def _texts(self, table: Table, values: Values) -> DataFrame:
