@@ -18,6 +18,7 @@ from pyspark.sql import SparkSession
 
 from cdc.errors import SparkError
 from cdc.model import jvm_options
+from cdc.spark import class_archive
 from cdc.spark.python_worker import MODULES
 
 SETTINGS = {
@@ -131,7 +132,9 @@ def session(
     settings_of_process = {
         "spark.sql.shuffle.partitions": tasks,
         "spark.jars": ",".join(map(str, jars)),
-        "spark.driver.extraJavaOptions": shlex.join([QUIET, *jvm_options.default_options()]),
+        "spark.driver.extraJavaOptions": shlex.join(
+            [QUIET, *jvm_options.default_options(), *class_archive.read_options()]
+        ),
     }
     is_local = master.startswith("local[")
     if is_local:
