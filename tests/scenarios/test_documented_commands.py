@@ -9,7 +9,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -91,6 +91,11 @@ class Reader:
         expected = range(3, 9) if line in FINDINGS else ()
         assert ended.value.code == 0 or ended.value.code in expected, line
 
+    def type_until(self, line: str, ready: Callable[[], object]) -> None:
+        """Run a command in this process that SIGTERM ends once something is so."""
+        self.remaining.remove(line)
+        self._world.run_until(lambda _: ready(), *self._words(line)[1:])
+
     def type_all(self, verb: str) -> None:
         """Run all remaining commands of a verb."""
         lines = [line for line in self.remaining if line.split(" ")[0] == verb]
@@ -157,11 +162,12 @@ def test_every_documented_command_works(
     for line in ("plan", "migrate --dry-run", "migrate", "register", "topics"):
         reader.type(line)
 
-    with reader.background("run --sink cache", "run --sink search"):
-        world.wait_for("cache", 500)
-        world.wait_for("search", 500)
-    with reader.background("run --master local[8]"):
-        world.wait_for("warehouse", 500)
+    for line, sink in (
+        ("run --sink cache", "cache"),
+        ("run --sink search", "search"),
+        ("run --master local[8]", "warehouse"),
+    ):
+        reader.type_until(line, lambda sink=sink: world.offsets(sink) >= 500)  # type: ignore[misc]
 
     produce(
         world.stack.endpoints.kafka, f"{world.name}.public.orders", [(b'{"id":1}', b"not json")]

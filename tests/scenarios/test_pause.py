@@ -48,7 +48,7 @@ def test_a_paused_sink_stands_still_and_the_others_go_on(world: "World") -> None
         with psycopg.connect(world.dsn) as connection:
             token = client.token(connection)
         with pytest.raises(ReadTimeout, match="cache is paused by") as caught:
-            client.wait_for(client.view(world.file, "cache", "public.items"), token, 10)
+            client.wait_for(client.view(world.file, "cache", "public.items"), token, 1)
         assert "resume cache" in caught.value.hint
         for attempt in (world.rebuild, world.rollback):
             with pytest.raises(SinkPaused, match="cache is paused"):

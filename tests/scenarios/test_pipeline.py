@@ -58,7 +58,7 @@ def delta_rows(world: "World", table: str, kind: str, query: str) -> list[dict[s
 
 def test_snapshot_and_live_changes_reach_three_views(world: "World") -> None:
     airport(world, *SAMPLE)
-    with world.process():
+    with world.running():
         replay(world.dsn, NEXT, NEXT, rate=300, limit=1200)
         world.settle()
         status = world.json("status")
@@ -251,7 +251,7 @@ def test_verify_finds_every_planted_fault(world: "World") -> None:
 
 def test_a_second_run_on_the_same_views_is_fenced(world: "World") -> None:
     items(world)
-    with world.process("--sink", "cache"):
+    with world.running("cache"):
         world.sql("INSERT INTO items VALUES ('one', 1, 'x', 1)")
         world.wait_for("cache", 1)
         with world.process("--sink", "cache") as second:

@@ -17,6 +17,7 @@ import pytest
 
 from cdc.observe.collection import collect
 from cdc.sink.contract import positions
+from tests.support.verbs import run_verb
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
@@ -122,9 +123,7 @@ def assert_told(world: "World") -> None:
     with world.stack.servers.frozen("elasticsearch"):
         # On a machine that is busy, what isn't frozen may be late as well.
         wait_until(lambda: silent(world) == {"search"}, 60, "the index alone to be silent")
-        process = subprocess.run(
-            world.command("status", "--json"), check=False, capture_output=True, text=True
-        )
+        process = run_verb(world.words("status", "--json"))
     status = json.loads(process.stdout)
     assert (status["verdict"], process.returncode) == ("down", status["exit_code"])
     assert any(

@@ -1,9 +1,10 @@
 """The only way in which a test waits."""
 
+import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from tenacity import RetryError, Retrying, retry_if_not_result, stop_after_delay, wait_fixed
+from tenacity import RetryError, Retrying, retry_if_not_result, stop_after_delay
 
 T = TypeVar("T")
 POLL_S = 0.05
@@ -17,12 +18,27 @@ def wait_until(
 ) -> T:
     """Return the condition's first true value; fail after `timeout_s` seconds, saying what was
     waited for.
+
+    Between two looks it waits for `poll_s` seconds, and for as long as the look took: what is
+    waited for needs the processor more.
     """
+    look_s = 0.0
+
+    def look() -> T:
+        nonlocal look_s
+        start = time.monotonic()
+        try:
+            return condition()
+        finally:
+            look_s = time.monotonic() - start
+
     until_true = Retrying(
-        retry=retry_if_not_result(bool), wait=wait_fixed(poll_s), stop=stop_after_delay(timeout_s)
+        retry=retry_if_not_result(bool),
+        wait=lambda _: max(poll_s, look_s),
+        stop=stop_after_delay(timeout_s),
     )
     try:
-        return until_true(condition)
+        return until_true(look)
     except RetryError:
         description = describe if isinstance(describe, str) else describe()
         raise AssertionError(f"not within {timeout_s:g} s: {description}") from None
