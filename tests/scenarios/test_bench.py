@@ -1,5 +1,5 @@
 """`make bench` at its smallest: a line with limit and rival, the whole path, hops and plots, on
-servers of its own.
+servers of its own; with `make properties` the rival's whole path as well.
 """
 
 import json
@@ -9,12 +9,14 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.budget import SCALE
+
 ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.timeout(900)
 def test_some_lines_of_the_tables(tmp_path: Path) -> None:
-    parts = ("redis", "mixed", "single", "latency")
+    parts = ("redis", *(["mixed"] if SCALE > 1 else []), "single", "latency")
     words = [word for part in parts for word in ("--only", part)]
     process = subprocess.run(
         [sys.executable, "-m", "bench", "--size", "S", *words, "--out", str(tmp_path)],
@@ -34,10 +36,10 @@ def test_some_lines_of_the_tables(tmp_path: Path) -> None:
     assert applied["ratio"] == applied["ours"]["median"] / applied["rival"]["median"] > 0
     assert applied["limit"]["min"] > applied["rival"]["max"]
     assert applied["cpu_s_per_million"]["spark"] > 0 < applied["peak_mb"]["redis"]
-    mixed = figures["W1 mixed, whole path"]
-    assert mixed["ratio"] == mixed["ours"]["median"] / mixed["rival"]["median"] > 0
-    assert mixed["part"] == "mixed"
-    assert mixed["met"] in ("yes", "no")
+    if mixed := figures.get("W1 mixed, whole path"):
+        assert mixed["ratio"] == mixed["ours"]["median"] / mixed["rival"]["median"] > 0
+        assert mixed["met"] in ("yes", "no")
+    assert {figure["part"] for figure in stored["figures"]} == set(parts)
     # One core would be more than a half; the servers' work is part of it.
     assert 0 < drained["ratio"] < 1.1
     assert {"connect", "elasticsearch", "postgres", "spark"} <= drained["cpu_s_per_million"].keys()

@@ -17,6 +17,7 @@ from kafka import KafkaConsumer, TopicPartition
 
 from cdc.sample.load import load
 from cdc.sample.replay import replay
+from tests.support.load import load as writing
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
@@ -254,15 +255,9 @@ def test_a_second_run_on_the_same_views_is_fenced(world: "World") -> None:
     with world.running("cache"):
         world.sql("INSERT INTO items VALUES ('one', 1, 'x', 1)")
         world.wait_for("cache", 1)
-        with world.process("--sink", "cache") as second:
-
-            def has_ended() -> bool:
-                world.sql("UPDATE items SET n = n + 1")
-                return second.poll() is not None
-
-            wait_until(has_ended, 180, "a run to end")
-            assert second.returncode == 7
-            assert "Another writer" in (world.folder / "run.log").read_text()
+        with writing(world.dsn, lambda conn, _: conn.execute("UPDATE items SET n = n + 1"), 0.2):
+            ended = world.cdc("run", "--sink", "cache", code=7)
+    assert "Another writer" in ended.stderr
 
 
 def test_a_standby_takes_over_when_the_run_before_it_is_killed(world: "World") -> None:
