@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(900)
 PLANTED = 7
 """Faults of each class in each view: in rows that nobody changes any more."""
+LEAST_RATE = 50.0
+"""Changes a second that are a load still, on a machine that is busy with other tests."""
 
 
 def begin(world: "World") -> None:
@@ -84,7 +86,6 @@ def assert_equal(comparisons: list[Comparison]) -> None:
     assert all(comparison.view_rows > 0 for comparison in comparisons)
 
 
-@pytest.mark.measures
 def test_under_load(world: "World") -> None:
     began = int(time.time() * 1000)
     begin(world)
@@ -92,7 +93,7 @@ def test_under_load(world: "World") -> None:
         world.settle()
         with writer.writing(world.dsn, 250.0) as load:
             assert_equal(verified(world))
-        assert load.rate > 150
+        assert load.rate > LEAST_RATE
         for options in (Options(sample=20.0), Options(since_ms=began)):
             assert_equal(verified(world, options))
     plant(world)
