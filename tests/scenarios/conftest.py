@@ -183,7 +183,7 @@ class World:
 
         def work() -> list[CdcError]:
             wiring = Streams(context)
-            streams = wiring.of_sinks(self.spark, context.sinks(names or None))
+            streams = wiring.of_sinks(self.spark, context.sinks(list(names) or None))
             if context.pipeline.views and not names:
                 streams.append(wiring.of_documents(self.spark))
             with compare_periodically(context.load), writing_runs(context.pipeline) as run_log:

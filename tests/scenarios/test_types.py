@@ -441,7 +441,8 @@ def test_verify_finds_every_planted_loss(world: "World") -> None:
     world.assert_equal()
     cache = redis.Redis.from_url(world.cache, decode_responses=True)
     key = f"{world.name}:public.p:1"
-    good = {name: cache.get(name) for name in cache.keys(f"{world.name}:public.p:*")}
+    keys = [f"{world.name}:public.p:{number}" for number in range(1, len(PLANTED) + 1)]
+    documents = dict(zip(keys, cache.mget(keys), strict=True))
     plant(world)
     comparisons = {comparison.sink: comparison for comparison in world.compare()}
     assert comparisons["search"].equal
@@ -450,7 +451,7 @@ def test_verify_finds_every_planted_loss(world: "World") -> None:
     assert sorted((int(row.id), row.kind, row.column) for row in differences) == [
         (number, "different", column) for number, (column, _) in enumerate(PLANTED, 1)
     ]
-    cache.mset(good)
+    cache.mset(documents)  # type: ignore[arg-type]
     document = json.loads(str(cache.get(key)), parse_float=exactly)
     raw = {"f": "1.0E-1", "j": '{ "u":1,"n": [12345678901234567890.123]}'}
     texts = {
