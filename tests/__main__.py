@@ -20,7 +20,6 @@ MOVED = tuple(
         "backlog",
         "compaction",
         "destroy",
-        "document_cases_of_sinks",
         "documented_commands",
         "source_faults",
         "types",
