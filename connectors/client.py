@@ -5,9 +5,11 @@ Invariant: what a password field of a configuration holds never appears in a mes
 """
 
 import re
+import ssl
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit
@@ -54,6 +56,12 @@ class ConnectorState:
         return "FAILED" in (self.connector, *self.tasks)
 
 
+@cache
+def _certificates() -> ssl.SSLContext:
+    """Read the certificates once in a process: that takes longer than a request."""
+    return httpx.create_ssl_context()
+
+
 class _RebalancingError(Exception):
     """Status 409: the workers are rebalancing, so the same request succeeds in a moment."""
 
@@ -70,7 +78,7 @@ class Connect:
                 "`connect` isn't a URL.", hint="write it as http://host:8083 in the pipeline file"
             )
         self.server = f"{parts.hostname}:{parts.port or parts.scheme}"
-        self._client = httpx.Client(base_url=url, timeout=TIMEOUT_S)
+        self._client = httpx.Client(base_url=url, timeout=TIMEOUT_S, verify=_certificates())
 
     def __enter__(self) -> "Connect":
         return self

@@ -57,7 +57,7 @@ class Continuity:
         starts, ends, settings = (
             self._kafka.starts(topics),
             self._kafka.ends(topics),
-            self._kafka.settings(topics),
+            self._kafka.settings(topics, (RETENTION, COMPACTION_LAG)),
         )
         configured_s = self._pipeline.delete_retention_hours * 3600
         changes_kept_s = self._pipeline.changes_kept_s

@@ -2,7 +2,7 @@
 
 import uuid
 from base64 import urlsafe_b64encode
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from cdc.kafka.records import TIMEOUT_MS, kafka
@@ -31,9 +31,13 @@ class TopicAdmin:
                 raise kafka.errors.for_code(topic["error_code"])(topic["name"])
         return {topic["name"]: topic for topic in described if topic["error_code"] == 0}
 
-    def settings(self, topics: Iterable[str]) -> dict[str, dict[str, str]]:
-        """Read the settings in force for each topic. A topic that is being deleted has none."""
-        described = self._entries(topics)
+    def settings(
+        self, topics: Iterable[str], names: Collection[str] | None = None
+    ) -> dict[str, dict[str, str]]:
+        """Read the settings in force for each topic: those of these names, or all. A topic that is
+        being deleted has none.
+        """
+        described = self._entries(topics, names)
         return {
             topic: {name: entry["value"] for name, entry in entries.items()}
             for topic, entries in described.items()
@@ -60,9 +64,12 @@ class TopicAdmin:
         if resources:
             self.client.alter_configs(resources)
 
-    def _entries(self, topics: Iterable[str]) -> dict[str, dict[str, dict[str, Any]]]:
+    def _entries(
+        self, topics: Iterable[str], names: Collection[str] | None = None
+    ) -> dict[str, dict[str, dict[str, Any]]]:
+        wanted = None if names is None else list(names)
         resources = [
-            kafka.admin.ConfigResource(kafka.admin.ConfigResourceType.TOPIC, topic)
+            kafka.admin.ConfigResource(kafka.admin.ConfigResourceType.TOPIC, topic, wanted)
             for topic in topics
         ]
         return (
