@@ -4,7 +4,7 @@ import json
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
@@ -113,19 +113,21 @@ def test_a_sink_that_is_away_is_told_and_no_secret_with_it(
     world.file.write_text(text)
     context, stopping = Context(world.file, world.folder), threading.Event()
     streams = Streams(context).of_sinks(world.spark, context.sinks(None))
+
+    def reported() -> dict[str, Any]:
+        status = {sink["name"]: sink for sink in world.json("status")["sinks"]}
+        states = {name: sink["state"] for name, sink in status.items()}
+        expected = {"search": "waiting", "cache": "waiting", "warehouse": "running"}
+        return status if states == expected else {}
+
     with ThreadPoolExecutor(1) as pool, writing_runs(context.pipeline) as run_log:
         work = pool.submit(supervise, streams, stopping, on_tick=run_log.publish)
         try:
             world.wait_for("warehouse", 1)
-            status = {sink["name"]: sink for sink in world.json("status")["sinks"]}
+            status = wait_until(reported, 30, "the state of each sink", 0.5)
         finally:
             stopping.set()
         assert work.result(60) == []
-    assert {name: sink["state"] for name, sink in status.items()} == {
-        "search": "waiting",
-        "cache": "waiting",
-        "warehouse": "running",
-    }
     assert all(status[name]["error"] and status[name]["hint"] for name in ("search", "cache"))
     printed = capfd.readouterr()
     assert "sink_waiting" in printed.err

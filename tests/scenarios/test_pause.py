@@ -63,7 +63,7 @@ def test_a_paused_sink_stands_still_and_the_others_go_on(world: "World") -> None
         assert world.json("resume", "cache") == {"sink": "cache", "resumed": True}
         world.settle()
         assert world.json("resume", "cache") == {"sink": "cache", "resumed": False}
-        assert sink_status(world, "cache")["state"] == "running"
+        wait_until(lambda: sink_status(world, "cache")["state"] == "running", 20, "it to be told")
     world.assert_equal()
     entries = world.json("operations")["operations"]
     assert [entry["verb"] for entry in entries] == [

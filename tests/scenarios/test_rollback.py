@@ -40,9 +40,8 @@ def test_what_is_kept_outlives_crashes(world: "World") -> None:
     begin(world)
     with world.running():
         world.settle()
-        with writer.writing(world.dsn, 200.0):
-            for name in SINKS:
-                world.rebuild(name)
+        for name in SINKS:
+            world.rebuild(name)
     chance = random.Random(3)
     with writer.writing(world.dsn, 200.0):
         for group in (True, False):
