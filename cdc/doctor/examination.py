@@ -6,6 +6,7 @@ Invariant: reads only. A part that can't be asked is a finding itself, and hides
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from cdc.doctor.source_checks import check_source
 from cdc.doctor.source_facts import read_source
 from cdc.doctor.topics import check_log, read_log
 from cdc.errors import CdcError, SettingsError, Unexpected
+from cdc.kafka.pool import TopicsPool
 from cdc.kafka.topics import Topics
 from cdc.model.finding import Finding, find_error, worst_first
 from cdc.model.trace import trace
@@ -108,7 +110,8 @@ class Examination:
             yield from check_log(read_log(topics, self.pipeline))
 
     def _registration(self) -> Iterable[Finding]:
-        return find_registration_troubles(self.pipeline)
+        with closing(TopicsPool()) as pool:
+            return find_registration_troubles(self.pipeline, pool)
 
     def _machine(self) -> Iterator[Finding]:
         yield from check_machine(read_machine(self.state))

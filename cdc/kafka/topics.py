@@ -67,6 +67,13 @@ class Topics:
         self._uncommitted_records.close()
         self.admin.client.close()
 
+    def require_reachable(self) -> None:
+        """Raise ConnectorError at once if no server listens. A connection that stood open would
+        wait for one as long as for an answer.
+        """
+        with translated_errors(self.bootstrap):
+            check_reachable(self.bootstrap)
+
     def cluster_id(self) -> str:
         """The id of the Kafka cluster."""
         with translated_errors(self.bootstrap):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
 from threading import Thread
-from typing import Any, NamedTuple
+from typing import Any
 
 import structlog
 
@@ -20,16 +20,16 @@ from cdc.config.settings import Pipeline
 from cdc.config.view_settings import SCHEMA, STATE, tables_of
 from cdc.control.definitions import Watch, watch
 from cdc.errors import CdcError, Unexpected
-from cdc.generations.registry import GenerationBuild, Generations, Registry
-from cdc.kafka.topics import Topics
+from cdc.generations.registry import GenerationBuild, Generations
+from cdc.kafka.pool import TopicsPool
 from cdc.model.finding import Finding, find
 from cdc.model.finding_codes import APPLY, CAPTURE
 from cdc.model.position import ViewCheckpoint
 from cdc.model.table import Table
 from cdc.model.trace import trace
+from cdc.observe.activity import Activity, LookConnections
 from cdc.observe.forecast import catch_up_s, slot_loss_s
 from cdc.observe.registration_findings import find_registration_troubles
-from cdc.observe.run_log import LagSample, read_runs
 from cdc.observe.status import (
     NEVER_RUN,
     BuildStatus,
@@ -75,35 +75,40 @@ measured from them.
 Answer = tuple[Any, Finding | None]
 
 
-class Activity(NamedTuple):
-    """What runs do, as they last published it, their lag of the last day, and what commands have
-    registered; by sink.
-    """
-
-    progress: Mapping[str, Progress]
-    lags: Mapping[str, Sequence[LagSample]]
-    generations: Mapping[str, Generations]
-
-
 def collect(
     pipeline: Pipeline,
     *,
     positions: Positions,
     sizes: Callable[[], Mapping[str, Any]] | None = None,
+    connections: LookConnections | None = None,
     started: float | None = None,
 ) -> Status:
     """Ask every server at the same time. Raises nothing that a server causes, waits for none beyond
     ANSWER_S.
 
-    `sizes` reads what the state of documents holds. `started`: when the caller began, by the
-    monotonic clock.
+    `sizes` reads what the state of documents holds. `connections`: those of looks that are repeated.
+    `started`: when the caller began, by the monotonic clock.
     """
-    started = started or time.monotonic()
+    own = connections or LookConnections()
+    try:
+        return _collect(pipeline, positions, sizes, own, started or time.monotonic())
+    finally:
+        if connections is None:
+            own.close()
+
+
+def _collect(
+    pipeline: Pipeline,
+    positions: Positions,
+    sizes: Callable[[], Mapping[str, Any]] | None,
+    connections: LookConnections,
+    started: float,
+) -> Status:
     documents = _start_request("state", sizes) if sizes else None
-    runs = _start_request("runs", lambda: _read_activity(pipeline))
+    runs = _start_request("runs", lambda: connections.activity.read(pipeline))
     waiting = _find_waiting(runs, started) if pipeline.views else ()
     tables = {name: _tables_of(pipeline, name, waiting) for name in positions}
-    answers = _ask_servers(pipeline, tables, positions, started)
+    answers = _ask_servers(pipeline, tables, positions, connections.topics, started)
     report: TopicReport = answers["kafka"][0] or TopicReport()
     activity: Activity | None = _await_answer("runs", runs, started, ANSWER_S)[0]
     registration, (definitions, _) = answers.pop("registration"), answers.pop("definitions")
@@ -167,7 +172,11 @@ def _tables_of(pipeline: Pipeline, sink: str, waiting: Collection[str]) -> tuple
 
 
 def _ask_servers(
-    pipeline: Pipeline, tables: Mapping[str, Sequence[Table]], positions: Positions, started: float
+    pipeline: Pipeline,
+    tables: Mapping[str, Sequence[Table]],
+    positions: Positions,
+    pool: TopicsPool,
+    started: float,
 ) -> "dict[str, Answer]":
     """The answers of sinks by name, and of postgres, connect, kafka, registration and
     definitions.
@@ -190,10 +199,12 @@ def _ask_servers(
         "postgres": _start_request("postgres", lambda: _slot(pipeline)),
         "connect": _start_request("connect", lambda: _connector(pipeline)),
         "registration": _start_request(
-            "registration", lambda: find_registration_troubles(pipeline)
+            "registration", lambda: find_registration_troubles(pipeline, pool)
         ),
         "definitions": _start_request("definitions", lambda: _definitions(pipeline)),
-        "kafka": _start_request("kafka", lambda: read_topics(pipeline, tables, stored_in_time)),
+        "kafka": _start_request(
+            "kafka", lambda: read_topics(pipeline, tables, stored_in_time, pool)
+        ),
     }
     answers = {
         part: _await_answer(part, request, started, patience_s)
@@ -293,13 +304,6 @@ def _stored(
         return {table.topic: stored[table.qualified] for table in tables}
 
     return by_topic
-
-
-def _read_activity(pipeline: Pipeline) -> Activity:
-    with Topics(pipeline.kafka) as kafka:
-        runs, registry = read_runs(pipeline, kafka), Registry(pipeline, kafka).read()
-        generations = {sink: registry.for_sink(sink) for sink in pipeline.sinks}
-        return Activity(runs.progress, runs.lags, generations)
 
 
 def _find_waiting(runs: "Future[Answer]", started: float) -> Collection[str]:

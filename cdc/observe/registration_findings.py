@@ -6,18 +6,18 @@ from typing import Any
 from cdc.config.settings import Pipeline
 from cdc.control import registrations
 from cdc.errors import CdcError
-from cdc.kafka.topics import Topics
+from cdc.kafka.pool import TopicsPool
 from cdc.model.finding import Finding, find_error
 from cdc.postgres import catalog, source
 
 
-def find_registration_troubles(pipeline: Pipeline) -> list[Finding]:
+def find_registration_troubles(pipeline: Pipeline, pool: TopicsPool) -> list[Finding]:
     """Find all that makes the registration differ from the file, the catalog or the server.
 
     Raises:
         SourceError, ConnectorError: it can't be read.
     """
-    with source.connect(pipeline.source.dsn) as conn, Topics(pipeline.kafka) as topics:
+    with source.connect(pipeline.source.dsn) as conn, pool.borrowed(pipeline.kafka) as topics:
         registration, server = registrations.read(topics, pipeline), source.server(conn)
         if not registration:
             return []

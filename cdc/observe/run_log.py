@@ -26,7 +26,8 @@ import structlog
 from cdc.apply.progress import LIVING, Progress, RunState
 from cdc.config.settings import Pipeline
 from cdc.errors import CdcError
-from cdc.kafka.records import Records
+from cdc.kafka.records import Record, Records
+from cdc.kafka.tail import Tail
 from cdc.kafka.topics import Topics
 from cdc.model.outcome import Applied
 
@@ -151,19 +152,32 @@ def writing_runs(pipeline: Pipeline) -> Iterator[RunLog]:
         run_log.close()
 
 
-def read_runs(pipeline: Pipeline, kafka: Topics) -> RunReport:
-    """Read what runs have published; one that has died without an end is shown as not running.
+class RunTopic:
+    """The topic of runs; each `read` takes what is new in it. One thread at a time uses it."""
 
-    A topic that doesn't exist is empty. Raises ConnectorError.
-    """
-    if pipeline.runs_topic not in kafka.existing([pipeline.runs_topic]):
-        return RunReport({}, {})
-    entries = {
-        tuple(json.loads(record.key)): json.loads(record.value)
-        for record in kafka.read_all(pipeline.runs_topic)
-        if record.key and record.value
-    }
-    return report_of(entries, time.time())
+    def __init__(self, pipeline: Pipeline, kafka: Topics) -> None:
+        self._topic, self._kafka = pipeline.runs_topic, kafka
+        self._entries: dict[tuple[str | int, ...], Mapping[str, Any]] = {}
+        self._tail = Tail(kafka, self._topic, begin=self._entries.clear, take=self._take)
+
+    def read(self) -> RunReport:
+        """Read what runs have published; one that has died without an end is shown as not running.
+
+        A topic that doesn't exist is empty. Raises ConnectorError.
+        """
+        if self._topic not in self._kafka.existing([self._topic]):
+            return RunReport({}, {})
+        self._tail.read()
+        return report_of(self._entries, time.time())
+
+    def _take(self, record: Record) -> None:
+        if record.key and record.value:
+            self._entries[tuple(json.loads(record.key))] = json.loads(record.value)
+
+
+def read_runs(pipeline: Pipeline, kafka: Topics) -> RunReport:
+    """Read what runs have published, once; see `RunTopic.read`."""
+    return RunTopic(pipeline, kafka).read()
 
 
 def report_of(entries: Mapping[tuple[str | int, ...], Mapping[str, Any]], now: float) -> RunReport:

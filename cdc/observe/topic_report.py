@@ -15,7 +15,7 @@ from cdc.control.heartbeat import last_heartbeat
 from cdc.kafka.ledger import Ledger
 from cdc.kafka.log_continuity import Continuity
 from cdc.kafka.log_refusals import Discontinued
-from cdc.kafka.topics import Topics
+from cdc.kafka.pool import TopicsPool
 from cdc.kafka.unread_records import pending_records
 from cdc.model.finding import Finding, find
 from cdc.model.position import Position, ViewCheckpoint, distance
@@ -40,11 +40,12 @@ def read_topics(
     pipeline: Pipeline,
     tables: Mapping[str, Sequence[Table]],
     read_positions: Callable[[], Mapping[str, Mapping[str, ViewCheckpoint | None]]],
+    pool: TopicsPool,
 ) -> TopicReport:
     """Read the heartbeat, measure each sink's views against the topics, inspect the topics. Raises
     ConnectorError.
     """
-    with Topics(pipeline.kafka) as topics:
+    with pool.borrowed(pipeline.kafka) as topics:
         names = {table.topic: None for of_sink in tables.values() for table in of_sink}
         continuity = Continuity(pipeline, topics).read(list(names))
         ends = {topic: topic_log.end for topic, topic_log in continuity.logs.items()}

@@ -6,6 +6,7 @@ import json
 import random
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from typing import Any, cast
 
@@ -15,6 +16,7 @@ from cdc.config.settings import Pipeline
 from cdc.errors import ConnectorError
 from cdc.kafka.log_continuity import Continuity
 from cdc.kafka.log_refusals import Discontinued
+from cdc.kafka.pool import TopicsPool
 from cdc.kafka.records import Record, kafka
 from cdc.kafka.topic_setup import CreatedTopic, ExistingTopic, check_topics, ensure_topics
 from cdc.kafka.topic_specs import topic_specs
@@ -411,6 +413,23 @@ def test_a_broker_that_is_down(address: str) -> None:
     assert time.monotonic() - started < 10
     assert "can't be reached" in caught.value.message
     assert "cdc -p FILE up" in caught.value.hint
+
+
+def test_a_connection_is_used_again_by_one_at_a_time_unless_it_failed(
+    topics: Topics, shop: Pipeline
+) -> None:
+    with closing(TopicsPool()) as pool:
+        with pool.borrowed(shop.kafka) as first:
+            assert first.cluster_id() == topics.cluster_id()
+        with pool.borrowed(shop.kafka) as again, pool.borrowed(shop.kafka) as another:
+            assert again is first
+            assert another is not first
+        with pytest.raises(ConnectorError), pool.borrowed(shop.kafka) as failed:
+            failed.ends(["no.such.topic"])
+        with pool.borrowed(shop.kafka) as remaining, pool.borrowed(shop.kafka) as fresh:
+            assert failed not in (remaining, fresh)
+        with pytest.raises(ConnectorError), pool.borrowed(NOWHERE):
+            pass
 
 
 def test_settings_are_in_force_on_return(

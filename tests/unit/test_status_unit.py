@@ -12,11 +12,13 @@ import pytest
 from cdc.control import registrations
 from cdc.control.registrations import Captured, Registration
 from cdc.errors import SourceError
+from cdc.kafka.pool import TopicsPool
 from cdc.kafka.unread_records import pending_records
 from cdc.model.finding import Finding, exit_code, find, verdict
 from cdc.model.position import Position, Server, ViewCheckpoint
 from cdc.model.table import Table
-from cdc.observe import collection, registration_findings
+from cdc.observe import collection
+from cdc.observe.activity import ActivityReader
 from cdc.observe.collection import collect
 from cdc.observe.diagnosis import diagnose, document, slow_hop
 from cdc.observe.status import (
@@ -436,9 +438,10 @@ def judge(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Finding]]:
                 raise server
             return server
 
-        for part in ("_slot", "_connector", "_definitions", "_read_activity", "read_topics"):
+        for part in ("_slot", "_connector", "_definitions", "read_topics"):
             monkeypatch.setattr(collection, part, lambda *_: None)
-        monkeypatch.setattr(registration_findings, "Topics", lambda _: Silent())
+        monkeypatch.setattr(ActivityReader, "read", lambda *_: None)
+        monkeypatch.setattr(TopicsPool, "borrowed", lambda *_: Silent())
         monkeypatch.setattr(source, "connect", lambda _: Silent())
         monkeypatch.setattr(source, "server", answer)
         monkeypatch.setattr(registrations, "read", lambda *_: registration)

@@ -11,6 +11,7 @@ from cdc.config.view_settings import STATE
 from cdc.runtime.context import Context
 
 if TYPE_CHECKING:
+    from cdc.observe.activity import LookConnections
     from cdc.observe.sampler import Sampler
     from cdc.observe.status import Status
 
@@ -18,8 +19,8 @@ END_S = 8.0
 """Seconds that a look has to end: longer than one takes while a server hangs."""
 
 
-def check_health(context: Context) -> "Status":
-    """Collect and diagnose the state of every hop."""
+def check_health(context: Context, connections: "LookConnections | None" = None) -> "Status":
+    """Collect and diagnose the state of every hop. `connections`: those of looks that are repeated."""
     from cdc.observe.collection import Positions, collect
     from cdc.observe.diagnosis import diagnose
     from cdc.sink.contract import positions
@@ -36,6 +37,7 @@ def check_health(context: Context) -> "Status":
         pipeline,
         positions=readers,
         sizes=sizes_reader(pipeline) if pipeline.views else None,
+        connections=connections,
         started=started,
     )
     return diagnose(collected)
@@ -46,11 +48,15 @@ def checking_health(
     context: Context, tell: "Callable[[Status], object]"
 ) -> Iterator["Sampler[Status]"]:
     """Look again and again while the block runs, and tell each status."""
+    from cdc.observe.activity import LookConnections
     from cdc.observe.sampler import Sampler
 
+    connections = LookConnections()
     # A context of its own for each look: tables come and go.
     looks = Sampler(
-        "the servers", lambda: check_health(replace(context)), lambda sample: tell(sample.value)
+        "the servers",
+        lambda: check_health(replace(context), connections),
+        lambda sample: tell(sample.value),
     )
     looks.start()
     try:
@@ -58,3 +64,4 @@ def checking_health(
     finally:
         looks.close()
         looks.join(END_S)
+        connections.close()

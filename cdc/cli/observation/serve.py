@@ -66,6 +66,7 @@ def serve(
 
 def _dashboard(context: "Context", tell: "Tell | None", *, allow_actions: bool) -> "Dashboard":
     from cdc.config import settings
+    from cdc.observe.activity import LookConnections
     from cdc.serve.actions import Actions
     from cdc.serve.dashboard import Collectors, Dashboard
     from cdc.serve.looks.control_state import ControlReader
@@ -73,10 +74,11 @@ def _dashboard(context: "Context", tell: "Tell | None", *, allow_actions: bool) 
     options = ["-p", str(context.path), "--state", str(context.state)]
     program = [sys.executable, "-m", "cdc.entry", *options]
     reader = ControlReader(lambda: replace(context).load())
+    connections = LookConnections()
     return Dashboard(
         settings.name_of(context.path),
         # A context of its own for each look: tables come and go.
-        Collectors(lambda: check_health(replace(context)), reader.read),
+        Collectors(lambda: check_health(replace(context), connections), reader.read),
         Actions(program) if allow_actions else None,
         call.complete_commands,
         tell or (lambda _: None),
