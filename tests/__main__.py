@@ -18,8 +18,6 @@ MOVED = tuple(
     for name in (
         "audit",
         "backlog",
-        "compaction",
-        "destroy",
         "documented_commands",
         "source_faults",
         "types",
