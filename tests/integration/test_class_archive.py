@@ -21,7 +21,9 @@ def start(options: list[str], *words: str) -> "subprocess.CompletedProcess[str]"
 
 
 def test_java_maps_the_archive() -> None:
-    started = start([ONLY_SHARED, *read_options()])
+    options = read_options()
+    assert options, "make setup writes the archive"
+    started = start([ONLY_SHARED, *options])
     assert started.returncode == 0, started.stderr
     assert pyspark.__version__ in started.stderr
 
