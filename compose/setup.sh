@@ -53,6 +53,6 @@ patiently .venv/bin/python -m pip install --quiet --disable-pip-version-check --
 .venv/bin/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e .
 say "archiving the classes of Spark: each start of it takes a third less time"
 patiently .venv/bin/python -m cdc.runtime.class_archive ||
-    say "without the archive everything works, and Spark starts as it would without: .venv/bin/python -m cdc.runtime.class_archive"
+    say "the archive wasn't written, so Spark starts slower; to try again: .venv/bin/python -m cdc.runtime.class_archive"
 touch .venv/.installed
 say "done; the command is .venv/bin/cdc"

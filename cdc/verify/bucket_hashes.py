@@ -5,15 +5,19 @@ sums     bucket string (four hex digits), rows long, and three sums over the row
 """
 
 from collections.abc import Sequence
+from contextlib import ExitStack
 
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from cdc.model.table import Table
 from cdc.postgres.row_query import BUCKET_DIGITS
+from cdc.sink.contract import Sink
 from cdc.verify.canonical import canonical, fingerprint, first_difference
 
 SUMS = ("rows", "folded", "low", "high")
+MAX_SUSPECTS = 20_000
+"""Keys per view that are compared again. Rows that differ beyond that number count as undecided."""
 
 
 def bucket(row_id: Column) -> Column:
@@ -106,6 +110,26 @@ def compare_rows(table: Table, source: DataFrame, view: DataFrame) -> DataFrame:
     ).where(F.col("kind").isNotNull())
 
 
+def confirmed_differences(
+    frames: ExitStack, table: Table, sink: Sink, expected: DataFrame, view: DataFrame
+) -> DataFrame:
+    """Compare rows, and read those that the scan gave twice again, by id.
+
+    A scan may give a row twice while others write.
+    """
+    wrong = persist(frames, compare_rows(table, expected, view))
+    duplicate_ids = [
+        row["id"]
+        for row in wrong.where("kind = 'duplicate'").select("id").limit(MAX_SUSPECTS).collect()
+    ]
+    if not duplicate_ids:
+        return wrong
+    source_rows = rows_with_ids(expected, duplicate_ids)
+    view_rows = sink.scan(table, expected.sparkSession, duplicate_ids)
+    rescanned = compare_rows(table, source_rows, view_rows)
+    return persist(frames, wrong.where("kind <> 'duplicate'").unionByName(rescanned))
+
+
 def row_hash(table: Table, document: str) -> Column:
     """Hash a document as `compare_rows` hashes the view's row; null for null."""
     return F.when(F.col(document).isNotNull(), _hash_of(canonical(table, document)))
@@ -113,3 +137,11 @@ def row_hash(table: Table, document: str) -> Column:
 
 def _hash_of(value: Column) -> Column:
     return F.when(value.isNotNull(), F.xxhash64(value))
+
+
+def persist(frames: ExitStack, frame: DataFrame) -> DataFrame:
+    """Compute a frame now and keep it until `frames` closes."""
+    frame = frame.persist()
+    frames.callback(frame.unpersist)
+    frame.count()
+    return frame

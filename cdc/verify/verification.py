@@ -43,8 +43,6 @@ from cdc.verify.census import View, equal_small_views, sample_range
 from cdc.verify.comparison import MAX_DIFFERENCES, Comparison, Difference
 from cdc.verify.source_rows import SourceReader, SourceSnapshot
 
-MAX_SUSPECTS = 20_000
-"""Keys per view that are compared again. Rows that differ beyond that number count as undecided."""
 MAX_ROUNDS = 5
 """Comparisons of suspects. Rows that are suspects after the last one count as undecided."""
 Tell = Callable[[str], object]
@@ -162,10 +160,10 @@ def _compare_table(
     comparisons = {sink.name: Comparison(sink.name, table.qualified) for sink in sinks}
     with SourceSnapshot(dsn, table) as snapshot, ExitStack() as frames:
         if buckets := differing_buckets(reader, snapshot, sinks, comparisons, None):
-            expected = persist(frames, _rows_in_buckets(reader, snapshot, buckets))
+            expected = bucket_hashes.persist(frames, _rows_in_buckets(reader, snapshot, buckets))
             for sink in sinks:
                 view = bucket_hashes.rows_in_buckets(sink.scan(table, reader.spark), buckets)
-                wrong = confirmed_differences(frames, table, sink, expected, view)
+                wrong = bucket_hashes.confirmed_differences(frames, table, sink, expected, view)
                 record_differences(comparisons[sink.name], wrong)
     return comparisons.values()
 
@@ -240,10 +238,10 @@ class _Verification:
 
     def _changed_rows(self, since_ms: int) -> Suspects:
         listed = recent_changes.ids_since(self._spark, self._pipeline.kafka, self._table, since_ms)
-        ids = [row["id"] for row in listed.limit(MAX_SUSPECTS + 1).collect()]
-        if len(ids) > MAX_SUSPECTS:
+        ids = [row["id"] for row in listed.limit(bucket_hashes.MAX_SUSPECTS + 1).collect()]
+        if len(ids) > bucket_hashes.MAX_SUSPECTS:
             raise SettingsError(
-                f"More than {MAX_SUSPECTS:,} rows of {self._table.qualified} have changed since then.",
+                f"More than {bucket_hashes.MAX_SUSPECTS:,} rows of {self._table.qualified} have changed since then.",
                 hint="name a later time, or leave --since out: comparing all rows is faster then",
             )
         for sink in self._sinks:
@@ -266,7 +264,7 @@ class _Verification:
                     source_rows = self._reader.rows_with_ids(snapshot, ids)
                 else:
                     source_rows = _rows_in_buckets(self._reader, snapshot, buckets)
-                expected = persist(frames, source_rows)
+                expected = bucket_hashes.persist(frames, source_rows)
             barrier = self._await_barrier(snapshot.taken_ms, sinks)
             wrong = {}
             for sink in sinks:
@@ -279,11 +277,13 @@ class _Verification:
                     view = bucket_hashes.rows_in_buckets(
                         sink.scan(self._table, self._spark), buckets
                     )
-                wrong[sink.name] = confirmed_differences(frames, self._table, sink, rows, view)
+                wrong[sink.name] = bucket_hashes.confirmed_differences(
+                    frames, self._table, sink, rows, view
+                )
             if all(frame.isEmpty() for frame in wrong.values()):
                 return {}
             intact = {sink.name for sink in sinks if self._still_past(barrier, sink)}
-            states = persist(
+            states = bucket_hashes.persist(
                 frames,
                 recent_changes.states_since(self._spark, self._pipeline.kafka, self._table, start),
             )
@@ -305,9 +305,9 @@ class _Verification:
             wrong = wrong.join(states, "id", "left_semi")
             matches = (wrong["id"] == states["id"]) & wrong["seen"].eqNullSafe(states["seen"])
             wrong = wrong.join(states, matches & (wrong["kind"] != "duplicate"), "left_anti")
-        ids = [row["id"] for row in wrong.select("id").limit(MAX_SUSPECTS).collect()]
-        if len(ids) == MAX_SUSPECTS:
-            self._comparisons[name].undecided += wrong.count() - MAX_SUSPECTS
+        ids = [row["id"] for row in wrong.select("id").limit(bucket_hashes.MAX_SUSPECTS).collect()]
+        if len(ids) == bucket_hashes.MAX_SUSPECTS:
+            self._comparisons[name].undecided += wrong.count() - bucket_hashes.MAX_SUSPECTS
         return ids
 
     def _await_barrier(self, taken_ms: float, sinks: Sequence[Sink]) -> Barrier:
@@ -343,7 +343,7 @@ def differing_buckets(
     table, start = snapshot.table, time.monotonic()
     condition = sample_condition(table, sample) if sample else None
     with ExitStack() as frames:
-        source_sums = persist(
+        source_sums = bucket_hashes.persist(
             frames, bucket_hashes.bucket_sums(table, reader.rows(snapshot, condition))
         )
         source_s = round(time.monotonic() - start, 3)
@@ -362,26 +362,6 @@ def differing_buckets(
     return sorted(differ)
 
 
-def confirmed_differences(
-    frames: ExitStack, table: Table, sink: Sink, expected: DataFrame, view: DataFrame
-) -> DataFrame:
-    """Compare rows, and read those that the scan gave twice again, by id.
-
-    A scan may give a row twice while others write.
-    """
-    wrong = persist(frames, bucket_hashes.compare_rows(table, expected, view))
-    duplicate_ids = [
-        row["id"]
-        for row in wrong.where("kind = 'duplicate'").select("id").limit(MAX_SUSPECTS).collect()
-    ]
-    if not duplicate_ids:
-        return wrong
-    source_rows = bucket_hashes.rows_with_ids(expected, duplicate_ids)
-    view_rows = sink.scan(table, expected.sparkSession, duplicate_ids)
-    rescanned = bucket_hashes.compare_rows(table, source_rows, view_rows)
-    return persist(frames, wrong.where("kind <> 'duplicate'").unionByName(rescanned))
-
-
 def record_differences(comparison: Comparison, wrong: DataFrame) -> None:
     """Count differing rows by kind, and add some of them to the comparison."""
     counts: dict[str, int] = {}
@@ -392,14 +372,6 @@ def record_differences(comparison: Comparison, wrong: DataFrame) -> None:
         wrong.select("id", "kind", "column").orderBy("id").take(MAX_DIFFERENCES) if counts else []
     )
     comparison.add(counts, (Difference(key, kind, column) for key, kind, column in examples))
-
-
-def persist(frames: ExitStack, frame: DataFrame) -> DataFrame:
-    """Compute a frame now and keep it until `frames` closes."""
-    frame = frame.persist()
-    frames.callback(frame.unpersist)
-    frame.count()
-    return frame
 
 
 def _rows_in_buckets(
