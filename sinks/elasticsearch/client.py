@@ -179,9 +179,9 @@ def unavailable(message: str) -> SinkUnavailable:
 
 def _error_of(answer: Answer, where: str, path: str) -> CdcError | None:
     status = answer.status
-    if status == BUSY or status >= FAILED:
-        return unavailable(f"{where} is busy (status {status}).")
     kind, reason = _kind(answer)
+    if status == BUSY or status >= FAILED:
+        return unavailable(f"{where} is busy (status {status}{kind and f': {kind}'}).")
     if kind == BLOCKED:
         return unavailable(f"{where} takes no writes: {kind}.")
     if status in (UNAUTHORIZED, FORBIDDEN):

@@ -3,11 +3,14 @@ text that was sent.
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote
 
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_exponential
+
 from cdc.codec.members import members
+from cdc.errors import SinkUnavailable
 from cdc.sinks.elasticsearch.client import Refusal, send_request
 from cdc.sinks.elasticsearch.documents import documents
 from cdc.sinks.elasticsearch.ids import HASHED, OWN_ID, document_id
@@ -19,6 +22,7 @@ if TYPE_CHECKING:
 
 SCANNED = "id string, document string"
 GROUPED = "table string, id string, document string"
+_Result = TypeVar("_Result")
 Read = Callable[[Iterator["pa.RecordBatch"]], Iterator["pa.RecordBatch"]]
 PAGE_ROWS = 2000
 GROUP_ROWS = 5000
@@ -26,6 +30,10 @@ GROUP_ROWS = 5000
 SLICES = 2
 KEEP = "2m"
 """How long a point in time waits for its next reader."""
+PATIENCE_S = 10.0
+"""Seconds for which a page is asked for again while the server is busy or away, or a shard moves. A
+comparison of hours would have to begin anew.
+"""
 COMPLETE_RESULTS = {"allow_partial_search_results": "false"}
 # A number may have more digits than Python takes for one; its value doesn't matter here.
 _DECODER = json.JSONDecoder(parse_int=str, parse_float=str)
@@ -74,10 +82,25 @@ def getter(url: str, index: str) -> Read:
             keys = list(map(document_id, part.column("id").to_pylist()))
             for start in range(0, len(keys), PAGE_ROWS):
                 page = keys[start : start + PAGE_ROWS]
-                items = documents(url, f"/{quote(index, safe='@')}/_mget", {"ids": page}, len(page))
-                yield _rows([(item.id, bytes(item.source).decode()) for item in items if item])
+                yield _rows(_retry_while_away(_read_documents, url, index, page))
 
     return read
+
+
+def _retry_while_away(read: Callable[..., _Result], *arguments: object) -> _Result:
+    attempts = Retrying(
+        retry=retry_if_exception_type(SinkUnavailable),
+        wait=wait_exponential(multiplier=0.1, max=1.0),
+        stop=stop_after_delay(PATIENCE_S),
+        reraise=True,
+    )
+    return attempts(read, *arguments)
+
+
+def _read_documents(url: str, index: str, ids: Sequence[str]) -> list[tuple[str, str]]:
+    """Read id and source of documents by `_id`; absent ones are left out."""
+    items = documents(url, f"/{quote(index, safe='@')}/_mget", {"ids": ids}, len(ids))
+    return [(item.id, bytes(item.source).decode()) for item in items if item]
 
 
 def group_reader(url: str, indices: Sequence[tuple[str, str]]) -> Read:
@@ -93,7 +116,7 @@ def group_reader(url: str, indices: Sequence[tuple[str, str]]) -> Read:
 
         for number in (number for part in parts for number in part.column("id").to_pylist()):
             for table, index in indices[number::SLICES]:
-                rows = _read_index(url, index, limit)
+                rows = _retry_while_away(_read_index, url, index, limit)
                 columns = [
                     [table] * len(rows),
                     [key for key, _ in rows],
@@ -111,9 +134,7 @@ def _read_index(url: str, index: str, limit: int) -> Sequence[tuple[str | None, 
     """
     query = {"size": limit, "sort": ["_doc"], "track_total_hits": False}
     try:
-        text = send_request(
-            url, "POST", f"/{quote(index, safe='@')}/_search", query, COMPLETE_RESULTS
-        ).text
+        text = _search(url, f"/{quote(index, safe='@')}/_search", query)
     except Refusal:
         return [(None, None)]
     hits = list(_hits(text))
@@ -133,7 +154,7 @@ def _pages(url: str, pit: str, number: int) -> Iterator[list[tuple[str, str]]]:
         "track_total_hits": False,
     }
     while True:
-        text = send_request(url, "POST", "/_search", query, COMPLETE_RESULTS).text
+        text = _retry_while_away(_search, url, "/_search", query)
         hits = list(_hits(text))
         if not hits:
             return
@@ -142,6 +163,10 @@ def _pages(url: str, pit: str, number: int) -> Iterator[list[tuple[str, str]]]:
             text, text.rindex('"sort":') + len('"sort":')
         )
         query["search_after"] = [int(sort_value) for sort_value in query["search_after"]]
+
+
+def _search(url: str, path: str, query: Mapping[str, Any]) -> str:
+    return send_request(url, "POST", path, query, COMPLETE_RESULTS).text
 
 
 def _hits(text: str) -> Iterator[tuple[str, str]]:

@@ -4,6 +4,7 @@ another index.
 
 import json
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,7 @@ from cdc.model.generation import new_generation
 from cdc.model.outcome import Advance
 from cdc.model.position import Position
 from cdc.model.table import Table, row_id
+from cdc.sink.contract import GroupScanner
 from cdc.sink.lane import ChunkLimits
 from cdc.sinks.elasticsearch.executor import ElasticsearchWriter
 from cdc.sinks.elasticsearch.sink import Elasticsearch
@@ -139,13 +141,59 @@ def test_a_view_that_cannot_be_read_may_come_back(harness: Harness, proxy: Proxy
     """Neither fewer rows nor the failure of something unknown."""
     fill(harness)
     harness.apply()
-    for part, ids in (("/_search", None), ("/_mget", [row_id(["k0", 0])])):
-        proxy.rule = only(part, FAULTS["busy"])
-        with pytest.raises(Exception, match="SinkUnavailable") as caught:
-            harness.sink.scan(harness.table, harness.spark, ids).collect()
-        assert isinstance(explain(caught.value, "search"), SinkUnavailable)
+    proxy.rule = lambda request: (
+        FAULTS["busy"](request) if "/_search" in request.path or "/_mget" in request.path else None
+    )
+    frames = [
+        harness.sink.scan(harness.table, harness.spark, ids) for ids in (None, [row_id(["k0", 0])])
+    ]
+    # Each is asked for some seconds.
+    with ThreadPoolExecutor() as readers:
+        for reading in [readers.submit(frame.collect) for frame in frames]:
+            with pytest.raises(Exception, match="SinkUnavailable") as caught:
+                reading.result()
+            assert isinstance(explain(caught.value, "search"), SinkUnavailable)
     proxy.rule = nothing
     assert harness.view() == harness.topic.model()
+
+
+class Once:
+    """A rule: each path that has `part` in it gets a fault the first time, and passes then."""
+
+    def __init__(self, part: str, fault: Callable[[Request], Answer]) -> None:
+        self.part, self.fault = part, fault
+        self.paths: list[str] = []
+
+    def __call__(self, request: Request) -> Answer | None:
+        path = request.path.partition("?")[0]
+        if self.part not in path or path in self.paths:
+            return None
+        self.paths.append(path)
+        return self.fault(request)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [("ids", "an error in place of the item")]
+    + [(kind, name) for kind in ("ids", "rows", "group") for name in ("no master", "a reset")],
+)
+def test_a_moment_of_absence_is_waited_for(
+    harness: Harness, proxy: Proxy, kind: str, name: str
+) -> None:
+    """A `verify` of hours doesn't fail because a page was asked for while a shard moved."""
+    fill(harness)
+    harness.apply()
+    ids = [row_id([row["a"], row["b"]]) for row in harness.topic.model().values()]
+    sink, tables, spark = harness.sink, [harness.table], harness.spark
+    assert isinstance(sink, GroupScanner)
+    frame = (
+        sink.scan_group(tables, spark)
+        if kind == "group"
+        else sink.scan(harness.table, spark, ids if kind == "ids" else None)
+    )
+    proxy.rule = fault = Once("/_mget" if kind == "ids" else "/_search", FAULTS[name])
+    assert frame.count() == len(ids)
+    assert fault.paths
 
 
 def of_an_index(request: Request) -> bool:

@@ -37,12 +37,13 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     (tmp_path / "pytest.ini").write_text(
         "[pytest]\naddopts = -s -p tests.conftest -p pytest_timeout\nmarkers = measures\n"
     )
-    slow = "import threading; print('begun', flush=True); threading.Event().wait({}); print('done', flush=True)"
+    # In many short waits: a signal that arrives just before a wait is heeded after it.
+    slow = "import time; print('begun', flush=True); [time.sleep(0.1) for _ in range({})]; print('done', flush=True)"
     bodies = {
         "good": "pass",
         "bad": "assert False",
-        "endless": slow.format(60),
-        "slow": slow.format(3),
+        "endless": slow.format(600),
+        "slow": slow.format(30),
     }
     for name, body in bodies.items():
         (tmp_path / f"test_{name}.py").write_text(f"def test(): {body}\n")
