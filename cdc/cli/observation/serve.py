@@ -2,6 +2,7 @@
 
 import os
 import sys
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,6 +15,7 @@ from cdc.cli.observation.notification import notifying
 
 if TYPE_CHECKING:
     from cdc.cli.observation.notification import Tell
+    from cdc.observe.activity import LookConnections
     from cdc.runtime.context import Context
     from cdc.serve.dashboard import Dashboard
 
@@ -50,23 +52,29 @@ def serve(
     The page has what status shows, live, and the lag of the last day. It needs no `cdc run`, and
     shows servers that are away as such.
     """
+    from cdc.observe.activity import LookConnections
     from cdc.serve.access.policy import read_access
     from cdc.serve.access.sessions import Sessions
     from cdc.serve.app import make_app
     from cdc.serve.server import PageServer
 
     access = read_access(address, name or [], token_file, os.environ)
-    with notifying(context.obj) as tell:
-        dashboard = _dashboard(context.obj, tell, allow_actions=allow_actions)
+    with notifying(context.obj) as tell, closing(LookConnections()) as connections:
+        dashboard = _dashboard(context.obj, tell, connections, allow_actions=allow_actions)
         app = make_app(dashboard, Sessions(access.token), access.hosts)
         server = PageServer(app, dashboard, access.address, port)
         say(f"serving {server.url}{'' if access.token is None else ', with the token'}")
         server.run()
 
 
-def _dashboard(context: "Context", tell: "Tell | None", *, allow_actions: bool) -> "Dashboard":
+def _dashboard(
+    context: "Context",
+    tell: "Tell | None",
+    connections: "LookConnections",
+    *,
+    allow_actions: bool,
+) -> "Dashboard":
     from cdc.config import settings
-    from cdc.observe.activity import LookConnections
     from cdc.serve.actions import Actions
     from cdc.serve.dashboard import Collectors, Dashboard
     from cdc.serve.looks.control_state import ControlReader
@@ -74,7 +82,6 @@ def _dashboard(context: "Context", tell: "Tell | None", *, allow_actions: bool) 
     options = ["-p", str(context.path), "--state", str(context.state)]
     program = [sys.executable, "-m", "cdc.entry", *options]
     reader = ControlReader(lambda: replace(context).load())
-    connections = LookConnections()
     return Dashboard(
         settings.name_of(context.path),
         # A context of its own for each look: tables come and go.
