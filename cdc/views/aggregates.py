@@ -1,51 +1,48 @@
 """Numbers over the children of a row, as Postgres computes them: exact, in the form of documents."""
 
-from collections.abc import Mapping, Sequence
-from decimal import Context, Decimal
+from collections.abc import Mapping
+from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
 from cdc.model.table import Table
+from cdc.views.amounts import EXACT, total
 from cdc.views.plan import INTEGERS, Aggregate, Tally
-from cdc.views.scalar.ordering import sort_key
-
-EXACT = Context(prec=200_000, traps=[])
-"""Enough for every numeric. Nothing is raised: infinity minus infinity is NaN, as in Postgres."""
 
 
-def aggregate(part: Aggregate, table: Table, rows: Sequence[Mapping[str, Any]]) -> Any:
-    """Compute an aggregate over rows, given as values in the form of documents; None is NULL."""
-    if part.argument is None:
-        return len(rows)
-    values = [value for row in rows if (value := row[part.argument]) is not None]
-    if part.function == "count":
-        return len(values)
-    return _reduce(part, table.column(part.argument).type, values) if values else None
-
-
-def tallied(part: Aggregate, tally: Tally, numbers: Mapping[str, int]) -> Any:
-    """Compute an aggregate from a tally's numbers, see `cdc.views.state.State.tallied`."""
+def tallied(part: Aggregate, table: Table, tally: Tally, numbers: Mapping[str, int]) -> Any:
+    """Compute a count, a sum or a mean from a tally's numbers, see `cdc.views.state.State.tallied`;
+    None is NULL.
+    """
     if part.argument is None:
         return numbers.get("n", 0)
     place = tally.columns.index(part.argument)
-    count, total = numbers.get(f"c{place}", 0), numbers.get(f"s{place}", 0)
+    count = numbers.get(f"c{place}", 0)
     if part.function == "count":
         return count
     if not count:
         return None
-    return total if part.function == "sum" else format(_mean(Decimal(total), count), "f")
+    is_whole = table.column(part.argument).type in INTEGERS
+    if is_whole and part.function == "sum":
+        return numbers.get(f"s{place}", 0)
+    prefix = f"s{place}:"
+    amount = (
+        Decimal(numbers.get(f"s{place}", 0))
+        if is_whole
+        else total(
+            {
+                name.removeprefix(prefix): number
+                for name, number in numbers.items()
+                if name.startswith(prefix)
+            }
+        )
+    )
+    return format(amount if part.function == "sum" else _mean(amount, count), "f")
 
 
-def _reduce(part: Aggregate, type_: str, values: Sequence[Any]) -> Any:
-    if part.function in ("min", "max"):
-        extreme = (min if part.function == "min" else max)(values, key=sort_key(type_))
-        return trimmed(extreme) if type_ == "numeric" else extreme
-    if type_ in INTEGERS and part.function == "sum":
-        return sum(values)
-    total = Decimal(0)
-    for value in values:
-        total = EXACT.add(total, Decimal(value))
-    return format(total if part.function == "sum" else _mean(total, len(values)), "f")
+def extreme(type_: str, value: Any) -> Any:
+    """Write the least or greatest value of a column, given in the form of documents."""
+    return trimmed(value) if type_ == "numeric" and value is not None else value
 
 
 def trimmed(number: str) -> str:

@@ -5,12 +5,12 @@ the connector writes them. What is nested has the form of documents (docs/use/ty
 as a text, as the connector sends json columns; so the view's topic reads as any table's.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from cdc.codec.members import encode, joined, members
 from cdc.codec.table import codec
-from cdc.views.aggregates import aggregate, tallied
+from cdc.views.aggregates import extreme, tallied
 from cdc.views.plan import Aggregate, Node, StatePlan, View
 from cdc.views.rows import StoredRow, document_values, narrowed, value_reader
 from cdc.views.scalar.ordering import code_points
@@ -93,10 +93,6 @@ def _members(
             for text in present
         }
         matching[None] = []
-        totals = {
-            text: list(children.aggregates(ids)) if child.reads_all else []
-            for text, ids in matching.items()
-        }
         chosen = {text: children.choose(ids) for text, ids in matching.items() if child.shows}
         # Of a long list only those are written, and what they include is read, that stay in it.
         documents = children.write(plan, state, set().union(*chosen.values()))
@@ -106,9 +102,8 @@ def _members(
         }
         if encode_nested:
             shown = {text: _as_text(value) for text, value in shown.items()}
-        for row_id, text in texts.items():
-            numbers[row_id] += totals[text]
-            if child.shows:
+        if child.shows:
+            for row_id, text in texts.items():
                 nested[row_id].append((child.field, shown[text]))
     return {row_id: [*numbers[row_id], *nested[row_id]] for row_id in rows}
 
@@ -121,7 +116,7 @@ def _find_children(
     """
     name = node.table.qualified
     if node.listing is not None:
-        return state.listed(name, plan.listings[name].index(node.listing), texts, node.read_limit)
+        return state.listed(name, plan.listings[name].index(node.listing), texts, node.limit)
     if node.many or node.join is None:
         return {}
     return find_rows(plan, state, node.table, node.join.child, texts)
@@ -134,8 +129,10 @@ def _add_numbers(
     texts: Mapping[str, str | None],
     numbers: Mapping[str, list[Member]],
 ) -> None:
-    """Add what a node's aggregates are without reading all its rows, to each parent's numbers."""
-    if node.reads_all or not node.aggregates:
+    """Add what a node's aggregates are to each parent's numbers; of its rows only the first of a
+    list are read.
+    """
+    if not node.aggregates:
         return
     name, present = node.table.qualified, {text for text in texts.values() if text is not None}
     tallies: Mapping[str, Mapping[str, int]] = {}
@@ -148,7 +145,8 @@ def _add_numbers(
                 value = extremes[part].get(text) if text is not None else None
             else:
                 assert node.tally is not None
-                value = tallied(part, node.tally, tallies.get(text, {}) if text is not None else {})
+                tally = tallies.get(text, {}) if text is not None else {}
+                value = tallied(part, node.table, node.tally, tally)
             numbers[row_id].append((part.name, encode(value)))
 
 
@@ -161,8 +159,9 @@ def _extremes(
     first_ids = state.listed(name, plan.listings[name].index(listing), texts, 1)
     rows = state.rows(name, {row_id for ids in first_ids.values() for row_id in ids})
     table = narrowed(node.table, frozenset([part.argument]))
+    type_ = node.table.column(part.argument).type
     return {
-        text: aggregate(part, node.table, [document_values(rows[row_id].row, table)])
+        text: extreme(type_, document_values(rows[row_id].row, table)[part.argument])
         for text, ids in first_ids.items()
         for row_id in ids
         if row_id in rows
@@ -199,16 +198,6 @@ class _Children:
         if self._node.many:
             return ids[: self._node.limit]
         return [min(ids, key=code_points)] if ids else []
-
-    def aggregates(self, ids: Sequence[str]) -> Iterator[Member]:
-        """Return the numbers of a parent with these children."""
-        node = self._node
-        table = narrowed(
-            node.table, frozenset(part.argument for part in node.aggregates if part.argument)
-        )
-        values = [document_values(self.rows[row_id].row, table) for row_id in ids]
-        for part in node.aggregates:
-            yield part.name, encode(aggregate(part, node.table, values))
 
 
 def _value(node: Node, documents: Sequence[bytes]) -> bytes:

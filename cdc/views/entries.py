@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from cdc.model.table import Table
-from cdc.views.plan import INTEGERS, Listing, Order, StatePlan, Tally, Values
+from cdc.views.amounts import COUNTED, encode_amount
+from cdc.views.plan import Listing, Order, StatePlan, Tally, Values
 from cdc.views.rows import GROUP, LISTING, TALLY, UNIT, document_values, escape, join_text, narrowed
 from cdc.views.scalar.expression import Expression
 from cdc.views.scalar.ordering import order_text, reversed_order, sort_key
@@ -85,6 +86,10 @@ def _order(order: Order, table: Table, value: Any) -> str:
 
 def _amounts(tally: Tally, table: Table, row: Row) -> list[str]:
     return [
-        "" if row[name] is None else str(row[name]) if table.column(name).type in INTEGERS else "1"
+        ""
+        if row[name] is None
+        else encode_amount(table.column(name).type, row[name])
+        if name in tally.summed
+        else COUNTED
         for name in tally.columns
     ]

@@ -72,13 +72,14 @@ class Listing:
 
 @dataclass(frozen=True)
 class Tally:
-    """Numbers over the rows of such lists: how many there are, and of each column how many have a
-    value, and the sum of those that are whole numbers.
+    """Numbers over the rows of such lists: how many there are, of each column how many have a value,
+    and the sum of the columns in `summed`.
     """
 
     values: Values
     where: Expression | None
     columns: tuple[str, ...]
+    summed: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -125,24 +126,19 @@ class Node:
                 yield (self, *path)
 
     @cached_property
-    def reads_all(self) -> bool:
-        """Whether an aggregate takes all rows. Then all are made of them."""
-        return not all(map(self._is_tallied, self._sums))
-
-    @cached_property
     def tally(self) -> Tally | None:
-        """The numbers that its counts and sums are made of; None if it has none, or reads all rows."""
-        if self.join is None or not self._sums or self.reads_all:
+        """The numbers that its counts, sums and means are made of; None if it has none."""
+        parts = [part for part in self.aggregates if part.function not in EXTREMES]
+        if self.join is None or not parts:
             return None
-        columns = {part.argument for part in self._sums if part.argument}
-        return Tally(self.join.child, self.where, tuple(sorted(columns)))
+        columns = {part.argument for part in parts if part.argument}
+        summed = {part.argument for part in parts if part.argument and part.function != "count"}
+        return Tally(self.join.child, self.where, tuple(sorted(columns)), tuple(sorted(summed)))
 
     @cached_property
     def extremes(self) -> Mapping[Aggregate, Listing]:
-        """The lists whose first rows have the values of its `min` and `max`; none if it reads all
-        rows.
-        """
-        if self.join is None or self.reads_all:
+        """The lists whose first rows have the values of its `min` and `max`."""
+        if self.join is None:
             return {}
         return {
             part: Listing(
@@ -152,26 +148,12 @@ class Node:
             if part.argument and part.function in EXTREMES
         }
 
-    @property
-    def _sums(self) -> list[Aggregate]:
-        return [part for part in self.aggregates if part.function not in EXTREMES]
-
-    def _is_tallied(self, part: Aggregate) -> bool:
-        if part.argument is None or part.function == "count":
-            return True
-        return self.table.column(part.argument).type in INTEGERS
-
     @cached_property
     def listing(self) -> Listing | None:
-        """The list that its rows are read from; None if it has none, or needs none."""
-        if self.join is None or not self.many or not (self.shows or self.reads_all):
+        """The list that its rows are read from; None if it has none, or shows none."""
+        if self.join is None or not self.many or not self.shows:
             return None
         return Listing(self.join.child, self.where, self.order_by)
-
-    @property
-    def read_limit(self) -> int | None:
-        """How many rows of a list are read; None for all, which its aggregates need."""
-        return None if self.reads_all else self.limit
 
     @property
     def columns_in_use(self) -> frozenset[str]:

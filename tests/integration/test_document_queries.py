@@ -20,6 +20,7 @@ from cdc.model.table import Column, Table, row_id
 from cdc.postgres import source, table_survey
 from cdc.postgres.row_query import row_query
 from cdc.views.aggregates import result_type
+from cdc.views.amounts import COUNTED
 from cdc.views.assemble import assemble
 from cdc.views.entries import entry_maker
 from cdc.views.plan import Node, StatePlan, View
@@ -179,7 +180,9 @@ class Rows:
             numbers["n"] += 1
             for place, amount in enumerate(amounts):
                 numbers[f"c{place}"] += amount != ""
-                numbers[f"s{place}"] += int(amount or 0)
+                for part in amount.split(",") if amount not in ("", COUNTED) else ():
+                    *names, whole = part.split(":")
+                    numbers[":".join((f"s{place}", *names))] += int(whole)
         return {text: dict(numbers) for text, numbers in tallies.items()}
 
     def _entries(self, table: str, name: str) -> Iterator[tuple[str, str, list[str]]]:

@@ -29,8 +29,12 @@ local function enter(entry, id, sign)
     add(tally, 'n', sign)
     for i = 3, #parts do
       if parts[i] ~= '' then
+        local sum, amount = 's' .. (i - 3), tonumber(parts[i])
         add(tally, 'c' .. (i - 3), sign)
-        add(tally, 's' .. (i - 3), sign * tonumber(parts[i]))
+        if amount then add(tally, sum, sign * amount) end
+        for name, part in string.gmatch(parts[i], '([^,:]+):([^,]+)') do
+          add(tally, sum .. ':' .. name, sign * tonumber(part))
+        end
       end
     end
   elseif sign == 1 then

@@ -1,0 +1,72 @@
+"""What a value adds to a sum, as whole numbers under names: a store adds and subtracts these, and the
+sum is exact for every numeric.
+
+    smallint, integer   the value itself, without a name
+    bigint, numeric     <decimals>          1: a value with so many decimals
+                        <decimals>.<group>  its digits in groups of nine, group 0 the last, each signed
+                        NaN, Infinity, -Infinity  1: such a value
+
+Values are told apart by their decimals because a sum of numerics has as many as the value with the
+most of them that is still there. A group has nine digits so that nine thousand million of them fit
+into a counter of 64 bits.
+"""
+
+from collections.abc import Iterator, Mapping
+from decimal import Context, Decimal
+from typing import Any
+
+from cdc.views.plan import INTEGERS
+
+EXACT = Context(prec=200_000, traps=[])
+"""Enough for every numeric. Nothing is raised: infinity minus infinity is NaN, as in Postgres."""
+DIGITS = 9
+COUNTED = "+"
+"""The amount of a value that is counted, and not added."""
+
+
+def encode_amount(type_: str, value: Any) -> str:
+    """Write what a value, in the form of documents, adds to the sum of its column."""
+    if type_ in INTEGERS:
+        return str(value)
+    return ",".join(f"{name}:{amount}" for name, amount in _parts(Decimal(value)))
+
+
+def _parts(number: Decimal) -> Iterator[tuple[str, int]]:
+    if not number.is_finite():
+        yield str(number), 1
+        return
+    exponent = number.as_tuple().exponent
+    assert isinstance(exponent, int)
+    decimals, sign = max(-exponent, 0), -1 if number.is_signed() else 1
+    yield str(decimals), 1
+    digits = format(EXACT.scaleb(number.copy_abs(), decimals), "f")
+    for group, end in enumerate(range(len(digits), 0, -DIGITS)):
+        if amount := int(digits[max(end - DIGITS, 0) : end]):
+            yield f"{decimals}.{group}", sign * amount
+
+
+def total(amounts: Mapping[str, int]) -> Decimal:
+    """Return the sum of bigints or numerics whose amounts, by name, were added up; a name whose
+    amounts are 0 may lack.
+    """
+    places = {name: name.partition(".") for name in amounts if name[:1].isdigit()}
+    decimals = max((int(head) for head, _, group in places.values() if not group), default=0)
+    groups: dict[int, dict[int, int]] = {}
+    for name, (head, _, group) in places.items():
+        if group:
+            groups.setdefault(int(head), {})[int(group)] = amounts[name]
+    whole = sum(
+        _join_groups(amount_by_group) * 10 ** (decimals - head)
+        for head, amount_by_group in groups.items()
+    )
+    number = EXACT.scaleb(Decimal(whole), -decimals)
+    for name in amounts.keys() - places.keys():
+        number = EXACT.add(number, Decimal(name))
+    return number
+
+
+def _join_groups(amounts: Mapping[int, int]) -> int:
+    whole = 0
+    for group in range(max(amounts), -1, -1):
+        whole = whole * 10**DIGITS + amounts.get(group, 0)
+    return whole
