@@ -5,6 +5,7 @@ are live.
 import json
 from collections.abc import Mapping, Sequence
 from functools import partial
+from typing import Any
 
 from cdc.model.table import Table
 from cdc.sink.contract import wait_until_caught_up, would_go_back
@@ -78,16 +79,30 @@ def _prepare_for_readers(
 ) -> None:
     """Restore the settings that made the load cheap, and let searches see the rows.
 
-    Indices with the same settings share requests.
+    Indices with the same settings share requests. Where none differs, as after a rollback, none is
+    sent: the server would write its cluster's state anew, while nobody can write to the view.
     """
+    current: dict[str, Any] = {}
+    for answer in server.ask_groups(
+        "GET", indices.values(), "/_settings", query={"flat_settings": "true"}
+    ):
+        current |= answer
     indices_by_settings: dict[str, list[str]] = {}
     for table in tables:
-        indices_by_settings.setdefault(json.dumps(Layout.of(table).restored_settings), []).append(
-            indices[table.qualified]
-        )
+        index, restored = indices[table.qualified], Layout.of(table).restored_settings
+        if not _has_settings(current[index]["settings"], restored):
+            indices_by_settings.setdefault(json.dumps(restored), []).append(index)
     for settings, group in indices_by_settings.items():
         server.ask_groups("PUT", group, "/_settings", json.loads(settings))
     server.refresh(indices.values())
+
+
+def _has_settings(current: Mapping[str, str], restored: Mapping[str, Any]) -> bool:
+    """Say whether an index has these settings; None stands for the server's default."""
+    return all(
+        current.get(f"index.{name}") == (None if value is None else str(value).lower())
+        for name, value in restored.items()
+    )
 
 
 def _is_caught_up(
