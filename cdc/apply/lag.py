@@ -22,33 +22,47 @@ class Lag:
         self._ends: Ends = {}
         self._planned: Ends = {}
         self._looked_at = 0.0
-        self._caught_up_at = time.time()
+        self._unreached: deque[tuple[float, Ends]] = deque()
+        """What was seen of the ends and isn't applied, and when, the oldest first: a stream under a
+        steady load never has all, though each change is soon applied.
+        """
         self._rows: deque[tuple[float, int]] = deque()
 
     def begin(self, ends: Ends) -> None:
-        """Start anew: a plan has been loaded, and the topics end at `ends`."""
+        """Start anew: a plan has been loaded, and the topics end at `ends`. What waited before waits
+        still; a topic may be another one by now, so that its ends of before don't count.
+        """
         self._ends, self._planned, self._looked_at = ends, {}, time.time()
+        since = self._unreached[0][0] if self._unreached else self._looked_at
+        self._unreached = deque([(since, ends)])
 
     def take(self, ends: Ends, looked_at: float) -> None:
         """Take ends of the topics that were seen at `looked_at`, in Unix seconds."""
         if looked_at > self._looked_at:
+            self._note(ends, looked_at)
             self._ends, self._looked_at = ends, looked_at
 
     def plan(self, ends: Ends) -> None:
         """Take the ends of the batch at hand."""
+        self._note(ends, time.time())
         self._planned = ends
+
+    def _note(self, ends: Ends, seen_at: float) -> None:
+        if not self._unreached or self._unreached[-1][1] != ends:
+            self._unreached.append((seen_at, ends))
 
     def progress(self, last: Progress, plan: ResumePlan, applied: Applied, **news: Any) -> Progress:
         """The next snapshot. `lag_records` is 0 only if the views had reached the ends seen
-        last.
+        last; `lag_seconds` goes by when the oldest end was seen that they haven't reached.
         """
         now = time.time()
         remaining = self._remaining(plan, now)
-        if remaining == 0:
-            self._caught_up_at = now
+        while self._unreached and not plan.behind(self._unreached[0][1]):
+            self._unreached.popleft()
+        waiting_s = now - self._unreached[0][0] if self._unreached else 0.0
         measured = {
             "lag_records": remaining,
-            "lag_seconds": None if remaining is None else now - self._caught_up_at,
+            "lag_seconds": None if remaining is None else waiting_s,
             "rows_per_s": self._rate(now, applied.rows),
             "applied": replace(applied),
             "aside": dict(plan.blocked),

@@ -1,5 +1,6 @@
 """What a stream does next: the table of states, line by line, without Spark, a broker or a sink."""
 
+import time
 from dataclasses import replace
 from typing import Any
 
@@ -185,6 +186,28 @@ def test_a_snapshot_is_of_its_moment_and_ages() -> None:
         60,
     )
     assert replace(progress, busy=True).aged(progress.published_at + 60).looked_s == 0.0
+
+
+def test_a_steady_load_leaves_a_stream_no_further_behind() -> None:
+    """There is always something that waits, never the same for long; a restart doesn't hide it."""
+    lag, now = Lag(), time.time()
+    lag.begin({TOPIC: {0: 5, 1: 5}})
+    reached = PLAN
+    # Each is applied before the next but one is seen; what is seen last always waits.
+    for number, age in enumerate(range(60, 0, -10)):
+        lag.take({TOPIC: {0: 6 + number, 1: 5}}, now + 100 - age)
+        reached = replace(PLAN, live={TOPIC: Position("id", (5 + number, 5))})
+        lag.progress(Progress("cache"), reached, Applied())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(time, "time", lambda: now + 100)
+        progress = lag.progress(Progress("cache"), reached, Applied())
+        assert (progress.lag_records, progress.lag_seconds) == (1, 10.0)
+        lag.begin({TOPIC: {0: 11, 1: 6}})
+        progress = lag.progress(Progress("cache"), reached, Applied())
+        assert (progress.lag_records, progress.lag_seconds) == (2, 10.0)
+        current = replace(PLAN, live={TOPIC: Position("id", (11, 6))})
+        progress = lag.progress(Progress("cache"), current, Applied())
+        assert (progress.lag_records, progress.lag_seconds) == (0, 0.0)
 
 
 def test_a_pause_of_the_sink_is_none_of_views_that_readers_do_not_see() -> None:
