@@ -12,6 +12,7 @@ from itertools import product
 
 import psutil
 import psycopg
+import typer
 from pyspark.sql import functions as F
 
 from bench.latency import LIMITS, RATE, visible
@@ -19,7 +20,7 @@ from bench.output.cost import Meter
 from bench.output.figure import Figure
 from bench.stage import Stage
 from cdc.cli.rebuild import build
-from cdc.errors import DivergenceError
+from cdc.errors import CdcError, DivergenceError
 from cdc.generations.registry import GenerationBuild
 from cdc.sample.probe import Watch
 from cdc.verify.barrier import wait_until_current
@@ -34,6 +35,8 @@ STARTED_TIMES = 1.3
 WARM_S = 45.0
 """Time for the work after the last batch, and for the JVM to compile the code of the batches."""
 GB = 2**30
+PRINTED_LINES = 60
+"""Lines of `cdc run` that are shown when its views don't get current."""
 
 
 def process(stage: Stage, changes: int, seconds: float) -> Iterator[Figure]:
@@ -50,9 +53,10 @@ def process(stage: Stage, changes: int, seconds: float) -> Iterator[Figure]:
         stage.data.mixed(changes)
         wait_until_current(stage.pipeline, stage.tables, sinks, timeout_s=START_S)
 
-    quiet = subprocess.DEVNULL
+    printed = stage.folder / "run.log"
     with (
-        subprocess.Popen(stage.command("run"), stdout=quiet, stderr=quiet) as run,
+        printed.open("wb") as log,
+        subprocess.Popen(stage.command("run"), stdout=log, stderr=subprocess.STDOUT) as run,
         ThreadPoolExecutor(1) as pool,
     ):
         try:
@@ -69,6 +73,11 @@ def process(stage: Stage, changes: int, seconds: float) -> Iterator[Figure]:
                 time.sleep(seconds)
             resting.ours.append(100 * meter.cost.cpu_s["run"] / seconds)
             warm = visible(stage, RATE, seconds)
+        except CdcError:
+            # What a view waits for is said by the run alone.
+            lines = printed.read_text(errors="replace").splitlines()
+            typer.echo("\n".join(lines[-PRINTED_LINES:]), err=True)
+            raise
         finally:
             run.terminate()
     yield from _restarted(started, warm)
