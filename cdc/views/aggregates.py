@@ -6,8 +6,8 @@ from fractions import Fraction
 from typing import Any
 
 from cdc.model.table import Table
-from cdc.views.amounts import EXACT, total
-from cdc.views.plan import INTEGERS, Aggregate, Tally
+from cdc.views.plan import Aggregate, Tally
+from cdc.views.scalar.amounts import EXACT, INTEGERS, total
 
 
 def tallied(part: Aggregate, table: Table, tally: Tally, numbers: Mapping[str, int]) -> Any:

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from cdc.model.table import Table
-from cdc.views.amounts import COUNTED, encode_amount
 from cdc.views.plan import Listing, Order, StatePlan, Tally, Values
 from cdc.views.rows import GROUP, LISTING, TALLY, UNIT, document_values, escape, join_text, narrowed
+from cdc.views.scalar.amounts import COUNTED, encode_amount
 from cdc.views.scalar.expression import Expression
 from cdc.views.scalar.ordering import order_text, reversed_order, sort_key
 

@@ -26,8 +26,6 @@ TEXT_FORMS = (TEXTS, UUID, DATE, TIMESTAMP, TIMESTAMPTZ)
 """Groups of types whose values are texts in documents."""
 AggregateFunction = Literal["count", "sum", "min", "max", "avg"]
 EXTREMES = ("min", "max")
-INTEGERS = ("smallint", "integer")
-"""Types whose sum is a bigint, a number in a document; that of others is a numeric, a text."""
 
 
 @dataclass(frozen=True)

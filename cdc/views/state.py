@@ -94,7 +94,7 @@ class State(Protocol):
     def tallied(self, table: str, number: int, texts: Collection[str]) -> dict[str, dict[str, int]]:
         """Read a tally's numbers, by text: `n` counts rows; `c0` values of its first column that
         aren't NULL, `s0` is their sum, of bigints and numerics `s0:<name>` that of their amounts
-        (`cdc.views.amounts`), and so on. What is 0 is left out.
+        (`cdc.views.scalar.amounts`), and so on. What is 0 is left out.
         """
 
     def dirty(self, view: str, limit: int) -> dict[str, str]:

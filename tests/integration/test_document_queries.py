@@ -20,12 +20,12 @@ from cdc.model.table import Column, Table, row_id
 from cdc.postgres import source, table_survey
 from cdc.postgres.row_query import row_query
 from cdc.views.aggregates import result_type
-from cdc.views.amounts import COUNTED
 from cdc.views.assemble import assemble
 from cdc.views.entries import entry_maker
 from cdc.views.plan import Node, StatePlan, View
 from cdc.views.resolve import resolve_views
 from cdc.views.rows import GROUP, UNIT, StoredRow, unescape
+from cdc.views.scalar.amounts import COUNTED
 from cdc.views.sql import document_query
 from cdc.views.state import State
 from tests.support.budget import SCALE

@@ -15,8 +15,8 @@ from collections.abc import Iterator, Mapping
 from decimal import Context, Decimal
 from typing import Any
 
-from cdc.views.plan import INTEGERS
-
+INTEGERS = ("smallint", "integer")
+"""Types whose sum is a bigint, a number in a document; that of others is a numeric, a text."""
 EXACT = Context(prec=200_000, traps=[])
 """Enough for every numeric. Nothing is raised: infinity minus infinity is NaN, as in Postgres."""
 DIGITS = 9
