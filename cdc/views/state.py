@@ -87,7 +87,7 @@ class State(Protocol):
         """Read the ids of the rows that have these entries in a slot, by entry."""
 
     def listed(
-        self, table: str, number: int, texts: Collection[str], limit: int | None
+        self, table: str, number: int, texts: Collection[str], limit: int
     ) -> dict[str, list[str]]:
         """Read the ids of the first rows of a listing's lists, in their order, by text."""
 

@@ -414,6 +414,28 @@ def test_readers_do_not_go_back_at_a_switch(
     assert harness.view() == harness.topic.model()
 
 
+def test_a_rollback_restores_no_settings(harness: Harness, proxy: Proxy) -> None:
+    """A generation that was live has them; a new one gets them before readers see it."""
+    live, items = harness.sink, harness.table
+    fill(harness)
+    harness.apply()
+    names = {items.qualified: new_generation()}
+    build = live.for_generation(names)
+    build.prepare(items)
+    harness.apply(sink=build)
+    restored: list[str] = []
+
+    def note(request: Request) -> None:
+        if request.path.endswith("/_settings") and b"refresh_interval" in request.body:
+            restored.append(request.path)
+
+    proxy.rule = note
+    previous = live.promote([items], names)
+    assert len(restored) == 1
+    assert live.promote([items], previous) == names
+    assert len(restored) == 1
+
+
 def test_points_in_time_are_closed(harness: Harness, server: httpx.Client) -> None:
     def contexts() -> int:
         nodes = server.get("/_nodes/stats/indices/search").json()["nodes"]

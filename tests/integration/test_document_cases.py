@@ -667,8 +667,8 @@ def case_24_a_sum_of_what_was_only_counted(history: History) -> None:
         "INSERT INTO lib.books VALUES (1, 1, 'a', 2000, 1.50), (2, 1, 'b', 2001, -0.125)",
     )
     history.settle()
-    both = "n: count(price), cost: sum(price)"
-    history.declare(AUTHOR_DOCS.replace("columns: [title]}", numbers.format(both)))
+    summed = "n: count(price), cost: sum(price)"
+    history.declare(AUTHOR_DOCS.replace("columns: [title]}", numbers.format(summed)))
     history.settle()
     assert history.document("author_docs", 1)["cost"] == "1.375"
 

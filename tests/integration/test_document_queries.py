@@ -4,8 +4,7 @@ rows, text by text.
 
 import json
 import random
-from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any, cast
 import pytest
 from psycopg import sql
 
+from cdc.audit.documents.batch_state import BatchState
 from cdc.codec.table import codec
 from cdc.config import settings
 from cdc.model.table import Column, Table, row_id
@@ -24,8 +24,7 @@ from cdc.views.assemble import assemble
 from cdc.views.entries import entry_maker
 from cdc.views.plan import Node, StatePlan, View
 from cdc.views.resolve import resolve_views
-from cdc.views.rows import GROUP, UNIT, StoredRow, unescape
-from cdc.views.scalar.amounts import COUNTED
+from cdc.views.rows import StoredRow
 from cdc.views.sql import document_query
 from cdc.views.state import State
 from tests.support.budget import SCALE
@@ -130,71 +129,20 @@ Row = dict[str, Any]
 Plant = Callable[[Node], Node]
 
 
-class Rows:
-    """A state of rows in memory, read as `assemble` reads one."""
-
-    def __init__(self, plan: StatePlan, rows: Mapping[str, Mapping[str, Row]]) -> None:
-        self._stored: dict[str, dict[str, StoredRow]] = {}
-        for table in plan.tables:
-            entries = entry_maker(plan, table)
-            columns = [column.name for column in table.columns]
-            self._stored[table.qualified] = {}
-            for key, row in rows[table.name].items():
-                wire = json.dumps(
-                    {name: _wire(row[name]) for name in columns}, ensure_ascii=False
-                ).encode()
-                key_json = json.dumps(
-                    {name: _wire(row[name]) for name in table.key}, ensure_ascii=False
-                ).encode()
-                self._stored[table.qualified][key] = StoredRow(
-                    entries(wire).encode(), key_json, wire
-                )
-
-    def rows(self, table: str, ids: Collection[str]) -> dict[str, StoredRow]:
-        stored = self._stored[table]
-        return {key: stored[key] for key in ids if key in stored}
-
-    def members(self, table: str, slot: int, texts: Collection[str]) -> dict[str, set[str]]:
-        keys: dict[str, set[str]] = {}
-        for key, row in self._stored[table].items():
-            if row.entries.get(slot) in texts:
-                keys.setdefault(row.entries[slot], set()).add(key)
-        return keys
-
-    def listed(
-        self, table: str, number: int, texts: Collection[str], limit: int | None
-    ) -> dict[str, list[str]]:
-        lists: dict[str, list[bytes]] = {}
-        for key, text, (place,) in self._entries(table, f"l{number}"):
-            if text in texts:
-                lists.setdefault(text, []).append(f"{place} {key}".encode())
-        return {
-            text: [member.decode().partition(" ")[2] for member in sorted(members)[:limit]]
-            for text, members in lists.items()
-        }
-
-    def tallied(self, table: str, number: int, texts: Collection[str]) -> dict[str, dict[str, int]]:
-        tallies: dict[str, Counter[str]] = {}
-        for _, text, amounts in self._entries(table, f"c{number}"):
-            numbers = tallies.setdefault(text, Counter()) if text in texts else Counter[str]()
-            numbers["n"] += 1
-            for place, amount in enumerate(amounts):
-                numbers[f"c{place}"] += amount != ""
-                for part in amount.split(",") if amount not in ("", COUNTED) else ():
-                    *names, whole = part.split(":")
-                    numbers[":".join((f"s{place}", *names))] += int(whole)
-        return {text: dict(numbers) for text, numbers in tallies.items()}
-
-    def _entries(self, table: str, name: str) -> Iterator[tuple[str, str, list[str]]]:
-        """The entries of a name: id, text, details."""
-        for key, row in self._stored[table].items():
-            for entry in row.head.decode().split(UNIT):
-                kind, *parts = entry.split(GROUP)
-                if kind == name:
-                    yield key, unescape(parts[0]), parts[1:]
-
-    def deleted_keys(self, view: str, ids: Collection[str]) -> dict[str, bytes]:
-        return {}
+def state_of(plan: StatePlan, rows: Mapping[str, Mapping[str, Row]]) -> BatchState:
+    """The rows in memory, asked as `assemble` asks the state."""
+    state = BatchState()
+    for table in plan.tables:
+        entries = entry_maker(plan, table)
+        columns = [column.name for column in table.columns]
+        for key, row in rows[table.name].items():
+            wire, key_json = (
+                json.dumps({name: _wire(row[name]) for name in names}, ensure_ascii=False).encode()
+                for names in (columns, table.key)
+            )
+            stored = StoredRow(entries(wire).encode(), key_json, wire)
+            state.add(table.qualified, key, stored)
+    return state
 
 
 class Numeric(str):
@@ -341,7 +289,7 @@ def view_table(view: View) -> Table:
 
 def assembled(view: View, plan: StatePlan, rows: Mapping[str, Mapping[str, Row]]) -> dict[str, str]:
     """The documents of a view by id, as a sink that reads the view's topic has them."""
-    state, table = cast(State, Rows(plan, rows)), codec(view_table(view))
+    state, table = cast(State, state_of(plan, rows)), codec(view_table(view))
     documents = assemble(plan, state, view, list(rows[view.root.table.name]))
     return {
         table.row_id(document.key): table.document(document.row).decode()

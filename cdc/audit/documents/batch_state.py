@@ -3,10 +3,12 @@
 It is made of rows alone: nothing in it was kept current by changes.
 """
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from cdc.views.rows import GROUP, LISTING, TALLY, UNIT, StoredRow, unescape
+from cdc.views.scalar.amounts import decode_amount
 
 
 class Entry(NamedTuple):
@@ -52,7 +54,7 @@ class BatchState:
         return {text: set(rows) for text, rows in self._by_text(table, str(slot), texts)}
 
     def listed(
-        self, table: str, number: int, texts: Collection[str], limit: int | None
+        self, table: str, number: int, texts: Collection[str], limit: int
     ) -> dict[str, list[str]]:
         """See `State.listed`: in the order of the bytes of `<order> <id>`."""
         lists = {}
@@ -81,11 +83,12 @@ class BatchState:
 
 
 def _count(entries: Iterable[tuple[str, ...]]) -> dict[str, int]:
-    numbers = {"n": 0}
+    numbers = Counter[str]()
     for values in entries:
         numbers["n"] += 1
         for place, value in enumerate(values):
             if value:
-                numbers[f"c{place}"] = numbers.get(f"c{place}", 0) + 1
-                numbers[f"s{place}"] = numbers.get(f"s{place}", 0) + int(value)
+                numbers[f"c{place}"] += 1
+                for name, amount in decode_amount(value):
+                    numbers[f"s{place}:{name}" if name else f"s{place}"] += amount
     return numbers

@@ -31,6 +31,15 @@ def encode_amount(type_: str, value: Any) -> str:
     return ",".join(f"{name}:{amount}" for name, amount in _parts(Decimal(value)))
 
 
+def decode_amount(text: str) -> Iterator[tuple[str, int]]:
+    """Yield the names and amounts that `encode_amount` has written; the name of a value itself is
+    empty. Of COUNTED there is none.
+    """
+    for part in text.split(",") if text != COUNTED else ():
+        name, _, amount = part.rpartition(":")
+        yield name, int(amount)
+
+
 def _parts(number: Decimal) -> Iterator[tuple[str, int]]:
     if not number.is_finite():
         yield str(number), 1

@@ -112,12 +112,14 @@ class RedisState:
         return {text: {row_id.decode() for row_id in ids} for text, ids in sets.items()}
 
     def listed(
-        self, table: str, number: int, texts: Collection[str], limit: int | None
+        self, table: str, number: int, texts: Collection[str], limit: int
     ) -> dict[str, list[str]]:
         """Read the beginnings of sorted sets, a page in a round trip."""
-        last = -1 if limit is None else limit - 1
         lists = self._by_text(
-            table, f"{LISTING}{number}", texts, lambda pipeline, key: pipeline.zrange(key, 0, last)
+            table,
+            f"{LISTING}{number}",
+            texts,
+            lambda pipeline, key: pipeline.zrange(key, 0, limit - 1),
         )
         # The order has no space; an id may have.
         return {
