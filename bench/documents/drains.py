@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from subprocess import CalledProcessError
+from subprocess import CalledProcessError, TimeoutExpired
 
 import psycopg
 import redis
@@ -56,9 +56,9 @@ def documents(stage: Stage, sizes: Sequence[int], changes: int, seconds: float) 
     tables = [Flights(stage.dsn, number, rows) for number, rows in enumerate(sizes)]
     small, large = tables[0], tables[-1]
     rival, rival_figures = Rates(), list[Figure]()
-    # Why it can't do something, it has printed.
-    with suppress(CalledProcessError):
-        rival_flights = Flights(stage.dsn, len(sizes), sizes[0])
+    rival_flights = Flights(stage.dsn, len(sizes), sizes[0])
+    # Why it can't do something, it has printed, unless it stood still.
+    with suppress(CalledProcessError, TimeoutExpired):
         rival, rival_figures = _rival(stage, rival_flights, changes, seconds)
     yield from rival_figures
     yield from _bootstrap(stage, sum(sizes), rival.bootstrap)

@@ -26,6 +26,10 @@ from cdc.sample.probe import Watch, elasticsearch_watch
 
 VERSION = "7.3.0"
 HOME = artifacts.cache_dir() / f"pgsync-{VERSION}"
+LIMIT_S = 180.0
+"""The longest time that one of its commands may take. 20,000 documents take it some 20 s; it has
+stood still for six minutes, too.
+"""
 INDEX = "pgsync-flights"
 MEMBERS = {
     "airlines": ("carrier", "carrier", ["name"]),
@@ -137,6 +141,7 @@ class PGSync:
             cwd=self._folder,
             check=True,
             stdout=subprocess.DEVNULL,
+            timeout=LIMIT_S,
         )
 
 
