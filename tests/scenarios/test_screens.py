@@ -9,6 +9,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -77,8 +78,10 @@ def end_group(process: psutil.Process) -> None:
 
 def end_all(process: psutil.Process) -> None:
     """End all processes of the command, as a service's manager does."""
-    for child in (process, *process.children(recursive=True)):
-        child.send_signal(signal.SIGTERM)
+    for member in (process, *process.children(recursive=True)):
+        # Spark's start scripts call programs that end at once.
+        with suppress(psutil.NoSuchProcess):
+            member.send_signal(signal.SIGTERM)
 
 
 def importing(process: psutil.Process, _: str) -> bool:
