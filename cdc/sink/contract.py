@@ -372,7 +372,7 @@ class Batch:
 
     writer      name of this run, for fencing
     advances    a step of each table: from which position to which
-    records     as Spark's Kafka source has them; lazy. Each Kafka partition is in one task, in the
+    records     `COLUMNS` of Spark's Kafka source; lazy. Each Kafka partition is in one task, in the
                 order of offsets
     reading     how records are decoded: placeholder, floors
     rejection   what becomes of records that can't be applied

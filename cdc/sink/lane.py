@@ -30,8 +30,8 @@ Entries = Mapping[tuple[str, int], Mapping[int, str | None]]
 """What a sink has in quarantine: by topic and partition, then by offset, the id of the record's
 row; None where the key doesn't tell it.
 """
-REPORT = "report binary"
-"""Schema of what a task returns to Spark: one `PartitionOutcome` as JSON per row."""
+REPORT = "report"
+"""Name of the column that a task returns to Spark: one `PartitionOutcome` as JSON per row."""
 TAINTED = "its row is in quarantine"
 UNKNOWN = "a value that the log doesn't carry isn't known here either"
 REPORTED_ROWS = 1000

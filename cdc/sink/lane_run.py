@@ -16,13 +16,14 @@ import msgspec
 from cdc.errors import CdcError, DecodeError, ValueNotRepresentable
 from cdc.model.outcome import Applied
 from cdc.sink.contract import Outcome, RowsRejected
-from cdc.sink.lane import COLUMNS, REPORT, Lane, PartitionOutcome
+from cdc.sink.lane import REPORT, Lane, PartitionOutcome
 from cdc.sink.lane_task import LaneRun, run_task
 from cdc.sink.rejection import DECODE, UNHOLDABLE, Rejected
 from cdc.sink.remedy import REPORTED
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+    from pyspark.sql.types import StructType
 
 COMMON_HINTS = {"broker": "nothing to do: it is tried again; is Kafka up?"}
 """Hints by kind of a failure that every sink has."""
@@ -43,18 +44,25 @@ def run_on_executors(
     Raises:
         CdcError: of the first failure that is reported, or of a record that ends the batch.
     """
-    rows = (
-        records.select(*COLUMNS)
-        .mapInArrow(freeze_gc_after(partial(run_task, lane)), REPORT)
-        .collect()
-    )
-    return collect_outcome(lane, [_decode(row["report"]) for row in rows], sink, hints)
+    task = freeze_gc_after(partial(run_task, lane))
+    rows = records.mapInArrow(task, _report_schema()).collect()
+    return collect_outcome(lane, [_decode(row[REPORT]) for row in rows], sink, hints)
+
+
+@cache
+def _report_schema() -> StructType:
+    """Build the schema once: Spark's Java would parse the text of one for every batch, which takes
+    11 ms of a small one.
+    """
+    from pyspark.sql.types import BinaryType, StructField, StructType
+
+    return StructType([StructField(REPORT, BinaryType())])
 
 
 def run_in_process(lane: Lane, records: DataFrame, sink: str) -> Outcome:
     """Run a lane in this process: for the reference sink, whose view is in it."""
     task = LaneRun(lane)
-    rows = records.select(*COLUMNS).collect()
+    rows = records.collect()
     for row in sorted(rows, key=lambda row: (row["topic"], row["partition"], row["offset"])):
         if not task.stopped:
             task.fold(

@@ -21,6 +21,7 @@ from cdc.codec.record import Change, RecordDecoder, Unreadable, ValueNotRepresen
 from cdc.errors import KafkaUnavailable
 from cdc.model.outcome import Advance
 from cdc.sink.lane import (
+    REPORT,
     REPORTED_ROWS,
     SUPERSEDED,
     TAINTED,
@@ -58,7 +59,7 @@ def run_task(lane: Lane, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Recor
         if not lane_run.stopped:
             lane_run.fold(topic, partition, records)
     reports = [msgspec.json.encode(report) for report in lane_run.finish()]
-    yield pa.RecordBatch.from_arrays([pa.array(reports, pa.binary())], ["report"])
+    yield pa.RecordBatch.from_arrays([pa.array(reports, pa.binary())], [REPORT])
 
 
 Records = Iterable[tuple[bytes | None, bytes | None, int]]

@@ -7,22 +7,26 @@ are unchanged, so their entries are the same in both states. So climbing from th
 row, in the version in which the way existed, reaches the root.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
-from cdc.views.plan import Node, StatePlan
+from cdc.views.plan import Node, StatePlan, View
 from cdc.views.rows import value_reader
 from cdc.views.state import Chunk, State, find_rows
 
 
-def climb(plan: StatePlan, state: State, chunk: Chunk) -> dict[str, set[str]]:
+def climb(
+    plan: StatePlan, views: Sequence[View], state: State, chunk: Chunk
+) -> dict[str, set[str]]:
     """Return the ids of root rows, by view, whose documents a chunk's rows may have changed.
 
     Those of a row that is a root itself are dirty already.
     """
+    if not views:
+        return {}
     current = state.rows(chunk.table, list(chunk.rows))
     versions = [*chunk.rows.items(), *((row_id, row.entries) for row_id, row in current.items())]
     marks: dict[str, set[str]] = {}
-    for view in plan.views:
+    for view in views:
         for path in view.root.paths():
             node = path[-1]
             if node.join is None or node.table.qualified != chunk.table:

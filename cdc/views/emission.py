@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 
 import msgspec
 
@@ -88,8 +89,7 @@ class Emission:
         """
         deadline = time.monotonic() + ROUND_S
         state.require_turn(self.turn)
-        for chunk in state.pending():
-            state.climbed(chunk, climb(self.plan, state, chunk))
+        self._climb(state)
         dirty = list(self.plan.views)
         while dirty:
             # In turns, so that a view with many documents delays no other by more than a slice.
@@ -104,6 +104,18 @@ class Emission:
                 break
         report.done = state.is_clean()
 
+    def _climb(self, state: State) -> None:
+        """Mark the documents of rows that have changed since they were climbed from last.
+
+        Where all documents are dirty, as before the first is sent, none has to be found.
+        """
+        chunks = iter(state.pending())
+        if (first := next(chunks, None)) is None:
+            return
+        views = [view for view in self.plan.views if not state.is_unsent(view.name)]
+        for chunk in chain([first], chunks):
+            state.climbed(chunk, climb(self.plan, views, state, chunk))
+
     def _send_slice(self, view: View, state: State, marks: Mapping[str, str], write: Write) -> None:
         documents = assemble(self.plan, state, view, list(marks))
         now_us = time.time_ns() // 1000
@@ -116,7 +128,7 @@ class Emission:
             # no older while they were read.
             state.require_turn(self.turn)
             write(records)
-        state.sent(view.name, marks)
+        state.sent(self.turn, view.name, marks)
 
     def _write(self, state: State, records: Sequence[Outgoing]) -> None:
         """Write in a transaction. The writer of this process is fenced also by that of another

@@ -107,8 +107,15 @@ class State(Protocol):
     def deleted_keys(self, view: str, ids: Collection[str]) -> dict[str, bytes]:
         """Read the connector's keys of root rows that were deleted, by id."""
 
-    def sent(self, view: str, marks: Mapping[str, str]) -> None:
-        """Forget that ids are dirty whose mark is still the one that was read."""
+    def is_unsent(self, view: str) -> bool:
+        """Say whether no mark of a view was forgotten since its root's table had no rows: then all
+        of its root rows are dirty. False may be said of one of which nothing was sent, too.
+        """
+
+    def sent(self, turn: Turn, view: str, marks: Mapping[str, str]) -> None:
+        """Forget that ids are dirty whose mark is still the one that was read, if it is still this
+        turn; else raise as `require_turn` does.
+        """
 
     def mark(self, view: str, keys: Mapping[str, bytes]) -> None:
         """Mark root ids as dirty, given with the connector's keys, whether there are such rows or

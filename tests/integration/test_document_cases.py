@@ -134,6 +134,23 @@ def case_01_root_rows(history: History) -> None:
 
 
 @case
+def case_01_the_first_documents(history: History) -> None:
+    """None is looked for by what it includes: all of them are dirty."""
+    library(history, BOOK_DOCS)
+    history.do(
+        "INSERT INTO lib.authors SELECT n, 'x' FROM generate_series(1, 10) n",
+        "INSERT INTO lib.books SELECT n, n % 10 + 1, 't' FROM generate_series(1, 1000) n",
+    )
+    history.apply()
+    history.rows_read = 0
+    history.send()
+    assert history.rows_read == 1000 + 10
+    history.check()
+    history.do("UPDATE lib.authors SET name = 'y' WHERE id = 2")
+    history.settle()
+
+
+@case
 def case_02_orders_of_arrival(history: History) -> None:
     library(history, BOOK_DOCS)
     history.do("INSERT INTO lib.books VALUES (1, 1, 'a')")

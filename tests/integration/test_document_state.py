@@ -18,7 +18,7 @@ from cdc.kafka.transactions import Outgoing
 from cdc.model.outcome import Advance
 from cdc.model.position import Position
 from cdc.model.table import Column, Table
-from cdc.sink.lane import ChunkLimits, Lane, Part, Verdicts
+from cdc.sink.lane import ChunkLimits, Failure, Lane, Part, Verdicts
 from cdc.sink.lane_task import LaneRun
 from cdc.sink.rejection import Stop
 from cdc.sinks.redis.database import Database
@@ -28,7 +28,7 @@ from cdc.sinks.redis.positions import Positions
 from cdc.views.emission import Emission, Report
 from cdc.views.plan import Aggregate, Join, Node, Order, StatePlan, View
 from cdc.views.scalar.expression import Expression
-from cdc.views.state import Chunk
+from cdc.views.state import Chunk, Turn
 from tests.support.budget import SCALE
 from tests.support.cache import cache
 
@@ -386,10 +386,19 @@ class PendingLost(Planted):
         return []
 
 
+class EachRootTakenForDirty(Planted):
+    def is_unsent(self, view: str) -> bool:  # noqa: ARG002
+        return True
+
+
 class ForgottenBeforeSent(Planted):
+    def require_turn(self, turn: Turn) -> None:
+        self.state.require_turn(turn)
+        self.turn = turn
+
     def dirty(self, view: str, limit: int) -> dict[str, str]:
         marks = self.state.dirty(view, limit)
-        self.state.sent(view, marks)
+        self.state.sent(self.turn, view, marks)
         return marks
 
 
@@ -460,7 +469,9 @@ def differences(library: Library) -> list[str]:
     return wrong
 
 
-@pytest.mark.parametrize("plant", [OldVersionsNotClimbed, PendingLost, ForgottenBeforeSent])
+@pytest.mark.parametrize(
+    "plant", [OldVersionsNotClimbed, PendingLost, EachRootTakenForDirty, ForgottenBeforeSent]
+)
 def test_planted_bugs_are_found(url: str, plant: Plant) -> None:
     for seed in range(10):
         with redis.Redis.from_url(url) as server:
@@ -470,6 +481,25 @@ def test_planted_bugs_are_found(url: str, plant: Plant) -> None:
         if run(library):
             return
     pytest.fail("no difference was found")
+
+
+def test_a_turn_that_is_over_forgets_no_mark(url: str) -> None:
+    """Its documents may have been sent of rows that were older."""
+    with redis.Redis.from_url(url) as server:
+        server.flushdb()
+    state, view = OpenState(url, PREFIX, PLAN)(), PLAN.views[0].name
+    earlier = state.take("run")
+    state.mark(view, {"1": b'{"id":1}'})
+    marks = state.dirty(view, 10)
+    state.begin_turn(earlier.next)
+    for turn, owner in ((earlier, "run"), (earlier.next, "another")):
+        state.take(owner)
+        with pytest.raises(Failure) as caught:
+            state.sent(turn, view, marks)
+        assert caught.value.kind == "fenced"
+        assert state.dirty(view, 10) == marks
+    state.sent(state.take("run"), view, marks)
+    assert state.is_clean()
 
 
 def test_documents_are_what_the_tables_say(url: str) -> None:

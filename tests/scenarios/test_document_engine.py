@@ -387,7 +387,7 @@ class OneViewFirst(Emission):
 
     def send(self, state: State, report: Report, write: Write) -> None:
         for chunk in state.pending():
-            state.climbed(chunk, climb(self.plan, state, chunk))
+            state.climbed(chunk, climb(self.plan, self.plan.views, state, chunk))
         for view in self.plan.views:
             while marks := state.dirty(view.name, SLICE):
                 self._send_slice(view, state, marks, write)

@@ -15,6 +15,7 @@ from cdc.sinks.redis.documents.keys import (
     number_key,
     pending_key,
     row_prefix,
+    unsent_key,
 )
 from cdc.sinks.redis.documents.scripts import APPLY
 from cdc.sinks.redis.documents.state import RedisState
@@ -63,6 +64,7 @@ class StateWriter(ChunkWriter):
             position_key(self.prefix, table.qualified),
             number_key(self.prefix),
             pending_key(self.prefix),
+            unsent_key(self.prefix),
         ]
         try:
             answer: Sequence[str] = client(self.url).register_script(APPLY)(

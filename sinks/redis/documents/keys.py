@@ -8,6 +8,7 @@
 <prefix>:_pending                      hash    number of a chunk: table, [id, old entries, ...]
 <prefix>:_dirty:<view>                 zset    id of a root row: number of what made it dirty
 <prefix>:_gone:<view>                  hash    id of a deleted root row: the connector's key
+<prefix>:_unsent                       set     keys of the dirty sets that still have all root rows
 <prefix>:_number                       string  counts chunks and marks
 <prefix>:_documents                    hash    owner, turn, views that wait, and by topic the
                                                position that is sent
@@ -51,6 +52,11 @@ def dirty_key(prefix: str, view: str) -> str:
 def gone_key(prefix: str, view: str) -> str:
     """Name the hash of a view's deleted rows."""
     return f"{prefix}:_gone:{view}"
+
+
+def unsent_key(prefix: str) -> str:
+    """Name the set of the dirty sets of which nothing was taken, since their root had no rows."""
+    return f"{prefix}:_unsent"
 
 
 def needs_key(prefix: str) -> str:

@@ -10,7 +10,7 @@ CHANGING = """
 local GS, RS, US = '\\29', '\\30', '\\31'
 local R, X, pends, views = ARGV[fixed], ARGV[fixed + 1], ARGV[fixed + 2] == '1', tonumber(ARGV[fixed + 3])
 local rows = fixed + 4 + 2 * views
-local number, pending, bytes, count = nil, {}, 0, 0
+local number, pending, bytes, count, sets, changed = nil, {}, 0, 0, {}, {}
 local function add(key, field, amount)
   if amount == 0 then return end
   if redis.call('HINCRBY', key, field, string.format('%d', amount)) == 0 then redis.call('HDEL', key, field) end
@@ -38,7 +38,8 @@ local function enter(entry, id, sign)
       end
     end
   elseif sign == 1 then
-    redis.call('SADD', X .. entry, id)
+    local ids = sets[entry]
+    if ids then ids[#ids + 1] = id else sets[entry] = {id} end
   else
     redis.call('SREM', X .. entry, id)
   end
@@ -70,22 +71,28 @@ local function change(i)
     end
     for entry in pairs(undone) do enter(entry, id, -1) end
   end
-  for v = 0, views - 1 do
-    redis.call('ZADD', ARGV[fixed + 4 + 2 * v], number, id)
-    if not new then redis.call('HSET', ARGV[fixed + 5 + 2 * v], id, key) end
+  changed[#changed + 1] = number
+  changed[#changed + 1] = id
+  if not new then
+    for v = 0, views - 1 do redis.call('HSET', ARGV[fixed + 5 + 2 * v], id, key) end
   end
   if pends then
     pending[#pending + 1] = id
     pending[#pending + 1] = before
   end
 end
-local function note(table)
+-- Does at once what the rows have in common.
+local function finish(table)
+  for entry, ids in pairs(sets) do redis.call('SADD', X .. entry, unpack(ids)) end
+  if #changed > 0 then
+    for v = 0, views - 1 do redis.call('ZADD', ARGV[fixed + 4 + 2 * v], unpack(changed)) end
+  end
   if #pending > 0 then redis.call('HSET', KEYS[3], number, cmsgpack.pack({table, pending})) end
 end
 """
 
-# KEYS: position, number, pending. The rest of ARGV: partition, from, until, the table's name, then
-# what `CHANGING` takes.
+# KEYS: position, number, pending, unsent. The rest of ARGV: partition, from, until, the table's name,
+# then what `CHANGING` takes.
 APPLY = (
     MOVING
     + """
@@ -96,7 +103,11 @@ local fixed = first + 4
     + """
 local n = 0
 for i = rows, #ARGV, 4 do change(i); n = n + 1 end
-note(ARGV[first + 3])
+finish(ARGV[first + 3])
+-- Without a topic's id nothing has been stored: all rows are these, and dirty.
+if not at[1] then
+  for v = 0, views - 1 do redis.call('SADD', KEYS[4], ARGV[fixed + 4 + 2 * v]) end
+end
 redis.call('HSET', KEYS[1], ARGV[first], ARGV[first + 2])
 redis.call('HINCRBY', KEYS[1], 'state_rows', count)
 redis.call('HINCRBY', KEYS[1], 'state_bytes', bytes)
@@ -115,7 +126,7 @@ local fixed = 3
     + CHANGING
     + """
 for i = rows, #ARGV, 4 do change(i) end
-note(ARGV[2])
+finish(ARGV[2])
 return 1
 """
 )
@@ -140,30 +151,45 @@ end
 return 1
 """
 
-# KEYS: dirty set, deleted rows. ARGV: id, mark, ... An id that has been marked again stays.
-SENT = """
-for i = 1, #ARGV, 2 do
-  local mark = redis.call('ZSCORE', KEYS[1], ARGV[i])
-  if mark and tonumber(mark) == tonumber(ARGV[i + 1]) then
-    redis.call('ZREM', KEYS[1], ARGV[i])
-    redis.call('HDEL', KEYS[2], ARGV[i])
-  end
-end
-return 1
-"""
-
 # KEYS: documents. ARGV: owner. Returns the number of its turn.
 TAKE_TURN = """
 redis.call('HSET', KEYS[1], 'owner', ARGV[1])
 return redis.call('HINCRBY', KEYS[1], 'turn', 1)
 """
 
-# KEYS: documents. ARGV: owner, turn, then fields to set, while it is that turn. A later turn is of
-# another run; an earlier one of a state that has gone back.
-WHILE_TURN = """
+# KEYS: documents. ARGV: owner, turn. A later turn is of another run; an earlier one of a state that
+# has gone back.
+DURING_TURN = """
 local held = redis.call('HMGET', KEYS[1], 'owner', 'turn')
 if tonumber(held[2] or 0) < tonumber(ARGV[2]) then return 'rewound' end
 if held[1] ~= ARGV[1] or held[2] ~= ARGV[2] then return 'fenced' end
+"""
+
+# The rest of ARGV: fields to set.
+WHILE_TURN = (
+    DURING_TURN
+    + """
 for i = 3, #ARGV, 2 do redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1]) end
 return 'ok'
 """
+)
+
+# KEYS besides: dirty set, deleted rows, unsent. The rest of ARGV: ids, then a mark for each. An id
+# that has been marked again stays.
+SENT = (
+    DURING_TURN
+    + """
+local count = (#ARGV - 2) / 2
+if count == 0 then return 'ok' end
+redis.call('SREM', KEYS[4], KEYS[2])
+local marks, done = redis.call('ZMSCORE', KEYS[2], unpack(ARGV, 3, count + 2)), {}
+for i = 1, count do
+  if marks[i] and tonumber(marks[i]) == tonumber(ARGV[count + 2 + i]) then done[#done + 1] = ARGV[i + 2] end
+end
+if #done > 0 then
+  redis.call('ZREM', KEYS[2], unpack(done))
+  redis.call('HDEL', KEYS[3], unpack(done))
+end
+return 'ok'
+"""
+)

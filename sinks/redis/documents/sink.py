@@ -35,7 +35,7 @@ from cdc.views.plan import StatePlan
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-STATE_COMMANDS = "set getdel incr hdel hkeys hlen smembers zadd zrem zscore zrange zcard"
+STATE_COMMANDS = "set getdel incr hdel hkeys hlen smembers sismember zadd zrem zmscore zrange zcard"
 """Commands that the state uses besides those of the cache."""
 
 

@@ -21,6 +21,7 @@ from cdc.sinks.redis.documents.keys import (
     number_key,
     pending_key,
     row_prefix,
+    unsent_key,
 )
 from cdc.sinks.redis.documents.scripts import CLIMBED, MARK, SENT, TAKE_TURN, WHILE_TURN
 from cdc.sinks.redis.server import failure, position_key
@@ -70,7 +71,11 @@ class RedisState:
         self._during(turn, [])
 
     def _during(self, turn: Turn, fields: Sequence[Any]) -> None:
-        answer = self._call(WHILE_TURN, [documents_key(self.prefix)], [*turn, *fields])
+        self._refuse(self._call(WHILE_TURN, [documents_key(self.prefix)], [*turn, *fields]))
+
+    @staticmethod
+    def _refuse(answer: bytes) -> None:
+        """Raise Failure for the answer of a script that wants a turn, unless it is `ok`."""
         if answer != b"ok":
             raise Failure(answer.decode(), REFUSALS[answer.decode()])
 
@@ -180,10 +185,20 @@ class RedisState:
             keys |= {row_id: key for row_id, key in zip(page, values, strict=True) if key}
         return keys
 
-    def sent(self, view: str, marks: Mapping[str, str]) -> None:
-        """Remove the marks that are still the same with one script."""
-        flat = [part for pair in marks.items() for part in pair]
-        self._call(SENT, [dirty_key(self.prefix, view), gone_key(self.prefix, view)], flat)
+    def is_unsent(self, view: str) -> bool:
+        """Ask whether the view's dirty set is among those of which nothing was taken."""
+        unsent, dirty = unsent_key(self.prefix), dirty_key(self.prefix, view)
+        return bool(self._ask(lambda server: server.sismember(unsent, dirty)))
+
+    def sent(self, turn: Turn, view: str, marks: Mapping[str, str]) -> None:
+        """Remove the marks that are still the same with one script, while it is this turn."""
+        keys = [
+            documents_key(self.prefix),
+            dirty_key(self.prefix, view),
+            gone_key(self.prefix, view),
+            unsent_key(self.prefix),
+        ]
+        self._refuse(self._call(SENT, keys, [*turn, *marks, *marks.values()]))
 
     def mark(self, view: str, keys: Mapping[str, bytes]) -> None:
         """Mark a page of ids with one script."""
