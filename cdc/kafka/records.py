@@ -25,6 +25,7 @@ with warnings.catch_warnings():
     import kafka as kafka  # noqa: PLC0414  # the one import of it in the project
     import kafka.admin
     import kafka.errors
+    from kafka.net.compat import KafkaNetClient
 
 # It also logs every failed connection attempt as an error of its own; ours says it once.
 logging.getLogger("kafka").setLevel(logging.CRITICAL)
@@ -35,7 +36,21 @@ NEXT_S = 30.0
 LARGEST_BYTES = 32 * 1024 * 1024
 """The largest request: the connector's largest record is a third longer in base64."""
 PAUSE_MS = 10
-"""How long a consumer sleeps that doesn't know yet where to fetch from; 100 by default."""
+"""How long a client sleeps that doesn't know yet where a topic is; 100 by default."""
+
+
+def quick_client(**settings: Any) -> KafkaNetClient:
+    """Make the connections of a producer or consumer: its `kafka_client`.
+
+    It looks for brokers at its start, and for its first topic `PAUSE_MS` later at the earliest; the
+    library's own, which hands `retry_backoff_ms` to all of its parts but the list of topics, 100 ms
+    later (kafka-python 3.0.12, `KafkaConnectionManager.__init__`).
+    """
+    client = KafkaNetClient(**settings)
+    client.cluster.config["retry_backoff_ms"] = PAUSE_MS
+    return client
+
+
 RecordAddress = tuple[str, int, int]
 """Topic, partition, offset."""
 
@@ -85,6 +100,7 @@ class Records:
                 check_reachable(self._bootstrap)
                 self._producer = kafka.KafkaProducer(
                     bootstrap_servers=self._bootstrap,
+                    kafka_client=quick_client,
                     acks="all",
                     max_block_ms=TIMEOUT_MS,
                     max_request_size=LARGEST_BYTES,
@@ -108,6 +124,7 @@ class Records:
         with translated_errors(self._bootstrap):
             producer = kafka.KafkaProducer(
                 bootstrap_servers=self._bootstrap,
+                kafka_client=quick_client,
                 transactional_id=name,
                 transaction_timeout_ms=int(timeout_s * 1000) + TIMEOUT_MS,
                 max_block_ms=TIMEOUT_MS,
@@ -182,6 +199,7 @@ class Records:
             check_reachable(self._bootstrap)
             self._consumer = kafka.KafkaConsumer(
                 bootstrap_servers=self._bootstrap,
+                kafka_client=quick_client,
                 bootstrap_timeout_ms=TIMEOUT_MS,
                 request_timeout_ms=TIMEOUT_MS,
                 isolation_level=self._isolation,

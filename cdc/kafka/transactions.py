@@ -6,7 +6,14 @@ from typing import Any, NamedTuple
 
 from cdc.errors import Fenced
 from cdc.kafka.partitions import choose_partitions
-from cdc.kafka.records import LARGEST_BYTES, TIMEOUT_MS, check_reachable, kafka, translated_errors
+from cdc.kafka.records import (
+    LARGEST_BYTES,
+    TIMEOUT_MS,
+    check_reachable,
+    kafka,
+    quick_client,
+    translated_errors,
+)
 
 TRANSACTION_MS = 60_000
 """How long a transaction may stay open; the broker aborts it then."""
@@ -45,6 +52,7 @@ class TransactionalWriter:
             check_reachable(bootstrap)
             self._producer: Any = kafka.KafkaProducer(
                 bootstrap_servers=bootstrap,
+                kafka_client=quick_client,
                 transactional_id=name,
                 transaction_timeout_ms=TRANSACTION_MS,
                 max_block_ms=TIMEOUT_MS,

@@ -387,7 +387,7 @@ class PendingLost(Planted):
 
 
 class EachRootTakenForDirty(Planted):
-    def is_unsent(self, view: str) -> bool:  # noqa: ARG002
+    def is_unsent(self, view: str) -> bool:
         return True
 
 

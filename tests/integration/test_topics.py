@@ -444,3 +444,20 @@ def test_settings_are_in_force_on_return(
     monkeypatch.setattr(topics.admin, "alter", lambda _: None)
     with pytest.raises(ConnectorError, match=f"doesn't go by {topic}'s new settings"):
         topics.override({topic: {"segment.ms": "3600000"}})
+
+
+def test_a_new_connection_looks_for_its_first_topic_at_once(
+    shop: Pipeline, admin: kafka.KafkaAdminClient
+) -> None:
+    """Kafka's client for Python would wait for 100 ms, of a writer and of a reader."""
+    with Topics(shop.kafka) as topics:
+        ensure_topics(topics, shop)
+    took_s = []
+    for number in range(5):
+        with Topics(shop.kafka) as topics:
+            began = time.monotonic()
+            topics.write(shop.generations_topic, [(b"key", b"value")])
+            records = list(topics.iterate_range(shop.generations_topic, 0, number + 1))
+            took_s.append(time.monotonic() - began)
+            assert len(records) == number + 1
+    assert min(took_s) < 0.15
