@@ -50,6 +50,8 @@ def screens(page: Path, begin: str) -> list[str]:
 
 def test_the_screen_of_status(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(console.call, "file", Path("shop.yaml"))
+    # A test before this one may have called the program with it.
+    monkeypatch.setattr(console.call, "state", None)
     monkeypatch.setattr(time, "time", lambda: NOW)
     monkeypatch.setattr(wording, "clock", lambda _: "13:04:17")
     view = ViewStatus("public.orders", 0, 0.0, 2, NOW - 10, quarantined=1)
