@@ -52,9 +52,9 @@ def promote(
         with ThreadPoolExecutor(1) as pool:
             # Most of the new rows become visible while the block is set: it takes some 250 ms under
             # load, and this up to as long. The rest follows below.
-            refreshed = pool.submit(server.refresh, [new_indices[t.qualified] for t in switched])
+            refresh = pool.submit(server.refresh, list(new_indices.values()))
             block.set(replaced.values())
-        refreshed.result()
+        refresh.result()
         wait_until_caught_up(
             partial(_is_caught_up, candidate, switched, live.records(switched)), sink
         )

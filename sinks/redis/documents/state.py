@@ -71,10 +71,10 @@ class RedisState:
         self._during(turn, [])
 
     def _during(self, turn: Turn, fields: Sequence[Any]) -> None:
-        self._refuse(self._call(WHILE_TURN, [documents_key(self.prefix)], [*turn, *fields]))
+        self._require_ok(self._call(WHILE_TURN, [documents_key(self.prefix)], [*turn, *fields]))
 
     @staticmethod
-    def _refuse(answer: bytes) -> None:
+    def _require_ok(answer: bytes) -> None:
         """Raise Failure for the answer of a script that wants a turn, unless it is `ok`."""
         if answer != b"ok":
             raise Failure(answer.decode(), REFUSALS[answer.decode()])
@@ -198,7 +198,7 @@ class RedisState:
             gone_key(self.prefix, view),
             unsent_key(self.prefix),
         ]
-        self._refuse(self._call(SENT, keys, [*turn, *marks, *marks.values()]))
+        self._require_ok(self._call(SENT, keys, [*turn, *marks, *marks.values()]))
 
     def mark(self, view: str, keys: Mapping[str, bytes]) -> None:
         """Mark a page of ids with one script."""
