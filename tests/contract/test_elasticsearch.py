@@ -17,7 +17,7 @@ from cdc.model.generation import new_generation
 from cdc.model.outcome import Advance
 from cdc.model.position import Position
 from cdc.model.table import Table, row_id
-from cdc.sink.contract import GroupScanner
+from cdc.sink.contract import GroupScanner, Sink
 from cdc.sink.lane import ChunkLimits
 from cdc.sinks.elasticsearch.executor import ElasticsearchWriter
 from cdc.sinks.elasticsearch.sink import Elasticsearch
@@ -369,6 +369,17 @@ def test_a_first_batch_deletes_what_an_earlier_chunk_of_it_has_shown(
     assert harness.view() == harness.topic.model()
 
 
+def second_generation(harness: Harness) -> tuple[dict[str, str], Sink]:
+    """Fill the live view, and a generation beside it: its name by table, and its sink."""
+    fill(harness)
+    harness.apply()
+    names = {harness.table.qualified: new_generation()}
+    build = harness.sink.for_generation(names)
+    build.prepare(harness.table)
+    harness.apply(sink=build)
+    return names, build
+
+
 def test_readers_do_not_go_back_at_a_switch(
     harness: Harness, proxy: Proxy, server: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -377,12 +388,7 @@ def test_readers_do_not_go_back_at_a_switch(
     """
     live, items = harness.sink, harness.table
     assert isinstance(live, Elasticsearch)
-    fill(harness)
-    harness.apply()
-    names = {items.qualified: new_generation()}
-    build = live.for_generation(names)
-    build.prepare(items)
-    harness.apply(sink=build)
+    names, build = second_generation(harness)
     keys = ["k0", "k3", "k4", "k5"]
     for key in keys:
         harness.topic.add("u", row(key, int(key[1:]), "second"))
@@ -417,12 +423,7 @@ def test_readers_do_not_go_back_at_a_switch(
 def test_a_rollback_restores_no_settings(harness: Harness, proxy: Proxy) -> None:
     """A generation that was live has them; a new one gets them before readers see it."""
     live, items = harness.sink, harness.table
-    fill(harness)
-    harness.apply()
-    names = {items.qualified: new_generation()}
-    build = live.for_generation(names)
-    build.prepare(items)
-    harness.apply(sink=build)
+    names, _ = second_generation(harness)
     restored: list[str] = []
 
     def note(request: Request) -> None:
