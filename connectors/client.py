@@ -161,6 +161,9 @@ class Connect:
     def stop(self, name: str) -> None:
         """Stop the connector's tasks. The records it has sent by then are committed."""
         self._call("PUT", f"/connectors/{name}/stop")
+        self._wait_until_stopped(name)
+
+    def _wait_until_stopped(self, name: str) -> None:
         deadline = time.monotonic() + REBALANCE_S
         while (state := self.state(name)).connector != "STOPPED" or state.tasks:
             if time.monotonic() > deadline:
@@ -180,8 +183,12 @@ class Connect:
         self._call("DELETE", f"/connectors/{name}/offsets")
 
     def reset(self, name: str) -> None:
-        """Delete the connector and its offsets: put again, it takes a new snapshot."""
-        self.stop(name)
+        """Delete the connector and its offsets: put again, it takes a new snapshot. A missing one is
+        no error, also while the workers still tell its state, which outlives it for a moment.
+        """
+        if self._call("PUT", f"/connectors/{name}/stop", missing=None) is None:
+            return
+        self._wait_until_stopped(name)
         self.delete_offsets(name)
         self.delete(name)
 

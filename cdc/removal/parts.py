@@ -34,8 +34,8 @@ def connector(pipeline: Pipeline) -> Part:
 
     def find() -> list[str]:
         with Connect(pipeline.connect) as connect:
-            state = connect.state(pipeline.pipeline).connector
-        present = state != "MISSING"
+            # Not its state, which the workers tell for a moment after they have deleted it.
+            present = connect.config(pipeline.pipeline) is not None
         return [f"connector {pipeline.pipeline}, with its offsets"] if present else []
 
     def remove() -> None:
