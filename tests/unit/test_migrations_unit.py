@@ -20,6 +20,7 @@ APPLIED = {
     "sample/0001_airport.sql": "c8960f50e4b466540408b5820e0eac3b94f459b0d75497f28f33f1a48981032f",
     "sample/0002_indexes.sql": "8b7ca3277972b5f16c907aa721517b675e869e21943b00c03ea3029dbb49ac48",
     "sample/0003_departures.sql": "865c2b6ab6011ee5d31a4691def60c0acdbfa0729ce1df99dd036c32d77d6daf",
+    "sample/0004_statistics.sql": "4749c34644fb7c356724b611fbd9a98fea9376138994d4f8e9346ed1e7ec506c",
 }
 """Files that databases have applied, by the SHA-256 of their bytes. A new file gets a line, none is changed."""
 
