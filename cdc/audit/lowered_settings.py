@@ -14,7 +14,7 @@ from types import TracebackType
 from cdc.config.settings import Pipeline
 from cdc.errors import ConnectorError
 from cdc.kafka.ledger import Compaction, Ledger
-from cdc.kafka.records import TIMEOUT_MS, kafka, translated_errors
+from cdc.kafka.records import TIMEOUT_MS, kafka, open_producer, translated_errors
 from cdc.kafka.topics import Topics
 from cdc.model.position import Position
 
@@ -144,8 +144,8 @@ class SegmentRoller:
     def __init__(self, topics: Topics, pipeline: Pipeline) -> None:
         self._bootstrap = topics.bootstrap
         with translated_errors(self._bootstrap):
-            self._producer = kafka.KafkaProducer(
-                bootstrap_servers=self._bootstrap,
+            self._producer = open_producer(
+                self._bootstrap,
                 transactional_id=f"{pipeline.pipeline}-compaction",
                 transaction_timeout_ms=TRANSACTION_MS,
             )

@@ -51,6 +51,19 @@ def quick_client(**settings: Any) -> KafkaNetClient:
     return client
 
 
+def open_producer(bootstrap: str, **settings: Any) -> kafka.KafkaProducer:
+    """Open a producer with these settings of its library; it waits for the broker for `TIMEOUT_MS`
+    at most.
+    """
+    return kafka.KafkaProducer(
+        bootstrap_servers=bootstrap,
+        kafka_client=quick_client,
+        max_block_ms=TIMEOUT_MS,
+        max_request_size=LARGEST_BYTES,
+        **settings,
+    )
+
+
 RecordAddress = tuple[str, int, int]
 """Topic, partition, offset."""
 
@@ -98,14 +111,7 @@ class Records:
         with translated_errors(self._bootstrap):
             if self._producer is None:
                 check_reachable(self._bootstrap)
-                self._producer = kafka.KafkaProducer(
-                    bootstrap_servers=self._bootstrap,
-                    kafka_client=quick_client,
-                    acks="all",
-                    max_block_ms=TIMEOUT_MS,
-                    max_request_size=LARGEST_BYTES,
-                    compression_type="lz4",
-                )
+                self._producer = open_producer(self._bootstrap, acks="all", compression_type="lz4")
             futures = [self._producer.send(topic, key=key, value=value) for key, value in records]
             for future in futures:
                 future.get(timeout=TIMEOUT_MS / 1000)
@@ -122,12 +128,10 @@ class Records:
         the same name aborts an open transaction and fences its writer.
         """
         with translated_errors(self._bootstrap):
-            producer = kafka.KafkaProducer(
-                bootstrap_servers=self._bootstrap,
-                kafka_client=quick_client,
+            producer = open_producer(
+                self._bootstrap,
                 transactional_id=name,
                 transaction_timeout_ms=int(timeout_s * 1000) + TIMEOUT_MS,
-                max_block_ms=TIMEOUT_MS,
             )
         try:
             with translated_errors(self._bootstrap):

@@ -7,11 +7,10 @@ from typing import Any, NamedTuple
 from cdc.errors import Fenced
 from cdc.kafka.partitions import choose_partitions
 from cdc.kafka.records import (
-    LARGEST_BYTES,
     TIMEOUT_MS,
     check_reachable,
     kafka,
-    quick_client,
+    open_producer,
     translated_errors,
 )
 
@@ -50,13 +49,10 @@ class TransactionalWriter:
         self._bootstrap, self._name = bootstrap, name
         with self._errors():
             check_reachable(bootstrap)
-            self._producer: Any = kafka.KafkaProducer(
-                bootstrap_servers=bootstrap,
-                kafka_client=quick_client,
+            self._producer: Any = open_producer(
+                bootstrap,
                 transactional_id=name,
                 transaction_timeout_ms=TRANSACTION_MS,
-                max_block_ms=TIMEOUT_MS,
-                max_request_size=LARGEST_BYTES,
                 batch_size=BATCH_BYTES,
                 compression_type="lz4",
                 linger_ms=5,
