@@ -3,7 +3,8 @@
 With `--json` standard output is one document, whatever happens: a verb that fails before it has
 printed its own document prints `{"error": {"message", "hint", "exit_code"}}`, with a `"finding"`
 where `doctor` or `status` has a code for it. Lines are never wrapped at a number of columns: another
-program can search them, and what a terminal wraps can still be copied as it is.
+program can search them, and what a terminal wraps can still be copied as it is. Only the cells of a
+table are folded, to the width of the terminal.
 """
 
 import json
@@ -23,7 +24,7 @@ from cdc.errors import CdcError
 from cdc.model.finding import find_error
 
 WIDE = 100_000
-out = Console(width=WIDE, height=25)
+out = Console(soft_wrap=True) if sys.stdout.isatty() else Console(width=WIDE, height=25)
 # On a terminal the live display has to know the width, because it redraws its own lines.
 err = Console(stderr=True) if sys.stderr.isatty() else Console(stderr=True, width=WIDE, height=25)
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]

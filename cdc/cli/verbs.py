@@ -23,8 +23,7 @@ from cdc.cli.console import (
     say,
 )
 from cdc.cli.extras import missing_extra
-from cdc.cli.observation import serve
-from cdc.cli.observation.health import check_health
+from cdc.cli.observation import serve, status
 from cdc.cli.operation import destroy, pause, run
 from cdc.cli.operation import log as operation_log
 from cdc.cli.operation.consent import require_consent
@@ -50,6 +49,7 @@ app.add_typer(views.app, name="views")
 init.add_to(app)
 plan.add_to(app)
 doctor.add_to(app)
+status.add_to(app)
 serve.add_to(app)
 migrate.add_to(app)
 run.add_to(app)
@@ -178,26 +178,6 @@ def register(
         return print_json(registered.to_dict())
     out.print(f"connector {context.obj.pipeline.pipeline} is running, its heartbeat has arrived")
     return None
-
-
-@app.command()
-def status(context: typer.Context, as_json: Json = False) -> None:
-    """Show what is wrong, and the state of each hop.
-
-    Each finding comes with the command to run next. Answers within five seconds, even when a server
-    hangs. Exit 0 when all is well, otherwise the exit code of the worst finding's class.
-    """
-    from cdc.model.finding import exit_code
-    from cdc.observe.diagnosis import document, slow_hop
-
-    health = check_health(context.obj)
-    if as_json:
-        print_json(document(health))
-    else:
-        from cdc.cli.screens.status import draw_status
-
-        out.print(draw_status(health, slow_hop(health)))
-    raise typer.Exit(exit_code(health.findings))
 
 
 def hoist_global_options(words: list[str]) -> list[str]:

@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import subprocess
+import termios
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -135,6 +136,37 @@ def assert_told(world: "World") -> None:
     )
 
 
+def assert_watched(world: "World") -> None:
+    """Assert that `status --watch` redraws its screen on a terminal, and that Ctrl-C ends it."""
+    ours, theirs = os.openpty()
+    termios.tcsetwinsize(theirs, (50, 80))
+    environment = {**os.environ, "TERM": "xterm", "COLUMNS": "80"}
+    with os.fdopen(ours, "rb", buffering=0) as terminal:
+        os.set_blocking(ours, False)
+        process = subprocess.Popen(
+            world.command("status", "--watch"), stdout=theirs, stderr=theirs, env=environment
+        )
+        text = ""
+
+        def looked() -> bool:
+            nonlocal text
+            text += (terminal.read(100_000) or b"").decode(errors="replace")
+            return len(set(re.findall(r"as of (\S+);", text))) >= 2
+
+        try:
+            wait_until(looked, 60, lambda: f"two looks: {text}")
+            process.send_signal(signal.SIGINT)
+            assert process.wait(15) == 0
+            looked()
+        finally:
+            process.kill()
+            process.wait()
+            os.close(theirs)
+    # The cursor goes up to where the screen began.
+    assert "\x1b[1A" in text
+    assert ("search" in text, "Traceback" in text) == (True, False)
+
+
 def test_verify_says_at_once_and_a_run_ends_cleanly_and_a_status_answers_whatever_hangs(
     world: "World",
 ) -> None:
@@ -145,6 +177,7 @@ def test_verify_says_at_once_and_a_run_ends_cleanly_and_a_status_answers_whateve
     assert "cdc -p FILE register" in failed
     assert "Spark" not in failed
     world.cdc("register")
+    assert_watched(world)
     ended_by(world, importing, end_group)
     assert "stopping" in ended_by(world, starting, end_all)
 

@@ -3,14 +3,17 @@ as they are.
 """
 
 import io
+import os
 import re
 import subprocess
 import sys
+import termios
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from rich.console import Console, RenderableType
+from typer.testing import CliRunner
 
 from cdc.apply.progress import Progress, RunState
 from cdc.cli.console import WIDE, Call
@@ -18,10 +21,13 @@ from cdc.cli.screens import run
 from cdc.cli.screens.quarantine import draw_quarantine
 from cdc.cli.screens.run import ProgressLog, draw_progress
 from cdc.cli.screens.status import draw_status
-from cdc.cli.verbs import hoist_global_options
+from cdc.cli.screens.watch import draw_look, show_looks
+from cdc.cli.verbs import app, hoist_global_options
+from cdc.errors import SettingsError
 from cdc.model.finding import find
 from cdc.model.outcome import Applied
 from cdc.model.wording import advice, duration, full_stopped
+from cdc.observe.sampler import Failure, Sample
 from cdc.observe.status import SinkStatus, Status, ViewStatus
 from cdc.quarantine.log import QuarantinedRecord, QuarantineKey
 
@@ -83,6 +89,26 @@ def test_a_view_that_was_not_read_is_unknown_in_all_of_its_numbers() -> None:
     assert text.startswith("ok: Nothing was measured.")
 
 
+def test_looks_stand_one_below_the_other_in_a_pipe_and_a_failed_one_says_why() -> None:
+    pipe = Console(file=io.StringIO(), width=WIDE, height=25)
+    look = Sample(Status("shop", sinks=(SinkStatus("cache"),)), 1000.0, 0.1)
+    with show_looks(pipe) as show:
+        show(draw_look(None, Failure("shop.yaml has a mistake.", "mend it", 1.0)))
+        show(draw_look(look, None))
+        show(draw_look(look, Failure("Nobody answers.", "cdc -p FILE status", 2000.0)))
+    first, second, third = re.split(r"\n\n(?=ok|Nobody)", pipe.file.getvalue())  # type: ignore[attr-defined]
+    assert re.fullmatch(r"shop.yaml has a mistake\. Next: mend it\. \(since .*\)", first)
+    assert "as of" in second
+    assert third.startswith("Nobody answers. Next: ")
+    assert second in third
+
+
+def test_a_watch_and_one_document_do_not_go_together() -> None:
+    result = CliRunner().invoke(app, ["-p", "none.yaml", "status", "--watch", "--json"])
+    assert isinstance(result.exception, SettingsError)
+    assert "--watch" in result.exception.message
+
+
 def test_what_waits_says_for_what_and_since_when() -> None:
     progress = replace(
         RUNNING,
@@ -138,6 +164,48 @@ def test_a_pipe_gets_lines_that_are_not_folded() -> None:
         [sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT
     )
     assert (len(process.stdout.splitlines()), len(process.stderr.splitlines())) == (1, 1)
+
+
+def test_a_terminal_gets_tables_that_are_folded_between_words() -> None:
+    """Places, tables and numbers stay whole; the sentence beside them goes on below itself."""
+    reason, id_ = (
+        "NaN has no decimal form in a column of this scale",
+        "warehouse/newshop.t/12/1234567",
+    )
+    record = QuarantinedRecord(
+        QuarantineKey("warehouse", "newshop.t", 12, 1234567, "a-key"), reason, 0.0, 1
+    )
+    lines = shown(draw_quarantine([record]), 80).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert [line for line in lines if id_ in line] == [lines[1]]
+    edge = lines[0].index("reason")
+    assert " ".join(line[edge:] for line in lines[1:]) == reason
+    assert [line[:edge].strip() for line in lines[2:]] == [""] * (len(lines) - 2) != []
+    assert shown(draw_quarantine([record])).count("\n") == 2
+
+
+def test_standard_output_has_the_width_of_its_terminal_and_sentences_stay_whole() -> None:
+    code = f"""
+from cdc.cli.console import out
+from cdc.cli.screens.grid import make_grid
+grid = make_grid("table", "result")
+grid.add_row("public.orders", {"x " * 90!r})
+out.print(grid)
+out.print({"y " * 90!r})
+"""
+    ours, theirs = os.openpty()
+    termios.tcsetwinsize(theirs, (25, 80))
+    with os.fdopen(ours, "rb", buffering=0) as terminal:
+        environment = {**os.environ, "TERM": "xterm"}
+        environment.pop("COLUMNS", None)
+        subprocess.run(
+            [sys.executable, "-c", code], check=True, stdout=theirs, cwd=ROOT, env=environment
+        )
+        os.close(theirs)
+        printed = re.sub(r"\x1b\[[0-9;]*m", "", terminal.read(10_000).decode())
+    *grid, sentence = printed.splitlines()
+    assert (len(grid) > 2, max(map(len, grid)) <= 80) == (True, True)
+    assert len(sentence) > 170
 
 
 @pytest.mark.parametrize(

@@ -1,13 +1,20 @@
-"""A table of a screen: no cell is wrapped or cut, so that its content can be copied and searched."""
+"""A table of a screen: no cell is cut, and no word is broken, so that its content can be copied and
+searched.
+
+Where it is wider than a terminal, cells of several words are folded. A pipe has room for every cell.
+"""
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
+
+    from rich.console import Console, ConsoleOptions, RenderResult
 
 
 class Grid:
@@ -26,9 +33,30 @@ class Grid:
         row = [cell if isinstance(cell, Text) else Text(cell) for cell in cells]
         self._rows.append(row + [Text()] * (len(self._right) - len(row)))
 
-    def __rich__(self) -> Text:
-        widths = [max(cell.cell_len for cell in column) for column in zip(*self._rows, strict=True)]
-        return Text("\n").join(self._line(row, widths) for row in self._rows)
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        widths = self._widths(options.max_width)
+        yield Text("\n").join(
+            self._line(line, widths) for row in self._rows for line in _fold(row, widths, console)
+        )
+
+    def _widths(self, room: int) -> list[int]:
+        """The width of each column. In too narrow a room those of text become narrower, the widest
+        first, none than its longest word.
+        """
+        columns = list(zip(*self._rows, strict=True))
+        widths = [max(cell.cell_len for cell in column) for column in columns]
+        narrowest = [
+            width if right else max(map(_longest_word, column))
+            for column, width, right in zip(columns, widths, self._right, strict=True)
+        ]
+        excess = sum(widths) + len(widths) - 1 - room
+        while excess > 0:
+            foldable = [n for n, width in enumerate(widths) if width > narrowest[n]]
+            if not foldable:
+                break
+            widths[max(foldable, key=widths.__getitem__)] -= 1
+            excess -= 1
+        return widths
 
     def _line(self, row: Sequence[Text], widths: Sequence[int]) -> Text:
         line = Text()
@@ -39,6 +67,20 @@ class Grid:
             )
         line.rstrip()
         return line
+
+
+def _fold(row: Sequence[Text], widths: Sequence[int], console: Console) -> Iterator[list[Text]]:
+    """Fold the cells of a row: yield its lines, where most rows have one."""
+    folded = [
+        cell.wrap(console, width) if cell.cell_len > width else [cell]
+        for cell, width in zip(row, widths, strict=True)
+    ]
+    for cells in zip_longest(*folded, fillvalue=Text()):
+        yield list(cells)
+
+
+def _longest_word(cell: Text) -> int:
+    return max((Text(word).cell_len for word in cell.plain.split(" ")), default=0)
 
 
 def make_grid(*headings: str) -> Grid:
