@@ -1,28 +1,33 @@
 """Decide a stream's next step from its plan and from what was observed since.
 
 Pure: the owner of the stream observes and acts. The first row that fits applies. Another writer is
-a failure that trying again won't change, unless readers are being shown other views. What isn't
-decided here: after a full batch the owner restarts where another batch size suits what is left.
+a failure that trying again won't change, unless readers are being shown other views.
 
-| state   | event                                               | next                      | guarantee            |
-|---------|-----------------------------------------------------|---------------------------|----------------------|
-| any     | a failure that trying again won't change            | failed, says why          | loud                 |
-| any     | told to stop                                        | stopped, after the batch  | positions tell       |
-| any     | a failure that may pass, not the same for ever      | waiting, then starting    | the view goes on     |
-| running | another writer while readers are shown other views  | starting: switched        | one writer a view    |
-| running | all that was there is applied, and no more is asked | caught up                 | none blocked in it   |
-| running | the same, but documents wait for more of the log    | starting: documents       | none with a late row |
-| running | the registration, a floor, a definition is new      | starting: registration... | floors, columns first|
-| running | readers are being shown views that must draw level  | waits, 5 s at most        | no reader goes back  |
-| running | a person has paused the sink                        | paused, until resumed     | nothing is applied   |
-| running | readers see another generation                      | starting: switched        | what is seen goes on |
-| running | another standby is due, or one can be tried again   | starting: standby         | the way back is there|
-| running | the log may have lost what a view needs             | starting: continuity      | no delete is missed  |
-| running | a table that waited can go on                       | starting: unblocked       | every table that can |
-| running | a topic is another one, or has other partitions     | starting: topic           | order within a key   |
-| running | a view went back, or can't be held any more         | starting: view            | the view is the log's|
-| running | rows in quarantine are to be tried again             | starting: quarantine      | asked for, answered  |
-| running | none of that                                        | running                   | positions last       |
+Two things aren't decided here. A sink that is paused when its query starts waits until it is
+resumed, or fails where the run was to end once it has caught up. After a full batch the owner
+restarts where another batch size suits what is left.
+
+| state   | event                                               | next                     | guarantee             |
+|---------|-----------------------------------------------------|--------------------------|-----------------------|
+| any     | a failure that trying again won't change            | failed, says why         | loud                  |
+| any     | told to stop                                        | stopped, after the batch | positions tell        |
+| any     | a failure that may pass, not the same for ever      | waiting, then starting   | the view goes on      |
+| running | another writer while readers are shown other views  | starting: switched       | one writer a view     |
+| running | all that was there is applied, and no more is asked | caught up, or failed     | a refused view fails  |
+| running | the same, but documents wait for more of the log    | starting: documents      | none with a late row  |
+| running | the registration is new                             | starting: registration   | its tables first      |
+| running | a floor is new: rows went with a TRUNCATE           | starting: truncate       | floors first          |
+| running | a definition of a table is new                      | starting: schema         | columns first         |
+| running | readers are being shown views that must draw level  | waits, 5 s at most       | no reader goes back   |
+| running | a person has paused the sink                        | starting: paused         | none till resumed     |
+| running | readers see another generation                      | starting: switched       | what is seen goes on  |
+| running | another standby is due, or one can be tried again   | starting: standby        | the way back is there |
+| running | the log may have lost what a view needs             | starting: continuity     | no delete is missed   |
+| running | a table that waited can go on                       | starting: unblocked      | every table that can  |
+| running | a topic is another one, or has other partitions     | starting: topic          | order within a key    |
+| running | a view went back, or can't be held any more         | starting: view           | the view is the log's |
+| running | rows in quarantine are to be tried again            | starting: quarantine     | asked for, answered   |
+| running | none of that                                        | running                  | positions last        |
 """
 
 from collections.abc import Mapping

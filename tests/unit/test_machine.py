@@ -27,6 +27,7 @@ from cdc.model.outcome import Applied
 from cdc.model.position import Position, ViewCheckpoint
 from cdc.model.table import Table
 from cdc.postgres.schema_changes import Definition
+from tests.support.pages import ROOT
 
 ITEMS = Table("public", "items", (), ("id",), "shop.public.items")
 NAME, TOPIC = ITEMS.qualified, ITEMS.topic
@@ -131,6 +132,27 @@ def test_every_reason_is_in_the_table() -> None:
     """But for the one that is no fact outside: how large batches are."""
     reached = {decision.reason for _, decision in TABLE if isinstance(decision, Restart)}
     assert reached == set(Reason) - {Reason.BATCH_SIZE}
+
+
+def rows_of_states(text: str) -> list[list[str]]:
+    """Return the state, the event and the next state of each row of the table in a text."""
+    rows = [
+        [cell.strip() for cell in line.split("|")[1:4]]
+        for line in text.splitlines()
+        if line.startswith("|")
+    ]
+    header = rows.index(["state", "event", "next"])
+    return rows[header + 2 :]
+
+
+def test_the_page_has_the_table_of_the_module() -> None:
+    assert machine.__doc__
+    rows = rows_of_states(machine.__doc__)
+    page = ROOT / "docs/understand/how-a-change-travels.md"
+    _, _, section = page.read_text().partition("## What a stream does next\n")
+    assert rows_of_states(section) == rows
+    reasons = {next_state.removeprefix("starting: ") for _, _, next_state in rows}
+    assert set(Reason) - reasons == {Reason.BATCH_SIZE, Reason.FAILURE}
 
 
 @pytest.mark.parametrize("planted", ["_went_back", "_reshaped", "_switched"])
