@@ -78,6 +78,16 @@ def test_planted_paths_that_there_are_not(text: str) -> None:
     assert list(pages.lost_paths(text))
 
 
+@every()
+def test_names_are_in_the_file_that_a_page_gives_for_them(page: Path) -> None:
+    named = re.findall(r"`(\w+)` in `([\w/]+\.py)`", page.read_text())
+    assert [
+        (name, path)
+        for name, path in named
+        if (ROOT / path).exists() and not re.search(rf"\b{name}\b", (ROOT / path).read_text())
+    ] == []
+
+
 def test_planted_a_link_that_leads_nowhere() -> None:
     assert list(pages.broken_links(ROOT / "README.md", "[x](docs/nothing.md#there)")) == [
         "docs/nothing.md#there"
