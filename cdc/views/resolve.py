@@ -3,6 +3,7 @@ them. What can't be kept right is refused, with its line in the file.
 """
 
 import difflib
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -38,6 +39,8 @@ from cdc.views.scalar.terms import (
 Keys = tuple[str, ...]
 JOINED = (BOOLEAN, INTEGERS, TEXTS, UUID, DATE, TIMESTAMP, TIMESTAMPTZ)
 """Groups whose equal values have equal texts, whatever computed them."""
+OPERATORS = re.compile(r"[-+*/%|&<>=():,]")
+"""What expressions have, and hardly a column's name."""
 
 
 class Resolution(NamedTuple):
@@ -218,9 +221,18 @@ class _Resolver:
                 )
         raise self.pipeline.mistake(keys, f"{types[0]} can't be compared with {types[1]}", accepted)
 
+    def _require_plain_column(self, table: Table, setting: str, name: str, keys: Keys) -> None:
+        if OPERATORS.search(name) and name not in (column.name for column in table.columns):
+            raise self.pipeline.mistake(
+                keys,
+                f"{setting} takes columns, not expressions: {table.qualified} has no column {name}",
+                "let Postgres keep it in one: ADD COLUMN ... GENERATED ALWAYS AS (...) STORED",
+            )
+        self._require_column(table, name, keys)
+
     def _order(self, table: Table, text: str, keys: Keys) -> Order:
         column, descending = ordering(text)
-        self._require_column(table, column, keys)
+        self._require_plain_column(table, "order_by", column, keys)
         type_ = table.column(column).type
         if not is_ordered(type_):
             raise self.pipeline.mistake(
@@ -233,7 +245,7 @@ class _Resolver:
     def _aggregate(self, table: Table, name: str, call: AggregateCall, keys: Keys) -> Aggregate:
         if call.argument is None:
             return Aggregate(name, call.function)
-        self._require_column(table, call.argument, keys)
+        self._require_plain_column(table, call.function, call.argument, keys)
         type_ = table.column(call.argument).type
         accepted = {
             "count": True,
