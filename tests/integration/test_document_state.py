@@ -32,7 +32,8 @@ from cdc.views.state import Chunk, Turn
 from tests.support.budget import SCALE
 from tests.support.cache import cache
 
-RUNS, CHANGES = 12 * SCALE, 250
+RUNS, CHANGES = 12 + 21 * (SCALE - 1), 250
+"""`make properties`, at a scale of 20, looks at more than 100,000 changes."""
 PREFIX, PARTITIONS = "library", 2
 Row = dict[str, Any]
 Rows = dict[str, dict[str, Row]]
@@ -503,11 +504,13 @@ def test_a_turn_that_is_over_forgets_no_mark(url: str) -> None:
 
 
 def test_documents_are_what_the_tables_say(url: str) -> None:
+    changes = 0
     for seed in range(RUNS):
         with redis.Redis.from_url(url) as server:
             server.flushdb()
             library = Library(url, seed)
             assert run(library) == [], seed
+            changes += sum(len(part) for parts in library.log.values() for part in parts)
             # All that is left are rows, their indexes, positions and names.
             remaining = {key.decode().split(":")[1] for key in server.scan_iter(f"{PREFIX}:*")}
             assert remaining <= {
@@ -525,3 +528,4 @@ def test_documents_are_what_the_tables_say(url: str) -> None:
             assert differences(library) == [], seed
             remaining = {key.decode().split(":")[1] for key in server.scan_iter(f"{PREFIX}:*")}
             assert remaining <= {"_cdc", "_number", "_documents"}
+    assert changes >= (100_000 if SCALE >= 20 else RUNS * CHANGES)

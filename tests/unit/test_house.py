@@ -140,6 +140,18 @@ def functions(path: Path) -> list[tuple[str, int]]:
     return [(node.name, (node.end_lineno or node.lineno) - node.lineno + 1) for node in nodes]
 
 
+def test_properties_run_every_test_that_takes_more_examples() -> None:
+    scaling = {
+        str(path.relative_to(ROOT))
+        for path in (ROOT / "tests").rglob("test_*.py")
+        if re.search(r"^from tests\.support\.budget import", path.read_text(), re.MULTILINE)
+    }
+    listed = re.search(r"^PROPERTIES := (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    assert listed is not None
+    assert scaling - set(listed[1].split()) == set()
+    assert "tests/integration/test_document_state.py" in scaling
+
+
 def test_nothing_grows_too_long() -> None:
     """A module's length is a guide, so only the median is held; a function's is a rule."""
     lengths = {path: functions(path) for path in modules()}
