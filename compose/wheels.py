@@ -13,6 +13,7 @@ from cdc.compose import artifacts, versions
 from cdc.compose.host import require_disk, require_searchable, share
 from cdc.compose.server_version import ServerVersion
 from cdc.errors import StackError
+from cdc.model.installation import install_command
 
 
 def postgres_bin() -> Path:
@@ -67,7 +68,7 @@ def _site(package: str) -> Path:
     except PackageNotFoundError:
         raise StackError(
             f"{package} isn't installed beside cdc",
-            hint="pip install 'cdc[local]'; in a checkout: make setup",
+            hint=install_command("local"),
         ) from None
 
 

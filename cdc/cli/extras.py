@@ -3,6 +3,7 @@ verb needs.
 """
 
 from cdc.errors import CdcError, SettingsError
+from cdc.model.installation import install_command
 
 EXTRAS = {
     "pyspark": "spark",
@@ -28,5 +29,5 @@ def missing_extra(error: ModuleNotFoundError) -> CdcError | None:
         return None
     return SettingsError(
         f"This needs the Python package {module}, which is not installed beside cdc.",
-        hint=f"pip install 'cdc[{extra}]'; in a checkout: pip install '.[{extra}]'",
+        hint=install_command(extra),
     )

@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 
 from cdc.model.finding import Finding, find
+from cdc.model.installation import install_command
 
 OLDEST_JAVA = 17
 ROOM_BYTES = 2 << 30
@@ -77,7 +78,7 @@ def check_machine(facts: MachineFacts) -> Iterator[Finding]:
         yield find("java-too-old", "java", message, "apt install openjdk-17-jre-headless")
     if not facts.spark:
         message = "PySpark isn't installed, which `run`, `rebuild` and `verify` need."
-        yield find("spark-missing", "pyspark", message, "pip install 'cdc[spark]'")
+        yield find("spark-missing", "pyspark", message, install_command("spark"))
     if facts.memory_free < ROOM_BYTES:
         message = (
             f"{facts.memory_free >> 20} MiB of memory are free; Spark and its workers take 2 GiB."

@@ -41,7 +41,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Environment:
-    """An environment as `pip install 'cdc[EXTRAS]'` would make it."""
+    """An environment as `pip install 'WHEEL[EXTRAS]'` would make it."""
 
     def __init__(self, folder: Path, wheel: Path, *extras: str) -> None:
         self._folder, self._visited = folder, set[tuple[str, str]]()
@@ -129,7 +129,7 @@ def test_verbs_that_start_nothing_need_no_extra(bare: Environment) -> None:
 
 def test_what_an_extra_brings_is_named(bare: Environment) -> None:
     verify = bare.cdc("-p", "shop.yaml", "verify")
-    assert "pip install 'cdc[spark]'" in verify.stderr
+    assert "pip install '.[spark]'" in verify.stderr
     assert verify.returncode == 2
     code = """
 from cdc.errors import StackError
@@ -139,7 +139,7 @@ try:
 except StackError as error:
     print(error.hint)
 """
-    assert "pip install 'cdc[local]'" in bare.python(code).stdout
+    assert "pip install '.[local]'" in bare.python(code).stdout
 
 
 @pytest.mark.parametrize(
