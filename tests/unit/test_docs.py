@@ -1,11 +1,19 @@
-"""What the documentation says of settings is what the code has."""
+"""What the documentation says of settings, verbs and topics is what the code has."""
 
 from graphlib import CycleError
 
 import pytest
 
+from cdc.kafka.topic_specs import topic_specs
+from cdc.model.finding import Severity
+from cdc.observe.sampler import IDLE_PAUSE_S
+from cdc.serve.actions import VERBS
 from docs import draw_rooms
 from docs.generators.settings import SECTIONS
+from tests.support.pages import ROOT, root_command
+from tests.support.pipelines import pipeline
+
+OPERATE = ROOT / "docs" / "operate"
 
 
 @pytest.fixture(scope="module")
@@ -50,3 +58,45 @@ def test_an_arrow_that_runs_back_is_found(arrows: draw_rooms.Arrows) -> None:
     planted = {**arrows, "cdc.model": {*arrows["cdc.model"], "cdc.apply"}}
     with pytest.raises(CycleError):
         draw_rooms.block(planted)
+
+
+def test_allowed_actions_are_named_where_they_are_allowed() -> None:
+    (option,) = (
+        option
+        for option in root_command().commands["serve"].params
+        if "--allow-actions" in option.opts
+    )
+    titles = [verb.title.lower() for verb in VERBS.values()]
+    assert [title for title in titles if title not in option.help] == []
+
+
+def test_every_verdict_is_named_where_verdicts_are_explained() -> None:
+    (line,) = (
+        line
+        for line in (ROOT / "README.md").read_text().splitlines()
+        if "comes the verdict" in line
+    )
+    verdicts = {"ok", *Severity} - {Severity.INFO}
+    assert [verdict for verdict in verdicts if f"`{verdict}`" not in line] == []
+
+
+def test_every_topic_that_a_removal_takes_is_named() -> None:
+    internal = {
+        topic.removeprefix("shop.")
+        for topic in topic_specs(pipeline("shop", "", "public.orders"))
+        if topic.startswith("shop.") and topic.count(".") == 1
+    }
+    (row,) = (
+        line
+        for line in (OPERATE / "destroy.md").read_text().splitlines()
+        if line.startswith("| Kafka |")
+    )
+    assert len(internal) == 8
+    assert [topic for topic in internal if f"`{topic}`" not in row] == []
+
+
+def test_the_pace_of_looks_is_the_same_on_two_pages() -> None:
+    # A look takes some of the time, and the pause after it the rest.
+    assert 3 < IDLE_PAUSE_S < 5
+    assert "Looks begin every 5 s" in (OPERATE / "metrics.md").read_text()
+    assert "otherwise about every five seconds" in (OPERATE / "page.md").read_text()

@@ -43,7 +43,7 @@ def serve(
         bool,
         typer.Option(
             "--allow-actions",
-            help="Let people verify, rebuild, roll back and redrive from the page.",
+            help="Let people verify, rebuild, roll back, redrive, pause and resume from the page.",
         ),
     ] = False,
 ) -> None:
