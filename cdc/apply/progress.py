@@ -49,7 +49,9 @@ class Progress:
     lag_seconds: float | None = None
     """For how long records have remained, at least; None as above."""
     looked_s: float = 0.0
-    """Seconds since lag was measured; long if the sink doesn't answer."""
+    """Seconds since lag was measured, while no batch is at hand; long if the sink doesn't answer."""
+    busy_s: float = 0.0
+    """Seconds since the batch at hand, or its last attempt, began; 0 between batches."""
     compared_s: float | None = None
     """Seconds since its run compared table definitions; None if unknown."""
     batches: int = 0
@@ -81,6 +83,7 @@ class Progress:
         return replace(
             self,
             looked_s=0.0 if self.busy or self.state not in WORKING else round(age_s, 1),
+            busy_s=round(age_s, 1) if self.busy and self.state in WORKING else 0.0,
             lag_seconds=self.lag_seconds + age_s
             if behind and self.lag_seconds is not None
             else self.lag_seconds,

@@ -133,6 +133,9 @@ STATUS: Mapping[str, Kind] = {
         "down", APPLY, SinkError, "Its views get no changes until the server is back."
     ),
     "sink-silent": Kind("down", APPLY, SinkError, "Its views get no changes while it hangs."),
+    "sink-stuck": Kind(
+        "degraded", APPLY, SinkError, "Its views get no changes until the batch at hand ends."
+    ),
     "sink-not-running": Kind("down", APPLY, SinkError, "Its views get no changes."),
     "sink-paused": Kind(
         "info", APPLY, SinkPaused, "Its views stay as they are until it is resumed."

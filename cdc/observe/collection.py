@@ -354,4 +354,13 @@ def _run_status(name: str, progress: Progress | None, views: tuple[ViewStatus, .
         progress.compared_s,
         progress.restarts,
         progress.restarted,
+        stands_s(progress, views, time.time()),
     )
+
+
+def stands_s(progress: Progress, views: Sequence[ViewStatus], now: float) -> float:
+    """Return the seconds for which the batch at hand has moved no position, 0 between batches. The
+    views of one batch may move one after the other, so that a long batch needn't stand still.
+    """
+    moved_at = max((view.at for view in views if view.at is not None), default=0.0)
+    return max(0.0, min(progress.busy_s, now - moved_at))

@@ -20,6 +20,10 @@ HUNG_S = 10.0
 """Seconds without an answer after which a sink is reported: its own requests run into their timeout
 only later.
 """
+STILL_S = 20.0
+"""Seconds after which a batch that has moved no position is reported: twice what one is meant to
+take, and less than a request to a destination may.
+"""
 SAFE_SHARE = 0.25
 """The share of max_slot_wal_keep_size below which what the slot may still keep is a risk."""
 SOON_S = 2 * 3600.0
@@ -162,6 +166,9 @@ def _find_sink_troubles(status: Status, sink: SinkStatus) -> Iterator[Finding]:
         message = f"{hop} can't be judged: it hasn't answered for {sink.looked_s:.0f} s."
         hint = "look at that server, and at the network to it"
         yield find("sink-silent", name, message, hint, sink=name)
+    elif _stands_still(status, sink):
+        message = f"{hop} stands still: its batch has moved no position for {sink.stands_s:.0f} s{_behind(sink)}."
+        yield find("sink-stuck", name, message, "cdc -p FILE doctor", sink=name)
     elif sink.state in IDLE:
         message = f"{hop} has stopped: no `cdc run` is at work on it{_behind(sink)}."
         trouble = find("sink-not-running", name, message, _start(status, sink), sink=name)
@@ -169,6 +176,12 @@ def _find_sink_troubles(status: Status, sink: SinkStatus) -> Iterator[Finding]:
     else:
         yield from _find_lag(status, sink)
     yield from _find_table_troubles(status, sink)
+
+
+def _stands_still(status: Status, sink: SinkStatus) -> bool:
+    """Say whether a batch hangs in a destination that answers: of one that doesn't, that is said."""
+    silent = {finding.sink for finding in status.findings if finding.code == "sink-unreachable"}
+    return sink.stands_s > STILL_S and sink.state == "running" and sink.name not in silent
 
 
 def _find_lag(status: Status, sink: SinkStatus) -> Iterator[Finding]:

@@ -103,6 +103,10 @@ class SinkStatus:
     compared_s: float | None = None
     restarts: Mapping[str, int] = field(default_factory=dict)
     restarted: str | None = None
+    stands_s: float = 0.0
+    """Seconds for which a batch has been at hand and the position of no view has moved; 0 between
+    batches.
+    """
     paused_by: str | None = None
     """Who paused the sink; None while nobody has."""
     catch_up_s: float | None = None

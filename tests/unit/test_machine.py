@@ -207,7 +207,9 @@ def test_a_snapshot_is_of_its_moment_and_ages() -> None:
         60.0,
         60,
     )
-    assert replace(progress, busy=True).aged(progress.published_at + 60).looked_s == 0.0
+    assert later.busy_s == 0.0
+    at_batch = replace(progress, busy=True).aged(progress.published_at + 60)
+    assert (at_batch.looked_s, at_batch.busy_s) == (0.0, 60.0)
 
 
 def test_a_steady_load_leaves_a_stream_no_further_behind() -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 
+from cdc.apply.progress import Progress, RunState
 from cdc.control import registrations
 from cdc.control.registrations import Captured, Registration
 from cdc.errors import SourceError
@@ -102,6 +103,7 @@ def trouble(code: str, message: str, sink: str | None = None) -> Finding:
     return find(code, sink or "it", message, "repair it", sink=sink)
 
 
+NOW = 1_800_000_000.0
 KAFKA_AWAY = trouble("kafka-unreachable", "Kafka is away.")
 CACHE_AWAY = trouble("sink-unreachable", "The cache is away.", "cache")
 LOWERED = trouble("settings-lowered", "Settings are lowered.")
@@ -185,6 +187,20 @@ LOWERED = trouble("settings-lowered", "Settings are lowered.")
         (
             replace(GOOD, sinks=(replace(with_lag("cache", 1), looked_s=40.0),)),
             ["cache can't be judged", "hasn't answered for 40 s"],
+        ),
+        (
+            replace(GOOD, sinks=(replace(with_lag("cache", 90), stands_s=40.0),)),
+            ["cache stands still", "no position for 40 s", "90 s behind", "cdc -p FILE doctor"],
+        ),
+        (
+            replace(GOOD, sinks=(replace(with_lag("cache", 90), stands_s=9.0),)),
+            ["cache is slow"],
+        ),
+        (
+            replace(
+                GOOD, sinks=(replace(with_lag("cache", 1), stands_s=40.0),), findings=(CACHE_AWAY,)
+            ),
+            ["cache is away", "repair it"],
         ),
         (
             replace(
@@ -532,6 +548,17 @@ def test_a_paused_sink_is_a_remark_with_the_command_that_resumes_it() -> None:
         assert finding.fix == "cdc -p FILE resume cache"
         assert "ann@host, at least 900 s behind" in finding.message
         assert (verdict(status.findings), exit_code(status.findings)) == ("ok", 0)
+
+
+def test_a_batch_stands_still_while_no_view_of_it_moves() -> None:
+    hung = Progress("cache", RunState.APPLYING, busy=True, published_at=NOW - 40).aged(NOW)
+    before, later = ViewStatus("public.a", at=NOW - 60), ViewStatus("public.b", at=NOW - 3)
+    assert collection.stands_s(hung, [before], NOW) == 40
+    assert collection.stands_s(hung, [before, later], NOW) == 3
+    # Nothing was ever applied; a clock of another host is ahead; no batch is at hand.
+    assert collection.stands_s(hung, [ViewStatus("public.a")], NOW) == 40
+    assert collection.stands_s(hung, [replace(later, at=NOW + 9)], NOW) == 0
+    assert collection.stands_s(replace(hung, busy=False).aged(NOW), [before], NOW) == 0
 
 
 @pytest.mark.parametrize(("hours", "codes"), [(17, []), (18.1, ["tombstones-at-risk"])])

@@ -193,6 +193,7 @@ def test_a_long_batch_is_no_sink_that_never_answers(runs: Any, hung: Hung) -> No
         lambda: run.state("search") and run.state("search").lag_seconds > 6, 10, "a second to go by"
     )
     assert run.state("search").looked_s == 0
+    assert run.state("search").busy_s >= 1
     hung.release.set()
 
 
