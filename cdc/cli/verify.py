@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from cdc.cli.console import Json, Master, out, print_error, print_json, say
+from cdc.cli.console import Json, Master, MetricsAddress, out, print_error, print_json, say
 from cdc.cli.observation.notification import notify_comparisons
 from cdc.cli.operation.log import recorded
 from cdc.errors import CdcError, ConnectorError, DivergenceError, SettingsError, UndecidedError
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from cdc.apply.progress import Progress
     from cdc.config.settings import Pipeline
     from cdc.model.table import Table
+    from cdc.observe.http_server import Listener
     from cdc.runtime.context import Context
     from cdc.verify.comparison import Comparison
 
@@ -68,6 +69,7 @@ def verify(
     rate: Rate = None,
     every: Every = None,
     metrics: MetricsPort = None,
+    metrics_address: MetricsAddress = "127.0.0.1",
     timeout: Timeout = 300.0,
     repair: Repair = False,
     master: Master = "local[*]",
@@ -78,6 +80,7 @@ def verify(
     Applications may write meanwhile. Exit 8 when a view differs, 10 when some rows couldn't be
     decided.
     """
+    from cdc.observe.http_server import read_listener
     from cdc.verify.repair import repair as repair_differences
     from cdc.verify.verification import Options
     from cdc.verify.verification import verify as verify_views
@@ -86,6 +89,7 @@ def verify(
         raise SettingsError(
             "--metrics is for a comparison that is repeated.", hint="add --every 1h"
         )
+    listener = read_listener(metrics, metrics_address)
     pipeline, sinks = context.obj.pipeline, context.obj.sinks(sink)
     tables, waiting = _select(context.obj, table, [destination.name for destination in sinks])
 
@@ -100,7 +104,7 @@ def verify(
     check_connector(pipeline, [destination.name for destination in sinks], timeout)
     with spark_on(master) as spark:
         if every:
-            _repeat(lambda: compare(spark), seconds(every), metrics, pipeline, as_json)
+            _repeat(lambda: compare(spark), seconds(every), listener, pipeline, as_json)
         report(compare(spark), as_json)
 
 
@@ -163,7 +167,7 @@ def _read_progress(pipeline: "Pipeline") -> "Mapping[str, Progress]":
 def _repeat(
     compare: "Callable[[], list[Comparison]]",
     pause_s: float,
-    port: int | None,
+    listener: "Listener | None",
     pipeline: "Pipeline",
     as_json: bool,
 ) -> NoReturn:
@@ -172,7 +176,7 @@ def _repeat(
     """
     from cdc.observe.metrics import Metrics
 
-    metrics = Metrics(port) if port is not None else None
+    metrics = Metrics(listener) if listener else None
     while True:
         try:
             results = compare()

@@ -5,10 +5,10 @@ http://HOST:PORT/metrics.
 import time
 from collections.abc import Iterable, Sequence
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, start_http_server
+from prometheus_client import CollectorRegistry, Counter, Gauge, make_wsgi_app
 
 from cdc.apply.progress import Progress
-from cdc.errors import SettingsError
+from cdc.observe.http_server import HttpServer, Listener
 from cdc.verify.comparison import Comparison
 
 VIEW = ("sink", "table")
@@ -19,11 +19,11 @@ class Metrics:
     until `close`.
     """
 
-    def __init__(self, port: int, address: str = "127.0.0.1") -> None:
+    def __init__(self, listener: Listener) -> None:
         """Start serving.
 
         Raises:
-            SettingsError: the port is taken.
+            SettingsError: the port is taken, or the address isn't this machine's.
         """
         registry = CollectorRegistry()
         self._differences = Gauge(
@@ -50,18 +50,8 @@ class Metrics:
         self._restarts = Gauge(
             "cdc_query_restarts", restarts, ("sink", "reason"), registry=registry
         )
-        try:
-            self._server, self._thread = start_http_server(port, address, registry)
-        except OSError as error:
-            raise SettingsError(
-                f"Port {port} is taken: {error.strerror}.",
-                hint="choose another port: --metrics PORT",
-            ) from error
-
-    @property
-    def port(self) -> int:
-        """The port that is served, also where 0 was asked for."""
-        return int(self._server.server_port)
+        self._server = HttpServer(make_wsgi_app(registry), listener)
+        self.url = self._server.url
 
     def publish_comparisons(self, results: Sequence[Comparison]) -> None:
         """Replace the figures of the views that were compared. Called after each comparison."""
@@ -86,6 +76,4 @@ class Metrics:
 
     def close(self) -> None:
         """Stop serving, and wait for the thread."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        self._server.close()

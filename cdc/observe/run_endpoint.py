@@ -5,19 +5,16 @@ In:  the progress of every sink, at each tick of the run; looks at the whole pip
 Invariant: a request asks no server; it shows what was last published.
 """
 
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from socketserver import ThreadingMixIn
 from typing import Any
-from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import CollectorRegistry, make_wsgi_app
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from cdc.apply.progress import Progress, RunState
-from cdc.errors import SettingsError
+from cdc.observe.http_server import HttpServer, Listener
 from cdc.observe.pipeline_metrics import build_info, metrics_of_looks
 from cdc.observe.sampler import Sampler
 from cdc.observe.status import Status
@@ -125,36 +122,22 @@ class RunEndpoint:
 
     def __init__(
         self,
-        port: int,
+        listener: Listener,
         looks: Sampler[Status],
         spark_lives: Callable[[], bool] = lambda: True,
     ) -> None:
-        """Begin to serve on 127.0.0.1. `looks`: those at the whole pipeline, which others start and
+        """Begin to serve. `looks`: those at the whole pipeline, which others start and
         end. `spark_lives` is called by each probe.
 
         Raises:
-            SettingsError: the port is taken.
+            SettingsError: the port is taken, or the address isn't this machine's.
         """
         self._state = PublishedState(looks, spark_lives)
         registry = CollectorRegistry()
         registry.register(self._state)
         self._metrics = make_wsgi_app(registry)
-        try:
-            self._server = make_server(
-                "127.0.0.1", port, self._answer, server_class=_Server, handler_class=_Handler
-            )
-        except OSError as error:
-            raise SettingsError(
-                f"Port {port} is taken: {error.strerror}.",
-                hint="choose another port: --metrics PORT",
-            ) from error
-        self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
-        self._thread.start()
-
-    @property
-    def port(self) -> int:
-        """The port that is served, also where 0 was asked for."""
-        return int(self._server.server_port)
+        self._server = HttpServer(self._answer, listener)
+        self.url, self.port = self._server.url, self._server.port
 
     def publish(self, progress: Sequence[Progress]) -> None:
         """Take over the progress of the sinks; called at every tick of the run."""
@@ -163,9 +146,7 @@ class RunEndpoint:
 
     def close(self) -> None:
         """Stop serving."""
-        self._server.shutdown()
-        self._server.server_close()
-        self._thread.join()
+        self._server.close()
 
     def _answer(self, environment: dict[str, Any], respond: Callable[..., Any]) -> Iterable[bytes]:
         path = environment.get("PATH_INFO", "")
@@ -179,12 +160,3 @@ class RunEndpoint:
         status = "200 OK" if good else "503 Service Unavailable"
         respond(status, [("Content-Type", "text/plain")])
         return [f"{text}\n".encode()]
-
-
-class _Server(ThreadingMixIn, WSGIServer):
-    daemon_threads = True
-
-
-class _Handler(WSGIRequestHandler):
-    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002  # the name of the base
-        """Log nothing: probes come every few seconds."""

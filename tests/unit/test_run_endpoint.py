@@ -12,12 +12,12 @@ import pytest
 import yaml
 
 from cdc.apply.progress import OTHERS, Progress, RunState
-from cdc.errors import SettingsError
 from cdc.model.finding_codes import CODES
 from cdc.model.generation import generation_time
 from cdc.model.outcome import Applied
 from cdc.observe import run_endpoint
 from cdc.observe.diagnosis import diagnose
+from cdc.observe.http_server import Listener
 from cdc.observe.run_endpoint import RunEndpoint
 from cdc.observe.sampler import Sample, Sampler
 from cdc.observe.status import (
@@ -82,12 +82,12 @@ def looks(status: Status = STATUS) -> Sampler[Status]:
 
 @pytest.fixture
 def endpoint() -> Iterator[RunEndpoint]:
-    with closing(RunEndpoint(0, looks())) as served:
+    with closing(RunEndpoint(Listener(0), looks())) as served:
         yield served
 
 
 def fetched(endpoint: RunEndpoint, path: str) -> httpx.Response:
-    return http.get(f"http://127.0.0.1:{endpoint.port}{path}")
+    return http.get(f"{endpoint.url}{path}")
 
 
 def series(endpoint: RunEndpoint) -> dict[str, float]:
@@ -133,7 +133,7 @@ def test_of_500_tables_only_the_worst_have_series(endpoint: RunEndpoint) -> None
 
 def test_what_is_not_known_has_no_series() -> None:
     away = Status("shop", sinks=(SinkStatus("cache", views=(ViewStatus("public.orders"),)),))
-    with closing(RunEndpoint(0, looks(away))) as served:
+    with closing(RunEndpoint(Listener(0), looks(away))) as served:
         served.publish([RUNNING])
         values = series(served)
     unknown = ("cdc_slot", "cdc_heartbeat", "cdc_connector", "cdc_quarantined", "cdc_view")
@@ -144,7 +144,7 @@ def test_names_have_units() -> None:
     """As Prometheus' own rules want them: counters end in total, others in a base unit or say what
     is counted.
     """
-    with closing(RunEndpoint(0, looks())) as served:
+    with closing(RunEndpoint(Listener(0), looks())) as served:
         served.publish([RUNNING])
         names = {name.partition("{")[0] for name in series(served)}
     ends = ("_total", "_seconds", "_bytes", "_records", "_info", "_up", "_active", "_paused")
@@ -173,17 +173,12 @@ def test_a_run_that_doesnt_tick_is_not_alive(
 
 def test_a_run_whose_spark_has_ended_is_not_alive() -> None:
     lives = [True]
-    with closing(RunEndpoint(0, looks(), lambda: lives[0])) as served:
+    with closing(RunEndpoint(Listener(0), looks(), lambda: lives[0])) as served:
         served.publish([RUNNING])
         assert fetched(served, "/livez").status_code == 200
         lives[0] = False
         answer = fetched(served, "/livez")
     assert (answer.status_code, answer.text) == (503, "Spark's process has ended\n")
-
-
-def test_a_port_that_is_taken_is_named(endpoint: RunEndpoint) -> None:
-    with pytest.raises(SettingsError, match=str(endpoint.port)):
-        RunEndpoint(endpoint.port, looks())
 
 
 def exported(endpoint: RunEndpoint) -> set[str]:

@@ -1,18 +1,26 @@
-"""The units and the container recipe that come with the project."""
+"""The units and the container recipe that come with the project. Of the container only text is
+checked: no image is built here, and no linter is at hand.
+"""
 
+import json
 import re
+import shlex
 import shutil
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from tests.support import pages
 
-FOLDER = Path(__file__).parents[2] / "compose" / "service"
+FOLDER = pages.ROOT / "compose" / "service"
+RECIPE = (FOLDER / "Dockerfile").read_text()
 UNITS = sorted(FOLDER.glob("*.service"))
 PROGRAM = "/opt/cdc/bin/cdc"
+VOLUME = re.compile(r"\w[\w-]+")
+"""The name of a volume, no path."""
 ANALYZE = shutil.which("systemd-analyze")
 
 
@@ -49,11 +57,76 @@ def test_a_run_that_is_stopped_ends_cleanly_and_a_mistake_is_not_tried_again() -
 
 
 def test_the_recipe_is_pinned_and_runs_as_nobody_special() -> None:
-    text = (FOLDER / "Dockerfile").read_text()
-    images = re.findall(r"^FROM (\S+)", text, re.MULTILINE)
+    images = re.findall(r"^FROM (\S+)", RECIPE, re.MULTILINE)
     assert [image for image in images if ":" not in image or image.endswith(":latest")] == []
-    user, entry = text.index("USER 10001"), text.index("ENTRYPOINT")
+    user, entry = RECIPE.index("USER 10001"), RECIPE.index("ENTRYPOINT")
     assert user < entry
-    assert "--require-hashes" in text
-    copied = re.findall(r"^COPY (?:--from=\w+ )?(\S+)", text, re.MULTILINE)
+    assert "--require-hashes" in RECIPE
+    copied = re.findall(r"^COPY (?:--from=\w+ )?(\S+)", RECIPE, re.MULTILINE)
     assert copied == [".", "/opt/cdc"]
+
+
+def array(instruction: str) -> list[str]:
+    """What the recipe has for an instruction, as JSON."""
+    (text,) = re.findall(rf"^{instruction} (\[.*\])$", RECIPE, re.MULTILINE)
+    return list(json.loads(text))
+
+
+def faults(line: str) -> list[str]:
+    """What is wrong with a documented `docker run` of the image."""
+    words = shlex.split(line)
+    image = words.index("cdc")
+    options, command = words[:image], words[image + 1 :] or array("CMD")
+    values = [(name, value) for name, value in pairwise(options) if name.startswith("-")]
+    volumes = {value.split(":")[1]: value.split(":")[0] for name, value in values if name == "-v"}
+    ports = [value.rpartition(":")[2] for name, value in values if name == "-p"]
+    port_option, address_option, default_port = (
+        ("--port", "--address", "8350")
+        if "serve" in command
+        else ("--metrics", "--metrics-address", "none")
+    )
+    served = dict(pairwise(command))
+    checks = {
+        "/tmp isn't exec": ("--tmpfs", "/tmp:exec") in values,
+        "the port isn't published": ports == [served.get(port_option, default_port)],
+        "only the container reaches it": served.get(address_option) == "0.0.0.0",
+        pages.refusal(command) or "": pages.refusal(command) is None,
+    }
+    checks |= {
+        f"{place} has no volume with a name": bool(VOLUME.fullmatch(volumes.get(place, "")))
+        for place in array("VOLUME")
+        if place != "/tmp"
+    }
+    return [fault for fault, is_right in checks.items() if not is_right]
+
+
+def documented_runs() -> list[str]:
+    text = (pages.ROOT / "docs" / "start" / "service.md").read_text()
+    return re.findall(r"^docker run .*$", text, re.MULTILINE)
+
+
+def test_the_documented_containers_keep_the_warehouse_and_are_reached() -> None:
+    assert len(documented_runs()) == 2
+    assert [faults(line) for line in documented_runs()] == [[], []]
+
+
+@pytest.mark.parametrize(
+    ("text", "instead", "fault"),
+    [
+        (" -v shop-warehouse:/warehouse", "", "/warehouse has no volume with a name"),
+        (" -v shop-state:/var/lib/cdc", "", "/var/lib/cdc has no volume with a name"),
+        ("/tmp:exec", "/tmp", "/tmp isn't exec"),
+        (" -p 9104:9104", "", "the port isn't published"),
+        (" -p 8350:8350", " -p 8350:8351", "the port isn't published"),
+        (" --address 0.0.0.0", "", "only the container reaches it"),
+    ],
+)
+def test_planted_a_container_that_loses_or_reaches_nothing(
+    text: str, instead: str, fault: str
+) -> None:
+    line = next(line for line in documented_runs() if text in line)
+    assert faults(line.replace(text, instead)) == [fault]
+
+
+def test_the_recipe_opens_the_ports_that_are_served() -> None:
+    assert "EXPOSE 9104 8350\n" in RECIPE

@@ -11,29 +11,30 @@ from cdc.runtime.context import Context
 
 if TYPE_CHECKING:
     from cdc.apply.progress import Progress
+    from cdc.observe.http_server import Listener
 
     Publish = Callable[[Sequence[Progress]], None]
 
 
 @contextmanager
 def observed(
-    context: Context, port: int | None, spark_lives: Callable[[], bool]
+    context: Context, listener: "Listener | None", spark_lives: Callable[[], bool]
 ) -> Iterator["Publish"]:
-    """Look at the pipeline while the block runs, where it has a port or somebody to tell: a function
-    that takes the progress of the run for that port.
+    """Look at the pipeline while the block runs, where it is served or there is somebody to tell: a function
+    that takes the progress of the run for that server.
     """
     with notifying(context) as tell:
-        if port is None and tell is None:
+        if listener is None and tell is None:
             yield lambda _: None
             return
         with checking_health(context, tell or (lambda _: None)) as looks:
-            if port is None:
+            if listener is None:
                 yield lambda _: None
                 return
             from cdc.observe.run_endpoint import RunEndpoint
 
-            endpoint = RunEndpoint(port, looks, spark_lives)
-            say(f"serving http://127.0.0.1:{endpoint.port}/metrics, /livez and /readyz")
+            endpoint = RunEndpoint(listener, looks, spark_lives)
+            say(f"serving {endpoint.url}/metrics, /livez and /readyz")
             try:
                 yield endpoint.publish
             finally:

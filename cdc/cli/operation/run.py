@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import structlog
 import typer
 
-from cdc.cli.console import Json, Master, err, print_error, print_json, say
+from cdc.cli.console import Json, Master, MetricsAddress, err, print_error, print_json, say
 from cdc.cli.observation.run_server import observed
 from cdc.config.view_settings import STATE
 from cdc.model.trace import kind
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from cdc.apply.progress import Progress
     from cdc.config.settings import Pipeline
     from cdc.errors import CdcError
+    from cdc.observe.http_server import Listener
     from cdc.runtime.context import Context
 
 SinkNames = Annotated[list[str] | None, typer.Option("--sink", help="Only this sink. Repeatable.")]
@@ -49,8 +50,9 @@ def run(
     master: Master = LOCAL,
     metrics: Annotated[
         int | None,
-        typer.Option(help="Serve /metrics, /livez and /readyz on this port of 127.0.0.1."),
+        typer.Option(help="Serve /metrics, /livez and /readyz on this port."),
     ] = None,
+    metrics_address: MetricsAddress = "127.0.0.1",
     standby: Annotated[
         bool,
         typer.Option(
@@ -64,10 +66,12 @@ def run(
     Ctrl-C or SIGTERM stops it, after the batch that is being applied.
     """
     from cdc.apply.supervisor import stop_on_signal
+    from cdc.observe.http_server import read_listener
 
+    listener = read_listener(metrics, metrics_address)
     with stop_on_signal() as stopping:
         try:
-            limits = RunLimits(stopping, until_caught_up, for_s, metrics, standby)
+            limits = RunLimits(stopping, until_caught_up, for_s, listener, standby)
             progress, errors = _apply(context.obj, sink, master, limits, quiet=as_json)
         except Exception as error:
             if not stopping.is_set():
@@ -86,12 +90,12 @@ def run(
 
 @dataclass(frozen=True)
 class RunLimits:
-    """Limits of a run: a signal, having caught up, or a number of seconds; and its port."""
+    """Limits of a run: a signal, having caught up, or a number of seconds; and where it is served."""
 
     stopping: "Event"
     until_caught_up: bool
     for_s: float | None
-    port: int | None = None
+    listener: "Listener | None" = None
     standby: bool = False
     """Whether it begins only once no other run is at work."""
 
@@ -118,7 +122,7 @@ def _apply(
     say("starting Spark; the first rows are applied in some 20 seconds")
     with (
         spark_on(master, context.executors(names)) as spark,
-        observed(context, limits.port, partial(is_running, spark)) as serve,
+        observed(context, limits.listener, partial(is_running, spark)) as serve,
     ):
         if limits.standby:
             at_work_on = [*names, *([STATE] if keeps_documents else [])]
