@@ -1,27 +1,26 @@
 """Documents case by case: a short history each, compared with Postgres' own query.
 
-The cases have the numbers and the order of the list that views were designed by. What a case needs
-of the connector, of Spark or of sinks is in another module:
+The cases have the numbers of the list that views were designed by. Each is found by its number in a
+name, `case_NN`. What a case needs of the connector, of Spark or of sinks is in another module:
 
-  1-20, 22-32, 34, 35, 39, 43, 47   here, as `case_NN_...`; 33 as `test_equal_values_join`
-  14   a unique column that is deferrable; such a primary key is refused (test_source.py)
-  21   an object that several rows might be is refused: test_view_checks.py
-  23   also `case_23_numbers_that_take_all_rows`, of which no cost but once a batch is promised
-  28   also through the connector: tests/scenarios/test_documents.py
-  30   a view that doesn't fit its tables: tests/scenarios/test_documents.py
-  31   a joined column that the log may lack is refused: test_view_checks.py
-  33   floats, citext, numerics without a scale are refused: tests/unit/test_view_settings.py
-  35   the quarantine itself is the stream's, as for any table: tests/scenarios/test_failures.py
+  1-20, 22-35, 39, 43, 47   here
+  14       a unique column that is deferrable; such a primary key is refused (test_source.py)
+  21       test_view_checks.py
+  28, 30   also through the connector: tests/scenarios/test_documents.py
+  31       a joined column that the log may lack is refused: test_view_checks.py
+  33       floats, citext, numerics without a scale are refused: tests/unit/test_view_settings.py
+  35       the quarantine itself is the stream's, as for any table: tests/scenarios/test_failures.py
   36, 37, 44, 45   tests/scenarios/test_document_cases_of_sinks.py
   38, 40, 41, 42   tests/scenarios/test_document_engine.py
-  46   a changed view, a rebuild, a rollback: tests/scenarios/test_documents.py
-  47   also what others wait for: tests/scenarios/test_document_engine.py
+  46       a changed view, a rebuild, a rollback: tests/scenarios/test_documents.py
+  47       also what others wait for: tests/scenarios/test_document_engine.py
 
 Not covered: of 47 kills on the way.
 """
 
 import json
 import random
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -1049,6 +1048,12 @@ def case_47_a_large_fan_out_delays_no_other_document(history: History) -> None:
     assert len(order) > 6000
     assert order.index("book_docs/9000") < SLICE
     assert order.index("tag_docs/1") <= 2 * SLICE
+
+
+def test_each_case_has_its_number_in_a_name() -> None:
+    texts = [path.read_text() for path in Path(__file__).parents[1].rglob("test_*.py")]
+    names = re.compile(r"(?:def |_and_|[\"'])(?:test_)?case_(\d\d)_")
+    assert {int(number) for text in texts for number in names.findall(text)} == {*range(1, 48)}
 
 
 @pytest.mark.parametrize("name", CASES)

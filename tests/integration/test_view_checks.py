@@ -90,17 +90,40 @@ def test_what_can_be_kept_is_accepted(
         ("{m: n}", "", "several rows of lib.b may have the same n", "add many: true"),
         ("{m: unsure}", "", "several rows of lib.b", "many: true"),
         ("{code: code || 'x'}", "", "several rows of lib.b may have the same", "many"),
+    ],
+)
+def test_case_21_an_object_that_several_rows_might_be_is_refused_with_its_line(
+    connection: source.Connection, tmp_path: Path, on: str, options: str, message: str, hint: str
+) -> None:
+    require_refusal(connection, tmp_path, (on, options), message, hint)
+
+
+@pytest.mark.parametrize(
+    ("on", "options", "message", "hint"),
+    [
         ("{word: code}", "", "lib.b.word has a nondeterministic collation, lib.loose", "another"),
         ("{word || 'x': code}", "", "lib.b.word has a nondeterministic collation", ""),
         ("{code: word}", "many: true, ", "lib.b.word has a nondeterministic collation", ""),
     ],
 )
-def test_what_can_not_be_kept_is_refused_with_its_line(
+def test_a_collation_that_can_not_be_kept_is_refused_with_its_line(
     connection: source.Connection, tmp_path: Path, on: str, options: str, message: str, hint: str
 ) -> None:
+    require_refusal(connection, tmp_path, (on, options), message, hint)
+
+
+def require_refusal(
+    connection: source.Connection,
+    folder: Path,
+    include: tuple[str, str],
+    message: str,
+    hint: str,
+) -> None:
+    """A nested object that is joined `on`, with further options, is refused at its line."""
+    on, options = include
     text = FILE.format(dsn=connection.info.dsn, on=on, options=options)
     with pytest.raises(SettingsError) as caught:
-        check(connection, tmp_path, text)
+        check(connection, folder, text)
     assert "lib.yaml:13: views.a_docs.include.first.include.second.on" in caught.value.message
     assert message in caught.value.message
     assert hint in caught.value.hint
