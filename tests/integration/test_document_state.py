@@ -4,7 +4,7 @@ step; then each document is what the tables say, and nothing is left over.
 
 import json
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -403,6 +403,26 @@ class ForgottenBeforeSent(Planted):
         return marks
 
 
+class NotedAfterSent(Planted):
+    """Keeps in mind which documents are dirty, and forgets their chunk, before they are sent."""
+
+    def __init__(self, state: RedisState) -> None:
+        super().__init__(state)
+        self.in_mind: dict[str, set[str]] = {view.name: set() for view in PLAN.views}
+
+    def climbed(self, chunk: Chunk, marks: Mapping[str, Collection[str]]) -> None:
+        for view, ids in marks.items():
+            self.in_mind[view] |= set(ids)
+        self.state.climbed(chunk, {})
+
+    def dirty(self, view: str, limit: int) -> dict[str, str]:
+        return {**dict.fromkeys(self.in_mind[view], "0"), **self.state.dirty(view, limit)}
+
+    def sent(self, turn: Turn, view: str, marks: Mapping[str, str]) -> None:
+        self.in_mind[view] -= set(marks)
+        self.state.sent(turn, view, marks)
+
+
 Plant = Callable[[RedisState], Planted]
 
 
@@ -471,14 +491,21 @@ def differences(library: Library) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    "plant", [OldVersionsNotClimbed, PendingLost, EachRootTakenForDirty, ForgottenBeforeSent]
+    "plant",
+    [
+        OldVersionsNotClimbed,
+        PendingLost,
+        EachRootTakenForDirty,
+        NotedAfterSent,
+        ForgottenBeforeSent,
+    ],
 )
 def test_planted_bugs_are_found(url: str, plant: Plant) -> None:
     for seed in range(10):
         with redis.Redis.from_url(url) as server:
             server.flushdb()
         library = Library(url, seed, plant)
-        library.crash_share = 0.05 * (seed % 2)
+        library.crash_share = (0.0, 0.05, 0.005)[seed % 3]
         if run(library):
             return
     pytest.fail("no difference was found")

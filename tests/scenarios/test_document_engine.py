@@ -223,7 +223,7 @@ def lose_a_while(history: History, server: StateServer, engine: Engine) -> None:
     bump(history, 3)
 
 
-def test_documents_do_not_go_back_with_the_state(
+def test_case_41_documents_do_not_go_back_with_the_state(
     history: History, server: StateServer, spark: "SparkSession"
 ) -> None:
     lose_a_while(history, server, Engine(spark, history))
@@ -242,7 +242,7 @@ def test_documents_do_not_go_back_with_the_state(
     assert engine.is_current
 
 
-def test_without_the_hold_documents_would_go_back(
+def test_case_41_without_the_hold_documents_would_go_back(
     history: History, server: StateServer, spark: "SparkSession"
 ) -> None:
     """The test above is red when the state is taken for complete."""
@@ -253,6 +253,38 @@ def test_without_the_hold_documents_would_go_back(
     with suppress(PositionLost):
         engine.work(ends)
     assert gone_back(history) != []
+
+
+@pytest.mark.parametrize("recovers", [True, False])
+def test_case_41_a_move_that_the_state_lost_is_looked_for_in_the_topic(
+    history: History,
+    server: StateServer,
+    spark: "SparkSession",
+    monkeypatch: pytest.MonkeyPatch,
+    recovers: bool,
+) -> None:
+    """Books of A were sent at B; the state, back at A, meets them at C, and never hears of B. A twin
+    that doesn't look leaves them there.
+    """
+    engine = Engine(spark, history)
+    fill(history)
+    history.apply()
+    engine.work()
+    server.save()
+    history.do("UPDATE lib.books SET author_id = 2")
+    history.apply()
+    engine.work()
+    server.go_back()
+    history.do("UPDATE lib.books SET author_id = 3")
+    if not recovers:
+        monkeypatch.setattr(
+            DocumentEngine, "_recover", lambda engine: setattr(engine, "_recovered", True)
+        )
+    engine = Engine(spark, history)
+    history.apply()
+    engine.work()
+    stale = [row_id for row_id, row in newest(history).items() if row != expected(history)[row_id]]
+    assert stale == ([] if recovers else [2])
 
 
 @pytest.mark.parametrize("begun", ["before it is told", "after it is told"])
@@ -313,7 +345,7 @@ def test_what_was_not_sent_is_not_noted_as_sent(
 
 
 @pytest.mark.parametrize("emptied", ["state", "topic", "both"])
-def test_an_empty_state_or_topic_is_filled_again(
+def test_case_42_an_empty_state_or_topic_is_filled_again(
     history: History, server: StateServer, spark: "SparkSession", emptied: str
 ) -> None:
     engine = Engine(spark, history)
@@ -339,7 +371,7 @@ def test_an_empty_state_or_topic_is_filled_again(
     assert gone_back(history) == []
 
 
-def test_topics_with_different_backlogs_make_no_document_with_a_late_row(
+def test_case_38_topics_with_different_backlogs_make_no_document_with_a_late_row(
     history: History, spark: "SparkSession"
 ) -> None:
     fill(history)
@@ -354,7 +386,9 @@ def test_topics_with_different_backlogs_make_no_document_with_a_late_row(
     assert newest(history) == expected(history)
 
 
-def test_of_two_engines_the_first_is_fenced(history: History, spark: "SparkSession") -> None:
+def test_case_40_of_two_engines_the_first_is_fenced(
+    history: History, spark: "SparkSession"
+) -> None:
     first = Engine(spark, history)
     fill(history)
     history.apply()
