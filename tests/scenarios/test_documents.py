@@ -175,7 +175,7 @@ def test_documents_follow_their_tables_through_a_kill(world: "World") -> None:
         assert ("search", "view.customer_docs") not in views
 
 
-def test_documents_are_rebuilt_waited_for_and_truncated(world: "World") -> None:
+def test_case_46_documents_are_rebuilt_waited_for_and_truncated(world: "World") -> None:
     """What works for tables works for documents: rebuild, rollback, tokens, TRUNCATE, status."""
     shop(world)
     with world.running():
@@ -308,7 +308,7 @@ def cached(world: "World", view: str, row_id: str) -> dict[str, Any]:
     return document
 
 
-def test_a_changed_view_and_a_lost_state_make_documents_again(world: "World") -> None:
+def test_case_46_a_changed_view_and_a_lost_state_make_documents_again(world: "World") -> None:
     shop(world)
     with world.running():
         compare(world)
