@@ -149,11 +149,11 @@ def observed(world: "World") -> Iterator[Witnesses]:
     log = world.folder / "run.log"
     try:
         with (
-            world.process("--metrics", "0", "--metrics-address", "127.0.0.2"),
+            world.process("--metrics", "0", "--metrics-address", "localhost"),
             served(world) as page,
         ):
             wait_until(lambda: "/metrics," in log.read_text(), 90, log.read_text)
-            (address,) = re.findall(r"http://127.0.0.2:\d+/metrics", log.read_text())
+            (address,) = re.findall(r"http://localhost:\d+/metrics", log.read_text())
             yield Witnesses(world, address, page, receiver)
     finally:
         receiver.close()
