@@ -18,7 +18,7 @@ class NotifySettings(Section):
     """Signs each message (`X-Cdc-Signature`), so that its receiver can tell it from anybody
     else's.
     """
-    severity: Literal["down", "degraded", "warning"] = "degraded"
-    """The least severity that is told."""
+    severity: Literal["down", "degraded", "warning"] = "warning"
+    """The least severity that is told. A risk is a `warning`: it is told while there is time left."""
     after_s: float = Field(default=60.0, ge=0)
     """How long a trouble has to last before it is told: short ones pass by themselves."""

@@ -13,7 +13,7 @@ Pure: no server, no clock.
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
@@ -24,6 +24,10 @@ TAKEOVER_S = 180.0
 QUIET_S = 300.0
 """Seconds without a finding after which its incident is over: what comes and goes is one
 incident.
+"""
+GAP_S = 30.0
+"""Seconds without a finding that never count as its end, however short a trouble is told: looks are
+five seconds apart, and nine while a server hangs.
 """
 BLINDING = ("-unreachable", "-unreadable", "-silent", "another-server")
 """Ends of codes with which other findings can't be looked for, so that their absence says
@@ -100,8 +104,10 @@ class Watch:
     least: Severity
     after_s: float
     quiet_s: float = QUIET_S
-    _sightings: dict[str, tuple[float, float]] = field(default_factory=dict)
-    """The first and the last look that saw each trouble; gaps shorter than `after_s` are none."""
+    _seen_since: dict[str, float] = field(default_factory=dict)
+    """The first look that saw each trouble; gaps up to `after_s`, and up to GAP_S, are none."""
+    _unseen_since: dict[str, float] = field(default_factory=dict)
+    """The first look that no longer saw it. While nobody looks nothing is absent."""
     _absent_since: dict[str, float] = field(default_factory=dict)
 
     def claims(
@@ -122,12 +128,7 @@ class Watch:
             for key, incident in incidents.items()
             if incident.watch == self.name and key not in present and judged(incident)
         }
-        self._sightings = {
-            key: (first, last)
-            for key, (first, last) in self._sightings.items()
-            if now - last <= self.after_s
-        }
-        self._sightings |= {key: (self._sightings.get(key, (now, now))[0], now) for key in present}
+        self._note_sightings(present, now)
         self._absent_since = {key: self._absent_since.get(key, now) for key in absent}
         openings = [
             self._incident(key, finding, now)
@@ -141,6 +142,17 @@ class Watch:
         ]
         return [*openings, *endings]
 
+    def _note_sightings(self, present: Collection[str], now: float) -> None:
+        self._unseen_since = {
+            key: self._unseen_since.get(key, now) for key in self._seen_since if key not in present
+        }
+        gap_s = max(self.after_s, GAP_S)
+        for key, moment in self._unseen_since.items():
+            if now - moment > gap_s:
+                del self._seen_since[key]
+        for key in present:
+            self._seen_since.setdefault(key, now)
+
     def _id(self, finding: Finding) -> str:
         """Name an incident by what it is about; its message may change while it lasts."""
         parts = (self.name, finding.code, finding.hop, finding.subject)
@@ -148,7 +160,7 @@ class Watch:
 
     def _is_due(self, key: str, finding: Finding, now: float) -> bool:
         bad_enough = ORDER.index(finding.severity) <= ORDER.index(self.least)
-        return bad_enough and now - self._sightings[key][0] >= self.after_s
+        return bad_enough and now - self._seen_since[key] >= self.after_s
 
     def _incident(self, key: str, finding: Finding, now: float) -> Incident:
         return Incident(
@@ -160,7 +172,7 @@ class Watch:
             finding.subject,
             finding.message,
             finding.fix,
-            finding.since or self._sightings[key][0],
+            finding.since or self._seen_since[key],
             claimed_at=now,
         )
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from cdc.config.notify_settings import NotifySettings
 from cdc.model.finding import Finding, Severity, find
 from cdc.notify.incidents import Incident, Phase, Watch, accepts, sees_all
 
@@ -62,8 +63,47 @@ def test_what_passes_by_itself_is_not_told() -> None:
     assert run(Teller("a", Log()), looks) == []
 
 
+@pytest.mark.parametrize("step_s", [5.2, 8.4])
+@pytest.mark.parametrize("after_s", [0.0, 1.0, 5.0])
+def test_looks_may_be_farther_apart_than_a_trouble_has_to_last(
+    after_s: float, step_s: float
+) -> None:
+    teller = Teller("a", Log(), after_s)
+    run(teller, [(number * step_s, (BEHIND,)) for number in range(5)])
+    assert [moment for moment, _, _ in teller.messages] == [step_s if after_s else 0.0]
+
+
+def test_while_nobody_looks_nothing_is_absent() -> None:
+    looks = [(0.0, (BEHIND,)), (140.0, (BEHIND,))]
+    assert run(Teller("a", Log()), looks) == ["140 opening sink-behind"]
+
+
+def test_a_trouble_that_was_away_for_longer_begins_anew() -> None:
+    looks = [(t, (BEHIND,) if t in (0, 45, 50) else ()) for t in range(0, 100, 5)]
+    assert run(Teller("a", Log(), 1.0), looks) == ["50 opening sink-behind"]
+
+
 def test_a_remark_is_not_told() -> None:
     assert run(Teller("a", Log(), 0), [(t, (UNLIMITED,)) for t in range(0, 300, 15)]) == []
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "sink-behind",
+        "heartbeat-late",
+        "slot-at-risk",
+        "tombstones-at-risk",
+        "records-quarantined",
+        "view-differs",
+        "sink-failed",
+    ],
+)
+def test_who_sets_nothing_is_told_of_troubles_and_risks(code: str) -> None:
+    entry = NotifySettings(url="http://127.0.0.1/hook", after_s=0)
+    watch = Watch("status/1", Severity(entry.severity), entry.after_s)
+    findings = [find(code, "it", "It is so.", "cdc -p FILE status", sink="cache"), UNLIMITED]
+    assert [claim.code for claim in watch.claims(findings, {}, 0.0)] == [code]
 
 
 def test_a_week_of_flapping_is_one_incident() -> None:
