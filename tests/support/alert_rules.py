@@ -60,19 +60,22 @@ def firing(
     rule: Mapping[str, Any], series: Mapping[Labels, Samples], step_s: float, at_s: float
 ) -> set[Alert]:
     """The alerts of a rule that fire at a moment, if it is evaluated every `step_s` from 0 on."""
+    wait_s, keep_s = seconds(rule.get("for", 0)), seconds(rule.get("keep_firing_for", 0))
     since: dict[Labels, float] = {}
     values: dict[Labels, float] = {}
-    moment_s = 0.0
-    while moment_s <= at_s:
-        values = Query(rule["expr"], series, moment_s).evaluate()
-        since = {labels: since.get(labels, moment_s) for labels in values}
-        moment_s += step_s
-    wait_s, last_s = seconds(rule.get("for", 0)), moment_s - step_s
-    return {
-        _alert(rule, labels, values[labels])
-        for labels, began_s in since.items()
-        if last_s - began_s >= wait_s
-    }
+    absent_since: dict[Labels, float] = {}
+    alerts: set[Labels] = set()
+    for number in range(int(at_s // step_s) + 1):
+        moment_s = number * step_s
+        current = Query(rule["expr"], series, moment_s).evaluate()
+        values |= current
+        absent_since = {
+            labels: absent_since.get(labels, moment_s) for labels in alerts - current.keys()
+        }
+        alerts = {labels for labels, began_s in absent_since.items() if moment_s - began_s < keep_s}
+        since = {labels: since.get(labels, moment_s) for labels in alerts | current.keys()}
+        alerts |= {labels for labels in current if moment_s - since[labels] >= wait_s}
+    return {_alert(rule, labels, values[labels]) for labels in alerts}
 
 
 def _alert(rule: Mapping[str, Any], labels: Labels, value: float) -> Alert:

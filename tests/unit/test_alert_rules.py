@@ -5,12 +5,28 @@ The samples are in the form of Prometheus' own tool, so that it can be asked as 
 
 import shutil
 import subprocess
+import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import yaml
 
+from cdc.apply.progress import Progress, RunState
+from cdc.model.finding import Severity
+from cdc.model.finding_codes import STATUS
+from cdc.observe.diagnosis import diagnose
+from cdc.observe.run_endpoint import PublishedState
+from cdc.observe.sampler import Sample, Sampler
+from cdc.observe.status import (
+    ConnectorStatus,
+    HeartbeatStatus,
+    SinkStatus,
+    Status,
+    ViewStatus,
+)
+from cdc.postgres.replication_slot import Slot
 from tests.support.alert_rules import Alert, firing, seconds, series_of
 from tests.support.pages import ROOT
 from tests.support.promql import Query, Unsupported
@@ -57,6 +73,82 @@ def test_each_rule_has_samples_on_which_it_fires_and_others(name: str) -> None:
         if expected["alertname"] == name
     ]
     assert set(outcomes) == {True, False}
+
+
+RUNNING = SinkStatus("cache", "running", views=(ViewStatus("public.t", 0, 0.0),))
+GOOD = Status(
+    "shop",
+    ConnectorStatus("RUNNING", ("RUNNING",), None),
+    Slot(True, 1, "0/1", "0/2", "reserved", 500, 900, 900, "pgoutput", "shop", None, None),
+    HeartbeatStatus(1.0, 0.02, 2.0),
+    (RUNNING,),
+)
+LATE = HeartbeatStatus(100.0, 0.02, 2.0)
+BEHIND = replace(RUNNING, views=(ViewStatus("public.t", 5, 100.0),))
+LOSING = Slot(False, 1, "0/1", "0/2", "reserved", 500, 900, 10, "pgoutput", "shop", None, None)
+INCIDENTS = {
+    "nothing": (GOOD, []),
+    "a record in quarantine": (
+        replace(GOOD, sinks=(replace(RUNNING, views=(ViewStatus("public.t", quarantined=1),)),)),
+        [("ticket", "records-quarantined")],
+    ),
+    "a table that waits": (
+        replace(GOOD, sinks=(replace(RUNNING, aside={"public.t": ["unfit", "mend"]}),)),
+        [("ticket", "table-waiting")],
+    ),
+    "a sink that is behind": (replace(GOOD, sinks=(BEHIND,)), [("ticket", "sink-behind")]),
+    "a sink that is paused": (replace(GOOD, sinks=(replace(BEHIND, paused_by="ann"),)), []),
+    "a sink that waits": (
+        replace(GOOD, sinks=(replace(BEHIND, state="waiting", error="It is away."),)),
+        [("page", "sink-waiting")],
+    ),
+    "a connector that has failed": (
+        replace(GOOD, connector=ConnectorStatus("FAILED", (), "no"), heartbeat=LATE),
+        [("page", "connector-failed")],
+    ),
+    "nothing comes from Postgres": (replace(GOOD, heartbeat=LATE), [("page", "heartbeat-late")]),
+    "a slot that is given up soon": (
+        replace(GOOD, slot=LOSING, slot_loss_s=60.0),
+        [("page", "slot-at-risk")],
+    ),
+}
+
+
+@pytest.mark.parametrize("incident", INCIDENTS)
+def test_an_incident_is_one_alert(incident: str) -> None:
+    status, alerts = INCIDENTS[incident]
+    looks = Sampler("the servers", lambda: status)
+    looks.sample = Sample(diagnose(status), time.time(), 0.1)
+    published = PublishedState(looks, lambda: True)
+    state = next(sink.state for sink in status.sinks)
+    published.progress = (Progress("cache", RunState(state), aside=dict(status.sinks[0].aside)),)
+    series = {
+        frozenset({"__name__": sample.name, "instance": "run", **sample.labels}.items()): [
+            (number * STEP_S, sample.value) for number in range(31)
+        ]
+        for metric in published.collect()
+        for sample in metric.samples
+    }
+    assert _alerts(series) == alerts
+
+
+@pytest.mark.parametrize("code", STATUS)
+def test_each_finding_but_a_remark_is_of_one_rule(code: str) -> None:
+    kind = STATUS[code]
+    labels = {"code": code, "severity": kind.severity, "hop": kind.hop}
+    finding = frozenset({"__name__": "cdc_findings", **labels}.items())
+    count = len(_alerts({finding: [(number * STEP_S, 1.0) for number in range(31)]}))
+    assert count == (0 if kind.severity == Severity.INFO else 1)
+
+
+def _alerts(series: dict[Any, Any]) -> list[tuple[str, str]]:
+    """The severity and the code of each alert that fires after half an hour."""
+    labels = [
+        dict(alert.labels)
+        for rule in RULES.values()
+        for alert in firing(rule, series, STEP_S, 1800)
+    ]
+    return sorted((label["severity"], label.get("code", "")) for label in labels)
 
 
 if shutil.which("promtool"):
