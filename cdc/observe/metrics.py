@@ -46,6 +46,10 @@ class Metrics:
         self._failures = Counter(
             "cdc_verify_failures", "Comparisons that could not be made.", registry=registry
         )
+        self._up = Gauge(
+            "cdc_verify_up", "0 once a comparison can't be made, until one can.", registry=registry
+        )
+        self._up.set(1)
         restarts = "How often a sink's query was started again since its run began."
         self._restarts = Gauge(
             "cdc_query_restarts", restarts, ("sink", "reason"), registry=registry
@@ -61,6 +65,7 @@ class Metrics:
             self._undecided.labels(result.sink, result.table).set(result.undecided)
             self._rows.labels(result.sink, result.table).set(result.source_rows)
         self._finished_at.set(time.time())
+        self._up.set(1)
 
     def publish_restarts(self, progress: Iterable[Progress]) -> None:
         """Publish how often each sink of a run was restarted, and why, as the runs last wrote
@@ -73,6 +78,7 @@ class Metrics:
     def count_failure(self) -> None:
         """Count a comparison that could not be made."""
         self._failures.inc()
+        self._up.set(0)
 
     def close(self) -> None:
         """Stop serving, and wait for the thread."""

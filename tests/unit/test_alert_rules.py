@@ -6,17 +6,22 @@ The samples are in the form of Prometheus' own tool, so that it can be asked as 
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import yaml
+from prometheus_client.core import Metric
+from prometheus_client.parser import text_string_to_metric_families
 
 from cdc.apply.progress import Progress, RunState
 from cdc.model.finding import Severity
 from cdc.model.finding_codes import STATUS
 from cdc.observe.diagnosis import diagnose
+from cdc.observe.http_server import Listener
+from cdc.observe.metrics import Metrics
 from cdc.observe.run_endpoint import PublishedState
 from cdc.observe.sampler import Sample, Sampler
 from cdc.observe.status import (
@@ -27,6 +32,8 @@ from cdc.observe.status import (
     ViewStatus,
 )
 from cdc.postgres.replication_slot import Slot
+from cdc.verify.comparison import Comparison
+from tests.support import http
 from tests.support.alert_rules import Alert, firing, seconds, series_of
 from tests.support.pages import ROOT
 from tests.support.promql import Query, Unsupported
@@ -122,14 +129,15 @@ def test_an_incident_is_one_alert(incident: str) -> None:
     published = PublishedState(looks, lambda: True)
     state = next(sink.state for sink in status.sinks)
     published.progress = (Progress("cache", RunState(state), aside=dict(status.sinks[0].aside)),)
-    series = {
-        frozenset({"__name__": sample.name, "instance": "run", **sample.labels}.items()): [
-            (number * STEP_S, sample.value) for number in range(31)
-        ]
-        for metric in published.collect()
-        for sample in metric.samples
-    }
-    assert _alerts(series) == alerts
+    assert _alerts(_series(published.collect())) == alerts
+
+
+@pytest.mark.parametrize(("missing", "alerts"), [(0, []), (2, [("ticket", "view-differs")])])
+def test_a_failed_verify_is_one_alert(missing: int, alerts: list[tuple[str, str]]) -> None:
+    with closing(Metrics(Listener(0))) as metrics:
+        metrics.publish_comparisons([Comparison("cache", "public.t", missing=missing)])
+        text = http.get(f"{metrics.url}/metrics").raise_for_status().text
+    assert _alerts(_series(text_string_to_metric_families(text))) == alerts
 
 
 @pytest.mark.parametrize("code", STATUS)
@@ -139,6 +147,17 @@ def test_each_finding_but_a_remark_is_of_one_rule(code: str) -> None:
     finding = frozenset({"__name__": "cdc_findings", **labels}.items())
     count = len(_alerts({finding: [(number * STEP_S, 1.0) for number in range(31)]}))
     assert count == (0 if kind.severity == Severity.INFO else 1)
+
+
+def _series(metrics: Iterable[Metric]) -> dict[Any, Any]:
+    """What Prometheus has if these metrics are so for half an hour."""
+    return {
+        frozenset({"__name__": sample.name, "instance": "run", **sample.labels}.items()): [
+            (number * STEP_S, sample.value) for number in range(31)
+        ]
+        for metric in metrics
+        for sample in metric.samples
+    }
 
 
 def _alerts(series: dict[Any, Any]) -> list[tuple[str, str]]:

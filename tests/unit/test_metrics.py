@@ -39,6 +39,14 @@ def test_the_last_comparison_is_told(metrics: Metrics) -> None:
     assert values["cdc_verify_timestamp_seconds"] > 1.7e9
 
 
+def test_a_comparison_that_can_not_be_made_is_told_until_one_can(metrics: Metrics) -> None:
+    answers = [fetched(metrics)["cdc_verify_up"]]
+    metrics.count_failure()
+    answers.append(fetched(metrics)["cdc_verify_up"])
+    metrics.publish_comparisons([])
+    assert [*answers, fetched(metrics)["cdc_verify_up"]] == [1, 0, 1]
+
+
 def test_restarts_are_counted_by_reason(metrics: Metrics) -> None:
     metrics.publish_restarts([Progress("cache", restarts={"truncate": 2})])
     assert fetched(metrics)['cdc_query_restarts{reason="truncate",sink="cache"}'] == 2
