@@ -70,6 +70,8 @@ class Progress:
     since: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     restarts: Mapping[str, int] = field(default_factory=dict)
     """Restarts of the query by reason, see `cdc.apply.machine.Reason`."""
+    retries: Mapping[str, int] = field(default_factory=dict)
+    """Attempts after a failure, by its class of errors."""
     restarted: str | None = None
     """The reason of the last restart, with its table."""
     published_at: float = field(default_factory=time.time)

@@ -5,6 +5,7 @@ about the others in `machine`.
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from threading import Event
@@ -42,6 +43,8 @@ class Recovery:
         self._views, self._watch = views, watch
         self._stopping, self._publish = stopping, publish
         self._patience = Patience()
+        self.retries = Counter[str]()
+        """Attempts after a failure, of batches and of the query, by its class of errors."""
 
     def decide(self, error: Exception) -> Decision:
         """Decide what follows a failure; a transient one is waited out here."""
@@ -103,6 +106,7 @@ class Recovery:
             self._report_waiting(error, state.attempt_number)
 
     def _report_waiting(self, error: CdcError, attempt: int) -> None:
+        self.retries[type(error).__name__] += 1
         self._publish(state=RunState.RETRYING, error=error.message, hint=error.hint)
         log.warning(
             "sink_waiting", sink=self._views.sink.name, error=error.message, attempt=attempt

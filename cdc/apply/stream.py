@@ -344,6 +344,7 @@ class Stream:
             batches=self._batches.batches,
             tables=self._batches.account.by_table,
             phases_s=self._batches.account.seconds,
+            retries=dict(self._recovery.retries),
             sent_per_s=self._worker.sent_per_s if self._worker else None,
             **news,
         )

@@ -72,6 +72,11 @@ class PublishedState(Collector):
             "Restarts of a sink's query since the run began.",
             labels=["sink", "reason"],
         )
+        retries = CounterMetricFamily(
+            "cdc_retries",
+            "Attempts of a batch or a query after a failure, since the run began.",
+            labels=["sink", "class"],
+        )
         waiting = GaugeMetricFamily(
             "cdc_tables_waiting", "Tables that wait for a command.", labels=["sink"]
         )
@@ -91,9 +96,11 @@ class PublishedState(Collector):
                 phases.add_metric([progress.sink, phase], seconds)
             for reason, count in progress.restarts.items():
                 restarts.add_metric([progress.sink, reason], count)
+            for failure, count in progress.retries.items():
+                retries.add_metric([progress.sink, failure], count)
             waiting.add_metric([progress.sink], len(progress.aside))
             silence.add_metric([progress.sink], progress.looked_s)
-        yield from (state, records, of_tables, batches, phases, restarts, waiting, silence)
+        yield from (state, records, of_tables, batches, phases, restarts, retries, waiting, silence)
 
     def live(self) -> Answer:
         """Say whether the loop of the run ticks, and Spark's process lives."""

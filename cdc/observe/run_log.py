@@ -195,7 +195,7 @@ def report_of(entries: Mapping[tuple[str | int, ...], Mapping[str, Any]], now: f
 
 def _run_entry(snapshot: Progress, compared_s: float | None, now: float) -> dict[str, Any]:
     # The details are for this run's own port: to publish them every few seconds would be much.
-    published = replace(snapshot, tables={}, phases_s={})
+    published = replace(snapshot, tables={}, phases_s={}, retries={})
     return {**asdict(published), "compared_s": compared_s, **_origin(now)}
 
 

@@ -1,11 +1,17 @@
 """What is done about a failure: the table, and how text of Spark's gets its class back."""
 
+import threading
+from types import SimpleNamespace
+from typing import Any
+
 import psycopg
 import pytest
 from py4j.protocol import Py4JNetworkError
 from pyspark.errors import PySparkException
 
 from cdc import errors
+from cdc.apply import recovery
+from cdc.apply.recovery import Recovery
 from cdc.errors import (
     CdcError,
     ConnectorError,
@@ -209,3 +215,22 @@ def test_progress_or_another_failure_starts_the_count_again() -> None:
 def test_what_is_given_up_says_how_often_it_came_back() -> None:
     assert f"{MAX_REPEATS} times without any progress" in exhausted(error_of(WorkerLost)).message
     assert exhausted(error_of(Fenced)).message == "It failed."
+
+
+def test_attempts_are_counted_by_the_class_of_the_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recovery, "FIRST_PAUSE_S", 0.001)
+    views: Any = SimpleNamespace(
+        sink=SimpleNamespace(name="cache"),
+        plan=SimpleNamespace(sure_until=float("inf")),
+        read_pause=lambda: None,
+    )
+    watch: Any = None
+    recovering = Recovery(views, watch, threading.Event(), lambda **_: None)
+    kinds: list[type[CdcError]] = [SinkUnavailable, KafkaUnavailable, SinkUnavailable]
+
+    def apply() -> None:
+        if kinds:
+            raise kinds.pop()("It is away.", hint="wait")
+
+    recovering.retry_batch()(apply)
+    assert recovering.retries == {"SinkUnavailable": 2, "KafkaUnavailable": 1}

@@ -70,6 +70,7 @@ RUNNING = Progress(
     },
     phases_s={"observe": 0.5, "apply": 2.5},
     restarts={"truncate": 2},
+    retries={"SinkUnavailable": 3},
 )
 METRIC = re.compile(r"\bcdc_[a-z_]+")
 
@@ -110,6 +111,7 @@ def test_each_hop_has_its_numbers(endpoint: RunEndpoint) -> None:
     assert values['cdc_sink_lag_seconds{sink="cache"}'] == 499
     assert values['cdc_records_total{outcome="quarantined",sink="cache"}'] == 1
     assert values['cdc_restarts_total{reason="truncate",sink="cache"}'] == 2
+    assert values['cdc_retries_total{class="SinkUnavailable",sink="cache"}'] == 3
     assert (
         values['cdc_table_records_total{outcome="folded",sink="cache",table="public.orders"}'] == 4
     )
