@@ -2,8 +2,9 @@
 
 In:  the findings of a look; the incidents of the pipeline's log. Out: what is to be told now.
 Invariant: of all processes that look, one tells an incident. Each writes its claim to the log, and
-the first in the order of the log has it; a claim whose process has died is taken over. So an
-incident is told once, and twice only if its teller dies between telling it and noting that.
+the first in the order of the log has it; a claim that has come to nothing, for its process has died
+or the receiver was away, is taken over, also if the trouble is over by then. So an incident is told
+once, and twice only if its teller dies between telling it and noting that.
 
 An incident goes through these phases, of which the log has the newest entry of each:
 
@@ -20,7 +21,7 @@ from enum import StrEnum
 from cdc.model.finding import ORDER, Finding, Severity
 
 TAKEOVER_S = 180.0
-"""Seconds after which a claim counts as that of a dead process: longer than telling may take."""
+"""Seconds after which a claim has come to nothing: longer than telling may take."""
 QUIET_S = 300.0
 """Seconds without a finding after which its incident is over: what comes and goes is one
 incident.
@@ -95,7 +96,8 @@ def sees_all(findings: Iterable[Finding]) -> bool:
 class Watch:
     """What one process has seen so far: since when each trouble is there, or absent.
 
-    `name` is the same in all processes that look for the same and tell the same address. `after_s`:
+    `name` is ORIGIN/ADDRESS, the same in all processes that look for the same and tell the same
+    address. `after_s`:
     how long a trouble has to last before it is told; `quiet_s`: how long it has to be absent before
     it is over.
     """
@@ -117,7 +119,8 @@ class Watch:
         now: float,
         judged: Callable[[Incident], bool] = lambda _: True,
     ) -> list[Incident]:
-        """Return the claims to make: incidents that are due to be told, and those whose end is due.
+        """Return the claims to make: incidents that are due to be told, those that nobody could
+        tell before they were over, and those whose end is due.
 
         incidents: those of the log, by id. `judged`: whether this look could have seen the trouble
         of an incident; where it couldn't, the absence of a finding says nothing.
@@ -140,7 +143,20 @@ class Watch:
             for key, moment in self._absent_since.items()
             if now - moment >= self.quiet_s and _may_close(incidents[key], now)
         ]
-        return [*openings, *endings]
+        return [*openings, *self._untold(incidents, present, now), *endings]
+
+    def _untold(
+        self, incidents: Mapping[str, Incident], present: Collection[str], now: float
+    ) -> list[Incident]:
+        """Claim what was claimed for this address, isn't told, and isn't seen by this look."""
+        address = self.name.partition("/")[2]
+        return [
+            replace(incident, claimed_at=now)
+            for key, incident in incidents.items()
+            if key not in present
+            and incident.watch.partition("/")[2] == address
+            and _may_claim(incident, now)
+        ]
 
     def _note_sightings(self, present: Collection[str], now: float) -> None:
         self._unseen_since = {

@@ -1,8 +1,9 @@
 """Sends messages about the findings of repeated looks to the addresses in the pipeline file.
 
 In:  the findings of each look. Out: messages, by `cdc.notify.webhook`.
-Invariant: a message that can't be delivered is logged, and ends nobody who looks. While the log of
-incidents is away, which is an incident itself, each process tells what it sees and notes it later.
+Invariant: a message that can't be delivered is logged, and ends nobody who looks; while its receiver
+is away it stays to be told, by whichever process can. While the log of incidents is away, which is an
+incident itself, each process tells what it sees and notes it later.
 """
 
 import hashlib
@@ -29,6 +30,8 @@ from cdc.notify.incidents import QUIET_S, Incident, Phase, Watch, sees_all
 Origin = Literal["status", "verify"]
 LOG_AWAY = "kafka-unreachable"
 """The code of a look that couldn't ask the broker, which has the log of incidents."""
+REST_S = 120.0
+"""Seconds for which a receiver that was away isn't asked: others wait while it is."""
 log = structlog.get_logger()
 
 
@@ -45,6 +48,8 @@ class Notifier:
         self._log: IncidentLog | None = None
         self._incidents: dict[str, Incident] = {}
         self._unnoted: set[str] = set()
+        self._rests_until: dict[str, float] = {}
+        """By address, by the monotonic clock."""
         proves = origin == "verify"
         self._watches = [
             (
@@ -80,6 +85,8 @@ class Notifier:
                 current, self._incidents, now, lambda incident: can_judge and judged(incident)
             )
             for claim in claims:
+                if self._rests(entry) and claim.id in self._incidents:
+                    continue
                 if incidents:
                     self._settle(incidents, entry, claim)
                 else:
@@ -91,8 +98,9 @@ class Notifier:
             incidents = self._connected_log()
             logged = incidents.read()
             for key in self._unnoted - logged.keys():
-                incident = replace(self._incidents[key], phase=Phase.OPENING)
-                if incidents.claim(incident):
+                incident = self._incidents[key]
+                claimed = incidents.claim(replace(incident, phase=Phase.OPENING))
+                if claimed and incident.phase is Phase.OPEN:
                     incidents.note_told(incident)
             self._unnoted.clear()
             self._incidents = incidents.read()
@@ -110,30 +118,44 @@ class Notifier:
 
     def _settle(self, incidents: IncidentLog, entry: NotifySettings, claim: Incident) -> None:
         """Tell a claim, if this process has it."""
+        # Others before it may have taken a minute each.
+        claim = replace(claim, claimed_at=time.time())
         try:
-            if incidents.claim(claim):
-                self._tell(entry, claim)
+            if incidents.claim(claim) and self._tell(entry, claim):
                 incidents.note_told(claim)
         except CdcError as error:
             log.warning("incident_not_noted", code=claim.code, error=error.message)
 
     def _settle_alone(self, entry: NotifySettings, claim: Incident) -> None:
         """Tell a claim that nobody else can be asked about."""
-        self._tell(entry, claim)
-        if claim.phase is Phase.CLOSING:
+        told = self._tell(entry, claim)
+        if claim.phase is Phase.OPENING:
+            self._incidents[claim.id] = replace(claim, phase=Phase.OPEN) if told else claim
+            self._unnoted.add(claim.id)
+        elif told:
             del self._incidents[claim.id]
             self._unnoted.discard(claim.id)
-        else:
-            self._incidents[claim.id] = replace(claim, phase=Phase.OPEN)
-            self._unnoted.add(claim.id)
 
-    def _tell(self, entry: NotifySettings, incident: Incident) -> None:
+    def _rests(self, entry: NotifySettings) -> bool:
+        return time.monotonic() < self._rests_until.get(entry.url, 0.0)
+
+    def _tell(self, entry: NotifySettings, incident: Incident) -> bool:
+        """Tell an incident, unless its receiver rests; whether that is done with. A refusal is final,
+        a receiver that is away is asked again later.
+        """
+        if self._rests(entry):
+            return False
         try:
             webhook.post(entry, self._pipeline.pipeline, incident)
         except httpx.HTTPError as error:
+            away = webhook.may_pass(error)
             # The address may hold a secret, so the entry's place in the file has to do.
             reason = f"{type(error).__name__}: {error}".replace(entry.url, "the address")
-            log.error("notification_not_delivered", code=incident.code, reason=reason)
+            log.error("notification_not_delivered", code=incident.code, reason=reason, again=away)
+            if away:
+                self._rests_until[entry.url] = time.monotonic() + REST_S
+            return not away
+        return True
 
 
 def _watch_name(origin: Origin, entry: NotifySettings) -> str:

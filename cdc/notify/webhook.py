@@ -24,7 +24,7 @@ from cdc.notify.incidents import Incident, Phase
 
 TIMEOUT_S = 10.0
 PATIENCE_S = 60.0
-"""Seconds for which one message is tried again."""
+"""Seconds for which one message is tried again, before its receiver counts as away."""
 BUSY = (408, 425, 429)
 """Answers of a receiver that may take the same message later; those from 500 on as well."""
 
@@ -59,7 +59,8 @@ def signature(secret: str, body: bytes, moment: int) -> str:
     return f"t={moment},v1={digest}"
 
 
-def _may_pass(error: BaseException) -> bool:
+def may_pass(error: BaseException) -> bool:
+    """Whether a receiver may take the same message later."""
     if isinstance(error, httpx.HTTPStatusError):
         code = error.response.status_code
         return code >= 500 or code in BUSY
@@ -79,7 +80,7 @@ def post(settings: NotifySettings, pipeline: str, incident: Incident) -> None:
     )
     body = json.dumps(content).encode()
     attempts = Retrying(
-        retry=retry_if_exception(_may_pass),
+        retry=retry_if_exception(may_pass),
         wait=wait_exponential(0.5, max=15),
         stop=stop_after_delay(PATIENCE_S),
         reraise=True,

@@ -15,11 +15,15 @@ from cdc.kafka.records import kafka
 from cdc.kafka.topic_setup import ensure_topics
 from cdc.kafka.topics import Topics
 from cdc.model.finding import find
+from cdc.notify import incidents, webhook
+from cdc.notify import notifier as notifications
+from cdc.notify.incident_log import IncidentLog
 from cdc.notify.notifier import Notifier
 from tests.support.pipelines import NOWHERE, pipeline
 from tests.support.receiver import Receiver
 
 BEHIND = find("sink-behind", "cache", "Kafka -> cache is slow.", "cdc -p FILE run", sink="cache")
+QUARANTINED = find("records-quarantined", "public.t", "1 record.", "cdc quarantine", sink="cache")
 AWAY = find("kafka-unreachable", "kafka", "Kafka is away.", "cdc -p FILE status")
 SECRET = "a secret of the shop's"
 
@@ -95,6 +99,79 @@ def test_a_refusal_is_logged_without_the_address_and_ends_nobody(
     printed = "".join(capfd.readouterr())
     assert "notification_not_delivered" in printed
     assert receiver.url not in printed
+
+
+@pytest.fixture
+def without_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A message is tried once, and a receiver that was away is asked again at the next look."""
+    monkeypatch.setattr(webhook, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(incidents, "TAKEOVER_S", 0.0)
+    monkeypatch.setattr(notifications, "REST_S", 0.0)
+
+
+@pytest.mark.usefixtures("without_patience")
+def test_what_a_receiver_missed_while_it_was_away_is_told_later(
+    shop: Pipeline, receiver: Receiver
+) -> None:
+    receiver.answers = [503, 503]
+    with notifier(shop) as process:
+        process.notify([BEHIND])
+        process.notify([BEHIND])
+        assert receiver.events == []
+        process.notify([BEHIND])
+        process.notify([BEHIND])
+        assert receiver.events == [("opened", "sink-behind")]
+        receiver.answers = [503]
+        process.notify([])
+        process.notify([])
+    assert receiver.events == [("opened", "sink-behind"), ("recovered", "sink-behind")]
+
+
+@pytest.mark.usefixtures("without_patience")
+def test_what_was_over_while_the_receiver_was_away_is_told_by_another(
+    shop: Pipeline, receiver: Receiver
+) -> None:
+    receiver.answers = [503]
+    with notifier(shop) as process:
+        process.notify([BEHIND])
+    with notifier(shop) as another:
+        another.notify([])
+        another.notify([])
+    assert receiver.events == [("opened", "sink-behind"), ("recovered", "sink-behind")]
+
+
+@pytest.mark.usefixtures("without_patience")
+def test_what_nobody_heard_of_while_kafka_was_away_is_told_later(
+    shop: Pipeline, receiver: Receiver
+) -> None:
+    receiver.answers = [503]
+    with Topics(shop.kafka) as topics, notifier(shop) as process:
+        topics.remove([shop.incidents_topic])
+        process.notify([BEHIND])
+        ensure_topics(topics, shop)
+        process.notify([])
+        process.notify([])
+    assert receiver.events == [("opened", "sink-behind"), ("recovered", "sink-behind")]
+
+
+def test_a_receiver_that_is_away_rests_and_another_is_told(
+    shop: Pipeline, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(webhook, "PATIENCE_S", 0.0)
+    away = shop.notify[0].model_copy(update={"url": f"{receiver.url}/away"})
+    receiver.answers = [503]
+    with notifier(shop.model_copy(update={"notify": (away, *shop.notify)})) as process:
+        process.notify([BEHIND, QUARANTINED])
+        process.notify([BEHIND, QUARANTINED])
+    assert receiver.events == [("opened", "sink-behind"), ("opened", "records-quarantined")]
+    with Topics(shop.kafka) as topics:
+        logged = IncidentLog(topics, shop.incidents_topic, "test").read().values()
+    assert sorted((entry.phase, entry.code) for entry in logged) == [
+        ("open", "records-quarantined"),
+        ("open", "sink-behind"),
+        ("opening", "records-quarantined"),
+        ("opening", "sink-behind"),
+    ]
 
 
 def test_slack_gets_a_text(shop: Pipeline, receiver: Receiver) -> None:

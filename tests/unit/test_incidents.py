@@ -154,6 +154,22 @@ def test_a_claim_of_a_process_that_died_is_taken_over(phase: Phase) -> None:
     assert [message.split(" ", 1)[1] for message in messages] == [f"{phase.value} sink-behind"]
 
 
+@pytest.mark.parametrize("origin", ["status", "verify"])
+def test_what_is_over_before_it_could_be_told_is_told_later(origin: str) -> None:
+    """By any process that tells the same address, after a claim has come to nothing."""
+    log = Log()
+    (claim,) = Watch(f"{origin}/1", Severity.DEGRADED, 0.0).claims([BEHIND], {}, 0.0)
+    assert log.add(claim, "a")
+    (taken,) = [
+        claim
+        for t in range(0, 200, 15)
+        for claim in Watch("status/1", Severity.DEGRADED, 60.0).claims([], log.entries, t)
+    ]
+    assert log.add(taken, "b")
+    assert (taken.phase, taken.code, taken.since) == (Phase.OPENING, "sink-behind", claim.since)
+    assert Watch("status/2", Severity.DEGRADED, 60.0).claims([], log.entries, 1000.0) == []
+
+
 def test_the_first_claim_holds_and_only_its_teller_notes() -> None:
     (claim,) = Watch("status/1", Severity.DEGRADED, 0.0).claims([BEHIND], {}, 0.0)
     log = Log()
