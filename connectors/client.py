@@ -34,8 +34,8 @@ IN_TEXT = re.compile(
 
 @dataclass(frozen=True)
 class ConnectorState:
-    """State of a connector and its tasks in Connect's words: RUNNING, FAILED, STOPPED; MISSING when
-    there is none.
+    """State of a connector and its tasks in Connect's words: RUNNING, FAILED, PAUSED, STOPPED;
+    MISSING when there is none.
     """
 
     connector: str
@@ -175,7 +175,7 @@ class Connect:
             time.sleep(0.1)
 
     def resume(self, name: str) -> None:
-        """Start a stopped connector again."""
+        """Start a stopped or paused connector again."""
         self._call("PUT", f"/connectors/{name}/resume")
 
     def delete_offsets(self, name: str) -> None:

@@ -210,10 +210,12 @@ class _RegistrationAttempt:
         )
         if next_registration != self.previous:
             registrations.write(self.topics, self.pipeline, next_registration)
-        # An earlier registration may have left it stopped; Connect reports that late.
-        if self.stopped or self.connect.state(name).connector == "STOPPED":
+        # An earlier registration may have left it stopped, or somebody has paused it; Connect
+        # reports that late.
+        if self.stopped or self.connect.state(name).connector in ("STOPPED", "PAUSED"):
             self.connect.resume(name)
-        elif failed:
+        # A stop ends failed tasks, a pause leaves them as they are.
+        if failed and not self.stopped:
             self.connect.restart_failed(name)
             self.stale_until = time.monotonic() + STALE_S
         return backfilled

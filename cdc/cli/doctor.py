@@ -23,7 +23,7 @@ def doctor(context: typer.Context, as_json: Json = False) -> None:
     from cdc.cli.screens.doctor import draw_doctor
     from cdc.doctor.examination import Examination
 
-    configured = context.obj.from_catalog().pipeline
+    configured = context.obj.pipeline_to_examine
     findings = Examination(configured, context.obj.sinks(None), context.obj.state).findings()
     if as_json:
         print_json(document(configured.pipeline, findings))

@@ -20,7 +20,7 @@ def find_registration_troubles(pipeline: Pipeline, pool: TopicsPool) -> list[Fin
     with source.connect(pipeline.source.dsn) as conn, pool.borrowed(pipeline.kafka) as topics:
         registration, server = registrations.read(topics, pipeline), source.server(conn)
         if not registration:
-            return []
+            return [*_refusal("tables-undecided", catalog.find_tables, conn, pipeline)]
         captured = registration.tables
         findings = [
             *_refusal(

@@ -109,6 +109,15 @@ class Context:
             return in_catalog.result(max(0.0, deadline - time.monotonic()))
         return configured.with_tables([])
 
+    @cached_property
+    def pipeline_to_examine(self) -> settings.Pipeline:
+        """The pipeline for `cdc doctor`: patterns match the catalog, without Postgres as those of
+        `pipeline_to_show`. Why the catalog can't tell is for the examination to find.
+        """
+        with suppress(CdcError, psycopg.Error):
+            return self.from_catalog().pipeline
+        return self.pipeline_to_show
+
     def from_catalog(self) -> "Context":
         """The same pipeline with patterns that match the catalog, for verbs that decide which
         tables are captured.

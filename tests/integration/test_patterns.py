@@ -69,6 +69,17 @@ def test_what_is_captured_is_decided_once(
         ]
 
     assert captured() == CAPTURED
+    # Before `register` the doctor says what it would meet.
+    pattern = "{table: shop.*, partitions: 1}"
+    file.write_text(file.read_text().replace(pattern, f"{pattern}, shp.*"))
+    undecided = [
+        finding["message"]
+        for finding in cdc("doctor", code=None)["findings"]
+        if finding["code"] == "tables-undecided"
+    ]
+    assert undecided == ["shp.* in source.tables matches no table."]
+    file.write_text(file.read_text().replace(f"{pattern}, shp.*", pattern))
+
     plan = cdc("plan")
     assert [line.split(";")[0] for line in plan["register"]] == ["create the connector"]
     assert any(line.startswith("created publication") for line in plan["migrate"])
@@ -176,6 +187,10 @@ def test_what_is_captured_is_decided_once(
     assert [entry.table for entry in Context(file, file.parent).pipeline_to_show.source.tables] == [
         "shop.orders"
     ]
+    # The doctor examines what is left: Connect is there, and so is the warehouse's folder.
+    codes = {finding["code"] for finding in cdc("doctor", code=None)["findings"]}
+    assert codes >= {"kafka-unreachable", "source-unreachable"}
+    assert "connect-unreachable" not in codes
 
 
 def test_a_first_file_from_a_database(

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any
 
+import httpx
 import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
@@ -99,6 +100,16 @@ def test_a_changed_file_restarts_the_task_and_waits_for_it(shop: Shop, unique: s
     assert old_slot is not None
     assert slot is not None
     assert slot.active_pid != old_slot.active_pid
+
+
+def test_a_paused_connector_goes_on(shop: Shop, unique: str) -> None:
+    """`cdc status` prints `register` as what mends it."""
+    shop.migrate()
+    first = shop.register()
+    httpx.put(f"{shop.connect}/connectors/{unique}/pause").raise_for_status()
+    wait_until(lambda: shop.state() == "PAUSED", 10, "the connector to be paused")
+    assert shop.register().beat.offset > first.beat.offset
+    assert shop.state() == "RUNNING"
 
 
 def test_the_status_of_a_healthy_pipeline(shop: Shop, unique: str) -> None:

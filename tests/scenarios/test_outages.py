@@ -53,12 +53,17 @@ class Outage:
 
 @contextmanager
 def paused_connector(world: "World") -> Iterator[None]:
+    """Somebody pauses the connector; what `cdc status` says is typed to mend it."""
     connector = f"{world.stack.endpoints.connect}/connectors/{world.name}"
     httpx.put(f"{connector}/pause").raise_for_status()
-    try:
-        yield
-    finally:
-        httpx.put(f"{connector}/resume").raise_for_status()
+    yield
+    (fix,) = {
+        finding["fix"]
+        for finding in status_of(world)["findings"]
+        if finding["code"] == "connector-stopped"
+    }
+    mended = run_verb(world.words(fix.split()[-1]))
+    assert mended.returncode == 0, mended.stderr
 
 
 @contextmanager

@@ -3,13 +3,16 @@ facts give none.
 """
 
 import json
+import sys
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jsonschema  # type: ignore[import-untyped]
 import pytest
 
+from cdc.cli import console, verbs
 from cdc.cli.doctor import document
 from cdc.config.settings import CONTROL_TABLES
 from cdc.connectors.debezium import TEMPLATE
@@ -30,6 +33,7 @@ from cdc.sinks.delta.health import WarehouseFacts, check_folder
 from cdc.sinks.elasticsearch.health import IndexFacts, check_cluster
 from cdc.sinks.redis.health import check_info
 from docs.generate import FOLDER
+from tests.support.pipelines import NOWHERE
 
 TABLE = "public.orders"
 SETTINGS = {
@@ -273,6 +277,27 @@ def test_a_planted_fault_gives_exactly_its_finding(code: str) -> None:
     assert finding.message.endswith(".")
     assert finding.why
     assert finding.fix
+
+
+def test_with_every_server_away_a_file_with_patterns_is_examined(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "shop.yaml"
+    path.write_text(
+        f"pipeline: shop\nkafka: {NOWHERE}\nconnect: http://{NOWHERE}\n"
+        f"source: {{dsn: 'postgresql://{NOWHERE}/x', tables: [public.*]}}\n"
+        f"sinks: {{cache: {{type: redis, prefix: shop, url: 'redis://{NOWHERE}'}}}}\n"
+    )
+    words = ["cdc", "-p", str(path), "--state", str(tmp_path), "doctor", "--json"]
+    monkeypatch.setattr(sys, "argv", words)
+    monkeypatch.setattr(console, "documents", console.Documents())
+    with pytest.raises(SystemExit):
+        verbs.main()
+    findings = json.loads(capsys.readouterr().out)["findings"]
+    away = [finding["code"] for finding in findings if finding["code"].endswith("-unreachable")]
+    assert sorted(away) == [
+        f"{part}-unreachable" for part in ("connect", "kafka", "sink", "source")
+    ]
 
 
 def test_every_code_has_a_fault() -> None:
