@@ -125,6 +125,9 @@ STATUS: Mapping[str, Kind] = {
     "heartbeat-missing": Kind(
         "down", CAPTURE, ConnectorError, "Nobody can tell whether changes come through."
     ),
+    "snapshot-running": Kind(
+        "info", CAPTURE, ConnectorError, "Views lack rows until it has ended; changes follow then."
+    ),
     "heartbeat-late": Kind(
         "degraded", CAPTURE, ConnectorError, "Every view is at least that late."
     ),

@@ -16,6 +16,7 @@ from typing import Any
 import structlog
 
 from cdc.apply.progress import WORKING, Progress, RunState
+from cdc.capture.new_tables import takes_snapshot
 from cdc.config.settings import Pipeline
 from cdc.config.view_settings import SCHEMA, STATE, tables_of
 from cdc.control.definitions import Watch, watch
@@ -137,7 +138,23 @@ def _collect(
         definitions,
         _documents_status(documents, activity, started) if documents else None,
         slot_loss_s(answers["postgres"][0], report.heartbeat),
+        _snapshot_records(pipeline, answers["connect"][0], answers["kafka"][0], started),
     )
+
+
+def _snapshot_records(
+    pipeline: Pipeline,
+    connector: ConnectorStatus | None,
+    report: TopicReport | None,
+    started: float,
+) -> int | None:
+    """How many records there are of the first snapshot, while it is under way. Connect is asked for
+    that only until the first heartbeat: it reads all offsets for an answer.
+    """
+    if connector is None or not connector.running or report is None or report.heartbeat:
+        return None
+    answer = _start_request("connect", lambda: _takes_snapshot(pipeline))
+    return report.records if _await_answer("connect", answer, started, ANSWER_S)[0] else None
 
 
 def _documents_status(
@@ -293,6 +310,13 @@ def _connector(pipeline: Pipeline) -> ConnectorStatus:
     with Connect(pipeline.connect) as connect:
         state = connect.state(pipeline.pipeline)
     return ConnectorStatus(state.connector, state.tasks, state.trace)
+
+
+def _takes_snapshot(pipeline: Pipeline) -> bool:
+    from cdc.connectors.client import Connect
+
+    with Connect(pipeline.connect) as connect:
+        return takes_snapshot(connect.offsets(pipeline.pipeline))
 
 
 def _stored(

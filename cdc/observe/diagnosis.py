@@ -77,6 +77,8 @@ def _find_source_troubles(status: Status) -> Iterator[Finding]:
     unread = {finding.code for finding in status.findings}
     connector_trouble = _find_connector_trouble(status, stopped)
     slot_away = "source-unreachable" not in unread and (slot is None or slot.wal_status == "lost")
+    # The first thing that a first snapshot does is to make the slot.
+    slot_away = slot_away and (slot is not None or status.snapshot_records is None)
     if connector_trouble:
         yield connector_trouble
     if slot_away:
@@ -108,7 +110,7 @@ def _find_source_troubles(status: Status) -> Iterator[Finding]:
 
 def _find_connector_trouble(status: Status, stopped: str) -> Finding | None:
     connector, name = status.connector, status.pipeline
-    if connector is None or (connector.state == "RUNNING" and set(connector.tasks) == {"RUNNING"}):
+    if connector is None or connector.running:
         return None
     code = "connector-missing" if connector.state == "MISSING" else "connector-stopped"
     code = "connector-failed" if "FAILED" in (connector.state, *connector.tasks) else code
@@ -137,7 +139,12 @@ def find_slot_risk(
 
 def _find_heartbeat_trouble(status: Status) -> Iterator[Finding]:
     heartbeat, slot = status.heartbeat, status.slot
-    if heartbeat is None:
+    if status.snapshot_records is not None:
+        message = (
+            f"The first snapshot is under way: about {status.snapshot_records:,} records by now."
+        )
+        yield find("snapshot-running", status.pipeline, message, "cdc -p FILE status")
+    elif heartbeat is None:
         message = "Postgres -> Kafka can't be judged: no heartbeat has arrived yet."
         yield find("heartbeat-missing", status.pipeline, message, "cdc -p FILE register")
     elif (heartbeat.late and heartbeat.age_s >= SLOW_S) or heartbeat.delay_s >= LATE_S:

@@ -5,12 +5,13 @@ Each assumes that things go on at the present pace. None where that pace isn't k
 
 from collections.abc import Sequence
 
+from cdc.control.heartbeat import Heartbeat
 from cdc.observe.run_log import LagSample
 from cdc.observe.status import HeartbeatStatus, ViewStatus
 from cdc.postgres.replication_slot import Slot
 
 WINDOW_S = 600.0
-"""How far back the pace of a sink is looked for: an older one says little of the next minutes."""
+"""How far back a pace is looked for: an older one says little of the next minutes."""
 LEAST_S = 60.0
 """Seconds over which a pace can be told: a batch, or one large transaction, is no pace."""
 
@@ -39,16 +40,25 @@ def catch_up_s(
 
 
 def slot_loss_s(slot: Slot | None, heartbeat: HeartbeatStatus | None) -> float | None:
-    """Return the seconds until `max_slot_wal_keep_size` is reached, while nobody confirms anything.
-
-    With each heartbeat the connector confirms what it has read. So the log that isn't confirmed was
-    written since the last one, which tells the pace.
+    """Return the seconds until `max_slot_wal_keep_size` is reached, while something holds the slot
+    back: nobody confirms anything, or a transaction that was open before stays open.
     """
-    if slot is None or heartbeat is None or not heartbeat.late or heartbeat.age_s < LEAST_S:
+    if slot is None or heartbeat is None or slot.safe_wal_size is None:
         return None
-    if slot.safe_wal_size is None or not slot.lag_bytes:
-        return None
-    return max(0, slot.safe_wal_size) * heartbeat.age_s / slot.lag_bytes
+    pace: float | None = None
+    if heartbeat.late and heartbeat.age_s >= LEAST_S:
+        # With each heartbeat the connector confirms what it has read. So the log that isn't
+        # confirmed was written since the last one.
+        pace = (slot.lag_bytes or 0) / heartbeat.age_s
+    elif not heartbeat.late and (slot.oldest_transaction_s or 0.0) >= LEAST_S:
+        pace = heartbeat.wal_per_s
+    return max(0, slot.safe_wal_size) / pace if pace else None
+
+
+def wal_pace(first: Heartbeat, last: Heartbeat) -> float | None:
+    """Return the bytes of log that Postgres has written a second between two heartbeats."""
+    span_s = (last.committed_ms - first.committed_ms) / 1000
+    return (last.lsn - first.lsn) / span_s if span_s >= LEAST_S else None
 
 
 def _waiting_records(views: Sequence[ViewStatus]) -> int | None:

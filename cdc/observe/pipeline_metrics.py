@@ -60,12 +60,13 @@ def _of_pipeline(status: Status) -> Iterator[Metric]:
         )
         yield from _gauge(
             "cdc_slot_loss_seconds",
-            "Until the slot is given up, at the present pace; none while it is read.",
+            "Until the slot is given up, at the present pace; none while nothing holds it back.",
             status.slot_loss_s,
         )
     if connector:
-        running = connector.state == "RUNNING" and set(connector.tasks) == {"RUNNING"}
-        yield from _gauge("cdc_connector_up", "1 while connector and task run.", float(running))
+        yield from _gauge(
+            "cdc_connector_up", "1 while connector and task run.", float(connector.running)
+        )
     if heartbeat:
         yield from _gauge(
             "cdc_heartbeat_age_seconds", "Since the last heartbeat came.", heartbeat.age_s

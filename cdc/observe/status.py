@@ -28,6 +28,11 @@ class ConnectorStatus:
     tasks: tuple[str, ...]
     trace: str | None
 
+    @property
+    def running(self) -> bool:
+        """Whether the connector and its tasks run."""
+        return self.state == "RUNNING" and set(self.tasks) == {"RUNNING"}
+
 
 @dataclass(frozen=True)
 class HeartbeatStatus:
@@ -38,6 +43,8 @@ class HeartbeatStatus:
     age_s: float
     delay_s: float
     interval_s: float
+    wal_per_s: float | None = None
+    """Bytes of log that Postgres has written a second, in the minutes before the last heartbeat."""
 
     @property
     def late(self) -> bool:
@@ -161,6 +168,8 @@ class Status:
     """None also without views of several tables."""
     slot_loss_s: float | None = None
     """Seconds until Postgres gives the slot up, see `cdc.observe.forecast`."""
+    snapshot_records: int | None = None
+    """About as many records as the first snapshot has sent by now; None when it isn't under way."""
 
     def to_dict(self) -> dict[str, Any]:
         """The status as plain data, for JSON."""

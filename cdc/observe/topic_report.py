@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from cdc.config.settings import Pipeline
-from cdc.control.heartbeat import last_heartbeat
+from cdc.control.heartbeat import first_heartbeat_since, last_heartbeat
 from cdc.kafka.ledger import Ledger
 from cdc.kafka.log_continuity import Continuity
 from cdc.kafka.log_refusals import Discontinued
@@ -21,6 +21,7 @@ from cdc.model.finding import Finding, find
 from cdc.model.position import Position, ViewCheckpoint, distance
 from cdc.model.table import Table
 from cdc.model.wording import duration
+from cdc.observe.forecast import WINDOW_S, wal_pace
 from cdc.observe.status import HeartbeatStatus, ViewStatus
 from cdc.quarantine.log import QuarantineLog
 
@@ -29,11 +30,14 @@ AT_RISK_SHARE = 0.75
 
 
 class TopicReport(NamedTuple):
-    """What `read_topics` returns: the heartbeat, the views of each sink, findings on the topics."""
+    """What `read_topics` returns: the heartbeat, the views of each sink, findings on the topics, and
+    how many records the topics of tables have had, markers of transactions among them.
+    """
 
     heartbeat: HeartbeatStatus | None = None
     views: Mapping[str, tuple[ViewStatus, ...]] = {}
     findings: tuple[Finding, ...] = ()
+    records: int = 0
 
 
 def read_topics(
@@ -51,6 +55,7 @@ def read_topics(
         ends = {topic: topic_log.end for topic, topic_log in continuity.logs.items()}
         # The time of what was read: a broker that hangs from here on makes no heartbeat older.
         beat, looked_at = last_heartbeat(topics, pipeline), time.time()
+        earlier = first_heartbeat_since(topics, pipeline, looked_at - WINDOW_S) if beat else None
         quarantined = Counter(
             (record.entry.sink, record.entry.topic)
             for record in QuarantineLog(topics, pipeline).read()
@@ -81,8 +86,11 @@ def read_topics(
     heartbeat = None
     if beat:
         age = max(0.0, looked_at - beat.arrived_ms / 1000)
-        heartbeat = HeartbeatStatus(round(age, 3), beat.delay_s, pipeline.source.heartbeat_s)
-    return TopicReport(heartbeat, views, tuple(_lowered(continuity.ledger)))
+        pace = wal_pace(earlier, beat) if earlier else None
+        heartbeat = HeartbeatStatus(round(age, 3), beat.delay_s, pipeline.source.heartbeat_s, pace)
+    captured = {pipeline.topic(entry.table) for entry in pipeline.source.tables}
+    records = sum(sum(ends[topic].offsets) for topic in ends.keys() & captured)
+    return TopicReport(heartbeat, views, tuple(_lowered(continuity.ledger)), records)
 
 
 def find_tombstones_at_risk(

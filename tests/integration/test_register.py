@@ -5,6 +5,7 @@ refused.
 import json
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from typing import Any
 
@@ -15,6 +16,7 @@ from psycopg.conninfo import make_conninfo
 
 from cdc.capture.connector import register
 from cdc.connectors.client import Connect
+from cdc.control.heartbeat import first_heartbeat_since
 from cdc.errors import ConnectorError, SourceError
 from cdc.kafka.records import kafka
 from cdc.kafka.topic_specs import topic_specs
@@ -82,6 +84,30 @@ def test_registering_again_restarts_nothing(shop: Shop, unique: str) -> None:
     assert old_slot is not None
     assert slot is not None
     assert slot.active_pid == old_slot.active_pid
+    with Topics(shop.kafka) as topics:
+        beat = first_heartbeat_since(topics, shop.pipeline, 0.0)
+        assert first_heartbeat_since(topics, shop.pipeline, time.time() + 60) is None
+    assert beat is not None
+    assert beat.offset <= first.beat.offset
+    assert beat.lsn < result.beat.lsn
+
+
+def test_a_first_snapshot_is_no_trouble(shop: Shop) -> None:
+    """It is held up by a transaction that was open before. Nobody is woken for that."""
+    shop.migrate()
+    positions = {"cache": position_by_table(lambda _: None)}
+
+    def codes() -> list[str]:
+        findings = diagnose(collect(shop.pipeline, positions=positions)).findings
+        return [finding.code for finding in findings if finding.sink is None]
+
+    with psycopg.connect(shop.pipeline.source.dsn) as writer, ThreadPoolExecutor(1) as pool:
+        writer.execute("SELECT pg_current_xact_id()")
+        registration = pool.submit(shop.register)
+        wait_until(lambda: codes() == ["snapshot-running"], 30, lambda: str(codes()))
+        writer.rollback()
+        registration.result()
+    assert codes() == []
 
 
 def test_a_changed_file_restarts_the_task_and_waits_for_it(shop: Shop, unique: str) -> None:

@@ -7,8 +7,9 @@ import pytest
 from rich.console import Console
 
 from cdc.cli.screens.status import draw_status
+from cdc.control.heartbeat import Heartbeat
 from cdc.observe.diagnosis import diagnose, find_slot_risk
-from cdc.observe.forecast import catch_up_s, slot_loss_s
+from cdc.observe.forecast import catch_up_s, slot_loss_s, wal_pace
 from cdc.observe.run_log import LagSample
 from cdc.observe.status import HeartbeatStatus, SinkStatus, ViewStatus
 from cdc.postgres.replication_slot import Slot
@@ -67,6 +68,24 @@ def test_when_a_slot_is_given_up() -> None:
     """600,000 bytes in 300 s: 1,200,000 more in 600 s."""
     assert slot_loss_s(SLOT, STUCK) == 600.0
     assert slot_loss_s(replace(SLOT, safe_wal_size=-1), STUCK) == 0.0
+
+
+def test_a_transaction_holds_a_slot_back_while_the_heartbeat_beats() -> None:
+    """The log that was written between two heartbeats tells the pace: 600,000 bytes in 300 s."""
+    pace = wal_pace(Heartbeat(1, 0, 10, 400_000), Heartbeat(9, 300_000, 300_010, 1_000_000))
+    assert pace == 2_000.0
+    beats = HeartbeatStatus(age_s=1.0, delay_s=0.1, interval_s=5.0, wal_per_s=pace)
+    held_back = replace(SLOT, lag_bytes=0, oldest_transaction_s=600.0)
+    assert slot_loss_s(held_back, beats) == 600.0
+    status = good_status(slot=held_back, heartbeat=beats, slot_loss_s=600.0)
+    (finding,) = status.findings
+    assert finding.code == "slot-at-risk"
+    assert "in 10 min at the present pace" in finding.message
+    assert slot_loss_s(replace(held_back, oldest_transaction_s=5.0), beats) is None
+    assert slot_loss_s(held_back, replace(beats, wal_per_s=None)) is None
+    assert slot_loss_s(held_back, replace(beats, wal_per_s=0.0)) is None
+    # A moment is no pace.
+    assert wal_pace(Heartbeat(1, 0, 10, 0), Heartbeat(2, 30_000, 30_010, 1_000_000)) is None
 
 
 @pytest.mark.parametrize(

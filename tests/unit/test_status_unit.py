@@ -156,6 +156,10 @@ LOWERED = trouble("settings-lowered", "Settings are lowered.")
         ),
         (replace(GOOD, heartbeat=None), ["no heartbeat", "register"]),
         (
+            replace(GOOD, heartbeat=None, slot=None, snapshot_records=4_200),
+            ["first snapshot is under way", "4,200 records", "status"],
+        ),
+        (
             replace(GOOD, connector=ConnectorStatus("RUNNING", ("FAILED",), "Boom")),
             ["stopped", "Boom", "register"],
         ),

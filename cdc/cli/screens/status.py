@@ -189,6 +189,8 @@ def _hops(snapshot: Status) -> RenderableType:
     if heartbeat := snapshot.heartbeat:
         ages = f"{heartbeat.age_s:.1f} s ago, {heartbeat.delay_s:.3f} s under way"
         grid.add_row("heartbeat", "late" if heartbeat.late else "beats", ages)
+    elif snapshot.snapshot_records is not None:
+        grid.add_row("heartbeat", "none yet", "none comes before the first snapshot has ended")
     else:
         grid.add_row(
             "heartbeat", Text(UNKNOWN if "kafka-unreachable" in unread else "none yet", "red")

@@ -95,7 +95,9 @@ def _capture(status: Status) -> Part:
     codes = {finding.code for finding in status.findings}
     state = _state(status.findings, CAPTURE, unread=bool(codes & UNREAD_CODES))
     lines = []
-    if beat is None:
+    if status.snapshot_records is not None:
+        lines.append(f"first snapshot, {status.snapshot_records:,} records")
+    elif beat is None:
         lines.append(f"lag {UNREAD}" if "kafka-unreachable" in codes else "no heartbeat yet")
     else:
         lines.append(f"{lag_text(beat.age_s if beat.late else beat.delay_s)} behind")
