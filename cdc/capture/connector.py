@@ -21,6 +21,7 @@ from cdc.control.registrations import Captured, Registration
 from cdc.errors import ConnectorError
 from cdc.kafka.topic_setup import CreatedTopic, ensure_topics
 from cdc.kafka.topics import Topics
+from cdc.migrations.removal import drop_slot
 from cdc.migrations.statement import carry_out
 from cdc.migrations.truncation import reset_floors
 from cdc.model.position import Position
@@ -42,8 +43,7 @@ POLL_S = 0.25
 HINTS = (
     (
         "no longer available on the server",
-        "the slot has lost changes: stop the connector, delete its offsets and itself through Connect's REST"
-        " interface, then run cdc -p FILE register and cdc -p FILE rebuild",
+        "the slot has lost changes, which only a new snapshot makes up for: cdc -p FILE register --new-snapshot",
     ),
     (
         "password authentication failed",
@@ -85,17 +85,17 @@ def register(
     tables: Sequence[Table],
     *,
     another_server: bool = False,
+    new_snapshot: bool = False,
     progress: Callable[[str], None] = lambda _: None,
 ) -> RegistrationResult:
     """Create or update the connector.
 
-    With `another_server` Postgres may have been replaced: its rows then replace all that the topics
-    hold.
+    With `another_server` Postgres may have been replaced; with `new_snapshot` the connector begins
+    anew, with another slot. Its rows then replace all that the topics hold.
 
     Raises:
-        SourceError, ConnectorError: with the command that repairs it. Topics are created only for a
-            valid
-            configuration.
+        SourceError, ConnectorError: with the command that repairs it. Topics are created only for
+            a valid configuration.
     """
     name, started = pipeline.pipeline, time.monotonic()
     with (
@@ -107,6 +107,8 @@ def register(
         server, previous = source.server(conn), registrations.read(topics, pipeline)
         if not another_server:
             registrations.refuse_another(previous, server, pipeline)
+        if new_snapshot:
+            _remove_connector(pipeline, conn, connect, progress)
         previous_config = connect.config(name)
         slot = require_ready(conn, pipeline, tables, ours=previous_config is not None)
         unpublished = table_survey.unreplicated_columns(conn, pipeline)
@@ -331,6 +333,19 @@ class _RegistrationAttempt:
     def _count_records(self) -> int:
         ends = self.topics.ends([table.topic for table in self.tables])
         return sum(sum(end.offsets) for end in ends.values())
+
+
+def _remove_connector(
+    pipeline: Pipeline, conn: source.Connection, connect: Connect, progress: Callable[[str], None]
+) -> None:
+    """Remove the connector with its offsets, and its slot. May be repeated: a registration without
+    them takes a new snapshot.
+    """
+    name = pipeline.pipeline
+    connect.reset(name)
+    progress(f"connector {name} removed, with its offsets")
+    if drop_slot(conn, name):
+        progress(f"slot {name} dropped")
 
 
 def _failure_error(pipeline: Pipeline, state: ConnectorState) -> ConnectorError:

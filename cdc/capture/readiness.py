@@ -87,8 +87,7 @@ def _require_slot(conn: Connection, name: str, ours: bool) -> Slot | None:
         raise SourceError(
             f"Slot {name} is lost: Postgres has removed log that the connector still needed.",
             code="slot-lost",
-            hint=f"SELECT pg_drop_replication_slot('{name}'), delete the connector with its offsets, then run"
-            " cdc -p FILE register and cdc -p FILE rebuild",
+            hint="cdc -p FILE register --new-snapshot",
             slot=name,
         )
     return existing

@@ -154,6 +154,16 @@ def register(
             help="Postgres was replaced: build all views again from the new server.",
         ),
     ] = False,
+    new_snapshot: Annotated[
+        bool,
+        typer.Option(
+            "--new-snapshot",
+            help="Begin anew, with another slot: all rows are sent again. For a slot that is lost.",
+        ),
+    ] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="Don't ask before a new snapshot is taken.")
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Create or update the connector.
@@ -163,6 +173,10 @@ def register(
     from cdc.capture.connector import register as register_connector
     from cdc.postgres import catalog, source
 
+    if new_snapshot:
+        name = context.obj.load().pipeline
+        warning = f"Connector and slot {name} will be removed: all rows are sent again"
+        require_consent(warning, name, yes=yes)
     catalog_context = context.obj.from_catalog()
     with source.connect(catalog_context.load().source.dsn) as connection:
         catalog.refuse_published(connection, catalog_context.pipeline)
@@ -172,6 +186,7 @@ def register(
         catalog_context.pipeline,
         catalog_context.tables,
         another_server=another_server,
+        new_snapshot=new_snapshot,
         progress=say,
     )
     if as_json:

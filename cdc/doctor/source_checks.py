@@ -109,7 +109,8 @@ def _check_slots(facts: SourceFacts) -> Iterator[Finding]:
         message = f"Slot {name} is read, yet this Connect has no connector {name}."
         yield find("slot-in-use", name, message, "SELECT * FROM pg_stat_replication;")
     if slot.wal_status == "lost":
-        yield find("slot-lost", name, f"Slot {name} has lost log that wasn't read.", REGISTER)
+        message = f"Slot {name} has lost log that wasn't read."
+        yield find("slot-lost", name, message, f"{REGISTER} --new-snapshot")
     yield from find_slot_risk(name, slot.safe_bytes, slot.retained_bytes)
     if facts.version >= FAILOVER_VERSION and facts.standbys and not slot.failover:
         message = f"Slot {name} isn't copied to standbys: a failover would lose it."

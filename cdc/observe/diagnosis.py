@@ -32,6 +32,8 @@ LOOK_AT_SOURCE = (
     "SELECT pid, usename, state, xact_start, left(query, 60) FROM pg_stat_activity"
     " WHERE backend_xid IS NOT NULL ORDER BY xact_start;"
 )
+REGISTER = "cdc -p FILE register"
+NEW_SNAPSHOT = f"{REGISTER} --new-snapshot"
 IDLE = ("not running", "stopped")
 STATES = {
     "caught up": "its run ended when it had caught up",
@@ -75,15 +77,19 @@ def _find_source_troubles(status: Status) -> Iterator[Finding]:
     """
     stopped, slot, pipeline = "Postgres -> Kafka has stopped", status.slot, status.pipeline
     unread = {finding.code for finding in status.findings}
-    connector_trouble = _find_connector_trouble(status, stopped)
     slot_away = "source-unreachable" not in unread and (slot is None or slot.wal_status == "lost")
     # The first thing that a first snapshot does is to make the slot.
     slot_away = slot_away and (slot is not None or status.snapshot_records is None)
+    # A connector that isn't there goes on from what it has stored, or has never begun.
+    is_missing = status.connector is not None and status.connector.state == "MISSING"
+    begins_anew = slot_away and (slot is not None or not is_missing)
+    fix = NEW_SNAPSHOT if begins_anew else REGISTER
+    connector_trouble = _find_connector_trouble(status, stopped, fix)
     if connector_trouble:
         yield connector_trouble
     if slot_away:
         code, state = ("slot-lost", "lost") if slot else ("slot-missing", "missing")
-        yield find(code, pipeline, f"{stopped}: the slot is {state}.", "cdc -p FILE register")
+        yield find(code, pipeline, f"{stopped}: the slot is {state}.", fix)
     elif slot:
         yield from find_slot_risk(
             pipeline, slot.safe_wal_size, slot.retained_bytes, status.slot_loss_s
@@ -108,7 +114,7 @@ def _find_source_troubles(status: Status) -> Iterator[Finding]:
         yield from _find_heartbeat_trouble(status)
 
 
-def _find_connector_trouble(status: Status, stopped: str) -> Finding | None:
+def _find_connector_trouble(status: Status, stopped: str, fix: str) -> Finding | None:
     connector, name = status.connector, status.pipeline
     if connector is None or connector.running:
         return None
@@ -116,7 +122,7 @@ def _find_connector_trouble(status: Status, stopped: str) -> Finding | None:
     code = "connector-failed" if "FAILED" in (connector.state, *connector.tasks) else code
     states = f"connector {connector.state}, task {', '.join(connector.tasks) or 'none'}"
     reason = f": {connector.trace}" if connector.trace else ""
-    return find(code, name, f"{stopped} ({states}){reason}", "cdc -p FILE register")
+    return find(code, name, f"{stopped} ({states}){reason}", fix)
 
 
 def find_slot_risk(
@@ -146,7 +152,7 @@ def _find_heartbeat_trouble(status: Status) -> Iterator[Finding]:
         yield find("snapshot-running", status.pipeline, message, "cdc -p FILE status")
     elif heartbeat is None:
         message = "Postgres -> Kafka can't be judged: no heartbeat has arrived yet."
-        yield find("heartbeat-missing", status.pipeline, message, "cdc -p FILE register")
+        yield find("heartbeat-missing", status.pipeline, message, REGISTER)
     elif (heartbeat.late and heartbeat.age_s >= SLOW_S) or heartbeat.delay_s >= LATE_S:
         behind = f", {slot.lag_bytes} bytes of log not yet confirmed" if slot else ""
         if slot and (slot.oldest_transaction_s or 0.0) >= SLOW_S:

@@ -20,7 +20,8 @@ def find_registration_troubles(pipeline: Pipeline, pool: TopicsPool) -> list[Fin
     with source.connect(pipeline.source.dsn) as conn, pool.borrowed(pipeline.kafka) as topics:
         registration, server = registrations.read(topics, pipeline), source.server(conn)
         if not registration:
-            return [*_refusal("tables-undecided", catalog.find_tables, conn, pipeline)]
+            choice = _choose_tables(conn, pipeline)
+            return [choice] if isinstance(choice, Finding) else []
         captured = registration.tables
         findings = [
             *_refusal(
@@ -33,18 +34,25 @@ def find_registration_troubles(pipeline: Pipeline, pool: TopicsPool) -> list[Fin
             ),
         ]
         # Last: the catalog may not answer, and that must hide none of the others.
-        try:
-            choice = catalog.find_tables(conn, pipeline)
-        except CdcError as error:
+        choice = _choose_tables(conn, pipeline)
+        if isinstance(choice, Finding):
             # A pattern that means nothing registered means nothing in the catalog either.
             if not any(finding.code == "pattern-meaningless" for finding in findings):
-                findings.append(find_error("tables-undecided", "source.tables", error))
+                findings.append(choice)
             return findings
         findings += _refusal("table-slipped", catalog.refuse_slipped, captured, choice, pipeline)
         findings += _refusal(
             "tables-waiting", registrations.refuse_waiting, registration, choice.names
         )
     return findings
+
+
+def _choose_tables(conn: source.Connection, pipeline: Pipeline) -> catalog.Choice | Finding:
+    """Choose the tables of the file in this database, or say why they can't be told."""
+    try:
+        return catalog.find_tables(conn, pipeline)
+    except CdcError as error:
+        return find_error("tables-undecided", "source.tables", error)
 
 
 def _refusal(code: str, check: Callable[..., None], *arguments: Any) -> list[Finding]:

@@ -57,7 +57,7 @@ def resend(
         raise SourceError(
             f"{table.qualified} can't be sent again: no table of that name has a primary key or a unique index"
             " without nulls.",
-            hint="add one, or delete the connector with its offsets, then run cdc -p FILE register: a new snapshot",
+            hint="add one, or have all tables sent again: cdc -p FILE register --new-snapshot",
         )
     with conn.transaction():
         conn.execute("SELECT pg_advisory_xact_lock(hashtextextended('cdc.resend', 0))")

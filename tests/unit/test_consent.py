@@ -1,12 +1,16 @@
 """Data is removed only after somebody has typed a word, or said so on the command line."""
 
 import io
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cdc.cli import verbs
 from cdc.cli.operation.consent import require_consent
 from cdc.errors import SettingsError
+from tests.support.pipelines import NOWHERE
 
 
 class Terminal(io.StringIO):
@@ -24,6 +28,23 @@ def test_without_a_terminal_nobody_agrees(monkeypatch: pytest.MonkeyPatch) -> No
         require_consent("All of it goes", "shop", yes=False)
     assert "--yes" in caught.value.hint
     require_consent("All of it goes", "shop", yes=True)
+
+
+def test_register_asks_before_it_begins_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "shop.yaml"
+    path.write_text(
+        f"pipeline: shop\nkafka: {NOWHERE}\nconnect: http://{NOWHERE}\n"
+        f"source: {{dsn: 'postgresql://{NOWHERE}/x', tables: [public.orders]}}\n"
+        "sinks: {warehouse: {type: delta, path: /x}}\n"
+    )
+    answer(monkeypatch, io.StringIO("shop\n"))
+    words = ["cdc", "-p", str(path), "--state", str(tmp_path), "register", "--new-snapshot"]
+    monkeypatch.setattr(sys, "argv", words)
+    with pytest.raises(SystemExit):
+        verbs.main()
+    assert "all rows are sent again, and there is no terminal to ask at" in capsys.readouterr().err
 
 
 def test_only_the_word_itself_agrees(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -167,8 +167,21 @@ LOWERED = trouble("settings-lowered", "Settings are lowered.")
             replace(GOOD, connector=ConnectorStatus("MISSING", (), None)),
             ["stopped", "MISSING", "register"],
         ),
-        (replace(GOOD, slot=None), ["slot is missing", "register"]),
-        (replace(GOOD, slot=replace(SLOT, wal_status="lost")), ["slot is lost", "register"]),
+        (replace(GOOD, slot=None), ["slot is missing", "register --new-snapshot"]),
+        (
+            replace(GOOD, slot=replace(SLOT, wal_status="lost")),
+            ["slot is lost", "register --new-snapshot"],
+        ),
+        (
+            replace(
+                GOOD, slot=None, connector=ConnectorStatus("RUNNING", ("FAILED",), "It is gone.")
+            ),
+            ["It is gone", "register --new-snapshot"],
+        ),
+        (
+            replace(GOOD, slot=None, connector=ConnectorStatus("MISSING", (), None)),
+            ["stopped", "MISSING", "register."],
+        ),
         (replace(GOOD, findings=(KAFKA_AWAY,)), ["Kafka is away", "repair it"]),
         (replace(GOOD, findings=(CACHE_AWAY,)), ["cache is away", "repair it"]),
         (
@@ -449,7 +462,7 @@ def judge(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Finding]]:
 
     def findings(
         *entries: str,
-        registration: Registration,
+        registration: Registration | None,
         candidates: list[catalog.Candidate],
         server: Server | Exception = FIRST,
     ) -> list[Finding]:
@@ -466,7 +479,9 @@ def judge(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Finding]]:
         monkeypatch.setattr(source, "server", answer)
         monkeypatch.setattr(registrations, "read", lambda *_: registration)
         monkeypatch.setattr(catalog, "candidates", lambda _: candidates)
-        shop = pipeline("shop", "", *entries).with_tables(registration.tables)
+        shop = pipeline("shop", "", *entries).with_tables(
+            registration.tables if registration else []
+        )
         return list(collect(shop, positions={}).findings)
 
     return findings
@@ -482,6 +497,8 @@ def test_patterns_without_an_answer_hide_nothing_of_a_registration(
 ) -> None:
     """Two tables whose views would have one name: what the pattern means now can't be said."""
     assert judge("public.*", registration=ORDERS, candidates=PRESENT) == []
+    (early,) = judge("public.*", registration=None, candidates=ALIKE)
+    assert early.code == "tables-undecided"
     (alone,) = judge("public.*", registration=ORDERS, candidates=ALIKE)
     assert (alone.code, alone.severity) == ("tables-undecided", "degraded")
     assert "would have one name" in alone.message
