@@ -104,7 +104,9 @@ def runs() -> Iterator[Any]:
 def assert_told_at_once(run: Any) -> None:
     """Assert that the death of the first of two streams is told at once."""
     wait_until(lambda: run.state("search"), 10, "a first report")
-    wait_until(lambda: run.state("cache").state == "failed", 3, "the failed sink to be told")
+    wait_until(
+        lambda: run.state("cache").state == "failed", 3, "the failed sink to be told", patience=1
+    )
     failed = run.state("cache")
     assert "ValueError" in failed.error
     assert "test_supervise.py" in failed.error
