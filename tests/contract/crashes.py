@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from unittest import mock
 
 import deltalake
-import httpx
 from pyspark.errors import PySparkException
 
 import cdc.sinks.elasticsearch.sink
@@ -25,6 +24,7 @@ from cdc.sinks.elasticsearch.positions import POSITIONS, Positions
 from cdc.sinks.elasticsearch.sink import Elasticsearch
 from cdc.sinks.memory import Memory
 from cdc.sinks.redis.executor import RedisWriter
+from tests.support import http
 
 if TYPE_CHECKING:
     from tests.contract.test_histories import Consumer
@@ -172,10 +172,10 @@ def lost_position(consumer: "Consumer", batch: Batch, seed: int) -> None:
     assert isinstance(sink, Elasticsearch)
     consumer.send(batch)
     (index,) = (
-        httpx.get(f"{sink.url}/_alias/{sink.alias(consumer.world.table)}").raise_for_status().json()
+        http.get(f"{sink.url}/_alias/{sink.alias(consumer.world.table)}").raise_for_status().json()
     )
     url = f"{sink.url}/{POSITIONS}/_doc/{index}"
-    httpx.delete(url, params={"refresh": "true"}).raise_for_status()
+    http.delete(url, params={"refresh": "true"}).raise_for_status()
 
 
 def restored(kind: str) -> Crash:

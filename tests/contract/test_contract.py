@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import deltalake
-import httpx
 import pyarrow as pa
 import pytest
 import redis
@@ -29,6 +28,7 @@ from cdc.sinks.elasticsearch.sink import Elasticsearch
 from cdc.sinks.memory import Memory
 from cdc.sinks.redis.sink import Redis
 from tests.contract import laws
+from tests.support import http
 from tests.support.envelopes import table
 from tests.support.warehouse import begin, columns, staged, write
 
@@ -116,8 +116,8 @@ def test_an_index_that_is_gone_is_made_again(harness: laws.Harness) -> None:
     harness.apply((3, 2))
     sink, batch = harness.sink, harness.batch(harness.position(), harness.topic.ends, "one")
     assert isinstance(sink, Elasticsearch)
-    (index,) = httpx.get(f"{sink.url}/_alias/{sink.alias(harness.table)}").raise_for_status().json()
-    httpx.delete(f"{sink.url}/{index}").raise_for_status()
+    (index,) = http.get(f"{sink.url}/_alias/{sink.alias(harness.table)}").raise_for_status().json()
+    http.delete(f"{sink.url}/{index}").raise_for_status()
     with pytest.raises(PositionLost):
         harness.send(batch)
     assert harness.position() is None
@@ -132,8 +132,8 @@ def test_what_is_empty_is_there_for_other_readers(harness: laws.Harness) -> None
     sink = harness.sink
     if isinstance(sink, Elasticsearch):
         url = f"{sink.url}/{sink.alias(harness.table)}"
-        assert httpx.get(f"{url}/_count").raise_for_status().json()["count"] == 0
-        (mapping,) = httpx.get(f"{url}/_mapping").raise_for_status().json().values()
+        assert http.get(f"{url}/_count").raise_for_status().json()["count"] == 0
+        (mapping,) = http.get(f"{url}/_mapping").raise_for_status().json().values()
         assert {column.name for column in harness.table.columns} <= mapping["mappings"][
             "properties"
         ].keys()

@@ -24,6 +24,7 @@ from cdc.sinks.elasticsearch.sink import Elasticsearch
 from cdc.spark.failures import explain
 from tests.contract import laws
 from tests.contract.laws import Harness, fill, row
+from tests.support import http
 from tests.support.envelopes import table
 from tests.support.faulty import RESET, Answer, Proxy, Request, json_answer, nothing
 
@@ -223,7 +224,7 @@ def forget_versions(server: httpx.Client, sink: Elasticsearch, table: Table) -> 
 
 
 def quoted(sink: Elasticsearch, table: Table) -> str:
-    (index,) = httpx.get(f"{sink.url}/_alias/{sink.alias(table)}").raise_for_status().json()
+    (index,) = http.get(f"{sink.url}/_alias/{sink.alias(table)}").raise_for_status().json()
     return str(index)
 
 

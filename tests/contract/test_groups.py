@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import httpx
 import psycopg
 import pytest
 
@@ -23,6 +22,7 @@ from cdc.verify.source_rows import SourceReader
 from cdc.verify.verification import compare
 from tests.contract import laws
 from tests.contract.test_contract import maker
+from tests.support import http
 from tests.support.envelopes import Row, table
 
 if TYPE_CHECKING:
@@ -191,9 +191,9 @@ def damage() -> Callable[[Sink, Table], None]:
     def damaged(sink: Sink, spoiled: Table) -> None:
         if isinstance(sink, Elasticsearch):
             (index,) = (
-                httpx.get(f"{sink.url}/_alias/{sink.alias(spoiled)}").raise_for_status().json()
+                http.get(f"{sink.url}/_alias/{sink.alias(spoiled)}").raise_for_status().json()
             )
-            httpx.delete(f"{sink.url}/{index}").raise_for_status()
+            http.delete(f"{sink.url}/{index}").raise_for_status()
         else:
             assert isinstance(sink, Delta)
             for file in Path(sink.folder(spoiled, "mirror")).glob("*.parquet"):

@@ -11,9 +11,11 @@ from dataclasses import replace
 from typing import Any, cast
 
 import pytest
+from kafka.net.compat import KafkaNetClient
 
 from cdc.config.settings import Pipeline
 from cdc.errors import ConnectorError
+from cdc.kafka import records
 from cdc.kafka.log_continuity import Continuity
 from cdc.kafka.log_refusals import Discontinued
 from cdc.kafka.pool import TopicsPool
@@ -447,17 +449,23 @@ def test_settings_are_in_force_on_return(
 
 
 def test_a_new_connection_looks_for_its_first_topic_at_once(
-    shop: Pipeline, admin: kafka.KafkaAdminClient
+    shop: Pipeline, admin: kafka.KafkaAdminClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Kafka's client for Python would wait for 100 ms, of a writer and of a reader."""
+    """Kafka's client for Python would wait for 100 ms, of a writer and of a reader: measured in
+    turn with its own, for how long the rest takes depends on the machine.
+    """
     with Topics(shop.kafka) as topics:
         ensure_topics(topics, shop)
-    took_s = []
+    took_s: dict[Any, list[float]] = {records.quick_client: [], KafkaNetClient: []}
     for number in range(5):
-        with Topics(shop.kafka) as topics:
-            began = time.monotonic()
-            topics.write(shop.generations_topic, [(b"key", b"value")])
-            records = list(topics.iterate_range(shop.generations_topic, 0, number + 1))
-            took_s.append(time.monotonic() - began)
-            assert len(records) == number + 1
-    assert min(took_s) < 0.15
+        for turn, (client, seconds) in enumerate(took_s.items()):
+            monkeypatch.setattr(records, "quick_client", client)
+            end = 2 * number + turn + 1
+            with Topics(shop.kafka) as topics:
+                began = time.monotonic()
+                topics.write(shop.generations_topic, [(b"key", b"value")])
+                read = list(topics.iterate_range(shop.generations_topic, 0, end))
+                seconds.append(time.monotonic() - began)
+                assert len(read) == end
+    ours, theirs = (min(seconds) for seconds in took_s.values())
+    assert ours < theirs - 0.1, took_s

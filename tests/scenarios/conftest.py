@@ -289,6 +289,11 @@ class World:
             return 0
         return sum(sum(checkpoint.position.offsets) for checkpoint in stored if checkpoint)
 
+    def is_current(self) -> bool:
+        """Whether `status` knows of every view that it isn't behind."""
+        sinks = self.json("status")["sinks"]
+        return all(view["lag_records"] == 0 for sink in sinks for view in sink["views"])
+
     def wait_for(self, sink: str, offset: int, timeout_s: float = 120) -> None:
         wait_until(
             lambda: self.offsets(sink) >= offset, timeout_s, f"{sink} to reach offset {offset}"

@@ -7,7 +7,6 @@ import re
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-import httpx
 import psycopg
 import pytest
 import redis
@@ -15,6 +14,7 @@ import redis
 from cdc import client
 from cdc.errors import ReadTimeout, SettingsError, SourceError
 from tests.scenarios.test_exact import begin
+from tests.support import http
 from tests.support.load import load
 from tests.support.wait import wait_until
 
@@ -47,7 +47,7 @@ class Reader:
         conn.commit()
         token, search = client.token(conn), n % 2 == 0
         if wait:
-            client.wait_for(self.views[self.sink], token, 90, search=search)
+            client.wait_for(self.views[self.sink], token, 240, search=search)
         stored_value = self._read(search=search)
         # Not another's later write of the same row.
         return stored_value is None or stored_value < value
@@ -60,8 +60,8 @@ class Reader:
                 return int(json.loads(text)["n"]) if isinstance(text, bytes) else None
         alias = f"{self.world.stack.endpoints.elasticsearch}/{self.world.name}-public.items"
         if not search:
-            return int(httpx.get(f"{alias}/_doc/{self.number}").json()["_source"]["n"])
-        hits = httpx.get(f"{alias}/_search", params={"q": f"id:{self.number}"}).json()["hits"][
+            return int(http.get(f"{alias}/_doc/{self.number}").json()["_source"]["n"])
+        hits = http.get(f"{alias}/_search", params={"q": f"id:{self.number}"}).json()["hits"][
             "hits"
         ]
         return int(hits[0]["_source"]["n"]) if hits else None
@@ -76,7 +76,7 @@ def test_nobody_who_waits_reads_what_is_stale(world: "World") -> None:
         client.view(world.file, "cache", "public.other")
     views = {name: client.view(world.file, name, "public.items") for name in ("search", "cache")}
     readers = [Reader(world, number, views) for number in range(READERS)]
-    with load(world.dsn, busy, 0.01), ThreadPoolExecutor(READERS) as pool:
+    with load(world.dsn, busy, 0.05), ThreadPoolExecutor(READERS) as pool:
         with world.running():
             world.settle()
             assert sum(pool.map(lambda reader: reader.stale(PAIRS, wait=True), readers)) == 0
@@ -116,13 +116,13 @@ def by_hand(world: "World", view: client.View) -> None:
     assert answer is not None
     fence, _ = answer
     elastic = world.stack.endpoints.elasticsearch
-    (name,) = httpx.get(f"{elastic}/_alias/{world.name}-public.items").json()
+    (name,) = http.get(f"{elastic}/_alias/{world.name}-public.items").json()
     url = f"{elastic}/cdc-position/_doc/{name}"
 
     def has_reached() -> bool:
         with redis.Redis.from_url(world.cache, decode_responses=True) as server:
             fields: dict[str, str] = server.hgetall(f"{world.name}:_cdc:public.items")
-        index = httpx.get(url).json()["_source"]["offsets"]
+        index = http.get(url).json()["_source"]["offsets"]
         cached = [int(fields[str(partition)]) for partition in range(fence.partition_count)]
         return all(
             have >= end

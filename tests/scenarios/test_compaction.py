@@ -15,11 +15,13 @@ import pytest
 from cdc.audit.compaction import CompactionOptions, CompactionResult, compact
 from cdc.connectors.client import Connect
 from cdc.errors import ConnectorError
+from cdc.generations.registry import GenerationBuild
 from cdc.kafka.topics import Topics
 from cdc.spark.kafka_source import census
 from cdc.verify.verification import compare
 from tests.scenarios.test_exact import begin
 from tests.support.load import load
+from tests.support.postgres import await_reads
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
@@ -54,7 +56,8 @@ def compacted(world: "World", topics: Topics, timeout_s: float) -> CompactionRes
 
 def rows_read(world: "World") -> tuple[int, ...]:
     """Scans of the table, and rows read by them, as Postgres counts them."""
-    with psycopg.connect(world.dsn) as connection:
+    with psycopg.connect(world.dsn, autocommit=True) as connection:
+        await_reads(connection)
         query = "SELECT seq_scan + idx_scan, seq_tup_read + idx_tup_fetch FROM pg_stat_user_tables"
         return connection.execute(f"{query} WHERE relname = 'items'").fetchone() or ()
 
@@ -97,13 +100,16 @@ def test_compaction_is_forced_and_awaited(world: "World") -> None:
             # left.
             world.rebuild("search")
             read: dict[str, tuple[int, ...]] = {}
-            world.rebuild(
-                "cache", show=lambda build: read.setdefault(build.phase, rows_read(world))
-            )
+
+            def note(build: GenerationBuild) -> None:
+                if build.phase not in read:
+                    read[build.phase] = rows_read(world)
+
+            world.rebuild("cache", show=note)
             # Replay leaves Postgres alone; the proof afterwards reads it.
             assert read["replay"] == read["catch up"]
             wait_until(
-                lambda: rows_read(world) > read["verify"], 10, "the proof's reads to be counted"
+                lambda: rows_read(world) > read["verify"], 60, "the proof's reads to be counted"
             )
             world.settle()
             comparisons = compare(world.spark, world.described, world.dsn, world.sinks)

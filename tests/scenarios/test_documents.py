@@ -19,6 +19,7 @@ from cdc.runtime.context import Context
 from cdc.verify.barrier import wait_until_current
 from cdc.verify.comparison import Comparison
 from cdc.verify.verification import Options, verify
+from tests.support.postgres import await_reads
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
@@ -187,7 +188,7 @@ def test_case_46_documents_are_rebuilt_waited_for_and_truncated(world: "World") 
             connection.commit()
             token = client.token(connection)
         view = client.view(world.file, "cache", "view.order_docs")
-        client.wait_for(view, token, timeout_s=20)
+        client.wait_for(view, token, timeout_s=120)
         document = cached(world, "order_docs", "77")
         assert document["pieces"] == 3
         assert document["items"][0]["product"]["name"] == "new"
@@ -196,7 +197,7 @@ def test_case_46_documents_are_rebuilt_waited_for_and_truncated(world: "World") 
         with redis.Redis.from_url(world.cache) as server:
             server.set(f"{world.name}:view.order_docs:77", json.dumps({**document, "pieces": 4}))
         assert not all(result.equal for result in comparisons(world))
-        assert world.json("verify", "--timeout", "60", "--repair")["equal"]
+        assert world.json("verify", "--timeout", "180", "--repair")["equal"]
         assert cached(world, "order_docs", "77") == document
         # The index is made again beside the live one, documents among it, and shown.
         world.rebuild("search")
@@ -216,12 +217,12 @@ def test_case_46_documents_are_rebuilt_waited_for_and_truncated(world: "World") 
             where = "WHERE id = 77"
             row = connection.execute(f"SELECT pieces FROM ({query}) AS it {where}").fetchone()
         assert row == (None,)
+        wait_until(world.is_current, 30, "no view to be behind")
         status = world.json("status")
         hops = {sink["name"]: sink for sink in status["sinks"]}
         assert hops["documents"]["state"] == "running"
         assert {view["table"] for view in hops["documents"]["views"]} == set(TABLES)
         assert "view.order_docs" in {view["table"] for view in hops["search"]["views"]}
-        assert all(view["lag_records"] == 0 for sink in status["sinks"] for view in sink["views"])
         # After all that, joins over whole topics make the same documents, those of emptied tables, too.
         audit = world.json("views", "audit")
         assert audit["equal"]
@@ -247,7 +248,7 @@ def test_a_view_that_no_longer_fits_its_tables_stops_only_itself(world: "World")
         assert (finding["code"], finding["table"]) == ("documents-waiting", "view.customer_docs")
         assert "public.orders has no column is_open" in finding["message"]
         assert finding["severity"] == "degraded"
-        result = world.json("verify", "--timeout", "60", "--sink", "cache", code=10)
+        result = world.json("verify", "--timeout", "180", "--sink", "cache", code=10)
         equal = {(view["sink"], view["table"]): view["equal"] for view in result["views"]}
         assert [view for view, is_equal in equal.items() if not is_equal] == [
             ("cache", "view.customer_docs")
@@ -289,7 +290,7 @@ def _follow_without_customer_docs(
     token = wait_for_orders(world, orders)
     assert cached(world, "order_docs", "51")["customer"]["name"] == name
     with pytest.raises(SettingsError, match=r"view\.customer_docs waits"):
-        client.wait_for(customers, token, timeout_s=60)
+        client.wait_for(customers, token, timeout_s=120)
     assert cached(world, "customer_docs", "51") == former
 
 
@@ -335,21 +336,10 @@ GROUP BY 1
 """
 
 
-UNREPORTED = """
-SELECT count(*) FROM pg_stat_activity
-WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'
-AND NOT state_change < clock_timestamp() - interval '11 s' AND NOT state_change > %s + interval '2 s'
-"""
-"""Sessions that may not have reported what they have read: Postgres reports at the end of a
-transaction, at most once a second, or when a session has been idle for ten (PGSTAT_IDLE_INTERVAL).
-"""
-
-
 def reads(world: "World") -> dict[str, int]:
     """How often each table has been read, by whomever."""
     with psycopg.connect(world.dsn, autocommit=True) as connection:
-        since = connection.execute("SELECT clock_timestamp()").fetchone()
-        wait_until(lambda: connection.execute(UNREPORTED, since).fetchone() == (0,), 60, "reports")
+        await_reads(connection)
         return dict(connection.execute(READS).fetchall())
 
 

@@ -7,12 +7,12 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import httpx
 import pytest
 import redis
 
 from cdc.runtime.context import Context
 from cdc.verify.verification import Options, verify
+from tests.support import http
 
 if TYPE_CHECKING:
     from tests.scenarios.conftest import World
@@ -74,7 +74,7 @@ def hits(world: "World", name: str, readme: str) -> set[str]:
     search = re.search(rf"POST {name}-(\S+)/_search[^\n]*\n(.*?)\n```", readme, re.DOTALL)
     assert search
     url = f"{world.stack.endpoints.elasticsearch}/{world.name}-{search[1]}/_search"
-    answer = httpx.post(url, json=json.loads(search[2])).raise_for_status()
+    answer = http.post(url, json=json.loads(search[2])).raise_for_status()
     return {hit["_id"] for hit in answer.json()["hits"]["hits"]}
 
 

@@ -6,11 +6,11 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import deltalake
-import httpx
 import pyarrow as pa
 import redis
 
 from tests.scenarios.test_definitions import equal_soon
+from tests.support import http
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
@@ -30,8 +30,8 @@ def values_by_sink(world: "World", column: str) -> dict[str, list[Any]]:
             json.loads(cache.get(key)) for key in cache.scan_iter(f"{world.name}:public.items:*")
         ]
     url = f"{world.stack.endpoints.elasticsearch}/{world.name}-public.items/_search"
-    httpx.post(f"{url.rsplit('/', 1)[0]}/_refresh").raise_for_status()
-    hits = httpx.get(url, params={"size": 100}).raise_for_status().json()["hits"]["hits"]
+    http.post(f"{url.rsplit('/', 1)[0]}/_refresh").raise_for_status()
+    hits = http.get(url, params={"size": 100}).raise_for_status().json()["hits"]["hits"]
     mirror = deltalake.DeltaTable(str(world.warehouse / "public.items" / "mirror"))
     rows = deltalake.QueryBuilder().register("t", mirror).execute("SELECT * FROM t").read_all()
     views = {

@@ -23,7 +23,8 @@ from cdc.notify.notifier import Notifier
 from cdc.runtime.context import Context
 from cdc.sinks.redis.server import client as redis_client
 from tests.scenarios.test_exact import begin
-from tests.scenarios.test_serve import served
+from tests.scenarios.test_serve import assert_answers_at_once, served
+from tests.support import http
 from tests.support.budget import SCALE
 from tests.support.receiver import Receiver
 from tests.support.verbs import run_verb
@@ -55,15 +56,18 @@ class Outage:
 def paused_connector(world: "World") -> Iterator[None]:
     """Somebody pauses the connector; what `cdc status` says is typed to mend it."""
     connector = f"{world.stack.endpoints.connect}/connectors/{world.name}"
-    httpx.put(f"{connector}/pause").raise_for_status()
-    yield
-    (fix,) = {
-        finding["fix"]
-        for finding in status_of(world)["findings"]
-        if finding["code"] == "connector-stopped"
-    }
-    mended = run_verb(world.words(fix.split()[-1]))
-    assert mended.returncode == 0, mended.stderr
+    http.ask_connect("PUT", f"{connector}/pause")
+    try:
+        yield
+        (fix,) = {
+            finding["fix"]
+            for finding in status_of(world)["findings"]
+            if finding["code"] == "connector-stopped"
+        }
+        mended = run_verb(world.words(fix.split()[-1]))
+        assert mended.returncode == 0, mended.stderr
+    finally:
+        http.ask_connect("PUT", f"{connector}/resume")
 
 
 @contextmanager
@@ -92,16 +96,18 @@ CACHE = Outage(("Kafka -> cache", "sink-unreachable"), frozen("redis"))
 WAREHOUSE = Outage(("Kafka -> warehouse", "sink-unreachable"), away_warehouse)
 ROUNDS = ((CONNECTOR, CACHE), (POSTGRES,), (CONNECT,), (KAFKA,), (INDEX, WAREHOUSE))
 """Hops that fail at once, one group after another."""
+SILENCE = {"source-unreachable", "connect-unreachable", "kafka-unreachable", "sink-unreachable"}
+"""Codes of a server that gives no answer."""
 
 
 class Witnesses:
     """All that tell of a pipeline's troubles."""
 
     def __init__(self, world: "World", run: str, page: httpx.Client, receiver: Receiver) -> None:
-        self.receiver = receiver
+        self.page, self.receiver = page, receiver
         self.sources: Mapping[str, Callable[[], set[Trouble]]] = {
             "status": lambda: _troubles(status_of(world)),
-            "metrics of run": lambda: _troubles_of_metrics(httpx.get(run)),
+            "metrics of run": lambda: _troubles_of_metrics(http.get(run)),
             "metrics of serve": lambda: _troubles_of_metrics(page.get("/metrics")),
             "api": lambda: _troubles(page.get("/api/status").json()),
             "page": lambda: _troubles_of_page(page.get("/")),
@@ -177,7 +183,7 @@ def wait_for_all(
             last = witnesses.sources[name]()
             return says(name, last)
 
-        wait_until(has_said, limit_s, lambda: f"{name} to tell it: {last}", POLL_S)
+        wait_until(has_said, limit_s, lambda: f"{name} to tell it: {last}", POLL_S, patience=1)
         return round(time.monotonic() - began, 1)
 
     with ThreadPoolExecutor(len(witnesses.sources)) as pool:
@@ -197,14 +203,19 @@ def assert_agreed(outages: Sequence[Outage], witnesses: Witnesses, limit_s: floa
         return troubles <= named and not blames_others
 
     took_s = wait_for_all(witnesses, names_them, limit_s)
+    assert_answers_at_once(witnesses.page)
     print(f"{sorted(troubles)}: {took_s}")
 
 
-def wait_until_over(world: "World", witnesses: Witnesses) -> None:
-    """Nobody tells of a trouble, and no view is behind."""
+def wait_until_over(world: "World", witnesses: Witnesses) -> float:
+    """Nobody tells of a trouble, and no view is behind; the seconds of a look at what is well."""
+    look_s = 0.0
 
     def is_well() -> bool:
+        nonlocal look_s
+        began = time.monotonic()
         status = status_of(world)
+        look_s = time.monotonic() - began
         lags = {view["lag_seconds"] for sink in status["sinks"] for view in sink["views"]}
         return not _troubles(status) and lags == {0.0}
 
@@ -214,6 +225,7 @@ def wait_until_over(world: "World", witnesses: Witnesses) -> None:
         if name not in ("webhook", "status"):
             wait_until(lambda ask=ask: not ask(), 60, f"{name} to say that it is over", POLL_S)  # type: ignore[misc]
     wait_until(is_well, 60, "the status to be well")
+    return look_s
 
 
 def test_everybody_says_which_hop_is_away_and_when_it_is_back(world: "World") -> None:
@@ -221,11 +233,7 @@ def test_everybody_says_which_hop_is_away_and_when_it_is_back(world: "World") ->
     begin(world, "public.items", seed="INSERT INTO items VALUES (0, 0)")
     with observed(world) as witnesses:
         world.settle()
-        wait_until_over(world, witnesses)
-        began = time.monotonic()
-        assert _troubles(status_of(world)) == set()
-        # Whoever asks takes time as well, on a busy machine much of it.
-        limit_s = AGREE_S + 2 * (time.monotonic() - began)
+        look_s = wait_until_over(world, witnesses)
         for number, outages in enumerate(ROUNDS, 1):
             witnesses.receiver.bodies.clear()
             with ExitStack() as stack:
@@ -233,17 +241,24 @@ def test_everybody_says_which_hop_is_away_and_when_it_is_back(world: "World") ->
                     stack.enter_context(outage.begin(world))
                 if all(outage.writes for outage in outages):
                     world.sql(f"INSERT INTO items VALUES ({number}, 0)")
-                assert_agreed(outages, witnesses, limit_s)
-            wait_until_over(world, witnesses)
+                # A look may have begun before, and whoever asks takes time as well: on a busy
+                # machine much of it.
+                assert_agreed(outages, witnesses, AGREE_S + 3 * look_s)
+            look_s = max(look_s, wait_until_over(world, witnesses))
         assert_told_over(world, witnesses.receiver)
         assert_left_alone(world)
         world.settle()
-        assert_idle_is_quiet(witnesses)
+        named = idle_troubles(witnesses)
+        if named and {code for _, code in named} <= SILENCE:
+            # On a busy machine a server that is well may once give no answer in time.
+            wait_until_over(world, witnesses)
+            named = idle_troubles(witnesses)
+        assert named == set()
     world.assert_equal()
 
 
-def assert_idle_is_quiet(witnesses: Witnesses) -> None:
-    """Nobody tells of anything while nothing happens but heartbeats: 40 s of them in 6 s, for they
+def idle_troubles(witnesses: Witnesses) -> set[Trouble]:
+    """What anybody tells of while nothing happens but heartbeats: 40 s of them in 6 s, for they
     come every 0.3 s here and every 2 s by default; 40 minutes of them in `make properties`.
     """
     witnesses.receiver.bodies.clear()
@@ -257,7 +272,7 @@ def assert_idle_is_quiet(witnesses: Witnesses) -> None:
         return bool(named) or time.monotonic() > end
 
     wait_until(is_over, IDLE_S + 60, "the idle time to be over", POLL_S)
-    assert named == set()
+    return named
 
 
 def assert_left_alone(world: "World") -> None:

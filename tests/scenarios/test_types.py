@@ -7,11 +7,11 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import deltalake
-import httpx
 import pyarrow as pa
 import pytest
 import redis
 
+from tests.support import http
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
@@ -307,7 +307,7 @@ def assert_documents(world: "World", first: int) -> None:
         cached_row = json.loads(str(cache.get(f"{world.name}:{table}:{row}")), parse_float=exactly)
         assert (type_, cached_row[column_name(type_)]) == (type_, document)
         url = f"{world.stack.endpoints.elasticsearch}/{world.name}-{table}/_doc/{row}"
-        index_row = json.loads(httpx.get(url).text, parse_float=exactly)["_source"]
+        index_row = json.loads(http.get(url).text, parse_float=exactly)["_source"]
         assert (type_, index_row[column_name(type_)]) == (type_, document)
 
 

@@ -6,7 +6,6 @@ import json
 import time
 from typing import TYPE_CHECKING
 
-import httpx
 import pytest
 import redis
 from pyspark.sql import functions as F
@@ -15,7 +14,7 @@ from cdc.sinks.delta.log.commits import METADATA, Commits
 from cdc.verify.comparison import Comparison
 from cdc.verify.repair import repair
 from cdc.verify.verification import Options, verify
-from tests.support import writer
+from tests.support import http, writer
 
 if TYPE_CHECKING:
     from tests.scenarios.conftest import World
@@ -44,14 +43,14 @@ def plant(world: "World") -> None:
     index = f"{world.stack.endpoints.elasticsearch}/{world.name}-public.busy"
     cache, prefix = redis.Redis.from_url(world.cache), f"{world.name}:public.busy:"
     for number in missing:
-        httpx.delete(f"{index}/_doc/{number}").raise_for_status()
+        http.delete(f"{index}/_doc/{number}").raise_for_status()
         cache.delete(f"{prefix}{number}")
     for number in different:
         wrong = {"id": number, "name": "wrong", "amount": f"{number / 7.0:.2f}"}
-        httpx.put(f"{index}/_doc/{number}", json=wrong).raise_for_status()
+        http.put(f"{index}/_doc/{number}", json=wrong).raise_for_status()
         cache.set(f"{prefix}{number}", json.dumps(wrong))
     for number in range(90_001, 90_001 + PLANTED):
-        httpx.put(f"{index}/_doc/{number}", json={"id": number}).raise_for_status()
+        http.put(f"{index}/_doc/{number}", json={"id": number}).raise_for_status()
         cache.set(f"{prefix}{number}", json.dumps({"id": number}))
     folder = f"{world.warehouse}/public.busy/mirror"
     stored = Commits().last_commit(folder).checkpoint

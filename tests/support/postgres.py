@@ -1,4 +1,6 @@
-"""A Postgres of its own for one test module: with passwords, or without logical decoding."""
+"""A Postgres of its own for one test module: with passwords, or without logical decoding; and what
+a Postgres reports of reads.
+"""
 
 import shutil
 import socket
@@ -7,10 +9,22 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+import psycopg
 
 from cdc.compose.host import change_owner, unprivileged
 from cdc.compose.wheels import postgres_bin
+from tests.support.wait import wait_until
 
+UNREPORTED = """
+SELECT count(*) FROM pg_stat_activity
+WHERE datname = current_database() AND pid <> pg_backend_pid() AND backend_type = 'client backend'
+AND NOT state_change < clock_timestamp() - interval '11 s' AND NOT state_change > %s + interval '2 s'
+"""
+"""Sessions that may not have reported what they have read: Postgres reports at the end of a
+transaction, at most once a second, or when a session has been idle for ten (PGSTAT_IDLE_INTERVAL).
+"""
 PASSWORD = "owner-secret-4711"
 
 
@@ -59,3 +73,11 @@ def strict_postgres(wal_level: str) -> Iterator[str]:
         if (data / "postmaster.pid").exists():
             run("pg_ctl", "-D", data, "-m", "immediate", "-w", "stop")
         shutil.rmtree(home, ignore_errors=True)
+
+
+def await_reads(connection: "psycopg.Connection[Any]") -> None:
+    """Wait until all sessions of this database have reported what they have read up to now; outside
+    a transaction, which would see the reports as of its first look.
+    """
+    since = connection.execute("SELECT clock_timestamp()").fetchone()
+    wait_until(lambda: connection.execute(UNREPORTED, since).fetchone() == (0,), 60, "reports")

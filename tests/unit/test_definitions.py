@@ -3,6 +3,7 @@ known.
 """
 
 import itertools
+import threading
 
 import pytest
 
@@ -36,8 +37,13 @@ def test_whatever_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch, failure:
             raise failure
         return pipeline("shop", "", "public.orders")
 
+    before = set(threading.enumerate())
     with definitions.compare_periodically(load) as uncompared_s:
+        (comparing,) = set(threading.enumerate()) - before
         wait_until(lambda: next(calls) > fails / 2, 5, "it fails again and again")
         growing = uncompared_s()
         wait_until(lambda: next(compared) > 0, 5, "it has compared")
         wait_until(lambda: uncompared_s() < growing, 5, "that is known")
+    # What is stubbed here must not come back while it is at work.
+    comparing.join(15)
+    assert not comparing.is_alive()

@@ -92,7 +92,8 @@ def ended(started: Actions) -> Callable[[], bool]:
 def test_an_action_is_logged_with_who_and_when_and_its_output_is_remembered() -> None:
     with capture_logs() as events, actions("print('one'); raise SystemExit(8)") as started:
         action = started.start(chosen(verb="verify"), "Ada", "10.0.0.9")
-        wait_until(ended(started), 20, "the action to end")
+        # The end is logged after it can be seen.
+        wait_until(lambda: len(events) == 2, 20, "the action to end")
     assert (list(action.output), action.code) == (["one"], 8)
     assert action.ended_at
     assert time.time() - 20 < action.started_at <= action.ended_at

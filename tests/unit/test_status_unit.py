@@ -375,7 +375,8 @@ def test_what_hangs_is_said_to_give_no_answer_and_the_rest_is_told() -> None:
                 "cache": position_by_table(lambda _: stored(3, 4)),
             },
         )
-        assert time.monotonic() - began < 4.9
+        # Two waits of 4 s, one after the other, would be 8.
+        assert time.monotonic() - began < 8
     release.set()
     silent_codes = {
         finding.code for finding in status.findings if "no answer within 4 s" in finding.message
