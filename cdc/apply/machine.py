@@ -3,13 +3,13 @@
 Pure: the owner of the stream observes and acts. The first row that fits applies. Another writer is
 a failure that trying again won't change, unless readers are being shown other views.
 
-Two things aren't decided here. A sink that is paused when its query starts waits until it is
-resumed, or fails where the run was to end once it has caught up. After a full batch the owner
-restarts where another batch size suits what is left.
+Three things aren't decided here. What follows `failed` is in `cdc.apply.restarts`. A sink that is
+paused when its query starts waits until it is resumed, or fails where the run was to end once it has
+caught up. After a full batch the owner restarts where another batch size suits what is left.
 
 | state   | event                                               | next                     | guarantee             |
 |---------|-----------------------------------------------------|--------------------------|-----------------------|
-| any     | a failure that trying again won't change            | failed, says why         | loud                  |
+| any     | a failure that trying again at once won't change    | failed, says why         | loud                  |
 | any     | told to stop                                        | stopped, after the batch | positions tell        |
 | any     | a failure that may pass, not the same for ever      | waiting, then starting   | the view goes on      |
 | running | another writer while readers are shown other views  | starting: switched       | one writer a view     |
@@ -60,6 +60,8 @@ class Reason(StrEnum):
     BATCH_SIZE = "batch size"
     DOCUMENTS = "documents"
     FAILURE = "failure"
+    ERROR = "error"
+    """The stream had ended with an error: `cdc.apply.restarts`."""
     PAUSED = "paused"
 
 

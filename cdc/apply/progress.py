@@ -74,6 +74,8 @@ class Progress:
     """Attempts after a failure, by its class of errors."""
     restarted: str | None = None
     """The reason of the last restart, with its table."""
+    restart_at: float | None = None
+    """When the stream, which has failed, starts again by itself, in Unix seconds."""
     published_at: float = field(default_factory=time.time)
     busy: bool = False
     """A batch is at hand: no snapshot is published until it ends."""

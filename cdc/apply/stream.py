@@ -143,19 +143,27 @@ class Stream:
         start.
 
         Raises:
-            CdcError: no retry can mend it.
+            CdcError: no retry at once can mend it. It may be called again later.
         """
-        try:
-            decision: Decision = Continue()
-            while not isinstance(decision, Stop):
-                decision = self._attempt(until_caught_up)
-                if isinstance(decision, Restart):
-                    self._report_restart(decision)
-            self._end(decision)
-            if decision.error:
-                raise decision.error
-        finally:
-            self._kafka.close()
+        decision: Decision = Continue()
+        while not isinstance(decision, Stop):
+            decision = self._attempt(until_caught_up)
+            if isinstance(decision, Restart):
+                self._report_restart(decision)
+        self._end(decision)
+        if decision.error:
+            raise decision.error
+
+    def note_restart(self) -> None:
+        """Count and publish that `run` is called again after an error. The error stays to be seen
+        until a batch, or a look, has gone well.
+        """
+        self._report_restart(Restart(Reason.ERROR))
+        self._publish(state=RunState.LOADING)
+
+    def close(self) -> None:
+        """Close the connection to the broker, once `run` isn't called any more."""
+        self._kafka.close()
 
     def stop(self) -> None:
         """Finish the batch at hand, begin no other; returns at once."""

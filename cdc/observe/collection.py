@@ -379,6 +379,7 @@ def _run_status(name: str, progress: Progress | None, views: tuple[ViewStatus, .
         progress.restarts,
         progress.restarted,
         stands_s(progress, views, time.time()),
+        restart_at=progress.restart_at,
     )
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from cdc.apply.progress import WORKING
 from cdc.config.view_settings import SCHEMA, STATE
 from cdc.model.finding import Finding, exit_code, find, verdict, worst_first
-from cdc.model.wording import UNKNOWN, duration
+from cdc.model.wording import UNKNOWN, clock, duration
 from cdc.observe.status import NEVER_RUN, SinkStatus, Status
 
 SLOW_S = 5.0
@@ -172,6 +172,8 @@ def _find_sink_troubles(status: Status, sink: SinkStatus) -> Iterator[Finding]:
         code, words = (
             ("sink-waiting", "waits") if sink.state == "waiting" else ("sink-failed", "has stopped")
         )
+        if sink.restart_at:
+            words += f", and starts again by itself at {clock(sink.restart_at)}"
         following = sink.hint or f"cdc -p FILE run --sink {name}"
         trouble = find(code, name, f"{hop} {words}: {sink.error}", following, sink=name)
         yield replace(trouble, since=sink.since)

@@ -61,8 +61,12 @@ class RunReport:
 
     @property
     def living(self) -> list[str]:
-        """The sinks that a run is at work on now."""
-        return [sink for sink, progress in self.progress.items() if progress.state in LIVING]
+        """The sinks that a run is at work on now, or will be again by itself."""
+        return [
+            sink
+            for sink, progress in self.progress.items()
+            if progress.state in LIVING or progress.restart_at
+        ]
 
 
 class ProgressSelection:
@@ -218,9 +222,10 @@ def _origin(now: float) -> dict[str, Any]:
 def _progress(value: Mapping[str, Any], now: float) -> Progress:
     names = {field.name for field in fields(Progress)}
     state = RunState(value["state"])
-    if state in LIVING and not _is_alive(value, now):
-        state = RunState.NOT_RUNNING
     content_by_field = {name: content for name, content in value.items() if name in names}
+    if not _is_alive(value, now):
+        state = RunState.NOT_RUNNING if state in LIVING else state
+        content_by_field["restart_at"] = None
     return Progress(**{**content_by_field, "state": state, "applied": Applied(**value["applied"])})
 
 

@@ -107,7 +107,7 @@ class OtherRuns:
         return {
             sink: f"{entry['host']}/{entry['pid']}"
             for sink, entry in self._entries.items()
-            if RunState(entry["state"]) in LIVING
+            if (RunState(entry["state"]) in LIVING or entry.get("restart_at"))
             and self._silent_s[sink] < SILENT_S
             and process_exists(entry)
         }

@@ -120,6 +120,8 @@ class SinkStatus:
     """Seconds until all is applied that waits, see `cdc.observe.forecast`."""
     build: BuildStatus | None = None
     """The rebuild or rollback of the sink that isn't complete."""
+    restart_at: float | None = None
+    """Unix seconds at which a stream that has failed starts again by itself."""
 
     @property
     def lag_seconds(self) -> float | None:

@@ -300,6 +300,8 @@ def keep_current(
             log.info("standby_replaced", sink=sink.name)
         except CdcError as error:
             log.warning("standby_dropped", sink=sink.name, error=error.message)
+        finally:
+            stream.close()
 
     thread = threading.Thread(target=run, daemon=True)
     thread.start()

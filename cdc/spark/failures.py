@@ -71,7 +71,7 @@ def _of_server(text: str, sink: str) -> CdcError | None:
     if LOST.search(text):
         return WorkerLost(
             "Spark has lost a worker in mid-batch.",
-            hint=f"is there memory left on this machine? cdc -p FILE run --sink {sink} goes on from where it stands",
+            hint="is there memory left on this machine? the next start goes on from where it stands",
             sink=sink,
         )
     return None
@@ -93,7 +93,7 @@ def _of_spark(error: Exception, text: str, sink: str) -> CdcError:
             "Spark's process doesn't answer.", hint="start again; views go on from where they stand"
         )
     if not isinstance(error, PySparkException | Py4JError):
-        return classify(error, sink, f"cdc -p FILE run --sink {sink}")
+        return classify(error, sink, "the next start")
     # Spark's message may quote a value; its class never does.
     condition = re.search(r"\[([A-Z][A-Z0-9_.]+)\]", text)
     description = condition[1] if condition else type(error).__name__

@@ -75,6 +75,14 @@ def test_a_run_that_has_died_is_not_running(state: RunState) -> None:
     assert report.living == []
 
 
+def test_a_sink_that_starts_again_by_itself_has_a_run_until_that_dies() -> None:
+    failed = Progress("search", RunState.FAILED, error="Full.", restart_at=NOW + 40)
+    entries = entries_of(ProgressSelection(), failed)
+    assert report_of(entries, NOW + 1).living == ["search"]
+    dead = report_of(entries, NOW + ALIVE_S)
+    assert (dead.living, dead.progress["search"].restart_at) == ([], None)
+
+
 def test_a_process_that_is_gone_is_dead_at_once_on_its_own_host() -> None:
     """On another host its number says nothing."""
     with subprocess.Popen([sys.executable, "-c", ""]) as process:

@@ -92,6 +92,11 @@ def test_a_paused_sink_has_a_run(others: OtherRuns) -> None:
     assert others.living()
 
 
+def test_a_sink_that_starts_again_by_itself_has_a_run(others: OtherRuns) -> None:
+    others.take(published("cache", RunState.FAILED, {**ELSEWHERE, "restart_at": 40.0}))
+    assert others.living() == {"cache": "elsewhere/1"}
+
+
 def test_a_process_that_has_ended_on_this_host_is_over_at_once(others: OtherRuns) -> None:
     others.take(published("cache", origin=HERE))
     assert others.living()

@@ -18,6 +18,7 @@ from cdc.kafka.unread_records import pending_records
 from cdc.model.finding import Finding, exit_code, find, verdict
 from cdc.model.position import Position, Server, ViewCheckpoint
 from cdc.model.table import Table
+from cdc.model.wording import clock
 from cdc.observe import collection
 from cdc.observe.activity import ActivityReader
 from cdc.observe.collection import collect
@@ -273,6 +274,17 @@ def uncompared(seconds: float) -> Status:
     return replace(
         GOOD, definitions="comparison", sinks=(replace(GOOD.sinks[0], compared_s=seconds),)
     )
+
+
+def test_a_sink_that_starts_again_by_itself_says_when() -> None:
+    failed = replace(GOOD.sinks[0], state="failed", error="Full.", hint="make room")
+    moment = time.time() + 40
+    (ended, due) = (
+        diagnose(replace(GOOD, sinks=(replace(failed, restart_at=restart_at),))).findings[0]
+        for restart_at in (None, moment)
+    )
+    assert "by itself" not in ended.message
+    assert f"starts again by itself at {clock(moment)}: Full." in due.message
 
 
 @pytest.mark.parametrize(

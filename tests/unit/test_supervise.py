@@ -12,11 +12,29 @@ from typing import Any
 
 import pytest
 
-from cdc.apply import supervisor
+from cdc.apply import restarts, supervisor
 from cdc.apply.progress import Progress, RunState
+from cdc.apply.restarts import (
+    LONGEST_PAUSE_S,
+    BackOff,
+    Policy,
+    Sequel,
+    end_run,
+    end_stream,
+    restart_while,
+)
 from cdc.apply.supervisor import supervise
 from cdc.cli.console import configure_logging
-from cdc.errors import CdcError, SinkRejected
+from cdc.errors import (
+    CdcError,
+    DivergenceError,
+    Fenced,
+    SettingsError,
+    SinkRejected,
+    SparkError,
+    Unexpected,
+    WorkerLost,
+)
 from tests.support.wait import wait_until
 
 SECRET_ROW = "a row's value"
@@ -48,8 +66,29 @@ class Feed:
             busy=self.busy,
         )
 
+    def note_restart(self) -> None:
+        restarts = {"error": self.progress.restarts.get("error", 0) + 1}
+        self.progress = replace(self.progress, restarts=restarts, restarted="error")
+
+    def close(self) -> None:
+        self.closed += 1
+
+    closed = 0
+
     def stop(self) -> None:
         self.stopped.set()
+
+
+class Failing(Feed):
+    """A stream that fails in its first runs, and works from then on."""
+
+    def __init__(self, name: str, *failures: Exception) -> None:
+        super().__init__(name)
+        self.failures = list(failures)
+
+    def run(self, *, until_caught_up: bool = False) -> None:
+        self._failure = self.failures.pop(0) if self.failures else None
+        super().run(until_caught_up=until_caught_up)
 
 
 class Hung(Feed):
@@ -65,8 +104,9 @@ class Hung(Feed):
 class Run:
     """`cdc run` over some streams, in a thread."""
 
-    def __init__(self, *feeds: Any) -> None:
+    def __init__(self, *feeds: Any, after_error: Policy = end_stream) -> None:
         self.feeds, self.published = feeds, dict[str, Progress]()
+        self.after_error = after_error
         self.stopping = threading.Event()
         self.results: list[Any] = []
         self.thread = threading.Thread(target=self._work)
@@ -74,7 +114,10 @@ class Run:
 
     def _work(self) -> None:
         try:
-            self.results.append(supervise(self.feeds, self.stopping, on_tick=self._publish))
+            errors = supervise(
+                self.feeds, self.stopping, after_error=self.after_error, on_tick=self._publish
+            )
+            self.results.append(errors)
         except Exception as error:
             self.results.append(error)
 
@@ -89,8 +132,8 @@ class Run:
 def runs() -> Iterator[Any]:
     instances: list[Run] = []
 
-    def begin(*feeds: Any) -> Run:
-        instances.append(Run(*feeds))
+    def begin(*feeds: Any, after_error: Policy = end_stream) -> Run:
+        instances.append(Run(*feeds, after_error=after_error))
         return instances[-1]
 
     yield begin
@@ -209,3 +252,77 @@ def test_a_sink_that_never_answers_does_not_keep_the_others_from_being_stopped(
     wait_until(good.stopped.is_set, 3, "the other stream to be stopped")
     assert run.thread.is_alive()
     hung.release.set()
+
+
+def test_a_stream_that_has_failed_starts_again_and_says_when_and_why(
+    runs: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The pause is long enough to be seen, the second one twice as long."""
+    configure_logging()
+    monkeypatch.setattr(restarts, "FIRST_PAUSE_S", 1.5)
+    feed, good = Failing("cache", ValueError(SECRET_ROW), KeyError(SECRET_ROW)), Feed("search")
+    run = runs(feed, good, after_error=restart_while(lambda: True))
+    wait_until(lambda: run.state("cache") and run.state("cache").restart_at, 5, "the failure")
+    failed = run.state("cache")
+    assert (failed.state, "ValueError" in failed.error) == ("failed", True)
+    assert 0 < failed.restart_at - time.time() <= 1.5
+    wait_until(lambda: run.state("cache").state == "running", 15, "the stream to work again")
+    working = run.state("cache")
+    assert (working.error, working.restart_at) == (None, None)
+    assert (working.restarts, working.restarted) == ({"error": 2}, "error")
+    assert (good.stopped.is_set(), feed.closed) == (False, 0)
+    logged = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
+    assert [event["restarts_in_s"] for event in logged] == [1.5, 3.0]
+    run.stopping.set()
+    run.thread.join(10)
+    assert (run.results, feed.closed) == ([[]], 1)
+
+
+def test_a_run_that_is_stopped_waits_for_no_start(runs: Any) -> None:
+    run = runs(Feed("cache", ValueError(SECRET_ROW)), after_error=restart_while(lambda: True))
+    wait_until(lambda: run.state("cache") and run.state("cache").restart_at, 5, "the failure")
+    run.stopping.set()
+    run.thread.join(3)
+    assert [error.exit_code for error in run.results[0]] == [1]
+
+
+@pytest.mark.parametrize(
+    ("error", "sequel"),
+    [
+        (Unexpected("A bug.", hint="h"), Sequel.RESTART),
+        (SinkRejected("It refuses.", hint="h"), Sequel.RESTART),
+        (DivergenceError("The log is shorter.", hint="h"), Sequel.RESTART),
+        (WorkerLost("Five times.", hint="h"), Sequel.RESTART),
+        (SettingsError("Another key.", hint="h"), Sequel.NOTHING),
+        (Fenced("Another writer.", hint="h"), Sequel.NOTHING),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_what_a_person_has_to_mend_and_a_second_writer_start_nothing(
+    error: CdcError, sequel: Sequel
+) -> None:
+    assert restart_while(lambda: True)(error) is sequel
+
+
+def test_without_spark_all_streams_end_and_the_run_with_them() -> None:
+    feeds: Any = [Feed(name, SparkError("Gone.", hint="h")) for name in ("cache", "search")]
+    errors = supervise(feeds, threading.Event(), after_error=restart_while(lambda: False))
+    assert [error.exit_code for error in errors] == [9, 9]
+
+
+def test_pauses_double_up_to_ten_minutes_and_begin_anew_after_a_long_run() -> None:
+    now = 0.0
+    back_off = BackOff(lambda: now)
+    pauses = [back_off.next_pause_s() for _ in range(9)]
+    assert pauses == [10, 20, 40, 80, 160, 320, 600, 600, 600]
+    back_off.begin()
+    now = LONGEST_PAUSE_S + 1
+    assert back_off.next_pause_s() == 10
+
+
+def test_the_first_error_ends_a_run_that_is_to_fail_fast() -> None:
+    """Its error comes first, whatever the order of the streams."""
+    feeds: Any = (Feed("cache"), Feed("search"), Feed("warehouse", SinkRejected("No.", hint="h")))
+    errors = supervise(feeds, threading.Event(), after_error=end_run)
+    assert [error.exit_code for error in errors] == [7]
+    assert all(feed.stopped.is_set() for feed in feeds)

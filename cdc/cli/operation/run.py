@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from threading import Event
 
     from cdc.apply.progress import Progress
+    from cdc.apply.restarts import Policy
     from cdc.config.settings import Pipeline
     from cdc.errors import CdcError
     from cdc.observe.http_server import Listener
@@ -59,11 +60,19 @@ def run(
             "--standby", help="Wait while another run is at work on these sinks, then take over."
         ),
     ] = False,
+    fail_fast: Annotated[
+        bool,
+        typer.Option(
+            "--fail-fast",
+            help="End with the first sink that fails, instead of starting it again after a pause.",
+        ),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Apply changes to the views until stopped.
 
-    Ctrl-C or SIGTERM stops it, after the batch that is being applied.
+    Ctrl-C or SIGTERM stops it, after the batch that is being applied. A sink that fails is started
+    again after a pause of 10 s, which doubles up to 10 min; the others go on.
     """
     from cdc.apply.supervisor import stop_on_signal
     from cdc.observe.http_server import read_listener
@@ -71,7 +80,7 @@ def run(
     listener = read_listener(metrics, metrics_address)
     with stop_on_signal() as stopping:
         try:
-            limits = RunLimits(stopping, until_caught_up, for_s, listener, standby)
+            limits = RunLimits(stopping, until_caught_up, for_s, listener, standby, fail_fast)
             progress, errors = _apply(context.obj, sink, master, limits, quiet=as_json)
         except Exception as error:
             if not stopping.is_set():
@@ -98,6 +107,16 @@ class RunLimits:
     listener: "Listener | None" = None
     standby: bool = False
     """Whether it begins only once no other run is at work."""
+    fail_fast: bool = False
+    """Whether it ends with the first sink that fails."""
+
+    def after_error(self, spark_lives: "Callable[[], bool]") -> "Policy":
+        """Choose what follows the error that has ended a stream."""
+        from cdc.apply.restarts import end_run, end_stream, restart_while
+
+        if self.fail_fast:
+            return end_run
+        return end_stream if self.until_caught_up else restart_while(spark_lives)
 
 
 def _apply(
@@ -145,18 +164,17 @@ def _apply(
 
             # A run that ends has to send documents before sinks look at what there is for them.
             stages = [documents, streams] if limits.until_caught_up else [[*streams, *documents]]
-            errors = [
-                error
-                for stage in stages
-                if stage
-                for error in supervise(
-                    stage,
-                    stopping,
-                    until_caught_up=limits.until_caught_up,
-                    for_s=limits.for_s,
-                    on_tick=tick,
-                )
-            ]
+            errors = list["CdcError"]()
+            for stage in stages:
+                if stage and not (errors and limits.fail_fast):
+                    errors += supervise(
+                        stage,
+                        stopping,
+                        until_caught_up=limits.until_caught_up,
+                        for_s=limits.for_s,
+                        after_error=limits.after_error(partial(is_running, spark)),
+                        on_tick=tick,
+                    )
     for sink in sinks:
         sink.close()
     return [stream.progress for stream in (*streams, *documents)], errors
