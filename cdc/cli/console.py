@@ -22,6 +22,7 @@ from rich.console import Console
 from cdc.cli.workflow import ORDER
 from cdc.errors import CdcError
 from cdc.model.finding import find_error
+from cdc.model.wording import completed_document
 
 WIDE = 100_000
 out = Console(soft_wrap=True) if sys.stdout.isatty() else Console(width=WIDE, height=25)
@@ -46,8 +47,6 @@ COMMAND = re.compile(rf"\bcdc(?: -p FILE(?:\.yaml)?)?(?= (--state|(?:{VERBS})\b)
 left out.
 """
 LOG = "the worker's log"
-COMMAND_FIELDS = ("hint", "fix", "aside", "slow_hop")
-"""Fields of JSON documents whose texts name commands of this program."""
 
 
 class Documents:
@@ -92,18 +91,9 @@ class Call:
         full = f"{short} --state {shlex.quote(str(self.state))}" if self.state else short
         return COMMAND.sub(lambda match: short if match[1] == "--state" else full, text)
 
-    def complete_document(self, node: Any, within: bool = False) -> Any:
-        """Complete the commands of a document, in the fields of COMMAND_FIELDS alone."""
-        if is_dataclass(node) and not isinstance(node, type):
-            node = asdict(node)
-        if isinstance(node, dict):
-            return {
-                key: self.complete_document(value, within or key in COMMAND_FIELDS)
-                for key, value in node.items()
-            }
-        if isinstance(node, list | tuple):
-            return [self.complete_document(value, within) for value in node]
-        return self.complete_commands(node) if within and isinstance(node, str) else node
+    def complete_document(self, node: Any) -> Any:
+        """Complete the commands of a document, see `completed_document`."""
+        return completed_document(node, self.complete_commands)
 
 
 documents, call = Documents(), Call()

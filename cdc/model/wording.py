@@ -1,9 +1,14 @@
 """Put sentences and times the same way on every screen."""
 
 import time
+from collections.abc import Callable
+from dataclasses import asdict, is_dataclass
+from typing import Any
 
 ENDS = (".", "?", "!", ":", ";")
 UNKNOWN = "unknown"
+COMMAND_FIELDS = ("hint", "fix", "aside", "slow_hop")
+"""Fields of JSON documents whose texts name commands of this program."""
 
 
 def full_stopped(text: str) -> str:
@@ -39,3 +44,19 @@ def clock(moment: float) -> str:
     local = time.localtime(moment)
     today = local[:3] == time.localtime()[:3]
     return time.strftime("%H:%M:%S" if today else "%Y-%m-%d %H:%M:%S", local)
+
+
+def completed_document(node: Any, complete: Callable[[str], str], within: bool = False) -> Any:
+    """A document whose commands `complete` has completed, in the fields of COMMAND_FIELDS alone.
+    `within`: the node is in such a field.
+    """
+    if is_dataclass(node) and not isinstance(node, type):
+        node = asdict(node)
+    if isinstance(node, dict):
+        return {
+            key: completed_document(value, complete, within or key in COMMAND_FIELDS)
+            for key, value in node.items()
+        }
+    if isinstance(node, list | tuple):
+        return [completed_document(value, complete, within) for value in node]
+    return complete(node) if within and isinstance(node, str) else node

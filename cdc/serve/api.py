@@ -13,6 +13,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 
+from cdc.model.wording import completed_document
 from cdc.observe.diagnosis import document
 from cdc.observe.sampler import Sampler
 from cdc.observe.status import Status
@@ -35,14 +36,17 @@ def dashboard_of(request: Request) -> Dashboard:
 
 async def status(request: Request) -> Response:
     """The document of `cdc status --json`, as of the last look; 503 before the first."""
-    return JSONResponse(document(_last_value(dashboard_of(request).status)))
+    dashboard = dashboard_of(request)
+    described = document(_last_value(dashboard.status))
+    return JSONResponse(completed_document(described, dashboard.complete))
 
 
 async def sample(request: Request) -> Response:
     """When each look ended, how long it took, and why it fails if it does."""
     dashboard = dashboard_of(request)
     parts: dict[str, Sampler[Any]] = {"status": dashboard.status, "control": dashboard.control}
-    return JSONResponse({name: _freshness(sampler) for name, sampler in parts.items()})
+    described = {name: _freshness(sampler) for name, sampler in parts.items()}
+    return JSONResponse(completed_document(described, dashboard.complete))
 
 
 async def lag(request: Request) -> Response:

@@ -72,6 +72,19 @@ def test_the_status_is_the_document_of_the_verb(page: ServedPage) -> None:
     assert status["sinks"][0]["views"][0]["generation"] == "20261125t120000000000"
 
 
+def test_commands_of_the_api_name_the_pipeline_file_as_those_of_the_verb_do() -> None:
+    scene = Scene(stuck_status())
+    with serve_page(scene) as served:
+        status = http.get(f"{served.url}/api/status").json()
+        fixes = [finding["fix"] for finding in status["findings"]]
+        assert any(fix.startswith("cdc -p shop.yaml ") for fix in fixes)
+        scene.error = KafkaUnavailable("Kafka is away.", hint="cdc -p FILE up")
+        served.settle()
+        failure = http.get(f"{served.url}/api/sample").json()["status"]["failure"]
+        assert failure["hint"] == "cdc -p shop.yaml up"
+        assert "cdc -p FILE" not in json.dumps([status, failure])
+
+
 def test_a_look_that_fails_is_loud_and_what_was_seen_stays(page: ServedPage) -> None:
     page.scene.error = RuntimeError("quotes a row")
     page.settle()
