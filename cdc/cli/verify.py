@@ -239,7 +239,7 @@ def report(results: "Sequence[Comparison]", as_json: bool) -> None:
         first = different[0]
         raise DivergenceError(
             f"{len(different)} of {len(results)} views differ from their source.",
-            hint=f"cdc -p FILE rebuild {first.sink} --table {first.table} makes a view again, unseen by readers",
+            hint=f"cdc -p FILE rebuild {first.sink} --table {first.table}: it makes a view again, unseen by readers",
         )
     if not results:
         raise UndecidedError("There was no view to compare.", hint="cdc -p FILE status")

@@ -127,7 +127,8 @@ def audit(context: typer.Context, master: Master = "local[*]", as_json: Json = F
         raise UndecidedError("There is no view to compare.", hint="cdc -p FILE views list")
     if remade := [name for name, is_remade in _rebuilds(context.obj)[1].items() if is_remade]:
         raise UndecidedError(
-            f"The documents of {remade[0]} are to be made again.", hint="cdc -p FILE run makes them"
+            f"The documents of {remade[0]} are to be made again.",
+            hint="cdc -p FILE run: it makes them",
         )
     with Topics(pipeline.kafka) as kafka, spark_on(master, context.obj.executors([])) as spark:
         current = open_documents(pipeline)()

@@ -165,6 +165,6 @@ class Claim:
     def _conflict(self, reason: str) -> SettingsError:
         return SettingsError(
             f"Another rebuild or rollback of {self._sink} {reason}.",
-            hint=f"cdc -p FILE generations shows it; one that was killed can be continued after {STALE_S:.0f} s",
+            hint=f"cdc -p FILE generations: it shows it; one that was killed can be continued after {STALE_S:.0f} s",
             sink=self._sink,
         )

@@ -118,21 +118,21 @@ def check_shape(
             f"Topic {topic} has {actual} partitions, it was made with {original}: keys have moved, their records"
             " have no order.",
             code="topic-partitions",
-            hint=f"{renewal(table)}, then cdc -p FILE rebuild of its views",
+            hint=f"{renewal(table)}; then rebuild its views",
             topic=topic,
         )
     if actual != partitions:
         raise ConnectorError(
             f"Topic {topic} has {actual} partitions, the pipeline file says {partitions}.",
             code="topic-partitions",
-            hint=f"{renewal(table)}, then cdc -p FILE rebuild of its views; or write partitions: {actual} again",
+            hint=f"{renewal(table)}; then rebuild its views; or write partitions: {actual} again",
             topic=topic,
         )
     if policy != "compact":
         raise ConnectorError(
             f"Topic {topic} has cleanup.policy {policy}, the pipeline takes compact: it may have lost records.",
             code="topic-policy",
-            hint=f"{renewal(table)}, then cdc -p FILE rebuild of its views",
+            hint=f"{renewal(table)}; then rebuild its views",
             topic=topic,
         )
 

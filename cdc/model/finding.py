@@ -4,13 +4,14 @@ In:  a code of `cdc.model.finding_codes`, what it is about, what was seen, the c
 Out: `Finding`. Codes are stable; each has a page in docs/operate/runbooks.
 """
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from cdc.errors import CdcError
-from cdc.model.finding_codes import CODES
-from cdc.model.wording import advice
+from cdc.model.finding_codes import AUDIT, CODES
+from cdc.model.wording import advice, full_stopped
 
 
 class Severity(StrEnum):
@@ -27,6 +28,16 @@ class Severity(StrEnum):
 
 
 ORDER = tuple(Severity)
+PROGRAMS = "cdc|apt|curl|df|du|echo|kafka-[a-z]+(?:\\.sh)?|ls|pip|ps|redis-cli|timedatectl"
+SHELL = rf"(?:{PROGRAMS})(?: (?!&&)[^ ,;:]\S*(?<![,;:]))+"
+"""A command of the shell: no word ends as those of a sentence do."""
+COMMAND = re.compile(rf"{SHELL}(?: && {SHELL})*|[A-Z]+ .+;", re.DOTALL)
+"""Commands of the shell, one after the other, or a statement of SQL."""
+COMMAND_FIRST = re.compile(rf"({SHELL}(?: && {SHELL})*)[;:] (.+)", re.DOTALL)
+COMMAND_LAST = re.compile(rf".+?: ({SHELL}(?: && {SHELL})*)", re.DOTALL)
+"""Hints that have a command before a sentence, or at the end of one."""
+LOOK_AGAIN, AUDIT_AGAIN = "cdc -p FILE doctor", "cdc -p FILE topics audit"
+"""The commands to run next where only a sentence says what is to be done."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +57,7 @@ class Finding:
     why: str
     """What becomes of it if nobody acts."""
     fix: str
-    """A command of the shell, or an SQL statement, which ends with a semicolon."""
+    """Commands of the shell, or an SQL statement, which ends with a semicolon: see `is_command`."""
     exit_code: int = 0
     table: str | None = None
     sink: str | None = None
@@ -71,8 +82,13 @@ def find(
     table: str | None = None,
     sink: str | None = None,
 ) -> Finding:
-    """Make a finding of a code of the catalogue, which has its severity, hop and consequence."""
+    """Make a finding of a code of the catalogue, which has its severity, hop and consequence. Where
+    `fix` is more than a command, its sentence joins the message.
+    """
     kind = CODES[code]
+    sentence, command = _split(fix)
+    if sentence:
+        message = f"{full_stopped(message)} {full_stopped(_capitalised(sentence))}"
     hop = f"Kafka -> {sink}" if sink and kind.hop == "Kafka -> SINK" else kind.hop
     return Finding(
         code,
@@ -81,11 +97,34 @@ def find(
         subject,
         message,
         kind.why,
-        fix,
+        command or (AUDIT_AGAIN if code in AUDIT else LOOK_AGAIN),
         kind.failure.exit_code,
         table,
         sink,
     )
+
+
+def is_command(text: str) -> bool:
+    """Whether a text can be pasted as it is, into a shell or, where it is a statement, into psql."""
+    return COMMAND.fullmatch(text) is not None
+
+
+def _split(hint: str) -> tuple[str, str]:
+    """Split a hint into its sentence and its command; either may be empty."""
+    text = hint.replace(", then cdc ", " && cdc ")
+    if is_command(text):
+        return "", text
+    if parts := COMMAND_FIRST.fullmatch(text):
+        return parts[2], parts[1]
+    if parts := COMMAND_LAST.fullmatch(text):
+        return hint, parts[1]
+    return hint, ""
+
+
+def _capitalised(sentence: str) -> str:
+    """Begin a sentence as sentences do, unless it begins with a name."""
+    begins_with_word = re.match(r"[a-z]+[ ,]", sentence) and not sentence.startswith("cdc ")
+    return sentence[:1].upper() + sentence[1:] if begins_with_word else sentence
 
 
 def find_error(code: str, subject: str, error: CdcError, *, sink: str | None = None) -> Finding:

@@ -7,7 +7,7 @@ from typing import Any
 
 ENDS = (".", "?", "!", ":", ";")
 UNKNOWN = "unknown"
-COMMAND_FIELDS = ("hint", "fix", "aside", "slow_hop")
+COMMAND_FIELDS = ("message", "hint", "fix", "aside", "slow_hop")
 """Fields of JSON documents whose texts name commands of this program."""
 
 

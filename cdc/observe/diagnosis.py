@@ -8,7 +8,7 @@ from typing import Any
 
 from cdc.apply.progress import WORKING
 from cdc.config.view_settings import SCHEMA, STATE
-from cdc.model.finding import Finding, exit_code, find, verdict, worst_first
+from cdc.model.finding import LOOK_AGAIN, Finding, exit_code, find, verdict, worst_first
 from cdc.model.wording import UNKNOWN, clock, duration
 from cdc.observe.status import NEVER_RUN, SinkStatus, Status
 
@@ -34,6 +34,7 @@ LOOK_AT_SOURCE = (
 )
 REGISTER = "cdc -p FILE register"
 NEW_SNAPSHOT = f"{REGISTER} --new-snapshot"
+WATCH = "cdc -p FILE status --watch"
 IDLE = ("not running", "stopped")
 STATES = {
     "caught up": "its run ended when it had caught up",
@@ -105,9 +106,11 @@ def _find_source_troubles(status: Status) -> Iterator[Finding]:
         if sink.state in WORKING and sink.compared_s is not None
     ]
     if status.definitions == "comparison" and ages and min(ages) > LATE_S:
-        message = f"Table definitions haven't been compared for {min(ages):.0f} s: changes of them aren't recorded."
-        hint = "look for definitions_not_compared in the log of cdc run: it gives the reason"
-        yield find("definitions-uncompared", "cdc.ddl", message, hint)
+        message = (
+            f"Table definitions haven't been compared for {min(ages):.0f} s: changes of them aren't"
+            " recorded. The run's log gives the reason as definitions_not_compared."
+        )
+        yield find("definitions-uncompared", "cdc.ddl", message, WATCH)
     # With Postgres or Kafka away no heartbeat can come: that is said already.
     silent = {"source-unreachable", "kafka-unreachable"} & unread
     if not (connector_trouble or slot_away or silent):
@@ -179,11 +182,10 @@ def _find_sink_troubles(status: Status, sink: SinkStatus) -> Iterator[Finding]:
         yield replace(trouble, since=sink.since)
     elif sink.looked_s > HUNG_S and sink.state == "running":
         message = f"{hop} can't be judged: it hasn't answered for {sink.looked_s:.0f} s."
-        hint = "look at that server, and at the network to it"
-        yield find("sink-silent", name, message, hint, sink=name)
+        yield find("sink-silent", name, message, LOOK_AGAIN, sink=name)
     elif _stands_still(status, sink):
         message = f"{hop} stands still: its batch has moved no position for {sink.stands_s:.0f} s{_behind(sink)}."
-        yield find("sink-stuck", name, message, "cdc -p FILE doctor", sink=name)
+        yield find("sink-stuck", name, message, LOOK_AGAIN, sink=name)
     elif sink.state in IDLE:
         message = f"{hop} has stopped: no `cdc run` is at work on it{_behind(sink)}."
         trouble = find("sink-not-running", name, message, _start(status, sink), sink=name)
@@ -207,14 +209,12 @@ def _find_lag(status: Status, sink: SinkStatus) -> Iterator[Finding]:
     if (sink.lag_seconds or 0.0) < patience_s:
         return
     message = f"Kafka -> {sink.name} is slow{_behind(sink)}, {STATES.get(sink.state, sink.state)}."
-    hint = _start(status, sink)
+    fix = WATCH if at_work or sink.state == UNKNOWN else _start(status, sink)
     if at_work and sink.catch_up_s is not None:
-        hint = f"nothing yet: at the present pace it has caught up in {duration(sink.catch_up_s)}"
+        message += f" At the present pace it has caught up in {duration(sink.catch_up_s)}."
     elif at_work:
-        hint = "if the lag doesn't shrink, run it with more cores (--master)"
-    elif sink.state == UNKNOWN:
-        hint += ", unless it runs already: its state couldn't be read"
-    yield find("sink-behind", sink.name, message, hint, sink=sink.name)
+        message += " If the lag doesn't shrink, it needs more cores (`run --master`)."
+    yield find("sink-behind", sink.name, message, fix, sink=sink.name)
 
 
 def _behind(sink: SinkStatus) -> str:

@@ -41,13 +41,6 @@ TITLES = {
 LONGEST_SEARCH = 100
 
 
-def is_command(fix: str) -> bool:
-    """Whether a finding's fix can be pasted, as a command of the shell or a statement can; other
-    fixes are sentences.
-    """
-    return fix.startswith("cdc ") or fix.endswith(";")
-
-
 @cache
 def _environment() -> Environment:
     environment = Environment(
@@ -67,7 +60,6 @@ def _environment() -> Environment:
         made=generation_time,
     )
     environment.globals.update(
-        is_command=is_command,
         SORT_NAMES=SORT_NAMES,
         SYMBOLS=SYMBOLS,
         UNREAD=UNREAD,

@@ -203,7 +203,7 @@ def _wait_while(find_problems: Callable[[], list[str]], options: WaitOptions) ->
         if now > start + options.timeout_s:
             message = full_stopped(f"Waited in vain: {problems[0]}{more}")
             raise ConnectorError(
-                message, hint="cdc -p FILE status names the slow hop", more=len(problems) - 1
+                message, hint="cdc -p FILE status: it names the slow hop", more=len(problems) - 1
             )
         if now >= last_report + SILENT_S:
             last_report = now

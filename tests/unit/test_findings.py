@@ -3,6 +3,7 @@
 import io
 import json
 import re
+import shlex
 from dataclasses import replace
 
 import jsonschema  # type: ignore[import-untyped]
@@ -18,6 +19,7 @@ from cdc.model.finding import (
     find,
     find_error,
     folded,
+    is_command,
     verdict,
     worst_first,
 )
@@ -25,8 +27,10 @@ from cdc.model.finding_codes import CODES
 from cdc.observe.diagnosis import diagnose, document, slow_hop
 from cdc.observe.status import SinkStatus, Status, ViewStatus
 from docs.generate import FOLDER
+from tests.support.pages import ROOT, refusal
 
 RUNBOOKS = FOLDER / "operate" / "runbooks"
+PARTS_OF_CODE = ("cdc", "sinks", "connectors", "compose")
 PARTS = ("What it means.", "What to look at.", "What to type.", "How one sees that it is over.")
 
 
@@ -55,6 +59,69 @@ def test_a_finding_has_the_severity_and_the_consequence_of_its_code() -> None:
         "another-server", "Postgres", CdcError("Other.", hint="cdc -p FILE register")
     )
     assert (error.message, error.fix, error.exit_code) == ("Other.", "cdc -p FILE register", 1)
+
+
+HINTS = {
+    "cdc -p FILE migrate": ("", "cdc -p FILE migrate"),
+    "SELECT 1, 2;": ("", "SELECT 1, 2;"),
+    "cdc -p FILE migrate, then cdc -p FILE register": (
+        "",
+        "cdc -p FILE migrate && cdc -p FILE register",
+    ),
+    "cdc -p FILE migrate, then cdc -p FILE register: it sends all rows again": (
+        " It sends all rows again.",
+        "cdc -p FILE migrate && cdc -p FILE register",
+    ),
+    "check `kafka` in the file; the local stack is started by: cdc -p FILE up": (
+        " Check `kafka` in the file; the local stack is started by: cdc -p FILE up.",
+        "cdc -p FILE up",
+    ),
+    "look at the broker's log, then: cdc -p FILE topics": (
+        " Look at the broker's log, then: cdc -p FILE topics.",
+        "cdc -p FILE topics",
+    ),
+    "is the server up? it is tried again": (" Is the server up? it is tried again.", None),
+    "ALTER TABLE t ADD PRIMARY KEY (...), or name a key": (
+        " ALTER TABLE t ADD PRIMARY KEY (...), or name a key.",
+        None,
+    ),
+    "": ("", None),
+}
+
+
+@pytest.mark.parametrize("code", CODES)
+def test_the_fix_of_every_code_is_a_command_whatever_the_hint(code: str) -> None:
+    """The sentence of a hint is in the message: a page copies `fix`, a webhook passes it on."""
+    for hint, (sentence, command) in HINTS.items():
+        made = find_error(code, "t", CdcError("It is full.", hint=hint))
+        assert is_command(made.fix), hint
+        assert made.message == f"It is full.{sentence}"
+        assert command in (None, made.fix)
+
+
+def test_a_hint_that_begins_with_a_command_says_where_it_ends() -> None:
+    """The command line itself parses what would be pasted."""
+    paths = [path for part in PARTS_OF_CODE for path in (ROOT / part).rglob("*.py")]
+    hints = [
+        re.sub(r"\{[^}]*\}", "NAME", hint)
+        for path in paths
+        for hint in re.findall(
+            r'(?:hint|fix|following)=?\s?=?\s?f?"(cdc -p FILE [^"]*)"', path.read_text()
+        )
+    ]
+    # Where the verb itself is chosen at run time, each choice stands elsewhere.
+    hints = [hint for hint in hints if not hint.startswith("cdc -p FILE NAME")]
+    assert len(hints) > 20
+    commands = [
+        command
+        for hint in hints
+        for command in find("sink-failed", "cache", "No.", hint).fix.split(" && ")
+    ]
+    assert [text for text in map(refusal, map(words_of, commands)) if text] == []
+
+
+def words_of(command: str) -> list[str]:
+    return shlex.split(command)[1:]
 
 
 def finding(severity: Severity, code: str = "sink-behind", table: str = "t") -> Finding:

@@ -115,13 +115,14 @@ def test_a_slot_that_is_given_up_soon_is_a_risk_while_there_is_room() -> None:
 def test_a_sink_that_catches_up_needs_nobody() -> None:
     late = ViewStatus("public.orders", 1_000, 90.0)
     sink = SinkStatus("cache", "running", views=(late,))
-    hints = []
+    messages = []
     for forecast in (None, 240.0):
         status = replace(good_status(), sinks=(replace(sink, catch_up_s=forecast),), findings=())
         (finding,) = [f for f in diagnose(status).findings if f.code == "sink-behind"]
-        hints.append(finding.fix)
-    assert hints[0] == "if the lag doesn't shrink, run it with more cores (--master)"
-    assert hints[1] == "nothing yet: at the present pace it has caught up in 4 min"
+        messages.append(finding.message)
+        assert finding.fix == "cdc -p FILE status --watch"
+    assert "If the lag doesn't shrink, it needs more cores" in messages[0]
+    assert "At the present pace it has caught up in 4 min." in messages[1]
 
 
 def test_the_page_and_the_screen_have_forecasts() -> None:

@@ -238,8 +238,8 @@ def test_a_hint_names_the_file_that_the_caller_named(text: str, expected: str) -
         "rows": [text],
         "aside": {"t": ["cdc -p", expected]},
     }
-    finding = find("table-left-out", "t", "It is a view.", text)
-    assert call.complete_document([finding])[0]["fix"] == expected
+    finding = find("table-left-out", "t", "It is a view.", "cdc -p FILE plan")
+    assert call.complete_document([finding])[0]["fix"] == "cdc -p 'my shop.yaml' plan"
 
 
 def test_a_hint_names_the_state_that_the_caller_named() -> None:

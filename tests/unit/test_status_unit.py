@@ -141,7 +141,7 @@ LOWERED = trouble("settings-lowered", "Settings are lowered.")
         ),
         (
             replace(GOOD, sinks=(with_lag("cache", 90, "unknown"),)),
-            ["Kafka -> cache is slow", "unless it runs already"],
+            ["Kafka -> cache is slow", "couldn't be read", "FILE status"],
         ),
         (
             replace(GOOD, heartbeat=HeartbeatStatus(60, 0.1, 2)),
@@ -183,11 +183,11 @@ LOWERED = trouble("settings-lowered", "Settings are lowered.")
             replace(GOOD, slot=None, connector=ConnectorStatus("MISSING", (), None)),
             ["stopped", "MISSING", "register."],
         ),
-        (replace(GOOD, findings=(KAFKA_AWAY,)), ["Kafka is away", "repair it"]),
-        (replace(GOOD, findings=(CACHE_AWAY,)), ["cache is away", "repair it"]),
+        (replace(GOOD, findings=(KAFKA_AWAY,)), ["Kafka is away. Repair it.", "FILE doctor"]),
+        (replace(GOOD, findings=(CACHE_AWAY,)), ["cache is away. Repair it.", "FILE doctor"]),
         (
             replace(GOOD, findings=(LOWERED,)),
-            ["Settings are lowered. Next: repair it."],
+            ["Settings are lowered. Repair it. Next: cdc -p FILE doctor."],
         ),
         (
             replace(GOOD, sinks=(replace(with_lag("cache", 1), error="Full."),)),
@@ -200,7 +200,7 @@ LOWERED = trouble("settings-lowered", "Settings are lowered.")
                     replace(with_lag("cache", 1, "waiting"), error="Away.", hint="nothing to do"),
                 ),
             ),
-            ["cache waits", "Away.", "nothing to do"],
+            ["cache waits", "Away.", "Nothing to do."],
         ),
         (
             replace(GOOD, sinks=(replace(with_lag("cache", 1), looked_s=40.0),)),
@@ -218,7 +218,7 @@ LOWERED = trouble("settings-lowered", "Settings are lowered.")
             replace(
                 GOOD, sinks=(replace(with_lag("cache", 1), stands_s=40.0),), findings=(CACHE_AWAY,)
             ),
-            ["cache is away", "repair it"],
+            ["cache is away. Repair it.", "FILE doctor"],
         ),
         (
             replace(
@@ -530,7 +530,7 @@ def test_a_registration_that_could_not_be_read_is_told(judge: Callable[..., list
         "public.*",
         registration=ORDERS,
         candidates=PRESENT,
-        server=SourceError("Not for you.", hint="h"),
+        server=SourceError("Not for you.", hint="cdc -p FILE migrate"),
     )
     assert (unread.code, unread.message) == ("registration-unreadable", "Not for you.")
 
@@ -560,7 +560,7 @@ def test_a_captured_table_that_slips_out_of_a_pattern_is_told(
     (slipped,) = judge("public.*", registration=registration, candidates=[now, items])
     assert "public.orders is captured" in slipped.message
     assert why in slipped.message
-    assert 'ALTER PUBLICATION shop DROP TABLE "public"."orders"' in slipped.fix
+    assert 'ALTER PUBLICATION shop DROP TABLE "public"."orders"' in slipped.message
     # Who gives a table up, or lists it by its name, is not told; nor is one told that has become
     # part of another.
     given_up = replace(registration, tables={"public.items": Captured()})

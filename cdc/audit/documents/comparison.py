@@ -91,7 +91,7 @@ def read_vector(
         if topic not in current or not distance(current[topic], end).comparable:
             raise UndecidedError(
                 f"The documents of this pipeline aren't current: {topic} isn't where the state is.",
-                hint="cdc -p FILE run makes them current; then the same command",
+                hint="cdc -p FILE run: it makes them current; then the same command",
             )
     _refuse_superseded(kafka, current, ends)
     lsns, first_offsets = control.floors.lsns, dict[str, Sequence[int]]()
@@ -125,7 +125,7 @@ def _refuse_superseded(
         if record is not None and now_ms - record[1] > lags_ms[topic] / 2:
             raise UndecidedError(
                 f"The documents are older than what compaction leaves of {topic}.",
-                hint="cdc -p FILE run makes them current; then the same command",
+                hint="cdc -p FILE run: it makes them current; then the same command",
             )
 
 

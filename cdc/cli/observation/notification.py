@@ -52,4 +52,8 @@ def notify_comparisons(context: Context, results: "Sequence[Comparison]") -> Non
 
 def _completed(finding: "Finding") -> "Finding":
     """A finding with the file's real name in its command."""
-    return replace(finding, fix=call.complete_commands(finding.fix))
+    return replace(
+        finding,
+        message=call.complete_commands(finding.message),
+        fix=call.complete_commands(finding.fix),
+    )

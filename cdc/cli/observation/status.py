@@ -40,7 +40,7 @@ def status(
     if watch and as_json:
         raise SettingsError(
             "--json prints one document, and --watch looks until it is ended.",
-            hint="cdc -p FILE serve answers /api/status with the document of the last look",
+            hint="cdc -p FILE serve: /api/status is the document of the last look",
         )
     if watch:
         return _watch(context.obj)

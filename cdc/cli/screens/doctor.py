@@ -24,7 +24,7 @@ def draw_doctor(findings: Sequence[Finding]) -> RenderableType:
     for finding in findings:
         severity = (f"{finding.severity:<9}", COLOURS_OF_VERDICTS[finding.severity])
         lines += [
-            Text.assemble(severity, f"{finding.message} ({finding.code})"),
+            Text.assemble(severity, f"{call.complete_commands(finding.message)} ({finding.code})"),
             Text(f"{'':9}{finding.why}", "dim"),
             Text(f"{'':9}{call.complete_commands(finding.fix)}"),
         ]
