@@ -143,5 +143,7 @@ def audit(context: typer.Context, master: Master = "local[*]", as_json: Json = F
         table = different[0].table
         raise DivergenceError(
             f"{len(different)} of {len(results)} views aren't what their tables' topics make.",
-            hint=f"a bug in the pipeline; cdc -p FILE verify --table {table} says what readers see",
+            hint="a bug in the pipeline. To make all documents again end `cdc run`, empty the state's"
+            " database, and start it again; until then"
+            f" cdc -p FILE verify --table {table} says what readers see",
         )

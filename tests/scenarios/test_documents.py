@@ -6,25 +6,34 @@ import json
 import random
 import re
 import signal
+import threading
 from contextlib import suppress
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import psycopg
 import pytest
 import redis
 
 from cdc.client import read_your_writes as client
 from cdc.errors import SettingsError
+from cdc.kafka.records import kafka as kafka_client
+from cdc.kafka.topics import Topics
+from cdc.model.position import distance
 from cdc.runtime.context import Context
-from cdc.verify.barrier import wait_until_current
+from cdc.sink.factory import open_documents
 from cdc.verify.comparison import Comparison
 from cdc.verify.verification import Options, verify
+from tests.support.cache import cache
 from tests.support.postgres import await_reads
+from tests.support.shop import read
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
+    from cdc.model.position import Position
     from tests.scenarios.conftest import World
 
 pytestmark = pytest.mark.timeout(900)
@@ -71,12 +80,16 @@ views:
 """
 
 
-def shop(world: "World", begin: "Callable[[World], None]" = lambda _: None) -> None:
+def shop(
+    world: "World",
+    begin: "Callable[[World], None]" = lambda _: None,
+    state: str | None = None,
+) -> None:
     """The tables with some rows, their connector, and the file with the views. `begin` is called
-    before the connector is made.
+    before the connector is made; `state` is a database beside the cache's if no other is given.
     """
     world.write_file(*TABLES)
-    state = world.cache[:-1] + "4"
+    state = state or world.cache[:-1] + "4"
     with redis.Redis.from_url(state) as server:
         server.flushdb()
     world.file.write_text(world.file.read_text() + VIEWS.format(state=state, name=world.name))
@@ -189,13 +202,17 @@ def test_case_46_documents_are_rebuilt_waited_for_and_truncated(world: "World") 
             token = client.token(connection)
         view = client.view(world.file, "cache", "view.order_docs")
         client.wait_for(view, token, timeout_s=120)
-        document = cached(world, "order_docs", "77")
-        assert document["pieces"] == 3
-        assert document["items"][0]["product"]["name"] == "new"
+        assert cached(world, "order_docs", "77")["pieces"] == 3
         view.close()
+        for pieces in (4, 5):
+            world.sql(f"UPDATE items SET quantity = {pieces} WHERE order_id = 77")
+            wait_by_hand(world)
+            document = cached(world, "order_docs", "77")
+            assert document["pieces"] == pieces
+            assert document["items"][0]["product"]["name"] == "new"
         # A document that somebody has changed in the cache is found, and sent again.
         with redis.Redis.from_url(world.cache) as server:
-            server.set(f"{world.name}:view.order_docs:77", json.dumps({**document, "pieces": 4}))
+            server.set(f"{world.name}:view.order_docs:77", json.dumps({**document, "pieces": 9}))
         assert not all(result.equal for result in comparisons(world))
         assert world.json("verify", "--timeout", "180", "--repair")["equal"]
         assert cached(world, "order_docs", "77") == document
@@ -227,6 +244,45 @@ def test_case_46_documents_are_rebuilt_waited_for_and_truncated(world: "World") 
         audit = world.json("views", "audit")
         assert audit["equal"]
         assert all(view["view_rows"] for view in audit["views"])
+
+
+def wait_by_hand(world: "World") -> None:
+    """Wait until the cache's documents have all that is committed, as docs/use/read-your-writes.md
+    tells other languages.
+    """
+    with psycopg.connect(world.dsn) as connection:
+        token = client.Token.parse(client.token(connection))
+    documents = world.pipeline.view_topic("order_docs")
+    sources = [f"{world.name}.{table}" for table in TABLES]
+
+    def is_in_the_log() -> bool:
+        record = kafka.last_record(world.pipeline.message_topic)
+        return record is not None and json.loads(record.value or b"")["source"]["lsn"] >= token.lsn
+
+    def are_made_of(ends: "Mapping[str, Position]") -> bool:
+        fields = hash_of(world.cache[:-1] + "4", f"{world.name}:_documents")
+        return {documents, *ends} <= fields.keys() and all(
+            offset >= goal
+            for topic, end in ends.items()
+            for offset, goal in zip(json.loads(fields[topic])[1], end.offsets, strict=True)
+        )
+
+    def is_in_the_cache(barrier: "Position") -> bool:
+        fields = hash_of(world.cache, f"{world.name}:_cdc:view.order_docs")
+        return all(int(fields[str(n)]) >= goal for n, goal in enumerate(barrier.offsets))
+
+    with Topics(world.pipeline.kafka) as kafka:
+        wait_until(is_in_the_log, 30, "the token to be in the log")
+        ends = kafka.log_ends(sources)
+        wait_until(lambda: are_made_of(ends), 60, "documents to be made of all that is in the log")
+        barrier = kafka.log_ends([documents])[documents]
+        wait_until(lambda: is_in_the_cache(barrier), 60, "the cache to have the documents")
+
+
+def hash_of(url: str, key: str) -> dict[str, str]:
+    with redis.Redis.from_url(url, decode_responses=True) as server:
+        fields: dict[str, str] = server.hgetall(key)
+        return fields
 
 
 def test_a_view_that_no_longer_fits_its_tables_stops_only_itself(world: "World") -> None:
@@ -262,7 +318,7 @@ def test_a_view_that_no_longer_fits_its_tables_stops_only_itself(world: "World")
     with world.running():
         _follow_without_customer_docs(world, orders, customers, "second")
         world.sql("DELETE FROM customers WHERE id = 50")
-        wait_for_orders(world, orders)
+        wait_for_documents(world, orders)
         assert cached(world, "customer_docs", "50")["open_orders"][0]["id"] == 50
         # The column is back: all its documents are made again, and the deleted one's goes.
         world.sql("ALTER TABLE orders RENAME COLUMN is_active TO is_open")
@@ -287,18 +343,18 @@ def _follow_without_customer_docs(
     """Documents of orders follow a change; those of customers stay, and who waits for them is told."""
     former = cached(world, "customer_docs", "51")
     world.sql(f"UPDATE customers SET name = '{name}' WHERE id = 51")
-    token = wait_for_orders(world, orders)
+    token = wait_for_documents(world, orders)
     assert cached(world, "order_docs", "51")["customer"]["name"] == name
     with pytest.raises(SettingsError, match=r"view\.customer_docs waits"):
         client.wait_for(customers, token, timeout_s=120)
     assert cached(world, "customer_docs", "51") == former
 
 
-def wait_for_orders(world: "World", orders: client.View) -> str:
-    """Wait until documents of orders have all that is committed now; return the token for it."""
+def wait_for_documents(world: "World", view: client.View) -> str:
+    """Wait until a view has all that is committed now; return the token for it."""
     with psycopg.connect(world.dsn) as connection:
         token = client.token(connection)
-    client.wait_for(orders, token, timeout_s=120)
+    client.wait_for(view, token, timeout_s=120)
     return token
 
 
@@ -316,13 +372,40 @@ def test_case_46_a_changed_view_and_a_lost_state_make_documents_again(world: "Wo
     text = world.file.read_text()
     world.file.write_text(text.replace("limit: 3", "limit: 1"))
     change(world, random.Random(3), 30)
+    world.sql("INSERT INTO customers VALUES (900, 'x')")
     with world.running():
         compare(world)
+        # Documents that nobody has made so: another, and one of no row.
+        send_documents(world, 900, 901)
+        world.sql("INSERT INTO customers VALUES (902, 'x')")
+        customers = client.view(world.file, "cache", "view.customer_docs")
+        wait_for_documents(world, customers)
+        customers.close()
+        audit = world.cdc("views", "audit", "--json", code=8)
+        assert {
+            view["table"]: [difference["kind"] for difference in view["sample"]]
+            for view in json.loads(audit.stdout)["views"]
+        } == {"view.order_docs": [], "view.customer_docs": ["different", "extra"]}
+        assert "empty the state's database" in " ".join(audit.stderr.split())
     change(world, random.Random(4), 30)
     with redis.Redis.from_url(world.cache[:-1] + "4") as server:
         server.flushdb()
     with world.running():
         compare(world)
+        assert world.json("views", "audit")["equal"]
+
+
+def send_documents(world: "World", *customers: int) -> None:
+    """Write documents of customers to their topic, beside the pipeline."""
+    producer = kafka_client.KafkaProducer(bootstrap_servers=world.pipeline.kafka)
+    for number in customers:
+        row = {"id": number, "name": "nobody", "open_orders": "[]"}
+        source = {"schema": "view", "table": "customer_docs", "ts_us": 1}
+        value = json.dumps({"op": "u", "after": row, "source": source}).encode()
+        topic = world.pipeline.view_topic("customer_docs")
+        producer.send(topic, key=b'{"id":%d}' % number, value=value)
+    producer.flush()
+    producer.close()
 
 
 READS = """
@@ -357,8 +440,15 @@ def statements(world: "World", offset: int) -> tuple[list[str], int]:
 
 
 @pytest.mark.own_source
-def test_documents_are_made_without_the_source(world: "World") -> None:
-    shop(world)
+def test_documents_are_made_without_the_source_and_without_sinks(
+    world: "World", tmp_path: Path
+) -> None:
+    with cache(tmp_path / "state") as state:
+        shop(world, state=state)
+        _make_without_the_source(world, state)
+
+
+def _make_without_the_source(world: "World", state: str) -> None:
     with psycopg.connect(world.dsn, autocommit=True) as connection:
         database = connection.info.dbname
         connection.execute(f"ALTER DATABASE {database} SET log_statement = 'all'")
@@ -384,12 +474,54 @@ def test_documents_are_made_without_the_source(world: "World") -> None:
             assert len(inserts) == 3 * 40
             # Nobody else names a table: rows are neither counted nor locked, nor asked for.
             assert [text for text in texts if text not in inserts] == []
-        # Making all again from the topics reads no table either.
         documents.close()
-    with redis.Redis.from_url(world.cache[:-1] + "4") as server:
+    # Making all again from the topics reads no table and no sink either, nor do changes after it.
+    with redis.Redis.from_url(state) as server:
         server.flushdb()
-    with world.running():
-        views = Context(world.file, world.folder).select_views(None)
-        wait_until_current(world.pipeline, views, world.sinks, timeout_s=300)
+    served = sink_reads(world)
+
+    def have_changed(_: str) -> bool:
+        changed = {f"{world.name}.{table}" for table in TABLES}
+        with Topics(world.pipeline.kafka) as kafka:
+            ends = kafka.log_ends(sorted(changed))
+        current = open_documents(world.pipeline)()
+        if not all(distance(current.get(topic), end).reached for topic, end in ends.items()):
+            return False
+        if inserted_later.is_set():
+            return True
+        with psycopg.connect(world.dsn) as connection:
+            connection.execute("INSERT INTO customers VALUES (1140, 'x')")
+        inserted_later.set()
+        return False
+
+    inserted_later = threading.Event()
+    world.run_until(have_changed, "--sink", "documents")
+    assert sink_reads(world) == served
+    topic = world.pipeline.view_topic("customer_docs")
+    records = read(world.pipeline.kafka, topic)
+    assert [record.key["id"] for record in records if record.key["id"] == 1140] == [1140]
+    assert [record.key["id"] for record in records].count(1139) == 2
     assert reads(world) == before
-    assert statements(world, logged)[0] == []
+    assert [text for text in statements(world, logged)[0] if "INSERT INTO" not in text] == []
+    cached(world, "order_docs", "1139")
+    alias = f"{world.stack.endpoints.elasticsearch}/{world.name}-view.order_docs"
+    assert httpx.get(f"{alias}/_search").status_code == 200
+    later = sink_reads(world)
+    assert {name for name in later if later[name] != served.get(name)} == {"get", "searches"}
+
+
+def sink_reads(world: "World") -> dict[str, int]:
+    """How often the cache's server was asked, by command, and the index for searches and documents."""
+    with redis.Redis.from_url(world.cache, decode_responses=True) as server:
+        commands: dict[str, Any] = server.info("commandstats")
+    counts = {
+        name.removeprefix("cmdstat_"): int(counted["calls"]) for name, counted in commands.items()
+    }
+    url = f"{world.stack.endpoints.elasticsearch}/_stats/search,get?expand_wildcards=all"
+    totals = httpx.get(url).json()["_all"]["total"]
+    asking = ("info", "hello", "select", "client|setinfo", "ping")
+    return {
+        **{name: calls for name, calls in counts.items() if name not in asking},
+        "searches": totals["search"]["query_total"],
+        "documents": totals["get"]["total"],
+    }
