@@ -1,5 +1,6 @@
 """What the documentation says of settings, verbs and topics is what the code has."""
 
+import re
 from graphlib import CycleError
 
 import pytest
@@ -52,6 +53,13 @@ def test_the_picture_of_rooms_has_every_room_and_needs_no_script(
 def test_every_room_says_what_it_is_for(arrows: draw_rooms.Arrows) -> None:
     text = draw_rooms.PAGE.read_text().partition(draw_rooms.BEGIN)[0]
     assert [room for room in arrows if f"`{room}`" not in text] == []
+
+
+def test_the_rooms_that_a_destination_knows_are_named(arrows: draw_rooms.Arrows) -> None:
+    text = draw_rooms.PAGE.read_text()
+    _, _, sentence = text.partition("A destination knows ")
+    named = re.findall(r"`(cdc\.\w+)`", sentence.partition("no other destination")[0])
+    assert set(named) == arrows["cdc.sinks"]
 
 
 def test_an_arrow_that_runs_back_is_found(arrows: draw_rooms.Arrows) -> None:

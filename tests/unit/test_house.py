@@ -6,6 +6,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,6 +41,8 @@ def test_imports_go_one_way() -> None:
 
 
 ROOMS, PLAIN = "The rooms of cdc", "connectors, compose, migrations"
+OF_SINKS = ("codec", "config", "errors", "model", "sink", "views")
+"""The rooms that a destination may know."""
 WRONG_IMPORTS = [
     ("cdc.model.table -> pyspark", "import pyspark", "Plain data and the codec"),
     ("cdc.kafka.tail -> cdc.apply.stream", "from cdc.apply.stream import Stream", ROOMS),
@@ -109,6 +112,28 @@ def test_a_wrong_import_is_found(
 
 def test_a_room_without_a_layer_is_found(broken_contracts: dict[str, str]) -> None:
     assert re.search(r"\battic\b", report(broken_contracts, ROOMS))
+
+
+@pytest.mark.parametrize(
+    ("contract", "known"),
+    [
+        (PLAIN, {"cdc.errors", "cdc.model"}),
+        ("A sink knows the contract", {f"cdc.{room}" for room in OF_SINKS}),
+    ],
+)
+def test_a_contract_forbids_every_room_but_those_that_may_be_known(
+    contract: str, known: set[str]
+) -> None:
+    """A room that is in neither list could be imported unnoticed."""
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    (terms,) = (
+        candidate for candidate in contracts["contracts"] if candidate["name"].startswith(contract)
+    )
+    paths = [path for path in (ROOT / "cdc").iterdir() if path.is_dir() or path.suffix == ".py"]
+    rooms = {f"cdc.{path.stem}" for path in paths if not path.stem.startswith("_")}
+    assert {"cdc.postgres", "cdc.errors", "cdc.sinks"} <= rooms
+    own = {".".join(module.split(".")[:2]) for module in terms["source_modules"]}
+    assert rooms - own - known - set(terms["forbidden_modules"]) == set()
 
 
 def test_a_room_is_no_hall() -> None:
