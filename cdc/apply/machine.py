@@ -21,7 +21,7 @@ caught up. After a full batch the owner restarts where another batch size suits 
 | running | readers are being shown views that must draw level  | waits, 5 s at most       | no reader goes back   |
 | running | a person has paused the sink                        | starting: paused         | none till resumed     |
 | running | readers see another generation                      | starting: switched       | what is seen goes on  |
-| running | another standby is due, or one can be tried again   | starting: standby        | the way back is there |
+| running | another standby is due, or one can be tried again   | starting: standby        | rollback never waits  |
 | running | the log may have lost what a view needs             | starting: continuity     | no delete is missed   |
 | running | a table that waited can go on                       | starting: unblocked      | every table that can  |
 | running | a topic is another one, or has other partitions     | starting: topic          | order within a key    |

@@ -68,10 +68,10 @@ def read(
 
 
 def planned_ends(folder: str, batch_id: int) -> Ends:
-    """The ends of a micro-batch, per topic and partition: the offsets that Spark planned it with.
+    """The ends of a batch, per topic and partition: the offsets that Spark planned it with.
 
-    Read from the query's offset log, whose last line holds the (only) source's end offsets. The records can't tell:
-    transaction markers and compaction leave offsets without a record.
+    Read from the query's offset log, whose last line holds the end offsets of its only source. The
+    records can't tell: transaction markers and compaction leave offsets without a record.
     """
     *_, last = Path(folder, "offsets", str(batch_id)).read_text(encoding="utf-8").splitlines()
     return _ends(json.loads(last))

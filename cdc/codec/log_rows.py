@@ -42,9 +42,12 @@ NOTHING: frozenset[str] = frozenset()
 class RecordSummary(NamedTuple):
     """What an audit needs to know of a record; as columns they are `SUMMARY`.
 
-    id        of its row; None where the key isn't one of the table says      KEYLESS or FOREIGN: of
-    no row. UNREADABLE: no change that the views can hold, also one from before a
-              TRUNCATE. DEAD: from before that, or of another server. TOMBSTONE, DELETE, ROW: what a view makes of it
+    id        of its row; None for KEYLESS and FOREIGN
+    says      what the record is to the views
+              KEYLESS, FOREIGN: it is of no row, since its key isn't one of the table
+              UNREADABLE: no change that the views can hold, also where it is from before a TRUNCATE
+              DEAD: from before a TRUNCATE, or of another server
+              TOMBSTONE, DELETE, ROW: what a view makes of it
     living    whether a view would make that of it; a tombstone may be dead, too
     outdated  a row from before the definition that tells what it means
     missing   the columns whose value a row doesn't carry, None for one that carries all

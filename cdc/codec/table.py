@@ -60,7 +60,7 @@ class TableCodec:
         """Return the id of a row in every view, from the connector's key JSON: the document form of
         its key columns.
 
-        One key column is its text, several are a JSON array; `change.row_id` is its twin.
+        One key column is its text, several are a JSON array; `cdc.model.table.row_id` is its twin.
 
         Raises:
             Unreadable: the key isn't one of the table.

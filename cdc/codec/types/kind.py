@@ -42,7 +42,7 @@ class TypeCodec:
     numbers.
     """
     from_column: Convert | None = None
-    """The way back: from the column to what `document` gives; from what `arrow.portable` casts it
+    """The reverse: from the column to what `document` gives; from what `arrow.portable` casts it
     to.
     """
     source: str = TEXT

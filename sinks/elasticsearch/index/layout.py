@@ -76,7 +76,7 @@ class Layout:
 
     @property
     def restored_settings(self) -> dict[str, Any]:
-        """What takes `UNSEEN` back; None stands for the server's own default."""
+        """What takes `BULK_LOAD_SETTINGS` back; None stands for the server's own default."""
         return {
             name: self.live_settings.get(name)
             for name in BULK_LOAD_SETTINGS
