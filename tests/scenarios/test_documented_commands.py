@@ -32,7 +32,7 @@ pytestmark = pytest.mark.timeout(900)
 FIRST_HOUR = "own-tables.md"
 ELSEWHERE = {
     "up --stack compose": "needs a Docker engine: tests/containers",
-    "run --master spark://spark:7077": "names a cluster: tests/spark runs executors of their own",
+    "run --master spark://spark:7077": "names a cluster: test_pipeline runs local-cluster",
     "up": "starts servers of its own: the fixture of all tests does, and test_first_hour",
     "down": "stops them: the same",
     "serve --address 10.0.0.7 --token-file token": "names an address of another machine",

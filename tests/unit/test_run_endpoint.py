@@ -10,6 +10,7 @@ from dataclasses import replace
 import httpx
 import pytest
 import yaml
+from prometheus_client.parser import text_string_to_metric_families
 
 from cdc.apply.progress import OTHERS, Progress, RunState
 from cdc.model.finding_codes import CODES
@@ -205,6 +206,24 @@ def test_rules_and_dashboard_name_what_is_exported(endpoint: RunEndpoint) -> Non
         page = rule["annotations"]["runbook"]
         assert (ROOT / page).exists() or "{{ $labels.code }}" in page
         assert rule["labels"].get("code", "sink-failed") in CODES
+
+
+def test_the_page_names_every_metric_with_its_labels(endpoint: RunEndpoint) -> None:
+    endpoint.publish([RUNNING])
+    exposition = fetched(endpoint, "/metrics").text
+    labels = {
+        sample.name: set(sample.labels)
+        for family in text_string_to_metric_families(exposition)
+        for sample in family.samples
+    }
+    documented: dict[str, set[str]] = {}
+    for line in (ROOT / "docs/operate/metrics.md").read_text().splitlines():
+        if line.startswith("| `cdc_"):
+            _, names, of_metric, *_ = line.split("|")
+            documented |= {
+                name: set(re.findall(r"\w+", of_metric)) for name in METRIC.findall(names)
+            }
+    assert {name: documented.get(name) for name in labels} == labels
 
 
 def test_planted_a_rule_about_a_metric_that_there_is_not(endpoint: RunEndpoint) -> None:
