@@ -321,7 +321,7 @@ class GenerationReplaced(Fenced):
     def __init__(self, table: str, generation: str, sink: str) -> None:
         super().__init__(
             f"Generation {generation} of {table} isn't beside the live one in {sink} any more.",
-            hint="nothing to do: cdc -p FILE generations lists what there is",
+            hint="no action needed: cdc -p FILE generations lists what there is",
             sink=sink,
         )
 

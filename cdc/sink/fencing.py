@@ -47,7 +47,7 @@ def mismatch(
     if ours and lost:
         return PositionLost(
             f"The view of {table.qualified} stands before the position written to it: it lost its last writes.",
-            hint="nothing to do: its changes are applied again from where it stands",
+            hint="no action needed: its changes are applied again from where it stands",
             table=table.qualified,
         )
     return Fenced(

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
-COMMON_HINTS = {"broker": "nothing to do: it is tried again; is Kafka up?"}
+COMMON_HINTS = {"broker": "no action needed; retried automatically; is Kafka up?"}
 """Hints by kind of a failure that every sink has."""
 _decode = msgspec.json.Decoder(PartitionOutcome).decode
 In = TypeVar("In")

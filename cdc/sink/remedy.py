@@ -140,7 +140,7 @@ def _of_postgres(error: psycopg.Error) -> SourceError:
     state = error.sqlstate
     if state is None and isinstance(error, psycopg.OperationalError | psycopg.InterfaceError):
         return SourceUnavailable(
-            "Postgres went away while it was asked.", hint="nothing to do: it is asked again"
+            "Postgres went away while it was asked.", hint="no action needed: it is asked again"
         )
     name = type(error).__name__
     if state and state.startswith(PASSING_STATES):

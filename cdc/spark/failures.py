@@ -83,7 +83,7 @@ def _of_broker(name: str, sink: str) -> ConnectorError:
             f"Kafka refuses: {name}.", hint="look at the broker's log, then: cdc -p FILE topics"
         )
     return KafkaUnavailable(
-        f"Kafka doesn't answer: {name}.", hint="nothing to do: it is tried again", sink=sink
+        f"Kafka doesn't answer: {name}.", hint="no action needed; retried automatically", sink=sink
     )
 
 

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 HINTS = {
     "fenced": "run one `cdc run` per pipeline; start this one again when the other has ended",
     "unavailable": "it is tried again; is the server of `state` up?",
-    "rewound": "nothing to do: its changes are applied again from where it stands",
+    "rewound": "no action needed: its changes are applied again from where it stands",
 }
 """What a person can do about a failure, by its kind."""
 Positions = Mapping[str, Position | None]

@@ -42,7 +42,7 @@ HINTS = {
     "plain": "write redis:// in the sink's url, or the port at which it has TLS",
     "stranger": "check host and port of the sink's url",
     "fenced": "run one `cdc run` per sink; start this one again when the other has ended",
-    "rewound": "nothing to do: its changes are applied again from where it stands",
+    "rewound": "no action needed: its changes are applied again from where it stands",
 }
 """What a person can do about a failure, by its kind."""
 

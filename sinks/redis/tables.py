@@ -44,7 +44,7 @@ def empty_table(
         if not script([key, *rows], [generation, *position]):
             raise SinkUnavailable(
                 f"Generations of {name} have changed places while one was made empty.",
-                hint="nothing to do: it is tried again",
+                hint="no action needed; retried automatically",
                 sink=database.sink,
             )
 

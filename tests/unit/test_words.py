@@ -180,3 +180,26 @@ def test_docstrings_have_the_words_of_the_glossary() -> None:
     banned = [f"{path}: {word}" for path, text in texts.items() for word in pages.banned(text)]
     # Elasticsearch's own name for a limit of a disk.
     assert banned == ["sinks/elasticsearch/health.py: watermark: position, or checkpoint"]
+
+
+def test_no_hint_says_what_the_style_forbids() -> None:
+    """Of a sentence in quotes on the left of the table of style.md, its beginning is looked for."""
+    page = (ROOT / "docs/contribute/style.md").read_text()
+    forbidden = [
+        text.partition(":")[0] + ":" for text in re.findall(r'^\| "([^"]+)" \|', page, re.M)
+    ]
+    assert "nothing to do:" in forbidden
+    texts = {
+        path: [
+            node.value
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        ]
+        for path, tree in trees_of_code().items()
+    }
+    assert [
+        f"{path}: {text}"
+        for path, strings in texts.items()
+        for text in strings
+        if text.startswith(tuple(forbidden))
+    ] == []

@@ -72,7 +72,7 @@ def commit_conflict() -> CommitConflict:
     """Make the error that says so."""
     return CommitConflict(
         "Somebody else committed to the Delta table at the same time.",
-        hint="nothing to do: it is tried again",
+        hint="no action needed; retried automatically",
     )
 
 

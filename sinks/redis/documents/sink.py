@@ -146,7 +146,7 @@ class DocumentState:
             if not script(keys, [generation, name, *head, *rows]):
                 raise SinkUnavailable(
                     f"The rows of {name} have another generation by now.",
-                    hint="nothing to do: it is tried again",
+                    hint="no action needed; retried automatically",
                     sink=self.name,
                 )
         empty_table(self._database, name, "", generation)
