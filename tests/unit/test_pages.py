@@ -124,6 +124,25 @@ def test_every_page_is_in_the_navigation() -> None:
     }
 
 
+def linked_pages(page: Path) -> set[Path]:
+    return {
+        (page.parent / target.partition("#")[0]).resolve()
+        for target in pages.LINK.findall(page.read_text())
+        if target.partition("#")[0].endswith(".md") and "://" not in target
+    }
+
+
+def test_the_first_page_links_to_every_page() -> None:
+    """Those of findings and of decisions have a list of their own, which it links to."""
+    index = FOLDER / "index.md"
+    lists = [FOLDER / "decisions" / "index.md", FOLDER / "operate" / "runbooks" / "index.md"]
+    linked = linked_pages(index)
+    assert {*lists} <= linked
+    assert index in linked_pages(ROOT / "README.md")
+    reached = linked.union({index}, *map(linked_pages, lists))
+    assert {page for page in PAGES if page.is_relative_to(FOLDER)} - reached == set()
+
+
 def test_the_codec_at_a_prompt_says_what_the_page_says() -> None:
     (block,) = (
         body
