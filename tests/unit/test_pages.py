@@ -124,6 +124,21 @@ def test_every_page_is_in_the_navigation() -> None:
     }
 
 
+def test_a_change_travels_through_six_rooms_none_twice() -> None:
+    text = (FOLDER / "understand" / "how-a-change-travels.md").read_text()
+    _, _, table = text.partition("| step | files |")
+    rows = [line.split("|")[2] for line in table.partition("\n\n")[0].splitlines()[2:]]
+    rooms = [
+        {
+            "/".join(path.split("/")[: 1 if path.startswith("sinks/") else 2])
+            for path in pages.PATH.findall(row)
+        }
+        for row in rows
+    ]
+    assert [len(names) for names in rooms] == [1] * len(rows)
+    assert len(set().union(*rooms)) == len(rows) <= 6
+
+
 def linked_pages(page: Path) -> set[Path]:
     return {
         (page.parent / target.partition("#")[0]).resolve()
