@@ -35,15 +35,18 @@ SETTINGS = {
     # Adaptive plans off: batches are small and their plans don't change, so adapting costs more
     # than it gains.
     "spark.sql.adaptive.enabled": "false",
-    # Codegen off: the first batch takes 4 s instead of 11. Compiled code would decode with a
-    # quarter less CPU later.
+    # Codegen off: compiling new plans holds up a process that has just started. While Spark's
+    # expressions decoded records, the first batch took 4 s so, and 11 s with it. It hasn't been
+    # measured since Python decodes them: plans of batches have hardly any expressions now, those of
+    # comparisons, audits and merges in the warehouse do.
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    # Off: without codegen, shared subexpressions are looked up in a cache for every row, a tenth of
-    # decoding.
+    # Off: without codegen, shared subexpressions are looked up in a cache for every row. That was a
+    # tenth of decoding in Spark's expressions; of comparisons it hasn't been measured.
     "spark.sql.subexpressionElimination.enabled": "false",
-    # Cached batches uncompressed: they are read twice and thrown away, and choosing a compression
-    # for each column took a fifth of their time.
+    # Frames that comparisons and audits keep are uncompressed: they are read a few times and thrown
+    # away. Choosing a compression for each column took a fifth of the time of batches, which were
+    # kept once; of comparisons it hasn't been measured. No batch is kept any more.
     "spark.sql.inMemoryColumnarStorage.compressed": "false",
     # Reset after each object: wide rows spill to disk in pieces of 4 MB, and the default keeps a
     # hundred of them in memory until all are written.
