@@ -12,8 +12,10 @@ import yaml
 from cdc.compose.endpoints import Endpoints
 from cdc.config import settings
 from cdc.config.references import STACK_VARIABLES
+from cdc.config.yaml_file import read_tree
 from cdc.errors import SettingsError
 from cdc.sinks.delta.settings import Delta
+from tests.support import pages
 
 GOOD = """\
 pipeline: shop
@@ -55,6 +57,44 @@ def test_the_sample_is_accepted() -> None:
     assert set(STACK_VARIABLES) == set(servers.environment())
     assert len(pipeline.source.tables) == 5
     assert set(pipeline.sinks) == {"search", "cache", "warehouse"}
+
+
+DOCUMENTED = [
+    pytest.param(body, id=f"{page.stem}-{number}")
+    for page in pages.PAGES
+    for number, (language, body) in enumerate(pages.blocks(page.read_text()))
+    if language == "yaml"
+]
+"""What pages show of pipeline files."""
+
+
+def put_in_file(part: dict[str, Any]) -> dict[str, Any]:
+    """Return a whole file with a part of one, which pages show without what is around it."""
+    tree = yaml.safe_load(GOOD)
+    tree["source"]["tables"] = part.pop("tables", ["public.*"])
+    places = {name: tree["sinks"] if name in tree["sinks"] else tree for name in part}
+    for name, value in part.items():
+        places[name][name] = value
+    return tree  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("block", DOCUMENTED)
+def test_what_pages_show_of_a_file_is_accepted(tmp_path: Path, block: str) -> None:
+    shown = tmp_path / "shown.yaml"
+    shown.write_text(block)
+    _, part = read_tree(shown)
+    names = set(re.findall(r"\$\{(\w+)\}", block))
+    environment = {name: f"https://example.com/{name}" for name in names}
+    environment["SHOP_POSTGRES"] = "postgresql://localhost/shop"
+    pipeline = load(tmp_path, yaml.safe_dump(put_in_file(part)), **environment)
+    assert pipeline.pipeline == "shop"
+
+
+def test_planted_a_part_of_a_file_that_is_not_accepted(tmp_path: Path) -> None:
+    assert len(DOCUMENTED) >= 5
+    text = yaml.safe_dump(put_in_file({"notify": [{"url": "https://a", "after_minutes": 5}]}))
+    with pytest.raises(SettingsError):
+        load(tmp_path, text)
 
 
 @pytest.mark.parametrize(
