@@ -11,6 +11,7 @@ One contract suite runs these laws over every sink:
 - A crash between the write and its answer changes nothing.
 - A second writer is fenced.
 - A value that a change doesn't carry stays what it was.
+- A position that can't be read raises an error; it is never taken for none.
 - An empty view exists.
 - A removed view leaves nothing behind.
 """

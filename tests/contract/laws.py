@@ -17,7 +17,7 @@ from cdc.model.generation import new_generation
 from cdc.model.outcome import Advance, Applied
 from cdc.model.position import Position, Reach, distance
 from cdc.model.table import Table, row_id
-from cdc.sink.contract import Batch, PositionLost, RowsRejected, Sink
+from cdc.sink.contract import Batch, PositionLost, RowsRejected, Sink, positions
 from cdc.spark.failures import explain
 from tests.support.envelopes import PLACEHOLDER, Row, Topic, frame, in_lanes
 
@@ -548,6 +548,13 @@ def a_removed_view_leaves_nothing_behind(harness: Harness) -> None:
     assert harness.position(second) is None
     harness.apply(writer="two", sink=second)
     assert harness.view(second) == harness.topic.model()
+
+
+def a_position_that_cannot_be_read_stops(sink: Sink, table: Table) -> None:
+    """Of a sink whose destination is away: "nothing there" would have its view made empty."""
+    for read in (sink.position, lambda table: positions(sink, [table])):
+        with pytest.raises(SinkUnavailable):
+            read(table)
 
 
 LAWS = [

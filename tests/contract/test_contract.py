@@ -83,6 +83,30 @@ def test_law(law: Callable[[laws.Harness], None], harness: laws.Harness) -> None
     law(harness)
 
 
+AWAY: dict[str, Callable[[Path], Sink]] = {
+    "redis": lambda _: Redis("cache", "redis://127.0.0.1:1/0", "away"),
+    "elasticsearch": lambda _: Elasticsearch("search", "http://127.0.0.1:1", "away"),
+    "delta": lambda folder: Delta("warehouse", str(folder / "file"), "away"),
+}
+"""Every sink whose views lie outside of this process, with a destination that can't be reached: a
+port that nobody listens to, a file where a folder was.
+"""
+
+
+@pytest.mark.parametrize("kind", AWAY)
+def test_a_position_that_cannot_be_read_stops(kind: str, tmp_path: Path) -> None:
+    assert {name.partition(",")[0] for name in SINKS} - AWAY.keys() == {"memory"}
+    (tmp_path / "file").touch()
+    sink = AWAY[kind](tmp_path)
+    laws.a_position_that_cannot_be_read_stops(sink, table("away.public.items"))
+    sink.close()
+
+
+def test_planted_a_sink_that_says_there_is_nothing() -> None:
+    with pytest.raises(pytest.fail.Exception):
+        laws.a_position_that_cannot_be_read_stops(Memory("memory"), table("away.public.items"))
+
+
 @pytest.mark.parametrize("large", [False, True])
 def test_a_large_mirror_keeps_its_files(
     large: bool,
