@@ -9,7 +9,7 @@ from cdc.kafka.topic_specs import topic_specs
 from cdc.model.finding import Severity
 from cdc.observe.sampler import IDLE_PAUSE_S
 from cdc.serve.actions import VERBS
-from docs import draw_rooms
+from docs import draw_rooms, draw_states
 from docs.generators.settings import SECTIONS
 from tests.support.pages import ROOT, root_command
 from tests.support.pipelines import pipeline
@@ -48,6 +48,24 @@ def test_the_picture_of_rooms_has_every_room_and_needs_no_script(
     assert "<script" not in drawn
     pages = draw_rooms.PAGE.parents[1].rglob("*.md")
     assert [page.name for page in pages if "```mermaid" in page.read_text()] == []
+
+
+def test_the_picture_of_states_is_current_and_has_every_next_state() -> None:
+    drawn = draw_states.PICTURE.read_text()
+    assert drawn == draw_states.picture(), "python -m docs.draw_states"
+    table = draw_states.rows()
+    assert len(draw_states.reasons(table)) >= 12
+    for name in draw_states.reasons(table):
+        assert re.search(rf"\b{name}\b", drawn)
+    ends = {
+        word
+        for *_, text in table
+        for word in ("failed", "stopped", "caught up", "waiting")
+        if word in text
+    }
+    assert ends == {"failed", "stopped", "caught up", "waiting"}
+    assert all(f">{name}</text>" in drawn for name in ends)
+    assert "<script" not in drawn
 
 
 def test_every_room_says_what_it_is_for(arrows: draw_rooms.Arrows) -> None:
