@@ -18,15 +18,19 @@ POLL_S = 0.25
 def send_documents_again(
     pipeline: Pipeline, view: Table, keys: Sequence[bytes], timeout_s: float
 ) -> None:
-    """Mark the documents of these record keys as dirty, and wait until `cdc run` has sent them.
+    """Mark the documents of these record keys as dirty, and wait until `cdc run` has sent them,
+    whatever else of the view is dirty.
 
     Raises:
         ConnectorError: not in time. SinkUnavailable, SinkRejected: the state can't be asked.
     """
     state, deadline = build_state(pipeline).open_state()(), time.monotonic() + timeout_s
     try:
-        state.mark(view.name, {codec(view).row_id(key): key for key in keys})
-        while state.dirty(view.name, 1):
+        keys_by_id = {codec(view).row_id(key): key for key in keys}
+        state.mark(view.name, keys_by_id)
+        unsent = set(keys_by_id)
+        # One that has been clean was sent since, even if it is dirty again by now.
+        while unsent := state.dirty_among(view.name, unsent):
             if time.monotonic() > deadline:
                 raise ConnectorError(
                     f"Documents of {view.qualified} weren't sent again within {timeout_s:g} s.",

@@ -104,6 +104,9 @@ class State(Protocol):
         so that a change isn't delayed by a large fan-out before it.
         """
 
+    def dirty_among(self, view: str, ids: Collection[str]) -> set[str]:
+        """Return those of these root ids whose document may be old."""
+
     def deleted_keys(self, view: str, ids: Collection[str]) -> dict[str, bytes]:
         """Read the connector's keys of root rows that were deleted, by id."""
 

@@ -46,7 +46,8 @@ HINTS = {
 }
 """What a person can do about a failure, by its kind."""
 
-_clients: dict[str, redis.Redis] = {}
+_clients: dict[tuple[str, bool], redis.Redis] = {}
+"""This process' connections, by URL and by whether answers are text."""
 
 
 def client(url: str) -> redis.Redis:
@@ -54,22 +55,38 @@ def client(url: str) -> redis.Redis:
 
     Any thread may use them.
     """
-    if url not in _clients:
+    return _client(url, True)
+
+
+def bytes_client(url: str) -> redis.Redis:
+    """Return this process' connections for answers as bytes. Any thread may use them."""
+    return _client(url, False)
+
+
+def _client(url: str, is_text: bool) -> redis.Redis:
+    if (url, is_text) not in _clients:
         # With a pool of its own making a client closes all connections when it is collected, also
         # those in use.
         pool = redis.ConnectionPool.from_url(
-            url, decode_responses=True, socket_timeout=30, socket_connect_timeout=5
+            url, decode_responses=is_text, socket_timeout=30, socket_connect_timeout=5
         )
-        _clients[url] = redis.Redis(connection_pool=pool)
-    return _clients[url]
+        _clients[url, is_text] = redis.Redis(connection_pool=pool)
+    return _clients[url, is_text]
 
 
 def forget(url: str) -> None:
     """Close this process' connections, but for those that another thread is using: they are closed
     once it lets go of them.
     """
-    if server := _clients.pop(url, None):
-        server.connection_pool.disconnect(inuse_connections=False)
+    for is_text in (True, False):
+        if server := _clients.pop((url, is_text), None):
+            server.connection_pool.disconnect(inuse_connections=False)
+
+
+def _close_idle(url: str) -> None:
+    for is_text in (True, False):
+        if server := _clients.get((url, is_text)):
+            server.connection_pool.disconnect(inuse_connections=False)
 
 
 def database(url: str) -> int:
@@ -146,7 +163,7 @@ def failure(error: redis.exceptions.RedisError, url: str, what: str) -> Failure:
         return Failure("forbidden", f"{where} refuses the user or password of {what}.")
     word = _word(error)
     if word in PASSING or isinstance(error, UNREACHABLE):
-        client(url).connection_pool.disconnect(inuse_connections=False)
+        _close_idle(url)
         return _away(where, PASSING.get(word), cause(f"{error} {error.__cause__}"))
     if isinstance(error, redis.exceptions.InvalidResponse):
         return Failure("stranger", f"{where} is no Redis: it answers in another way.")

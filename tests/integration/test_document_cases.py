@@ -22,19 +22,23 @@ import json
 import random
 import re
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 import redis
 
-from cdc.errors import SettingsError
+from cdc.errors import ConnectorError, SettingsError
 from cdc.postgres import source
+from cdc.verify.documents import send_documents_again
 from cdc.views import emission
 from cdc.views.emission import SLICE
+from cdc.views.tables import view_table
 from tests.support.budget import SCALE
 from tests.support.cache import cache
 from tests.support.document_history import History
 from tests.support.envelopes import PLACEHOLDER
+from tests.support.wait import wait_until
 
 LIBRARY = """
 CREATE TABLE lib.authors (id int PRIMARY KEY, name text, agent_id int, unused text);
@@ -1074,3 +1078,20 @@ def test_a_round_that_took_long_is_the_last_when_nothing_is_left(
     history.apply()
     assert history.send() == 2
     history.check()
+
+
+def test_a_repair_waits_for_its_own_documents_only(history: History) -> None:
+    """While others of the view are dirty, as amid a fan-out; in vain where its own stay so."""
+    library(history, BOOK_DOCS)
+    history.do("INSERT INTO lib.books SELECT n FROM generate_series(1, 9) n")
+    history.apply()
+    state, view = history.sink.open_state()(), history.views["book_docs"]
+    turn, table = state.take("run"), view_table(history.pipeline, view)
+    state.sent(turn, view.name, {"1": state.dirty(view.name, 9)["1"]})
+    with ThreadPoolExecutor(1) as pool:
+        repair = pool.submit(send_documents_again, history.pipeline, table, [b'{"id":1}'], 20.0)
+        wait_until(lambda: state.dirty_among(view.name, ["1"]), 10, "the mark of the repair")
+        state.sent(turn, view.name, {"1": state.dirty(view.name, 9)["1"]})
+        repair.result()
+    with pytest.raises(ConnectorError, match="weren't sent again"):
+        send_documents_again(history.pipeline, table, [b'{"id":1}'], 0.0)

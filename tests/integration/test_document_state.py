@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 import pytest
@@ -23,6 +24,7 @@ from cdc.sink.lane_task import LaneRun
 from cdc.sink.rejection import Stop
 from cdc.sinks.redis.database import Database
 from cdc.sinks.redis.documents.executor import StateWriter
+from cdc.sinks.redis.documents.sink import DocumentState
 from cdc.sinks.redis.documents.state import OpenState, RedisState
 from cdc.sinks.redis.positions import Positions
 from cdc.views.emission import Emission, Report
@@ -30,7 +32,8 @@ from cdc.views.plan import Aggregate, Join, Node, Order, StatePlan, View
 from cdc.views.scalar.expression import Expression
 from cdc.views.state import Chunk, Turn
 from tests.support.budget import SCALE
-from tests.support.cache import cache
+from tests.support.cache import Road, cache
+from tests.support.wait import wait_until
 
 RUNS, CHANGES = 12 + 21 * (SCALE - 1), 250
 """`make properties`, at a scale of 20, looks at more than 100,000 changes."""
@@ -528,6 +531,47 @@ def test_a_turn_that_is_over_forgets_no_mark(url: str) -> None:
         assert state.dirty(view, 10) == marks
     state.sent(state.take("run"), view, marks)
     assert state.is_clean()
+
+
+@pytest.mark.parametrize("limit", [1, 2, 3, 5, 99])
+def test_no_more_marks_are_read_than_asked_for(url: str, limit: int) -> None:
+    """The longest dirty one is among them, and of several the newest."""
+    with redis.Redis.from_url(url) as server:
+        server.flushdb()
+    state, view = OpenState(url, PREFIX, PLAN)(), PLAN.views[0].name
+    for number in range(9):
+        state.mark(view, {str(number): b"{}"})
+    marks = state.dirty(view, limit)
+    assert len(marks) == min(limit, 9)
+    assert "0" in marks
+    assert limit == 1 or "8" in marks
+
+
+def test_a_failover_is_followed(tmp_path: Path) -> None:
+    """The name leads to the new primary; open connections still to the old one, which is a replica
+    by now. Who closes the state leaves no connection.
+    """
+    with cache(tmp_path / "a") as old_url, cache(tmp_path / "b") as new_url:
+        ports = [urlsplit(url).port or 0 for url in (old_url, new_url)]
+        road = Road(ports[0])
+        sink = DocumentState(f"redis://127.0.0.1:{road.port}/0", PREFIX)
+        state, view = sink.open_state()(), PLAN.views[0].name
+        state.mark(view, {"1": b"{}"})
+        with redis.Redis.from_url(old_url) as old, redis.Redis.from_url(new_url) as new:
+            old.replicaof("127.0.0.1", str(ports[1]))
+            road.target = ports[1]
+            with pytest.raises(Failure) as caught:
+                state.mark(view, {"2": b"{}"})
+            assert caught.value.kind == "unavailable"
+            state.mark(view, {"3": b"{}"})
+            assert list(state.dirty(view, 9)) == ["3"]
+            sink.close()
+            wait_until(lambda: clients(new) == 2, 10, "this one and the replica alone")
+        road.close()
+
+
+def clients(server: redis.Redis) -> int:
+    return len(server.client_list())
 
 
 def test_documents_are_what_the_tables_say(url: str) -> None:

@@ -24,7 +24,7 @@ from cdc.sinks.redis.documents.keys import (
     unsent_key,
 )
 from cdc.sinks.redis.documents.scripts import CLIMBED, MARK, SENT, TAKE_TURN, WHILE_TURN
-from cdc.sinks.redis.server import failure, position_key
+from cdc.sinks.redis.server import bytes_client, failure, position_key
 from cdc.views.plan import StatePlan
 from cdc.views.rows import LISTING, TALLY, StoredRow, decode_entries, decode_row
 from cdc.views.state import Chunk, StateSizes, Turn
@@ -38,15 +38,7 @@ REFUSALS = {
 OTHER_FIELDS = (b"owner", b"turn", b"waiting")
 """Fields beside those of topics in the hash of documents."""
 _unpack = msgspec.msgpack.Decoder(tuple[str, list[str]]).decode
-_connections: dict[str, redis.Redis] = {}
 Item = TypeVar("Item")
-
-
-def bytes_client(url: str) -> redis.Redis:
-    """Return this process' connections for answers as bytes. Any thread may use them."""
-    if url not in _connections:
-        _connections[url] = redis.Redis.from_url(url, socket_timeout=30, socket_connect_timeout=5)
-    return _connections[url]
 
 
 @dataclass(frozen=True)
@@ -166,16 +158,28 @@ class RedisState:
 
     def dirty(self, view: str, limit: int) -> dict[str, str]:
         """Read the lowest and the highest marks in one round trip."""
-        key = dirty_key(self.prefix, view)
+        key, newest = dirty_key(self.prefix, view), limit // 2
 
         def ask(server: redis.Redis) -> list[Any]:
             pipeline = server.pipeline(transaction=False)
-            pipeline.zrange(key, 0, limit // 2 - 1, withscores=True)
-            pipeline.zrange(key, 0, limit - limit // 2 - 1, desc=True, withscores=True)
+            pipeline.zrange(key, 0, limit - newest - 1, withscores=True)
+            # An end of -1 would be that of the whole set.
+            if newest:
+                pipeline.zrange(key, 0, newest - 1, desc=True, withscores=True)
             return list(pipeline.execute())
 
         pairs = chain.from_iterable(self._ask(ask))
         return {row_id.decode(): f"{mark:.0f}" for row_id, mark in pairs}
+
+    def dirty_among(self, view: str, ids: Collection[str]) -> set[str]:
+        """Read marks with a ZMSCORE a page."""
+        dirty = set[str]()
+        for page in _pages(ids):
+            scores = self._ask(partial(_scores, dirty_key(self.prefix, view), page))
+            dirty |= {
+                row_id for row_id, score in zip(page, scores, strict=True) if score is not None
+            }
+        return dirty
 
     def deleted_keys(self, view: str, ids: Collection[str]) -> dict[str, bytes]:
         """Read keys with an HMGET a page."""
@@ -330,6 +334,10 @@ def _field(key: str, field: bytes, server: redis.Redis) -> Any:
 
 def _fields(key: str, fields: list[str], server: redis.Redis) -> Any:
     return server.hmget(key, fields)
+
+
+def _scores(key: str, members: list[str], server: redis.Redis) -> Any:
+    return server.zmscore(key, members)
 
 
 def _values(keys: list[str], server: redis.Redis) -> Any:
