@@ -28,6 +28,7 @@ from cdc.model.trace import trace
 from cdc.observe.registration_findings import find_registration_troubles
 from cdc.postgres import source, table_survey
 from cdc.sink.contract import Examinable, FitChecker, SchemaMismatch, Sink
+from cdc.sink.factory import build_state
 from cdc.sink.remedy import classify
 
 log = structlog.get_logger()
@@ -52,7 +53,9 @@ CONSEQUENCES = {
 
 @dataclass(frozen=True)
 class Examination:
-    """What is examined: the pipeline file, its sinks, the folder of the state of runs."""
+    """What is examined: the pipeline file, its sinks and the state of its documents, the folder of
+    the state of runs.
+    """
 
     pipeline: Pipeline
     sinks: Sequence[Sink]
@@ -67,9 +70,10 @@ class Examination:
             ("registration-unreadable", "the registration", self._registration),
             ("machine-unreadable", "this machine", self._machine),
         ]
-        with ThreadPoolExecutor(len(parts) + len(self.sinks)) as pool:
+        sinks = [*self.sinks, *([build_state(self.pipeline)] if self.pipeline.state else [])]
+        with ThreadPoolExecutor(len(parts) + len(sinks)) as pool:
             answers = [pool.submit(_examine, *part) for part in parts]
-            answers += [pool.submit(self._sink, sink) for sink in self.sinks]
+            answers += [pool.submit(self._sink, sink) for sink in sinks]
             findings = [finding for answer in answers for finding in answer.result()]
         codes = {finding.code for finding in findings}
         consequences = {code for code, causes in CONSEQUENCES.items() if codes & causes}

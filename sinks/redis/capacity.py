@@ -14,14 +14,14 @@ from cdc.sinks.redis.server import table_of_position
 log = structlog.get_logger()
 
 
-def require_no_eviction(database: Database, table: str) -> None:
-    """Raise SinkRejected when the server may drop rows by itself."""
+def require_no_eviction(database: Database, table: str, holder: str = "the cache") -> None:
+    """Raise SinkRejected when the server may drop rows by itself. holder: of the rows, in words."""
     policy = _policy(database)
     if policy is None:
         log.warning("eviction_unknown", sink=database.sink, needed="noeviction")
     elif policy != "noeviction":
         raise SinkRejected(
-            f"The cache's maxmemory-policy is {policy}: it may drop rows of {table} by itself.",
+            f"maxmemory-policy is {policy} on the server of {holder}: it may drop rows of {table} by itself.",
             hint="CONFIG SET maxmemory-policy noeviction",
             sink=database.sink,
         )

@@ -1,4 +1,6 @@
-"""Health of the cache's server: facts of INFO, and what they mean for views."""
+"""Health of the server of the cache, or of the state of documents: facts of INFO, and what they mean
+for rows.
+"""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -12,6 +14,12 @@ OLDEST = 7
 FULL = 0.8
 """The share of `maxmemory` above which the cache may soon refuse writes."""
 Info = Mapping[str, Any]
+
+
+def examine(sink: str, url: str) -> list[Finding]:
+    """Read what the server tells of itself, and judge it."""
+    info = read_info(sink, url)
+    return [info] if isinstance(info, Finding) else list(check_info(sink, info))
 
 
 def read_info(sink: str, url: str) -> Info | Finding:

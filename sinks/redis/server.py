@@ -158,7 +158,7 @@ def failure(error: redis.exceptions.RedisError, url: str, what: str) -> Failure:
     Messages quote the first word of an answer and names of commands only; the rest may quote what
     was sent.
     """
-    where = f"The cache at {address(url)}"
+    where = f"The server at {address(url)}"
     if isinstance(error, FORBIDDEN):
         return Failure("forbidden", f"{where} refuses the user or password of {what}.")
     word = _word(error)

@@ -61,9 +61,8 @@ class Redis:
         self._positions = Positions(self._database, generation_names)
 
     def examine(self, tables: Sequence[Table]) -> list[Finding]:  # noqa: ARG002  # the server's own
-        """See `health.check_info`."""
-        info = health.read_info(self.name, self.url)
-        return [info] if isinstance(info, Finding) else list(health.check_info(self.name, info))
+        """See `health.examine`."""
+        return health.examine(self.name, self.url)
 
     def refusals(self, table: Table) -> list[str]:  # noqa: ARG002  # a document may have any names
         """Return nothing: a document may have any names."""

@@ -20,6 +20,8 @@ from cdc.kafka.topics import Topics
 from cdc.model.finding import Finding, Severity
 from cdc.postgres import source
 from cdc.sink import factory
+from cdc.sinks.redis.settings import Redis
+from tests.support.cache import cache as server_of
 from tests.support.pipelines import NOWHERE
 from tests.support.shop import Shop
 
@@ -237,6 +239,14 @@ def test_the_doctor_on_destinations_and_on_servers_that_are_away(clinic: Clinic)
         lambda: cache.config_set("maxmemory-policy", policy),
     )
     cache.close()
+    with server_of(clinic.folder / "state", "--maxmemory-policy", "allkeys-lru") as url:
+        state = Redis(type="redis", url=url, prefix="shop")
+        evicting = clinic.troubles(state=state), clinic.examine(state=state)
+    assert evicting[0] == ["cache-evicts"]
+    assert [part.message for part in evicting[1] if part.code == "cache-evicts"] == [
+        "documents: maxmemory-policy is allkeys-lru: rows may vanish without a word."
+    ]
+    assert clinic.troubles(state=state) == ["sink-unreachable"]
     alias = f"/{shop.pipeline.pipeline}-shop.orders"
     note(
         "index-shadows-alias",

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING
 
 from cdc.config.view_settings import STATE
 from cdc.errors import SinkRejected, SinkUnavailable
+from cdc.model.finding import Finding
 from cdc.model.position import ViewCheckpoint
 from cdc.model.table import RowFormat, Table
 from cdc.sink.contract import Batch, Outcome
 from cdc.sink.lane_run import run_on_executors
-from cdc.sinks.redis import capacity
+from cdc.sinks.redis import capacity, health
 from cdc.sinks.redis.checkpoint import checkpoint_of
 from cdc.sinks.redis.database import Database
 from cdc.sinks.redis.documents.executor import StateWriter, changing
@@ -35,7 +36,9 @@ from cdc.views.plan import StatePlan
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-STATE_COMMANDS = "set getdel incr hdel hkeys hlen smembers sismember zadd zrem zmscore zrange zcard"
+STATE_COMMANDS = (
+    "set getdel incr hdel hkeys hlen smembers sscan sismember zadd zrem zmscore zrange zcard"
+)
 """Commands that the state uses besides those of the cache."""
 
 
@@ -77,13 +80,17 @@ class DocumentState:
         """Return what opens the state in any process."""
         return OpenState(self.url, self.prefix, self.plan)
 
+    def examine(self, tables: Sequence[Table]) -> list[Finding]:  # noqa: ARG002  # the server's own
+        """See `health.examine`."""
+        return health.examine(self.name, self.url)
+
     def refusals(self, table: Table) -> list[str]:  # noqa: ARG002  # a row may have any names
         """Return nothing: a row may have any names."""
         return []
 
     def prepare(self, table: Table) -> None:
         """Create the position, and note what is needed of the table."""
-        capacity.require_no_eviction(self._database, table.qualified)
+        capacity.require_no_eviction(self._database, table.qualified, "the state of documents")
         self._positions.create(table)
         add_name(self._database, table.qualified)
         needs = self.needs[table.qualified]
