@@ -7,25 +7,35 @@ are unchanged, so their entries are the same in both states. So climbing from th
 row, in the version in which the way existed, reaches the root.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from itertools import islice
+from typing import TypeVar
 
 from cdc.views.plan import Node, StatePlan, View
 from cdc.views.rows import value_reader
-from cdc.views.state import Chunk, State, find_rows
+from cdc.views.state import Chunk, State, scan_rows
+
+PAGE = 2000
+"""Rows that are climbed from at once: a parent may have millions of children."""
+REMEMBERED = 100_000
+"""Values that are remembered of each edge as climbed from. Where there are more, some are climbed
+from again, which finds the same documents.
+"""
+Item = TypeVar("Item")
 
 
 def climb(
     plan: StatePlan, views: Sequence[View], state: State, chunk: Chunk
-) -> dict[str, set[str]]:
-    """Return the ids of root rows, by view, whose documents a chunk's rows may have changed.
+) -> Iterator[tuple[str, Collection[str]]]:
+    """Find the ids of root rows whose documents a chunk's rows may have changed: of which view, and
+    a page of ids; one may come several times.
 
     Those of a row that is a root itself are dirty already.
     """
     if not views:
-        return {}
+        return
     current = state.rows(chunk.table, list(chunk.rows))
     versions = [*chunk.rows.items(), *((row_id, row.entries) for row_id, row in current.items())]
-    marks: dict[str, set[str]] = {}
     for view in views:
         for path in view.root.paths():
             node = path[-1]
@@ -35,23 +45,29 @@ def climb(
             texts = {
                 text for row_id, entries in versions if (text := value(row_id, entries)) is not None
             }
-            marks.setdefault(view.name, set()).update(_roots(plan, state, path, texts))
-    return marks
+            for ids in _roots(plan, state, path, texts):
+                yield view.name, ids
 
 
 def _roots(
     plan: StatePlan, state: State, path: tuple[Node, ...], texts: Collection[str]
-) -> Collection[str]:
-    """Climb from the values of a path's last node to the ids of its root."""
-    for parent, child in zip(path[-2::-1], path[:0:-1], strict=True):
-        if not texts or child.join is None:
-            return ()
-        ids_by_text = find_rows(plan, state, parent.table, child.join.parent, texts)
-        ids = set().union(*ids_by_text.values())
+) -> Iterator[Collection[str]]:
+    """Climb from the values of a path's last node to the ids of its root, page by page."""
+    parent, child = path[-2:]
+    if child.join is None:
+        return
+    climbed = set[str]()
+    for ids in scan_rows(plan, state, parent.table, child.join.parent, texts):
         if parent.join is None:
-            return ids
-        texts = _texts(plan, state, parent, ids)
-    return ()
+            yield ids
+            continue
+        for page in _pages(ids):
+            unmet = _texts(plan, state, parent, page) - climbed
+            if unmet:
+                yield from _roots(plan, state, path[:-1], unmet)
+            climbed |= unmet
+            if len(climbed) > REMEMBERED:
+                climbed.clear()
 
 
 def _texts(plan: StatePlan, state: State, node: Node, ids: Collection[str]) -> set[str]:
@@ -60,3 +76,9 @@ def _texts(plan: StatePlan, state: State, node: Node, ids: Collection[str]) -> s
     rows = state.rows(node.table.qualified, ids)
     texts = (value(row_id, row.entries) for row_id, row in rows.items())
     return {text for text in texts if text is not None}
+
+
+def _pages(items: Collection[Item]) -> Iterator[list[Item]]:
+    remaining = iter(items)
+    while page := list(islice(remaining, PAGE)):
+        yield page

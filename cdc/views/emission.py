@@ -114,7 +114,13 @@ class Emission:
             return
         views = [view for view in self.plan.views if not state.is_unsent(view.name)]
         for chunk in chain([first], chunks):
-            state.climbed(chunk, climb(self.plan, views, state, chunk))
+            marks: dict[str, set[str]] = {}
+            for view, ids in climb(self.plan, views, state, chunk):
+                marks.setdefault(view, set()).update(ids)
+                # Of a large fan-out not all at once: the chunk is forgotten with the last of them.
+                if len(marks[view]) >= SLICE:
+                    state.mark_rows(view, marks.pop(view))
+            state.climbed(chunk, marks)
 
     def _send_slice(self, view: View, state: State, marks: Mapping[str, str], write: Write) -> None:
         documents = assemble(self.plan, state, view, list(marks))

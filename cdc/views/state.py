@@ -75,6 +75,9 @@ class State(Protocol):
     def pending(self) -> Iterable[Chunk]:
         """Read the chunks that haven't been climbed from, in their order."""
 
+    def mark_rows(self, view: str, ids: Collection[str]) -> None:
+        """Mark root ids as dirty."""
+
     def climbed(self, chunk: Chunk, marks: Mapping[str, Collection[str]]) -> None:
         """Mark root ids, by view, as dirty and forget the chunk, in one step. Does nothing when the
         chunk is forgotten already.
@@ -85,6 +88,13 @@ class State(Protocol):
 
     def members(self, table: str, slot: int, texts: Collection[str]) -> dict[str, set[str]]:
         """Read the ids of the rows that have these entries in a slot, by entry."""
+
+    def scan_members(
+        self, table: str, slot: int, texts: Collection[str]
+    ) -> Iterable[Collection[str]]:
+        """Read what `members` reads in pages of some thousands, however many rows have an entry. An
+        id may come twice; one that gets or loses the entry meanwhile may come or not.
+        """
 
     def listed(
         self, table: str, number: int, texts: Collection[str], limit: int
@@ -182,4 +192,17 @@ def find_rows(
     """
     if is_key(table, values):
         return {text: (text,) for text in texts}
-    return state.members(table.qualified, plan.slots[table.qualified].index(values), texts)
+    return state.members(table.qualified, _slot(plan, table, values), texts)
+
+
+def scan_rows(
+    plan: StatePlan, state: State, table: Table, values: Values, texts: Collection[str]
+) -> Iterable[Collection[str]]:
+    """Find the same ids as `find_rows`, in pages."""
+    if is_key(table, values):
+        return (texts,)
+    return state.scan_members(table.qualified, _slot(plan, table, values), texts)
+
+
+def _slot(plan: StatePlan, table: Table, values: Values) -> int:
+    return plan.slots[table.qualified].index(values)

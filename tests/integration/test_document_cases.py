@@ -21,17 +21,20 @@ Not covered: of 47 kills on the way.
 import json
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
 
 from cdc.errors import ConnectorError, SettingsError
 from cdc.postgres import source
+from cdc.sinks.redis.documents import state
+from cdc.sinks.redis.documents.state import RedisState
 from cdc.verify.documents import send_documents_again
-from cdc.views import emission
+from cdc.views import climb, emission
 from cdc.views.emission import SLICE
 from cdc.views.tables import view_table
 from tests.support.budget import SCALE
@@ -89,6 +92,7 @@ DEEP = """
         include: {author: {table: lib.authors, on: {author_id: id}}}
     to: [topic]
 """
+REVIEW_DOCS = DEEP[DEEP.index("  review_docs:") :]
 Case = Callable[[History], None]
 CASES: dict[str, Case] = {}
 
@@ -1080,18 +1084,65 @@ def test_a_round_that_took_long_is_the_last_when_nothing_is_left(
     history.check()
 
 
+def test_a_fan_out_is_found_in_pages(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And anew after a crash amid it: the changed row is pending until all of them are marked."""
+    library(history, REVIEW_DOCS)
+    history.do(
+        "INSERT INTO lib.authors VALUES (1, 'A')",
+        "INSERT INTO lib.books SELECT n, 1 FROM generate_series(1, 900) n",
+        "INSERT INTO lib.reviews SELECT n, n FROM generate_series(1, 900) n",
+    )
+    history.settle()
+    monkeypatch.setattr(climb, "PAGE", 20)
+    monkeypatch.setattr(state, "PAGE", 20)
+    monkeypatch.setattr(emission, "SLICE", 50)
+    sizes = measured(monkeypatch)
+    history.do("UPDATE lib.authors SET name = 'B'")
+    history.apply()
+    history.send("after mark_rows")
+    history.send("before climbed")
+    history.forget_emitted()
+    history.settle()
+    assert len(history.emitted_ids) == 900
+    assert sizes["scan_members"] >= 40
+    assert 0 < max(sizes.values()) <= 100
+
+
+def measured(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """By method of the state: how many ids it was given or has returned at once at most."""
+    sizes: dict[str, int] = {}
+
+    def wrap(name: str, ids: Callable[[Any, Any], Iterable[Collection[str]]]) -> None:
+        method = getattr(RedisState, name)
+
+        def call(self: RedisState, *arguments: Any) -> Any:
+            answer = method(self, *arguments)
+            answer = list(answer) if name == "scan_members" else answer
+            sizes[name] = max([sizes.get(name, 0), *map(len, ids(arguments, answer))])
+            return answer
+
+        monkeypatch.setattr(RedisState, name, call)
+
+    wrap("rows", lambda arguments, _: [arguments[1]])
+    wrap("members", lambda _, answer: answer.values())
+    wrap("scan_members", lambda _, answer: answer)
+    wrap("mark_rows", lambda arguments, _: [arguments[1]])
+    wrap("climbed", lambda arguments, _: arguments[1].values())
+    return sizes
+
+
 def test_a_repair_waits_for_its_own_documents_only(history: History) -> None:
     """While others of the view are dirty, as amid a fan-out; in vain where its own stay so."""
     library(history, BOOK_DOCS)
     history.do("INSERT INTO lib.books SELECT n FROM generate_series(1, 9) n")
     history.apply()
-    state, view = history.sink.open_state()(), history.views["book_docs"]
-    turn, table = state.take("run"), view_table(history.pipeline, view)
-    state.sent(turn, view.name, {"1": state.dirty(view.name, 9)["1"]})
+    opened, view = history.sink.open_state()(), history.views["book_docs"]
+    turn, table = opened.take("run"), view_table(history.pipeline, view)
+    opened.sent(turn, view.name, {"1": opened.dirty(view.name, 9)["1"]})
     with ThreadPoolExecutor(1) as pool:
         repair = pool.submit(send_documents_again, history.pipeline, table, [b'{"id":1}'], 20.0)
-        wait_until(lambda: state.dirty_among(view.name, ["1"]), 10, "the mark of the repair")
-        state.sent(turn, view.name, {"1": state.dirty(view.name, 9)["1"]})
+        wait_until(lambda: opened.dirty_among(view.name, ["1"]), 10, "the mark of the repair")
+        opened.sent(turn, view.name, {"1": opened.dirty(view.name, 9)["1"]})
         repair.result()
     with pytest.raises(ConnectorError, match="weren't sent again"):
         send_documents_again(history.pipeline, table, [b'{"id":1}'], 0.0)

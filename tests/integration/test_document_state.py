@@ -15,6 +15,7 @@ import pytest
 import redis
 
 from cdc.codec.decode_options import DecodeOptions
+from cdc.errors import SinkRejected
 from cdc.kafka.transactions import Outgoing
 from cdc.model.outcome import Advance
 from cdc.model.position import Position
@@ -27,7 +28,8 @@ from cdc.sinks.redis.documents.executor import StateWriter
 from cdc.sinks.redis.documents.sink import DocumentState
 from cdc.sinks.redis.documents.state import OpenState, RedisState
 from cdc.sinks.redis.positions import Positions
-from cdc.views.emission import Emission, Report
+from cdc.views import emission
+from cdc.views.emission import SLICE, Emission, Report
 from cdc.views.plan import Aggregate, Join, Node, Order, StatePlan, View
 from cdc.views.scalar.expression import Expression
 from cdc.views.state import Chunk, Turn
@@ -341,7 +343,7 @@ class Library:
         open_state = OpenState(self.url, PREFIX, PLAN)
         topics = {view.name: view.name for view in PLAN.views}
         state = open_state()
-        emission = Emission(PLAN, open_state, "", topics, "documents", state.take(self.writer))
+        task = Emission(PLAN, open_state, "", topics, "documents", state.take(self.writer))
 
         def write(records: Sequence[Outgoing]) -> None:
             self.crash()
@@ -352,7 +354,7 @@ class Library:
         report = Report()
         planted = self.plant(state) if self.plant else state
         while not report.done:
-            emission.send(Crashing(planted, self.crash), report, write)
+            task.send(Crashing(planted, self.crash), report, write)
 
     def documents(self, view: View) -> dict[str, Any]:
         """The newest documents in a topic, by the text of the key."""
@@ -393,6 +395,11 @@ class PendingLost(Planted):
 class EachRootTakenForDirty(Planted):
     def is_unsent(self, view: str) -> bool:
         return True
+
+
+class PagesNotMarked(Planted):
+    def mark_rows(self, view: str, ids: Collection[str]) -> None:
+        pass
 
 
 class ForgottenBeforeSent(Planted):
@@ -500,10 +507,12 @@ def differences(library: Library) -> list[str]:
         PendingLost,
         EachRootTakenForDirty,
         NotedAfterSent,
+        PagesNotMarked,
         ForgottenBeforeSent,
     ],
 )
-def test_planted_bugs_are_found(url: str, plant: Plant) -> None:
+def test_planted_bugs_are_found(url: str, plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(emission, "SLICE", 3)
     for seed in range(10):
         with redis.Redis.from_url(url) as server:
             server.flushdb()
@@ -570,13 +579,26 @@ def test_a_failover_is_followed(tmp_path: Path) -> None:
         road.close()
 
 
+def test_a_server_that_evicts_is_refused_with_words_that_name_the_state(url: str) -> None:
+    """Each time that a table is made ready, also one that has rows already."""
+    sink = DocumentState(url, PREFIX)
+    sink.needs = {AUTHORS.qualified: "all"}
+    sink.prepare(AUTHORS)
+    with redis.Redis.from_url(url) as server:
+        server.config_set("maxmemory-policy", "allkeys-lru")
+        with pytest.raises(SinkRejected, match="allkeys-lru on the server of the state of docu"):
+            sink.prepare(AUTHORS)
+        server.config_set("maxmemory-policy", "noeviction")
+
+
 def clients(server: redis.Redis) -> int:
     return len(server.client_list())
 
 
-def test_documents_are_what_the_tables_say(url: str) -> None:
+def test_documents_are_what_the_tables_say(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     changes = 0
     for seed in range(RUNS):
+        monkeypatch.setattr(emission, "SLICE", (3, SLICE)[seed % 2])
         with redis.Redis.from_url(url) as server:
             server.flushdb()
             library = Library(url, seed)

@@ -421,7 +421,9 @@ class OneViewFirst(Emission):
 
     def send(self, state: State, report: Report, write: Write) -> None:
         for chunk in state.pending():
-            state.climbed(chunk, climb(self.plan, self.plan.views, state, chunk))
+            for view, ids in climb(self.plan, self.plan.views, state, chunk):
+                state.mark_rows(view, ids)
+            state.climbed(chunk, {})
         for view in self.plan.views:
             while marks := state.dirty(view.name, SLICE):
                 self._send_slice(view, state, marks, write)

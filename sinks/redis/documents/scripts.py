@@ -140,6 +140,13 @@ for i = 2, #ARGV, 2 do redis.call('ZADD', ARGV[i], number, ARGV[i + 1]) end
 return 1
 """
 
+# KEYS: dirty set, number. ARGV: ids, a page.
+MARK_ROWS = """
+local marks, number = {}, redis.call('INCR', KEYS[2])
+for i = 1, #ARGV do marks[2 * i - 1], marks[2 * i] = number, ARGV[i] end
+return redis.call('ZADD', KEYS[1], unpack(marks))
+"""
+
 # KEYS: dirty set, deleted rows, number. ARGV: id, the connector's key, ... The key is needed only
 # where there is no row.
 MARK = """

@@ -23,7 +23,7 @@ from cdc.sinks.redis.documents.keys import (
     row_prefix,
     unsent_key,
 )
-from cdc.sinks.redis.documents.scripts import CLIMBED, MARK, SENT, TAKE_TURN, WHILE_TURN
+from cdc.sinks.redis.documents.scripts import CLIMBED, MARK, MARK_ROWS, SENT, TAKE_TURN, WHILE_TURN
 from cdc.sinks.redis.server import bytes_client, failure, position_key
 from cdc.views.plan import StatePlan
 from cdc.views.rows import LISTING, TALLY, StoredRow, decode_entries, decode_row
@@ -35,6 +35,8 @@ REFUSALS = {
     "fenced": "Another run sends the documents of this pipeline now.",
     "rewound": "The state of documents has lost its last writes.",
 }
+SCANNED_SETS = 500
+"""Index sets that are scanned at once. The server answers with small ones as a whole."""
 OTHER_FIELDS = (b"owner", b"turn", b"waiting")
 """Fields beside those of topics in the hash of documents."""
 _unpack = msgspec.msgpack.Decoder(tuple[str, list[str]]).decode
@@ -81,6 +83,12 @@ class RedisState:
                 entries = (decode_entries(head) for head in flat[1::2])
                 yield Chunk(number.decode(), table, dict(zip(flat[::2], entries, strict=True)))
 
+    def mark_rows(self, view: str, ids: Collection[str]) -> None:
+        """Mark a page of ids with one script."""
+        keys = [dirty_key(self.prefix, view), number_key(self.prefix)]
+        for page in _pages(ids):
+            self._call(MARK_ROWS, keys, page)
+
     def climbed(self, chunk: Chunk, marks: Mapping[str, Collection[str]]) -> None:
         """Mark the root ids and forget the chunk with one script."""
         flat = [
@@ -107,6 +115,20 @@ class RedisState:
         """Read index sets, a page in a round trip."""
         sets = self._by_text(table, slot, texts, lambda pipeline, key: pipeline.smembers(key))
         return {text: {row_id.decode() for row_id in ids} for text, ids in sets.items()}
+
+    def scan_members(
+        self, table: str, slot: int, texts: Collection[str]
+    ) -> Iterable[Collection[str]]:
+        """Scan the index sets of a page of texts side by side, with an SSCAN each in a round trip."""
+        remaining = iter(texts)
+        while page := list(islice(remaining, SCANNED_SETS)):
+            cursors = dict.fromkeys((index_key(self.prefix, table, slot, text) for text in page), 0)
+            while cursors:
+                answers = self._ask(partial(_scan, cursors))
+                cursors = {
+                    key: cursor for key, (cursor, _) in zip(cursors, answers, strict=True) if cursor
+                }
+                yield {row_id.decode() for _, members in answers for row_id in members}
 
     def listed(
         self, table: str, number: int, texts: Collection[str], limit: int
@@ -338,6 +360,14 @@ def _fields(key: str, fields: list[str], server: redis.Redis) -> Any:
 
 def _scores(key: str, members: list[str], server: redis.Redis) -> Any:
     return server.zmscore(key, members)
+
+
+def _scan(cursors: Mapping[str, int], server: redis.Redis) -> list[Any]:
+    """Answer with the next cursor and some members of each set."""
+    pipeline = server.pipeline(transaction=False)
+    for key, cursor in cursors.items():
+        pipeline.sscan(key, cursor, count=max(10, PAGE // len(cursors)))
+    return list(pipeline.execute())
 
 
 def _values(keys: list[str], server: redis.Redis) -> Any:
