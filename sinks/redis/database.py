@@ -77,13 +77,14 @@ class Database:
 
     def row_keys(self, table: str) -> Iterator[list[str]]:
         """Scan the keys of a table's rows, in pages of up to `SCAN_ROWS`."""
-        return self._scan(view_key(self.prefix, table))
+        return self.keys(view_key(self.prefix, table))
 
     def own_keys(self) -> Iterator[list[str]]:
         """Scan all keys of the pipeline, in pages of up to `SCAN_ROWS`; one may come twice."""
-        return self._scan(f"{self.prefix}:")
+        return self.keys(f"{self.prefix}:")
 
-    def _scan(self, begin: str) -> Iterator[list[str]]:
+    def keys(self, begin: str) -> Iterator[list[str]]:
+        """Scan the keys that begin with a text, as `own_keys` does."""
         match = glob_literal(begin) + "*"
         keys = client(self.url).scan_iter(match=match, count=SCAN_ROWS)
         while page := self.ask(lambda _: list(itertools.islice(keys, SCAN_ROWS))):

@@ -181,7 +181,7 @@ class Redis:
     def remove(self, tables: Sequence[Table]) -> None:  # noqa: ARG002  # all of its keys
         """Remove the pipeline's keys from both databases."""
         for database in self._databases():
-            remove_keys(database)
+            remove_keys(database.own_keys(), database)
 
     def _databases(self) -> list[Database]:
         """List the databases that exist: without the spare one no generation was ever built."""

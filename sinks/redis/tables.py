@@ -1,6 +1,6 @@
 """The tables of a database of the cache: named, emptied, copied and dropped."""
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import partial
 
 import redis
@@ -75,9 +75,9 @@ def list_keys(database: Database) -> list[str]:
     return [f"{count:,} keys {database.prefix}:* in database {database.number}"] if count else []
 
 
-def remove_keys(database: Database) -> None:
-    """Remove all keys of the pipeline from a database."""
-    for page in database.own_keys():
+def remove_keys(pages: Iterable[Sequence[str]], database: Database) -> None:
+    """Remove keys from a database."""
+    for page in pages:
         database.ask(partial(_unlink, page))
 
 

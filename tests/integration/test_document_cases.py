@@ -1104,8 +1104,8 @@ def test_a_fan_out_is_found_in_pages(history: History, monkeypatch: pytest.Monke
     history.forget_emitted()
     history.settle()
     assert len(history.emitted_ids) == 900
-    assert sizes["scan_members"] >= 40
-    assert 0 < max(sizes.values()) <= 100
+    assert min(sizes["scan_members"], sizes["mark_rows"]) > 0
+    assert max(sizes.values()) <= 100
 
 
 def measured(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:

@@ -1,15 +1,21 @@
 """What a changed file makes again, and how much the state holds: read from a real state."""
 
+import pytest
+import redis
+
+from cdc.errors import SinkUnavailable
+from cdc.sinks.redis.documents import sink as documents
 from cdc.views.engine import all_needs
 from cdc.views.outline import rebuilds
 from tests.integration.test_document_cases import (
     AUTHOR_DOCS,
     BOOK_DOCS,
+    DEEP,
     history,
     library,
     state_url,
 )
-from tests.support.document_history import History
+from tests.support.document_history import PREFIX, History
 
 __all__ = ["history", "state_url"]
 VIEWS = AUTHOR_DOCS + BOOK_DOCS
@@ -51,6 +57,57 @@ def test_a_changed_file_makes_again_what_it_changes(history: History) -> None:
     # To look changes nothing.
     history.declare(VIEWS)
     history.settle()
+
+
+def test_a_table_that_no_view_uses_any_more_leaves_nothing_in_the_state(
+    history: History, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does a view with documents to send, also when the first run with the changed file ends
+    amid that; and the table is read again when a view needs it again.
+    """
+    library(history, DEEP)
+    adopt(history, DEEP)
+    history.do(
+        "INSERT INTO lib.authors VALUES (1, 'A')",
+        "INSERT INTO lib.books VALUES (1, 1)",
+        "INSERT INTO lib.reviews VALUES (1, 1)",
+        "INSERT INTO lib.tags VALUES (1, 't')",
+        "INSERT INTO lib.book_tags VALUES (1, 1)",
+    )
+    history.settle()
+    history.do("UPDATE lib.reviews SET stars = 1", "UPDATE lib.book_tags SET tag_id = 1")
+    history.apply()
+    with monkeypatch.context() as patch:
+        patch.setattr(documents, "remove_keys", ends_here)
+        with pytest.raises(SinkUnavailable):
+            adopt(history, VIEWS)
+    adopt(history, VIEWS)
+    assert state_keys(history) > {"lib.authors", "lib.books"}
+    assert not state_keys(history) & {"lib.reviews", "lib.tags", "lib.book_tags"}
+    history.prepare()
+    history.settle()
+    adopt(history, DEEP)
+    history.prepare()
+    history.settle()
+    assert history.document("author_docs", 1)["books"][0]["tags"]
+
+
+def adopt(history: History, views: str) -> None:
+    history.declare(views, prepare=False)
+    topics = {view: history.pipeline.view_topic(view) for view in history.views}
+    history.sink.adopt(history.plan, history.sink.needs, topics, {})
+
+
+def state_keys(history: History) -> set[str]:
+    """The parts of the names of all keys of the state, and of the tables that it notes."""
+    with redis.Redis.from_url(history.url, decode_responses=True) as server:
+        keys = {part for key in server.scan_iter() for part in key.split(":")}
+        noted = (server.smembers(f"{PREFIX}:_cdc"), server.hkeys(f"{PREFIX}:_needs"))
+        return keys.union(*noted)
+
+
+def ends_here(*_: object) -> None:
+    raise SinkUnavailable("The run ends here.", hint="")
 
 
 def test_the_state_says_how_much_it_holds_and_has_to_do(history: History) -> None:

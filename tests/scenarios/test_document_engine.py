@@ -421,8 +421,8 @@ class OneViewFirst(Emission):
 
     def send(self, state: State, report: Report, write: Write) -> None:
         for chunk in state.pending():
-            for view, ids in climb(self.plan, self.plan.views, state, chunk):
-                state.mark_rows(view, ids)
+            for name, ids in climb(self.plan, self.plan.views, state, chunk):
+                state.mark_rows(name, ids)
             state.climbed(chunk, {})
         for view in self.plan.views:
             while marks := state.dirty(view.name, SLICE):

@@ -10,8 +10,8 @@
 <prefix>:_gone:<view>                  hash    id of a deleted root row: the connector's key
 <prefix>:_unsent                       set     keys of the dirty sets that still have all root rows
 <prefix>:_number                       string  counts chunks and marks
-<prefix>:_documents                    hash    owner, turn, views that wait, and by topic the
-                                               position that is sent
+<prefix>:_documents                    hash    owner, turn, views, views that wait, and by
+                                               topic the position that is sent
 <prefix>:_needs                        hash    by table, what its rows are stored for
 """
 

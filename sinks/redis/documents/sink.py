@@ -8,6 +8,8 @@ table of which something else is needed by now is read again from offset zero.
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import structlog
+
 from cdc.config.view_settings import STATE
 from cdc.errors import SinkRejected, SinkUnavailable
 from cdc.model.finding import Finding
@@ -21,21 +23,23 @@ from cdc.sinks.redis.database import Database
 from cdc.sinks.redis.documents.executor import StateWriter, changing
 from cdc.sinks.redis.documents.keys import (
     documents_key,
+    index_prefix,
     needs_key,
     number_key,
     pending_key,
     row_prefix,
 )
 from cdc.sinks.redis.documents.scripts import FORGET
-from cdc.sinks.redis.documents.state import OpenState, RedisState
+from cdc.sinks.redis.documents.state import OpenState
 from cdc.sinks.redis.positions import Positions
 from cdc.sinks.redis.server import COMMANDS, forget
-from cdc.sinks.redis.tables import add_name, empty_table, list_keys, remove_keys
+from cdc.sinks.redis.tables import add_name, empty_table, list_keys, other_tables, remove_keys
 from cdc.views.plan import StatePlan
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+log = structlog.get_logger()
 STATE_COMMANDS = (
     "set getdel incr hdel hkeys hlen smembers sscan sismember zadd zrem zmscore zrange zcard"
 )
@@ -66,15 +70,28 @@ class DocumentState:
         waiting: Mapping[str, list[str]],
     ) -> None:
         """Take the plan. What its documents lack is forgotten first, so that a crash leaves none
-        that counts as current.
+        that counts as current. Then the rows of tables are removed that no view needs.
         """
         used = {
             topics[view.name]: {node.table.qualified for node in view.root.walk()}
             for view in plan.views
         }
-        state = RedisState(self.url, self.prefix, ())
+        state = OpenState(self.url, self.prefix, plan)()
         state.adopt(needs, used, [table.topic for table in plan.tables], waiting)
         self.plan, self.needs = plan, needs
+        for name in other_tables(self._database, needs):
+            log.info("table_removed", sink=self.name, table=name)
+            self._remove_table(name)
+
+    def _remove_table(self, name: str) -> None:
+        """Remove the position first, so that a run with another file applies no more to it; the
+        name last, so that a crash leaves the table to the next start.
+        """
+        database = self._database
+        database.ask(lambda server: server.unlink(database.position_key(name)))
+        for begin in (row_prefix(self.prefix, name), index_prefix(self.prefix, name)):
+            remove_keys(database.keys(begin), database)
+        database.ask(lambda server: server.srem(database.names_key, name))
 
     def open_state(self) -> OpenState:
         """Return what opens the state in any process."""
@@ -199,7 +216,7 @@ class DocumentState:
 
     def remove(self, tables: Sequence[Table]) -> None:  # noqa: ARG002  # all of its keys
         """Remove the keys of the state."""
-        remove_keys(self._database)
+        remove_keys(self._database.own_keys(), self._database)
 
     @property
     def _refusal(self) -> SinkRejected:

@@ -37,7 +37,7 @@ REFUSALS = {
 }
 SCANNED_SETS = 500
 """Index sets that are scanned at once. The server answers with small ones as a whole."""
-OTHER_FIELDS = (b"owner", b"turn", b"waiting")
+OTHER_FIELDS = (b"owner", b"turn", b"waiting", b"views")
 """Fields beside those of topics in the hash of documents."""
 _unpack = msgspec.msgpack.Decoder(tuple[str, list[str]]).decode
 Item = TypeVar("Item")
@@ -305,7 +305,7 @@ class RedisState:
         topics: Collection[str],
         waiting: Mapping[str, list[str]],
     ) -> None:
-        """Forget that documents are current, see `StateSink.adopt`.
+        """Forget that documents are current, see `StateSink.adopt`, and the marks of other views.
 
         needs: by table. used: by the topic of a view, its tables. topics: of the tables.
         """
@@ -320,9 +320,16 @@ class RedisState:
             server.hset(documents_key(self.prefix), "waiting", json.dumps(waiting))
             if stale := [field for field in fields if field not in keep]:
                 server.hdel(documents_key(self.prefix), *stale)
-            # Rows of a table that no view needs now aren't kept: they are read again when one does.
-            if unused := [name for name in stored if name not in needs]:
-                server.hdel(needs_key(self.prefix), *unused)
+            # Rows of these tables are read again, also when the file is changed back after a crash.
+            if changed := [name for name, text in stored.items() if needs.get(name) != text]:
+                server.hdel(needs_key(self.prefix), *changed)
+            # Only now: with a view's marks goes what is to be sent of it. Its root has other needs.
+            former: Any = server.hget(documents_key(self.prefix), "views")
+            for view in set(json.loads(former or "[]")).difference(self.views):
+                dirty = dirty_key(self.prefix, view)
+                server.unlink(dirty, gone_key(self.prefix, view))
+                server.srem(unsent_key(self.prefix), dirty)
+            server.hset(documents_key(self.prefix), "views", json.dumps(self.views))
 
         self._ask(ask)
 
