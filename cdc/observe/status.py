@@ -139,6 +139,8 @@ class DocumentsStatus:
     rows, bytes  by table; bytes of rows and their entries, without indexes and keys
     dirty        by view: documents to send; of a large fan-out those that remain
     pending      chunks of changed rows whose documents aren't known yet
+    used_bytes   memory of the state's whole server; None where the user may not ask for it
+    limit_bytes  of the server's memory; None also where it has no limit
     sent_per_s   documents that the run sends a second; None while it has none to send
     """
 
@@ -146,6 +148,8 @@ class DocumentsStatus:
     bytes: Mapping[str, int]
     dirty: Mapping[str, int]
     pending: int
+    used_bytes: int | None = None
+    limit_bytes: int | None = None
     sent_per_s: float | None = None
 
     @property

@@ -43,12 +43,16 @@ class StateSizes(NamedTuple):
     rows, bytes  by table; bytes are those of rows and their entries, without indexes and keys
     dirty        by view: documents that are to be sent, of a large fan-out those that remain
     pending      chunks of changed rows whose documents aren't known yet
+    used_bytes   memory of the whole server; None where the user may not ask for it
+    limit_bytes  of the server's memory; None also where it has no limit
     """
 
     rows: Mapping[str, int]
     bytes: Mapping[str, int]
     dirty: Mapping[str, int]
     pending: int
+    used_bytes: int | None
+    limit_bytes: int | None
 
 
 class State(Protocol):

@@ -122,6 +122,12 @@ def test_the_state_says_how_much_it_holds_and_has_to_do(history: History) -> Non
     assert sizes.rows == {"lib.authors": 7, "lib.books": 9}
     assert sizes.dirty == {"author_docs": 7, "book_docs": 9}
     assert sizes.pending > 0
+    assert (sizes.used_bytes or 0) > sum(sizes.bytes.values())
+    assert sizes.limit_bytes is None
+    with redis.Redis.from_url(history.url) as server:
+        server.config_set("maxmemory", 1 << 30)
+        assert state.sizes(TABLES, []).limit_bytes == 1 << 30
+        server.config_set("maxmemory", 0)
     history.settle()
     # A fan-out: what remains is what is dirty, once the changed row is climbed from.
     history.do("UPDATE lib.authors SET name = 'B' WHERE id = 1")

@@ -49,6 +49,13 @@ def test_what_is_to_be_sent_is_shown_by_view_and_the_state_by_table() -> None:
     rows = [line.split() for line in text.splitlines() if "_docs" in line]
     assert rows == [["b_docs", "60,000", "a.b", "7", "2.0", "kB"], ["c_docs", "0"]]
     assert "documents/s" not in text
+    assert "server" not in text
+    sized = replace(documents, used_bytes=3_000_000)
+    text = shown(draw_status(Status("shop", documents=sized), "Well."))
+    assert "the state's server uses 3.0 MB of memory, without a limit" in text
+    limited = replace(sized, limit_bytes=4_000_000)
+    text = shown(draw_status(Status("shop", documents=limited), "Well."))
+    assert "the state's server uses 3.0 MB of 4.0 MB (maxmemory)" in text
     sending = replace(documents, sent_per_s=1200.0)
     text = shown(draw_status(Status("shop", documents=sending), "Well."))
     assert "1,200 documents/s are sent: done in 50 s" in text

@@ -129,6 +129,10 @@ def _documents(snapshot: Status) -> Iterator[RenderableType]:
         )
     yield Text()
     yield grid
+    if documents.used_bytes is not None:
+        limit = documents.limit_bytes
+        bound = f"of {decimal(limit)} (maxmemory)" if limit else "of memory, without a limit"
+        yield Text(f"the state's server uses {decimal(documents.used_bytes)} {bound}")
     if documents.done_s is not None and any(documents.dirty.values()):
         pace = f"{documents.sent_per_s:,.0f} documents/s are sent"
         yield Text(f"{pace}: done in {duration(documents.done_s)}")

@@ -249,7 +249,7 @@ class RedisState:
         return not any(self._ask(ask))
 
     def sizes(self, tables: Collection[str], views: Collection[str]) -> StateSizes:
-        """Ask for counters and sizes in one round trip."""
+        """Ask for counters and sizes in one round trip, and for the server's memory."""
 
         def ask(server: redis.Redis) -> list[Any]:
             pipeline = server.pipeline(transaction=False)
@@ -261,12 +261,15 @@ class RedisState:
             return list(pipeline.execute())
 
         *counts, pending = self._ask(ask)
+        memory = self._ask(_memory)
         counters = dict(zip(tables, counts, strict=False))
         return StateSizes(
             {table: int(rows or 0) for table, (rows, _) in counters.items()},
             {table: int(size or 0) for table, (_, size) in counters.items()},
             dict(zip(views, counts[len(tables) :], strict=True)),
             pending,
+            memory.get("used_memory"),
+            memory.get("maxmemory") or None,
         )
 
     def note_current(self, turn: Turn, reached: Mapping[str, Position | None]) -> None:
@@ -355,6 +358,14 @@ class OpenState:
         """Return the state; it connects at its first question."""
         views = tuple(view.name for view in self.plan.views) if self.plan else ()
         return RedisState(self.url, self.prefix, views)
+
+
+def _memory(server: redis.Redis) -> dict[str, Any]:
+    """Read what INFO says of memory; nothing where the user may not ask."""
+    try:
+        return dict(server.info("memory"))
+    except redis.exceptions.NoPermissionError:
+        return {}
 
 
 def _field(key: str, field: bytes, server: redis.Redis) -> Any:
