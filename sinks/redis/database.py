@@ -10,6 +10,7 @@ from cdc.sink.lane_run import reported_error
 from cdc.sinks.redis.server import (
     COMMANDS,
     HINTS,
+    Failure,
     at_database,
     client,
     database,
@@ -67,8 +68,12 @@ class Database:
         try:
             return question(client(self.url))
         except redis.exceptions.RedisError as error:
-            kind, message = failure(error, self.url, self.sink)
+            kind, message = self.failure(error)
             raise reported_error(kind, message, self.hints, sink=self.sink) from None
+
+    def failure(self, error: redis.exceptions.RedisError) -> Failure:
+        """Say what an error of the server means."""
+        return failure(error, self.url, self.sink)
 
     def script(self, source: str) -> Script:
         """Register a script; returns the function that calls it."""

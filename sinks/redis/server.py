@@ -161,7 +161,7 @@ def failure(error: redis.exceptions.RedisError, url: str, what: str) -> Failure:
     where = f"The server at {address(url)}"
     if isinstance(error, FORBIDDEN):
         return Failure("forbidden", f"{where} refuses the user or password of {what}.")
-    word = _word(error)
+    word = first_word(error)
     if word in PASSING or isinstance(error, UNREACHABLE):
         _close_idle(url)
         return _away(where, PASSING.get(word), cause(f"{error} {error.__cause__}"))
@@ -187,7 +187,7 @@ def _away(where: str, state: str | None, why: Cause) -> Failure:
     )
 
 
-def _word(error: redis.exceptions.RedisError) -> str:
+def first_word(error: redis.exceptions.RedisError) -> str:
     """Return the kind of an error. Older servers wrap it in that of a script: ERR ...
 
     -OOM command not allowed.

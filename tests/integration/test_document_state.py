@@ -591,6 +591,37 @@ def test_a_server_that_evicts_is_refused_with_words_that_name_the_state(url: str
         server.config_set("maxmemory-policy", "noeviction")
 
 
+def test_a_state_that_does_not_fit_is_refused_with_numbers(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the driver, on executors and in the engine's task; with room again it goes on."""
+    with redis.Redis.from_url(url) as server:
+        server.flushdb()
+        library = Library(url, 1)
+        library.crash_share = 0.0
+        sink, state = DocumentState(url, PREFIX), OpenState(url, PREFIX, PLAN)()
+        sink.needs = {AUTHORS.qualified: "all"}
+        for _ in range(9):
+            library.transact()
+        server.config_set("maxmemory", 1)
+        with pytest.raises(SinkRejected, match=r"no room for the state .* of 1 bytes") as refused:
+            sink.prepare(AUTHORS)
+        assert "memory" in refused.value.hint
+        with pytest.raises(Failure, match="no room for the state") as caught:
+            state.take("run")
+        assert caught.value.kind == "rejected"
+        server.config_set("maxmemory", 0)
+        ends = library.ends(cut=False)
+        with monkeypatch.context() as patch:
+            patch.setattr(library, "crash", lambda: server.config_set("maxmemory", 1))
+            with pytest.raises(AssertionError, match="no room for"):
+                library.apply(ends)
+        server.config_set("maxmemory", 0)
+        library.apply(library.ends(cut=False))
+        library.send()
+        assert differences(library) == []
+
+
 def clients(server: redis.Redis) -> int:
     return len(server.client_list())
 

@@ -8,6 +8,7 @@ import redis
 
 from cdc.model.table import Table
 from cdc.sink.lane import ChunkLimits, Failure, FoldedRow, Part
+from cdc.sinks.redis.documents.database import state_failure
 from cdc.sinks.redis.documents.keys import (
     dirty_key,
     gone_key,
@@ -20,7 +21,7 @@ from cdc.sinks.redis.documents.keys import (
 from cdc.sinks.redis.documents.scripts import APPLY
 from cdc.sinks.redis.documents.state import RedisState
 from cdc.sinks.redis.executor import ChunkWriter, PendingAdvance
-from cdc.sinks.redis.server import client, failure, position_key
+from cdc.sinks.redis.server import client, position_key
 from cdc.views.entries import entry_maker
 from cdc.views.plan import StatePlan
 from cdc.views.rows import ConnectorRows
@@ -71,7 +72,7 @@ class StateWriter(ChunkWriter):
                 keys=keys, args=arguments
             )
         except redis.exceptions.RedisError as error:
-            raise Failure(*failure(error, self.url, f"rows of {table.qualified}")) from None
+            raise Failure(*state_failure(error, self.url, f"rows of {table.qualified}")) from None
         return answer
 
 

@@ -19,7 +19,7 @@ from cdc.sink.contract import Batch, Outcome
 from cdc.sink.lane_run import run_on_executors
 from cdc.sinks.redis import capacity, health
 from cdc.sinks.redis.checkpoint import checkpoint_of
-from cdc.sinks.redis.database import Database
+from cdc.sinks.redis.documents.database import StateDatabase
 from cdc.sinks.redis.documents.executor import StateWriter, changing
 from cdc.sinks.redis.documents.keys import (
     documents_key,
@@ -59,7 +59,7 @@ class DocumentState:
         self.url, self.prefix = url, prefix
         self.plan = StatePlan(())
         self.needs: Mapping[str, str] = {}
-        self._database = Database(STATE, url, prefix, f"{COMMANDS} {STATE_COMMANDS}")
+        self._database = StateDatabase(STATE, url, prefix, f"{COMMANDS} {STATE_COMMANDS}")
         self._positions = Positions(self._database, None)
 
     def adopt(

@@ -12,6 +12,7 @@ import redis
 
 from cdc.model.position import Position
 from cdc.sink.lane import Failure
+from cdc.sinks.redis.documents.database import state_failure
 from cdc.sinks.redis.documents.keys import (
     dirty_key,
     documents_key,
@@ -24,7 +25,7 @@ from cdc.sinks.redis.documents.keys import (
     unsent_key,
 )
 from cdc.sinks.redis.documents.scripts import CLIMBED, MARK, MARK_ROWS, SENT, TAKE_TURN, WHILE_TURN
-from cdc.sinks.redis.server import bytes_client, failure, position_key
+from cdc.sinks.redis.server import bytes_client, position_key
 from cdc.views.plan import StatePlan
 from cdc.views.rows import LISTING, TALLY, StoredRow, decode_entries, decode_row
 from cdc.views.state import Chunk, StateSizes, Turn
@@ -343,7 +344,7 @@ class RedisState:
         try:
             return question(bytes_client(self.url))
         except redis.exceptions.RedisError as error:
-            raise Failure(*failure(error, self.url, "the state of documents")) from None
+            raise Failure(*state_failure(error, self.url, "the state of documents")) from None
 
 
 @dataclass(frozen=True)
