@@ -300,27 +300,6 @@ def test_with_every_server_away_a_file_with_patterns_is_examined(
     ]
 
 
-def test_with_every_server_away_a_file_with_patterns_is_examined(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "shop.yaml"
-    path.write_text(
-        f"pipeline: shop\nkafka: {NOWHERE}\nconnect: http://{NOWHERE}\n"
-        f"source: {{dsn: 'postgresql://{NOWHERE}/x', tables: [public.*]}}\n"
-        f"sinks: {{cache: {{type: redis, prefix: shop, url: 'redis://{NOWHERE}'}}}}\n"
-    )
-    words = ["cdc", "-p", str(path), "--state", str(tmp_path), "doctor", "--json"]
-    monkeypatch.setattr(sys, "argv", words)
-    monkeypatch.setattr(console, "documents", console.Documents())
-    with pytest.raises(SystemExit):
-        verbs.main()
-    findings = json.loads(capsys.readouterr().out)["findings"]
-    away = [finding["code"] for finding in findings if finding["code"].endswith("-unreachable")]
-    assert sorted(away) == [
-        f"{part}-unreachable" for part in ("connect", "kafka", "sink", "source")
-    ]
-
-
 def test_every_code_has_a_fault() -> None:
     assert set(DOCTOR) - set(FAULTS) == ONLY_WITH_SERVERS
     assert len(FAULTS) >= 50
