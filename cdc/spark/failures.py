@@ -39,6 +39,8 @@ conditions of Spark's source (error/kafka-error-conditions.json of its jar).
 LOST = re.compile(
     r"Python worker (?:exited unexpectedly|failed to connect back|process is dead)|ExecutorLostFailure|SlaveLost"
     r"|Executor heartbeat timed out|EOFException occurred while reading .* from Python worker"
+    # Killed before it had told its port or its number: the trace alone says so.
+    r"|java\.(?:io\.EOF|net\.Socket)Exception(?s:.{0,1000}?)PythonWorkerFactory\.create"
 )
 
 

@@ -46,6 +46,9 @@ KILLED = (
     "Job aborted due to stage failure: Task 1 in stage 7.0 failed 1 times, most recent failure: Lost task 1.0 in stage"
     f" 7.0 (TID 21) (127.0.0.1 executor driver): org.apache.spark.SparkException: {{}} {SECRET}"
 )
+KILLED_AT_ITS_START = """java.io.EOFException
+\tat java.base/java.io.DataInputStream.readInt(DataInputStream.java:398)
+\tat org.apache.spark.api.python.PythonWorkerFactory.createWorker$1(PythonWorkerFactory.scala:153)"""
 
 
 def error_of(kind: type[CdcError]) -> CdcError:
@@ -143,6 +146,7 @@ CONDITIONS_OF_LOSS = (
             WorkerLost,
         ),
         ("Lost executor: Executor heartbeat timed out after 123456 ms", WorkerLost),
+        (KILLED.format(KILLED_AT_ITS_START), WorkerLost),
         ("java.lang.OutOfMemoryError: Java heap space", SparkError),
         ("org.apache.kafka.common.errors.TimeoutException: no answer", KafkaUnavailable),
         ("org.apache.kafka.common.errors.NotLeaderOrFollowerException", KafkaUnavailable),
