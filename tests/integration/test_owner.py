@@ -21,6 +21,7 @@ from psycopg.conninfo import make_conninfo
 from cdc.cli.verbs import main
 from cdc.compose.wheels import postgres_bin
 from cdc.connectors.client import Connect
+from tests.support import pages
 from tests.support.postgres import strict_postgres
 
 SECRET, REPLICATION = "owner-secret-42", "it's a :secret"
@@ -133,6 +134,37 @@ def owner(guarded: str, unique: str, tmp_path: Path) -> Iterator[Owner]:
         owner.write_file()
         owner.execute(SHOP)
         yield owner
+
+
+def test_every_documented_statement_is_taken_by_a_server(owner: Owner) -> None:
+    """Statements about the server are run, and taken back; those about tables in a transaction that
+    is rolled back.
+    """
+    blocks = [
+        (page.name, body)
+        for page in pages.PAGES
+        for language, body in pages.blocks(page.read_text())
+        if language == "sql"
+    ]
+    assert len(blocks) >= 25
+    owner.admin.execute("CREATE TABLE public.notes (id int NOT NULL)")
+    failures = {}
+    for name, body in blocks:
+        try:
+            if "ALTER SYSTEM" in body:
+                for statement in body.splitlines():
+                    owner.admin.execute(statement.encode())
+            else:
+                with owner.admin.transaction(force_rollback=True):
+                    owner.admin.execute("CREATE SCHEMA pages")
+                    owner.admin.execute("SET LOCAL search_path = pages, public")
+                    owner.admin.execute(body.encode())
+        except psycopg.Error as error:
+            failures[name] = str(error)
+    owner.admin.execute("ALTER SYSTEM RESET ALL")
+    owner.admin.execute("SELECT pg_reload_conf()")
+    owner.admin.execute("DROP TABLE public.notes")
+    assert failures == {}
 
 
 def unwrapped(text: str) -> str:
