@@ -77,7 +77,7 @@ def test_what_is_captured_is_decided_once(
         for finding in cdc("doctor", code=None)["findings"]
         if finding["code"] == "tables-undecided"
     ]
-    assert undecided == ["shp.* in source.tables matches no table."]
+    assert ["shp.* in source.tables matches no table" in message for message in undecided] == [True]
     file.write_text(file.read_text().replace(f"{pattern}, shp.*", pattern))
 
     plan = cdc("plan")

@@ -94,19 +94,21 @@ def test_registering_again_restarts_nothing(shop: Shop, unique: str) -> None:
 
 
 def test_a_first_snapshot_is_no_trouble(shop: Shop) -> None:
-    """It is held up by a transaction that was open before. Nobody is woken for that."""
+    """While it copies rows, which takes some seconds here, nobody is woken for the heartbeat."""
+    shop.conn.execute("INSERT INTO shop.counters SELECT n, n FROM generate_series(11, 300000) n")
     shop.migrate()
-    positions = {"cache": position_by_table(lambda _: None)}
+    tables, positions = shop.tables, {"cache": position_by_table(lambda _: None)}
 
     def codes() -> list[str]:
         findings = diagnose(collect(shop.pipeline, positions=positions)).findings
         return [finding.code for finding in findings if finding.sink is None]
 
-    with psycopg.connect(shop.pipeline.source.dsn) as writer, ThreadPoolExecutor(1) as pool:
-        writer.execute("SELECT pg_current_xact_id()")
-        registration = pool.submit(shop.register)
-        wait_until(lambda: codes() == ["snapshot-running"], 30, lambda: str(codes()))
-        writer.rollback()
+    with ThreadPoolExecutor(1) as pool:
+        registration = pool.submit(register, shop.pipeline, tables)
+        wait_until(
+            lambda: codes() == ["snapshot-running"] or registration.done(), 30, lambda: str(codes())
+        )
+        assert not registration.done()
         registration.result()
     assert codes() == []
 
