@@ -1,14 +1,19 @@
 """`cdc pause`, `cdc resume`: one sink stands still, through restarts, and the others go on."""
 
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 import psycopg
 import pytest
+import redis
 
 from cdc import client
+from cdc.cli.observation.health import check_health
 from cdc.errors import ReadTimeout, SettingsError, SinkPaused
 from cdc.generations import pause as pauses
 from cdc.kafka.topics import Topics
+from cdc.observe import diagnosis
+from cdc.runtime.context import Context
 from tests.scenarios.test_exact import begin
 from tests.support.wait import wait_until
 
@@ -21,7 +26,27 @@ def sink_status(world: "World", name: str) -> dict[str, Any]:
     return dict(status)
 
 
-def test_a_paused_sink_stands_still_and_the_others_go_on(world: "World") -> None:
+def assert_a_batch_that_hangs_is_told(world: "World") -> None:
+    """A cache that answers, but lets writes wait, is what stands still; no other sink is."""
+
+    def stuck() -> set[str | None]:
+        status = check_health(Context(world.file, world.folder))
+        return {finding.sink for finding in status.findings if finding.code == "sink-stuck"}
+
+    with closing(redis.Redis.from_url(world.cache)) as server:
+        server.client_pause(60_000, all=False)
+        try:
+            world.sql("UPDATE items SET n = 2")
+            wait_until(lambda: stuck() == {"cache"}, 25, "the batch that hangs to be told")
+        finally:
+            server.client_unpause()
+    world.settle()
+    wait_until(lambda: not stuck(), 10, "it to be over")
+
+
+def test_a_paused_sink_stands_still_and_the_others_go_on(
+    world: "World", monkeypatch: pytest.MonkeyPatch
+) -> None:
     world.sql("CREATE TABLE items (id int PRIMARY KEY, n int)")
     begin(world, "public.items")
     world.sql("INSERT INTO items SELECT n, 0 FROM generate_series(1, 100) n")
@@ -64,6 +89,8 @@ def test_a_paused_sink_stands_still_and_the_others_go_on(world: "World") -> None
         world.settle()
         assert world.json("resume", "cache") == {"sink": "cache", "resumed": False}
         wait_until(lambda: sink_status(world, "cache")["state"] == "running", 20, "it to be told")
+        monkeypatch.setattr(diagnosis, "STILL_S", 3.0)
+        assert_a_batch_that_hangs_is_told(world)
     world.assert_equal()
     entries = world.json("operations")["operations"]
     assert [entry["verb"] for entry in entries] == [
