@@ -150,7 +150,7 @@ def history(
 def beat(history: History) -> None:
     """A heartbeat of the connector: its snapshot is complete."""
     row = {"pipeline": history.pipeline.pipeline}
-    value = {"op": "u", "after": row, "source": {"ts_ms": 1}}
+    value = {"op": "u", "after": row, "source": {"ts_ms": 1, "lsn": 1}}
     producer = kafka.KafkaProducer(bootstrap_servers=history.pipeline.kafka)
     producer.send(history.pipeline.heartbeat_topic, key=b"{}", value=json.dumps(value).encode())
     producer.flush()
