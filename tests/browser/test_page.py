@@ -42,7 +42,7 @@ PAINTED = "performance.getEntriesByName('first-contentful-paint').length > 0"
 LOADED = """() => ({
   painted: performance.getEntriesByName("first-contentful-paint")[0].startTime,
   bytes: [...performance.getEntriesByType("navigation"), ...performance.getEntriesByType("resource")]
-    .filter((entry) => !entry.name.endsWith("/events"))
+    .filter((entry) => !entry.name.endsWith("/events") && entry.initiatorType !== "fetch")
     .reduce((sum, entry) => sum + entry.transferSize, 0),
 })"""
 
@@ -59,7 +59,9 @@ def wait_for_text(tab: Tab, text: str, timeout_ms: float = 5000) -> None:
 
 
 def load(browser: "Browser", url: str) -> tuple[Any, Tab]:
-    """Load a page where nothing is cached: the milliseconds until it was painted, and the bytes."""
+    """Load a page where nothing is cached: the milliseconds until it was painted, and the bytes of
+    that, without those of looks that came after it.
+    """
     tab = Tab(browser)
     tab.page.goto(url, wait_until="load")
     wait_until(lambda: tab.page.evaluate(PAINTED), 5, "the first paint")
