@@ -48,7 +48,8 @@ def refused(shop: Shop) -> str:
     with pytest.raises(AnotherServer):
         SchemaFollower(lambda: shop.pipeline, shop.tables)([], registration)
     (finding,) = collect(shop.pipeline, positions={}).findings
-    assert (finding.code, finding.message) == ("another-server", caught.value.message)
+    assert finding.code == "another-server"
+    assert finding.message.startswith(caught.value.message)
     return f"{caught.value.message} {caught.value.hint}"
 
 
