@@ -37,6 +37,10 @@ ELSEWHERE = {
     "down": "stops them: the same",
     "serve --address 10.0.0.7 --token-file token": "names an address of another machine",
     "serve --address 0.0.0.0 --name cdc.example.com --token-file token": "listens to others",
+    "run --metrics 9104 --metrics-address 10.0.0.7": "names an address of another machine",
+    "verify --every 1h --metrics 9105 --metrics-address 10.0.0.7": "the same",
+    "status --watch": "goes on until Ctrl-C: test_screens",
+    "register --new-snapshot": "asks for the pipeline's name: test_consent, test_register",
     "destroy": "asks for the pipeline's name: test_destroy",
     "views plan": "needs a file with views: test_documents",
 }
