@@ -5,16 +5,21 @@ import math
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import psutil
 import pytest
+import redis
 
+from cdc.apply import restarts
 from cdc.apply.supervisor import supervise
 from cdc.cli.console import configure_logging
 from cdc.observe.run_log import writing_runs
 from cdc.runtime.context import Context
 from cdc.runtime.streams import Streams
+from cdc.spark.session import is_running
 from tests.support.pipelines import NOWHERE
 from tests.support.wait import wait_until
 
@@ -95,6 +100,44 @@ def test_a_python_worker_that_is_killed_in_mid_batch_is_waited_for(world: "World
         world.settle()
     assert {state.state for state in world.progress().values()} == {"stopped"}
     world.assert_equal()
+    assert_started_again(world)
+
+
+def assert_started_again(world: "World") -> None:
+    """Assert that a cache that refuses ends its stream, which goes on once the reason is gone,
+    without anybody's help.
+    """
+    context, stopping = Context(world.file, world.folder), threading.Event()
+    streams = Streams(context).of_sinks(world.spark, context.sinks(["cache"]))
+    server = redis.Redis.from_url(world.cache)
+    with (
+        ThreadPoolExecutor(1) as pool,
+        writing_runs(context.pipeline) as run_log,
+        mock.patch.object(restarts, "FIRST_PAUSE_S", 3.0),
+    ):
+        server.config_set("maxmemory-policy", "allkeys-lru")
+        policy = restarts.restart_while(partial(is_running, world.spark))
+        work = pool.submit(
+            supervise, streams, stopping, after_error=policy, on_tick=run_log.publish
+        )
+        try:
+            wait_until(
+                lambda: world.progress()["cache"].restart_at, 60, "the cache's stream to fail"
+            )
+            findings = world.json("status", code=7)["findings"]
+            (finding,) = (entry for entry in findings if entry["code"] == "sink-failed")
+            assert "starts again by itself" in finding["message"]
+            assert "allkeys-lru" in finding["message"]
+            server.config_set("maxmemory-policy", "noeviction")
+            wait_until(lambda: streams[0].progress.state == "running", 60, "the stream to go on")
+            world.sql("INSERT INTO items VALUES (0, 0, '')")
+            world.wait_for("cache", ROWS + 1)
+        finally:
+            server.config_set("maxmemory-policy", "noeviction")
+            server.close()
+            stopping.set()
+        assert work.result(60) == []
+    assert streams[0].progress.restarts["error"] >= 1
 
 
 def test_a_sink_that_is_away_is_told_and_no_secret_with_it(
