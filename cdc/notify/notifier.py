@@ -128,11 +128,11 @@ class Notifier:
 
     def _settle_alone(self, entry: NotifySettings, claim: Incident) -> None:
         """Tell a claim that nobody else can be asked about."""
-        told = self._tell(entry, claim)
+        is_done = self._tell(entry, claim)
         if claim.phase is Phase.OPENING:
-            self._incidents[claim.id] = replace(claim, phase=Phase.OPEN) if told else claim
+            self._incidents[claim.id] = replace(claim, phase=Phase.OPEN) if is_done else claim
             self._unnoted.add(claim.id)
-        elif told:
+        elif is_done:
             del self._incidents[claim.id]
             self._unnoted.discard(claim.id)
 

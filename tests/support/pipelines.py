@@ -1,6 +1,7 @@
-"""Pipelines for tests, without a file."""
+"""Pipelines for tests, most without a file."""
 
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from cdc.config.settings import Pipeline
@@ -27,6 +28,17 @@ def pipeline(name: str, dsn: str, *tables: str | dict[str, Any], **settings: Any
             **settings,
         }
     )
+
+
+def unreachable_file(folder: Path, table: str) -> Path:
+    """Write the file of a pipeline none of whose servers is there."""
+    path = folder / "shop.yaml"
+    path.write_text(
+        f"pipeline: shop\nkafka: {NOWHERE}\nconnect: http://{NOWHERE}\n"
+        f"source: {{dsn: 'postgresql://{NOWHERE}/x', tables: [{table}]}}\n"
+        f"sinks: {{cache: {{type: redis, prefix: shop, url: 'redis://{NOWHERE}'}}}}\n"
+    )
+    return path
 
 
 def position_by_table(

@@ -10,7 +10,7 @@ import pytest
 from cdc.cli import verbs
 from cdc.cli.operation.consent import require_consent
 from cdc.errors import SettingsError
-from tests.support.pipelines import NOWHERE
+from tests.support.pipelines import unreachable_file
 
 
 class Terminal(io.StringIO):
@@ -33,12 +33,7 @@ def test_without_a_terminal_nobody_agrees(monkeypatch: pytest.MonkeyPatch) -> No
 def test_register_asks_before_it_begins_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = tmp_path / "shop.yaml"
-    path.write_text(
-        f"pipeline: shop\nkafka: {NOWHERE}\nconnect: http://{NOWHERE}\n"
-        f"source: {{dsn: 'postgresql://{NOWHERE}/x', tables: [public.orders]}}\n"
-        "sinks: {warehouse: {type: delta, path: /x}}\n"
-    )
+    path = unreachable_file(tmp_path, "public.orders")
     answer(monkeypatch, io.StringIO("shop\n"))
     words = ["cdc", "-p", str(path), "--state", str(tmp_path), "register", "--new-snapshot"]
     monkeypatch.setattr(sys, "argv", words)

@@ -33,7 +33,7 @@ from cdc.sinks.delta.health import WarehouseFacts, check_folder
 from cdc.sinks.elasticsearch.health import IndexFacts, check_cluster
 from cdc.sinks.redis.health import check_info
 from docs.generate import FOLDER
-from tests.support.pipelines import NOWHERE
+from tests.support.pipelines import unreachable_file
 
 TABLE = "public.orders"
 SETTINGS = {
@@ -282,12 +282,7 @@ def test_a_planted_fault_gives_exactly_its_finding(code: str) -> None:
 def test_with_every_server_away_a_file_with_patterns_is_examined(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = tmp_path / "shop.yaml"
-    path.write_text(
-        f"pipeline: shop\nkafka: {NOWHERE}\nconnect: http://{NOWHERE}\n"
-        f"source: {{dsn: 'postgresql://{NOWHERE}/x', tables: [public.*]}}\n"
-        f"sinks: {{cache: {{type: redis, prefix: shop, url: 'redis://{NOWHERE}'}}}}\n"
-    )
+    path = unreachable_file(tmp_path, "public.*")
     words = ["cdc", "-p", str(path), "--state", str(tmp_path), "doctor", "--json"]
     monkeypatch.setattr(sys, "argv", words)
     monkeypatch.setattr(console, "documents", console.Documents())

@@ -11,10 +11,10 @@ from cdc.sinks.redis.database import Database
 from cdc.sinks.redis.server import Failure, bytes_client, failure, first_word
 
 
-def state_failure(error: redis.exceptions.RedisError, url: str, what: str) -> Failure:
+def state_failure(error: redis.exceptions.RedisError, url: str, subject: str) -> Failure:
     """Classify an error of the state's server, as `failure` does but for a lack of memory."""
     if first_word(error) != "OOM":
-        return failure(error, url, what)
+        return failure(error, url, subject)
     return Failure(
         "rejected",
         f"The server at {address(url)} has no room for the state of documents{_memory(url)}.",
