@@ -4,8 +4,7 @@ other makes.
 
 import json
 import random
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -15,108 +14,29 @@ from hypothesis import strategies as st
 
 from cdc.codec import forms
 from cdc.codec.decode_options import DecodeOptions
-from cdc.codec.record import Change
 from cdc.model.outcome import Advance
 from cdc.model.position import Position
 from cdc.model.table import Column, Table
 from cdc.sink.lane import (
     REPORTED_ROWS,
-    SUPERSEDED,
     TAINTED,
     UNKNOWN,
     ChunkLimits,
-    Failure,
-    FoldedRow,
     Lane,
-    Part,
     PartitionOutcome,
-    Verdicts,
 )
-from cdc.sink.lane_task import LaneRun, split_by_partition
+from cdc.sink.lane_task import split_by_partition
 from cdc.sink.rejection import DECODE, REFUSED, Rejected, Skip, Source, Stop
 from tests.support import twin
 from tests.support.budget import budget
 from tests.support.envelopes import PLACEHOLDER, Topic, encoded
 from tests.support.envelopes import table as items
+from tests.support.lanes import Remembered, Writer, run
 from tests.support.scribe import Scribe
 from tests.support.twin import Raw, Twin
 
 ITEMS = items("t.public.items")
 FORMS = {"documents": forms.Documents(), "events": forms.Values()}
-
-
-@dataclass
-class Writer:
-    """Views by topic; `writes` are the sizes of what each call has brought, `refuses` ids that it
-    won't take.
-    """
-
-    form: forms.Form = field(default_factory=forms.Documents)
-    limits: ChunkLimits = field(default_factory=lambda: ChunkLimits(1000, 10**6))
-    views: dict[str, dict[str, Any]] = field(default_factory=dict)
-    versions: dict[str, int] = field(default_factory=dict)
-    refuses: frozenset[str] = frozenset()
-    writes: list[int] = field(default_factory=list)
-    reached: dict[tuple[str, int], int] = field(default_factory=dict)
-    stands: Mapping[int, int] = field(default_factory=dict)
-    fails: bool = False
-    archives: bool = False
-    offsets: list[int] = field(default_factory=list)
-    """Offsets of the changes that it was shown."""
-
-    def start_offset(self, advance: Advance, partition: int) -> int:
-        return self.stands.get(partition, advance.start_offsets[partition])
-
-    def observe(self, part: Part, change: Change, source: Source, value: object) -> int:
-        self.offsets.append(source.offset)
-        return 0
-
-    def read_stored(self, part: Part, rows: Sequence[FoldedRow]) -> Mapping[str, Any]:
-        view = self.views.get(part.topic, {})
-        newer = {row.id: SUPERSEDED for row in rows if self.versions.get(row.id, -1) > row.offset}
-        return {row.id: view[row.id] for row in rows if row.id in view} | newer
-
-    def write(self, parts: Sequence[Part]) -> Sequence[Verdicts]:
-        if self.fails:
-            raise Failure("unavailable", "away")
-        for part in parts:
-            view = self.views.setdefault(part.topic, {})
-            self.writes.append(len(part.rows))
-            for row in part.rows.values():
-                assert not row.missing
-                if row.id in self.refuses:
-                    continue
-                if row.value is None:
-                    view.pop(row.id, None)
-                else:
-                    view[row.id] = row.value
-            self.reached[part.topic, part.partition] = part.end_offset
-        return [
-            Verdicts(refused=dict.fromkeys(self.refuses & part.rows.keys(), "too large"))
-            for part in parts
-        ]
-
-    def finish(self) -> Mapping[str, Sequence[str]]:
-        return {topic: ["done"] for topic in self.views}
-
-
-@dataclass
-class Remembered:
-    """Keeps what is rejected."""
-
-    stops = False
-    records: list[tuple[Rejected, Source]] = field(default_factory=list)
-
-    def put(self, records: Sequence[tuple[Rejected, Source]]) -> None:
-        self.records.extend(records)
-
-
-def run(lane: Lane, records: Sequence[Raw]) -> list[PartitionOutcome]:
-    task = LaneRun(lane)
-    for record in records:
-        if not task.stopped:
-            task.fold(record.topic, record.partition, [(record.key, record.value, record.offset)])
-    return task.finish()
 
 
 def raws(topic: Topic) -> list[Raw]:
