@@ -100,7 +100,7 @@ class LaneRun:
             [advance.table for advance in lane.advances], lane.reading.placeholder
         )
         self._partitions: dict[tuple[str, int], PartitionState] = {}
-        self._parts: list[Part] = []
+        self._parts: dict[tuple[str, int], Part] = {}
         self._rows = self._bytes = 0
         self._filled_sizes = MeanSize()
         self._rejections: list[tuple[Rejected, Source]] = []
@@ -171,8 +171,8 @@ class LaneRun:
             self._writer.form.size,
             self._writer.observe,
         )
-        if not any(chunk_part is part for chunk_part in self._parts):
-            self._parts.append(part)
+        place = part.topic, part.partition
+        self._parts[place] = part
         for decoded in self._decode_changes(state, records):
             if decoded is not None:
                 change, value, source, is_dead = decoded
@@ -188,7 +188,7 @@ class LaneRun:
                 self._bytes += len(source.value or b"") + SOURCE_BYTES
             if self._rows >= limits.rows or self._bytes >= limits.bytes:
                 self._flush()
-                self._parts.append(part)
+                self._parts[place] = part
             if self.stopped:
                 return
 
@@ -285,9 +285,10 @@ class LaneRun:
             filled = self._writer.form.fill(
                 part.advance.table, value, change.missing, older.value, older.missing
             )
-            sources = [*older.sources, source]
+            # Appended, not copied: a chunk may hold tens of thousands of changes of one row.
+            older.sources.append(source)
             part.rows[change.id] = FoldedRow(
-                change.id, source.offset, filled.value, filled.missing, sources
+                change.id, source.offset, filled.value, filled.missing, older.sources
             )
 
     def _reject(
@@ -319,7 +320,7 @@ class LaneRun:
         Spark calls a task off, because another has failed, its records just end. That all have come
         the driver knows, once all tasks have ended well.
         """
-        parts, self._parts = self._parts, []
+        parts, self._parts = list(self._parts.values()), {}
         for part in parts:
             state = self._partitions[part.topic, part.partition]
             lacking = [row for row in part.rows.values() if row.missing]
