@@ -158,7 +158,7 @@ def apply_redis(stage: Stage, records: int, times: int, goal: float = 0.0) -> It
         empty()
         figure.rival.append(figure.changes / rival.alone(stage, "redis", url))
         empty()
-        _ours(stage, sink, figure)
+        measure_ours(stage, sink, figure)
     yield figure
 
 
@@ -184,7 +184,7 @@ def apply_elasticsearch(
         figure.rival.append(figure.changes / rival.alone(stage, "elasticsearch", url))
         httpx.delete(f"{url}/{rival_index}", timeout=60)
         sink.clear(stage.table)
-        _ours(stage, sink, figure)
+        measure_ours(stage, sink, figure)
     sink.clear(stage.table)
     yield figure
 
@@ -209,7 +209,7 @@ def apply_changes(stage: Stage, records: int, times: int, goal: float = 0.0) -> 
     for _ in range(times):
         figure.rival.append(figure.changes / rival.alone(stage, "changes", folder))
         shutil.rmtree(log)
-        _ours(stage, Delta("warehouse", folder, "bench"), figure, check=False)
+        measure_ours(stage, Delta("warehouse", folder, "bench"), figure, check=False)
         rows, rival_rows = (deltalake.DeltaTable(path).count() for path in (log, rival_log))
         if rows < rival_rows:
             raise DivergenceError(
@@ -249,13 +249,13 @@ def merge(stage: Stage, changes: int, times: int) -> Iterator[Figure]:
         stage.drained()
         starts = {stage.table.topic: list(start.offsets)}
         figure.rival.append(changes / rival.alone(stage, "warehouse", folder, starts))
-        _ours(stage, sink, figure, check=False)
+        measure_ours(stage, sink, figure, check=False)
         start = stage.end()
     shutil.rmtree(folder)
     yield figure
 
 
-def _ours(stage: Stage, sink: Sink, figure: Figure, *, check: bool = True) -> None:
+def measure_ours(stage: Stage, sink: Sink, figure: Figure, *, check: bool = True) -> None:
     with stage.meter() as meter:
         applied = stage.apply(sink)
     if check and not stage.equal(sink):

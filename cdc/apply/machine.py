@@ -188,12 +188,12 @@ def _after_look(plan: ResumePlan, observed: Observed) -> Restart | Continue:
     )
     reasons: dict[Reason, str | bool | None] = {
         Reason.PAUSED: observed.paused and not plan.shadow,
-        Reason.SWITCHED: _switched(plan, views),
+        Reason.SWITCHED: find_switched(plan, views),
         Reason.STANDBY: standby and not plan.shadow,
         Reason.CONTINUITY: observed.now > plan.sure_until,
         Reason.UNBLOCKED: observed.unblocked,
-        Reason.TOPIC: _reshaped(plan, observed.topics or {}),
-        Reason.VIEW: observed.unheld or _went_back(plan, views),
+        Reason.TOPIC: find_reshaped(plan, observed.topics or {}),
+        Reason.VIEW: observed.unheld or find_set_back(plan, views),
         Reason.QUARANTINE: observed.quarantine,
     }
     for reason, holds in reasons.items():
@@ -202,7 +202,7 @@ def _after_look(plan: ResumePlan, observed: Observed) -> Restart | Continue:
     return Continue()
 
 
-def _switched(plan: ResumePlan, views: Mapping[str, ViewCheckpoint | None]) -> str | None:
+def find_switched(plan: ResumePlan, views: Mapping[str, ViewCheckpoint | None]) -> str | None:
     """A table whose live view is of another generation than the plan's."""
     for table in plan.tables:
         generation, stored = plan.generations.get(table.topic), views.get(table.topic)
@@ -211,7 +211,7 @@ def _switched(plan: ResumePlan, views: Mapping[str, ViewCheckpoint | None]) -> s
     return None
 
 
-def _reshaped(plan: ResumePlan, topics: Mapping[str, Position]) -> str | None:
+def find_reshaped(plan: ResumePlan, topics: Mapping[str, Position]) -> str | None:
     """A table whose topic was created anew, or has partitions that the query doesn't read."""
     for table in plan.tables:
         planned, current = plan.shapes[table.topic], topics.get(table.topic)
@@ -225,7 +225,7 @@ def _reshaped(plan: ResumePlan, topics: Mapping[str, Position]) -> str | None:
     return None
 
 
-def _went_back(plan: ResumePlan, views: Mapping[str, ViewCheckpoint | None]) -> str | None:
+def find_set_back(plan: ResumePlan, views: Mapping[str, ViewCheckpoint | None]) -> str | None:
     """A table whose view is behind its planned position. One that is ahead has another writer:
     `apply` tells.
     """

@@ -68,7 +68,7 @@ def supervise(
     Returns the errors that have ended streams which haven't started again: first one that ended the
     run, then in the order of the streams.
     """
-    watches = [_Watch(feed, until_caught_up, after_error) for feed in feeds]
+    watches = [Watch(feed, until_caught_up, after_error) for feed in feeds]
     end = time.monotonic() + for_s if for_s is not None else float("inf")
     reporter = _Reporter(on_tick)
     for watch in watches:
@@ -86,13 +86,13 @@ def supervise(
     return [watch.failure for watch in watches if watch.failure]
 
 
-class _Watch:
+class Watch:
     """One stream at work: the thread that owns it, and the error that ended it."""
 
     def __init__(self, feed: Feed, until_caught_up: bool, after_error: Policy) -> None:
         self.failure: CdcError | None = None
         self.ends_run = False
-        self._feed, self._until_caught_up, self._after_error = feed, until_caught_up, after_error
+        self.feed, self._until_caught_up, self._after_error = feed, until_caught_up, after_error
         self._name = feed.progress.sink
         self._state, self._state_since = feed.progress.state, time.time()
         self._aside_since: dict[str, float] = {}
@@ -104,7 +104,7 @@ class _Watch:
 
     def stop(self) -> None:
         self._stopping.set()
-        self._feed.stop()
+        self.feed.stop()
 
     @property
     def working(self) -> bool:
@@ -113,7 +113,7 @@ class _Watch:
     def report(self) -> Progress:
         """The published progress, with its age and the times of changes."""
         now = time.time()
-        progress = self._feed.progress.aged(now)
+        progress = self.feed.progress.aged(now)
         if self.failure:
             error, hint = self.failure.message, self.failure.hint
             progress = replace(
@@ -134,16 +134,16 @@ class _Watch:
         try:
             while self._run() is Sequel.RESTART and self._outwait_pause():
                 self._back_off.begin()
-                self._feed.note_restart()
+                self.feed.note_restart()
                 self.failure = None
         finally:
             self._restart_at = None
-            self._feed.close()
+            self.feed.close()
 
     def _run(self) -> Sequel:
         """Run the stream to its end; returns what follows."""
         try:
-            self._feed.run(until_caught_up=self._until_caught_up)
+            self.feed.run(until_caught_up=self._until_caught_up)
         except Exception as error:
             return self._note_failure(error)
         return Sequel.NOTHING
@@ -182,7 +182,7 @@ class _Reporter:
     def __init__(self, on_tick: Tick) -> None:
         self._on_tick, self._failed = on_tick, False
 
-    def publish(self, watches: Sequence[_Watch]) -> None:
+    def publish(self, watches: Sequence[Watch]) -> None:
         try:
             self._on_tick([watch.report() for watch in watches])
             self._failed = False

@@ -213,12 +213,12 @@ def _ask_servers(
         return {name: by_topic for name, by_topic in stored.items() if by_topic is not None}
 
     requests |= {
-        "postgres": _start_request("postgres", lambda: _slot(pipeline)),
-        "connect": _start_request("connect", lambda: _connector(pipeline)),
+        "postgres": _start_request("postgres", lambda: read_slot(pipeline)),
+        "connect": _start_request("connect", lambda: read_connector(pipeline)),
         "registration": _start_request(
             "registration", lambda: find_registration_troubles(pipeline, pool)
         ),
-        "definitions": _start_request("definitions", lambda: _definitions(pipeline)),
+        "definitions": _start_request("definitions", lambda: read_definitions(pipeline)),
         "kafka": _start_request(
             "kafka", lambda: read_topics(pipeline, tables, stored_in_time, pool)
         ),
@@ -294,17 +294,17 @@ def _unreachable(part: str, failure: CdcError) -> Finding:
     return find(code, subject, message, failure.hint, sink=sink)
 
 
-def _slot(pipeline: Pipeline) -> replication_slot.Slot | None:
+def read_slot(pipeline: Pipeline) -> replication_slot.Slot | None:
     with source.connect(pipeline.source.dsn) as conn:
         return replication_slot.slot(conn, pipeline.pipeline)
 
 
-def _definitions(pipeline: Pipeline) -> Watch:
+def read_definitions(pipeline: Pipeline) -> Watch:
     with source.connect(pipeline.source.dsn) as conn:
         return watch(conn)
 
 
-def _connector(pipeline: Pipeline) -> ConnectorStatus:
+def read_connector(pipeline: Pipeline) -> ConnectorStatus:
     from cdc.connectors.client import Connect
 
     with Connect(pipeline.connect) as connect:

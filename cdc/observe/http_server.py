@@ -61,7 +61,7 @@ class HttpServer:
         kind = _Server6 if ":" in address else _Server
         try:
             self._server = make_server(
-                address, listener.port, application, server_class=kind, handler_class=_Handler
+                address, listener.port, application, server_class=kind, handler_class=RequestHandler
             )
         except OSError as error:
             raise SettingsError(
@@ -99,7 +99,7 @@ class _Server6(_Server):
     address_family = socket.AF_INET6
 
 
-class _Handler(WSGIRequestHandler):
+class RequestHandler(WSGIRequestHandler):
     timeout = REQUEST_S
 
     def handle(self) -> None:

@@ -23,7 +23,9 @@ def states_since(spark: SparkSession, kafka: str, table: Table, position: Positi
     that can't be read are left out.
     """
     starts = {str(partition): offset for partition, offset in enumerate(position.offsets)}
-    records = _records(spark, kafka, table, {"startingOffsets": json.dumps({table.topic: starts})})
+    records = read_records(
+        spark, kafka, table, {"startingOffsets": json.dumps({table.topic: starts})}
+    )
     states = records.select("key", "value").mapInArrow(
         freeze_gc_after(log_rows.documents(table)), log_rows.DOCUMENTS
     )
@@ -36,12 +38,14 @@ def ids_since(spark: SparkSession, kafka: str, table: Table, since_ms: int) -> D
     `since_ms`: Unix milliseconds.
     """
     options = {"startingTimestamp": str(since_ms), "startingOffsetsByTimestampStrategy": "latest"}
-    return _keys(_records(spark, kafka, table, options), table).select("id").distinct()
+    return _keys(read_records(spark, kafka, table, options), table).select("id").distinct()
 
 
 def keys(spark: SparkSession, kafka: str, table: Table) -> DataFrame:
     """Return id, key: each key of the topic once, as bytes."""
-    return _keys(_records(spark, kafka, table, {"startingOffsets": "earliest"}), table).distinct()
+    return _keys(
+        read_records(spark, kafka, table, {"startingOffsets": "earliest"}), table
+    ).distinct()
 
 
 def _keys(records: DataFrame, table: Table) -> DataFrame:
@@ -49,7 +53,9 @@ def _keys(records: DataFrame, table: Table) -> DataFrame:
     return records.select("key").mapInArrow(freeze_gc_after(log_rows.ids(table)), log_rows.IDS)
 
 
-def _records(spark: SparkSession, kafka: str, table: Table, options: dict[str, str]) -> DataFrame:
+def read_records(
+    spark: SparkSession, kafka: str, table: Table, options: dict[str, str]
+) -> DataFrame:
     return (
         spark.read.format("kafka")
         .options(**reader_options(kafka))

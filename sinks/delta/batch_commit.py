@@ -34,7 +34,7 @@ REWRITE_BYTES = 4 * 2**20
 
 That costs less than deletion vectors.
 """
-_decode_staged = msgspec.json.Decoder(Staged).decode
+decode_staged = msgspec.json.Decoder(Staged).decode
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,5 +178,5 @@ def _staged_files(outcome: Outcome, table: str) -> Staged:
     """Collect the files that the tasks have written for a table."""
     staged = Staged()
     for message in outcome.writer_results.get(table, ()):
-        staged.add(_decode_staged(message))
+        staged.add(decode_staged(message))
     return staged

@@ -70,7 +70,7 @@ def remove_unreferenced(
     live = live_folder(folder)
     for generation in (live, *(f"{live}@{name}" for name in generation_names(spark, live))):
         if generation_table := commits.table(generation):
-            used |= {_split(path)[1] for path in _paths(spark, generation_table, generation)}
+            used |= {_split(path)[1] for path in list_paths(spark, generation_table, generation)}
     replaced = table.vacuum(0, dry_run=True, enforce_retention_duration=False, full=False)
     listing = table.vacuum(0, dry_run=True, enforce_retention_duration=False, full=True)
     unused = {path for path in listing if _split(path)[1] not in used}
@@ -106,10 +106,10 @@ def link_foreign_files(spark: "SparkSession", commits: Commits, live: str) -> No
 
 def referenced_folders(spark: "SparkSession", table: deltalake.DeltaTable, folder: str) -> set[str]:
     """Name the folders in which a table has files by absolute paths; its own may be among them."""
-    return {_split(path)[0] for path in _paths(spark, table, folder) if links.is_absolute(path)}
+    return {_split(path)[0] for path in list_paths(spark, table, folder) if links.is_absolute(path)}
 
 
-def _paths(spark: "SparkSession", table: deltalake.DeltaTable, folder: str) -> list[str]:
+def list_paths(spark: "SparkSession", table: deltalake.DeltaTable, folder: str) -> list[str]:
     if add_files.has_deleted_rows(table):
         return spark_generations.paths(spark, folder)
     return add_files.paths(table)

@@ -109,7 +109,7 @@ def switch(spark: "SparkSession", commits: Commits, live: str, generation: str) 
         CLEARED, generation=generation.rpartition("@")[2]
     )
     if table is None:
-        _clone(spark, source, generation, live, checkpoint)
+        clone(spark, source, generation, live, checkpoint)
         return True
     if lags(source_commit, live_commit):
         return False
@@ -177,7 +177,7 @@ def retain_previous(spark: "SparkSession", commits: Commits, live: str, generati
         return False
     try:
         source = deltalake.DeltaTable(live, version=version)
-        _clone(spark, source, live, generation, standing.checkpoint)
+        clone(spark, source, live, generation, standing.checkpoint)
     except links.FileMissing:
         # A process that was killed after the switch goes on whenever somebody starts it again. That
         # may be later than the clean-up of the files that the switch has replaced.
@@ -186,7 +186,7 @@ def retain_previous(spark: "SparkSession", commits: Commits, live: str, generati
     return True
 
 
-def _clone(
+def clone(
     spark: "SparkSession",
     source: deltalake.DeltaTable,
     folder: str,

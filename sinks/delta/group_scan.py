@@ -64,12 +64,12 @@ def _reader(mirrors: Sequence[MirrorFiles], tasks: int) -> ArrowMap:
     def read(batches: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
         for number in (number for batch in batches for number in batch.column("id").to_pylist()):
             for mirror in mirrors[number::tasks]:
-                yield from _rows(mirror)
+                yield from read_rows(mirror)
 
     return read
 
 
-def _rows(mirror: MirrorFiles) -> Iterator["pa.RecordBatch"]:
+def read_rows(mirror: MirrorFiles) -> Iterator["pa.RecordBatch"]:
     if mirror.files is None:
         yield _unread(mirror)
         return

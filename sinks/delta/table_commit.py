@@ -203,8 +203,8 @@ def begin(tables: Tables, writer: str, advance: Advance) -> TableCommit:
         advance.end.topic_id,
         folders.get("changes"),
         folders["mirror"],
-        _known_offsets(advance, last_commits.get("changes")),
-        _known_offsets(advance, last_commits["mirror"]),
+        known_offsets(advance, last_commits.get("changes")),
+        known_offsets(advance, last_commits["mirror"]),
         versions["mirror"] if last_commits["mirror"].checkpoint else None,
     )
     return TableCommit(advance, tables, pending, opened, versions, view)
@@ -224,7 +224,7 @@ def load_position(tables: Tables, table: Table) -> ViewCheckpoint | None:
     return positions.oldest_of(checkpoints)
 
 
-def _known_offsets(advance: Advance, last_commit: LastCommit | None) -> tuple[int, ...]:
+def known_offsets(advance: Advance, last_commit: LastCommit | None) -> tuple[int, ...]:
     """Return by partition the offset below which a part needs nothing; 0 for a repair."""
     checkpoint = None if advance.is_repair or last_commit is None else last_commit.checkpoint
     return positions.known_offsets(checkpoint, advance.end)

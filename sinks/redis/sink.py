@@ -176,14 +176,14 @@ class Redis:
 
     def remains(self, tables: Sequence[Table]) -> list[str]:  # noqa: ARG002  # all of its keys
         """Count the pipeline's keys in both databases, whatever table they are of."""
-        return [line for database in self._databases() for line in list_keys(database)]
+        return [line for database in self.databases() for line in list_keys(database)]
 
     def remove(self, tables: Sequence[Table]) -> None:  # noqa: ARG002  # all of its keys
         """Remove the pipeline's keys from both databases."""
-        for database in self._databases():
+        for database in self.databases():
             remove_keys(database.own_keys(), database)
 
-    def _databases(self) -> list[Database]:
+    def databases(self) -> list[Database]:
         """List the databases that exist: without the spare one no generation was ever built."""
         try:
             self._spare_database.ask(lambda server: server.ping())

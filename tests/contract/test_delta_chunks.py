@@ -263,7 +263,7 @@ def without_word(text: str) -> Staged:
     return staged
 
 
-DECODE_STAGED = cdc.sinks.delta.batch_commit._decode_staged
+DECODE_STAGED = cdc.sinks.delta.batch_commit.decode_staged
 
 
 class Mirrored(WarehouseWriter):
@@ -275,7 +275,7 @@ class Mirrored(WarehouseWriter):
 
 
 @pytest.mark.parametrize(
-    ("name", "bug"), [("_decode_staged", without_word), ("WarehouseWriter", Mirrored)]
+    ("name", "bug"), [("decode_staged", without_word), ("WarehouseWriter", Mirrored)]
 )
 def test_planted(
     spark: "SparkSession",

@@ -187,7 +187,7 @@ def test_what_a_mirror_has_is_merged_again(
         return (0,) * advance.end.partition_count
 
     laws.what_a_view_has_is_not_set_back(harness(f"{unique}_good"))
-    monkeypatch.setattr(table_commit, "_known_offsets", nothing)
+    monkeypatch.setattr(table_commit, "known_offsets", nothing)
     with pytest.raises(RED):
         laws.what_a_view_has_is_not_set_back(harness(unique))
 
@@ -386,7 +386,8 @@ def test_what_a_removal_leaves_behind(
         laws.a_removed_view_leaves_nothing_behind(harness_of(spark, unique, lambda: bad))
 
     url = stack.endpoints.redis.removesuffix("/0") + "/4"
-    monkeypatch.setattr(Redis, "_databases", lambda self: [self._database])
+    databases = Redis.databases
+    monkeypatch.setattr(Redis, "databases", lambda sink: databases(sink)[:1])
     with pytest.raises(RED):
         laws.a_removed_view_leaves_nothing_behind(
             harness_of(spark, unique, lambda: Redis("cache", url, unique))

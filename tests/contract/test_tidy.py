@@ -66,7 +66,7 @@ def test_replaced_files_are_removed(tidied: Delta, spark: "SparkSession", unique
     assert live
     assert commit.checkpoint
     clone = f"{mirror}@kept"
-    generations._clone(spark, live, str(mirror), clone, commit.checkpoint)
+    generations.clone(spark, live, str(mirror), clone, commit.checkpoint)
     rows = sorted(spark.read.format("delta").load(clone).collect())
     third, fourth, fifth = change(2), change(3), change(4)
     assert {orphan, foreign} < third
@@ -86,7 +86,7 @@ def test_replaced_files_are_removed(tidied: Delta, spark: "SparkSession", unique
 def in_use(spark: "SparkSession", mirror: Path) -> list[str]:
     table = Commits().table(str(mirror))
     assert table
-    return cleanup._paths(spark, table, str(mirror))
+    return cleanup.list_paths(spark, table, str(mirror))
 
 
 def test_generations_are_tidied(tidied: Delta, spark: "SparkSession", unique: str) -> None:

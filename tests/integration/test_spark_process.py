@@ -5,10 +5,13 @@ import subprocess
 import sys
 from functools import cache
 
+import psutil
+
 from cdc.errors import SparkError
 from cdc.runtime.servers import spark_on
 from cdc.spark.failures import explain
 from cdc.spark.session import is_running
+from tests.support.wait import wait_until
 
 TOO_LONG = 1_500_000_000
 WIDE = 120_000
@@ -41,12 +44,10 @@ def vanish() -> None:
                 .persist()
             )
             print(wide.selectExpr("sum(length(row))").collect()[0][0] >> 20, "MiB")
-            process = getattr(spark.sparkContext._gateway, "proc", None)
-            assert process
+            (java,) = [child for child in psutil.Process().children() if child.name() == "java"]
             assert is_running(spark)
-            process.kill()
-            process.wait()
-            assert not is_running(spark)
+            java.kill()
+            wait_until(lambda: not is_running(spark), 10, "the end of Spark's process")
             raise SparkError("A batch failed.", hint="")
     except SparkError as error:
         print(error.exit_code, error, error.hint)

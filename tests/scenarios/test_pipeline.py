@@ -121,8 +121,7 @@ def test_kill_in_mid_replay_loses_and_doubles_nothing(world: "World") -> None:
         query = "SELECT count(*) AS n, count(DISTINCT _cdc_partition || ':' || _cdc_offset) AS distinct_n FROM t"
         (counted,) = delta_rows(world, table.qualified, "changes", query)
         topic = records(world, table.topic)
-        changes = sum(record.value is not None for record in topic)
-        assert counted["n"] == counted["distinct_n"] == changes
+        assert counted["n"] == counted["distinct_n"] == changes(topic)
         for form in ("events", "documents"):
             assert_as_the_twin(table, topic, form, placeholder)
         assert_view_as_the_twin(table, topic, 97, placeholder)
@@ -151,6 +150,11 @@ def records(world: "World", topic: str) -> list[Raw]:
         consumer.close()
 
 
+def changes(topic: Sequence[Raw]) -> int:
+    """Every record but the tombstones."""
+    return sum(record.value is not None for record in topic)
+
+
 def assert_made_flights_are_real(real: Sequence[Raw]) -> None:
     """The flights of `tests/support/flights.py` are what the connector has written of them, but
     for what depends on when it wrote.
@@ -164,7 +168,7 @@ def assert_made_flights_are_real(real: Sequence[Raw]) -> None:
     first = [record for record in real if b'"op":"r"' in (record.value or b"")]
     made = snapshot(DAY, DAY)
     assert sorted(map(parts, first)) == sorted(map(parts, made))
-    assert {*json.loads(first[0].value or b"")} == {*json.loads(made[0].value or b"")}
+    assert {*json.loads(made[0].value or b"")} <= {*json.loads(first[0].value or b"")}
 
 
 def test_a_stopped_index_catches_up_alone(world: "World") -> None:
@@ -209,7 +213,7 @@ def test_all_changes_of_a_key_in_one_transaction_and_in_one_batch(world: "World"
     ):
         world.sql(statement)
     wait_until(
-        lambda: records(world, f"{world.name}.public.items") >= 13,
+        lambda: changes(records(world, f"{world.name}.public.items")) >= 13,
         30,
         "the changes to be in the topic",
     )

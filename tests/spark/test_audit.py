@@ -97,7 +97,7 @@ def test_states_and_keys_of_a_topic(
     values = [packed(event), None, b"no json", packed({**event, "after": {**row, "c5": "[1]"}})]
     records = [Raw(key, value, items.topic, 0, offset) for offset, value in enumerate(values)]
     records += [Raw(b"no", None, items.topic, 0, 9), Raw(None, None, items.topic, 0, 10)]
-    monkeypatch.setattr(recent_changes, "_records", lambda *_: framed(spark, records))
+    monkeypatch.setattr(recent_changes, "read_records", lambda *_: framed(spark, records))
     states = [
         (row["id"], row["seen"])
         for row in recent_changes.states_since(spark, "", items, Position("id", (0,))).collect()

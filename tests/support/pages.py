@@ -99,8 +99,8 @@ def refusal(words: list[str]) -> str | None:
         return None
     try:
         while True:
-            context = command.make_context(command.name or "cdc", arguments, parent=context)
-            arguments = [*context._protected_args, *context.args]
+            context = command.make_context(command.name or "cdc", [*arguments], parent=context)
+            _, arguments, _ = command.make_parser(context).parse_args([*arguments])
             if not hasattr(command, "commands") or not arguments:
                 return None
             _, command, arguments = command.resolve_command(context, arguments)

@@ -41,10 +41,10 @@ def batch(began: float, durable: float, end: int) -> Batch:
 
 def test_no_number_without_equality() -> None:
     good, bad = (Figure("apply", "records/s", 1.0, "rival", changes=100) for _ in range(2))
-    cases._ours(stage(equal=True), object(), good)  # type: ignore[arg-type]
+    cases.measure_ours(stage(equal=True), object(), good)  # type: ignore[arg-type]
     assert good.ours == [50.0]
     with pytest.raises(DivergenceError):
-        cases._ours(stage(equal=False), object(), bad)  # type: ignore[arg-type]
+        cases.measure_ours(stage(equal=False), object(), bad)  # type: ignore[arg-type]
     assert bad.ours == []
     paths.equal(stage(equal=True), "whole path")
     with pytest.raises(DivergenceError):

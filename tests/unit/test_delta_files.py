@@ -5,13 +5,13 @@ import pytest
 
 from cdc.sinks.delta.files.failures import write_failure
 from cdc.sinks.delta.files.parquet import GROUP_BYTES, GROUP_ROWS
-from cdc.sinks.delta.log.add_files import _groups
+from cdc.sinks.delta.log.add_files import row_groups
 
 
 @pytest.mark.parametrize(("width", "groups"), [(1, 1), (100_000, 4)], ids=["narrow", "wide"])
 def test_a_row_group_is_bounded_by_bytes_as_well(width: int, groups: int) -> None:
     part = pa.record_batch({"text": ["x" * width] * 100})
-    sizes = [(group.num_rows, group.nbytes) for group in _groups(iter([part] * 24))]
+    sizes = [(group.num_rows, group.nbytes) for group in row_groups(iter([part] * 24))]
     assert sum(rows for rows, _ in sizes) == 2400
     assert len(sizes) == groups
     assert all(size < GROUP_BYTES + part.nbytes for _, size in sizes)
@@ -19,7 +19,7 @@ def test_a_row_group_is_bounded_by_bytes_as_well(width: int, groups: int) -> Non
 
 def test_a_row_group_is_bounded_by_rows() -> None:
     part = pa.record_batch({"number": [1] * 1000})
-    assert [group.num_rows for group in _groups(iter([part] * 101))] == [GROUP_ROWS, 1000]
+    assert [group.num_rows for group in row_groups(iter([part] * 101))] == [GROUP_ROWS, 1000]
 
 
 @pytest.mark.parametrize(

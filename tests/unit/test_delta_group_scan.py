@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from cdc.model.table import Column, Table
-from cdc.sinks.delta.group_scan import MirrorFiles, _rows
+from cdc.sinks.delta.group_scan import MirrorFiles, read_rows
 from cdc.sinks.delta.scan import document_reader, documents
 
 STAMP, LOCAL = "timestamp with time zone", "timestamp without time zone"
@@ -107,7 +107,7 @@ def test_files_of_a_mirror(tmp_path: Path) -> None:
     def ids(*files: str) -> list[str | None]:
         return [
             key
-            for rows in _rows(MirrorFiles(items("text"), files))
+            for rows in read_rows(MirrorFiles(items("text"), files))
             for key in rows.column("id").to_pylist()
         ]
 
@@ -115,5 +115,5 @@ def test_files_of_a_mirror(tmp_path: Path) -> None:
     assert ids(good, good) == ["0", "1", "0", "1"]
     for bad in (foreign, torn, str(tmp_path / "gone")):
         assert ids(good, bad) == ["0", "1", None]
-    (rows,) = _rows(MirrorFiles(items("text"), None))
+    (rows,) = read_rows(MirrorFiles(items("text"), None))
     assert rows.to_pylist() == [{"table": "public.t", "id": None, "document": None}]

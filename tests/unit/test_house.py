@@ -7,7 +7,7 @@ import statistics
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -154,6 +154,80 @@ def test_verbs_that_need_no_spark_start_without_it() -> None:
     names += ", cdc.sinks.redis.sink, cdc.sinks.elasticsearch.sink, cdc.sinks.delta.sink"
     code = f"import {names}, sys; sys.exit('pyspark' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd=ROOT).returncode == 0
+
+
+NAMED_TUPLE = {"_replace", "_asdict", "_fields", "_make"}
+
+
+def is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__") and name not in NAMED_TUPLE
+
+
+def own_names(tree: ast.AST) -> set[str]:
+    """The private names that code defines itself."""
+    return {
+        name
+        for node in ast.walk(tree)
+        for name in [
+            node.name
+            if isinstance(node, ast.FunctionDef | ast.ClassDef)
+            else node.attr
+            if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+            else ""
+        ]
+        if is_private(name)
+    }
+
+
+def private_uses(tree: ast.AST) -> Iterator[str]:
+    """The private names that code uses of others: as attributes, imported, or to replace them."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(value=ast.Name(id="self" | "cls")):
+                continue
+            case ast.Attribute(attr=name):
+                yield name
+            case ast.ImportFrom(names=aliases):
+                yield from (alias.name for alias in aliases)
+            case ast.Call(func=ast.Name(id="getattr" | "setattr" | "hasattr"), args=[_, *words]):
+                yield from texts(words)
+            case ast.Call(func=ast.Attribute(attr="setattr" | "object" | "patch"), args=words):
+                yield from texts(words[:2])
+
+
+def texts(nodes: Iterable[ast.AST]) -> Iterator[str]:
+    """The last name of each dotted text."""
+    for node in nodes:
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value.rpartition(".")[2]
+
+
+def private_names(code: str) -> set[str]:
+    tree = ast.parse(code)
+    return {name for name in private_uses(tree) if is_private(name)} - own_names(tree)
+
+
+def test_tests_use_interfaces_only() -> None:
+    """What a test reaches into can't be changed without it, however well it works."""
+    paths = sorted((ROOT / "tests").rglob("*.py"))
+    names = {str(path.relative_to(ROOT)): private_names(path.read_text()) for path in paths}
+    assert {path: private for path, private in names.items() if private} == {}
+
+
+@pytest.mark.parametrize(
+    ("code", "names"),
+    [
+        ("stream._query.stop()", {"_query"}),
+        ("from cdc.apply.stream import _restart", {"_restart"}),
+        ('monkeypatch.setattr(stream, "_restart", None)', {"_restart"}),
+        ('mock.patch("cdc.apply.stream._restart")', {"_restart"}),
+        ('getattr(stream, "_query")', {"_query"}),
+        ("self._own = self._other; row._replace(a=1); row.__class__; row['_cdc_id']", set()),
+        ("class One:\n    def _own(self): pass\nother._own()", set()),
+    ],
+)
+def test_a_private_name_is_found(code: str, names: set[str]) -> None:
+    assert private_names(code) == names
 
 
 def functions(path: Path) -> list[tuple[str, int]]:

@@ -76,7 +76,7 @@ def test_a_port_that_is_taken_and_an_address_of_another_machine_are_named(
 
 
 def test_a_client_that_says_nothing_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(http_server._Handler, "timeout", 0.1)
+    monkeypatch.setattr(http_server.RequestHandler, "timeout", 0.1)
     with closing(HttpServer(answer, Listener(0))) as served:
         with socket.create_connection(("127.0.0.1", served.port), 5) as silent:
             began = time.monotonic()

@@ -155,7 +155,7 @@ def test_the_page_has_the_table_of_the_module() -> None:
     assert set(Reason) - reasons == {Reason.BATCH_SIZE, Reason.FAILURE, Reason.ERROR}
 
 
-@pytest.mark.parametrize("planted", ["_went_back", "_reshaped", "_switched"])
+@pytest.mark.parametrize("planted", ["find_set_back", "find_reshaped", "find_switched"])
 def test_planted_a_machine_that_overlooks_something(
     planted: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

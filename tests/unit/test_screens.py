@@ -62,7 +62,7 @@ def test_what_nobody_has_read_is_unknown_and_never_zero(progress: Progress) -> N
 
 
 def test_planted_a_screen_that_takes_unknown_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "_waiting", lambda progress: f"{progress.lag_records or 0:,}")
+    monkeypatch.setattr(run, "waiting_text", lambda progress: f"{progress.lag_records or 0:,}")
     with pytest.raises(AssertionError):
         test_what_nobody_has_read_is_unknown_and_never_zero(STARTING)
 

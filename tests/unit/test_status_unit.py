@@ -405,8 +405,8 @@ def test_a_server_that_begins_to_hang_during_a_look_is_named_by_it(
     """Postgres has told of its slot, and then nothing of its definitions."""
     release = threading.Event()
     monkeypatch.setattr(collection, "ANSWER_S", 0.5)
-    monkeypatch.setattr(collection, "_slot", lambda _: GOOD.slot)
-    monkeypatch.setattr(collection, "_definitions", lambda _: release.wait(60))
+    monkeypatch.setattr(collection, "read_slot", lambda _: GOOD.slot)
+    monkeypatch.setattr(collection, "read_definitions", lambda _: release.wait(60))
     shop = pipeline("shop", "postgresql://owner@127.0.0.1:1/shop", "public.orders")
     status = collect(shop, positions={})
     release.set()
@@ -484,7 +484,7 @@ def judge(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Finding]]:
                 raise server
             return server
 
-        for part in ("_slot", "_connector", "_definitions", "read_topics"):
+        for part in ("read_slot", "read_connector", "read_definitions", "read_topics"):
             monkeypatch.setattr(collection, part, lambda *_: None)
         monkeypatch.setattr(ActivityReader, "read", lambda *_: None)
         monkeypatch.setattr(TopicsPool, "borrowed", lambda *_: Silent())

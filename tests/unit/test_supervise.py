@@ -173,7 +173,7 @@ def test_a_stream_that_dies_of_anything_is_told_while_the_others_work(runs: Any)
 def test_planted_a_supervisor_that_keeps_a_failure_to_itself_until_all_have_ended(
     runs: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor._Watch, "report", lambda watch: watch._feed.progress)
+    monkeypatch.setattr(supervisor.Watch, "report", lambda watch: watch.feed.progress)
     with pytest.raises(AssertionError, match="the failed sink to be told"):
         assert_told_at_once(runs(Feed("cache", ValueError(SECRET_ROW)), Feed("search")))
 

@@ -45,13 +45,13 @@ def draw_progress(sinks: Sequence[Progress]) -> RenderableType:
             state,
             f"{sink.applied.rows:,}",
             f"{sink.rows_per_s:,.0f}",
-            _waiting(sink),
+            waiting_text(sink),
             _behind(sink),
         )
     return Group(grid, *(Text(trouble, "yellow") for sink in sinks for trouble in _troubles(sink)))
 
 
-def _waiting(sink: Progress) -> str:
+def waiting_text(sink: Progress) -> str:
     measured = sink.lag_records is not None and sink.looked_s < HUNG_S
     return f"{sink.lag_records:,}" if measured else UNKNOWN
 
@@ -111,7 +111,7 @@ class ProgressLog:
         """
         for sink in sinks:
             state = (sink.state, sink.error, tuple(sink.aside.items()), sink.looked_s >= HUNG_S)
-            numbers = (sink.applied.rows, _waiting(sink))
+            numbers = (sink.applied.rows, waiting_text(sink))
             shown_state, shown_numbers, shown_at = self._shown.get(sink.sink, (None, None, 0.0))
             if state != shown_state or (
                 numbers != shown_numbers and now - shown_at >= OCCASIONALLY_S
@@ -127,4 +127,4 @@ class ProgressLog:
 def _line(sink: Progress) -> str:
     behind = "" if _behind(sink) in (UNKNOWN, "-") else f" for {_behind(sink)}"
     applied = f"{sink.applied.rows:,} changes applied, {sink.rows_per_s:,.0f}/s"
-    return f"{sink.sink} {sink.state}: {applied}; waiting: {_waiting(sink)}{behind}"
+    return f"{sink.sink} {sink.state}: {applied}; waiting: {waiting_text(sink)}{behind}"

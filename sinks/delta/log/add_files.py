@@ -231,7 +231,7 @@ def _writer(
     def write_file(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
         import pyarrow as pa
 
-        groups = (group.rename_columns(names) for group in _groups(batches))
+        groups = (group.rename_columns(names) for group in row_groups(batches))
         if file := parquet.write_file(folder, links.new_file_name(), groups):
             yield pa.RecordBatch.from_pylist(
                 [{"name": file.name, "size": file.size, "stats": file.stats}]
@@ -240,7 +240,7 @@ def _writer(
     return write_file
 
 
-def _groups(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.Table]":
+def row_groups(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.Table]":
     """Put batches together to row groups within the limits."""
     import pyarrow as pa
 
