@@ -12,6 +12,7 @@
     +- DecodeError          6  a record that the connector can't have written
     +- SinkError            7  a destination
     |  +- SinkUnavailable      may come back by itself: wait and try again
+    |  |  +- SinkBlocked              a block keeps writes away: they wait until it is lifted
     |  |  +- ReadTimeout              a view isn't as far as its reader asked for, within its timeout
     |  +- SinkRejected         for good: the view or the row has to change
     |  |  +- ValueNotRepresentable        a value that the destination has no way to hold
@@ -117,6 +118,10 @@ class SinkError(CdcError):
 
 class SinkUnavailable(SinkError):
     """The destination can't be reached or asks for time; the same call may succeed later."""
+
+
+class SinkBlocked(SinkUnavailable):
+    """The destination has a block on writes, which it, an operator or a promotion has set."""
 
 
 class ReadTimeout(SinkUnavailable):

@@ -17,6 +17,7 @@ from cdc.errors import (
     Fenced,
     KafkaUnavailable,
     SettingsError,
+    SinkBlocked,
     SinkError,
     SinkRejected,
     SinkUnavailable,
@@ -52,6 +53,7 @@ REMEDIES: Mapping[type[BaseException], Remedy] = {
     # A destination that is away, busy or failing over; one that has gone back by itself; one that
     # refuses.
     SinkUnavailable: Remedy.RETRY,
+    SinkBlocked: Remedy.RETRY,
     PositionLost: Remedy.RESTART,
     SinkRejected: Remedy.STOP,
     Fenced: Remedy.STOP,
@@ -82,6 +84,7 @@ REMEDIES: Mapping[type[BaseException], Remedy] = {
 
 REPORTED: Mapping[str, type[CdcError]] = {
     "unavailable": SinkUnavailable,
+    "blocked": SinkBlocked,
     "rejected": SinkRejected,
     "forbidden": SinkRejected,
     "misplaced": SinkRejected,

@@ -15,12 +15,13 @@ from elastic_transport import HttpHeaders, NodeConfig, Serializer, Transport, Tr
 from elastic_transport.client_utils import url_to_node_config
 from urllib3 import Timeout
 
-from cdc.errors import CdcError, SinkRejected, SinkUnavailable
+from cdc.errors import CdcError, SinkBlocked, SinkRejected, SinkUnavailable
 from cdc.model.address import address
 from cdc.model.causes import Cause, cause
 
 HINTS = {
     "unavailable": "it is tried again; is the server up?",
+    "blocked": "it is tried again until the block is lifted",
     "rejected": "repair the row or the index's mapping, then start `cdc run` again",
     "fenced": "run one `cdc run` per sink; start this one again when the other has ended",
 }
@@ -183,7 +184,7 @@ def _error_of(answer: Answer, where: str, path: str) -> CdcError | None:
     if status == BUSY or status >= FAILED:
         return unavailable(f"{where} is busy (status {status}{kind and f': {kind}'}).")
     if kind == BLOCKED:
-        return unavailable(f"{where} takes no writes: {kind}.")
+        return SinkBlocked(f"{where} takes no writes: {kind}.", hint=HINTS["blocked"])
     if status in (UNAUTHORIZED, FORBIDDEN):
         return Refusal(
             f"{where} refuses the user (status {status}).", hint="see the sink's url", status=status

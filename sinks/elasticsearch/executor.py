@@ -12,13 +12,15 @@ from typing import Any, NamedTuple
 from cdc.codec.forms import Documents
 from cdc.codec.members import encode
 from cdc.codec.record import Change
-from cdc.errors import Fenced, SinkError, SinkUnavailable
+from cdc.errors import Fenced, SinkBlocked, SinkError, SinkUnavailable
 from cdc.model.address import address
 from cdc.model.outcome import Advance
 from cdc.sink.lane import SUPERSEDED, ChunkLimits, Failure, FoldedRow, Part, Superseded, Verdicts
 from cdc.sink.rejection import Source
 from cdc.sinks.elasticsearch.client import (
     ABSENT_TYPES,
+    BLOCKED,
+    FAILED,
     HINTS,
     TAKEN_OVER,
     decode_json,
@@ -151,8 +153,14 @@ class ElasticsearchWriter:
             busy = []
             for item, response in zip(remaining, self._post(remaining), strict=True):
                 ((action, answer), *_) = response.items()
-                if answer.get("error", {}).get("type") in ABSENT_TYPES:
+                error_type = answer.get("error", {}).get("type")
+                if error_type in ABSENT_TYPES:
                     raise Fenced(TAKEN_OVER, hint=HINTS["fenced"])
+                if error_type == BLOCKED and answer["status"] < FAILED:
+                    raise SinkBlocked(
+                        f"The index at {address(self.url)} takes no writes.",
+                        hint=HINTS["blocked"],
+                    )
                 if answer["status"] in BUSY:
                     busy.append(item)
                 else:
@@ -186,6 +194,8 @@ def _reporting_failures() -> Iterator[None]:
         yield
     except Fenced as error:
         raise Failure("fenced", error.message) from None
+    except SinkBlocked as error:
+        raise Failure("blocked", error.message) from None
     except SinkUnavailable as error:
         raise Failure("unavailable", error.message) from None
     except SinkError as error:

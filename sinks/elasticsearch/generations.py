@@ -32,7 +32,8 @@ def promote(
     has shown some rows already: the new generation has to have them as well.
     """
     server, indices = live.server, live.indices
-    live_indices = {name: place.index for name, place in indices.find(tables).items()}
+    places = indices.find(tables)
+    live_indices = {name: place.index for name, place in places.items()}
     new_indices = {table.qualified: indices.name(table, names[table.qualified]) for table in tables}
     switched = [
         table
@@ -41,19 +42,16 @@ def promote(
     ]
     if not switched:
         return {}
-    replaced = {
-        table.qualified: live_indices[table.qualified]
-        for table in switched
-        if table.qualified in live_indices
-    }
+    replaced = [places[table.qualified] for table in switched if table.qualified in places]
     wait_until_caught_up(lambda: _is_caught_up(candidate, switched, live.records(switched)), sink)
     block = WriteBlock(server)
+    block.require_unblocked([place.index for place in replaced if not place.promotions])
     try:
         with ThreadPoolExecutor(1) as pool:
             # Most of the new rows become visible while the block is set: it takes some 250 ms under
             # load, and this up to as long. The rest follows below.
             refresh = pool.submit(server.refresh, list(new_indices.values()))
-            block.set(replaced.values())
+            block.set(replaced)
         refresh.result()
         wait_until_caught_up(
             partial(_is_caught_up, candidate, switched, live.records(switched)), sink
@@ -61,8 +59,12 @@ def promote(
         _prepare_for_readers(server, switched, new_indices)
         server.switch(indices.switch_actions(switched, live_indices, new_indices))
     finally:
-        block.release(replaced.values())
-    return {name: generation_of(index) for name, index in replaced.items()}
+        block.release(replaced)
+    return {
+        table.qualified: generation_of(live_indices[table.qualified])
+        for table in switched
+        if table.qualified in live_indices
+    }
 
 
 def drop_unreferenced(

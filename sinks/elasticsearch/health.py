@@ -5,12 +5,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from cdc.model.finding import Finding, find
+from cdc.sinks.elasticsearch.index.write_block import blocks_of
 from cdc.sinks.elasticsearch.server import SHARDS, Server
 
 MAJOR = 8
 FULL_SHARES = 0.9
 WATERMARK = "cluster.routing.allocation.disk.watermark"
-BLOCKS = ("index.blocks.read_only_allow_delete", "index.blocks.read_only", "index.blocks.write")
 
 
 @dataclass(frozen=True)
@@ -49,8 +49,7 @@ def read_cluster(server: Server, aliases: Sequence[str]) -> IndexFacts:
     query = {"flat_settings": "true", "ignore_unavailable": "true"}
     for answer in server.ask_groups("GET", aliases, f"/_settings/{names}", query=query):
         for index, body in answer.items():
-            if any(str(body["settings"].get(block)) == "true" for block in BLOCKS):
-                blocked.append(index)
+            blocked += [index] if blocks_of(body["settings"]) else []
             shadowed += [index] if index in aliases else []
     return IndexFacts(
         tuple(sorted({node["version"] for node in versions.values()})),

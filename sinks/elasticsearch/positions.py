@@ -11,13 +11,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cdc.errors import SinkUnavailable
+from cdc.errors import SinkBlocked
 from cdc.model.outcome import Advance, Applied
 from cdc.model.position import ViewCheckpoint
 from cdc.model.table import Table
 from cdc.sink.fencing import checkpoint_after, mismatch, must_apply
 from cdc.sinks.elasticsearch.checkpoint import Record
-from cdc.sinks.elasticsearch.client import HINTS, unavailable
+from cdc.sinks.elasticsearch.client import BLOCKED, HINTS, unavailable
 from cdc.sinks.elasticsearch.index.indices import Indices, WritableIndex
 from cdc.sinks.elasticsearch.server import Server
 
@@ -179,10 +179,10 @@ class Positions:
             if item["status"] == CONFLICT:
                 raise RecordChanged(index)
             if item["status"] >= 400:
-                raise SinkUnavailable(
-                    f"The position of {index} could not be stored (status {item['status']}).",
-                    hint=HINTS["unavailable"],
-                )
+                message = f"The position of {index} could not be stored (status {item['status']})."
+                if item["error"]["type"] == BLOCKED:
+                    raise SinkBlocked(message, hint=HINTS["blocked"])
+                raise unavailable(message)
         return [
             replace(
                 record,

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
-from cdc.errors import Fenced, SinkError, SinkUnavailable
+from cdc.errors import Fenced, SinkBlocked, SinkError
 from cdc.model.finding import Finding
 from cdc.model.position import ViewCheckpoint
 from cdc.model.table import RowFormat, Table
@@ -28,7 +28,7 @@ from cdc.sinks.elasticsearch.index import fields
 from cdc.sinks.elasticsearch.index.indices import Indices
 from cdc.sinks.elasticsearch.index.write_block import WriteBlock
 from cdc.sinks.elasticsearch.index.writer_alias import WriterAlias
-from cdc.sinks.elasticsearch.positions import PendingAdvance, Positions
+from cdc.sinks.elasticsearch.positions import POSITIONS, PendingAdvance, Positions
 from cdc.sinks.elasticsearch.scan import (
     GROUPED,
     SCANNED,
@@ -92,10 +92,18 @@ class Elasticsearch:
         pending = self._positions.take(batch.advances, batch.writer)
         if not pending:
             return Outcome()
-        self._alias.take_over(pending)
-        started = self._positions.begin(pending, batch.writer)
-        outcome = self._send(batch, pending)
-        self._positions.finish(started, outcome.applied, batch.writer)
+        self._block.release_abandoned([step.place for step in pending])
+        try:
+            self._alias.take_over(pending)
+            started = self._positions.begin(pending, batch.writer)
+            outcome = self._send(batch, pending)
+            self._positions.finish(started, outcome.applied, batch.writer)
+        except SinkBlocked:
+            # Read again: a promotion may have begun since.
+            places = self._indices.find([step.table for step in pending]).values()
+            unmarked = [place.index for place in places if not place.promotions]
+            self._block.require_unblocked([POSITIONS, *unmarked])
+            raise
         return outcome
 
     def clear(self, table: Table) -> None:
@@ -178,13 +186,9 @@ class Elasticsearch:
         writer = ElasticsearchWriter(self.url, aliases, fresh)
         lane = batch.lane(writer, [step.advance for step in pending])
         try:
-            outcome = run_on_executors(lane, batch.records, self.name, HINTS)
+            return run_on_executors(lane, batch.records, self.name, HINTS)
         except Exception as error:
             self._alias.renew()
-            if isinstance(error, SinkUnavailable):
-                self._block.release_abandoned(error, [step.place.index for step in pending])
             if isinstance(error, Fenced):
                 self._positions.require_indices(pending)
             raise
-        self._block.note_written()
-        return outcome

@@ -3,6 +3,8 @@ another index.
 """
 
 import json
+import os
+import subprocess
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -12,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import httpx
 import pytest
 
-from cdc.errors import Fenced, SinkRejected, SinkUnavailable
+from cdc.errors import Fenced, SinkBlocked, SinkRejected, SinkUnavailable
 from cdc.model.generation import new_generation
 from cdc.model.outcome import Advance
 from cdc.model.position import Position
@@ -436,6 +438,84 @@ def test_a_rollback_restores_no_settings(harness: Harness, proxy: Proxy) -> None
     assert len(restored) == 1
     assert live.promote([items], previous) == names
     assert len(restored) == 1
+
+
+def block_of(server: httpx.Client, index: str) -> str | None:
+    settings = server.get(f"/{index}/_settings?flat_settings=true").json()[index]["settings"]
+    return settings.get("index.blocks.write")  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("blocked", ["view", "positions"])
+def test_an_operators_block_stays_until_he_lifts_it(
+    harness: Harness,
+    server: httpx.Client,
+    stack: "Stack",
+    monkeypatch: pytest.MonkeyPatch,
+    blocked: str,
+) -> None:
+    """Nothing is lost, nothing is lifted, and the failure says how he does it."""
+    monkeypatch.setattr("cdc.sinks.elasticsearch.index.write_block.SWITCH_S", 0)
+    sink, items = harness.sink, harness.table
+    assert isinstance(sink, Elasticsearch)
+    fill(harness)
+    harness.apply()
+    names, _ = second_generation(harness)
+    harness.topic.add("d", row("k0", 0))
+    index = quoted(sink, items) if blocked == "view" else POSITIONS
+    server.put(f"/{index}/_block/write").raise_for_status()
+    try:
+        tries: list[Callable[[], object]] = [harness.apply, harness.apply]
+        if blocked == "view":
+            tries.append(lambda: sink.promote([items], names))
+            harness.apply(sink=sink.for_generation(names))
+        for attempt in tries:
+            with pytest.raises(SinkBlocked, match=index) as caught:
+                attempt()
+        assert block_of(server, index) == "true"
+        (_, _, command) = caught.value.hint.partition(": ")
+        environment = {**os.environ, "CDC_ELASTICSEARCH": stack.endpoints.elasticsearch}
+        shell = ["bash", "-euc", command.replace("curl -s ", "curl -sf ")]
+        subprocess.run(shell, env=environment, check=True, capture_output=True)
+    finally:
+        server.put(f"/{index}/_settings", json={"index.blocks.write": None}).raise_for_status()
+    harness.apply()
+    assert harness.view() == harness.topic.model()
+
+
+def test_a_block_that_a_killed_promotion_has_left_is_lifted(
+    harness: Harness, proxy: Proxy, server: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Once a running one would be over; the next one finds nothing of it."""
+    live, items = harness.sink, harness.table
+    assert isinstance(live, Elasticsearch)
+    names, build = second_generation(harness)
+    index = quoted(live, items)
+
+    def kill(request: Request) -> Answer | None:
+        """From the block on nothing of the promotion gets through."""
+        if "/_block/" in request.path:
+            proxy.rule = lambda _: RESET
+            proxy.deliver(request)
+            return RESET
+        return None
+
+    proxy.rule = kill
+    with pytest.raises(SinkUnavailable):
+        live.promote([items], names)
+    proxy.rule = nothing
+    assert block_of(server, index) == "true"
+    harness.topic.add("d", row("k0", 0))
+    with pytest.raises(SinkUnavailable):
+        harness.apply()
+    assert block_of(server, index) == "true"
+    monkeypatch.setattr("cdc.sinks.elasticsearch.index.write_block.SWITCH_S", 0)
+    harness.apply()
+    assert harness.view() == harness.topic.model()
+    assert block_of(server, index) is None
+    aliases = server.get(f"/{index}/_alias").json()[index]["aliases"]
+    assert not [alias for alias in aliases if ".P." in alias]
+    harness.apply(sink=build)
+    assert live.promote([items], names)
 
 
 def test_points_in_time_are_closed(harness: Harness, server: httpx.Client) -> None:

@@ -110,6 +110,7 @@ def test_every_class_of_error_is_in_the_table_or_beneath_one_that_is() -> None:
 def test_what_executors_report_passes_or_not_by_its_class() -> None:
     assert {word: REMEDIES[kind] for word, kind in REPORTED.items()} == {
         "unavailable": Remedy.RETRY,
+        "blocked": Remedy.RETRY,
         "rejected": Remedy.STOP,
         "forbidden": Remedy.STOP,
         "misplaced": Remedy.STOP,

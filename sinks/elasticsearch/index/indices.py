@@ -13,6 +13,8 @@ from cdc.sinks.elasticsearch.server import Server
 
 WRITER_SEPARATOR = ".W."
 """Between an index' name and a writer's token. No index may have a capital in its name."""
+PROMOTION_SEPARATOR = ".P."
+"""Between an index' name and the token of a promotion that keeps writers away from it."""
 INCLUDE_CLOSED = {"ignore_unavailable": "true", "expand_wildcards": "all"}
 
 
@@ -20,14 +22,21 @@ INCLUDE_CLOSED = {"ignore_unavailable": "true", "expand_wildcards": "all"}
 class WritableIndex:
     """An index, and the aliases through which it is written: one, once a writer has taken it
     over.
+
+    promotions: the aliases that mark it as blocked by promotions.
     """
 
     index: str
     writers: tuple[str, ...] = ()
+    promotions: tuple[str, ...] = ()
 
     def writer(self, token: str) -> str:
         """Return the alias through which the writer of this token writes."""
         return f"{self.index}{WRITER_SEPARATOR}{token}"
+
+    def promotion(self, token: str) -> str:
+        """Return the alias by which the promotion of this token marks the index."""
+        return f"{self.index}{PROMOTION_SEPARATOR}{token}"
 
 
 class Indices:
@@ -162,12 +171,12 @@ class Indices:
 
 
 def _writable_index(index: str, aliases: Iterable[str]) -> WritableIndex:
-    """Select the writers' aliases: those that begin with the index' name, also of earlier
-    versions.
+    """Sort out its own aliases, which begin with its name; what isn't a promotion's is a writer's,
+    also of earlier versions.
     """
-    return WritableIndex(
-        index, tuple(sorted(alias for alias in aliases if alias.startswith(f"{index}.")))
-    )
+    own = sorted(alias for alias in aliases if alias.startswith(f"{index}."))
+    promotions = tuple(alias for alias in own if alias.startswith(f"{index}{PROMOTION_SEPARATOR}"))
+    return WritableIndex(index, tuple(sorted({*own} - {*promotions})), promotions)
 
 
 def generation_of(index: str) -> str:

@@ -1,50 +1,115 @@
-"""The block that keeps writers from what readers see, while aliases are switched."""
+"""Blocks on writes: that of a promotion, which keeps writers from what readers see while aliases are
+switched, and those of others, which stay.
+
+A promotion marks its indices by an alias before it blocks them: so the blocks that a killed one has
+left are told from an operator's. By an alias, since every batch reads those of its indices anyway.
+"""
 
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Mapping, Sequence
+from uuid import uuid4
 
-from cdc.errors import SinkUnavailable
+from cdc.errors import SinkBlocked
 from cdc.sink.contract import SWITCH_S
-from cdc.sinks.elasticsearch.client import BLOCKED, unavailable
+from cdc.sinks.elasticsearch.client import unavailable
+from cdc.sinks.elasticsearch.index.indices import WritableIndex
 from cdc.sinks.elasticsearch.server import Server
+
+WRITE = "index.blocks.write"
+DISK_FULL = "index.blocks.read_only_allow_delete"
+BLOCKS = (DISK_FULL, "index.blocks.read_only", WRITE)
+OF_THE_SERVER = "no change is lost; the server lifts this block when its disk has room"
 
 
 class WriteBlock:
-    """The write blocks of a sink's indices: those that its `promote` sets, and those of others that
-    its batches run into.
+    """The write blocks of a sink's indices.
 
     Threads: of the sink's, see `cdc.sink.contract.Sink`. Errors: those of `Server`.
     """
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self._blocked_since = 0.0
+        self._token = uuid4().hex[:12]
+        self._since_by_mark: dict[str, float] = {}
 
-    def set(self, indices: Iterable[str]) -> None:
-        """Block writes; on return none is under way, and none begins."""
-        for answer in self._server.ask_groups("PUT", indices, "/_block/write"):
+    def set(self, places: Sequence[WritableIndex]) -> None:
+        """Mark indices, then block writes; on return none is under way, and none begins.
+
+        Call `require_unblocked` before, and `release` whatever becomes of this.
+        """
+        if not places:
+            return
+        self._server.switch(
+            {"add": {"index": place.index, "alias": place.promotion(self._token)}}
+            for place in places
+        )
+        for answer in self._server.ask_groups("PUT", _names(places), "/_block/write"):
             if not all(index.get("blocked") for index in answer["indices"]):
                 raise unavailable(f"Not all of {self._server.name} has stopped taking writes.")
 
-    def release(self, indices: Iterable[str]) -> None:
-        """Let writes in again."""
-        query = {"ignore_unavailable": "true"}
-        self._server.ask_groups(
-            "PUT", indices, "/_settings", {"index.blocks.write": None}, query=query, absent={}
+    def release(self, places: Sequence[WritableIndex]) -> None:
+        """Let writes in again that `set` has blocked, or an earlier promotion of these indices."""
+        self._release(
+            places,
+            {
+                mark
+                for place in places
+                for mark in (*place.promotions, place.promotion(self._token))
+            },
         )
 
-    def release_abandoned(self, error: SinkUnavailable, indices: Iterable[str]) -> None:
-        """Release indices that a killed `promote` has left blocked: a running one is done by
+    def release_abandoned(self, places: Sequence[WritableIndex]) -> None:
+        """Release the indices that a killed promotion has left marked: a running one is done by
         then.
-
-        error: of a batch to these indices; one that has nothing to do with a block is ignored.
         """
-        if BLOCKED not in error.message:
-            return
-        self._blocked_since = self._blocked_since or time.monotonic()
-        if time.monotonic() - self._blocked_since > 2 * SWITCH_S:
-            self.release(indices)
+        now = time.monotonic()
+        marks = {mark for place in places for mark in place.promotions}
+        for mark in marks:
+            self._since_by_mark.setdefault(mark, now)
+        overdue = {mark for mark in marks if now - self._since_by_mark[mark] > 2 * SWITCH_S}
+        self._release([place for place in places if overdue & set(place.promotions)], overdue)
 
-    def note_written(self) -> None:
-        """Note that a batch was written: no index is blocked."""
-        self._blocked_since = 0.0
+    def require_unblocked(self, names: Sequence[str]) -> None:
+        """Raise SinkBlocked, with the command that lifts the block, when somebody has set one."""
+        query = {"flat_settings": "true", "ignore_unavailable": "true"}
+        for answer in self._server.ask_groups("GET", names, "/_settings", query=query):
+            for index, body in answer.items():
+                for block in blocks_of(body["settings"]):
+                    raise _blocked_error(index, block)
+
+    def _release(self, places: Sequence[WritableIndex], marks: Collection[str]) -> None:
+        """Lift the blocks, then remove the marks: a block without one would stay for ever."""
+        if not places:
+            return
+        query = {"ignore_unavailable": "true"}
+        self._server.ask_groups(
+            "PUT", _names(places), "/_settings", {WRITE: None}, query=query, absent={}
+        )
+        actions = [
+            {"remove": {"index": place.index, "aliases": sorted(marks), "must_exist": False}}
+            for place in places
+        ]
+        # An index that is gone fails all of them; the next batches of the others remove their marks.
+        self._server.ask("POST", "/_aliases", {"actions": actions}, absent={})
+
+
+def blocks_of(settings: Mapping[str, object]) -> list[str]:
+    """List the blocks on writes that an index' flat settings have."""
+    return [block for block in BLOCKS if str(settings.get(block)) == "true"]
+
+
+def _names(places: Sequence[WritableIndex]) -> list[str]:
+    return [place.index for place in places]
+
+
+def _blocked_error(index: str, block: str) -> SinkBlocked:
+    lift = (
+        f'curl -s -X PUT "$CDC_ELASTICSEARCH/{index}/_settings"'
+        f""" -H 'content-type: application/json' -d '{{"{block}": null}}'"""
+    )
+    hint = (
+        OF_THE_SERVER
+        if block == DISK_FULL
+        else f"no change is lost; once its reason is gone: {lift}"
+    )
+    return SinkBlocked(f"The index {index} takes no writes: {block} is set.", hint=hint)
