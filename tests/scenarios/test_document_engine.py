@@ -25,12 +25,13 @@ from cdc.control.heartbeat import last_heartbeat
 from cdc.errors import Fenced
 from cdc.kafka.records import kafka
 from cdc.kafka.topics import Topics
+from cdc.kafka.transactions import Outgoing, TransactionalWriter
 from cdc.model.position import Position
 from cdc.postgres import source
 from cdc.sink.contract import PositionLost
 from cdc.views.climb import climb
-from cdc.views.emission import SLICE, Emission, Report, Write
-from cdc.views.engine import DocumentEngine
+from cdc.views.emission import ALL, SLICE, Emission, Report, Share, Write
+from cdc.views.engine import SENDERS, DocumentEngine
 from cdc.views.resolve import resolve
 from cdc.views.state import State
 from tests.support.cache import free_port
@@ -407,20 +408,51 @@ def test_case_40_of_two_engines_the_first_is_fenced(
     assert newest(history) == expected(history)
 
 
+def test_a_task_taken_for_lost_writes_no_more_once_documents_are_shared_otherwise(
+    history: History, spark: "SparkSession", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a run before this one, of the time before a fan-out, and of its second share."""
+    another_run = [late_task(history, f".{number}") for number in range(SENDERS)]
+    engine = Engine(spark, history)
+    history.do("INSERT INTO lib.authors SELECT n, 1 FROM generate_series(1, 50) n")
+    history.apply()
+    engine.work()
+    before_sharing = late_task(history, "")
+    monkeypatch.setattr("cdc.views.engine.LARGE", 50)
+    bump(history, 1)
+    history.apply()
+    engine.work()
+    sharing = late_task(history, ".1")
+    history.do("UPDATE lib.authors SET version = 7 WHERE id = 7")
+    history.apply()
+    engine.work()
+    for writer in (*another_run, before_sharing, sharing):
+        with pytest.raises(Fenced):
+            writer.write([Outgoing(history.pipeline.view_topic("author_docs"), b"{}", None)])
+    assert newest(history) == expected(history)
+
+
+def late_task(history: History, suffix: str) -> TransactionalWriter:
+    """The writer of a task that has looked at its turn already."""
+    return TransactionalWriter(
+        history.pipeline.kafka, f"{history.pipeline.pipeline}.documents{suffix}"
+    )
+
+
 BOOK_DOCS = """
   book_docs:
     root: lib.books
     include: {author: {table: lib.authors, on: {author_id: id}}}
     to: [topic]
 """
-FAN_OUT = 20_000
-"""Documents of one parent: ten slices."""
+FAN_OUT = 12_000
+"""Documents of one parent: six slices."""
 
 
 class OneViewFirst(Emission):
     """Sends all that is dirty in a view before it looks at the next: others wait for a fan-out."""
 
-    def send(self, state: State, report: Report, write: Write) -> None:
+    def send(self, state: State, report: Report, write: Write, share: Share = ALL) -> None:  # noqa: ARG002
         for chunk in state.pending():
             for name, ids in climb(self.plan, self.plan.views, state, chunk):
                 state.mark_rows(name, ids)
@@ -435,12 +467,12 @@ def test_a_change_is_sent_within_two_slices_of_a_large_fan_out(
     history: History, spark: "SparkSession", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     history.declare(BOOK_DOCS + VIEWS)
+    engine = Engine(spark, history)
     history.do(
         "INSERT INTO lib.authors VALUES (1, 1), (2, 1)",
         f"INSERT INTO lib.books SELECT n, 1, 1 FROM generate_series(1, {FAN_OUT}) n",
     )
     history.apply()
-    engine = Engine(spark, history)
     engine.work()
     assert sent_before_the_other_author(history, engine) <= 2 * SLICE
     monkeypatch.setattr("cdc.views.engine.Emission", OneViewFirst)
