@@ -21,6 +21,7 @@ import psycopg
 import redis
 
 from cdc.model.table import row_id
+from cdc.sample.plan import Change
 
 EVERY_S = 0.25
 GIVE_UP_S = 60.0
@@ -59,7 +60,7 @@ class Watch:
             else:
                 continue
             if self.pending.get(key) == (updated, committed):
-                del self.pending[key]
+                self.pending.pop(key, None)
 
     def percentile(self, share: float) -> float:
         ordered = sorted(self.latencies)
@@ -87,27 +88,35 @@ class Probe:
         for watching in self._watching:
             watching.result()
 
-    def on_commit(self, table: str, key: tuple[Any, ...], _: datetime) -> None:
-        """Take a row now and then. The replay's next change of this key comes after this call, on
+    def on_commit(self, change: Change, _: datetime) -> None:
+        """Take a row now and then. The replay's next change of its key comes after this call, on
         its thread.
         """
-        if table != "flights":
+        if change.table != "flights":
             return
+        if change.op == "delete" or change.key_after != change.key:
+            # A view that applies a batch at once never shows a row that was there for less long.
+            for watch in self.watches.values():
+                watch.pending.pop(_identity(change.key), None)
         with self._lock:
             if time.monotonic() < self._next:
                 return
             self._next = time.monotonic() + EVERY_S
-            row = self._connection.execute(COMMITTED, key).fetchone()
+            row = self._connection.execute(COMMITTED, change.key_after).fetchone()
         if row:
-            carrier, flight, origin, departure = key
-            stamp = departure.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
-            identity = row_id([carrier, flight, origin, stamp])
             for watch in self.watches.values():
-                watch.pending[identity] = row
+                watch.pending[_identity(change.key_after)] = row
 
     def _watch(self, watch: Watch) -> None:
         while not self._stopping.wait(watch.poll_s):
             watch.poll()
+
+
+def _identity(key: tuple[Any, ...]) -> str:
+    """Return the id that views have of a flight."""
+    carrier, flight, origin, departure = key
+    stamp = departure.astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    return row_id([carrier, flight, origin, stamp])
 
 
 def redis_watch(url: str, prefix: str, table: str) -> Watch:

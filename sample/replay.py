@@ -30,7 +30,7 @@ from cdc.sample import nyc2013
 from cdc.sample.load import Database, FirstDay, LastDay, explained, failed
 from cdc.sample.plan import KEYS, Change, Transaction, plan
 
-OnCommit = Callable[[str, tuple[Any, ...], datetime], None]
+OnCommit = Callable[[Change, datetime], None]
 # How long a worker that waits for its next transaction may overlook that it should stop.
 NOTICE_S = 0.2
 
@@ -91,7 +91,7 @@ class _Run:
                 latest = max(latest, late)
                 if self.on_commit is not None:
                     for change in changed:
-                        self.on_commit(change.table, change.key_after, committed_at)
+                        self.on_commit(change, committed_at)
         except BaseException:
             self.failed.set()
             raise
@@ -113,8 +113,8 @@ def replay(
     """Commit the live transactions of those days at `rate` per second; `limit` takes the first so
     many.
 
-    `on_commit(table, key, committed_at)` is called after each commit for each row that it changed,
-    with the key that the row has from then on, in the thread that committed. `stop` ends the replay
+    `on_commit(change, committed_at)` is called after each commit for each row that it changed, in
+    the thread that committed. `stop` ends the replay
     early. Raises SourceError: the days are there already, or Postgres refuses; SettingsError: days,
     rate.
     """

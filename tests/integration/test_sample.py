@@ -23,10 +23,12 @@ from cdc.compose.endpoints import Endpoints
 from cdc.config import settings
 from cdc.errors import SettingsError, SourceError
 from cdc.migrations import SAMPLE, migrate
+from cdc.model.table import row_id
 from cdc.postgres import source, table_survey
 from cdc.postgres.row_query import row_query
 from cdc.sample import load, replay
-from cdc.sample.plan import KEYS, plan
+from cdc.sample.plan import KEYS, Change, plan
+from cdc.sample.probe import Probe, Watch
 from cdc.views.tables import view_tables
 
 DAY = date(2013, 2, 9)  # after a snow storm: a third of the flights are cancelled
@@ -219,7 +221,7 @@ def test_each_change_touches_updated_at_and_is_told_after_its_commit(airport: st
         DAY,
         DAY,
         rate=math.inf,
-        on_commit=lambda table, key, time: times.update({(table, *key): time}),
+        on_commit=lambda change, time: times.update({(change.table, *change.key_after): time}),
     )
     touched = {
         (table, *key): updated_at
@@ -238,10 +240,27 @@ def test_a_change_that_meets_no_row_is_not_told(airport: str) -> None:
     """No planes are loaded here, so refitting one changes nothing."""
     tables: set[str] = set()
     result = replay.replay(
-        airport, DAY, DAY, rate=math.inf, on_commit=lambda table, _key, _time: tables.add(table)
+        airport, DAY, DAY, rate=math.inf, on_commit=lambda change, _time: tables.add(change.table)
     )
     assert result.by_kind["refit"] > 0
     assert tables == {"flights", "weather"}
+
+
+def test_a_row_that_went_is_watched_no_more(airport: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A view that takes all at once never shows it, and the demo would wait for it in vain."""
+    monkeypatch.setattr("cdc.sample.probe.EVERY_S", 0.0)
+    watch = Watch(lambda _: {}, 0.1)
+    with Probe(airport, {"warehouse": watch}) as probe:
+        replay.replay(airport, DAY, DAY, rate=math.inf, on_commit=probe.on_commit)
+        watched = set(watch.pending)
+    existing = {
+        row_id([carrier, flight, origin, departure.strftime("%Y-%m-%dT%H:%M:%S.%fZ")])
+        for carrier, flight, origin, departure in rows(
+            airport, "SELECT carrier, flight, origin, sched_dep AT TIME ZONE 'UTC' FROM flights"
+        )
+    }
+    assert len(watched) > 500
+    assert watched <= existing
 
 
 def test_the_rate_is_kept_when_it_can_be(airport: str) -> None:
@@ -273,8 +292,8 @@ def test_a_replay_can_be_stopped(airport: str) -> None:
     stop = threading.Event()
     committed = Counter[str]()
 
-    def count(table: str, _key: tuple[Any, ...], _time: datetime) -> None:
-        committed[table] += 1
+    def count(change: Change, _time: datetime) -> None:
+        committed[change.table] += 1
         if committed.total() >= 20:
             stop.set()
 

@@ -452,7 +452,7 @@ FAN_OUT = 12_000
 class OneViewFirst(Emission):
     """Sends all that is dirty in a view before it looks at the next: others wait for a fan-out."""
 
-    def send(self, state: State, report: Report, write: Write, share: Share = ALL) -> None:  # noqa: ARG002
+    def send(self, state: State, report: Report, write: Write, share: Share = ALL) -> None:
         for chunk in state.pending():
             for name, ids in climb(self.plan, self.plan.views, state, chunk):
                 state.mark_rows(name, ids)
