@@ -42,7 +42,7 @@ def check_info(sink: str, info: Info) -> Iterator[Finding]:
         message = f"the server speaks Redis {version}; {OLDEST} is the oldest that is supported."
         yield finding("cache-too-old", "redis_version", message, "INFO server")
     if info.get("redis_mode") == "cluster":
-        message = "the server is a cluster, in which databases can't be switched."
+        message = "the server is a cluster, whose nodes aren't asked, and whose databases can't be switched."
         yield finding("cache-clustered", "cluster-enabled", message, "INFO cluster")
     if info.get("role") == "slave":
         message = "the server is a replica, which takes no writes."

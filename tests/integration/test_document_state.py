@@ -4,7 +4,7 @@ step; then each document is what the tables say, and nothing is left over.
 
 import json
 import random
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import pytest
 import redis
 
 from cdc.codec.decode_options import DecodeOptions
-from cdc.errors import SinkRejected
+from cdc.errors import SinkRejected, SinkUnavailable
 from cdc.kafka.transactions import Outgoing
 from cdc.model.outcome import Advance
 from cdc.model.position import Position
@@ -24,10 +24,13 @@ from cdc.sink.lane import ChunkLimits, Failure, Lane, Part, Verdicts
 from cdc.sink.lane_task import LaneRun
 from cdc.sink.rejection import Stop
 from cdc.sinks.redis.database import Database
+from cdc.sinks.redis.documents import sink as documents
 from cdc.sinks.redis.documents.executor import StateWriter
+from cdc.sinks.redis.documents.keys import shard_prefix
 from cdc.sinks.redis.documents.sink import DocumentState
 from cdc.sinks.redis.documents.state import OpenState, RedisState
 from cdc.sinks.redis.positions import Positions
+from cdc.sinks.redis.tables import remove_keys
 from cdc.views import emission
 from cdc.views.emission import SLICE, Emission, Report
 from cdc.views.plan import Aggregate, Join, Node, Order, StatePlan, View
@@ -39,7 +42,8 @@ from tests.support.wait import wait_until
 
 RUNS, CHANGES = 12 + 21 * (SCALE - 1), 250
 """`make properties`, at a scale of 20, looks at more than 100,000 changes."""
-PREFIX, PARTITIONS = "library", 2
+NAME, PARTITIONS = "library", 2
+PREFIX = shard_prefix(NAME)
 Row = dict[str, Any]
 Rows = dict[str, dict[str, Row]]
 
@@ -523,39 +527,6 @@ def test_planted_bugs_are_found(url: str, plant: Plant, monkeypatch: pytest.Monk
     pytest.fail("no difference was found")
 
 
-def test_a_turn_that_is_over_forgets_no_mark(url: str) -> None:
-    """Its documents may have been sent of rows that were older."""
-    with redis.Redis.from_url(url) as server:
-        server.flushdb()
-    state, view = OpenState(url, PREFIX, PLAN)(), PLAN.views[0].name
-    earlier = state.take("run")
-    state.mark(view, {"1": b'{"id":1}'})
-    marks = state.dirty(view, 10)
-    state.begin_turn(earlier.next)
-    for turn, owner in ((earlier, "run"), (earlier.next, "another")):
-        state.take(owner)
-        with pytest.raises(Failure) as caught:
-            state.sent(turn, view, marks)
-        assert caught.value.kind == "fenced"
-        assert state.dirty(view, 10) == marks
-    state.sent(state.take("run"), view, marks)
-    assert state.is_clean()
-
-
-@pytest.mark.parametrize("limit", [1, 2, 3, 5, 99])
-def test_no_more_marks_are_read_than_asked_for(url: str, limit: int) -> None:
-    """The longest dirty one is among them, and of several the newest."""
-    with redis.Redis.from_url(url) as server:
-        server.flushdb()
-    state, view = OpenState(url, PREFIX, PLAN)(), PLAN.views[0].name
-    for number in range(9):
-        state.mark(view, {str(number): b"{}"})
-    marks = state.dirty(view, limit)
-    assert len(marks) == min(limit, 9)
-    assert "0" in marks
-    assert limit == 1 or "8" in marks
-
-
 def test_a_failover_is_followed(tmp_path: Path) -> None:
     """The name leads to the new primary; open connections still to the old one, which is a replica
     by now. Who closes the state leaves no connection.
@@ -563,7 +534,7 @@ def test_a_failover_is_followed(tmp_path: Path) -> None:
     with cache(tmp_path / "a") as old_url, cache(tmp_path / "b") as new_url:
         ports = [urlsplit(url).port or 0 for url in (old_url, new_url)]
         road = Road(ports[0])
-        sink = DocumentState(f"redis://127.0.0.1:{road.port}/0", PREFIX)
+        sink = DocumentState(f"redis://127.0.0.1:{road.port}/0", NAME)
         state, view = sink.open_state()(), PLAN.views[0].name
         state.mark(view, {"1": b"{}"})
         with redis.Redis.from_url(old_url) as old, redis.Redis.from_url(new_url) as new:
@@ -579,9 +550,41 @@ def test_a_failover_is_followed(tmp_path: Path) -> None:
         road.close()
 
 
+def test_a_state_of_a_former_version_is_removed(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its keys have no hash tag. Its rows are read again: nothing counts as applied or current; also
+    when the first start ends amid the removal. Other pipelines' keys stay.
+    """
+    with redis.Redis.from_url(url, decode_responses=True) as server:
+        server.flushdb()
+        server.mset({f"{NAME}2:_documents": "x", f"{NAME}": "x"})
+        former = RedisState(url, NAME, ())
+        former.note_current(former.take("run"), {"topic": Position("1", (1,))})
+        server.hset(f"{NAME}:_needs", AUTHORS.qualified, "all")
+        for number in range(5000):
+            server.set(f"{NAME}:{AUTHORS.qualified}:{number}", "x")
+        sink = DocumentState(url, NAME)
+        assert "5,002 keys" in sink.remains([])[0]
+        with monkeypatch.context() as patch:
+            patch.setattr(documents, "remove_keys", remove_a_page)
+            with pytest.raises(SinkUnavailable):
+                sink.adopt(PLAN, {}, {view.name: view.name for view in PLAN.views}, {})
+        assert 5 < len(list(server.scan_iter(f"{NAME}:*"))) < 5000
+        sink.adopt(PLAN, {}, {view.name: view.name for view in PLAN.views}, {})
+        assert sink.open_state()().current() == {}
+        assert kinds_of_keys(server) == {"_documents", f"{NAME}2", NAME}
+        sink.remove([])
+        assert set(server.scan_iter()) == {f"{NAME}2:_documents", NAME}
+
+
+def remove_a_page(pages: Iterable[list[str]], database: Database) -> None:
+    """Remove a page of keys; then the server is away."""
+    remove_keys([next(iter(pages))], database)
+    raise SinkUnavailable("The server is away.", hint="")
+
+
 def test_a_server_that_evicts_is_refused_with_words_that_name_the_state(url: str) -> None:
     """Each time that a table is made ready, also one that has rows already."""
-    sink = DocumentState(url, PREFIX)
+    sink = DocumentState(url, NAME)
     sink.needs = {AUTHORS.qualified: "all"}
     sink.prepare(AUTHORS)
     with redis.Redis.from_url(url) as server:
@@ -599,7 +602,7 @@ def test_a_state_that_does_not_fit_is_refused_with_numbers(
         server.flushdb()
         library = Library(url, 1)
         library.crash_share = 0.0
-        sink, state = DocumentState(url, PREFIX), OpenState(url, PREFIX, PLAN)()
+        sink, state = DocumentState(url, NAME), OpenState(url, PREFIX, PLAN)()
         sink.needs = {AUTHORS.qualified: "all"}
         for _ in range(9):
             library.transact()
@@ -622,6 +625,12 @@ def test_a_state_that_does_not_fit_is_refused_with_numbers(
         assert differences(library) == []
 
 
+def kinds_of_keys(server: redis.Redis) -> set[str]:
+    """What comes after the prefix in the keys of the server, all of which have it."""
+    keys = [key if isinstance(key, str) else key.decode() for key in server.scan_iter()]
+    return {key.removeprefix(f"{PREFIX}:").split(":")[0] for key in keys}
+
+
 def clients(server: redis.Redis) -> int:
     return len(server.client_list())
 
@@ -636,7 +645,7 @@ def test_documents_are_what_the_tables_say(url: str, monkeypatch: pytest.MonkeyP
             assert run(library) == [], seed
             changes += sum(len(part) for parts in library.log.values() for part in parts)
             # All that is left are rows, their indexes, positions and names.
-            remaining = {key.decode().split(":")[1] for key in server.scan_iter(f"{PREFIX}:*")}
+            remaining = kinds_of_keys(server)
             assert remaining <= {
                 "_cdc",
                 "_x",
@@ -650,6 +659,6 @@ def test_documents_are_what_the_tables_say(url: str, monkeypatch: pytest.MonkeyP
             library.apply(library.ends(cut=False))
             library.send()
             assert differences(library) == [], seed
-            remaining = {key.decode().split(":")[1] for key in server.scan_iter(f"{PREFIX}:*")}
+            remaining = kinds_of_keys(server)
             assert remaining <= {"_cdc", "_number", "_documents"}
     assert changes >= (100_000 if SCALE >= 20 else RUNS * CHANGES)

@@ -23,6 +23,7 @@ from cdc.kafka.topics import Topics
 from cdc.model.position import distance
 from cdc.runtime.context import Context
 from cdc.sink.factory import open_documents
+from cdc.sinks.redis.documents.keys import shard_prefix
 from cdc.verify.comparison import Comparison
 from cdc.verify.verification import Options, verify
 from tests.support.cache import cache
@@ -260,7 +261,7 @@ def wait_by_hand(world: "World") -> None:
         return record is not None and json.loads(record.value or b"")["source"]["lsn"] >= token.lsn
 
     def are_made_of(ends: "Mapping[str, Position]") -> bool:
-        fields = hash_of(world.cache[:-1] + "4", f"{world.name}:_documents")
+        fields = hash_of(world.cache[:-1] + "4", f"{shard_prefix(world.name)}:_documents")
         return {documents, *ends} <= fields.keys() and all(
             offset >= goal
             for topic, end in ends.items()

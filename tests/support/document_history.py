@@ -37,6 +37,7 @@ from cdc.sink.lane_task import LaneRun
 from cdc.sink.rejection import Rejected, Skip
 from cdc.sinks.redis.database import Database
 from cdc.sinks.redis.documents.executor import StateWriter
+from cdc.sinks.redis.documents.keys import shard_prefix
 from cdc.sinks.redis.documents.sink import DocumentState
 from cdc.sinks.redis.documents.state import OpenState
 from cdc.sinks.redis.positions import Positions
@@ -47,7 +48,8 @@ from cdc.views.resolve import resolve_views
 from cdc.views.tables import view_table
 from tests.support.envelopes import PLACEHOLDER
 
-PREFIX, PARTITIONS, SCHEMA = "lib", 2, "lib"
+NAME, PARTITIONS, SCHEMA = "lib", 2, "lib"
+PREFIX = shard_prefix(NAME)
 HEAD = """\
 pipeline: {name}
 kafka: {kafka}
@@ -190,7 +192,7 @@ class History:
         self.topic_ids = {table.topic: table.topic for table in self.tables}
         if self._broker:
             self._make_topics()
-        self.sink = DocumentState(self.url, PREFIX)
+        self.sink = DocumentState(self.url, NAME)
         self.sink.plan = self.plan
         self.sink.needs = {
             table.qualified: needs(self.plan, table, dict.fromkeys(self.views, "topic"))

@@ -1,4 +1,5 @@
-"""Names of the state's keys, all with the pipeline's prefix.
+"""Names of the state's keys. All have the prefix of a shard: that of the pipeline, and a hash tag, by
+which a cluster keeps them in one slot. What a script reaches besides its KEYS is there, too.
 
 <prefix>:_cdc:<table>                  hash    the table's position, as in the cache
 <prefix>:<table>:<id>                  string  a row, see `cdc.views.rows`
@@ -17,6 +18,14 @@
 
 from cdc.sinks.redis.server import view_key
 from cdc.views.rows import GROUP, escape
+
+SHARD = "{0}"
+"""The hash tag of the shard: there is one."""
+
+
+def shard_prefix(prefix: str) -> str:
+    """Begin the names of a shard's keys: the `<prefix>` above, and of the functions below."""
+    return f"{prefix}:{SHARD}"
 
 
 def row_prefix(prefix: str, table: str) -> str:

@@ -28,6 +28,7 @@ from cdc.sinks.redis.documents.keys import (
     number_key,
     pending_key,
     row_prefix,
+    shard_prefix,
 )
 from cdc.sinks.redis.documents.scripts import FORGET
 from cdc.sinks.redis.documents.state import OpenState
@@ -56,10 +57,13 @@ class DocumentState:
 
     def __init__(self, url: str, prefix: str) -> None:
         """Raises SettingsError: the url names no server and database."""
-        self.url, self.prefix = url, prefix
+        self.url, self.prefix = url, shard_prefix(prefix)
         self.plan = StatePlan(())
         self.needs: Mapping[str, str] = {}
-        self._database = StateDatabase(STATE, url, prefix, f"{COMMANDS} {STATE_COMMANDS}")
+        self._whole = StateDatabase(STATE, url, prefix, f"{COMMANDS} {STATE_COMMANDS}")
+        self._database = StateDatabase(STATE, url, self.prefix)
+        # A user may reach the keys of the pipeline, in whatever shard.
+        self._database.hints = self._whole.hints
         self._positions = Positions(self._database, None)
 
     def adopt(
@@ -72,6 +76,7 @@ class DocumentState:
         """Take the plan. What its documents lack is forgotten first, so that a crash leaves none
         that counts as current. Then the rows of tables are removed that no view needs.
         """
+        self._remove_untagged()
         used = {
             topics[view.name]: {node.table.qualified for node in view.root.walk()}
             for view in plan.views
@@ -82,6 +87,21 @@ class DocumentState:
         for name in other_tables(self._database, needs):
             log.info("table_removed", sink=self.name, table=name)
             self._remove_table(name)
+
+    def _remove_untagged(self) -> None:
+        """Remove a state whose keys have no hash tag, as former versions named them: its rows are read
+        again. What tells of it goes last, so that a crash leaves the others to the next start.
+        """
+        database, telling = self._whole, documents_key(self._whole.prefix)
+        if not database.ask(lambda server: server.hlen(telling)):
+            return
+        log.info("former_state_removed", sink=self.name)
+        others = (
+            [key for key in page if key != telling and not key.startswith(f"{self.prefix}:")]
+            for page in database.own_keys()
+        )
+        remove_keys(filter(None, others), database)
+        database.ask(lambda server: server.unlink(telling))
 
     def _remove_table(self, name: str) -> None:
         """Remove the position first, so that a run with another file applies no more to it; the
@@ -212,11 +232,11 @@ class DocumentState:
 
     def remains(self, tables: Sequence[Table]) -> list[str]:  # noqa: ARG002  # all of its keys
         """Count the keys of the state."""
-        return list_keys(self._database)
+        return list_keys(self._whole)
 
     def remove(self, tables: Sequence[Table]) -> None:  # noqa: ARG002  # all of its keys
         """Remove the keys of the state."""
-        remove_keys(self._database.own_keys(), self._database)
+        remove_keys(self._whole.own_keys(), self._whole)
 
     @property
     def _refusal(self) -> SinkRejected:
