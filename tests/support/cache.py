@@ -44,6 +44,22 @@ def cache(folder: Path, *options: str) -> Iterator[str]:
         process.wait()
 
 
+@contextmanager
+def cluster(folder: Path) -> Iterator[str]:
+    """Start a cluster of one node that has all slots, and yield its URL."""
+    with (
+        cache(folder, "--cluster-enabled", "yes", "--cluster-port", str(free_port())) as url,
+        redis.Redis.from_url(url) as server,
+    ):
+        server.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+        wait_until(
+            lambda: "cluster_state:ok" in str(server.execute_command("CLUSTER", "INFO")),
+            20,
+            "the cluster to be whole",
+        )
+        yield url
+
+
 def _answers(server: redis.Redis) -> bool:
     with suppress(redis.RedisError):
         return bool(server.ping())

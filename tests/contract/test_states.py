@@ -1,0 +1,251 @@
+"""Every state of documents keeps the laws; a state that breaks one is caught by it."""
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+
+import pytest
+import redis
+from redis.crc import key_slot
+
+from cdc.model.position import ViewCheckpoint
+from cdc.sink.lane import Part, Verdicts
+from cdc.sinks.redis.documents import executor, scripts, sink, state
+from cdc.sinks.redis.documents.sink import DocumentState
+from cdc.views.state import Chunk
+from tests.contract import state_laws as laws
+from tests.support import memory_state
+from tests.support.cache import cluster
+from tests.support.memory_state import MemoryDocuments, MemoryState, MemoryStateWriter
+
+Law = Callable[[laws.Harness], None]
+MakeHarness = Callable[[], laws.Harness]
+
+
+@pytest.fixture(scope="module")
+def cluster_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder: Path = tmp_path_factory.mktemp("state")
+    with cluster(folder) as url:
+        yield url
+
+
+@pytest.fixture
+def in_redis(cluster_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeHarness]:
+    """On a node of a cluster, which takes no command whose keys lie in several slots. It doesn't see
+    all keys that a script reaches: so those that are left are looked at, too.
+    """
+    with redis.Redis.from_url(cluster_url) as server:
+        server.flushdb()
+
+        def make() -> laws.Harness:
+            harness = laws.Harness(lambda: DocumentState(cluster_url, "lib"))
+            monkeypatch.setattr(sink, "run_on_executors", harness.run)
+            return harness
+
+        yield make
+        assert len({key_slot(key) for key in server.scan_iter()}) <= 1
+
+
+@pytest.fixture
+def in_memory(monkeypatch: pytest.MonkeyPatch) -> Callable[[type[MemoryDocuments]], laws.Harness]:
+    def make(
+        sink_type: type[MemoryDocuments] = MemoryDocuments,
+        state_type: type[MemoryState] = MemoryState,
+    ) -> laws.Harness:
+        store, stored = state_type(), dict[str, ViewCheckpoint]()
+        harness = laws.Harness(lambda: sink_type(store, stored))
+        monkeypatch.setattr(memory_state, "run_on_executors", harness.run)
+        return harness
+
+    return make
+
+
+@pytest.mark.parametrize("law", laws.LAWS, ids=lambda law: law.__name__)
+@pytest.mark.parametrize("kind", ["in_memory", "in_redis"])
+def test_law(law: Law, kind: str, request: pytest.FixtureRequest) -> None:
+    law(request.getfixturevalue(kind)())
+
+
+SCRIPTS: dict[str, tuple[object, str, str, str, Law]] = {
+    "what stays the same is written": (
+        executor,
+        "APPLY",
+        "if old == (new or false) then return end",
+        "",
+        laws.a_row_that_stays_the_same_makes_nothing_dirty,
+    ),
+    "pending with new entries": (
+        executor,
+        "APPLY",
+        "pending[#pending + 1] = before",
+        "pending[#pending + 1] = entries",
+        laws.changed_rows_are_dirty_and_pending,
+    ),
+    "old entries stay": (
+        executor,
+        "APPLY",
+        "enter(entry, id, -1)",
+        "",
+        laws.entries_are_those_of_the_rows,
+    ),
+    "old bytes counted": (
+        executor,
+        "APPLY",
+        "bytes, count = bytes - #old, count - 1",
+        "",
+        laws.sizes_are_those_of_the_rows,
+    ),
+    "any writer": (
+        executor,
+        "APPLY",
+        "if not held or offset(ARGV[first]) ~= ARGV[first + 1] then return moved(ARGV[first]) end",
+        "",
+        laws.rows_and_position_move_in_one_step,
+    ),
+    "position stays": (
+        executor,
+        "APPLY",
+        "redis.call('HSET', KEYS[1], ARGV[first], ARGV[first + 2])",
+        "",
+        laws.rows_and_position_move_in_one_step,
+    ),
+    "unsent for ever": (
+        state,
+        "SENT",
+        "redis.call('SREM', KEYS[4], KEYS[2])",
+        "",
+        laws.all_is_unsent_until_a_mark_is_forgotten,
+    ),
+    "key of a deleted row lost": (
+        executor,
+        "APPLY",
+        "redis.call('HSET', ARGV[fixed + 5 + 2 * v], id, key)",
+        "",
+        laws.a_deleted_root_leaves_its_key,
+    ),
+    "newer marks forgotten": (
+        state,
+        "SENT",
+        "tonumber(marks[i]) == tonumber(ARGV[count + 2 + i])",
+        "true",
+        laws.a_newer_mark_stays,
+    ),
+    "turn not asked for": (
+        state,
+        "SENT",
+        scripts.DURING_TURN,
+        "",
+        laws.another_turn_forgets_no_mark,
+    ),
+    "climbed twice": (
+        state,
+        "CLIMBED",
+        "if redis.call('HDEL', KEYS[1], ARGV[1]) == 0 then return 0 end",
+        "redis.call('HDEL', KEYS[1], ARGV[1])",
+        laws.a_chunk_is_climbed_from_once,
+    ),
+    "cleared without a mark": (
+        sink,
+        "FORGET",
+        "finish(ARGV[2])",
+        "",
+        laws.a_cleared_table_is_undone,
+    ),
+}
+"""Lines of the scripts, with what stands there instead."""
+
+
+@pytest.mark.parametrize("bug", SCRIPTS)
+def test_a_broken_script_is_caught(
+    bug: str, in_redis: MakeHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, name, line, instead, law = SCRIPTS[bug]
+    assert line in getattr(module, name)
+    monkeypatch.setattr(module, name, getattr(module, name).replace(line, instead))
+    with pytest.raises(RED):
+        law(in_redis())
+
+
+RED = (AssertionError, pytest.fail.Exception)
+
+
+class PositionFirst(MemoryStateWriter):
+    def write(self, parts: Sequence[Part]) -> Sequence[Verdicts]:
+        for part in parts:
+            self.move(part)
+            assert self.step
+            self.step()
+            self.write_rows(part)
+        return [Verdicts()] * len(parts)
+
+
+class RowsFirst(MemoryStateWriter):
+    def write(self, parts: Sequence[Part]) -> Sequence[Verdicts]:
+        for part in parts:
+            self.write_rows(part)
+            assert self.step
+            self.step()
+            self.move(part)
+        return [Verdicts()] * len(parts)
+
+
+class PositionApart(MemoryDocuments):
+    writer_type = PositionFirst
+
+
+class RowsApart(MemoryDocuments):
+    writer_type = RowsFirst
+
+
+class StaysCurrent(MemoryDocuments):
+    def forget_current(self, topics: Collection[str]) -> None:
+        pass
+
+
+class LongestDirtyOnly(MemoryState):
+    def dirty(self, view: str, limit: int) -> dict[str, str]:
+        return dict(list(super().dirty(view, 99).items())[:limit])
+
+
+class AnyTurn(MemoryState):
+    def require_turn(self, turn: object) -> None:
+        pass
+
+
+class ClimbedAtOnce(MemoryState):
+    """Forgets a chunk when it is read."""
+
+    def climbed(self, chunk: Chunk, marks: Mapping[str, Collection[str]]) -> None:
+        self.chunks.clear()
+        for view, ids in marks.items():
+            self.mark_rows(view, ids)
+
+
+class FirstPage(MemoryState):
+    def scan_members(
+        self, table: str, slot: int, texts: Collection[str]
+    ) -> Sequence[Collection[str]]:
+        return [sorted(ids)[:2000] for ids in super().scan_members(table, slot, texts)]
+
+
+@pytest.mark.parametrize(
+    ("sink_type", "state_type", "law"),
+    [
+        (PositionApart, MemoryState, laws.rows_and_position_move_in_one_step),
+        (RowsApart, MemoryState, laws.rows_and_position_move_in_one_step),
+        (StaysCurrent, MemoryState, laws.a_cleared_table_is_undone),
+        (StaysCurrent, MemoryState, laws.another_need_begins_a_table_anew),
+        (StaysCurrent, MemoryState, laws.a_view_that_is_no_more_leaves_nothing),
+        (MemoryDocuments, LongestDirtyOnly, laws.no_more_marks_are_read_than_asked_for),
+        (MemoryDocuments, AnyTurn, laws.another_turn_forgets_no_mark),
+        (MemoryDocuments, ClimbedAtOnce, laws.a_chunk_is_climbed_from_once),
+        (MemoryDocuments, FirstPage, laws.all_pages_are_read),
+    ],
+)
+def test_a_broken_state_is_caught(
+    sink_type: type[MemoryDocuments],
+    state_type: type[MemoryState],
+    law: Law,
+    in_memory: Callable[..., laws.Harness],
+) -> None:
+    with pytest.raises(RED):
+        law(in_memory(sink_type, state_type))

@@ -1,0 +1,305 @@
+"""The reference that states of documents are tested against: rows and marks in dictionaries. Indexes,
+lists and tallies are made of the rows anew for each question.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from cdc.audit.documents.batch_state import BatchState
+from cdc.model.outcome import Advance, Applied
+from cdc.model.position import Position, ViewCheckpoint
+from cdc.model.table import Table
+from cdc.sink.contract import Batch, Outcome
+from cdc.sink.fencing import checkpoint_after, must_apply
+from cdc.sink.lane import ChunkLimits, Failure, FoldedRow, Part, Verdicts
+from cdc.sink.lane_run import run_on_executors
+from cdc.sinks.memory import Memory
+from cdc.views.entries import entry_maker
+from cdc.views.plan import StatePlan
+from cdc.views.rows import ConnectorRows, StoredRow
+from cdc.views.state import Chunk, StateSizes, Turn
+
+NO_ROW, NO_PLAN, NO_TURN = StoredRow(b"", b"", b""), StatePlan(()), Turn("", 0)
+
+
+@dataclass
+class MemoryState:
+    """See `cdc.views.state.State`. By table: tables, needs; by view: marks, deleted."""
+
+    plan: StatePlan = NO_PLAN
+    tables: dict[str, dict[str, StoredRow]] = field(default_factory=dict)
+    chunks: dict[int, Chunk] = field(default_factory=dict)
+    marks: dict[str, dict[str, int]] = field(default_factory=dict)
+    deleted: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    unsent: set[str] = field(default_factory=set)
+    needs: dict[str, str] = field(default_factory=dict)
+    reached: dict[str, Position] = field(default_factory=dict)
+    waiting_views: Mapping[str, list[str]] = field(default_factory=dict)
+    turn: Turn = NO_TURN
+    number: int = 0
+
+    def take(self, owner: str) -> Turn:
+        self.turn = Turn(owner, self.turn.number + 1)
+        return self.turn
+
+    def begin_turn(self, turn: Turn) -> None:
+        self.require_turn(turn._replace(number=turn.number - 1))
+        self.turn = turn
+
+    def require_turn(self, turn: Turn) -> None:
+        if self.turn != turn:
+            raise Failure("rewound" if self.turn.number < turn.number else "fenced", "another turn")
+
+    def pending(self) -> Iterable[Chunk]:
+        return [chunk for _, chunk in sorted(self.chunks.items())]
+
+    def mark_rows(self, view: str, ids: Collection[str]) -> None:
+        self.number += 1
+        self.marks.setdefault(view, {}).update(dict.fromkeys(ids, self.number))
+
+    def climbed(self, chunk: Chunk, marks: Mapping[str, Collection[str]]) -> None:
+        if self.chunks.pop(int(chunk.number), None):
+            for view, ids in marks.items():
+                self.mark_rows(view, ids)
+
+    def rows(self, table: str, ids: Collection[str]) -> dict[str, StoredRow]:
+        return self._indexed.rows(table, ids)
+
+    def members(self, table: str, slot: int, texts: Collection[str]) -> dict[str, set[str]]:
+        return self._indexed.members(table, slot, texts)
+
+    def scan_members(
+        self, table: str, slot: int, texts: Collection[str]
+    ) -> Iterable[Collection[str]]:
+        return self.members(table, slot, texts).values()
+
+    def listed(
+        self, table: str, number: int, texts: Collection[str], limit: int
+    ) -> dict[str, list[str]]:
+        return self._indexed.listed(table, number, texts, limit)
+
+    def tallied(self, table: str, number: int, texts: Collection[str]) -> dict[str, dict[str, int]]:
+        tallies = self._indexed.tallied(table, number, texts)
+        return {
+            text: {name: value for name, value in numbers.items() if value}
+            for text, numbers in tallies.items()
+        }
+
+    @property
+    def _indexed(self) -> BatchState:
+        state = BatchState()
+        for name, rows in self.tables.items():
+            for row_id, row in rows.items():
+                state.add(name, row_id, row)
+        return state
+
+    def dirty(self, view: str, limit: int) -> dict[str, str]:
+        ids = sorted(self.marks.get(view, {}), key=lambda row_id: self.marks[view][row_id])
+        newest = ids[len(ids) - limit // 2 :] if limit // 2 < len(ids) else ids
+        selected = {*ids[: limit - limit // 2], *newest}
+        return {row_id: str(self.marks[view][row_id]) for row_id in selected}
+
+    def dirty_among(self, view: str, ids: Collection[str]) -> set[str]:
+        return set(self.marks.get(view, {})).intersection(ids)
+
+    def deleted_keys(self, view: str, ids: Collection[str]) -> dict[str, bytes]:
+        keys = self.deleted.get(view, {})
+        return {row_id: keys[row_id] for row_id in ids if row_id in keys}
+
+    def is_unsent(self, view: str) -> bool:
+        return view in self.unsent
+
+    def sent(self, turn: Turn, view: str, marks: Mapping[str, str]) -> None:
+        self.require_turn(turn)
+        self.unsent -= {view} if marks else set()
+        for row_id, mark in marks.items():
+            if self.marks[view].get(row_id) == int(mark):
+                del self.marks[view][row_id]
+                self.deleted.get(view, {}).pop(row_id, None)
+
+    def mark(self, view: str, keys: Mapping[str, bytes]) -> None:
+        self.mark_rows(view, keys)
+        self.deleted.setdefault(view, {}).update(keys)
+
+    def is_clean(self) -> bool:
+        return not self.chunks and not any(self.marks.values())
+
+    def sizes(self, tables: Collection[str], views: Collection[str]) -> StateSizes:
+        rows = {name: self.tables.get(name, {}).values() for name in tables}
+        return StateSizes(
+            {name: len(rows[name]) for name in tables},
+            {name: sum(sum(map(len, row)) + 2 for row in rows[name]) for name in tables},
+            {view: len(self.marks.get(view, {})) for view in views},
+            len(self.chunks),
+            None,
+            None,
+        )
+
+    def note_current(self, turn: Turn, reached: Mapping[str, Position | None]) -> None:
+        self.require_turn(turn)
+        self.reached |= {topic: position for topic, position in reached.items() if position}
+
+    def current(self) -> Mapping[str, Position]:
+        return dict(self.reached)
+
+    def waiting(self) -> Mapping[str, list[str]]:
+        return self.waiting_views
+
+    def change(self, table: Table, changes: Mapping[str, StoredRow | None]) -> None:
+        """Make rows these, None: absent; mark them, and note what their entries were."""
+        rows, name = self.tables.setdefault(table.qualified, {}), table.qualified
+        former = {row_id: rows.get(row_id) for row_id, row in changes.items()}
+        changed = {row_id: row for row_id, row in changes.items() if former[row_id] != row}
+        if not changed:
+            return
+        self.number += 1
+        rows.update({row_id: row for row_id, row in changed.items() if row})
+        for row_id in (row_id for row_id, row in changed.items() if row is None):
+            del rows[row_id]
+            for view in self.plan.roots(name):
+                key = (former[row_id] or NO_ROW).key
+                self.deleted.setdefault(view, {})[row_id] = key
+        for view in self.plan.roots(name):
+            self.marks.setdefault(view, {}).update(dict.fromkeys(changed, self.number))
+        nested = (node for view in self.plan.views for node in view.root.walk() if node.join)
+        if any(node.table.qualified == name for node in nested):
+            entries = {row_id: (former[row_id] or NO_ROW).entries for row_id in changed}
+            self.chunks[self.number] = Chunk(str(self.number), name, entries)
+
+
+@dataclass
+class MemoryStateWriter:
+    """Writes parts into a sink's state, each with its position."""
+
+    sink: "MemoryDocuments"
+    writer: str
+    starts: Mapping[str, tuple[int, ...]]
+    step: Callable[[], None] | None = None
+    """Called between two steps, if a writer has several."""
+    form = ConnectorRows()
+    limits = ChunkLimits(100, 1_000_000)
+    archives = False
+
+    def start_offset(self, advance: Advance, partition: int) -> int:
+        return self.starts[advance.table.topic][partition]
+
+    def read_stored(self, part: Part, rows: Sequence[FoldedRow]) -> Mapping[str, bytes]:
+        stored = self.sink.store.rows(part.advance.table.qualified, [row.id for row in rows])
+        return {row_id: row.row for row_id, row in stored.items()}
+
+    def observe(self, *_: object) -> int:
+        return 0
+
+    def write(self, parts: Sequence[Part]) -> Sequence[Verdicts]:
+        for part in parts:
+            self.write_rows(part)
+            self.move(part)
+        return [Verdicts()] * len(parts)
+
+    def write_rows(self, part: Part) -> None:
+        table, store = part.advance.table, self.sink.store
+        make = entry_maker(self.sink.plan, table)
+        store.change(
+            table,
+            {
+                row.id: row.value
+                and StoredRow(make(row.value).encode(), row.sources[-1].key or b"", row.value)
+                for row in part.rows.values()
+            },
+        )
+        if table.qualified not in self.sink.stored:
+            store.unsent |= set(store.plan.roots(table.qualified))
+
+    def move(self, part: Part) -> None:
+        advance, name = part.advance, part.advance.table.qualified
+        stored = self.sink.stored.get(name)
+        offsets = list(stored.position.offsets if stored else advance.start_offsets)
+        offsets[part.partition] = part.end_offset
+        step = replace(advance, end=Position(advance.end.topic_id, tuple(offsets)))
+        self.sink.stored[name] = checkpoint_after(step, stored, Applied(), self.writer)
+
+    def finish(self) -> Mapping[str, Sequence[str]]:
+        return {}
+
+
+class MemoryDocuments(Memory):
+    """See `cdc.views.state.StateSink`."""
+
+    writer_type = MemoryStateWriter
+
+    def __init__(self, store: MemoryState, stored: dict[str, ViewCheckpoint]) -> None:
+        super().__init__("documents")
+        self.store, self.stored = store, stored
+        self.plan = StatePlan(())
+        self.needs: Mapping[str, str] = {}
+
+    def adopt(
+        self,
+        plan: StatePlan,
+        needs: Mapping[str, str],
+        topics: Mapping[str, str],
+        waiting: Mapping[str, list[str]],
+    ) -> None:
+        store = self.store
+        same = {name for name, text in needs.items() if store.needs.get(name) == text}
+        current = {table.topic for table in plan.tables}
+        for view in plan.views:
+            if same.issuperset(node.table.qualified for node in view.root.walk()):
+                current.add(topics[view.name])
+        self.forget_current(store.reached.keys() - current)
+        for name in store.needs.keys() - same:
+            del store.needs[name]
+        for name in store.marks.keys() - {view.name for view in plan.views}:
+            del store.marks[name]
+            store.deleted.pop(name, None)
+            store.unsent.discard(name)
+        for name in store.tables.keys() - set(needs):
+            del store.tables[name]
+            self.stored.pop(name, None)
+        store.waiting_views = waiting
+        self.plan = store.plan = plan
+        self.needs = needs
+
+    def forget_current(self, topics: Collection[str]) -> None:
+        for topic in topics:
+            self.store.reached.pop(topic, None)
+
+    def open_state(self) -> Any:
+        return lambda: self.store
+
+    def prepare(self, table: Table) -> None:
+        self.store.tables.setdefault(table.qualified, {})
+        self.store.needs[table.qualified] = self.needs[table.qualified]
+
+    def position(self, table: Table) -> ViewCheckpoint | None:
+        name = table.qualified
+        is_needed = self.store.needs.get(name) == self.needs[name]
+        return self.stored.get(name) if is_needed else None
+
+    def apply(self, batch: Batch) -> Outcome:
+        pending, starts = [], {}
+        for advance in batch.advances:
+            stored = self.stored.get(advance.table.qualified)
+            start = advance.start_offsets
+            if stored and stored.writer == batch.writer:
+                start = stored.position.offsets
+            elif not must_apply(advance, stored, batch.writer):
+                continue
+            pending.append(advance)
+            starts[advance.table.topic] = start
+        writer = self.writer_type(self, batch.writer, starts)
+        return run_on_executors(batch.lane(writer, pending), batch.records, self.name, {})
+
+    def clear(self, table: Table) -> None:
+        rows = self.store.tables.get(table.qualified, {})
+        self.store.change(table, dict.fromkeys(rows))
+        self.stored.pop(table.qualified, None)
+        self.forget_current([table.topic])
+
+    def remains(self, tables: Sequence[Table]) -> list[str]:
+        return [table.qualified for table in tables if table.qualified in self.store.tables]
+
+    def remove(self, tables: Sequence[Table]) -> None:  # all of it
+        vars(self.store).update(vars(MemoryState()))
+        self.stored.clear()
