@@ -162,6 +162,12 @@ STATUS: Mapping[str, Kind] = {
         SettingsError,
         "This view's documents stay as they were; those of other views go on.",
     ),
+    "state-will-not-fit": Kind(
+        "warning",
+        APPLY,
+        SinkError,
+        "The stream of documents ends when the memory is full, after all the time of reading.",
+    ),
     "records-quarantined": Kind(
         "degraded", APPLY, DecodeError, "These rows may be older in the view than in Postgres."
     ),

@@ -10,6 +10,7 @@ from cdc.apply.progress import WORKING
 from cdc.config.view_settings import SCHEMA, STATE
 from cdc.model.finding import LOOK_AGAIN, Finding, exit_code, find, verdict, worst_first
 from cdc.model.wording import UNKNOWN, clock, duration
+from cdc.observe.forecast import state_bytes
 from cdc.observe.status import NEVER_RUN, SinkStatus, Status
 
 SLOW_S = 5.0
@@ -51,6 +52,7 @@ def diagnose(status: Status) -> Status:
         *status.findings,
         *_find_source_troubles(status),
         *(finding for sink in status.sinks for finding in _find_sink_troubles(status, sink)),
+        *_find_memory_risk(status),
     ]
     return replace(status, findings=worst_first(findings))
 
@@ -266,6 +268,23 @@ def _find_table_troubles(status: Status, sink: SinkStatus) -> Iterator[Finding]:
             message = f"Kafka -> {name} has stopped for {table}: {reason}"
             trouble = find("table-waiting", table, message, hint, table=table, sink=name)
             yield replace(trouble, since=sink.aside_since.get(table))
+
+
+def _find_memory_risk(status: Status) -> Iterator[Finding]:
+    """Say when the state of documents, once all is applied that waits, may need more memory than its
+    server has.
+    """
+    documents = status.documents
+    views = next((sink.views for sink in status.sinks if sink.name == STATE), ())
+    if documents is None or documents.limit_bytes is None:
+        return
+    needed, limit = state_bytes(documents, views), documents.limit_bytes
+    if needed is not None and needed > limit:
+        message = (
+            f"The state of documents may not fit: with the records that wait its server uses about"
+            f" {needed >> 20:,} MiB, and maxmemory is {limit >> 20:,} MiB."
+        )
+        yield find("state-will-not-fit", STATE, message, "redis-cli INFO memory", sink=STATE)
 
 
 def _slowest(status: Status) -> str:

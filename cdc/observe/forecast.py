@@ -1,4 +1,5 @@
-"""Forecasts from what is measured now: when a sink has caught up, when Postgres gives the slot up.
+"""Forecasts from what is measured now: when a sink has caught up, when Postgres gives the slot up, how
+much memory the state of documents will take.
 
 Each assumes that things go on at the present pace. None where that pace isn't known, or leads nowhere.
 """
@@ -7,11 +8,17 @@ from collections.abc import Sequence
 
 from cdc.control.heartbeat import Heartbeat
 from cdc.observe.run_log import LagSample
-from cdc.observe.status import HeartbeatStatus, ViewStatus
+from cdc.observe.status import DocumentsStatus, HeartbeatStatus, ViewStatus
 from cdc.postgres.replication_slot import Slot
 
 WINDOW_S = 600.0
 """How far back a pace is looked for: an older one says little of the next minutes."""
+LEAST_ROWS = 20_000
+"""Rows from which the size of others can be told."""
+MOST_OVERHEAD = 4.0
+"""What a state takes for a byte of its rows, at most: short rows with several indexes. A server that
+holds other things as well uses more for each.
+"""
 LEAST_S = 60.0
 """Seconds over which a pace can be told: a batch, or one large transaction, is no pace."""
 
@@ -59,6 +66,27 @@ def wal_pace(first: Heartbeat, last: Heartbeat) -> float | None:
     """Return the bytes of log that Postgres has written a second between two heartbeats."""
     span_s = (last.committed_ms - first.committed_ms) / 1000
     return (last.lsn - first.lsn) / span_s if span_s >= LEAST_S else None
+
+
+def state_bytes(documents: DocumentsStatus, views: Sequence[ViewStatus]) -> int | None:
+    """Return about how many bytes of memory the state's server uses once all records are applied that
+    wait for the state: as many of them are of new rows as were of those so far.
+
+    None where all are applied, or too few to tell.
+    """
+    rows, used = sum(documents.rows.values()), documents.used_bytes
+    if not _waiting_records(views) or rows < LEAST_ROWS or used is None:
+        return None
+    size = sum(documents.bytes.values())
+    missing = 0.0
+    for view in views:
+        rows_of_table = documents.rows.get(view.table, 0)
+        row_bytes = documents.bytes[view.table] / rows_of_table if rows_of_table else size / rows
+        share_new = (
+            min(1.0, rows_of_table / view.changes) if rows_of_table and view.changes else 1.0
+        )
+        missing += (view.lag_records or 0) * share_new * row_bytes
+    return round(used + missing * min(used / size, MOST_OVERHEAD))
 
 
 def _waiting_records(views: Sequence[ViewStatus]) -> int | None:
