@@ -2,14 +2,18 @@
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
 from redis.crc import key_slot
 
+from cdc.errors import SinkRejected
 from cdc.model.position import ViewCheckpoint
+from cdc.observe import forecast
+from cdc.observe.status import DocumentsStatus, ViewStatus
 from cdc.sink.lane import Part, Verdicts
-from cdc.sinks.redis.documents import executor, scripts, sink, state
+from cdc.sinks.redis.documents import executor, keys, scripts, sink, state
 from cdc.sinks.redis.documents.sink import DocumentState
 from cdc.views.state import Chunk
 from tests.contract import state_laws as laws
@@ -168,6 +172,16 @@ def test_a_broken_script_is_caught(
 RED = (AssertionError, pytest.fail.Exception)
 
 
+def test_keys_without_a_tag_are_caught(
+    in_redis: MakeHarness, cluster_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(keys, "SHARD", "0")
+    with pytest.raises(SinkRejected, match="CROSSSLOT"):
+        laws.changed_rows_are_dirty_and_pending(in_redis())
+    with redis.Redis.from_url(cluster_url) as server:
+        server.flushdb()
+
+
 class PositionFirst(MemoryStateWriter):
     def write(self, parts: Sequence[Part]) -> Sequence[Verdicts]:
         for part in parts:
@@ -249,3 +263,39 @@ def test_a_broken_state_is_caught(
 ) -> None:
     with pytest.raises(RED):
         law(in_memory(sink_type, state_type))
+
+
+def test_the_memory_that_a_state_takes_is_foretold(
+    in_redis: MakeHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of the rows tell what the other half takes, with keys and indexes; these rows are short,
+    so that it is several times their bytes.
+    """
+    monkeypatch.setattr(forecast, "LEAST_ROWS", FORETOLD)
+    harness = in_redis()
+    write_books(harness, range(FORETOLD))
+    harness.apply()
+    books, documents = "lib.books", DocumentsStatus(**sizes(harness))
+    foretold = forecast.state_bytes(documents, [ViewStatus(books, FORETOLD, changes=FORETOLD)])
+    write_books(harness, range(FORETOLD, 2 * FORETOLD))
+    harness.apply()
+    after, former = sizes(harness), documents.used_bytes
+    assert foretold
+    assert former
+    growth = (foretold - former) / (after["used_bytes"] - former)
+    assert 0.7 < growth < 1.4, (growth, former / documents.bytes[books])
+
+
+FORETOLD = 10_000
+
+
+def write_books(harness: laws.Harness, numbers: range) -> None:
+    for number in numbers:
+        harness.write(
+            laws.BOOKS, id=number, author_id=number // 10, title=f"book {number}", year=number
+        )
+
+
+def sizes(harness: laws.Harness) -> dict[str, Any]:
+    tables = [table.qualified for table in laws.PLAN.tables]
+    return harness.state.sizes(tables, [view.name for view in laws.PLAN.views])._asdict()
