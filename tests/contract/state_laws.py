@@ -276,6 +276,26 @@ def a_second_writer_is_fenced(harness: Harness) -> None:
     assert harness.rows(AUTHORS)["1"]["name"] == "D"
 
 
+def a_stopped_writer_changes_nothing(harness: Harness) -> None:
+    """One that goes on after another run has taken over, and has older rows."""
+    harness.library()
+    harness.write(AUTHORS, id=1, name="older")
+    batch = harness.batch("stopped")
+
+    def take_over() -> None:
+        harness.step = do_nothing
+        harness.write(AUTHORS, id=1, name="newer")
+        harness.apply("another")
+        harness.settle()
+
+    harness.step = take_over
+    with pytest.raises(CdcError):
+        harness.sink.apply(batch)
+    assert harness.rows(AUTHORS)["1"]["name"] == "newer"
+    assert harness.rows(AUTHORS) == harness.expected(AUTHORS)
+    assert harness.state.is_clean()
+
+
 def rows_and_position_move_in_one_step(harness: Harness) -> None:
     """Wherever a run ends, rows are those of the position, and what has changed is dirty and
     pending; the next run misses nothing.
@@ -606,6 +626,7 @@ LAWS = [
     a_row_that_stays_the_same_makes_nothing_dirty,
     applying_twice_equals_once,
     a_second_writer_is_fenced,
+    a_stopped_writer_changes_nothing,
     rows_and_position_move_in_one_step,
     entries_are_those_of_the_rows,
     all_pages_are_read,

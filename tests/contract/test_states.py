@@ -12,6 +12,7 @@ from cdc.errors import SinkRejected
 from cdc.model.position import ViewCheckpoint
 from cdc.observe import forecast
 from cdc.observe.status import DocumentsStatus, ViewStatus
+from cdc.sink.contract import PositionLost
 from cdc.sink.lane import Part, Verdicts
 from cdc.sinks.redis.documents import executor, keys, scripts, sink, state
 from cdc.sinks.redis.documents.sink import DocumentState
@@ -103,7 +104,7 @@ SCRIPTS: dict[str, tuple[object, str, str, str, Law]] = {
         "APPLY",
         "if not held or offset(ARGV[first]) ~= ARGV[first + 1] then return moved(ARGV[first]) end",
         "",
-        laws.rows_and_position_move_in_one_step,
+        laws.a_stopped_writer_changes_nothing,
     ),
     "position stays": (
         executor,
@@ -165,7 +166,7 @@ def test_a_broken_script_is_caught(
     module, name, line, instead, law = SCRIPTS[bug]
     assert line in getattr(module, name)
     monkeypatch.setattr(module, name, getattr(module, name).replace(line, instead))
-    with pytest.raises(RED):
+    with pytest.raises((*RED, PositionLost)):
         law(in_redis())
 
 

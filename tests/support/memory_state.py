@@ -25,7 +25,7 @@ NO_ROW, NO_PLAN, NO_TURN = StoredRow(b"", b"", b""), StatePlan(()), Turn("", 0)
 
 @dataclass
 class MemoryState:
-    """See `cdc.views.state.State`. By table: tables, needs; by view: marks, deleted."""
+    """See `cdc.views.state.State`. By table: tables, needs, writers; by view: marks, deleted."""
 
     plan: StatePlan = NO_PLAN
     tables: dict[str, dict[str, StoredRow]] = field(default_factory=dict)
@@ -36,6 +36,7 @@ class MemoryState:
     needs: dict[str, str] = field(default_factory=dict)
     reached: dict[str, Position] = field(default_factory=dict)
     waiting_views: Mapping[str, list[str]] = field(default_factory=dict)
+    writers: dict[str, str] = field(default_factory=dict)
     turn: Turn = NO_TURN
     number: int = 0
 
@@ -193,6 +194,8 @@ class MemoryStateWriter:
 
     def write(self, parts: Sequence[Part]) -> Sequence[Verdicts]:
         for part in parts:
+            if self.sink.store.writers[part.advance.table.qualified] != self.writer:
+                raise Failure("fenced", "another writer")
             self.write_rows(part)
             self.move(part)
         return [Verdicts()] * len(parts)
@@ -288,6 +291,7 @@ class MemoryDocuments(Memory):
                 continue
             pending.append(advance)
             starts[advance.table.topic] = start
+            self.store.writers[advance.table.qualified] = batch.writer
         writer = self.writer_type(self, batch.writer, starts)
         return run_on_executors(batch.lane(writer, pending), batch.records, self.name, {})
 
