@@ -13,9 +13,8 @@ name, `case_NN`. What a case needs of the connector, of Spark or of sinks is in 
   36, 37, 44, 45   tests/scenarios/test_document_cases_of_sinks.py
   38, 40, 41, 42   tests/scenarios/test_document_engine.py
   46       a changed view, a rebuild, a rollback: tests/scenarios/test_documents.py
-  47       also what others wait for: tests/scenarios/test_document_engine.py
-
-Not covered: of 47 kills on the way.
+  47       also what others wait for, and kills on the way: tests/scenarios/test_document_engine.py;
+           kills of Spark's workers and of the broker under a run: test_document_failures.py
 """
 
 import json

@@ -10,8 +10,10 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +24,7 @@ import redis
 from cdc.audit.documents.comparison import compare_documents, read_vector
 from cdc.compose.wheels import redis_server
 from cdc.control.heartbeat import last_heartbeat
-from cdc.errors import Fenced
+from cdc.errors import CdcError, Fenced
 from cdc.kafka.records import kafka
 from cdc.kafka.topics import Topics
 from cdc.kafka.transactions import Outgoing, TransactionalWriter
@@ -495,6 +497,143 @@ def sent_before_the_other_author(history: History, engine: Engine) -> int:
     sent_ms = max(record.written_ms for record in authors if record.key == {"id": 2})
     assert sum(record.written_ms >= began_ms for record in books) == FAN_OUT
     return sum(began_ms <= record.written_ms < sent_ms for record in books)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HaltingEmission(Emission):
+    """Halts once, in its second slice: after a third of a fan-out.
+
+    when    "before" or "after" the slice is written; in both cases before it is forgotten
+    folder  gets the file `halted`, with this process' id; goes on when that file is gone
+    """
+
+    when: str
+    folder: Path
+
+    def send(self, state: State, report: Report, write: Write) -> None:
+        slices = 0
+
+        def halting(records: Sequence[Outgoing]) -> None:
+            nonlocal slices
+            slices += 1
+            if slices == 2 and self.when == "before":
+                self._halt()
+            write(records)
+            if slices == 2 and self.when == "after":
+                self._halt()
+
+        super().send(state, report, halting)
+
+    def _halt(self) -> None:
+        with suppress(FileExistsError), (self.folder / "once").open("x"):
+            halted = self.folder / "halted"
+            halted.with_suffix(".new").write_text(str(os.getpid()))
+            halted.with_suffix(".new").rename(halted)
+            wait_until(lambda: not halted.exists(), 60, "the end of the halt")
+
+
+@dataclass
+class Halt:
+    """An engine that is amid a fan-out, and its state's server."""
+
+    history: History
+    engine: Engine
+    server: StateServer
+    stack: "Stack"
+    spark: "SparkSession"
+    folder: Path
+    working: "Future[None]"
+
+    def end(self) -> None:
+        (self.folder / "halted").unlink()
+
+    def kill_worker(self) -> Engine:
+        """Spark's Python worker is killed, and its engine begins again."""
+        os.kill(int((self.folder / "halted").read_text()), signal.SIGKILL)
+        with pytest.raises(Exception, match="Python worker"):
+            self.working.result(60)
+        self.end()
+        self.engine.begin()
+        return self.engine
+
+    def take_over(self) -> Engine:
+        """Another engine begins, and sends all; then the first one wakes up and goes on."""
+        other = Engine(self.spark, self.history)
+        other.work()
+        self.end()
+        with pytest.raises(Fenced):
+            self.working.result(60)
+        return other
+
+    def kill_state(self) -> Engine:
+        """The state's server is killed, and what it had written since it was saved last is lost."""
+        self.server.go_back()
+        self.end()
+        with pytest.raises(PositionLost):
+            self.working.result(60)
+        self.engine.begin()
+        self.engine.work()
+        self.history.apply()
+        return self.engine
+
+    def kill_broker(self) -> Engine:
+        """The broker is killed, and starts again on its port. What was on its way got there or not."""
+        self.stack.servers.kill("kafka")
+        self.stack.servers.start("kafka")
+        self.end()
+        with suppress(CdcError):
+            self.working.result(120)
+        self.engine.begin()
+        return self.engine
+
+
+@pytest.mark.parametrize(
+    "kill", [Halt.kill_worker, Halt.take_over, Halt.kill_state, Halt.kill_broker]
+)
+def test_case_47_a_fan_out_goes_on_after_a_kill_on_its_way(
+    history: History,
+    server: StateServer,
+    stack: "Stack",
+    spark: "SparkSession",
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kill: Callable[[Halt], Engine],
+) -> None:
+    history.declare(BOOK_DOCS)
+    history.do(
+        "INSERT INTO lib.authors VALUES (1, 1)",
+        f"INSERT INTO lib.books SELECT n, 1, 1 FROM generate_series(1, {3 * SLICE}) n",
+    )
+    history.apply()
+    engine = Engine(spark, history)
+    engine.work()
+    for when in ("before", "after"):
+        server.save()
+        history.do("UPDATE lib.authors SET version = version + 1")
+        history.apply()
+        folder = tmp_path / when
+        folder.mkdir()
+        emission = partial(HaltingEmission, when=when, folder=folder)
+        monkeypatch.setattr("cdc.views.engine.Emission", emission)
+        with ThreadPoolExecutor(1) as pool:
+            working = pool.submit(engine.work)
+            wait_until((folder / "halted").exists, 60, "a third of the fan-out to be sent")
+            engine = kill(Halt(history, engine, server, stack, spark, folder, working))
+        engine.work()
+        assert engine.is_current
+        assert_authors_are_newest(history)
+
+
+def assert_authors_are_newest(history: History) -> None:
+    """Each document of a book has the author as Postgres has it now, after no newer one."""
+    versions: dict[int, int] = {}
+    for record in read(history.pipeline.kafka, history.pipeline.view_topic("book_docs")):
+        assert record.after
+        version = json.loads(record.after["author"])["version"]
+        assert versions.get(record.key["id"], 0) <= version
+        versions[record.key["id"]] = version
+    rows = map(json.loads, history.queried(history.views["book_docs"]).values())
+    assert versions == {row["id"]: row["author"]["version"] for row in rows}
 
 
 AUDITED = """
