@@ -112,10 +112,10 @@ def _rebuilds(context: "Context") -> tuple[dict[str, bool], dict[str, bool]]:
 def audit(context: typer.Context, master: Master = "local[*]", as_json: Json = False) -> None:
     """Compare the views' topics with documents that joins over the tables' topics make.
 
-    Checks what `cdc run` keeps change by change, as of when it was last done with all changes;
+    Checks what `cdc run` keeps change by change, as of when it was last done with a view's changes;
     nothing has to stand still. Reads no row of Postgres or of a sink. Exit 8 when a view differs.
     """
-    from cdc.audit.documents.comparison import compare_documents, read_vector
+    from cdc.audit.documents.comparison import compare_documents, read_vectors
     from cdc.cli.screens.verify import draw_comparisons
     from cdc.kafka.topics import Topics
     from cdc.sink.factory import open_documents
@@ -132,8 +132,10 @@ def audit(context: typer.Context, master: Master = "local[*]", as_json: Json = F
         )
     with Topics(pipeline.kafka) as kafka, spark_on(master, context.obj.executors([])) as spark:
         current = open_documents(pipeline)()
-        vector = read_vector(kafka, pipeline, plan, current, context.obj.placeholder)
-        results = list(compare_documents(spark, pipeline, plan, vector))
+        vectors = read_vectors(kafka, pipeline, plan, current, context.obj.placeholder)
+        results = [
+            result for vector in vectors for result in compare_documents(spark, pipeline, vector)
+        ]
     if as_json:
         equal = all(result.equal for result in results)
         print_json({"equal": equal, "views": [result.to_dict() for result in results]})

@@ -147,8 +147,8 @@ class Searchable(Protocol):
 class View:
     """A view that readers wait for: of one table, or of several, in one sink. Threads may share it.
 
-    A document has two hops: a token is in its topic once the documents are current in all topics
-    that they are made of.
+    A document has two hops: a token is in its topic once the view's documents are current in all
+    topics that they are made of.
     """
 
     def __init__(self, pipeline: Pipeline, sink: Sink, table: Table) -> None:
@@ -186,7 +186,7 @@ class View:
             floor = self._control.floors.number(self.table.qualified)
             if self._read_documents is None:
                 return ends[self.table.topic], floor
-            current, topic = self._read_documents(), self.table.topic
+            current, topic = self._read_documents().get(self.table.name, {}), self.table.topic
             behind = not all(distance(current.get(name), end).reached for name, end in ends.items())
             if topic not in current or behind:
                 self._refuse_waiting()

@@ -26,8 +26,9 @@ def build_state(pipeline: Pipeline) -> Any:
     return pipeline.state.build_state()
 
 
-def open_documents(pipeline: Pipeline) -> Callable[[], Mapping[str, Position]]:
-    """The function that reads up to where the documents are current, by topic.
+def open_documents(pipeline: Pipeline) -> Callable[[], Mapping[str, Mapping[str, Position]]]:
+    """The function that reads up to where the documents are current, by view: the position of each
+    of its tables' topics, and of its own.
 
     It raises SinkUnavailable or SinkRejected.
     """
@@ -45,17 +46,21 @@ def documents_reader(
     pipeline: Pipeline,
 ) -> Callable[[Sequence[Table]], Mapping[str, ViewCheckpoint | None]]:
     """The function that reads up to where the documents are current, as checkpoints of the tables
-    that they are made of, by name.
+    that they are made of, by name: of several views' the earliest.
     """
     read = open_documents(pipeline)
 
     def checkpoints(tables: Sequence[Table]) -> Mapping[str, ViewCheckpoint | None]:
-        current = read()
-        return {
-            table.qualified: ViewCheckpoint(current[table.topic])
-            if table.topic in current
-            else None
+        notes = read().values()
+        noted = {
+            table.qualified: [note[table.topic] for note in notes if table.topic in note]
             for table in tables
+        }
+        return {
+            name: ViewCheckpoint(min(positions, key=lambda position: sum(position.offsets)))
+            if positions
+            else None
+            for name, positions in noted.items()
         }
 
     return checkpoints

@@ -149,11 +149,14 @@ def _await_documents(
     read = open_documents(pipeline)
 
     def lagging_documents() -> list[str]:
-        current = read()
-        behind = [
-            topic for topic, end in ends.items() if not distance(current.get(topic), end).reached
-        ]
-        behind += [view.topic for view in views if view.topic not in current]
+        current, behind = read(), dict[str, None]()
+        for view in views:
+            note = current.get(view.name, {})
+            sources = [topic for _, topic in view.derivation.tables] if view.derivation else []
+            late = [
+                topic for topic in sources if not distance(note.get(topic), ends[topic]).reached
+            ]
+            behind |= dict.fromkeys(late if view.topic in note else [*late, view.topic])
         return [f"documents are behind in {topic}: is `cdc run` at work?" for topic in behind]
 
     _wait_while(lagging_documents, options)

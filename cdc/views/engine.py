@@ -4,7 +4,7 @@
     recover   mark as dirty all documents that were sent since the state was last noted as current
     release   wait until the state has all that was in the log when it was loaded
     send      find dirty documents, put them together and send them, on an executor
-    note      store up to where the documents are current, once nothing is dirty
+    note      store up to where the documents of a view are current, once none of it is dirty
 
 A state that has lost its last second, with its server, has lost marks as well: documents that the
 topics have been told stand for rows that the state may never meet again, since a log is folded when
@@ -36,7 +36,7 @@ from cdc.sink.lane import Failure
 from cdc.sink.lane_run import freeze_gc_after, reported_error
 from cdc.spark.kafka_source import OffsetRanges, read_ranges
 from cdc.views.emission import SLICE, Emission, Report, Share, fence_writers
-from cdc.views.plan import Node, StatePlan
+from cdc.views.plan import Node, StatePlan, View
 from cdc.views.resolve import Resolution
 from cdc.views.rows import narrowed
 from cdc.views.state import State, StateSink, Turn
@@ -90,7 +90,8 @@ class DocumentEngine:
         """Tasks that shared the documents last; 0: another run's may have."""
         self._recovered = self._released = False
         self._release: Mapping[str, Position] | None = None
-        self._noted: Positions | None = None
+        self._noted: dict[str, Positions] = {}
+        """By view, the positions of its tables that its documents were last noted as of."""
         self.sent_per_s: float | None = None
         """Documents a second, from the end of a round to the end of the next; None while nothing is
         left to send.
@@ -118,7 +119,7 @@ class DocumentEngine:
         ends = self._kafka.ends(list(topics.values()))
         needed = all_needs(plan, {name: ends[topics[name]].topic_id for name in topics})
         with self._failures():
-            self._sink.adopt(plan, needed, topics, waits)
+            self._sink.adopt(plan, needed, waits)
         return plan.tables, waits
 
     def begin(self) -> None:
@@ -127,7 +128,7 @@ class DocumentEngine:
         """
         self._recovered = self._released = False
         self._senders = 0
-        self._release = self._noted = None
+        self._release, self._noted = None, {}
         self._round_ended = self.sent_per_s = None
         with self._failures():
             self._turn = self._state.take(self._turn.owner)
@@ -146,20 +147,27 @@ class DocumentEngine:
         if not self._is_released(positions):
             return False
         with self._failures():
-            if positions == self._noted and self._state.is_clean():
+            if self.is_current(positions) and self._state.is_clean():
                 return False
             self._state.begin_turn(self._turn.next)
             self._turn = self._turn.next
             began = time.monotonic()
             report = Report(done=True) if self._state.is_clean() else self._send()
             self._measure(report, began)
-            if report.done and positions != self._noted:
-                self._note(positions)
+            self._note(positions, report)
         return not report.done
 
     def is_current(self, positions: Positions) -> bool:
         """Say whether the documents are as of these positions."""
-        return self._noted == positions
+        return not self._unnoted_views(positions)
+
+    def _unnoted_views(self, positions: Positions) -> dict[str, Positions]:
+        """The positions of the tables of each view that isn't noted as of them."""
+        reached = {
+            view.name: {topic: positions.get(topic) for topic in _topics_of(view)}
+            for view in self._sink.plan.views
+        }
+        return {name: own for name, own in reached.items() if own != self._noted.get(name)}
 
     @property
     def _state(self) -> State:
@@ -174,7 +182,8 @@ class DocumentEngine:
         topics = self._topics
         ends = self._kafka.ends(list(topics.values()))
         with self._failures():
-            noted = self._state.current()
+            notes = self._state.current()
+        noted = {topic: notes.get(name, {}).get(topic) for name, topic in topics.items()}
         spans = _unnoted(ends, noted)
         if spans:
             tables = {
@@ -246,22 +255,34 @@ class DocumentEngine:
         counts = [self._senders] if self._senders else [1, SENDERS]
         return [Share(number, count) for count in counts for number in range(count)]
 
-    def _note(self, positions: Positions) -> None:
-        """Note that documents are current, and up to where the topics were told so.
+    def _note(self, positions: Positions, report: Report) -> None:
+        """Note of each view whose documents are all sent that they are current, and up to where its
+        topic was told so. A view doesn't wait for others: the task has climbed from all changed
+        rows, and none is applied before the next turn, so what isn't dirty by now is as of these
+        positions.
 
         The topics' ends are read first: what is below them was made of the state before this note,
         so a state that has the note lacks nothing of it. And only if it has got to these positions:
         it may have gone back since they were written to it.
         """
+        news = self._unnoted_views(positions)
+        if news and not report.done:
+            sizes = self._state.sizes((), list(news))
+            clean = {name for name in news if not sizes.pending and not sizes.dirty[name]}
+            news = {name: own for name, own in news.items() if name in clean}
+        if not news:
+            return
         stored = checkpoints(self._sink, self._sink.plan.tables)
         for table in self._sink.plan.tables:
             checkpoint, goal = stored[table.qualified], positions.get(table.topic)
             reached = checkpoint.position if checkpoint else None
             if goal and not distance(reached, goal).reached:
                 raise Failure("rewound", f"The state of {table.qualified} lost its last writes.")
-        topic_ends = self._kafka.ends(list(self._topics.values()))
-        self._state.note_current(self._turn, {**positions, **topic_ends})
-        self._noted = dict(positions)
+        topics = self._topics
+        ends = self._kafka.ends([topics[name] for name in news])
+        notes = {name: {**own, topics[name]: ends[topics[name]]} for name, own in news.items()}
+        self._state.note_current(self._turn, notes)
+        self._noted |= news
 
     @contextmanager
     def _failures(self) -> Iterator[None]:
@@ -271,6 +292,10 @@ class DocumentEngine:
             raise reported_error(
                 failure.kind, failure.message, HINTS, sink=self._sink.name
             ) from None
+
+
+def _topics_of(view: View) -> set[str]:
+    return {node.table.topic for node in view.root.walk()}
 
 
 class _Marking:
@@ -313,11 +338,11 @@ def _report(encoded: bytes) -> Report:
     return report
 
 
-def _unnoted(ends: Mapping[str, Position], noted: Mapping[str, Position]) -> OffsetRanges:
+def _unnoted(ends: Mapping[str, Position], noted: Positions) -> OffsetRanges:
     """The ranges of topics that a note doesn't cover: all of a topic that it doesn't know."""
     spans: OffsetRanges = {}
     for topic, end in ends.items():
-        former = noted.get(topic)
+        former = noted[topic]
         is_comparable = former is not None and distance(former, end).comparable
         starts = former.offsets if former and is_comparable else (0,) * end.partition_count
         for partition, (start, stop) in enumerate(zip(starts, end.offsets, strict=True)):

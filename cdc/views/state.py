@@ -145,13 +145,18 @@ class State(Protocol):
     def sizes(self, tables: Collection[str], views: Collection[str]) -> StateSizes:
         """Read how much there is of these tables, and to do for these views."""
 
-    def note_current(self, turn: Turn, reached: Mapping[str, Position | None]) -> None:
-        """Store the position up to which all documents have been sent, by topic, if it is still
-        this turn; else raise as `require_turn` does.
+    def note_current(
+        self, turn: Turn, reached: Mapping[str, Mapping[str, Position | None]]
+    ) -> None:
+        """Store by view up to where its documents have been sent, if it is still this turn; else
+        raise as `require_turn` does. Other views' notes stay.
+
+        `reached`: by topic of the view's tables, the position that its documents are as of; and of
+        its own topic an end, such that all before it was made of the state before this call.
         """
 
-    def current(self) -> Mapping[str, Position]:
-        """Read what `note_current` stored."""
+    def current(self) -> Mapping[str, Mapping[str, Position]]:
+        """Read what `note_current` stored, by view and topic."""
 
     def waiting(self) -> Mapping[str, list[str]]:
         """Read which views wait, as `StateSink.adopt` was told last."""
@@ -172,15 +177,14 @@ class StateSink(Sink, Protocol):
         self,
         plan: StatePlan,
         needs: Mapping[str, str],
-        topics: Mapping[str, str],
         waiting: Mapping[str, list[str]],
     ) -> None:
         """Take a plan for what the file's views need now, before rows are undone or applied for it.
 
-        `topics`: by view; `waiting`: views that the plan lacks, see `cdc.views.tables.Waiting`.
-        Documents count as current no more whose view isn't in the plan, or whose tables' rows are
-        stored for something else: some may be of rows that the state never meets again. May raise
-        Failure of `cdc.sink.lane`.
+        `waiting`: views that the plan lacks, see `cdc.views.tables.Waiting`. Documents count as
+        current no more whose view isn't in the plan, or whose tables' rows are stored for something
+        else: some may be of rows that the state never meets again. May raise Failure of
+        `cdc.sink.lane`.
         """
 
     def open_state(self) -> Callable[[], State]:

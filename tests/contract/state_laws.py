@@ -106,7 +106,6 @@ class Harness:
         self.sink.adopt(
             plan,
             {table.qualified: needs.get(table.name, "1") for table in plan.tables},
-            {view.name: view.name for view in plan.views},
             {},
         )
 
@@ -498,7 +497,7 @@ def another_turn_forgets_no_mark(harness: Harness) -> None:
     for turn, kind in {**turns, later.next: "rewound", Turn("run", 99): "rewound"}.items():
         for ask in (
             lambda turn: state.sent(turn, AUTHOR_VIEW, marks),
-            lambda turn: state.note_current(turn, {"topic": Position("1", (1,))}),
+            lambda turn: state.note_current(turn, {BOOK_VIEW: {"topic": Position("1", (1,))}}),
             lambda turn: state.begin_turn(turn.next),
             state.require_turn,
         ):
@@ -513,13 +512,14 @@ def another_turn_forgets_no_mark(harness: Harness) -> None:
 
 
 def what_is_current_is_noted(harness: Harness) -> None:
-    """By topic, each as it was noted last; of a topic without records nothing."""
+    """By view and topic, each as it was noted last; of a topic without records nothing."""
     turn, one, two = harness.state.take("run"), Position("1", (1, 2)), Position("2", (3,))
-    harness.state.note_current(turn, {"a": one, "b": one, "c": None})
+    own: dict[str, Position | None] = {"a": one, "b": one, "c": None}
+    harness.state.note_current(turn, {AUTHOR_VIEW: own, BOOK_VIEW: {"a": one}})
     harness.state.begin_turn(turn.next)
-    harness.state.note_current(turn.next, {"b": two})
+    harness.state.note_current(turn.next, {AUTHOR_VIEW: {"b": two}})
     harness.state.take("another")
-    assert harness.state.current() == {"a": one, "b": two}
+    assert harness.state.current() == {AUTHOR_VIEW: {"a": one, "b": two}, BOOK_VIEW: {"a": one}}
 
 
 # Tables that begin anew, and other files
@@ -529,10 +529,8 @@ def a_cleared_table_is_undone(harness: Harness) -> None:
     """Documents that hold its rows are made again, as if each row had been deleted."""
     harness.library()
     harness.settle()
-    turn = harness.state.take("run")
-    harness.state.note_current(
-        turn, {BOOKS.topic: Position("1", (1, 1)), AUTHORS.topic: Position("1", (1, 1))}
-    )
+    note_all(harness)
+    noted = harness.state.current()
     books = next(table for table in PLAN.tables if table.name == "books")
     harness.sink.clear(books)
     assert harness.position(books) is None
@@ -541,7 +539,10 @@ def a_cleared_table_is_undone(harness: Harness) -> None:
     former = {0: "1"}
     assert harness.pending() == {("lib.books", row_id): former for row_id in ("10", "11", "12")}
     assert harness.state.deleted_keys(BOOK_VIEW, ["10"]).keys() == {"10"}
-    assert harness.state.current().keys() == {AUTHORS.topic}
+    assert harness.state.current() == {
+        view: {topic: place for topic, place in note.items() if topic != BOOKS.topic}
+        for view, note in noted.items()
+    }
     harness.sink.prepare(books)
     harness.apply("another")
     assert harness.rows(BOOKS) == harness.expected(BOOKS)
@@ -553,9 +554,9 @@ def another_need_begins_a_table_anew(harness: Harness) -> None:
     harness.library()
     note_all(harness)
     harness.begin()
-    assert harness.state.current().keys() == {AUTHOR_VIEW, BOOK_VIEW, AUTHORS.topic, BOOKS.topic}
+    assert harness.state.current().keys() == {AUTHOR_VIEW, BOOK_VIEW}
     harness.adopt(books="2")
-    assert harness.state.current().keys() == {AUTHORS.topic, BOOKS.topic}
+    assert harness.state.current() == {}
     harness.adopt()
     books, authors = (
         next(table for table in PLAN.tables if table.name == name) for name in ("books", "authors")
@@ -577,7 +578,7 @@ def a_view_that_is_no_more_leaves_nothing(harness: Harness) -> None:
     note_all(harness)
     harness.begin()
     state = harness.state
-    assert state.current().keys() == {AUTHOR_VIEW, BOOK_VIEW, AUTHORS.topic, BOOKS.topic}
+    assert state.current().keys() == {AUTHOR_VIEW, BOOK_VIEW}
     assert (state.dirty("tag_docs", 9), state.deleted_keys("tag_docs", ["1"])) == ({}, {})
     assert not state.is_unsent("tag_docs")
     assert state.rows("lib.tags", ["1"]) == {}
@@ -588,19 +589,21 @@ def a_view_that_is_no_more_leaves_nothing(harness: Harness) -> None:
 
 
 def note_all(harness: Harness) -> None:
-    """Note documents and tables as current."""
-    topics = [view.name for view in harness.sink.plan.views]
-    topics += [table.topic for table in harness.sink.plan.tables]
-    turn = harness.state.take("run")
-    harness.state.note_current(turn, dict.fromkeys(topics, Position("1", (1, 1))))
+    """Note the documents of all views as current."""
+    turn, place = harness.state.take("run"), Position("1", (1, 1))
+    notes = {
+        view.name: dict.fromkeys(
+            [view.name, *(node.table.topic for node in view.root.walk())], place
+        )
+        for view in harness.sink.plan.views
+    }
+    harness.state.note_current(turn, notes)
 
 
 def views_that_wait_are_told(harness: Harness) -> None:
     waits = {"view.tag_docs": ["its table has gone", "do this"]}
     assert harness.state.waiting() == {}
-    harness.sink.adopt(
-        PLAN, harness.sink.needs, {view.name: view.name for view in PLAN.views}, waits
-    )
+    harness.sink.adopt(PLAN, harness.sink.needs, waits)
     assert harness.state.waiting() == waits
     harness.adopt()
     assert harness.state.waiting() == {}

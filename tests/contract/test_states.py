@@ -212,7 +212,7 @@ class RowsApart(MemoryDocuments):
 
 
 class StaysCurrent(MemoryDocuments):
-    def forget_current(self, topics: Collection[str]) -> None:
+    def forget_current(self, is_stale: Callable[[str, str], bool]) -> None:
         pass
 
 

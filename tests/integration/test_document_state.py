@@ -558,7 +558,7 @@ def test_a_state_of_a_former_version_is_removed(url: str, monkeypatch: pytest.Mo
         server.flushdb()
         server.mset({f"{NAME}2:_documents": "x", f"{NAME}": "x"})
         former = RedisState(url, NAME, ())
-        former.note_current(former.take("run"), {"topic": Position("1", (1,))})
+        former.note_current(former.take("run"), {"view": {"topic": Position("1", (1,))}})
         server.hset(f"{NAME}:_needs", AUTHORS.qualified, "all")
         for number in range(5000):
             server.set(f"{NAME}:{AUTHORS.qualified}:{number}", "x")
@@ -567,9 +567,9 @@ def test_a_state_of_a_former_version_is_removed(url: str, monkeypatch: pytest.Mo
         with monkeypatch.context() as patch:
             patch.setattr(documents, "remove_keys", remove_a_page)
             with pytest.raises(SinkUnavailable):
-                sink.adopt(PLAN, {}, {view.name: view.name for view in PLAN.views}, {})
+                sink.adopt(PLAN, {}, {})
         assert 5 < len(list(server.scan_iter(f"{NAME}:*"))) < 5000
-        sink.adopt(PLAN, {}, {view.name: view.name for view in PLAN.views}, {})
+        sink.adopt(PLAN, {}, {})
         assert sink.open_state()().current() == {}
         assert kinds_of_keys(server) == {"_documents", f"{NAME}2", NAME}
         sink.remove([])

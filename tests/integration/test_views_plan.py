@@ -94,8 +94,7 @@ def test_a_table_that_no_view_uses_any_more_leaves_nothing_in_the_state(
 
 def adopt(history: History, views: str) -> None:
     history.declare(views, prepare=False)
-    topics = {view: history.pipeline.view_topic(view) for view in history.views}
-    history.sink.adopt(history.plan, history.sink.needs, topics, {})
+    history.sink.adopt(history.plan, history.sink.needs, {})
 
 
 def state_keys(history: History) -> set[str]:

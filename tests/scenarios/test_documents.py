@@ -262,10 +262,11 @@ def wait_by_hand(world: "World") -> None:
 
     def are_made_of(ends: "Mapping[str, Position]") -> bool:
         fields = hash_of(world.cache[:-1] + "4", f"{shard_prefix(world.name)}:_documents")
-        return {documents, *ends} <= fields.keys() and all(
+        names = {topic: f"order_docs {topic}" for topic in (documents, *ends)}
+        return {*names.values()} <= fields.keys() and all(
             offset >= goal
             for topic, end in ends.items()
-            for offset, goal in zip(json.loads(fields[topic])[1], end.offsets, strict=True)
+            for offset, goal in zip(json.loads(fields[names[topic]])[1], end.offsets, strict=True)
         )
 
     def is_in_the_cache(barrier: "Position") -> bool:
@@ -486,7 +487,9 @@ def _make_without_the_source(world: "World", state: str) -> None:
         with Topics(world.pipeline.kafka) as kafka:
             ends = kafka.log_ends(sorted(changed))
         current = open_documents(world.pipeline)()
-        if not all(distance(current.get(topic), end).reached for topic, end in ends.items()):
+        # Together the views have all tables.
+        noted = {topic: place for note in current.values() for topic, place in note.items()}
+        if not all(distance(noted.get(topic), end).reached for topic, end in ends.items()):
             return False
         if inserted_later.is_set():
             return True

@@ -34,7 +34,7 @@ class MemoryState:
     deleted: dict[str, dict[str, bytes]] = field(default_factory=dict)
     unsent: set[str] = field(default_factory=set)
     needs: dict[str, str] = field(default_factory=dict)
-    reached: dict[str, Position] = field(default_factory=dict)
+    reached: dict[str, dict[str, Position]] = field(default_factory=dict)
     waiting_views: Mapping[str, list[str]] = field(default_factory=dict)
     writers: dict[str, str] = field(default_factory=dict)
     turn: Turn = NO_TURN
@@ -137,12 +137,16 @@ class MemoryState:
             None,
         )
 
-    def note_current(self, turn: Turn, reached: Mapping[str, Position | None]) -> None:
+    def note_current(
+        self, turn: Turn, reached: Mapping[str, Mapping[str, Position | None]]
+    ) -> None:
         self.require_turn(turn)
-        self.reached |= {topic: position for topic, position in reached.items() if position}
+        for view, positions in reached.items():
+            places = {topic: position for topic, position in positions.items() if position}
+            self.reached.setdefault(view, {}).update(places)
 
-    def current(self) -> Mapping[str, Position]:
-        return dict(self.reached)
+    def current(self) -> Mapping[str, Mapping[str, Position]]:
+        return {view: dict(positions) for view, positions in self.reached.items()}
 
     def waiting(self) -> Mapping[str, list[str]]:
         return self.waiting_views
@@ -241,16 +245,16 @@ class MemoryDocuments(Memory):
         self,
         plan: StatePlan,
         needs: Mapping[str, str],
-        topics: Mapping[str, str],
         waiting: Mapping[str, list[str]],
     ) -> None:
         store = self.store
         same = {name for name, text in needs.items() if store.needs.get(name) == text}
-        current = {table.topic for table in plan.tables}
-        for view in plan.views:
-            if same.issuperset(node.table.qualified for node in view.root.walk()):
-                current.add(topics[view.name])
-        self.forget_current(store.reached.keys() - current)
+        current = {
+            view.name
+            for view in plan.views
+            if same.issuperset(node.table.qualified for node in view.root.walk())
+        }
+        self.forget_current(lambda view, _: view not in current)
         for name in store.needs.keys() - same:
             del store.needs[name]
         for name in store.marks.keys() - {view.name for view in plan.views}:
@@ -264,9 +268,13 @@ class MemoryDocuments(Memory):
         self.plan = store.plan = plan
         self.needs = needs
 
-    def forget_current(self, topics: Collection[str]) -> None:
-        for topic in topics:
-            self.store.reached.pop(topic, None)
+    def forget_current(self, is_stale: Callable[[str, str], bool]) -> None:
+        """Forget positions that are stale: told by view and topic."""
+        notes = {
+            view: {topic: place for topic, place in positions.items() if not is_stale(view, topic)}
+            for view, positions in self.store.reached.items()
+        }
+        self.store.reached = {view: positions for view, positions in notes.items() if positions}
 
     def open_state(self) -> Any:
         return lambda: self.store
@@ -299,7 +307,7 @@ class MemoryDocuments(Memory):
         rows = self.store.tables.get(table.qualified, {})
         self.store.change(table, dict.fromkeys(rows))
         self.stored.pop(table.qualified, None)
-        self.forget_current([table.topic])
+        self.forget_current(lambda _, topic: topic == table.topic)
 
     def remains(self, tables: Sequence[Table]) -> list[str]:
         return [table.qualified for table in tables if table.qualified in self.store.tables]

@@ -4,8 +4,9 @@
 to its documents. Here all rows are folded and joined at once. Both put a document together in the
 same way (`assemble`), which `cdc verify` compares with Postgres' own query.
 
-In:  the position vector that the state notes once all documents are sent: what the tables had been
-read up to, and where the views' topics ended then. So nothing has to stand still.
+In:  the position vectors that the state notes once all documents of a view are sent: what its
+tables had been read up to, and where its topic ended then. So nothing has to stand still. Views
+whose vectors agree are compared together, others one after another.
 Out: a `Comparison` per view.
 Invariant: neither Postgres nor a sink is asked; rows stay with the executors. A record that can't be
 decoded is left out, as sinks put it aside.
@@ -60,22 +61,24 @@ SLICE = 1000
 
 @dataclass(frozen=True)
 class Vector:
-    """One moment of the log: by topic, of tables and of views, the position that documents are as of,
-    and how records of the tables are decoded.
+    """One moment of the log: the views whose documents are of it; by topic, of their tables and
+    their own, the position; and how records of the tables are decoded.
     """
 
+    plan: StatePlan
     positions: Mapping[str, Position]
     reading: DecodeOptions
 
 
-def read_vector(
+def read_vectors(
     kafka: Topics,
     pipeline: Pipeline,
     plan: StatePlan,
-    current: Mapping[str, Position],
+    current: Mapping[str, Mapping[str, Position]],
     placeholder: str,
-) -> Vector:
-    """Take the vector that the state has noted last: `current`, see `State.current`.
+) -> list[Vector]:
+    """Take the vectors that the state has noted last, `current`, see `State.current`: one of all
+    views, unless they are of different moments, as while some have documents to send.
 
     Raises:
         UndecidedError: some documents have never been current, or are so old that compaction may
@@ -84,6 +87,37 @@ def read_vector(
     """
     control = Control(pipeline, kafka)
     control.read()
+    return [
+        _vector(kafka, pipeline, part, positions, control, placeholder)
+        for part, positions in _moments(plan, current)
+    ]
+
+
+def _moments(
+    plan: StatePlan, current: Mapping[str, Mapping[str, Position]]
+) -> list[tuple[StatePlan, Mapping[str, Position]]]:
+    """Put views together whose notes agree about the tables that they share."""
+    moments: list[tuple[list[View], dict[str, Position]]] = []
+    for view in plan.views:
+        note = current.get(view.name, {})
+        for views, positions in moments:
+            if all(positions.get(topic, position) == position for topic, position in note.items()):
+                views.append(view)
+                positions.update(note)
+                break
+        else:
+            moments.append(([view], dict(note)))
+    return [(StatePlan(tuple(views)), positions) for views, positions in moments]
+
+
+def _vector(
+    kafka: Topics,
+    pipeline: Pipeline,
+    plan: StatePlan,
+    current: Mapping[str, Position],
+    control: Control,
+    placeholder: str,
+) -> Vector:
     topics = [table.topic for table in plan.tables]
     topics += [pipeline.view_topic(view.name) for view in plan.views]
     ends = kafka.ends(topics)
@@ -101,7 +135,7 @@ def read_vector(
     floors = {
         table.topic: lsns[table.qualified] for table in plan.tables if table.qualified in lsns
     }
-    return Vector(current, DecodeOptions(placeholder, floors, first_offsets))
+    return Vector(plan, current, DecodeOptions(placeholder, floors, first_offsets))
 
 
 def _refuse_superseded(
@@ -130,10 +164,11 @@ def _refuse_superseded(
 
 
 def compare_documents(
-    spark: SparkSession, pipeline: Pipeline, plan: StatePlan, vector: Vector
+    spark: SparkSession, pipeline: Pipeline, vector: Vector
 ) -> Iterator[Comparison]:
-    """Make the documents of each view of the plan, and compare them with its topic."""
-    folded = partial(_folded, spark, pipeline.kafka, plan, vector)
+    """Make the documents of each view of the vector, and compare them with its topic."""
+    plan = vector.plan
+    folded = partial(_folded, spark, pipeline.kafka, vector)
     rows = folded(plan.tables).persist(StorageLevel.DISK_ONLY)
     try:
         joins = _Joins(rows, plan)
@@ -146,13 +181,13 @@ def compare_documents(
 
 
 def _folded(
-    spark: SparkSession, bootstrap: str, plan: StatePlan, vector: Vector, tables: Sequence[Table]
+    spark: SparkSession, bootstrap: str, vector: Vector, tables: Sequence[Table]
 ) -> DataFrame:
     ends = {table.topic: vector.positions[table.topic] for table in tables}
     advances = tuple(Advance(table, None, ends[table.topic]) for table in tables)
     lane = Lane(advances, vector.reading, RowCollector(), Skip())
     records = read_until(spark, bootstrap, ends).select(*COLUMNS)
-    return records.mapInArrow(freeze_gc_after(partial(fold, lane, plan)), ROWS)
+    return records.mapInArrow(freeze_gc_after(partial(fold, lane, vector.plan)), ROWS)
 
 
 class _Joins:

@@ -11,8 +11,8 @@ which a cluster keeps them in one slot. What a script reaches besides its KEYS i
 <prefix>:_gone:<view>                  hash    id of a deleted root row: the connector's key
 <prefix>:_unsent                       set     keys of the dirty sets that still have all root rows
 <prefix>:_number                       string  counts chunks and marks
-<prefix>:_documents                    hash    owner, turn, views, views that wait, and by
-                                               topic the position that is sent
+<prefix>:_documents                    hash    owner, turn, views, views that wait; and by
+                                               <view> <topic>: the position that is sent
 <prefix>:_needs                        hash    by table, what its rows are stored for
 """
 
@@ -76,3 +76,8 @@ def needs_key(prefix: str) -> str:
 def documents_key(prefix: str) -> str:
     """Name the hash of the owner and of what has been sent."""
     return f"{prefix}:_documents"
+
+
+def note_field(view: str, topic: str) -> str:
+    """Name the field, in the hash of documents, of what a view's documents are current in."""
+    return f"{view} {topic}"

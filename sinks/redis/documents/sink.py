@@ -25,6 +25,7 @@ from cdc.sinks.redis.documents.keys import (
     documents_key,
     index_prefix,
     needs_key,
+    note_field,
     number_key,
     pending_key,
     row_prefix,
@@ -70,7 +71,6 @@ class DocumentState:
         self,
         plan: StatePlan,
         needs: Mapping[str, str],
-        topics: Mapping[str, str],
         waiting: Mapping[str, list[str]],
     ) -> None:
         """Take the plan. What its documents lack is forgotten first, so that a crash leaves none
@@ -78,11 +78,10 @@ class DocumentState:
         """
         self._remove_untagged()
         used = {
-            topics[view.name]: {node.table.qualified for node in view.root.walk()}
-            for view in plan.views
+            view.name: {node.table.qualified for node in view.root.walk()} for view in plan.views
         }
         state = OpenState(self.url, self.prefix, plan)()
-        state.adopt(needs, used, [table.topic for table in plan.tables], waiting)
+        state.adopt(needs, used, waiting)
         self.plan, self.needs = plan, needs
         for name in other_tables(self._database, needs):
             log.info("table_removed", sink=self.name, table=name)
@@ -181,7 +180,8 @@ class DocumentState:
         key, script = self._database.position_key(name), self._database.script(FORGET)
         generation = self._database.ask(lambda server: server.hget(key, "generation")) or ""
         documents = documents_key(self.prefix)
-        self._database.ask(lambda server: server.hdel(documents, table.topic))
+        notes = [note_field(view.name, table.topic) for view in self.plan.views]
+        self._database.ask(lambda server: server.hdel(documents, *notes))
         head = changing(self.plan, self.prefix, table)
         begin = row_prefix(self.prefix, name)
         for page in self._database.row_keys(name):

@@ -19,6 +19,7 @@ from cdc.sinks.redis.documents.keys import (
     gone_key,
     index_key,
     needs_key,
+    note_field,
     number_key,
     pending_key,
     row_prefix,
@@ -39,7 +40,7 @@ REFUSALS = {
 SCANNED_SETS = 500
 """Index sets that are scanned at once. The server answers with small ones as a whole."""
 OTHER_FIELDS = (b"owner", b"turn", b"waiting", b"views")
-"""Fields beside those of topics in the hash of documents."""
+"""Fields beside those of notes in the hash of documents."""
 _unpack = msgspec.msgpack.Decoder(tuple[str, list[str]]).decode
 Item = TypeVar("Item")
 
@@ -273,28 +274,32 @@ class RedisState:
             memory.get("maxmemory") or None,
         )
 
-    def note_current(self, turn: Turn, reached: Mapping[str, Position | None]) -> None:
-        """Write the position of each topic as a field, while it is this turn."""
+    def note_current(
+        self, turn: Turn, reached: Mapping[str, Mapping[str, Position | None]]
+    ) -> None:
+        """Write each position as a field, all in one step, while it is this turn."""
         fields = [
             part
-            for topic, position in reached.items()
+            for view, positions in reached.items()
+            for topic, position in positions.items()
             if position
-            for part in (topic, json.dumps([position.topic_id, position.offsets]))
+            for part in (
+                note_field(view, topic),
+                json.dumps([position.topic_id, position.offsets]),
+            )
         ]
         self._during(turn, fields)
 
-    def current(self) -> Mapping[str, Position]:
-        """Read the position of each topic from its field."""
+    def current(self) -> Mapping[str, Mapping[str, Position]]:
+        """Read each position from its field."""
         fields: Any = self._ask(lambda server: server.hgetall(documents_key(self.prefix)))
-        parsed = {
-            topic.decode(): json.loads(text)
-            for topic, text in fields.items()
-            if topic not in OTHER_FIELDS
-        }
-        return {
-            topic: Position(topic_id, tuple(offsets))
-            for topic, (topic_id, offsets) in parsed.items()
-        }
+        notes: dict[str, dict[str, Position]] = {}
+        for field, text in fields.items():
+            view, _, topic = field.decode().partition(" ")
+            if topic:
+                topic_id, offsets = json.loads(text)
+                notes.setdefault(view, {})[topic] = Position(topic_id, tuple(offsets))
+        return notes
 
     def waiting(self) -> Mapping[str, list[str]]:
         """Read the field `waiting`, a JSON object."""
@@ -306,23 +311,22 @@ class RedisState:
         self,
         needs: Mapping[str, str],
         used: Mapping[str, Collection[str]],
-        topics: Collection[str],
         waiting: Mapping[str, list[str]],
     ) -> None:
         """Forget that documents are current, see `StateSink.adopt`, and the marks of other views.
 
-        needs: by table. used: by the topic of a view, its tables. topics: of the tables.
+        needs: by table. used: by view, its tables.
         """
 
         def ask(server: redis.Redis) -> None:
             noted: Any = server.hgetall(needs_key(self.prefix))
             stored = {name.decode(): text.decode() for name, text in noted.items()}
             same = {name for name, text in needs.items() if stored.get(name) == text}
-            current = [topic for topic, tables in used.items() if same.issuperset(tables)]
-            keep = {*OTHER_FIELDS, *(topic.encode() for topic in (*current, *topics))}
+            current = {view.encode() for view, tables in used.items() if same.issuperset(tables)}
             fields: Any = server.hkeys(documents_key(self.prefix))
             server.hset(documents_key(self.prefix), "waiting", json.dumps(waiting))
-            if stale := [field for field in fields if field not in keep]:
+            notes = [field for field in fields if field not in OTHER_FIELDS]
+            if stale := [note for note in notes if note.partition(b" ")[0] not in current]:
                 server.hdel(documents_key(self.prefix), *stale)
             # Rows of these tables are read again, also when the file is changed back after a crash.
             if changed := [name for name, text in stored.items() if needs.get(name) != text]:
