@@ -24,7 +24,7 @@ import redis
 from cdc.audit.documents.comparison import compare_documents, read_vectors
 from cdc.compose.wheels import redis_server
 from cdc.control.heartbeat import last_heartbeat
-from cdc.errors import CdcError, Fenced
+from cdc.errors import CdcError, Fenced, KafkaUnavailable
 from cdc.kafka.records import kafka
 from cdc.kafka.topics import Topics
 from cdc.kafka.transactions import Outgoing, TransactionalWriter
@@ -521,9 +521,10 @@ def test_a_view_is_current_amid_the_fan_out_of_another(
         "INSERT INTO lib.authors VALUES (1, 1)",
         f"INSERT INTO lib.books SELECT n, 1, 1 FROM generate_series(1, {6 * SLICE}) n",
     )
-    history.apply()
     engine = Engine(spark, history)
+    history.apply()
     engine.work()
+    assert engine.is_current
     monkeypatch.setattr("cdc.views.engine.Emission", SlowEmission)
     history.do("UPDATE lib.authors SET version = version + 1")
     history.apply()
@@ -647,7 +648,15 @@ class Halt:
         self.end()
         with suppress(CdcError):
             self.working.result(120)
-        self.engine.begin()
+
+        def begins() -> bool:
+            with suppress(KafkaUnavailable):
+                self.engine.begin()
+                self.engine.work()
+                return True
+            return False
+
+        wait_until(begins, 60, "the broker to answer again")
         return self.engine
 
 
@@ -668,9 +677,10 @@ def test_case_47_a_fan_out_goes_on_after_a_kill_on_its_way(
         "INSERT INTO lib.authors VALUES (1, 1)",
         f"INSERT INTO lib.books SELECT n, 1, 1 FROM generate_series(1, {3 * SLICE}) n",
     )
-    history.apply()
     engine = Engine(spark, history)
+    history.apply()
     engine.work()
+    assert engine.is_current
     for when in ("before", "after"):
         server.save()
         history.do("UPDATE lib.authors SET version = version + 1")
