@@ -681,7 +681,8 @@ def test_case_47_a_fan_out_goes_on_after_a_kill_on_its_way(
     history.apply()
     engine.work()
     assert engine.is_current
-    for when in ("before", "after"):
+    # A broker takes its time; a transaction that has ended is of no interest to its end.
+    for when in ("before",) if kill == Halt.kill_broker else ("before", "after"):
         server.save()
         history.do("UPDATE lib.authors SET version = version + 1")
         history.apply()
