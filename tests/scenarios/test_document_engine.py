@@ -502,12 +502,12 @@ def sent_before_the_other_author(history: History, engine: Engine) -> int:
 class SlowEmission(Emission):
     """Needs 0.4 s for a transaction, so a round of it ends after three."""
 
-    def send(self, state: State, report: Report, write: Write) -> None:
+    def send(self, state: State, report: Report, write: Write, share: Share = ALL) -> None:
         def slowly(records: Sequence[Outgoing]) -> None:
             write(records)
             time.sleep(0.4)
 
-        super().send(state, report, slowly)
+        super().send(state, report, slowly, share)
 
 
 def test_a_view_is_current_amid_the_fan_out_of_another(
@@ -575,7 +575,7 @@ class HaltingEmission(Emission):
     when: str
     folder: Path
 
-    def send(self, state: State, report: Report, write: Write) -> None:
+    def send(self, state: State, report: Report, write: Write, share: Share = ALL) -> None:
         slices = 0
 
         def halting(records: Sequence[Outgoing]) -> None:
@@ -587,7 +587,7 @@ class HaltingEmission(Emission):
             if slices == 2 and self.when == "after":
                 self._halt()
 
-        super().send(state, report, halting)
+        super().send(state, report, halting, share)
 
     def _halt(self) -> None:
         with suppress(FileExistsError), (self.folder / "once").open("x"):
