@@ -68,15 +68,15 @@ def remove_unreferenced(
         return set()
     used: set[str] = set()
     live = live_folder(folder)
-    for generation in (live, *(f"{live}@{name}" for name in generation_names(spark, live))):
+    for generation in (live, *(f"{live}@{name}" for name in generation_names(live))):
         if generation_table := commits.table(generation):
             used |= {_split(path)[1] for path in list_paths(spark, generation_table, generation)}
     replaced = table.vacuum(0, dry_run=True, enforce_retention_duration=False, full=False)
     listing = table.vacuum(0, dry_run=True, enforce_retention_duration=False, full=True)
     unused = {path for path in listing if _split(path)[1] not in used}
     ours = {path for path in unused if path in replaced or OUR_FILES.search(path)}
-    abandoned = (path for path in unused - ours if age_s(spark, f"{folder}/{path}") > UNCOMMITTED_S)
-    remove_paths(spark, (f"{folder}/{path}" for path in {*(ours & candidates), *abandoned}))
+    abandoned = (path for path in unused - ours if age_s(f"{folder}/{path}") > UNCOMMITTED_S)
+    remove_paths(f"{folder}/{path}" for path in {*(ours & candidates), *abandoned})
     return ours - candidates
 
 

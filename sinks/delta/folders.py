@@ -1,21 +1,25 @@
-"""Folders of generations, and files in them, as the warehouse's own file system has them."""
+"""Folders of generations, and files in them. A warehouse is a folder of this machine."""
 
+import os
+import shutil
 import time
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from contextlib import suppress
+from pathlib import Path
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from cdc.sinks.delta.files.failures import reading, write_failure
 
 
-def generation_names(spark: "SparkSession", folder: str) -> list[str]:
-    """List the generations that have a folder beside the live one, the oldest first."""
+def generation_names(folder: str) -> list[str]:
+    """List the generations that have a folder beside the live one, the oldest first.
+
+    Raises SinkUnavailable.
+    """
     parent, _, live = folder.rpartition("/")
-    files, path = _file_system(spark, parent)
-    if not files.exists(path):
-        return []
-    folders = (status.getPath().getName() for status in files.listStatus(path))
-    return sorted(name.removeprefix(f"{live}@") for name in folders if name.startswith(f"{live}@"))
+    names: list[str] = []
+    with reading(folder), suppress(FileNotFoundError):
+        names = os.listdir(parent)
+    return sorted(name.removeprefix(f"{live}@") for name in names if name.startswith(f"{live}@"))
 
 
 def live_folder(folder: str) -> str:
@@ -24,25 +28,23 @@ def live_folder(folder: str) -> str:
     return f"{parent}/{name.partition('@')[0]}"
 
 
-def age_s(spark: "SparkSession", path: str) -> float:
-    """Return how many seconds ago a file was written."""
-    files, hadoop_path = _file_system(spark, path)
-    return time.time() - float(files.getFileStatus(hadoop_path).getModificationTime()) / 1000
+def age_s(path: str) -> float:
+    """Return how many seconds ago a file was written. Raises SinkUnavailable."""
+    with reading(path):
+        return time.time() - Path(path).stat().st_mtime
+    raise AssertionError
 
 
-def remove_paths(spark: "SparkSession", paths: Iterable[str]) -> None:
-    """Remove files, and folders with all that they contain, of one file system."""
-    files = None
-    for path in paths:
-        files = files or _file_system(spark, path)[0]
-        files.delete(_path(spark, path), True)
-
-
-def _file_system(spark: "SparkSession", folder: str) -> tuple[Any, Any]:
-    path = _path(spark, folder)
-    return path.getFileSystem(spark._jsparkSession.sessionState().newHadoopConf()), path
-
-
-def _path(spark: "SparkSession", path: str) -> Any:
-    jvm: Any = spark._jvm
-    return jvm.org.apache.hadoop.fs.Path(path)
+def remove_paths(paths: Iterable[str]) -> None:
+    """Remove files, with the checksums that Spark puts beside them, and folders with all that they
+    contain; what isn't there is passed over. Raises SinkUnavailable.
+    """
+    for path in map(Path, paths):
+        try:
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+                path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
+        except OSError as error:
+            raise write_failure(str(path), error) from None

@@ -62,12 +62,10 @@ def promote(views: Tables, tables: Sequence[Table], names: Mapping[str, str]) ->
 
 def list_names(views: Tables, table: Table) -> list[str]:
     """List the generations of a view, the live one first."""
-    from pyspark.sql import SparkSession
-
     live = views.folder(table, "mirror")
     checkpoint = views.commits.last_commit(live).checkpoint
     live_name = [checkpoint.generation] if checkpoint else []
-    candidates = generation_names(SparkSession.active(), live)
+    candidates = generation_names(live)
     return live_name + [name for name in candidates if name not in live_name]
 
 
@@ -83,7 +81,7 @@ def drop_unreferenced(views: Tables, tables: Sequence[Table], keep: Mapping[str,
     spark, commits = SparkSession.active(), Commits()
     for table in tables:
         live = views.folder(table, "mirror")
-        folders = {f"{live}@{name}" for name in generation_names(spark, live)}
+        folders = {f"{live}@{name}" for name in generation_names(live)}
         remaining = (live, f"{live}@{keep.get(table.qualified)}")
         opened = {folder: commits.table(folder) for folder in remaining}
         used = {folder: delta_table for folder, delta_table in opened.items() if delta_table}
@@ -92,7 +90,7 @@ def drop_unreferenced(views: Tables, tables: Sequence[Table], keep: Mapping[str,
             for folder, delta_table in used.items()
             for name in referenced_folders(spark, delta_table, folder)
         }
-        remove_paths(spark, folders - used.keys() - referenced)
+        remove_paths(folders - used.keys() - referenced)
 
 
 def switch(spark: "SparkSession", commits: Commits, live: str, generation: str) -> bool:
@@ -181,7 +179,7 @@ def retain_previous(spark: "SparkSession", commits: Commits, live: str, generati
     except links.FileMissing:
         # A process that was killed after the switch goes on whenever somebody starts it again. That
         # may be later than the clean-up of the files that the switch has replaced.
-        remove_paths(spark, [generation])
+        remove_paths([generation])
         return False
     return True
 
@@ -197,7 +195,7 @@ def clone(
 
     Raises FileMissing.
     """
-    remove_paths(spark, [target])
+    remove_paths([target])
     if add_files.has_deleted_rows(source):
         spark_generations.clone(spark, source, folder, target, checkpoint)
     else:

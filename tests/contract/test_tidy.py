@@ -75,7 +75,7 @@ def test_replaced_files_are_removed(tidied: Delta, spark: "SparkSession", unique
     assert not (third - second - {foreign}) & fifth
     assert harness.view() == harness.topic.model()
     assert sorted(spark.read.format("delta").load(clone).collect()) == rows
-    folders.remove_paths(spark, [clone])
+    folders.remove_paths([clone])
     change(5)
     last = change(6)
     assert not last & second - {Path(path).name for path in in_use(spark, mirror)}
@@ -148,7 +148,7 @@ def test_what_is_gone_is_not_kept(tidied: Delta, spark: "SparkSession", unique: 
         harness.topic.add("u", laws.row("k1", 1, "later"))
         harness.apply(writer="later")
     assert not tidied.promote([harness.table], names)
-    assert folders.generation_names(spark, live) == ["another"]
+    assert folders.generation_names(live) == ["another"]
     assert harness.view() == harness.topic.model()
 
 
