@@ -66,7 +66,7 @@ def rebuild(
     ]:
         raise combined_error(reasons)
     modules = context.obj.executors([sink])
-    with spark_on(master, modules) as spark, show_build(err, quiet=as_json) as show:
+    with spark_on(master, [destination], modules) as spark, show_build(err, quiet=as_json) as show:
         retained = build(context.obj, spark, destination, tables, keep * 3600, show)
     _print_result(sink, retained, as_json, "readers see the new generation")
 
@@ -133,8 +133,10 @@ def rollback(
     from cdc.kafka.topics import Topics
 
     pipeline, (destination,) = context.obj.pipeline, context.obj.sinks([sink])
+    # A warehouse may have to commit through Spark.
     needs_spark = destination.row_format == "events"
-    with Topics(pipeline.kafka) as kafka, spark_on("local[2]") if needs_spark else nullcontext():
+    spark = spark_on("local[2]", [destination]) if needs_spark else nullcontext()
+    with Topics(pipeline.kafka) as kafka, spark:
         retained = run(
             Registry(pipeline, kafka), destination, context.obj.tables_in(sink), keep * 3600
         )
@@ -158,7 +160,7 @@ def generations(
     from cdc.kafka.topics import Topics
 
     pipeline, sinks = context.obj.pipeline, context.obj.sinks(None)
-    with Topics(pipeline.kafka) as kafka, spark_on("local[2]"):
+    with Topics(pipeline.kafka) as kafka, spark_on("local[2]", sinks):
         registry = Registry(pipeline, kafka)
         if clean:
             for sink in sinks:

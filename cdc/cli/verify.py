@@ -102,7 +102,7 @@ def verify(
         return [*results, *waiting]
 
     check_connector(pipeline, [destination.name for destination in sinks], timeout)
-    with spark_on(master) as spark:
+    with spark_on(master, sinks) as spark:
         if every:
             _repeat(lambda: compare(spark), seconds(every), listener, pipeline, as_json)
         report(compare(spark), as_json)

@@ -130,7 +130,7 @@ def audit(context: typer.Context, master: Master = "local[*]", as_json: Json = F
             f"The documents of {remade[0]} are to be made again.",
             hint="cdc -p FILE run: it makes them",
         )
-    with Topics(pipeline.kafka) as kafka, spark_on(master, context.obj.executors([])) as spark:
+    with Topics(pipeline.kafka) as kafka, spark_on(master, [], context.obj.executors([])) as spark:
         current = open_documents(pipeline)()
         vectors = read_vectors(kafka, pipeline, plan, current, context.obj.placeholder)
         results = [

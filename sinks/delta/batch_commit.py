@@ -109,10 +109,7 @@ class BatchCommit:
         """Plan by table the rewrites of small mirrors, which one Spark job does."""
         rewrites = {}
         for table, step in self.steps.items():
-            vectors = self.tables.may_have_deletion_vectors(table)
-            if rewrite := step.plan_rewrite(
-                staged[table], self.names, REWRITE_BYTES, deletion_vectors=vectors
-            ):
+            if rewrite := step.plan_rewrite(staged[table], self.names, REWRITE_BYTES):
                 rewrites[table] = rewrite
         return rewrites
 
@@ -141,10 +138,7 @@ class BatchCommit:
         if kind == "changes":
             step.append(self._spark, files.staged, checkpoint)
         else:
-            vectors = self.tables.may_have_deletion_vectors(step.table.qualified)
-            step.merge(
-                self._spark, files.staged, checkpoint, files.rewritten, deletion_vectors=vectors
-            )
+            step.merge(self._spark, files.staged, checkpoint, files.rewritten)
         self._confirm(step, kind, checkpoint)
 
     def _confirm(self, step: TableCommit, kind: str, checkpoint: ViewCheckpoint) -> None:

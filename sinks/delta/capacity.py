@@ -8,7 +8,7 @@ from pathlib import Path
 from cdc.model.table import Table
 from cdc.sink.contract import require_free_space
 from cdc.sinks.delta.files import links
-from cdc.sinks.delta.log import add_files
+from cdc.sinks.delta.log import add_files, jvm
 from cdc.sinks.delta.tables import Tables
 
 TEXT_FACTOR = 8
@@ -53,7 +53,6 @@ def spill_folder() -> str | None:
     spark = SparkSession.getActiveSession()
     if spark is None or not str(spark.sparkContext.master).startswith("local"):
         return None
-    default = str(spark._jvm.System.getProperty("java.io.tmpdir"))  # type: ignore[union-attr]
     configured = spark.sparkContext.getConf().get("spark.local.dir")
-    folders = os.environ.get("SPARK_LOCAL_DIRS") or configured or default
+    folders = os.environ.get("SPARK_LOCAL_DIRS") or configured or jvm.temporary_folder(spark)
     return folders.split(",")[0]

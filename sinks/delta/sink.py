@@ -23,6 +23,7 @@ from cdc.sinks.delta.batch_commit import BatchCommit, begin_steps
 from cdc.sinks.delta.cleanup import Cleanups
 from cdc.sinks.delta.files.columns import refusals
 from cdc.sinks.delta.group_scan import scan_mirrors
+from cdc.sinks.delta.log import private_members
 from cdc.sinks.delta.scan import SCANNED, scan_mirror
 from cdc.sinks.delta.tables import Tables
 
@@ -69,6 +70,10 @@ class Delta:
         """See `health.check_folder`."""
         facts = health.read_folder(self.path)
         return list(health.check_folder(self.name, facts)) if facts else []
+
+    def check_session(self, spark: "SparkSession") -> None:
+        """See `private_members.require_members`."""
+        private_members.require_members(spark)
 
     def refusals(self, table: Table) -> list[str]:
         """List why a table can't be stored, one sentence a column."""

@@ -21,6 +21,7 @@ from cdc.sinks.delta.files.parquet import ChangedRows, DataFile, FileNames
 from cdc.sinks.delta.log import add_files, positions
 from cdc.sinks.delta.log.commits import CommitInfo, LastCommit
 from cdc.sinks.delta.mirror import frames
+from cdc.sinks.delta.mirror.merge import merge_marking, merge_rewriting
 from cdc.sinks.delta.mirror.rewrite import Rewrite
 from cdc.sinks.delta.tables import Tables
 
@@ -78,14 +79,10 @@ class TableCommit:
         if events is not staged.events:
             parquet.remove_files(folder, _names(staged.events))
 
-    def plan_rewrite(
-        self, staged: Staged, names: FileNames, limit_bytes: int, *, deletion_vectors: bool
-    ) -> Rewrite | None:
+    def plan_rewrite(self, staged: Staged, names: FileNames, limit_bytes: int) -> Rewrite | None:
         """Plan to write a mirror again that stays smaller than the limit; None for any other.
 
         When rows are staged repeatedly, the new file has the other rows alone.
-
-        deletion_vectors: whether the mirror may have some.
         """
         id_files, table = _names([*staged.rows, *staged.deleted]), self.opened["mirror"]
         if not id_files or table is None or "mirror" not in self.pending:
@@ -93,7 +90,7 @@ class TableCommit:
         add_files.add_columns(self._unchanged("mirror", table), schema(self.table, "mirror"))
         self.versions["mirror"] = table.version()
         size_bytes = add_files.size_bytes(table) + sum(file.size for file in staged.rows)
-        if size_bytes >= limit_bytes or not add_files.is_plain(table, deletion_vectors):
+        if size_bytes >= limit_bytes or not self._is_plain(table):
             return None
         import pyarrow as pa
 
@@ -109,8 +106,6 @@ class TableCommit:
         staged: Staged,
         checkpoint: ViewCheckpoint,
         rewritten: list[DataFile] | None,
-        *,
-        deletion_vectors: bool,
     ) -> None:
         """Commit the rows to the mirror.
 
@@ -128,12 +123,22 @@ class TableCommit:
         elif table is None or last_commit.checkpoint is None or not changed.id_files:
             self._add("mirror", rows, columns, checkpoint)
         else:
-            from cdc.sinks.delta.mirror.merge import merge
-
-            merge(spark, table, folder, changed, info, deletion_vectors)
+            merge = merge_marking if self._may_have_marks else merge_rewriting
+            merge(spark, table, folder, changed, info)
         parquet.remove_files(
             folder, [name for name in changed.id_files if name not in _names(rows)]
         )
+
+    @property
+    def _may_have_marks(self) -> bool:
+        return self.tables.may_have_deletion_vectors(self.table.qualified)
+
+    def _is_plain(self, table: deltalake.DeltaTable) -> bool:
+        """Tell whether the rows of the mirror are those of its files, for all of its readers."""
+        if add_files.has_deleted_rows(table):
+            return False
+        features = add_files.reader_features(table)
+        return self._may_have_marks or add_files.DELETION_VECTORS not in features
 
     def _opened(self, kind: str) -> deltalake.DeltaTable | None:
         """Return a part's table. Raises SinkUnavailable when it has changed since `begin`."""

@@ -202,7 +202,7 @@ def test_a_commit_that_meets_another_is_tried_again(spark: "SparkSession", tmp_p
     spark.range(3).write.format("delta").save(folder)
     transaction = jvm.begin(spark, folder)
     spark.sql(f"DELETE FROM delta.`{folder}` WHERE id = 1")
-    operation = jvm.single(jvm.package(spark), "DeltaOperations$ManualUpdate")
+    operation = jvm.switch_operation(spark)
     with pytest.raises(SinkUnavailable, match="same time"):
         jvm.commit(spark, transaction, [], operation, 1)
 
@@ -226,7 +226,7 @@ def test_marks_gather_and_a_file_without_rows_goes(spark: "SparkSession", tmp_pa
         live_table = commits.opened_table(folder)
         assert live_table
         add_files.add_columns(live_table, columns(with_column.drop("_cdc_gone")))
-        merge.merge(
+        merge.merge_marking(
             spark,
             live_table,
             folder,
@@ -261,7 +261,7 @@ def test_marks_gather_and_a_file_without_rows_goes(spark: "SparkSession", tmp_pa
     assert later == [("3", "new")]
     older = deltalake.DeltaTable(folder, version=table.version() - 1)
     with pytest.raises(SinkUnavailable, match="same time"):
-        merge.merge(
+        merge.merge_marking(
             spark, older, folder, staged(folder, change), CommitInfo(stored, last.number + 1)
         )
 
@@ -285,7 +285,7 @@ def test_a_changed_row_has_nothing_in_a_dropped_column(
     assert table
     changed = staged(folder, change)
     if large:
-        merge.merge(spark, table, folder, changed, CommitInfo(stored, 2))
+        merge.merge_marking(spark, table, folder, changed, CommitInfo(stored, 2))
     else:
         schema, places = pa.schema(table.schema().to_arrow()), add_files.local_paths(table, folder)
         file_names = [file.name for file in changed.rows]
@@ -320,7 +320,7 @@ def test_many_small_files_are_gathered(
         table = commits.opened_table(folder)
         assert table
         stored = ViewCheckpoint(Position("id", (number + 1,)))
-        merge.merge(
+        merge.merge_marking(
             spark, table, folder, staged(folder, change), CommitInfo(stored, last.number + 1)
         )
         expected |= {

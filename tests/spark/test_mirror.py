@@ -1,22 +1,27 @@
 """A warehouse's mirror read as documents: every type, by Spark and by its files alone."""
 
 import json
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from unittest import mock
 
 import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
 
+from cdc.cli.operation.run import LOCAL
 from cdc.codec.table import codec
+from cdc.errors import SettingsError
 from cdc.model.table import Column, Table
+from cdc.runtime.servers import spark_on
 from cdc.sinks.delta.files.columns import MIRROR, column_type
+from cdc.sinks.delta.log import private_members
+from cdc.sinks.delta.log.private_members import Member
 from cdc.sinks.delta.sink import Delta
 from tests.support.forms import TYPES, compact, wide
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
 
-
-def fill(spark: "SparkSession", table: Table, folder: str, rows: list[bytes]) -> None:
+def fill(spark: SparkSession, table: Table, folder: str, rows: list[bytes]) -> None:
     """Rows as a batch brings them, past the stream."""
     table_codec, count = codec(table), len(rows)
     values = zip(*map(table_codec.values, rows), strict=True)
@@ -45,7 +50,7 @@ def fill(spark: "SparkSession", table: Table, folder: str, rows: list[bytes]) ->
 
 
 def test_every_type_comes_back_as_the_document_that_others_hold(
-    spark: "SparkSession", tmp_path: Path
+    spark: SparkSession, tmp_path: Path
 ) -> None:
     table = wide([type_ for type_, *_ in TYPES])
     names = [column.name for column in table.columns[1:]]
@@ -85,7 +90,7 @@ def test_every_type_comes_back_as_the_document_that_others_hold(
     sink.close()
 
 
-def test_names_that_spark_takes_for_its_own(spark: "SparkSession", tmp_path: Path) -> None:
+def test_names_that_spark_takes_for_its_own(spark: SparkSession, tmp_path: Path) -> None:
     columns = (
         Column("id", "bigint", False),
         *(Column(name, "text") for name in ("a.b", "`", "c`d", '"', "a")),
@@ -102,3 +107,33 @@ def test_names_that_spark_takes_for_its_own(spark: "SparkSession", tmp_path: Pat
     ):
         assert [json.loads(record["document"]) for record in frame.collect()] == [row]
     sink.close()
+
+
+def test_spark_has_all_that_the_warehouse_calls_of_delta(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink, calls = Delta("warehouse", str(tmp_path), "shop"), private_members.MEMBERS
+    sink.check_session(spark)
+    wrong = [
+        Member("DeltaLog", "startTransaction", ("Option", "Path")),
+        Member("NoSuchClass", "close"),
+    ]
+    monkeypatch.setattr(private_members, "MEMBERS", [*calls, *wrong])
+    with (
+        mock.patch.object(SparkSession, "stop"),
+        pytest.raises(SettingsError) as refusal,
+        spark_on(LOCAL, [sink]),
+    ):
+        pytest.fail("the verb has begun")
+    assert refusal.value.message == (
+        "A warehouse needs delta-spark 4.4.0 (this is 4.4.0):"
+        " DeltaLog.startTransaction(Option, Path) isn't there, nor is 1 other."
+    )
+    assert refusal.value.exit_code == 2
+    monkeypatch.setattr(private_members, "MEMBERS", calls)
+    durations = []
+    for _ in range(3):
+        start = time.monotonic()
+        sink.check_session(spark)
+        durations.append(time.monotonic() - start)
+    assert min(durations) < 0.2

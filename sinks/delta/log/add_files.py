@@ -184,17 +184,6 @@ def _json_values(values: "pa.StructScalar") -> dict[str, Any]:
     return bounds
 
 
-def is_plain(table: deltalake.DeltaTable, deletion_vectors: bool) -> bool:
-    """Tell whether a table's rows are exactly those of its files.
-
-    deletion_vectors: whether the table may have them. If not, it must not demand them of its
-    readers either.
-    """
-    if has_deleted_rows(table):
-        return False
-    return deletion_vectors or DELETION_VECTORS not in reader_features(table)
-
-
 def local_paths(table: deltalake.DeltaTable, folder: str) -> list[str]:
     """List where a table's files lie, as the operating system has it."""
     # Not `file_uris`, which puts the table's folder before absolute paths too.

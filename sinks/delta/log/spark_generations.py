@@ -51,21 +51,10 @@ def drop_deletion_vectors(spark: "SparkSession", folder: str, version: int) -> N
 
     The table has none in this version. Raises SinkUnavailable: there is a newer version.
     """
-    transaction, delta = _begin(spark, folder, version), jvm.package(spark)
+    transaction = jvm.begin_upon(spark, folder, version)
     name, _ = PROPERTIES[DELETION_VECTORS]
-    metadata = transaction.metadata()
-    transaction.updateMetadata(
-        _copy(metadata, configuration=metadata.configuration().removed(name)), False
-    )
-    feature = jvm.single(delta, "DeletionVectorsTableFeature")
-    transaction.updateProtocol(transaction.snapshot().protocol().removeFeature(feature))
-    jvm.commit(
-        spark,
-        transaction,
-        [],
-        delta.DeltaOperations.DropTableFeature(DELETION_VECTORS, False),
-        None,
-    )
+    jvm.stop_deletion_vectors(spark, transaction, name)
+    jvm.commit(spark, transaction, [], jvm.drop_operation(spark, DELETION_VECTORS), None)
 
 
 def switch(
@@ -87,9 +76,8 @@ def switch(
     live_commit = commits.last_commit(live)
     if lags(live_commit):
         return False
-    _replace_files(
-        spark, transaction, source, jvm.switch(spark), checkpoint, live_commit.number + 1
-    )
+    operation = jvm.switch_operation(spark)
+    _replace_files(spark, transaction, source, operation, checkpoint, live_commit.number + 1)
     return True
 
 
@@ -102,9 +90,9 @@ def link_all_files(
 
     `checkpoint` and `number` are of this version: its files must not get the position of another.
     """
-    transaction = _begin(spark, folder, version)
-    operation = jvm.update(spark, checkpoint, number)
-    _replace_files(spark, transaction, transaction.snapshot(), operation, checkpoint, number)
+    transaction = jvm.begin_upon(spark, folder, version)
+    operation = jvm.rows_operation(spark, checkpoint, number)
+    _replace_files(spark, transaction, jvm.base(transaction), operation, checkpoint, number)
 
 
 def clone(
@@ -117,31 +105,17 @@ def clone(
     """Create a table of the files that the table in `folder` had in a version (`source`)."""
     add_files.create(target, [], source.schema(), CommitInfo(CLEARED, 1))
     enable_features(spark, target, add_files.reader_features(source))
-    snapshot = jvm.log(spark, folder).getSnapshotAt(source.version(), *jvm.none(spark, 2), False)
-    _replace_files(spark, jvm.begin(spark, target), snapshot, jvm.switch(spark), checkpoint, 2)
+    snapshot = jvm.snapshot_at(spark, folder, source.version())
+    operation = jvm.switch_operation(spark)
+    _replace_files(spark, jvm.begin(spark, target), snapshot, operation, checkpoint, 2)
 
 
 def paths(spark: "SparkSession", folder: str) -> list[str]:
     """List where the files of a table lie, and those of its deletion vectors."""
-    snapshot = jvm.snapshot(spark, folder)
-    log, file_paths = snapshot.deltaLog(), []
+    snapshot, locations = jvm.snapshot(spark, folder), list[jvm.Location | None]()
     for file in jvm.files(snapshot):
-        vector = file.deletionVector()
-        file_paths.append(file.absolutePath(log))
-        if vector and vector.isOnDisk():
-            file_paths.append(vector.absolutePath(log.dataPath()))
-    return [path.toUri().toString() for path in file_paths]
-
-
-def _begin(spark: "SparkSession", folder: str, version: int) -> Any:
-    """Begin a transaction on a version that was read before.
-
-    Raises SinkUnavailable when there is a newer one.
-    """
-    transaction = jvm.begin(spark, folder)
-    if transaction.snapshot().version() != version:
-        raise commit_conflict()
-    return transaction
+        locations += [jvm.file_location(snapshot, file), jvm.vector_location(snapshot, file)]
+    return [location.uri for location in locations if location]
 
 
 def _replace_files(
@@ -156,45 +130,22 @@ def _replace_files(
 
     Raises SinkUnavailable when another commit came in between.
     """
-    if transaction.metadata().schemaString() != source.metadata().schemaString():
-        schema = source.metadata().schemaString()
-        transaction.updateMetadata(_copy(transaction.metadata(), schemaString=schema), False)
-    source_path = source.deltaLog().dataPath()
-    target = _local(transaction.snapshot().deltaLog().dataPath())
-    actions = [file.remove() for file in jvm.files(transaction.snapshot())]
-    actions += [_share(spark, file, source_path, target) for file in jvm.files(source)]
+    jvm.take_schema(transaction, source)
+    target = jvm.base(transaction)
+    target_folder = jvm.folder_of(target)
+    actions = [jvm.remove(file) for file in jvm.files(target)]
+    actions += [_share(spark, source, file, target_folder) for file in jvm.files(source)]
     with number_commits(spark, checkpoint, number):
         jvm.commit(spark, transaction, actions, operation, number)
 
 
-def _share(spark: "SparkSession", file: Any, source: Any, target: str) -> Any:
+def _share(spark: "SparkSession", source: Any, file: Any, target: str) -> Any:
     """Link a file and its deletion vector into another table's folder; return the action for it."""
-    name, vector = links.share(_local(source), file.path(), target), file.deletionVector()
-    if vector is None or not vector.isOnDisk():
-        return _copy(file, path=name)
-    vector_path = _local(vector.absolutePath(source))
-    match = VECTOR_FILE.search(vector_path)
+    name = links.share(jvm.folder_of(source), jvm.log_entry(file)["path"], target)
+    vector = jvm.vector_location(source, file)
+    if vector is None:
+        return jvm.add_again(file, name)
+    match = VECTOR_FILE.search(vector.path)
     assert match
-    links.share_as(vector_path, f"{target}/{match[0]}", target)
-    descriptor = jvm.single(
-        jvm.package(spark).actions, "DeletionVectorDescriptor"
-    ).onDiskWithRelativePath(
-        spark._jvm.java.util.UUID.fromString(match[1]),  # type: ignore[union-attr]
-        "",
-        vector.sizeInBytes(),
-        vector.cardinality(),
-        vector.offset(),
-        vector.maxRowIndex(),
-    )
-    return _copy(file, path=name, deletionVector=descriptor)
-
-
-def _copy(record: Any, **values: Any) -> Any:
-    """Copy a Scala record with some other values."""
-    names = [record.productElementName(number) for number in range(record.productArity())]
-    fields = (values.get(name, record.productElement(number)) for number, name in enumerate(names))
-    return record.copy(*fields)
-
-
-def _local(path: Any) -> str:
-    return str(path.toUri().getPath())
+    links.share_as(vector.path, f"{target}/{match[0]}", target)
+    return jvm.add_with_vector(spark, file, name, match[1])

@@ -1,7 +1,7 @@
-"""Merge into a large mirror: changed rows are located once and marked as deleted, new rows added.
+"""Merges into a large mirror: changed rows are located once and removed, new rows added.
 
-Where readers don't support deletion vectors, the files with changed rows are written again without
-these rows.
+There are two of them. `merge_marking` marks the changed rows as deleted, in deletion vectors.
+`merge_rewriting` writes the files with changed rows again, for readers that don't support those.
 
 Delta's MERGE reads all of the mirror three times: which files contain changed rows, where in them,
 and what becomes of them. Here a change brings its row as a whole, so only the place has to be
@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from cdc.sink.lane_run import freeze_gc_after
 from cdc.sinks.delta.files import parquet
 from cdc.sinks.delta.files.columns import NO_COLUMNS, schema
-from cdc.sinks.delta.files.failures import commit_conflict
 from cdc.sinks.delta.files.parquet import ChangedRows, DataFile
 from cdc.sinks.delta.log import add_files, jvm, spark_generations
+from cdc.sinks.delta.log.add_files import DELETION_VECTORS
 from cdc.sinks.delta.log.commits import CommitInfo
 from cdc.sinks.delta.mirror import frames
 
@@ -48,46 +48,62 @@ COMPACTED_BYTES, COMPACTED_FILES = 64 * 2**20, 2
 """One merge compacts no more than this, in some seconds, into so many files."""
 
 
-def merge(
+def merge_marking(
     spark: "SparkSession",
     table: "deltalake.DeltaTable",
     folder: str,
     changed: ChangedRows,
     info: CommitInfo,
-    deletion_vectors: bool = True,
 ) -> None:
-    """Replace the rows that a batch changes, in one commit.
+    """Replace the rows that a batch changes, in one commit: mark them as deleted in their files.
 
     table: as it was when the number of the commit was chosen.
-    deletion_vectors: if false, the mirror has none afterwards and doesn't demand support of them.
 
     Raises:
         SinkUnavailable: another commit came in between.
     """
     version = table.version()
-    enabled = add_files.DELETION_VECTORS in add_files.reader_features(table)
-    if deletion_vectors and not enabled:
-        spark_generations.enable_features(spark, folder, [add_files.DELETION_VECTORS])
+    if DELETION_VECTORS not in add_files.reader_features(table):
+        spark_generations.enable_features(spark, folder, [DELETION_VECTORS])
         version += 1
-    transaction = jvm.begin(spark, folder)
-    if transaction.snapshot().version() != version:
-        raise commit_conflict()
-    files = _files(transaction)
-    rewritten = _files_to_compact(files)
-    searched = [file for file in files if file not in rewritten]
-    ids = frames.read_files(spark, folder, changed.id_files, schema(NO_COLUMNS, "mirror")).select(
-        "_cdc_id"
-    )
-    actions = _deletions(transaction, searched, ids) if deletion_vectors else []
-    rewritten += [] if deletion_vectors else _files_with_changes(searched, ids)
+    transaction, ids = jvm.begin_upon(spark, folder, version), _changed_ids(spark, folder, changed)
+    compacted, searched = _select_for_compaction(_files(transaction))
+    marks = _marks(transaction, searched, ids)
+    additions = [*changed.rows, *_rewrite(transaction, compacted, ids, table)]
+    _commit(spark, transaction, [*marks, *_replace(spark, compacted, additions)], info)
+
+
+def merge_rewriting(
+    spark: "SparkSession",
+    table: "deltalake.DeltaTable",
+    folder: str,
+    changed: ChangedRows,
+    info: CommitInfo,
+) -> None:
+    """Replace them as `merge_marking` does, but write their files again, without them.
+
+    So are files with marks of earlier merges. Readers needn't support deletion vectors afterwards.
+    """
+    version = table.version()
+    transaction, ids = jvm.begin_upon(spark, folder, version), _changed_ids(spark, folder, changed)
+    compacted, searched = _select_for_compaction(_files(transaction))
+    rewritten = [*compacted, *_files_with_changes(searched, ids)]
     additions = [*changed.rows, *_rewrite(transaction, rewritten, ids, table)]
-    actions += [file.action.remove() for file in rewritten]
-    action = jvm.single(jvm.package(spark).actions, "Action")
-    actions += [action.fromJson(_add_action(file)) for file in additions]
-    operation = jvm.update(spark, info.checkpoint, info.number)
-    jvm.commit(spark, transaction, actions, operation, info.number)
-    if enabled and not deletion_vectors:
+    _commit(spark, transaction, _replace(spark, rewritten, additions), info)
+    if DELETION_VECTORS in add_files.reader_features(table):
         spark_generations.drop_deletion_vectors(spark, folder, version + 1)
+
+
+def _changed_ids(spark: "SparkSession", folder: str, changed: ChangedRows) -> "DataFrame":
+    columns = schema(NO_COLUMNS, "mirror")
+    return frames.read_files(spark, folder, changed.id_files, columns).select("_cdc_id")
+
+
+def _commit(
+    spark: "SparkSession", transaction: Any, actions: Sequence[Any], info: CommitInfo
+) -> None:
+    operation = jvm.rows_operation(spark, info.checkpoint, info.number)
+    jvm.commit(spark, transaction, actions, operation, info.number)
 
 
 @dataclass(frozen=True, eq=False)
@@ -114,27 +130,32 @@ class _File(NamedTuple):
 
 
 def _files(transaction: Any) -> list[_MirrorFile]:
-    files, log = [], transaction.deltaLog()
-    for action in jvm.files(transaction.snapshot()):
-        fields, vector = json.loads(action.json())["add"], action.deletionVector()
-        deleted = vector.cardinality() if vector else 0
-        live_bytes = fields["size"] * (1 - deleted / json.loads(fields["stats"])["numRecords"])
-        path = action.absolutePath(log).toUri().toASCIIString()
-        files.append(
-            _MirrorFile(action, path, vector and vector.serializeToBase64(), deleted, live_bytes)
-        )
-    return files
+    snapshot = jvm.base(transaction)
+    return [_mirror_file(snapshot, action) for action in jvm.files(snapshot)]
 
 
-def _files_to_compact(files: Sequence[_MirrorFile]) -> list[_MirrorFile]:
-    """Select small files, the smallest first, within the limit; none until there are many."""
+def _mirror_file(snapshot: Any, action: Any) -> _MirrorFile:
+    entry, deleted = jvm.log_entry(action), jvm.deleted_rows(action)
+    live_bytes = entry["size"] * (1 - deleted / json.loads(entry["stats"])["numRecords"])
+    uri = jvm.file_location(snapshot, action).uri
+    return _MirrorFile(action, uri, jvm.vector_text(action), deleted, live_bytes)
+
+
+def _select_for_compaction(
+    files: Sequence[_MirrorFile],
+) -> tuple[list[_MirrorFile], list[_MirrorFile]]:
+    """Select small files, the smallest first, within the limit; none until there are many.
+
+    Returns them, and all others.
+    """
     small = sorted(
         (file for file in files if file.live_bytes < SMALL_BYTES), key=lambda file: file.live_bytes
     )
     if len(small) < SMALL_FILES:
-        return []
+        return [], list(files)
     totals = accumulate(file.live_bytes for file in small)
-    return [file for file, total in zip(small, totals, strict=True) if total < COMPACTED_BYTES]
+    selected = [file for file, total in zip(small, totals, strict=True) if total < COMPACTED_BYTES]
+    return selected, [file for file in files if file not in selected]
 
 
 def _places(files: Sequence[_MirrorFile], ids: "DataFrame") -> "DataFrame":
@@ -158,23 +179,28 @@ def _files_with_changes(files: Sequence[_MirrorFile], ids: "DataFrame") -> list[
     return [file for number, file in enumerate(files) if file.deleted or str(number) in numbers]
 
 
-def _deletions(transaction: Any, files: Sequence[_MirrorFile], ids: "DataFrame") -> list[Any]:
+def _marks(transaction: Any, files: Sequence[_MirrorFile], ids: "DataFrame") -> list[Any]:
     """Make the actions that mark the rows of these ids as deleted, in all of these files."""
-    spark, places = ids.sparkSession, _places(files, ids)
-    generator = jvm.single(jvm.package(spark).commands, "DeletionVectorBitmapGenerator")
-    results = generator.buildDeletionVectors(
-        spark._jsparkSession, places._jdf, transaction.deltaLog(), 0
-    )
-    actions = []
-    for result in jvm.items(spark, results):
-        file, vector = files[int(result.filePath())], result.deletionVector()
-        if file.deleted == vector.cardinality():
-            continue
-        pair = file.action.removeRows(vector, True, True)
-        actions.append(pair._2())
-        if file.action.numPhysicalRecords().get() > vector.cardinality():
-            actions.append(pair._1())
-    return actions
+    vectors = jvm.build_vectors(transaction, _places(files, ids))
+    return [
+        action
+        for number, vector in vectors
+        for action in jvm.mark_rows(files[int(number)].action, vector)
+    ]
+
+
+def _replace(
+    spark: "SparkSession", replaced: Sequence[_MirrorFile], additions: Sequence[DataFile]
+) -> list[Any]:
+    """Make the actions that remove some files and add others."""
+    now = int(time.time() * 1000)
+    entries = [
+        {"path": file.name, "partitionValues": {}, "size": file.size, "stats": file.stats}
+        for file in additions
+    ]
+    return [jvm.remove(file.action) for file in replaced] + [
+        jvm.add(spark, {**entry, "modificationTime": now, "dataChange": True}) for entry in entries
+    ]
 
 
 def _locate(
@@ -206,26 +232,9 @@ def _rewrite(
     """Write the rows of some files again, without those of these ids, into fewer files."""
     if not files:
         return []
-    rows = _read(transaction, files, ids.sparkSession).join(
+    actions = [file.action for file in files]
+    rows = jvm.read_files(transaction, actions, ids.sparkSession).join(
         ids.hint("broadcast"), "_cdc_id", "left_anti"
     )
     tasks = max(COMPACTED_FILES, int(sum(file.live_bytes for file in files) / COMPACTED_BYTES))
     return add_files.write_files(table.table_uri, rows.coalesce(tasks), table.schema())
-
-
-def _read(transaction: Any, files: Sequence[_MirrorFile], spark: "SparkSession") -> "DataFrame":
-    """Read the rows of some files as the transaction sees them."""
-    from pyspark.sql import DataFrame
-
-    actions = jvm.seq(spark, [file.action for file in files])
-    frame = transaction.deltaLog().createDataFrame(
-        transaction.snapshot(), actions, False, *jvm.none(spark, 1)
-    )
-    return DataFrame(frame, spark)
-
-
-def _add_action(file: DataFile) -> str:
-    """Make the JSON of the action that adds a file."""
-    now = int(time.time() * 1000)
-    fields = {"path": file.name, "partitionValues": {}, "size": file.size, "stats": file.stats}
-    return json.dumps({"add": {**fields, "modificationTime": now, "dataChange": True}})
