@@ -15,11 +15,11 @@ LOG = ROOT / "sinks/delta/log"
 DOORS = {"_jvm", "_jsparkSession", "_jdf"}
 """How PySpark lets Python reach the objects of Spark's process."""
 PROMISED = {
-    *("ArrayList", "add", "fromString", "get", "getPath", "getProperty", "toASCIIString", "toUri"),
+    *("ArrayList", "add", "fromString", "get", "getProperty", "toASCIIString", "toUri"),
     *("_1", "_2", "apply", "asJava", "asScala", "removed", "toSeq"),
     *("productArity", "productElement", "productElementName"),
     *("Update", "collectAsList"),
-    *("dumps", "keys", "loads", "rpartition", "split", "to_json"),
+    *("keys", "rpartition", "split", "to_json"),
 }
 """Methods of Java, Scala, Spark and Python that `jvm` calls; their libraries promise them."""
 REFLECTED = {
@@ -53,7 +53,8 @@ def undeclared(source: str) -> set[str]:
     methods = {
         call.attr
         for call in calls
-        if isinstance(call, ast.Attribute) and ast.unparse(call.value) != "members"
+        if isinstance(call, ast.Attribute)
+        and ast.unparse(call.value) not in ("members", "links", "json")
     }
     return methods - PROMISED
 

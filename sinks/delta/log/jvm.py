@@ -10,9 +10,10 @@ consists of.
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from cdc.model.position import ViewCheckpoint
+from cdc.sinks.delta.files import links
 from cdc.sinks.delta.files.failures import commit_conflict, is_commit_conflict
 from cdc.sinks.delta.log import private_members as members
 from cdc.sinks.delta.log.commits import APPLICATION
@@ -20,13 +21,6 @@ from cdc.sinks.delta.log.private_members import FIELD, Member
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
-
-
-class Location(NamedTuple):
-    """Where a file lies: its URI, quoted, and its path as the operating system has it."""
-
-    uri: str
-    path: str
 
 
 def begin(spark: "SparkSession", folder: str) -> Any:
@@ -112,7 +106,7 @@ def files(snapshot: Any) -> list[Any]:
 
 def folder_of(snapshot: Any) -> str:
     """Return where a table lies, as the operating system has it."""
-    return _location(members.data_path(members.log_of(snapshot))).path
+    return links.local_path("", _uri(members.data_path(members.log_of(snapshot))))
 
 
 def log_entry(file: Any) -> dict[str, Any]:
@@ -121,29 +115,22 @@ def log_entry(file: Any) -> dict[str, Any]:
     return entry
 
 
-def file_location(snapshot: Any, file: Any) -> Location:
+def file_uri(snapshot: Any, file: Any) -> str:
     """Tell where a file lies."""
-    return _location(members.file_path(file, members.log_of(snapshot)))
+    return _uri(members.file_path(file, members.log_of(snapshot)))
 
 
-def vector_location(snapshot: Any, file: Any) -> Location | None:
+def vector_uri(snapshot: Any, file: Any) -> str | None:
     """Tell where the file of a file's deletion vector lies; None where there is none."""
     vector = members.file_vector(file)
     if vector is None or not members.is_on_disk(vector):
         return None
-    return _location(members.vector_path(vector, members.data_path(members.log_of(snapshot))))
+    return _uri(members.vector_path(vector, members.data_path(members.log_of(snapshot))))
 
 
-def vector_text(file: Any) -> str | None:
-    """Return a file's deletion vector as `build_vectors` takes it; None where there is none."""
-    vector = members.file_vector(file)
-    return None if vector is None else str(members.vector_text(vector))
-
-
-def deleted_rows(file: Any) -> int:
-    """Count the rows of a file that its deletion vector marks."""
-    vector = members.file_vector(file)
-    return 0 if vector is None else int(members.cardinality(vector))
+def vector_text(file: Any) -> str:
+    """Return the deletion vector that a file has, as `build_vectors` takes it."""
+    return str(members.vector_text(members.file_vector(file)))
 
 
 def build_vectors(transaction: Any, places: "DataFrame") -> Iterable[tuple[str, Any]]:
@@ -159,13 +146,14 @@ def build_vectors(transaction: Any, places: "DataFrame") -> Iterable[tuple[str, 
         yield str(members.result_path(result)), members.result_vector(result)
 
 
-def mark_rows(file: Any, vector: Any) -> list[Any]:
+def mark_rows(file: Any, deleted: int, vector: Any) -> list[Any]:
     """Make the actions that give a file another deletion vector.
 
-    None where that marks no more rows; without the file where it marks all of them.
+    deleted: how many rows the present one marks. There are no actions where the other one marks no
+    more, and none that keeps the file where it marks all of them.
     """
     marked = members.cardinality(vector)
-    if marked == deleted_rows(file):
+    if marked == deleted:
         return []
     pair = members.remove_rows(file, vector, True, True)
     return [pair._2(), pair._1()] if members.physical_rows(file).get() > marked else [pair._2()]
@@ -251,9 +239,8 @@ def temporary_folder(spark: "SparkSession") -> str:
     return str(java.System.getProperty("java.io.tmpdir"))
 
 
-def _location(path: Any) -> Location:
-    uri = path.toUri()
-    return Location(str(uri.toASCIIString()), str(uri.getPath()))
+def _uri(path: Any) -> str:
+    return str(path.toUri().toASCIIString())
 
 
 def _log(spark: "SparkSession", folder: str) -> Any:

@@ -112,10 +112,10 @@ def clone(
 
 def paths(spark: "SparkSession", folder: str) -> list[str]:
     """List where the files of a table lie, and those of its deletion vectors."""
-    snapshot, locations = jvm.snapshot(spark, folder), list[jvm.Location | None]()
+    snapshot, uris = jvm.snapshot(spark, folder), list[str | None]()
     for file in jvm.files(snapshot):
-        locations += [jvm.file_location(snapshot, file), jvm.vector_location(snapshot, file)]
-    return [location.uri for location in locations if location]
+        uris += [jvm.file_uri(snapshot, file), jvm.vector_uri(snapshot, file)]
+    return [uri for uri in uris if uri]
 
 
 def _replace_files(
@@ -142,10 +142,11 @@ def _replace_files(
 def _share(spark: "SparkSession", source: Any, file: Any, target: str) -> Any:
     """Link a file and its deletion vector into another table's folder; return the action for it."""
     name = links.share(jvm.folder_of(source), jvm.log_entry(file)["path"], target)
-    vector = jvm.vector_location(source, file)
-    if vector is None:
+    uri = jvm.vector_uri(source, file)
+    if uri is None:
         return jvm.add_again(file, name)
-    match = VECTOR_FILE.search(vector.path)
+    vector = links.local_path("", uri)
+    match = VECTOR_FILE.search(vector)
     assert match
-    links.share_as(vector.path, f"{target}/{match[0]}", target)
+    links.share_as(vector, f"{target}/{match[0]}", target)
     return jvm.add_with_vector(spark, file, name, match[1])

@@ -135,10 +135,13 @@ def _files(transaction: Any) -> list[_MirrorFile]:
 
 
 def _mirror_file(snapshot: Any, action: Any) -> _MirrorFile:
-    entry, deleted = jvm.log_entry(action), jvm.deleted_rows(action)
+    entry, uri = jvm.log_entry(action), jvm.file_uri(snapshot, action)
+    vector = entry.get("deletionVector")
+    deleted = vector["cardinality"] if vector else 0
     live_bytes = entry["size"] * (1 - deleted / json.loads(entry["stats"])["numRecords"])
-    uri = jvm.file_location(snapshot, action).uri
-    return _MirrorFile(action, uri, jvm.vector_text(action), deleted, live_bytes)
+    return _MirrorFile(
+        action, uri, jvm.vector_text(action) if vector else None, deleted, live_bytes
+    )
 
 
 def _select_for_compaction(
@@ -181,12 +184,11 @@ def _files_with_changes(files: Sequence[_MirrorFile], ids: "DataFrame") -> list[
 
 def _marks(transaction: Any, files: Sequence[_MirrorFile], ids: "DataFrame") -> list[Any]:
     """Make the actions that mark the rows of these ids as deleted, in all of these files."""
-    vectors = jvm.build_vectors(transaction, _places(files, ids))
-    return [
-        action
-        for number, vector in vectors
-        for action in jvm.mark_rows(files[int(number)].action, vector)
-    ]
+    actions = []
+    for number, vector in jvm.build_vectors(transaction, _places(files, ids)):
+        file = files[int(number)]
+        actions += jvm.mark_rows(file.action, file.deleted, vector)
+    return actions
 
 
 def _replace(
