@@ -35,10 +35,9 @@ def check_capacity(views: Tables, tables: Sequence[Table]) -> None:
 
 def require_capacity(size_bytes: int, warehouse: str, sink: str) -> None:
     """Raise SinkRejected when there is no space for mirrors of so many bytes."""
-    if "://" not in warehouse:
-        Path(warehouse).mkdir(parents=True, exist_ok=True)
-        copies = 1 if links.can_link(warehouse) else COPIES
-        require_free_space(size_bytes * copies, shutil.disk_usage(warehouse).free, warehouse, sink)
+    Path(warehouse).mkdir(parents=True, exist_ok=True)
+    copies = 1 if links.can_link(warehouse) else COPIES
+    require_free_space(size_bytes * copies, shutil.disk_usage(warehouse).free, warehouse, sink)
     if folder := spill_folder():
         require_free_space(size_bytes * TEXT_FACTOR, shutil.disk_usage(folder).free, folder, sink)
 

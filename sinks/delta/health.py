@@ -20,10 +20,8 @@ class WarehouseFacts:
     free_share: float
 
 
-def read_folder(path: str) -> WarehouseFacts | None:
-    """Read the facts; None where the warehouse isn't a folder of this machine."""
-    if "://" in path:
-        return None
+def read_folder(path: str) -> WarehouseFacts:
+    """Read the facts."""
     location = Path(path).absolute()
     folder = next(parent for parent in (location, *location.parents) if parent.exists())
     usage = shutil.disk_usage(folder)

@@ -68,8 +68,7 @@ class Delta:
 
     def examine(self, tables: Sequence[Table]) -> list[Finding]:  # noqa: ARG002  # one folder for all
         """See `health.check_folder`."""
-        facts = health.read_folder(self.path)
-        return list(health.check_folder(self.name, facts)) if facts else []
+        return list(health.check_folder(self.name, health.read_folder(self.path)))
 
     def check_session(self, spark: "SparkSession") -> None:
         """See `private_members.require_members`."""

@@ -64,7 +64,7 @@ class TableCommit:
                 parquet.remove_files(folder, parquet.names_with_prefix(folder, names.prefix))
 
     def _is_unchanged(self, kind: str, folder: str) -> bool:
-        return "://" not in folder and _version(folder) == self.versions[kind]
+        return _version(folder) == self.versions[kind]
 
     def append(self, spark: "SparkSession", staged: Staged, checkpoint: ViewCheckpoint) -> None:
         """Commit the events to the log of changes; of a repair's events those that it lacks."""

@@ -9,7 +9,6 @@ from cdc.errors import SinkRejected, SinkUnavailable
 from cdc.model.position import ViewCheckpoint
 from cdc.model.table import Table
 from cdc.sink.contract import SchemaMismatch
-from cdc.sinks.delta.files import links
 from cdc.sinks.delta.files.columns import differs, reader_features, refusals, schema
 from cdc.sinks.delta.log import add_files
 from cdc.sinks.delta.log.commits import CommitInfo, Commits, LastCommit
@@ -38,9 +37,8 @@ class Tables:
     ) -> None:
         self.sink, self._generation_names = sink, generation_names
         self.without_deletion_vectors = without_deletion_vectors
-        folder = path.rstrip("/")
         # Absolute, because executors have a working directory of their own.
-        self.path = folder if links.is_absolute(folder) else str(Path(folder).absolute())
+        self.path = str(Path(path).absolute())
         self.kinds = KINDS if generation_names is None else ("mirror",)
         self.commits, self.fence = Commits(), WriterFence()
 
@@ -104,8 +102,7 @@ class Tables:
     def create_folder(self, folder: str) -> None:
         """Create the folder of a Delta table. Raises SinkRejected when it can't be created."""
         try:
-            if "://" not in folder:
-                Path(folder).mkdir(parents=True, exist_ok=True)
+            Path(folder).mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise SinkRejected(
                 f"The warehouse folder {self.path} can't be written: {error.strerror}.",

@@ -42,10 +42,8 @@ def reading(folder: str) -> Iterator[None]:
 
 def require_absent(folder: str) -> None:
     """Make sure that there is no table where none was seen: the library says the same of a folder
-    that it can't read. Raises SinkUnavailable; asks the file system of this machine only.
+    that it can't read. Raises SinkUnavailable.
     """
-    if "://" in folder:
-        return
     try:
         os.listdir(os.path.join(folder, "_delta_log"))
     except FileNotFoundError:
@@ -76,9 +74,16 @@ def commit_conflict() -> CommitConflict:
     )
 
 
-def is_commit_conflict(error: Exception) -> bool:
-    """Tell whether a commit through Spark failed because of another commit.
+@contextmanager
+def committing() -> Iterator[None]:
+    """Raise SinkUnavailable where a commit that Spark makes inside the block meets another one."""
+    import delta.exceptions  # noqa: F401  # gives conflicts classes of their own
+    from pyspark.errors import PySparkException
 
-    In Python these errors have no class in common, but their module.
-    """
-    return type(error).__module__.startswith("delta.exceptions")
+    try:
+        yield
+    except PySparkException as error:
+        # In Python these errors have no class in common, but their module.
+        if not type(error).__module__.startswith("delta.exceptions"):
+            raise
+        raise commit_conflict() from None

@@ -13,8 +13,7 @@ import deltalake
 
 from cdc.model.position import ViewCheckpoint
 from cdc.sinks.delta.files.failures import (
-    commit_conflict,
-    is_commit_conflict,
+    committing,
     reading,
     require_absent,
 )
@@ -136,19 +135,13 @@ def number_commits(
     Raises:
         SinkUnavailable: another commit came in between.
     """
-    import delta.exceptions  # noqa: F401  # gives conflicts classes of their own
-    from pyspark.errors import PySparkException
-
     settings = {METADATA: checkpoint.to_json(), NUMBER[0]: APPLICATION, NUMBER[1]: str(number)}
     with _SETTINGS:
         for name, value in settings.items():
             spark.conf.set(name, value)
         try:
-            yield
-        except PySparkException as error:
-            if not is_commit_conflict(error):
-                raise
-            raise commit_conflict() from None
+            with committing():
+                yield
         finally:
             for name in settings:
                 spark.conf.unset(name)
@@ -156,15 +149,11 @@ def number_commits(
 
 def _changed_rows(folder: str, version: int) -> bool:
     """Tell whether a commit added or removed rows; one whose own file is missing may have."""
-    import pyarrow.fs
-
-    path = folder if "://" in folder else str(Path(folder).absolute())
-    files, root = pyarrow.fs.FileSystem.from_uri(path)
     try:
-        with files.open_input_stream(f"{root}/_delta_log/{version:020}.json") as log:
-            actions = [json.loads(line) for line in log.read().splitlines() if line.strip()]
+        log = Path(folder, "_delta_log", f"{version:020}.json").read_bytes()
     except FileNotFoundError:
         return True
+    actions = [json.loads(line) for line in log.splitlines() if line.strip()]
     file_actions = (
         action[kind] for action in actions for kind in ("add", "remove") if kind in action
     )

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from cdc.model.position import ViewCheckpoint
 from cdc.sinks.delta.files import links
-from cdc.sinks.delta.files.failures import commit_conflict, is_commit_conflict
+from cdc.sinks.delta.files.failures import commit_conflict, committing
 from cdc.sinks.delta.log import private_members as members
 from cdc.sinks.delta.log.commits import APPLICATION
 from cdc.sinks.delta.log.private_members import FIELD, Member
@@ -52,20 +52,13 @@ def commit(
 
     Raises SinkUnavailable when another commit came in between.
     """
-    import delta.exceptions  # noqa: F401  # gives conflicts classes of their own
-    from pyspark.errors import PySparkException
-
     numbers = [] if number is None else [number]
     number_actions = [
         _new(spark, members.set_transaction, APPLICATION, value, *_none(spark, 1))
         for value in numbers
     ]
-    try:
+    with committing():
         members.commit(transaction, _seq(spark, [*actions, *number_actions]), operation)
-    except PySparkException as error:
-        if not is_commit_conflict(error):
-            raise
-        raise commit_conflict() from None
 
 
 def rows_operation(spark: "SparkSession", checkpoint: ViewCheckpoint, number: int) -> Any:

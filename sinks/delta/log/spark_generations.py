@@ -12,7 +12,7 @@ import deltalake
 
 from cdc.model.position import ViewCheckpoint
 from cdc.sinks.delta.files import links
-from cdc.sinks.delta.files.failures import commit_conflict, is_commit_conflict
+from cdc.sinks.delta.files.failures import committing
 from cdc.sinks.delta.log import add_files, jvm
 from cdc.sinks.delta.log.add_files import DELETION_VECTORS
 from cdc.sinks.delta.log.commits import CommitInfo, Commits, LastCommit, number_commits
@@ -33,17 +33,10 @@ def enable_features(spark: "SparkSession", folder: str, features: Iterable[str])
     With DELETION_VECTORS the table may have some. Not through deltalake, which would demand support
     of variants too. Raises SinkUnavailable: another commit came in between.
     """
-    import delta.exceptions  # noqa: F401  # gives conflicts classes of their own
-    from pyspark.errors import PySparkException
-
     settings = (PROPERTIES.get(name, (f"delta.feature.{name}", "supported")) for name in features)
     properties = ", ".join(f"'{name}' = '{value}'" for name, value in settings)
-    try:
+    with committing():
         spark.sql(f"ALTER TABLE delta.`{folder}` SET TBLPROPERTIES ({properties})")
-    except PySparkException as error:
-        if not is_commit_conflict(error):
-            raise
-        raise commit_conflict() from None
 
 
 def drop_deletion_vectors(spark: "SparkSession", folder: str, version: int) -> None:
