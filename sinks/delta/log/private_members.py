@@ -6,7 +6,6 @@ A call goes through the member that declares it, so none can be made that isn't 
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from cdc.errors import SettingsError
@@ -42,6 +41,14 @@ class Member:
     def class_name(self) -> str:
         """The full name of its class."""
         return f"{PACKAGE}.{self.owner}"
+
+    @property
+    def getter(self) -> str:
+        """The method of Java's reflection that lists such members."""
+        if self.name == FIELD:
+            return "getFields"
+        is_constructor = self.name == self.owner.rpartition(".")[2]
+        return "getConstructors" if is_constructor else "getMethods"
 
     def __str__(self) -> str:
         types = "" if self.name == FIELD else f"({', '.join(self.types)})"
@@ -132,7 +139,7 @@ vectors_feature = _declare("DeletionVectorsTableFeature$", FIELD)
 
 def require_members(spark: "SparkSession") -> None:
     """Raise SettingsError where Spark's process lacks one of MEMBERS."""
-    if missing := missing_members(MEMBERS, partial(_describe, spark)):
+    if missing := missing_members(MEMBERS, _reflection(spark)):
         more = len(missing) - 1
         others = f", nor {'is 1 other' if more == 1 else f'are {more} others'}" if more else ""
         raise SettingsError(
@@ -142,18 +149,23 @@ def require_members(spark: "SparkSession") -> None:
         )
 
 
-def _describe(spark: "SparkSession", owner: str) -> str | None:
-    """Print the public members of a class by reflection; None where it can't be loaded."""
+def _reflection(spark: "SparkSession") -> Callable[[Member], str | None]:
+    """Make the function that prints members like one by reflection: see `missing_members`."""
     from py4j.protocol import Py4JJavaError
 
     java: Any = spark._jvm
+    # Each name with a dot is asked for in Spark's process: once, not for each class.
+    load, print_array = java.java.lang.Class.forName, java.scala.runtime.ScalaRunTime.stringOf
     loader = java.java.lang.Thread.currentThread().getContextClassLoader()
-    try:
-        class_ = java.java.lang.Class.forName(f"{PACKAGE}.{owner}", False, loader)
-        members = class_.getMethods(), class_.getConstructors(), class_.getFields()
-    except Py4JJavaError:
-        return None
-    return " ".join(map(java.scala.runtime.ScalaRunTime.stringOf, members))
+
+    def describe(member: Member) -> str | None:
+        try:
+            members = getattr(load(member.class_name, False, loader), member.getter)()
+        except Py4JJavaError:
+            return None
+        return str(print_array(members))
+
+    return describe
 
 
 def _delta_version(spark: "SparkSession") -> str:
@@ -167,20 +179,22 @@ def _delta_version(spark: "SparkSession") -> str:
 
 
 def missing_members(
-    members: Iterable[Member], describe: Callable[[str], str | None]
+    members: Iterable[Member], describe: Callable[[Member], str | None]
 ) -> list[Member]:
     """List those members that aren't there.
 
-    describe: prints the public members of a class by reflection; None where there is no such class.
+    describe: prints all members of the same class that are of the same kind, by reflection; None
+    where there is no such class. It is called once for them.
     """
-    listed = list(members)
-    printed = {owner: describe(owner) for owner in dict.fromkeys(member.owner for member in listed)}
-    present = {owner: set(_signatures(text)) for owner, text in printed.items() if text is not None}
-    return [
-        member
-        for member in listed
-        if (member.name, member.types) not in present.get(member.owner, ())
-    ]
+    present: dict[tuple[str, str], set[tuple[str, tuple[str, ...]]]] = {}
+    missing = []
+    for member in members:
+        like = member.owner, member.getter
+        if like not in present:
+            present[like] = set(_signatures(describe(member) or ""))
+        if (member.name, member.types) not in present[like]:
+            missing.append(member)
+    return missing
 
 
 def _signatures(text: str) -> Iterable[tuple[str, tuple[str, ...]]]:
