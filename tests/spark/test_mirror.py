@@ -136,5 +136,4 @@ def test_spark_has_all_that_the_warehouse_calls_of_delta(
         start = time.monotonic()
         sink.check_session(spark)
         durations.append(time.monotonic() - start)
-    print("DURATIONS", durations)
     assert min(durations) < 0.3

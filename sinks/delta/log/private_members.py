@@ -3,7 +3,6 @@
 A call goes through the member that declares it, so none can be made that isn't checked.
 """
 
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -16,11 +15,6 @@ if TYPE_CHECKING:
 VERSION = "4.4.0"
 """The version of delta-spark that has these members."""
 PACKAGE = "org.apache.spark.sql.delta"
-MEMBER = re.compile(r"([\w$]+)(?:\(([\w.$,\[\]]*)\))?(?: throws [\w.$,]+)?(?=, |\)|$)")
-"""A member's name and types as Java's reflection prints them, of one member or of an array of them.
-
-A field has no parentheses.
-"""
 FIELD = "MODULE$"
 """The field of a Scala object that has the object itself."""
 
@@ -198,6 +192,13 @@ def missing_members(
 
 
 def _signatures(text: str) -> Iterable[tuple[str, tuple[str, ...]]]:
-    """Read names and types from what reflection prints."""
-    for name, types in MEMBER.findall(text):
-        yield name, tuple(type_.rpartition(".")[2] for type_ in types.split(",") if type_)
+    """Read names and types of an array of members, `Array(public int a.B.c(d.E,f.G) throws h.I, ...)`.
+
+    A field has no parentheses.
+    """
+    for declaration in text.removeprefix("Array(").removesuffix(")").split(", "):
+        name, _, types = declaration.partition(" throws ")[0].partition("(")
+        yield (
+            name.rpartition(".")[2],
+            tuple(type_.rpartition(".")[2] for type_ in types.rstrip(")").split(",") if type_),
+        )
