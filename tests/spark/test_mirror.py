@@ -116,6 +116,10 @@ def test_spark_has_all_that_the_warehouse_calls_of_delta(
     sink.check_session(spark)
     wrong = [
         Member("DeltaLog", "startTransaction", ("Option", "Path")),
+        Member("DeltaLog", "startTransaction", ("Option",)),
+        Member("Snapshot", "versions"),
+        Member("actions.SetTransaction", "SetTransaction", ("String", "long", "NoSuchType")),
+        Member("DeltaLog", "MODULE$"),
         Member("NoSuchClass", "close"),
     ]
     monkeypatch.setattr(private_members, "MEMBERS", [*calls, *wrong])
@@ -127,7 +131,7 @@ def test_spark_has_all_that_the_warehouse_calls_of_delta(
         pytest.fail("the verb has begun")
     assert refusal.value.message == (
         "A warehouse needs delta-spark 4.4.0 (this is 4.4.0):"
-        " DeltaLog.startTransaction(Option, Path) isn't there, nor is 1 other."
+        " DeltaLog.startTransaction(Option, Path) isn't there, nor are 5 others."
     )
     assert refusal.value.exit_code == 2
     monkeypatch.setattr(private_members, "MEMBERS", calls)

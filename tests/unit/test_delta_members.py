@@ -8,7 +8,7 @@ import pytest
 
 from cdc.compose import versions
 from cdc.sinks.delta.log import private_members
-from cdc.sinks.delta.log.private_members import MEMBERS, VERSION, Member, missing_members
+from cdc.sinks.delta.log.private_members import MEMBERS, VERSION, Member
 from tests.support.pages import ROOT
 
 LOG = ROOT / "sinks/delta/log"
@@ -22,13 +22,6 @@ PROMISED = {
     *("keys", "rpartition", "split", "to_json"),
 }
 """Methods of Java, Scala, Spark and Python that `jvm` calls; their libraries promise them."""
-REFLECTED = {
-    ("Log", "getMethods"): "Array(public static p.Log p.Log.open(a.Session,java.lang.String),"
-    " public void p.Log.close() throws a.E,b.F)",
-    ("Log", "getConstructors"): "Array(public p.Log(long))",
-    ("Log", "getFields"): "Array(public static final p.Log p.Log.MODULE$)",
-    ("Log$Of", "getConstructors"): "Array(public p.Log$Of(scala.Option,p.Log$Kind))",
-}
 
 
 def attributes(tree: ast.AST) -> Iterator[str]:
@@ -57,10 +50,6 @@ def undeclared(source: str) -> set[str]:
         and ast.unparse(call.value) not in ("members", "links", "json")
     }
     return methods - PROMISED
-
-
-def reflected(member: Member) -> str | None:
-    return REFLECTED.get((member.owner, member.getter))
 
 
 def test_one_module_calls_what_delta_does_not_promise() -> None:
@@ -113,35 +102,12 @@ def test_every_declared_member_is_called() -> None:
     assert [name for name in declared if f"members.{name}" not in source] == []
 
 
-@pytest.mark.parametrize(
-    "member",
-    [
-        Member("Log", "open", ("Session", "String")),
-        Member("Log", "close"),
-        Member("Log", "Log", ("long",)),
-        Member("Log", "MODULE$"),
-        Member("Log$Of", "Log$Of", ("Option", "Log$Kind")),
-    ],
-    ids=str,
-)
-def test_a_member_that_is_there_is_found(member: Member) -> None:
-    assert missing_members([member], reflected) == []
-
-
-@pytest.mark.parametrize(
-    "member",
-    [
-        Member("Log", "open", ("Session",)),
-        Member("Log", "open", ("Session", "Path")),
-        Member("Log", "close", ("int",)),
-        Member("Log", "pen", ("Session", "String")),
-        Member("Log$Of", "MODULE$"),
-        Member("Lost", "open"),
-    ],
-    ids=str,
-)
-def test_a_member_that_is_not_there_is_told(member: Member) -> None:
-    assert missing_members([member], reflected) == [member]
+def test_types_are_those_of_java() -> None:
+    types = ("long", "Option", "DeltaOperations$Operation", "actions.Protocol")
+    delta = "Lorg/apache/spark/sql/delta/"
+    assert Member("DeltaLog", "f", types).descriptor == (
+        f"(JLscala/Option;{delta}DeltaOperations$Operation;{delta}actions/Protocol;)V"
+    )
 
 
 def test_a_call_with_other_arguments_than_declared_is_refused() -> None:

@@ -3,8 +3,9 @@
 A call goes through the member that declares it, so none can be made that isn't checked.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from cdc.errors import SettingsError
@@ -19,12 +20,29 @@ FIELD = "MODULE$"
 """The field of a Scala object that has the object itself."""
 
 
+_TYPES = {
+    "boolean": "Z",
+    "int": "I",
+    "long": "J",
+    "Dataset": "Lorg/apache/spark/sql/Dataset;",
+    "Map": "Lscala/collection/immutable/Map;",
+    "Option": "Lscala/Option;",
+    "OutputMode": "Lorg/apache/spark/sql/streaming/OutputMode;",
+    "Path": "Lorg/apache/hadoop/fs/Path;",
+    "Seq": "Lscala/collection/immutable/Seq;",
+    "SparkSession": "Lorg/apache/spark/sql/SparkSession;",
+    "String": "Ljava/lang/String;",
+    "UUID": "Ljava/util/UUID;",
+}
+"""Java's descriptors of types that aren't Delta's."""
+
+
 @dataclass(frozen=True)
 class Member:
     """A method, constructor or object of a Java class as it is called.
 
     owner: the class, within PACKAGE. name: a constructor has that of its class, an object is called
-    FIELD. types: those of the parameters, without their packages.
+    FIELD. types: those of the parameters, one of _TYPES or a class within PACKAGE.
     """
 
     owner: str
@@ -37,12 +55,14 @@ class Member:
         return f"{PACKAGE}.{self.owner}"
 
     @property
-    def getter(self) -> str:
-        """The method of Java's reflection that lists such members."""
-        if self.name == FIELD:
-            return "getFields"
-        is_constructor = self.name == self.owner.rpartition(".")[2]
-        return "getConstructors" if is_constructor else "getMethods"
+    def is_constructor(self) -> bool:
+        """Whether it makes an object of its class."""
+        return self.name == self.owner.rpartition(".")[2]
+
+    @property
+    def descriptor(self) -> str:
+        """Java's descriptor of a method with such parameters."""
+        return f"({''.join(map(_descriptor, self.types))})V"
 
     def __str__(self) -> str:
         types = "" if self.name == FIELD else f"({', '.join(self.types)})"
@@ -53,6 +73,10 @@ class Member:
         if len(arguments) != len(self.types):
             raise TypeError(f"{self} was called with {len(arguments)} arguments.")
         return getattr(receiver, self.name)(*arguments)
+
+
+def _descriptor(name: str) -> str:
+    return _TYPES.get(name) or f"L{PACKAGE}.{name};".replace(".", "/")
 
 
 MEMBERS: list[Member] = []
@@ -75,8 +99,8 @@ create_frame = _declare(_LOG, "createDataFrame", "SnapshotDescriptor", "Seq", "b
 read_whole_table = _declare(_TRANSACTION, "readWholeTable")
 base_snapshot = _declare(_TRANSACTION, "snapshot")
 metadata = _declare(_TRANSACTION, "metadata")
-update_metadata = _declare(_TRANSACTION, "updateMetadata", "Metadata", "boolean")
-update_protocol = _declare(_TRANSACTION, "updateProtocol", "Protocol")
+update_metadata = _declare(_TRANSACTION, "updateMetadata", "actions.Metadata", "boolean")
+update_protocol = _declare(_TRANSACTION, "updateProtocol", "actions.Protocol")
 commit = _declare(_TRANSACTION, "commit", "Seq", "DeltaOperations$Operation")
 log_of = _declare("Snapshot", "deltaLog")
 version = _declare("Snapshot", "version")
@@ -86,7 +110,7 @@ protocol_of = _declare("Snapshot", "protocol")
 schema_text = _declare("actions.Metadata", "schemaString")
 configuration = _declare("actions.Metadata", "configuration")
 copy_metadata = _declare(
-    *("actions.Metadata", "copy", "String", "String", "String", "Format", "String"),
+    *("actions.Metadata", "copy", "String", "String", "String", "actions.Format", "String"),
     *("Seq", "Map", "Option"),
 )
 remove_feature = _declare("actions.Protocol", "removeFeature", "TableFeature")
@@ -95,10 +119,12 @@ file_path = _declare(_FILE, "absolutePath", "DeltaLog")
 file_vector = _declare(_FILE, "deletionVector")
 physical_rows = _declare(_FILE, "numPhysicalRecords")
 remove = _declare(_FILE, "remove")
-remove_rows = _declare(_FILE, "removeRows", "DeletionVectorDescriptor", "boolean", "boolean")
+remove_rows = _declare(
+    _FILE, "removeRows", "actions.DeletionVectorDescriptor", "boolean", "boolean"
+)
 copy_file = _declare(
     *(_FILE, "copy", "String", "Map", "long", "long", "boolean", "String", "Map"),
-    *("DeletionVectorDescriptor", "Option", "Option", "Option", "Option", "Option"),
+    *("actions.DeletionVectorDescriptor", "Option", "Option", "Option", "Option", "Option"),
 )
 is_on_disk = _declare(_VECTOR, "isOnDisk")
 vector_path = _declare(_VECTOR, "absolutePath", "Path")
@@ -133,7 +159,8 @@ vectors_feature = _declare("DeletionVectorsTableFeature$", FIELD)
 
 def require_members(spark: "SparkSession") -> None:
     """Raise SettingsError where Spark's process lacks one of MEMBERS."""
-    if missing := missing_members(MEMBERS, _reflection(spark)):
+    is_there = _look_up(spark)
+    if missing := [member for member in MEMBERS if not is_there(member)]:
         more = len(missing) - 1
         others = f", nor {'is 1 other' if more == 1 else f'are {more} others'}" if more else ""
         raise SettingsError(
@@ -143,23 +170,37 @@ def require_members(spark: "SparkSession") -> None:
         )
 
 
-def _reflection(spark: "SparkSession") -> Callable[[Member], str | None]:
-    """Make the function that prints members like one by reflection: see `missing_members`."""
+def _look_up(spark: "SparkSession") -> Callable[[Member], bool]:
+    """Make the function that tells whether a member is in Spark's process.
+
+    Not by a list of all members: an answer of more than 8 KB takes 40 ms, as TCP delays it.
+    """
     from py4j.protocol import Py4JJavaError
 
     java: Any = spark._jvm
-    # Each name with a dot is asked for in Spark's process: once, not for each class.
-    load, print_array = java.java.lang.Class.forName, java.scala.runtime.ScalaRunTime.stringOf
+    # Each part of a name is asked for in Spark's process, so that is done once.
+    load, parse = (
+        java.java.lang.Class.forName,
+        java.java.lang.invoke.MethodType.fromMethodDescriptorString,
+    )
     loader = java.java.lang.Thread.currentThread().getContextClassLoader()
+    class_of = cache(lambda name: load(name, False, loader))
+    types_of = cache(lambda descriptor: parse(descriptor, loader).parameterArray())
 
-    def describe(member: Member) -> str | None:
+    def is_there(member: Member) -> bool:
         try:
-            members = getattr(load(member.class_name, False, loader), member.getter)()
+            class_ = class_of(member.class_name)
+            if member.name == FIELD:
+                class_.getField(FIELD)
+            elif member.is_constructor:
+                class_.getConstructor(types_of(member.descriptor))
+            else:
+                class_.getMethod(member.name, types_of(member.descriptor))
         except Py4JJavaError:
-            return None
-        return str(print_array(members))
+            return False
+        return True
 
-    return describe
+    return is_there
 
 
 def _delta_version(spark: "SparkSession") -> str:
@@ -170,35 +211,3 @@ def _delta_version(spark: "SparkSession") -> str:
         return str(getattr(java.io.delta, "package").VERSION())  # noqa: B009  # a word of Scala's
     except (Py4JError, TypeError):
         return "none, or an old one"
-
-
-def missing_members(
-    members: Iterable[Member], describe: Callable[[Member], str | None]
-) -> list[Member]:
-    """List those members that aren't there.
-
-    describe: prints all members of the same class that are of the same kind, by reflection; None
-    where there is no such class. It is called once for them.
-    """
-    present: dict[tuple[str, str], set[tuple[str, tuple[str, ...]]]] = {}
-    missing = []
-    for member in members:
-        like = member.owner, member.getter
-        if like not in present:
-            present[like] = set(_signatures(describe(member) or ""))
-        if (member.name, member.types) not in present[like]:
-            missing.append(member)
-    return missing
-
-
-def _signatures(text: str) -> Iterable[tuple[str, tuple[str, ...]]]:
-    """Read names and types of an array of members, `Array(public int a.B.c(d.E,f.G) throws h.I, ...)`.
-
-    A field has no parentheses.
-    """
-    for declaration in text.removeprefix("Array(").removesuffix(")").split(", "):
-        name, _, types = declaration.partition(" throws ")[0].partition("(")
-        yield (
-            name.rpartition(".")[2],
-            tuple(type_.rpartition(".")[2] for type_ in types.rstrip(")").split(",") if type_),
-        )
