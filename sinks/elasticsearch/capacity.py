@@ -13,7 +13,7 @@ def require_capacity(server: Server, indices: Indices, tables: Sequence[Table], 
     """Raise SinkRejected when disk or shards don't suffice for as much as the live indices take."""
     places = indices.find(tables)
     needed = indices.bytes([place.index for place in places.values()])
-    nodes = server.ask("GET", "/_nodes/stats/fs")["nodes"].values()
+    nodes = server.client.nodes.stats(metric="fs")["nodes"].values()
     free = max(int(node["fs"]["total"]["available_in_bytes"]) for node in nodes)
     require_free_space(needed, free, server.name, sink)
     # A rebuild removes what else lies beside the live views before it makes anything.

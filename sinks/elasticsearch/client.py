@@ -7,11 +7,12 @@ is read.
 
 import ssl
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple, cast
-from urllib.parse import quote, urlencode
+from urllib.parse import quote, unquote, urlencode
 
 import msgspec
-from elastic_transport import HttpHeaders, NodeConfig, Serializer, Transport, TransportError
+from elastic_transport import ApiResponseMeta, NodeConfig, Serializer, Transport, TransportError
 from elastic_transport.client_utils import url_to_node_config
 from urllib3 import Timeout
 
@@ -61,9 +62,13 @@ class Refusal(SinkRejected):
 class Answer(NamedTuple):
     """An answer of the server, with its body as it came."""
 
-    status: int
-    headers: HttpHeaders
+    meta: ApiResponseMeta
     body: bytes
+
+    @property
+    def status(self) -> int:
+        """The status of HTTP."""
+        return self.meta.status
 
     @property
     def text(self) -> str:
@@ -91,7 +96,7 @@ def transport(url: str) -> Transport:
     """
     if url not in _transports:
         _transports[url] = Transport(
-            [_node(url)],
+            [node(url)],
             serializers=_UNTOUCHED,
             max_retries=0,
             retry_on_status=(),
@@ -100,7 +105,7 @@ def transport(url: str) -> Transport:
     return _transports[url]
 
 
-def _node(url: str) -> NodeConfig:
+def node(url: str) -> NodeConfig:
     """Parse a URL.
 
     TLS has OpenSSL's defaults, so that SSL_CERT_FILE counts; a login goes into a header.
@@ -131,11 +136,8 @@ def send_request(
     path: str,
     body: object = None,
     query: Mapping[str, str] | None = None,
-    *,
-    absent: bool = False,
 ) -> Answer:
-    """Send a request; returns the good answer, or a 404 if `absent`. A text as body is sent as
-    lines of JSON.
+    """Send a request; returns the good answer. A text as body is sent as lines of JSON.
 
     Raises:
         SinkUnavailable: it can't be reached, is busy, has failed, or something else answers in its
@@ -156,10 +158,8 @@ def send_request(
         raise _unreachable(
             url, cause(f"{type(failure).__name__} {failure} {failure.__cause__}")
         ) from None
-    answer = Answer(meta.status, meta.headers, content_sent or b"")
-    error = _error_of(answer, f"The index at {address(url)}", path)
-    is_absent = isinstance(error, Refusal) and error.status == NOT_FOUND
-    if error and not (absent and is_absent):
+    answer = Answer(meta, content_sent or b"")
+    if error := _error_of(answer, f"The index at {address(url)}", path):
         raise error
     return answer
 
@@ -189,13 +189,13 @@ def _error_of(answer: Answer, where: str, path: str) -> CdcError | None:
         return Refusal(
             f"{where} refuses the user (status {status}).", hint="see the sink's url", status=status
         )
-    if PRODUCT not in answer.headers and status != TOO_LARGE:
+    if PRODUCT not in answer.meta.headers and status != TOO_LARGE:
         return unavailable(
             f"What answers for {where[0].lower()}{where[1:]} is no Elasticsearch (status {status})."
         )
     if _good(answer):
         return None
-    shown = path.partition("?")[0][:200]
+    shown = unquote(path.partition("?")[0])[:200]
     return Refusal(
         f"{where} refuses {shown} (status {status}): {kind or '?'}.",
         hint=HINTS["rejected"],
@@ -232,14 +232,31 @@ def decode_json(answer: Answer, url: str) -> Any:
         raise unavailable(f"The index at {address(url)} has sent half an answer.") from None
 
 
-def join_names(names: Iterable[str]) -> Iterator[str]:
-    """Join names by commas for a request's path; as many at a time as fit into its line."""
+def group_names(names: Iterable[str]) -> Iterator[list[str]]:
+    """Group names for requests' paths; as many at a time as fit into a line."""
     group: list[str] = []
+    length = 0
     for name in names:
-        escaped = quote(name, safe="@")
-        if group and sum(map(len, group)) + len(group) + len(escaped) > LINE_BYTES:
-            yield ",".join(group)
-            group = []
-        group.append(escaped)
+        name_length = len(quote(name, safe="")) + 1
+        if group and length + name_length > LINE_BYTES:
+            yield group
+            group, length = [], 0
+        group.append(name)
+        length += name_length
     if group:
-        yield ",".join(group)
+        yield group
+
+
+def join_names(names: Iterable[str]) -> Iterator[str]:
+    """Join names by commas for a request's path, in the same groups."""
+    return (",".join(quote(name, safe="@") for name in group) for group in group_names(names))
+
+
+@contextmanager
+def ignoring_absent() -> Iterator[None]:
+    """Ignore the server's own 404: what is to be changed or removed isn't there."""
+    try:
+        yield
+    except Refusal as error:
+        if error.status != NOT_FOUND:
+            raise

@@ -11,6 +11,7 @@ from typing import Any
 from cdc.model.table import Table
 from cdc.sink.contract import wait_until_caught_up, would_go_back
 from cdc.sinks.elasticsearch.checkpoint import Record
+from cdc.sinks.elasticsearch.client import group_names
 from cdc.sinks.elasticsearch.index.indices import generation_of
 from cdc.sinks.elasticsearch.index.layout import Layout
 from cdc.sinks.elasticsearch.index.write_block import WriteBlock
@@ -91,17 +92,16 @@ def _prepare_for_readers(
     sent: the server would write its cluster's state anew, while nobody can write to the view.
     """
     current: dict[str, Any] = {}
-    for answer in server.ask_groups(
-        "GET", indices.values(), "/_settings", query={"flat_settings": "true"}
-    ):
-        current |= answer
+    for group in group_names(indices.values()):
+        current |= server.client.indices.get_settings(index=group, flat_settings=True).body
     indices_by_settings: dict[str, list[str]] = {}
     for table in tables:
         index, restored = indices[table.qualified], Layout.of(table).restored_settings
         if not _has_settings(current[index]["settings"], restored):
             indices_by_settings.setdefault(json.dumps(restored), []).append(index)
-    for settings, group in indices_by_settings.items():
-        server.ask_groups("PUT", group, "/_settings", json.loads(settings))
+    for settings, names in indices_by_settings.items():
+        for group in group_names(names):
+            server.client.indices.put_settings(index=group, settings=json.loads(settings))
     server.refresh(indices.values())
 
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cdc.model.finding import Finding, find
+from cdc.sinks.elasticsearch.client import group_names
 from cdc.sinks.elasticsearch.index.write_block import blocks_of
 from cdc.sinks.elasticsearch.server import SHARDS, Server
 
@@ -36,19 +37,22 @@ def read_cluster(server: Server, aliases: Sequence[str]) -> IndexFacts:
     """Read the facts. `aliases` are the names of the pipeline's views. Raises SinkUnavailable,
     SinkRejected.
     """
-    health = server.ask("GET", "/_cluster/health")
-    listed = server.ask(
-        "GET", "/_cluster/settings", query={"include_defaults": "true", "flat_settings": "true"}
-    )
+    client = server.client
+    health = client.cluster.health()
+    listed = client.cluster.get_settings(include_defaults=True, flat_settings=True)
     settings = {**listed["defaults"], **listed["persistent"], **listed["transient"]}
-    nodes = server.ask("GET", "/_nodes/stats/fs")["nodes"]
-    versions = server.ask("GET", "/_nodes", query={"filter_path": "nodes.*.version"})["nodes"]
-    # The uuid, so that an index without blocks is listed, too.
-    names = "index.blocks.*,index.uuid"
+    nodes = client.nodes.stats(metric="fs")["nodes"]
+    versions = client.nodes.info(filter_path="nodes.*.version")["nodes"]
     blocked, shadowed = [], []
-    query = {"flat_settings": "true", "ignore_unavailable": "true"}
-    for answer in server.ask_groups("GET", aliases, f"/_settings/{names}", query=query):
-        for index, body in answer.items():
+    for group in group_names(aliases):
+        answer = client.indices.get_settings(
+            index=group,
+            # The uuid, so that an index without blocks is listed, too.
+            name=["index.blocks.*", "index.uuid"],
+            flat_settings=True,
+            ignore_unavailable=True,
+        )
+        for index, body in answer.body.items():
             blocked += [index] if blocks_of(body["settings"]) else []
             shadowed += [index] if index in aliases else []
     return IndexFacts(

@@ -11,7 +11,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_e
 
 from cdc.codec.members import members
 from cdc.errors import SinkUnavailable
-from cdc.sinks.elasticsearch.client import Refusal, send_request
+from cdc.sinks.elasticsearch.client import Refusal, ignoring_absent, send_request
 from cdc.sinks.elasticsearch.documents import documents
 from cdc.sinks.elasticsearch.ids import HASHED, OWN_ID, document_id
 
@@ -53,14 +53,15 @@ class PointsInTime:
         """Open a point in time at which all rows are seen that are written; returns its id."""
         self._server.refresh([index])
         self.close()
-        (answer,) = self._server.ask_groups("POST", [index], "/_pit", query={"keep_alive": KEEP})
+        answer = self._server.client.open_point_in_time(index=index, keep_alive=KEEP)
         self._ids.append(answer["id"])
         return str(answer["id"])
 
     def close(self) -> None:
         """Close all of them: the server keeps what they may need."""
         while self._ids:
-            self._server.ask("DELETE", "/_pit", {"id": self._ids.pop()}, absent={})
+            with ignoring_absent():
+                self._server.client.close_point_in_time(id=self._ids.pop())
 
 
 def scanner(url: str, pit: str) -> Read:

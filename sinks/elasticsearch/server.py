@@ -1,18 +1,21 @@
 """The server of the driver: requests about indices, in as few as fit."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 from cdc.errors import SinkError, SinkRejected
 from cdc.model.address import address
 from cdc.sinks.elasticsearch.client import (
-    NOT_FOUND,
     Refusal,
     decode_json,
     join_names,
     send_request,
     unavailable,
 )
+
+if TYPE_CHECKING:
+    from cdc.sinks.elasticsearch.index.administration import Administration
 
 SHARDS = "cluster.max_shards_per_node"
 
@@ -31,47 +34,42 @@ class Server:
         """Name of the server in messages."""
         return f"the index at {address(self._url)}"
 
+    @cached_property
+    def client(self) -> "Administration":
+        """The typed calls that administer indices; imported by their first caller."""
+        from cdc.sinks.elasticsearch.index.administration import Administration
+
+        return Administration(self._sink, self._url)
+
     def ask(
-        self,
-        method: str,
-        path: str,
-        body: object = None,
-        query: Mapping[str, str] | None = None,
-        *,
-        absent: object = None,
+        self, method: str, path: str, body: object = None, query: Mapping[str, str] | None = None
     ) -> Any:
-        """Send one request; returns its JSON, or `absent` for the server's own 404 when that is
-        given.
-        """
+        """Send a request that reads or writes documents, or looks up aliases; returns its JSON."""
         try:
-            answer = send_request(self._url, method, path, body, query, absent=absent is not None)
-            return absent if answer.status == NOT_FOUND else decode_json(answer, self._url)
+            return decode_json(send_request(self._url, method, path, body, query), self._url)
         except SinkError as error:
             error.details.setdefault("sink", self._sink)
             raise
 
-    def ask_groups(
-        self, method: str, names: Iterable[str], path: str, body: object = None, **options: Any
-    ) -> list[Any]:
-        """Send the same request for many indices, in groups; returns one answer per group."""
-        return [self.ask(method, f"/{group}{path}", body, **options) for group in join_names(names)]
-
     def refresh(self, names: Iterable[str], query: Mapping[str, str] | None = None) -> None:
         """Refresh indices, so that searches see what is written."""
-        for answer in self.ask_groups("POST", names, "/_refresh", query=query):
+        for group in join_names(names):
+            answer = self.ask("POST", f"/{group}/_refresh", query=query)
             if answer["_shards"]["failed"]:
                 raise unavailable(f"Not all of {self.name} could be refreshed.")
 
     def switch(self, actions: Iterable[Mapping[str, Any]]) -> None:
         """Change aliases, all of them in one step, and on every node."""
-        answer = self.ask("POST", "/_aliases", {"actions": list(actions)})
+        answer = self.client.indices.update_aliases(actions=list(actions))
         if not answer["acknowledged"]:
             raise unavailable(f"Not all of {self.name} knows its new aliases yet.")
 
     def create(self, index: str, body: Mapping[str, Any]) -> None:
-        """Create an index; does nothing when it exists."""
+        """Create an index with these settings, mappings and aliases; does nothing when it
+        exists.
+        """
         try:
-            self.ask("PUT", f"/{next(join_names([index]))}", body)
+            self.client.indices.create(index=index, **body)
         except Refusal as error:
             if error.kind == "resource_already_exists_exception":
                 return
@@ -83,10 +81,8 @@ class Server:
         """Raise SinkRejected when the cluster has no room for so many more shards: it would refuse
         half-way.
         """
-        health = self.ask("GET", "/_cluster/health")
-        settings = self.ask(
-            "GET", "/_cluster/settings", query={"include_defaults": "true", "flat_settings": "true"}
-        )
+        health = self.client.cluster.health()
+        settings = self.client.cluster.get_settings(include_defaults=True, flat_settings=True)
         configured = (
             settings[level].get(SHARDS) for level in ("transient", "persistent", "defaults")
         )

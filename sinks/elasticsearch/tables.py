@@ -5,7 +5,7 @@ from typing import Any
 
 from cdc.model.generation import new_generation
 from cdc.model.table import Table
-from cdc.sinks.elasticsearch.client import Refusal
+from cdc.sinks.elasticsearch.client import Refusal, group_names, ignoring_absent
 from cdc.sinks.elasticsearch.index.layout import (
     INDEX_SETTINGS,
     Layout,
@@ -59,9 +59,9 @@ class Tables:
     def remove(self, indices: Sequence[str]) -> None:
         """Delete positions, then indices: an index without its rows must not have a position."""
         self._positions.forget(indices)
-        self._server.ask_groups(
-            "DELETE", indices, "", query={"ignore_unavailable": "true"}, absent={}
-        )
+        for group in group_names(indices):
+            with ignoring_absent():
+                self._server.client.indices.delete(index=group, ignore_unavailable=True)
 
     def _make(self, table: Table) -> None:
         """Create an index; readers see it unless it is of another generation."""
@@ -101,16 +101,19 @@ class Tables:
         if changed := layout.changed_settings(existing):
             settings = {f"index.{name}": value for name, value in changed.items()}
             try:
-                self._server.ask_groups("PUT", [index], "/_settings", settings)
+                self._server.client.indices.put_settings(index=index, settings=settings)
             except Refusal as error:
                 if error.status != 400:
                     raise
                 raise settings_error(table, self._sink, changed) from None
         try:
-            self._server.ask_groups("PUT", [index], "/_mapping", layout.mapping(existing))
+            mapping = layout.mapping(existing)
+            self._server.client.indices.put_mapping(
+                index=index, meta=mapping["_meta"], properties=mapping["properties"]
+            )
         except Refusal as error:
             raise layout_error(table, self._sink, error) from None
 
     def _layout(self, index: str) -> Layout:
-        (mappings,) = self._server.ask_groups("GET", [index], "/_mapping")
+        mappings = self._server.client.indices.get_mapping(index=index)
         return Layout.from_mapping(mappings[index]["mappings"])

@@ -106,6 +106,15 @@ def test_what_cannot_be_read_is_not_nothing(
         sink.position(items)
 
 
+@pytest.mark.parametrize("name", sorted(FAULTS.keys() - ITEMS))
+def test_a_typed_call_that_fails_is_tried_again(proxy: Proxy, unique: str, name: str) -> None:
+    sink, items = Elasticsearch("search", proxy.url, unique), table(f"{unique}.public.items")
+    sink.prepare(items)
+    proxy.rule = only("/_mapping", FAULTS[name])
+    with pytest.raises(SinkUnavailable):
+        sink.prepare(items)
+
+
 def test_positions_that_are_closed_are_not_nothing(
     proxy: Proxy, server: httpx.Client, unique: str
 ) -> None:

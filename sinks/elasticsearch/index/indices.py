@@ -128,15 +128,13 @@ class Indices:
 
     def bytes(self, indices: Sequence[str]) -> int:
         """Sum up the bytes of these indices, without replicas."""
-        query = {
-            "filter_path": "indices.*.primaries.store.size_in_bytes",
-            "ignore_unavailable": "true",
-        }
-        stats: dict[str, Any] = {}
-        for group in self._paths(indices):
-            stats |= self._server.ask("GET", f"/{group}/_stats/store", query=query).get(
-                "indices", {}
-            )
+        # The pipeline's, since one of these may be deleted meanwhile.
+        answer = self._server.client.indices.stats(
+            index=f"{self._pipeline.lower()}-*",
+            metric="store",
+            filter_path="indices.*.primaries.store.size_in_bytes",
+        )
+        stats = answer.body.get("indices", {})
         return sum(
             int(stats[index]["primaries"]["store"]["size_in_bytes"])
             for index in indices

@@ -11,7 +11,7 @@ from uuid import uuid4
 
 from cdc.errors import SinkBlocked
 from cdc.sink.contract import SWITCH_S
-from cdc.sinks.elasticsearch.client import unavailable
+from cdc.sinks.elasticsearch.client import group_names, ignoring_absent, unavailable
 from cdc.sinks.elasticsearch.index.indices import WritableIndex
 from cdc.sinks.elasticsearch.server import Server
 
@@ -43,7 +43,8 @@ class WriteBlock:
             {"add": {"index": place.index, "alias": place.promotion(self._token)}}
             for place in places
         )
-        for answer in self._server.ask_groups("PUT", _names(places), "/_block/write"):
+        for group in group_names(_names(places)):
+            answer = self._server.client.indices.add_block(index=",".join(group), block="write")
             if not all(index.get("blocked") for index in answer["indices"]):
                 raise unavailable(f"Not all of {self._server.name} has stopped taking writes.")
 
@@ -71,9 +72,11 @@ class WriteBlock:
 
     def require_unblocked(self, names: Sequence[str]) -> None:
         """Raise SinkBlocked, with the command that lifts the block, when somebody has set one."""
-        query = {"flat_settings": "true", "ignore_unavailable": "true"}
-        for answer in self._server.ask_groups("GET", names, "/_settings", query=query):
-            for index, body in answer.items():
+        for group in group_names(names):
+            answer = self._server.client.indices.get_settings(
+                index=group, flat_settings=True, ignore_unavailable=True
+            )
+            for index, body in answer.body.items():
                 for block in blocks_of(body["settings"]):
                     raise _blocked_error(index, block)
 
@@ -81,16 +84,17 @@ class WriteBlock:
         """Lift the blocks, then remove the marks: a block without one would stay for ever."""
         if not places:
             return
-        query = {"ignore_unavailable": "true"}
-        self._server.ask_groups(
-            "PUT", _names(places), "/_settings", {WRITE: None}, query=query, absent={}
-        )
+        indices = self._server.client.indices
+        for group in group_names(_names(places)):
+            with ignoring_absent():
+                indices.put_settings(index=group, settings={WRITE: None}, ignore_unavailable=True)
         actions = [
             {"remove": {"index": place.index, "aliases": sorted(marks), "must_exist": False}}
             for place in places
         ]
         # An index that is gone fails all of them; the next batches of the others remove their marks.
-        self._server.ask("POST", "/_aliases", {"actions": actions}, absent={})
+        with ignoring_absent():
+            indices.update_aliases(actions=actions)
 
 
 def blocks_of(settings: Mapping[str, object]) -> list[str]:
