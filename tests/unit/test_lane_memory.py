@@ -35,15 +35,13 @@ the sink.
 CPU_S = 5.0 if not IN_FULL else 400.0
 
 
-def measure(case: str, sink: str, limits: ChunkLimits | None = None) -> Mapping[str, Any]:
+def measure(case: str, records: int, limits: ChunkLimits, form: str) -> Mapping[str, Any]:
     """Run a lane in a process of its own."""
-    own_limits, form = SINKS[sink]
-    rows, size = limits or own_limits
-    words = [case, str(RECORDS[case][IN_FULL]), str(rows), str(size), form]
+    words = [case, str(records), str(limits.rows), str(limits.bytes), form]
     command = [sys.executable, "-m", "tests.support.lane_memory", *words]
     output = subprocess.run(command, check=True, cwd=ROOT, capture_output=True, text=True).stdout
     result: Mapping[str, Any] = json.loads(output)
-    print(case, sink, result)
+    print(case, form, result)
     return result
 
 
@@ -56,13 +54,14 @@ def bound(case: str, sink: str) -> int:
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.parametrize("sink", SINKS)
 def test_a_task_has_a_chunk_in_memory(case: str, sink: str) -> None:
-    result = measure(case, sink)
-    assert result["read"] == RECORDS[case][IN_FULL]
+    records = RECORDS[case][IN_FULL]
+    result = measure(case, records, *SINKS[sink])
+    assert result["read"] == records
     assert result["memory_bytes"] < bound(case, sink)
     assert result["cpu_s"] < CPU_S
 
 
 @pytest.mark.parametrize("case", ["rows of 10 MB", "one row that misses values", "a backlog"])
 def test_planted_lane_without_a_limit_is_noticed(case: str) -> None:
-    result = measure(case, "cache", ChunkLimits(10**9, 10**12))
+    result = measure(case, RECORDS[case][0], ChunkLimits(10**9, 10**12), "documents")
     assert result["memory_bytes"] > bound(case, "cache")
