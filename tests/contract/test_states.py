@@ -14,7 +14,7 @@ from cdc.observe import forecast
 from cdc.observe.status import DocumentsStatus, ViewStatus
 from cdc.sink.contract import PositionLost
 from cdc.sink.lane import Part, Verdicts
-from cdc.sinks.redis.documents import executor, keys, scripts, sink, state
+from cdc.sinks.redis.documents import executor, scripts, sink, state
 from cdc.sinks.redis.documents.sink import DocumentState
 from cdc.views.state import Chunk
 from tests.contract import state_laws as laws
@@ -176,7 +176,7 @@ RED = (AssertionError, pytest.fail.Exception)
 def test_keys_without_a_tag_are_caught(
     in_redis: MakeHarness, cluster_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(keys, "SHARD", "0")
+    monkeypatch.setattr(sink, "shard_prefix", lambda prefix: f"{prefix}:0")
     with pytest.raises(SinkRejected, match="CROSSSLOT"):
         laws.changed_rows_are_dirty_and_pending(in_redis())
     with redis.Redis.from_url(cluster_url) as server:

@@ -19,13 +19,15 @@ which a cluster keeps them in one slot. What a script reaches besides its KEYS i
 from cdc.sinks.redis.server import view_key
 from cdc.views.rows import GROUP, escape
 
-SHARD = "{0}"
-"""The hash tag of the shard: there is one."""
+SHARD = 0
+"""There is one."""
 
 
 def shard_prefix(prefix: str) -> str:
-    """Begin the names of a shard's keys: the `<prefix>` above, and of the functions below."""
-    return f"{prefix}:{SHARD}"
+    """Begin the names of a shard's keys: the `<prefix>` above, and of the functions below. Pipelines
+    that share a cluster have slots of their own.
+    """
+    return f"{prefix}:{{{prefix}.{SHARD}}}"
 
 
 def row_prefix(prefix: str, table: str) -> str:
