@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 TABLES, ROWS = 10 if SCALE == 1 else 25 * SCALE, 20
 LIMIT_S, SLOWNESS = 60, 2
 """What a step may take on two cores that do nothing else; how much slower a machine may be."""
+PATIENCE_S = 900
+"""What a step is given to end, so that its time is told."""
 Timed = Callable[..., AbstractContextManager[None]]
 
 
@@ -73,11 +75,11 @@ def test_many_tables(world: "World", timed: Timed) -> None:
         world.cdc("register")
     with world.running() if SCALE == 1 else world.process():
         with timed("a start, until three views have all", LIMIT_S):
-            world.settle()
+            world.settle(PATIENCE_S)
         world.sql(*(f"UPDATE {name} SET v = 100 WHERE id = 1" for name in filled))
         world.sql(*(f"DELETE FROM {name} WHERE id = 2" for name in filled))
         with timed("a change in each", LIMIT_S):
-            world.settle()
+            world.settle(PATIENCE_S)
     with timed("verify", LIMIT_S):
         views = verify(world, 0)
     assert [view["source_rows"] for view in views] == [ROWS - 1] * 3 * len(filled) + [0] * 3
