@@ -1,4 +1,4 @@
-"""Send changed documents to their topics: one task, or one a share, on executors, between two batches.
+"""Send changed documents to their topics: one task, on an executor, between two batches.
 
     pending rows -> dirty documents -> documents, in a transaction -> forgotten
 
@@ -9,18 +9,13 @@ done by the next task.
 The writer of a topic is fenced twice. An executor takes the name in Kafka only while the state
 names its owner: it looks before and after, so an owner that comes later takes the name later, too.
 The same look tells a state that has gone back, with its server: its documents would be older.
-
-A task that was taken for lost may still write what it had read, until another writer takes its name.
-So a document has one name at a time: that of its share, and whoever shares otherwise than before
-takes the names of before first (`fence_writers`).
 """
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from zlib import crc32
 
 import msgspec
 
@@ -42,44 +37,6 @@ _writers: dict[tuple[str, str, str], TransactionalWriter] = {}
 _encode = msgspec.json.Encoder().encode
 
 
-@dataclass(frozen=True)
-class Share:
-    """What a task sends: the documents whose hash has this remainder. No two shares have one in
-    common.
-    """
-
-    number: int
-    count: int
-
-    def select(self, marks: Mapping[str, str]) -> Mapping[str, str]:
-        """Return the marks of the share's ids."""
-        if self.count == 1:
-            return marks
-        return {
-            row_id: mark
-            for row_id, mark in marks.items()
-            if crc32(row_id.encode()) % self.count == self.number
-        }
-
-    def writer(self, name: str) -> str:
-        """Name the share's writer."""
-        return name if self.count == 1 else f"{name}.{self.number}"
-
-
-ALL = Share(0, 1)
-
-
-def fence_writers(bootstrap: str, name: str, shares: Iterable[Share]) -> None:
-    """Take the names of the writers of these shares, 60 ms each: no task that has them writes any
-    more. A task of the present turn takes its name back.
-
-    Raises:
-        KafkaUnavailable: the broker can't be reached, or refuses.
-    """
-    for share in shares:
-        TransactionalWriter(bootstrap, share.writer(name)).close()
-
-
 class Report(msgspec.Struct):
     """What a task has done. A failure travels as data: a key of `cdc.sink.remedy.REPORTED`."""
 
@@ -96,9 +53,8 @@ class Emission:
 
     open_state  opens the state, in the executor's process
     topics      by name of the view
-    name        `transactional.id` of the writer; of several, a number follows
+    name        `transactional.id` of the writer
     turn        the one that it has to be, in the state
-    shares      how many tasks share the documents
     """
 
     plan: StatePlan
@@ -107,15 +63,14 @@ class Emission:
     topics: Mapping[str, str]
     name: str
     turn: Turn
-    shares: int = 1
 
-    def run(self, numbers: Iterator[int]) -> Iterator[bytes]:
-        """Run as a task of Spark: the number of its share, a `Report` as JSON out."""
-        (number,) = numbers
-        share = Share(number, self.shares)
+    def run(self, partition: Iterator[object]) -> Iterator[bytes]:
+        """Run as a task of Spark: any input, a `Report` as JSON out."""
+        for _ in partition:
+            pass
         report, state = Report(), self.open_state()
         try:
-            self.send(state, report, partial(self._write, state, share), share)
+            self.send(state, report, partial(self._write, state))
         except Failure as failure:
             report.failure, report.message = failure.kind, failure.message
         except Fenced as error:
@@ -124,9 +79,8 @@ class Emission:
             report.failure, report.message = "broker", error.message
         yield _encode(report)
 
-    def send(self, state: State, report: Report, write: Write, share: Share = ALL) -> None:
-        """Find and send dirty documents of a share until there are none, or the round is over. The
-        first share's task climbs from changed rows for all.
+    def send(self, state: State, report: Report, write: Write) -> None:
+        """Find and send dirty documents until there are none, or the round is over.
 
         `write` is given a slice's records, and returns when they are durable.
 
@@ -135,13 +89,12 @@ class Emission:
         """
         deadline = time.monotonic() + ROUND_S
         state.require_turn(self.turn)
-        if share.number == 0:
-            self._climb(state)
+        self._climb(state)
         dirty = list(self.plan.views)
         while dirty:
             # In turns, so that a view with many documents delays no other by more than a slice.
             for view in list(dirty):
-                if not (marks := share.select(state.dirty(view.name, SLICE * share.count))):
+                if not (marks := state.dirty(view.name, SLICE)):
                     dirty.remove(view)
                     continue
                 self._send_slice(view, state, marks, write)
@@ -183,34 +136,33 @@ class Emission:
             write(records)
         state.sent(self.turn, view.name, marks)
 
-    def _write(self, state: State, share: Share, records: Sequence[Outgoing]) -> None:
+    def _write(self, state: State, records: Sequence[Outgoing]) -> None:
         """Write in a transaction. The writer of this process is fenced also by that of another
         process, which had the task before.
         """
-        name = share.writer(self.name)
         try:
-            self._writer(state, name).write(records)
+            self._writer(state).write(records)
         except Fenced:
-            self._close_writers(name)
-            self._writer(state, name).write(records)
+            self._close_writers()
+            self._writer(state).write(records)
         except KafkaUnavailable:
-            self._close_writers(name)
+            self._close_writers()
             raise
 
-    def _close_writers(self, name: str) -> None:
-        for identity in [key for key in _writers if key[:2] == (self.bootstrap, name)]:
+    def _close_writers(self) -> None:
+        for identity in [key for key in _writers if key[:2] == (self.bootstrap, self.name)]:
             _writers.pop(identity).close()
 
-    def _writer(self, state: State, name: str) -> TransactionalWriter:
-        identity = (self.bootstrap, name, self.turn.owner)
+    def _writer(self, state: State) -> TransactionalWriter:
+        identity = (self.bootstrap, self.name, self.turn.owner)
         if identity not in _writers:
-            writer = TransactionalWriter(self.bootstrap, name)
+            writer = TransactionalWriter(self.bootstrap, self.name)
             try:
                 state.require_turn(self.turn)
             except BaseException:
                 writer.close()
                 raise
-            self._close_writers(name)
+            self._close_writers()
             _writers[identity] = writer
         return _writers[identity]
 

@@ -35,7 +35,7 @@ from cdc.sink.contract import positions as checkpoints
 from cdc.sink.lane import Failure
 from cdc.sink.lane_run import freeze_gc_after, reported_error
 from cdc.spark.kafka_source import OffsetRanges, read_ranges
-from cdc.views.emission import SLICE, Emission, Report, Share, fence_writers
+from cdc.views.emission import Emission, Report
 from cdc.views.plan import Node, StatePlan, View
 from cdc.views.resolve import Resolution
 from cdc.views.rows import narrowed
@@ -58,10 +58,6 @@ Positions = Mapping[str, Position | None]
 ResolveViews = Callable[[Sequence[Table]], Resolution]
 """Takes the captured tables as they are now."""
 REPORT = "report binary"
-SENDERS = 4
-"""Tasks that share a large fan-out, at most: the state's server has one thread, and answers no more."""
-LARGE = 5 * SLICE
-"""Dirty documents from which on tasks share them; what is less is sooner sent than shared."""
 _decode = msgspec.json.Decoder(Report).decode
 log = structlog.get_logger()
 
@@ -80,14 +76,7 @@ class DocumentEngine:
     ) -> None:
         self._spark, self._sink, self._pipeline, self._resolve = spark, state, pipeline, resolve
         self._turn, self._kafka = Turn(uuid4().hex, 0), Topics(pipeline.kafka)
-        context = spark.sparkContext
-        self._most_senders = min(SENDERS, context.defaultParallelism)
-        self._tasks = {
-            count: context.parallelize(range(count), count) for count in (1, self._most_senders)
-        }
-        """By their number: tasks that share the documents, each with the number of its share."""
-        self._senders = 0
-        """Tasks that shared the documents last; 0: another run's may have."""
+        self._one_task = spark.sparkContext.parallelize([None], 1)
         self._recovered = self._released = False
         self._release: Mapping[str, Position] | None = None
         self._noted: dict[str, Positions] = {}
@@ -127,7 +116,6 @@ class DocumentEngine:
         once a plan is loaded.
         """
         self._recovered = self._released = False
-        self._senders = 0
         self._release, self._noted = None, {}
         self._round_ended = self.sent_per_s = None
         with self._failures():
@@ -219,41 +207,19 @@ class DocumentEngine:
         self._round_ended = None if report.done else ended
 
     def _send(self) -> Report:
-        """Run the tasks that send documents."""
-        name = f"{self._pipeline.pipeline}.documents"
-        senders = self._choose_senders()
-        if senders != self._senders:
-            fence_writers(self._pipeline.kafka, name, self._former_shares())
-            self._senders = senders
+        """Run the task that sends documents."""
         emission = Emission(
             self._sink.plan,
             self._sink.open_state(),
             self._pipeline.kafka,
             self._topics,
-            name,
+            f"{self._pipeline.pipeline}.documents",
             self._turn,
-            senders,
         )
         # Twice as quick as the same by a DataFrame, which Spark plans anew every time: 77 ms instead
         # of 144, and half of the CPU.
-        encoded = self._tasks[senders].mapPartitions(freeze_gc_after(emission.run)).collect()
-        reports = [_report(report) for report in encoded]
-        # Nothing gets dirty during a turn but by climbing, from a row that is pending as long.
-        is_done = any(report.done for report in reports)
-        return Report(sum(report.documents for report in reports), is_done)
-
-    def _choose_senders(self) -> int:
-        """Return how many tasks share what is dirty. To share otherwise than before costs a fence, so
-        a fan-out is shared to its end.
-        """
-        dirty = self._state.sizes((), [view.name for view in self._sink.plan.views]).dirty
-        limit = SLICE if self._senders > 1 else LARGE
-        return 1 if sum(dirty.values()) < limit else self._most_senders
-
-    def _former_shares(self) -> list[Share]:
-        """Return the shares that tasks may still have which were taken for lost."""
-        counts = [self._senders] if self._senders else [1, SENDERS]
-        return [Share(number, count) for count in counts for number in range(count)]
+        (encoded,) = self._one_task.mapPartitions(freeze_gc_after(emission.run)).collect()
+        return _report(encoded)
 
     def _note(self, positions: Positions, report: Report) -> None:
         """Note of each view whose documents are all sent that they are current, and up to where its

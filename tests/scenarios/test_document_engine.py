@@ -27,13 +27,13 @@ from cdc.control.heartbeat import last_heartbeat
 from cdc.errors import CdcError, Fenced, KafkaUnavailable
 from cdc.kafka.records import kafka
 from cdc.kafka.topics import Topics
-from cdc.kafka.transactions import Outgoing, TransactionalWriter
+from cdc.kafka.transactions import Outgoing
 from cdc.model.position import Position
 from cdc.postgres import source
 from cdc.sink.contract import PositionLost
 from cdc.views.climb import climb
-from cdc.views.emission import ALL, SLICE, Emission, Report, Share, Write
-from cdc.views.engine import SENDERS, DocumentEngine
+from cdc.views.emission import SLICE, Emission, Report, Write
+from cdc.views.engine import DocumentEngine
 from cdc.views.resolve import resolve
 from cdc.views.state import State
 from tests.support.cache import free_port
@@ -410,37 +410,6 @@ def test_case_40_of_two_engines_the_first_is_fenced(
     assert newest(history) == expected(history)
 
 
-def test_a_task_taken_for_lost_writes_no_more_once_documents_are_shared_otherwise(
-    history: History, spark: "SparkSession", monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Of a run before this one, of the time before a fan-out, and of its second share."""
-    another_run = [late_task(history, f".{number}") for number in range(SENDERS)]
-    engine = Engine(spark, history)
-    history.do("INSERT INTO lib.authors SELECT n, 1 FROM generate_series(1, 50) n")
-    history.apply()
-    engine.work()
-    before_sharing = late_task(history, "")
-    monkeypatch.setattr("cdc.views.engine.LARGE", 50)
-    bump(history, 1)
-    history.apply()
-    engine.work()
-    sharing = late_task(history, ".1")
-    history.do("UPDATE lib.authors SET version = 7 WHERE id = 7")
-    history.apply()
-    engine.work()
-    for writer in (*another_run, before_sharing, sharing):
-        with pytest.raises(Fenced):
-            writer.write([Outgoing(history.pipeline.view_topic("author_docs"), b"{}", None)])
-    assert newest(history) == expected(history)
-
-
-def late_task(history: History, suffix: str) -> TransactionalWriter:
-    """The writer of a task that has looked at its turn already."""
-    return TransactionalWriter(
-        history.pipeline.kafka, f"{history.pipeline.pipeline}.documents{suffix}"
-    )
-
-
 BOOK_DOCS = """
   book_docs:
     root: lib.books
@@ -454,7 +423,7 @@ FAN_OUT = 12_000
 class OneViewFirst(Emission):
     """Sends all that is dirty in a view before it looks at the next: others wait for a fan-out."""
 
-    def send(self, state: State, report: Report, write: Write, share: Share = ALL) -> None:
+    def send(self, state: State, report: Report, write: Write) -> None:
         for chunk in state.pending():
             for name, ids in climb(self.plan, self.plan.views, state, chunk):
                 state.mark_rows(name, ids)
@@ -502,12 +471,12 @@ def sent_before_the_other_author(history: History, engine: Engine) -> int:
 class SlowEmission(Emission):
     """Needs 0.4 s for a transaction, so a round of it ends after three."""
 
-    def send(self, state: State, report: Report, write: Write, share: Share = ALL) -> None:
+    def send(self, state: State, report: Report, write: Write) -> None:
         def slowly(records: Sequence[Outgoing]) -> None:
             write(records)
             time.sleep(0.4)
 
-        super().send(state, report, slowly, share)
+        super().send(state, report, slowly)
 
 
 def test_a_view_is_current_amid_the_fan_out_of_another(
@@ -575,7 +544,7 @@ class HaltingEmission(Emission):
     when: str
     folder: Path
 
-    def send(self, state: State, report: Report, write: Write, share: Share = ALL) -> None:
+    def send(self, state: State, report: Report, write: Write) -> None:
         slices = 0
 
         def halting(records: Sequence[Outgoing]) -> None:
@@ -587,7 +556,7 @@ class HaltingEmission(Emission):
             if slices == 2 and self.when == "after":
                 self._halt()
 
-        super().send(state, report, halting, share)
+        super().send(state, report, halting)
 
     def _halt(self) -> None:
         with suppress(FileExistsError), (self.folder / "once").open("x"):
