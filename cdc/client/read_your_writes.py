@@ -55,7 +55,7 @@ from cdc.postgres import table_survey
 from cdc.postgres.schema_changes import lsn_number
 from cdc.runtime.context import Context
 from cdc.sink.contract import Sink
-from cdc.sink.factory import open_documents, open_waiting
+from cdc.sink.factory import late_topics, open_documents, open_waiting
 
 POLL_S = 0.01
 # The LSN is read before the message is written, so the message's own LSN is later.
@@ -186,9 +186,8 @@ class View:
             floor = self._control.floors.number(self.table.qualified)
             if self._read_documents is None:
                 return ends[self.table.topic], floor
-            current, topic = self._read_documents().get(self.table.name, {}), self.table.topic
-            behind = not all(distance(current.get(name), end).reached for name, end in ends.items())
-            if topic not in current or behind:
+            notes, topic = self._read_documents(), self.table.topic
+            if late_topics(notes, self.table, ends, self._control.floors.number):
                 self._refuse_waiting()
                 return None
             return self._kafka.log_ends([topic])[topic], floor

@@ -25,7 +25,7 @@ from cdc.generations.registry import GenerationBuild, Generations
 from cdc.kafka.pool import TopicsPool
 from cdc.model.finding import Finding, find
 from cdc.model.finding_codes import APPLY, CAPTURE
-from cdc.model.position import ViewCheckpoint
+from cdc.model.position import Position, ViewCheckpoint, distance
 from cdc.model.table import Table
 from cdc.model.trace import trace
 from cdc.observe.activity import Activity, LookConnections
@@ -136,7 +136,9 @@ def _collect(
         ),
         tuple(finding for finding in (*unread, *changed, *report.findings, *at_risk) if finding),
         definitions,
-        _documents_status(documents, activity, started) if documents else None,
+        _documents_status(documents, activity, started, report.ends, tables.get(STATE, ()))
+        if documents
+        else None,
         slot_loss_s(answers["postgres"][0], report.heartbeat),
         _snapshot_records(pipeline, answers["connect"][0], answers["kafka"][0], started),
     )
@@ -158,15 +160,36 @@ def _snapshot_records(
 
 
 def _documents_status(
-    answer: "Future[Answer]", activity: Activity | None, started: float
+    answer: "Future[Answer]",
+    activity: Activity | None,
+    started: float,
+    ends: Mapping[str, Position],
+    tables: Sequence[Table],
 ) -> DocumentsStatus | None:
-    """The sizes; that the state can't be read is a problem of its positions already."""
+    """The sizes, and how many records of these tables wait for the state; that it can't be read is a
+    problem of its positions already.
+    """
     sizes, _ = _await_answer("state", answer, started, ANSWER_S)
     if sizes is None:
         return None
     progress = activity.progress.get(STATE) if activity else None
     pace = progress.sent_per_s if progress and progress.state in WORKING else None
-    return DocumentsStatus(**sizes, sent_per_s=pace)
+    stored = {name: checkpoint for name, checkpoint in sizes["applied"].items() if checkpoint}
+    applied = {name: sum(checkpoint.position.offsets) for name, checkpoint in stored.items()}
+    waiting = {
+        table.qualified: _count_waiting(stored.get(table.qualified), ends[table.topic])
+        for table in tables
+        if table.topic in ends
+    }
+    return DocumentsStatus(
+        **{**sizes, "applied": applied}, sent_per_s=pace, waiting=waiting if ends else None
+    )
+
+
+def _count_waiting(stored: ViewCheckpoint | None, end: Position) -> int:
+    """Count the records up to an end; all of them where those of another topic were applied."""
+    gap = distance(stored, end)
+    return gap.offsets if gap.comparable else sum(end.offsets)
 
 
 def _tables_of(pipeline: Pipeline, sink: str, waiting: Collection[str]) -> tuple[Table, ...]:

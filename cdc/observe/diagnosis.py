@@ -10,7 +10,7 @@ from cdc.apply.progress import WORKING
 from cdc.config.view_settings import SCHEMA, STATE
 from cdc.model.finding import LOOK_AGAIN, Finding, exit_code, find, verdict, worst_first
 from cdc.model.wording import UNKNOWN, clock, duration
-from cdc.observe.forecast import state_bytes
+from cdc.observe.forecast import needed_memory_bytes
 from cdc.observe.status import NEVER_RUN, SinkStatus, Status
 
 SLOW_S = 5.0
@@ -275,10 +275,9 @@ def _find_memory_risk(status: Status) -> Iterator[Finding]:
     server has.
     """
     documents = status.documents
-    views = next((sink.views for sink in status.sinks if sink.name == STATE), ())
     if documents is None or documents.limit_bytes is None:
         return
-    needed, limit = state_bytes(documents, views), documents.limit_bytes
+    needed, limit = needed_memory_bytes(documents), documents.limit_bytes
     if needed is not None and needed > limit:
         message = (
             f"The state of documents may not fit: with the records that wait its server uses about"

@@ -68,24 +68,22 @@ def wal_pace(first: Heartbeat, last: Heartbeat) -> float | None:
     return (last.lsn - first.lsn) / span_s if span_s >= LEAST_S else None
 
 
-def state_bytes(documents: DocumentsStatus, views: Sequence[ViewStatus]) -> int | None:
+def needed_memory_bytes(documents: DocumentsStatus) -> int | None:
     """Return about how many bytes of memory the state's server uses once all records are applied that
     wait for the state: as many of them are of new rows as were of those so far.
 
     None where all are applied, or too few to tell.
     """
-    rows, used = sum(documents.rows.values()), documents.used_bytes
-    if not _waiting_records(views) or rows < LEAST_ROWS or used is None:
+    rows, used, waiting = sum(documents.rows.values()), documents.used_bytes, documents.waiting
+    if not waiting or not any(waiting.values()) or rows < LEAST_ROWS or used is None:
         return None
     size = sum(documents.bytes.values())
     missing = 0.0
-    for view in views:
-        rows_of_table = documents.rows.get(view.table, 0)
-        row_bytes = documents.bytes[view.table] / rows_of_table if rows_of_table else size / rows
-        share_new = (
-            min(1.0, rows_of_table / view.changes) if rows_of_table and view.changes else 1.0
-        )
-        missing += (view.lag_records or 0) * share_new * row_bytes
+    for table, records in waiting.items():
+        rows_of_table, applied = documents.rows.get(table, 0), documents.applied.get(table, 0)
+        row_bytes = documents.bytes[table] / rows_of_table if rows_of_table else size / rows
+        share_new = min(1.0, rows_of_table / applied) if applied else 1.0
+        missing += records * share_new * row_bytes
     return round(used + missing * min(used / size, MOST_OVERHEAD))
 
 

@@ -142,6 +142,8 @@ class DocumentsStatus:
     used_bytes   memory of the state's whole server; None where the user may not ask for it
     limit_bytes  of the server's memory; None also where it has no limit
     sent_per_s   documents that the run sends a second; None while it has none to send
+    applied      by table, records that are in the state, markers of transactions among them
+    waiting      by table, the like that aren't yet; None where the topics couldn't be read
     """
 
     rows: Mapping[str, int]
@@ -151,6 +153,8 @@ class DocumentsStatus:
     used_bytes: int | None = None
     limit_bytes: int | None = None
     sent_per_s: float | None = None
+    applied: Mapping[str, int] = field(default_factory=dict)
+    waiting: Mapping[str, int] | None = None
 
     @property
     def done_s(self) -> float | None:

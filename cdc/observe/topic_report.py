@@ -30,14 +30,16 @@ AT_RISK_SHARE = 0.75
 
 
 class TopicReport(NamedTuple):
-    """What `read_topics` returns: the heartbeat, the views of each sink, findings on the topics, and
-    how many records the topics of tables have had, markers of transactions among them.
+    """What `read_topics` returns: the heartbeat, the views of each sink, findings on the topics, how
+    many records the topics of tables have had, markers of transactions among them, and the ends of
+    all topics.
     """
 
     heartbeat: HeartbeatStatus | None = None
     views: Mapping[str, tuple[ViewStatus, ...]] = {}
     findings: tuple[Finding, ...] = ()
     records: int = 0
+    ends: Mapping[str, Position] = {}
 
 
 def read_topics(
@@ -90,7 +92,7 @@ def read_topics(
         heartbeat = HeartbeatStatus(round(age, 3), beat.delay_s, pipeline.source.heartbeat_s, pace)
     captured = {pipeline.topic(entry.table) for entry in pipeline.source.tables}
     records = sum(sum(ends[topic].offsets) for topic in ends.keys() & captured)
-    return TopicReport(heartbeat, views, tuple(_lowered(continuity.ledger)), records)
+    return TopicReport(heartbeat, views, tuple(_lowered(continuity.ledger)), records, ends)
 
 
 def find_tombstones_at_risk(

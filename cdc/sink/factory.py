@@ -4,8 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from cdc.config.settings import Pipeline
-from cdc.config.view_settings import tables_of
-from cdc.model.position import Position, ViewCheckpoint
+from cdc.config.view_settings import SCHEMA, tables_of
+from cdc.model.position import Position, ViewCheckpoint, distance
 from cdc.model.table import Table
 from cdc.sink.contract import Sink
 from cdc.sink.lane import Failure
@@ -26,13 +26,36 @@ def build_state(pipeline: Pipeline) -> Any:
     return pipeline.state.build_state()
 
 
-def open_documents(pipeline: Pipeline) -> Callable[[], Mapping[str, Mapping[str, Position]]]:
-    """The function that reads up to where the documents are current, by view: the position of each
-    of its tables' topics, and of its own.
+Notes = Mapping[str, Mapping[str, ViewCheckpoint]]
+"""Up to where the documents are current, by view: position and floor of each of its tables' topics, and
+the position of its own.
+"""
+
+
+def open_documents(pipeline: Pipeline) -> Callable[[], Notes]:
+    """The function that reads up to where the documents are current.
 
     It raises SinkUnavailable or SinkRejected.
     """
     return _reader(pipeline, lambda state: state.current())
+
+
+def late_topics(
+    notes: Notes, view: Table, ends: Mapping[str, Position], floor_of: Callable[[str], int]
+) -> list[str]:
+    """Return the topics of a view's tables in which its documents aren't current yet; its own while
+    they have never been.
+
+    ends: by topic of its tables; floor_of: the number of a table's last floor, by its name.
+    """
+    note = notes.get(view.name, {})
+    tables = view.derivation.tables if view.derivation else ()
+    late = [
+        topic
+        for name, topic in tables
+        if not distance(note.get(topic), ends[topic], floor_of(name)).reached
+    ]
+    return late if view.topic in note else [*late, view.topic]
 
 
 def open_waiting(pipeline: Pipeline) -> Callable[[], Mapping[str, list[str]]]:
@@ -46,24 +69,40 @@ def documents_reader(
     pipeline: Pipeline,
 ) -> Callable[[Sequence[Table]], Mapping[str, ViewCheckpoint | None]]:
     """The function that reads up to where the documents are current, as checkpoints of the tables
-    that they are made of, by name: of several views' the earliest.
+    that they are made of, by name. In all views that have a table, but for those that wait: the
+    earliest offsets; None where one of them has never been current in it.
     """
-    read = open_documents(pipeline)
+    read = _reader(pipeline, lambda state: (state.current(), state.waiting()))
 
     def checkpoints(tables: Sequence[Table]) -> Mapping[str, ViewCheckpoint | None]:
-        notes = read().values()
-        noted = {
-            table.qualified: [note[table.topic] for note in notes if table.topic in note]
-            for table in tables
+        notes, waiting = read()
+        views = {
+            name: tables_of(view)
+            for name, view in pipeline.views.items()
+            if f"{SCHEMA}.{name}" not in waiting
         }
         return {
-            name: ViewCheckpoint(min(positions, key=lambda position: sum(position.offsets)))
-            if positions
-            else None
-            for name, positions in noted.items()
+            table.qualified: earliest_checkpoint(
+                [
+                    notes.get(name, {}).get(table.topic)
+                    for name, used in views.items()
+                    if table.qualified in used
+                ]
+            )
+            for table in tables
         }
 
     return checkpoints
+
+
+def earliest_checkpoint(noted: Sequence[ViewCheckpoint | None]) -> ViewCheckpoint | None:
+    """Return the least offset of each partition; None where one is missing, or of another topic."""
+    present = [checkpoint.position for checkpoint in noted if checkpoint]
+    kinds = {(position.topic_id, position.partition_count) for position in present}
+    if len(present) < len(noted) or len(kinds) != 1:
+        return None
+    offsets = zip(*(position.offsets for position in present), strict=True)
+    return ViewCheckpoint(Position(present[0].topic_id, tuple(map(min, offsets))))
 
 
 def sizes_reader(pipeline: Pipeline) -> Callable[[], Mapping[str, Any]]:

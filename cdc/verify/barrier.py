@@ -16,7 +16,7 @@ from cdc.model.table import Table
 from cdc.model.wording import full_stopped
 from cdc.postgres import source
 from cdc.sink.contract import Sink, positions
-from cdc.sink.factory import open_documents
+from cdc.sink.factory import late_topics, open_documents
 
 POLL_S = 0.25
 SILENT_S = 4.0
@@ -134,14 +134,19 @@ def place_barrier(
     truncations = Truncations(pipeline, kafka)
     derived = [table for table in tables if table.derivation]
     if derived:
-        _await_documents(pipeline, kafka, derived, options)
+        truncations.read()
+        _await_documents(pipeline, kafka, derived, truncations.floors, options)
     ends = kafka.log_ends([table.topic for table in tables])
     truncations.read()
     return Barrier(ends, truncations.floors)
 
 
 def _await_documents(
-    pipeline: Pipeline, kafka: Topics, views: Sequence[Table], options: WaitOptions
+    pipeline: Pipeline,
+    kafka: Topics,
+    views: Sequence[Table],
+    floors: Floors,
+    options: WaitOptions,
 ) -> None:
     """Wait until the documents of views are current in what their tables' topics hold now."""
     topics = {topic for view in views if view.derivation for _, topic in view.derivation.tables}
@@ -149,14 +154,10 @@ def _await_documents(
     read = open_documents(pipeline)
 
     def lagging_documents() -> list[str]:
-        current, behind = read(), dict[str, None]()
-        for view in views:
-            note = current.get(view.name, {})
-            sources = [topic for _, topic in view.derivation.tables] if view.derivation else []
-            late = [
-                topic for topic in sources if not distance(note.get(topic), ends[topic]).reached
-            ]
-            behind |= dict.fromkeys(late if view.topic in note else [*late, view.topic])
+        notes = read()
+        behind = dict.fromkeys(
+            topic for view in views for topic in late_topics(notes, view, ends, floors.number)
+        )
         return [f"documents are behind in {topic}: is `cdc run` at work?" for topic in behind]
 
     _wait_while(lagging_documents, options)

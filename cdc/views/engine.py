@@ -29,14 +29,14 @@ from cdc.config.settings import Pipeline
 from cdc.control.heartbeat import last_heartbeat
 from cdc.errors import ConnectorError
 from cdc.kafka.topics import Topics
-from cdc.model.position import Position, distance
+from cdc.model.position import Position, ViewCheckpoint, distance
 from cdc.model.table import IndexOptions, Table
 from cdc.sink.contract import positions as checkpoints
 from cdc.sink.lane import Failure
 from cdc.sink.lane_run import freeze_gc_after, reported_error
 from cdc.spark.kafka_source import OffsetRanges, read_ranges
 from cdc.views.emission import Emission, Report
-from cdc.views.plan import Node, StatePlan, View
+from cdc.views.plan import Node, StatePlan
 from cdc.views.resolve import Resolution
 from cdc.views.rows import narrowed
 from cdc.views.state import State, StateSink, Turn
@@ -152,7 +152,7 @@ class DocumentEngine:
     def _unnoted_views(self, positions: Positions) -> dict[str, Positions]:
         """The positions of the tables of each view that isn't noted as of them."""
         reached = {
-            view.name: {topic: positions.get(topic) for topic in _topics_of(view)}
+            view.name: {topic: positions.get(topic) for topic in view.topics.values()}
             for view in self._sink.plan.views
         }
         return {name: own for name, own in reached.items() if own != self._noted.get(name)}
@@ -229,7 +229,8 @@ class DocumentEngine:
 
         The topics' ends are read first: what is below them was made of the state before this note,
         so a state that has the note lacks nothing of it. And only if it has got to these positions:
-        it may have gone back since they were written to it.
+        it may have gone back since they were written to it. Who waits for a TRUNCATE, which no record
+        of the topic tells of, compares the floors.
         """
         news = self._unnoted_views(positions)
         if news and not report.done:
@@ -238,15 +239,21 @@ class DocumentEngine:
             news = {name: own for name, own in news.items() if name in clean}
         if not news:
             return
-        stored = checkpoints(self._sink, self._sink.plan.tables)
+        stored, floors = checkpoints(self._sink, self._sink.plan.tables), dict[str, int]()
         for table in self._sink.plan.tables:
             checkpoint, goal = stored[table.qualified], positions.get(table.topic)
-            reached = checkpoint.position if checkpoint else None
-            if goal and not distance(reached, goal).reached:
+            if goal and not distance(checkpoint, goal).reached:
                 raise Failure("rewound", f"The state of {table.qualified} lost its last writes.")
+            floors[table.topic] = checkpoint.floor if checkpoint else 0
         topics = self._topics
         ends = self._kafka.ends([topics[name] for name in news])
-        notes = {name: {**own, topics[name]: ends[topics[name]]} for name, own in news.items()}
+        notes = {
+            name: {
+                topic: ViewCheckpoint(position, floor=floors.get(topic, 0)) if position else None
+                for topic, position in {**own, topics[name]: ends[topics[name]]}.items()
+            }
+            for name, own in news.items()
+        }
         self._state.note_current(self._turn, notes)
         self._noted |= news
 
@@ -258,10 +265,6 @@ class DocumentEngine:
             raise reported_error(
                 failure.kind, failure.message, HINTS, sink=self._sink.name
             ) from None
-
-
-def _topics_of(view: View) -> set[str]:
-    return {node.table.topic for node in view.root.walk()}
 
 
 class _Marking:
@@ -304,13 +307,16 @@ def _report(encoded: bytes) -> Report:
     return report
 
 
-def _unnoted(ends: Mapping[str, Position], noted: Positions) -> OffsetRanges:
+def _unnoted(
+    ends: Mapping[str, Position], noted: Mapping[str, ViewCheckpoint | None]
+) -> OffsetRanges:
     """The ranges of topics that a note doesn't cover: all of a topic that it doesn't know."""
     spans: OffsetRanges = {}
     for topic, end in ends.items():
         former = noted[topic]
         is_comparable = former is not None and distance(former, end).comparable
-        starts = former.offsets if former and is_comparable else (0,) * end.partition_count
+        unknown = (0,) * end.partition_count
+        starts = former.position.offsets if former and is_comparable else unknown
         for partition, (start, stop) in enumerate(zip(starts, end.offsets, strict=True)):
             if start < stop:
                 spans[topic, partition] = start, stop

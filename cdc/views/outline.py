@@ -63,6 +63,5 @@ def rebuilds(sink: StateSink, needs: Mapping[str, str]) -> tuple[dict[str, bool]
     stored = positions(sink, sink.plan.tables)
     tables = {name: checkpoint is None for name, checkpoint in stored.items()}
     return tables, {
-        view.name: any(tables[node.table.qualified] for node in view.root.walk())
-        for view in sink.plan.views
+        view.name: any(tables[name] for name in view.topics) for view in sink.plan.views
     }

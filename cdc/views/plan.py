@@ -181,6 +181,11 @@ class View:
     root: Node
     sinks: tuple[str, ...]
 
+    @property
+    def topics(self) -> dict[str, str]:
+        """The topics of the tables that the view is made of, by the table's name."""
+        return {node.table.qualified: node.table.topic for node in self.root.walk()}
+
 
 def is_key(table: Table, values: Values) -> bool:
     """Whether values are those of the table's key: its id is their text then, and finds the row.

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple, Protocol
 
-from cdc.model.position import Position
+from cdc.model.position import ViewCheckpoint
 from cdc.model.table import Table
 from cdc.sink.contract import Sink
 from cdc.views.plan import StatePlan, Values, is_key
@@ -45,6 +45,7 @@ class StateSizes(NamedTuple):
     pending      chunks of changed rows whose documents aren't known yet
     used_bytes   memory of the whole server; None where the user may not ask for it
     limit_bytes  of the server's memory; None also where it has no limit
+    applied      by table, up to where its records are in the state; None where none is
     """
 
     rows: Mapping[str, int]
@@ -53,6 +54,7 @@ class StateSizes(NamedTuple):
     pending: int
     used_bytes: int | None
     limit_bytes: int | None
+    applied: Mapping[str, ViewCheckpoint | None]
 
 
 class State(Protocol):
@@ -146,17 +148,18 @@ class State(Protocol):
         """Read how much there is of these tables, and to do for these views."""
 
     def note_current(
-        self, turn: Turn, reached: Mapping[str, Mapping[str, Position | None]]
+        self, turn: Turn, reached: Mapping[str, Mapping[str, ViewCheckpoint | None]]
     ) -> None:
         """Store by view up to where its documents have been sent, if it is still this turn; else
         raise as `require_turn` does. Other views' notes stay.
 
-        `reached`: by topic of the view's tables, the position that its documents are as of; and of
-        its own topic an end, such that all before it was made of the state before this call.
+        `reached`: by topic of the view's tables, the position and the floor that its documents are as
+        of; and of its own topic an end, such that all before it was made of the state before this
+        call.
         """
 
-    def current(self) -> Mapping[str, Mapping[str, Position]]:
-        """Read what `note_current` stored, by view and topic."""
+    def current(self) -> Mapping[str, Mapping[str, ViewCheckpoint]]:
+        """Read what `note_current` stored, by view and topic: position and floor."""
 
     def waiting(self) -> Mapping[str, list[str]]:
         """Read which views wait, as `StateSink.adopt` was told last."""

@@ -19,7 +19,6 @@ NESTED = "jsonb"
 def view_table(pipeline: Pipeline, view: View) -> Table:
     """Return the table whose rows are a view's documents."""
     root = view.root
-    nodes = {node.table.qualified: node.table.topic for node in root.walk()}
     return Table(
         SCHEMA,
         view.name,
@@ -28,7 +27,7 @@ def view_table(pipeline: Pipeline, view: View) -> Table:
         pipeline.view_topic(view.name),
         # The topic may hold documents of an earlier definition, with members of their own.
         reshaped=True,
-        derivation=Derivation(document_query(view), tuple(sorted(nodes.items())), view.sinks),
+        derivation=Derivation(document_query(view), tuple(sorted(view.topics.items())), view.sinks),
     )
 
 

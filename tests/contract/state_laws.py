@@ -12,7 +12,7 @@ import pytest
 from cdc.codec.decode_options import DecodeOptions
 from cdc.errors import CdcError
 from cdc.model.outcome import Advance
-from cdc.model.position import Position
+from cdc.model.position import Position, ViewCheckpoint
 from cdc.model.table import Column, Table
 from cdc.sink.contract import Batch, Outcome
 from cdc.sink.lane import ChunkLimits, Failure, Lane, Verdicts
@@ -497,7 +497,7 @@ def another_turn_forgets_no_mark(harness: Harness) -> None:
     for turn, kind in {**turns, later.next: "rewound", Turn("run", 99): "rewound"}.items():
         for ask in (
             lambda turn: state.sent(turn, AUTHOR_VIEW, marks),
-            lambda turn: state.note_current(turn, {BOOK_VIEW: {"topic": Position("1", (1,))}}),
+            lambda turn: state.note_current(turn, {BOOK_VIEW: {"topic": PLACE}}),
             lambda turn: state.begin_turn(turn.next),
             state.require_turn,
         ):
@@ -513,8 +513,9 @@ def another_turn_forgets_no_mark(harness: Harness) -> None:
 
 def what_is_current_is_noted(harness: Harness) -> None:
     """By view and topic, each as it was noted last; of a topic without records nothing."""
-    turn, one, two = harness.state.take("run"), Position("1", (1, 2)), Position("2", (3,))
-    own: dict[str, Position | None] = {"a": one, "b": one, "c": None}
+    turn, one = harness.state.take("run"), PLACE
+    two = ViewCheckpoint(Position("2", (3,)), floor=7)
+    own: dict[str, ViewCheckpoint | None] = {"a": one, "b": one, "c": None}
     harness.state.note_current(turn, {AUTHOR_VIEW: own, BOOK_VIEW: {"a": one}})
     harness.state.begin_turn(turn.next)
     harness.state.note_current(turn.next, {AUTHOR_VIEW: {"b": two}})
@@ -557,6 +558,12 @@ def another_need_begins_a_table_anew(harness: Harness) -> None:
     assert harness.state.current().keys() == {AUTHOR_VIEW, BOOK_VIEW}
     harness.adopt(books="2")
     assert harness.state.current() == {}
+    plan = plan_of(AUTHOR_DOCS, BOOK_DOCS, TAG_DOCS)
+    harness.begin(plan)
+    note_all(harness)
+    harness.adopt(plan, tags="2")
+    assert harness.state.current().keys() == {AUTHOR_VIEW, BOOK_VIEW}
+    harness.adopt(books="2")
     harness.adopt()
     books, authors = (
         next(table for table in PLAN.tables if table.name == name) for name in ("books", "authors")
@@ -590,14 +597,14 @@ def a_view_that_is_no_more_leaves_nothing(harness: Harness) -> None:
 
 def note_all(harness: Harness) -> None:
     """Note the documents of all views as current."""
-    turn, place = harness.state.take("run"), Position("1", (1, 1))
     notes = {
-        view.name: dict.fromkeys(
-            [view.name, *(node.table.topic for node in view.root.walk())], place
-        )
+        view.name: dict.fromkeys([view.name, *view.topics.values()], PLACE)
         for view in harness.sink.plan.views
     }
-    harness.state.note_current(turn, notes)
+    harness.state.note_current(harness.state.take("run"), notes)
+
+
+PLACE = ViewCheckpoint(Position("1", (1, 1)))
 
 
 def views_that_wait_are_told(harness: Harness) -> None:

@@ -11,7 +11,7 @@ from redis.crc import key_slot
 from cdc.errors import SinkRejected
 from cdc.model.position import ViewCheckpoint
 from cdc.observe import forecast
-from cdc.observe.status import DocumentsStatus, ViewStatus
+from cdc.observe.status import DocumentsStatus
 from cdc.sink.contract import PositionLost
 from cdc.sink.lane import Part, Verdicts
 from cdc.sinks.redis.documents import executor, scripts, sink, state
@@ -216,6 +216,15 @@ class StaysCurrent(MemoryDocuments):
         pass
 
 
+class ForgetsOthers(MemoryDocuments):
+    """Takes all views for changed when the table of one is."""
+
+    def forget_current(self, is_stale: Callable[[str, str], bool]) -> None:
+        notes = [(view, topic) for view, note in self.store.reached.items() for topic in note]
+        is_any_stale = any(is_stale(view, topic) for view, topic in notes)
+        super().forget_current(lambda view, topic: is_any_stale)
+
+
 class LongestDirtyOnly(MemoryState):
     def dirty(self, view: str, limit: int) -> dict[str, str]:
         return dict(list(super().dirty(view, 99).items())[:limit])
@@ -250,6 +259,7 @@ class FirstPage(MemoryState):
         (StaysCurrent, MemoryState, laws.a_cleared_table_is_undone),
         (StaysCurrent, MemoryState, laws.another_need_begins_a_table_anew),
         (StaysCurrent, MemoryState, laws.a_view_that_is_no_more_leaves_nothing),
+        (ForgetsOthers, MemoryState, laws.another_need_begins_a_table_anew),
         (MemoryDocuments, LongestDirtyOnly, laws.no_more_marks_are_read_than_asked_for),
         (MemoryDocuments, AnyTurn, laws.another_turn_forgets_no_mark),
         (MemoryDocuments, ClimbedAtOnce, laws.a_chunk_is_climbed_from_once),
@@ -276,8 +286,10 @@ def test_the_memory_that_a_state_takes_is_foretold(
     harness = in_redis()
     write_books(harness, range(FORETOLD))
     harness.apply()
-    books, documents = "lib.books", DocumentsStatus(**sizes(harness))
-    foretold = forecast.state_bytes(documents, [ViewStatus(books, FORETOLD, changes=FORETOLD)])
+    books, half = "lib.books", sizes(harness)
+    applied = sum(half.pop("applied")[books].position.offsets)
+    documents = DocumentsStatus(**half, applied={books: applied}, waiting={books: FORETOLD})
+    foretold = forecast.needed_memory_bytes(documents)
     write_books(harness, range(FORETOLD, 2 * FORETOLD))
     harness.apply()
     after, former = sizes(harness), documents.used_bytes

@@ -18,7 +18,7 @@ from cdc.codec.decode_options import DecodeOptions
 from cdc.errors import SinkRejected, SinkUnavailable
 from cdc.kafka.transactions import Outgoing
 from cdc.model.outcome import Advance
-from cdc.model.position import Position
+from cdc.model.position import Position, ViewCheckpoint
 from cdc.model.table import Column, Table
 from cdc.sink.lane import ChunkLimits, Failure, Lane, Part, Verdicts
 from cdc.sink.lane_task import LaneRun
@@ -558,7 +558,9 @@ def test_a_state_of_a_former_version_is_removed(url: str, monkeypatch: pytest.Mo
         server.flushdb()
         server.mset({f"{NAME}2:_documents": "x", f"{NAME}": "x"})
         former = RedisState(url, NAME, ())
-        former.note_current(former.take("run"), {"view": {"topic": Position("1", (1,))}})
+        former.note_current(
+            former.take("run"), {"view": {"topic": ViewCheckpoint(Position("1", (1,)))}}
+        )
         server.hset(f"{NAME}:_needs", AUTHORS.qualified, "all")
         for number in range(5000):
             server.set(f"{NAME}:{AUTHORS.qualified}:{number}", "x")

@@ -340,7 +340,7 @@ def test_what_was_not_sent_is_not_noted_as_sent(
         engine.work(positions)
     noted = history.sink.open_state()().current()
     topic = history.table("books").topic
-    assert noted["author_docs"][topic] != positions[topic]
+    assert noted["author_docs"][topic].position != positions[topic]
     engine.begin()
     engine.work()
     history.apply()
@@ -529,7 +529,7 @@ def noted_topics(history: History) -> set[tuple[str, str]]:
         (view, table.name)
         for view, note in notes.items()
         for table in history.plan.tables
-        if note.get(table.topic) == positions[table.topic]
+        if table.topic in note and note[table.topic].position == positions[table.topic]
     }
 
 
@@ -746,14 +746,18 @@ def audit(history: History, spark: "SparkSession") -> dict[str, tuple[int, int, 
     with Topics(history.pipeline.kafka) as topics:
         current = history.sink.open_state()().current()
         vectors = read_vectors(topics, history.pipeline, history.plan, current, PLACEHOLDER)
+        comparisons = [
+            comparison
+            for vector in vectors
+            for comparison in compare_documents(spark, history.pipeline, vector)
+        ]
     return {
         comparison.table.removeprefix("view."): (
             comparison.source_rows,
             comparison.view_rows,
             [f"{difference.kind} {difference.id}" for difference in comparison.sample],
         )
-        for vector in vectors
-        for comparison in compare_documents(spark, history.pipeline, vector)
+        for comparison in comparisons
     }
 
 

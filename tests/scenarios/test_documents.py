@@ -204,7 +204,6 @@ def test_case_46_documents_are_rebuilt_waited_for_and_truncated(world: "World") 
         view = client.view(world.file, "cache", "view.order_docs")
         client.wait_for(view, token, timeout_s=120)
         assert cached(world, "order_docs", "77")["pieces"] == 3
-        view.close()
         for pieces in (4, 5):
             world.sql(f"UPDATE items SET quantity = {pieces} WHERE order_id = 77")
             wait_by_hand(world)
@@ -223,8 +222,10 @@ def test_case_46_documents_are_rebuilt_waited_for_and_truncated(world: "World") 
         world.rollback("search")
         compare(world)
         world.sql("TRUNCATE items")
-        compare(world)
+        wait_for_documents(world, view)
         assert cached(world, "order_docs", "77")["items"] == []
+        view.close()
+        compare(world)
         (listed,) = [v for v in world.json("views", "list")["views"] if v["view"] == "order_docs"]
         assert (listed["tables"], listed["sinks"]) == (
             sorted(TABLES),

@@ -34,7 +34,8 @@ class MemoryState:
     deleted: dict[str, dict[str, bytes]] = field(default_factory=dict)
     unsent: set[str] = field(default_factory=set)
     needs: dict[str, str] = field(default_factory=dict)
-    reached: dict[str, dict[str, Position]] = field(default_factory=dict)
+    reached: dict[str, dict[str, ViewCheckpoint]] = field(default_factory=dict)
+    stored: dict[str, ViewCheckpoint] = field(default_factory=dict)
     waiting_views: Mapping[str, list[str]] = field(default_factory=dict)
     writers: dict[str, str] = field(default_factory=dict)
     turn: Turn = NO_TURN
@@ -135,17 +136,18 @@ class MemoryState:
             len(self.chunks),
             None,
             None,
+            {name: self.stored.get(name) for name in tables},
         )
 
     def note_current(
-        self, turn: Turn, reached: Mapping[str, Mapping[str, Position | None]]
+        self, turn: Turn, reached: Mapping[str, Mapping[str, ViewCheckpoint | None]]
     ) -> None:
         self.require_turn(turn)
         for view, positions in reached.items():
             places = {topic: position for topic, position in positions.items() if position}
             self.reached.setdefault(view, {}).update(places)
 
-    def current(self) -> Mapping[str, Mapping[str, Position]]:
+    def current(self) -> Mapping[str, Mapping[str, ViewCheckpoint]]:
         return {view: dict(positions) for view, positions in self.reached.items()}
 
     def waiting(self) -> Mapping[str, list[str]]:
@@ -238,6 +240,7 @@ class MemoryDocuments(Memory):
     def __init__(self, store: MemoryState, stored: dict[str, ViewCheckpoint]) -> None:
         super().__init__("documents")
         self.store, self.stored = store, stored
+        store.stored = stored
         self.plan = StatePlan(())
         self.needs: Mapping[str, str] = {}
 

@@ -9,7 +9,7 @@ from rich.console import Console
 from cdc.cli.screens.status import draw_status
 from cdc.control.heartbeat import Heartbeat
 from cdc.observe.diagnosis import diagnose, find_slot_risk
-from cdc.observe.forecast import LEAST_ROWS, catch_up_s, slot_loss_s, state_bytes, wal_pace
+from cdc.observe.forecast import LEAST_ROWS, catch_up_s, needed_memory_bytes, slot_loss_s, wal_pace
 from cdc.observe.run_log import LagSample
 from cdc.observe.status import DocumentsStatus, HeartbeatStatus, SinkStatus, ViewStatus
 from cdc.postgres.replication_slot import Slot
@@ -133,39 +133,47 @@ LOADING = DocumentsStatus(
 
 
 @pytest.mark.parametrize(
-    ("documents", "lags", "expected"),
+    ("documents", "records", "expected"),
     [
         (LOADING, {"a": (3 * ROWS, ROWS)}, 800),
         (LOADING, {"a": (3 * ROWS, ROWS), "b": (2 * ROWS, 0)}, 1200),
         # Of three records two changed a row that was there.
         (LOADING, {"a": (3 * ROWS, 3 * ROWS)}, 400),
+        # All rows of b went again, as those of an outbox.
+        (LOADING, {"a": (ROWS, ROWS), "b": (2 * ROWS, 2 * ROWS)}, 400),
         # What the server holds besides doesn't grow with the state.
         (replace(LOADING, used_bytes=900 * ROWS), {"a": (ROWS, ROWS)}, 1300),
-        (LOADING, {"a": (0, ROWS), "b": (0, None)}, None),
-        (LOADING, {"a": (3 * ROWS, ROWS), "b": (None, None)}, None),
+        (LOADING, {"a": (0, ROWS), "b": (0, 0)}, None),
+        (LOADING, None, None),
         (replace(LOADING, rows={"a": ROWS - 1}), {"a": (3 * ROWS, ROWS)}, None),
         (replace(LOADING, used_bytes=None), {"a": (3 * ROWS, ROWS)}, None),
     ],
 )
 def test_the_memory_that_a_state_will_take(
     documents: DocumentsStatus,
-    lags: dict[str, tuple[int | None, int | None]],
+    records: dict[str, tuple[int, int]] | None,
     expected: int | None,
 ) -> None:
-    """Expected in bytes by row that is there."""
-    places = [ViewStatus(name, lag, changes=changes) for name, (lag, changes) in lags.items()]
-    estimate = state_bytes(documents, places)
+    """Records: by table, how many wait and how many are applied. Expected in bytes by row that is
+    there.
+    """
+    if records is not None:
+        waiting, applied = (
+            {name: pair[place] for name, pair in records.items()} for place in (0, 1)
+        )
+        documents = replace(documents, waiting=waiting, applied=applied)
+    estimate = needed_memory_bytes(documents)
     assert estimate == (None if expected is None else expected * ROWS)
 
 
 def test_a_state_that_will_not_fit_is_a_risk_while_it_is_built() -> None:
-    state = SinkStatus("documents", "running", views=(ViewStatus("a", 9 * ROWS, 1.0, ROWS),))
-    status = replace(good_status(state, documents=LOADING), findings=())
+    loading = replace(LOADING, waiting={"a": 9 * ROWS}, applied={"a": ROWS})
+    status = replace(good_status(documents=loading), findings=())
     (finding,) = diagnose(status).findings
     assert (finding.code, finding.severity) == ("state-will-not-fit", "warning")
     assert "uses about 38 MiB, and maxmemory is 19 MiB" in finding.message
     for limit in (2001 * ROWS, None):
-        fitting = replace(LOADING, limit_bytes=limit)
+        fitting = replace(loading, limit_bytes=limit)
         assert diagnose(replace(status, documents=fitting)).findings == ()
 
 

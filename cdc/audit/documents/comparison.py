@@ -36,6 +36,7 @@ from cdc.kafka.topics import Topics
 from cdc.model.outcome import Advance
 from cdc.model.position import Position, distance
 from cdc.model.table import Table
+from cdc.sink.factory import Notes
 from cdc.sink.lane import COLUMNS, Lane
 from cdc.sink.lane_run import freeze_gc_after
 from cdc.sink.rejection import Skip
@@ -74,11 +75,12 @@ def read_vectors(
     kafka: Topics,
     pipeline: Pipeline,
     plan: StatePlan,
-    current: Mapping[str, Mapping[str, Position]],
+    current: Notes,
     placeholder: str,
-) -> list[Vector]:
-    """Take the vectors that the state has noted last, `current`, see `State.current`: one of all
-    views, unless they are of different moments, as while some have documents to send.
+) -> Iterator[Vector]:
+    """Take the vectors that the state has noted last, `current`: one of all views, unless they are of
+    different moments, as while some have documents to send. Each is looked at when it is asked for,
+    since what it needs of the log is compacted some day.
 
     Raises:
         UndecidedError: some documents have never been current, or are so old that compaction may
@@ -87,27 +89,32 @@ def read_vectors(
     """
     control = Control(pipeline, kafka)
     control.read()
-    return [
-        _vector(kafka, pipeline, part, positions, control, placeholder)
-        for part, positions in _moments(plan, current)
-    ]
+    for part, positions in moments(plan, current):
+        yield _vector(kafka, pipeline, part, positions, control, placeholder)
 
 
-def _moments(
-    plan: StatePlan, current: Mapping[str, Mapping[str, Position]]
-) -> list[tuple[StatePlan, Mapping[str, Position]]]:
-    """Put views together whose notes agree about the tables that they share."""
-    moments: list[tuple[list[View], dict[str, Position]]] = []
+def moments(plan: StatePlan, current: Notes) -> list[tuple[StatePlan, Mapping[str, Position]]]:
+    """Put views together whose notes agree about the tables that they share.
+
+    A view whose note lacks one of its tables, as after a TRUNCATE, stands alone: another view's note
+    says nothing of up to where its documents are.
+    """
+    shared: list[tuple[list[View], dict[str, Position]]] = []
+    alone: list[tuple[list[View], dict[str, Position]]] = []
     for view in plan.views:
-        note = current.get(view.name, {})
-        for views, positions in moments:
+        checkpoints = current.get(view.name, {})
+        note = {topic: checkpoint.position for topic, checkpoint in checkpoints.items()}
+        if not note.keys() >= set(view.topics.values()):
+            alone.append(([view], note))
+            continue
+        for views, positions in shared:
             if all(positions.get(topic, position) == position for topic, position in note.items()):
                 views.append(view)
                 positions.update(note)
                 break
         else:
-            moments.append(([view], dict(note)))
-    return [(StatePlan(tuple(views)), positions) for views, positions in moments]
+            shared.append(([view], note))
+    return [(StatePlan(tuple(views)), positions) for views, positions in (*alone, *shared)]
 
 
 def _vector(

@@ -19,15 +19,12 @@ which a cluster keeps them in one slot. What a script reaches besides its KEYS i
 from cdc.sinks.redis.server import view_key
 from cdc.views.rows import GROUP, escape
 
-SHARD = 0
-"""There is one."""
-
 
 def shard_prefix(prefix: str) -> str:
-    """Begin the names of a shard's keys: the `<prefix>` above, and of the functions below. Pipelines
-    that share a cluster have slots of their own.
+    """Begin the names of the keys of a pipeline's only shard: the `<prefix>` above, and of the functions
+    below. Pipelines that share a cluster have slots of their own.
     """
-    return f"{prefix}:{{{prefix}.{SHARD}}}"
+    return f"{prefix}:{{{prefix}.0}}"
 
 
 def row_prefix(prefix: str, table: str) -> str:

@@ -61,10 +61,10 @@ class DocumentState:
         self.url, self.prefix = url, shard_prefix(prefix)
         self.plan = StatePlan(())
         self.needs: Mapping[str, str] = {}
-        self._whole = StateDatabase(STATE, url, prefix, f"{COMMANDS} {STATE_COMMANDS}")
+        self._pipeline_keys = StateDatabase(STATE, url, prefix, f"{COMMANDS} {STATE_COMMANDS}")
         self._database = StateDatabase(STATE, url, self.prefix)
         # A user may reach the keys of the pipeline, in whatever shard.
-        self._database.hints = self._whole.hints
+        self._database.hints = self._pipeline_keys.hints
         self._positions = Positions(self._database, None)
 
     def adopt(
@@ -77,9 +77,7 @@ class DocumentState:
         that counts as current. Then the rows of tables are removed that no view needs.
         """
         self._remove_untagged()
-        used = {
-            view.name: {node.table.qualified for node in view.root.walk()} for view in plan.views
-        }
+        used = {view.name: view.topics.keys() for view in plan.views}
         state = OpenState(self.url, self.prefix, plan)()
         state.adopt(needs, used, waiting)
         self.plan, self.needs = plan, needs
@@ -91,7 +89,7 @@ class DocumentState:
         """Remove a state whose keys have no hash tag, as former versions named them: its rows are read
         again. What tells of it goes last, so that a crash leaves the others to the next start.
         """
-        database, telling = self._whole, documents_key(self._whole.prefix)
+        database, telling = self._pipeline_keys, documents_key(self._pipeline_keys.prefix)
         if not database.ask(lambda server: server.hlen(telling)):
             return
         log.info("former_state_removed", sink=self.name)
@@ -232,11 +230,11 @@ class DocumentState:
 
     def remains(self, tables: Sequence[Table]) -> list[str]:  # noqa: ARG002  # all of its keys
         """Count the keys of the state."""
-        return list_keys(self._whole)
+        return list_keys(self._pipeline_keys)
 
     def remove(self, tables: Sequence[Table]) -> None:  # noqa: ARG002  # all of its keys
         """Remove the keys of the state."""
-        remove_keys(self._whole.own_keys(), self._whole)
+        remove_keys(self._pipeline_keys.own_keys(), self._pipeline_keys)
 
     @property
     def _refusal(self) -> SinkRejected:

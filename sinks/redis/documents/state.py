@@ -10,8 +10,9 @@ from typing import Any, TypeVar
 import msgspec
 import redis
 
-from cdc.model.position import Position
+from cdc.model.position import Position, ViewCheckpoint
 from cdc.sink.lane import Failure
+from cdc.sinks.redis.checkpoint import checkpoint_of
 from cdc.sinks.redis.documents.database import state_failure
 from cdc.sinks.redis.documents.keys import (
     dirty_key,
@@ -256,7 +257,7 @@ class RedisState:
         def ask(server: redis.Redis) -> list[Any]:
             pipeline = server.pipeline(transaction=False)
             for table in tables:
-                pipeline.hmget(position_key(self.prefix, table), ["state_rows", "state_bytes"])
+                pipeline.hgetall(position_key(self.prefix, table))
             for view in views:
                 pipeline.zcard(dirty_key(self.prefix, view))
             pipeline.hlen(pending_key(self.prefix))
@@ -264,41 +265,52 @@ class RedisState:
 
         *counts, pending = self._ask(ask)
         memory = self._ask(_memory)
-        counters = dict(zip(tables, counts, strict=False))
+        stored = {
+            table: {field.decode(): value.decode() for field, value in fields.items()}
+            for table, fields in zip(tables, counts, strict=False)
+        }
         return StateSizes(
-            {table: int(rows or 0) for table, (rows, _) in counters.items()},
-            {table: int(size or 0) for table, (_, size) in counters.items()},
+            {table: int(fields.get("state_rows", 0)) for table, fields in stored.items()},
+            {table: int(fields.get("state_bytes", 0)) for table, fields in stored.items()},
             dict(zip(views, counts[len(tables) :], strict=True)),
             pending,
             memory.get("used_memory"),
             memory.get("maxmemory") or None,
+            {table: checkpoint_of(fields) for table, fields in stored.items()},
         )
 
     def note_current(
-        self, turn: Turn, reached: Mapping[str, Mapping[str, Position | None]]
+        self, turn: Turn, reached: Mapping[str, Mapping[str, ViewCheckpoint | None]]
     ) -> None:
         """Write each position as a field, all in one step, while it is this turn."""
         fields = [
             part
-            for view, positions in reached.items()
-            for topic, position in positions.items()
-            if position
+            for view, checkpoints in reached.items()
+            for topic, checkpoint in checkpoints.items()
+            if checkpoint
             for part in (
                 note_field(view, topic),
-                json.dumps([position.topic_id, position.offsets]),
+                json.dumps(
+                    [
+                        checkpoint.position.topic_id,
+                        checkpoint.position.offsets,
+                        checkpoint.floor,
+                    ]
+                ),
             )
         ]
         self._during(turn, fields)
 
-    def current(self) -> Mapping[str, Mapping[str, Position]]:
+    def current(self) -> Mapping[str, Mapping[str, ViewCheckpoint]]:
         """Read each position from its field."""
         fields: Any = self._ask(lambda server: server.hgetall(documents_key(self.prefix)))
-        notes: dict[str, dict[str, Position]] = {}
+        notes: dict[str, dict[str, ViewCheckpoint]] = {}
         for field, text in fields.items():
             view, _, topic = field.decode().partition(" ")
             if topic:
-                topic_id, offsets = json.loads(text)
-                notes.setdefault(view, {})[topic] = Position(topic_id, tuple(offsets))
+                topic_id, offsets, floor = json.loads(text)
+                position = Position(topic_id, tuple(offsets))
+                notes.setdefault(view, {})[topic] = ViewCheckpoint(position, floor=floor)
         return notes
 
     def waiting(self) -> Mapping[str, list[str]]:
