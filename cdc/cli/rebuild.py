@@ -2,6 +2,7 @@
 one.
 """
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -13,6 +14,7 @@ from cdc.runtime.streams import Streams
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from pyspark.sql import SparkSession
 
@@ -126,17 +128,12 @@ def rollback(
 
     It has been kept as current as the live one. Run it again to undo.
     """
-    from contextlib import nullcontext
-
     from cdc.generations.registry import Registry
     from cdc.generations.rollback import rollback as run
     from cdc.kafka.topics import Topics
 
     pipeline, (destination,) = context.obj.pipeline, context.obj.sinks([sink])
-    # A warehouse may have to commit through Spark.
-    needs_spark = destination.row_format == "events"
-    spark = spark_on("local[2]", [destination]) if needs_spark else nullcontext()
-    with Topics(pipeline.kafka) as kafka, spark:
+    with Topics(pipeline.kafka) as kafka, _spark_of_warehouses([destination]):
         retained = run(
             Registry(pipeline, kafka), destination, context.obj.tables_in(sink), keep * 3600
         )
@@ -160,7 +157,7 @@ def generations(
     from cdc.kafka.topics import Topics
 
     pipeline, sinks = context.obj.pipeline, context.obj.sinks(None)
-    with Topics(pipeline.kafka) as kafka, spark_on("local[2]", sinks):
+    with Topics(pipeline.kafka) as kafka, _spark_of_warehouses(sinks if clean else []):
         registry = Registry(pipeline, kafka)
         if clean:
             for sink in sinks:
@@ -175,6 +172,12 @@ def generations(
         return print_json({"generations": rows})
     out.print(draw_generations(rows))
     return None
+
+
+def _spark_of_warehouses(sinks: "Sequence[Sink]") -> "AbstractContextManager[object]":
+    """Start Spark where one of the sinks is a warehouse: it may have to commit through Spark."""
+    warehouses = [sink for sink in sinks if sink.row_format == "events"]
+    return spark_on("local[2]", warehouses) if warehouses else nullcontext()
 
 
 def _clean(registry: "Registry", sink: "Sink", tables: "Sequence[Table]") -> None:

@@ -178,13 +178,22 @@ def unavailable(message: str) -> SinkUnavailable:
     return SinkUnavailable(message, hint=HINTS["unavailable"])
 
 
+def is_blocked(status: int, kind: str | None) -> bool:
+    """Say whether a block on an index refuses a request or an item of one.
+
+    A full disk's has the status of a busy server; without a master the cluster has a block of its
+    own, which is nobody's to lift.
+    """
+    return kind == BLOCKED and status < FAILED
+
+
 def _error_of(answer: Answer, where: str, path: str) -> CdcError | None:
     status = answer.status
     kind, reason = _kind(answer)
+    if is_blocked(status, kind):
+        return SinkBlocked(f"{where} takes no writes: {kind}.", hint=HINTS["blocked"])
     if status == BUSY or status >= FAILED:
         return unavailable(f"{where} is busy (status {status}{kind and f': {kind}'}).")
-    if kind == BLOCKED:
-        return SinkBlocked(f"{where} takes no writes: {kind}.", hint=HINTS["blocked"])
     if status in (UNAUTHORIZED, FORBIDDEN):
         return Refusal(
             f"{where} refuses the user (status {status}).", hint="see the sink's url", status=status
@@ -250,6 +259,14 @@ def group_names(names: Iterable[str]) -> Iterator[list[str]]:
 def join_names(names: Iterable[str]) -> Iterator[str]:
     """Join names by commas for a request's path, in the same groups."""
     return (",".join(quote(name, safe="@") for name in group) for group in group_names(names))
+
+
+def curl(path: str, options: str = "") -> str:
+    """Make the command that sends a request to the sink's server.
+
+    The shell expands nothing of the path: a table's name may have any character.
+    """
+    return f'curl -s {options}"$CDC_ELASTICSEARCH{quote(path, safe="/@?=&*,")}"'
 
 
 @contextmanager

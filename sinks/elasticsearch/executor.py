@@ -19,11 +19,10 @@ from cdc.sink.lane import SUPERSEDED, ChunkLimits, Failure, FoldedRow, Part, Sup
 from cdc.sink.rejection import Source
 from cdc.sinks.elasticsearch.client import (
     ABSENT_TYPES,
-    BLOCKED,
-    FAILED,
     HINTS,
     TAKEN_OVER,
     decode_json,
+    is_blocked,
     send_request,
     unavailable,
 )
@@ -156,7 +155,7 @@ class ElasticsearchWriter:
                 error_type = answer.get("error", {}).get("type")
                 if error_type in ABSENT_TYPES:
                     raise Fenced(TAKEN_OVER, hint=HINTS["fenced"])
-                if error_type == BLOCKED and answer["status"] < FAILED:
+                if is_blocked(answer["status"], error_type):
                     raise SinkBlocked(
                         f"The index at {address(self.url)} takes no writes.",
                         hint=HINTS["blocked"],

@@ -46,7 +46,7 @@ def promote(
     replaced = [places[table.qualified] for table in switched if table.qualified in places]
     wait_until_caught_up(lambda: _is_caught_up(candidate, switched, live.records(switched)), sink)
     block = WriteBlock(server)
-    block.require_unblocked([place.index for place in replaced if not place.promotions])
+    block.require_unblocked(replaced)
     try:
         with ThreadPoolExecutor(1) as pool:
             # Most of the new rows become visible while the block is set: it takes some 250 ms under

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from cdc.model.finding import Finding, find
-from cdc.sinks.elasticsearch.client import group_names
+from cdc.sinks.elasticsearch.client import curl, group_names
 from cdc.sinks.elasticsearch.index.write_block import blocks_of
 from cdc.sinks.elasticsearch.server import SHARDS, Server
 
@@ -80,29 +80,30 @@ def _share(text: str) -> float:
 def check_cluster(sink: str, facts: IndexFacts) -> Iterator[Finding]:
     """Judge the cluster. Pure."""
 
-    def finding(code: str, subject: str, message: str, path: str) -> Finding:
-        fix = f'curl -s "$CDC_ELASTICSEARCH{path}"'
+    def finding(code: str, subject: str, message: str, fix: str) -> Finding:
         return find(code, subject, f"{sink}: {message}", fix, sink=sink)
 
     unsupported = [version for version in facts.versions if int(version.split(".")[0]) != MAJOR]
     if unsupported:
         message = f"a node has version {unsupported[0]}; {MAJOR}.x is supported."
-        yield finding("index-version", "version", message, "/_nodes?filter_path=nodes.*.version")
+        yield finding(
+            "index-version", "version", message, curl("/_nodes?filter_path=nodes.*.version")
+        )
     if facts.status == "red":
         message = "the cluster is red: some shards are nowhere."
-        yield finding("index-red", "cluster", message, "/_cluster/health?level=indices")
+        yield finding("index-red", "cluster", message, curl("/_cluster/health?level=indices"))
     if facts.shards > FULL_SHARES * facts.shard_limit:
         message = f"{facts.shards} of {facts.shard_limit} shards are in use: a rebuild needs more."
-        yield finding("index-shards-full", SHARDS, message, "/_cat/shards?v")
+        yield finding("index-shards-full", SHARDS, message, curl("/_cat/shards?v"))
     for node, share in facts.disk_used.items():
         if share >= facts.watermark:
             message = (
                 f"the disk of node {node} is {share:.0%} full, above the limit for new shards."
             )
-            yield finding("index-disk-high", node, message, "/_cat/allocation?v")
+            yield finding("index-disk-high", node, message, curl("/_cat/allocation?v"))
     for index in facts.blocked:
         message = f"index {index} takes no writes."
-        yield finding("index-blocked", index, message, f"/{index}/_settings/index.blocks.*")
+        yield finding("index-blocked", index, message, curl(f"/{index}/_settings/index.blocks.*"))
     for name in facts.shadowed:
         message = f"an index is called {name}, which has to be the name of the view's alias."
-        yield finding("index-shadows-alias", name, message, f"/{name}")
+        yield finding("index-shadows-alias", name, message, curl(f"/{name}"))

@@ -17,7 +17,7 @@ from cdc.model.position import ViewCheckpoint
 from cdc.model.table import Table
 from cdc.sink.fencing import checkpoint_after, mismatch, must_apply
 from cdc.sinks.elasticsearch.checkpoint import Record
-from cdc.sinks.elasticsearch.client import BLOCKED, HINTS, unavailable
+from cdc.sinks.elasticsearch.client import HINTS, is_blocked, unavailable
 from cdc.sinks.elasticsearch.index.indices import Indices, WritableIndex
 from cdc.sinks.elasticsearch.server import Server
 
@@ -180,7 +180,7 @@ class Positions:
                 raise RecordChanged(index)
             if item["status"] >= 400:
                 message = f"The position of {index} could not be stored (status {item['status']})."
-                if item["error"]["type"] == BLOCKED:
+                if is_blocked(item["status"], item.get("error", {}).get("type")):
                     raise SinkBlocked(message, hint=HINTS["blocked"])
                 raise unavailable(message)
         return [

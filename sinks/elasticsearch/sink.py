@@ -101,8 +101,7 @@ class Elasticsearch:
         except SinkBlocked:
             # Read again: a promotion may have begun since.
             places = self._indices.find([step.table for step in pending]).values()
-            unmarked = [place.index for place in places if not place.promotions]
-            self._block.require_unblocked([POSITIONS, *unmarked])
+            self._block.require_unblocked(places, POSITIONS)
             raise
         return outcome
 
@@ -152,7 +151,11 @@ class Elasticsearch:
         return sink
 
     def check_capacity(self, tables: Sequence[Table]) -> None:
-        """Compare disk and shards of the cluster with what the live indices take."""
+        """Compare disk and shards of the cluster with what the live indices take.
+
+        Raises SinkBlocked, too: a promotion would, once all is built.
+        """
+        self._block.require_unblocked(self._indices.find(tables).values(), POSITIONS)
         capacity.require_capacity(self._server, self._indices, tables, self.name)
 
     def promote(self, tables: Sequence[Table], names: Mapping[str, str]) -> Mapping[str, str]:

@@ -6,19 +6,19 @@ left are told from an operator's. By an alias, since every batch reads those of 
 """
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from uuid import uuid4
 
 from cdc.errors import SinkBlocked
 from cdc.sink.contract import SWITCH_S
-from cdc.sinks.elasticsearch.client import group_names, ignoring_absent, unavailable
+from cdc.sinks.elasticsearch.client import curl, group_names, ignoring_absent, unavailable
 from cdc.sinks.elasticsearch.index.indices import WritableIndex
 from cdc.sinks.elasticsearch.server import Server
 
 WRITE = "index.blocks.write"
 DISK_FULL = "index.blocks.read_only_allow_delete"
 BLOCKS = (DISK_FULL, "index.blocks.read_only", WRITE)
-OF_THE_SERVER = "no change is lost; the server lifts this block when its disk has room"
+DISK_FULL_HINT = "no change is lost; the server lifts this block when its disk has room"
 
 
 class WriteBlock:
@@ -43,7 +43,7 @@ class WriteBlock:
             {"add": {"index": place.index, "alias": place.promotion(self._token)}}
             for place in places
         )
-        for group in group_names(_names(places)):
+        for group in group_names(place.index for place in places):
             answer = self._server.client.indices.add_block(index=",".join(group), block="write")
             if not all(index.get("blocked") for index in answer["indices"]):
                 raise unavailable(f"Not all of {self._server.name} has stopped taking writes.")
@@ -51,28 +51,36 @@ class WriteBlock:
     def release(self, places: Sequence[WritableIndex]) -> None:
         """Let writes in again that `set` has blocked, or an earlier promotion of these indices."""
         self._release(
-            places,
             {
-                mark
+                place.index: sorted({*place.promotions, place.promotion(self._token)})
                 for place in places
-                for mark in (*place.promotions, place.promotion(self._token))
-            },
+            }
         )
 
     def release_abandoned(self, places: Sequence[WritableIndex]) -> None:
-        """Release the indices that a killed promotion has left marked: a running one is done by
-        then.
+        """Release the indices that killed promotions alone have left marked: a running one is done
+        by then.
         """
         now = time.monotonic()
-        marks = {mark for place in places for mark in place.promotions}
-        for mark in marks:
-            self._since_by_mark.setdefault(mark, now)
-        overdue = {mark for mark in marks if now - self._since_by_mark[mark] > 2 * SWITCH_S}
-        self._release([place for place in places if overdue & set(place.promotions)], overdue)
+        for place in places:
+            for mark in place.promotions:
+                self._since_by_mark.setdefault(mark, now)
+        self._release(
+            {
+                place.index: place.promotions
+                for place in places
+                if place.promotions
+                and all(now - self._since_by_mark[mark] > 2 * SWITCH_S for mark in place.promotions)
+            }
+        )
 
-    def require_unblocked(self, names: Sequence[str]) -> None:
-        """Raise SinkBlocked, with the command that lifts the block, when somebody has set one."""
-        for group in group_names(names):
+    def require_unblocked(self, places: Iterable[WritableIndex], *others: str) -> None:
+        """Raise SinkBlocked, with the command that lifts the block, when somebody has set one.
+
+        The indices that a promotion has marked are passed over. others: names of further indices.
+        """
+        unmarked = [place.index for place in places if not place.promotions]
+        for group in group_names([*others, *unmarked]):
             answer = self._server.client.indices.get_settings(
                 index=group, flat_settings=True, ignore_unavailable=True
             )
@@ -80,17 +88,19 @@ class WriteBlock:
                 for block in blocks_of(body["settings"]):
                     raise _blocked_error(index, block)
 
-    def _release(self, places: Sequence[WritableIndex], marks: Collection[str]) -> None:
+    def _release(self, marks_by_index: Mapping[str, Sequence[str]]) -> None:
         """Lift the blocks, then remove the marks: a block without one would stay for ever."""
-        if not places:
+        if not marks_by_index:
             return
         indices = self._server.client.indices
-        for group in group_names(_names(places)):
+        for group in group_names(marks_by_index):
             with ignoring_absent():
                 indices.put_settings(index=group, settings={WRITE: None}, ignore_unavailable=True)
+        # An index' own marks alone: of thousands of indices, each with the marks of all, the server
+        # would refuse the body.
         actions = [
-            {"remove": {"index": place.index, "aliases": sorted(marks), "must_exist": False}}
-            for place in places
+            {"remove": {"index": index, "aliases": marks, "must_exist": False}}
+            for index, marks in marks_by_index.items()
         ]
         # An index that is gone fails all of them; the next batches of the others remove their marks.
         with ignoring_absent():
@@ -102,17 +112,13 @@ def blocks_of(settings: Mapping[str, object]) -> list[str]:
     return [block for block in BLOCKS if str(settings.get(block)) == "true"]
 
 
-def _names(places: Sequence[WritableIndex]) -> list[str]:
-    return [place.index for place in places]
-
-
 def _blocked_error(index: str, block: str) -> SinkBlocked:
-    lift = (
-        f'curl -s -X PUT "$CDC_ELASTICSEARCH/{index}/_settings"'
-        f""" -H 'content-type: application/json' -d '{{"{block}": null}}'"""
+    lift = curl(
+        f"/{index}/_settings",
+        f"""-X PUT -H content-type:application/json -d '{{"{block}":null}}' """,
     )
     hint = (
-        OF_THE_SERVER
+        DISK_FULL_HINT
         if block == DISK_FULL
         else f"no change is lost; once its reason is gone: {lift}"
     )
