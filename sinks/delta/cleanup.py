@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
 import deltalake
+import structlog
 
 from cdc.errors import SinkUnavailable
+from cdc.model.trace import kind, trace
 from cdc.sinks.delta.files import links
 from cdc.sinks.delta.folders import age_s, generation_names, live_folder, remove_paths
 from cdc.sinks.delta.log import add_files, spark_generations
@@ -21,6 +23,7 @@ from cdc.sinks.delta.log.commits import CommitInfo, Commits
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+log = structlog.get_logger()
 UUID = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 OUR_FILES = re.compile(rf"(^|/)(part-{UUID}\.parquet|deletion_vector_{UUID}\.bin)$")
 """Names of files that only merges write: as `add_files` names them, and deletion vectors."""
@@ -36,7 +39,7 @@ A query may read a replaced file for as long.
 class Cleanups:
     """The removals of files of a sink's mirrors, which batches have replaced.
 
-    Threads: those that commit tables, each table's in one at a time. Errors: see `Sink.apply`.
+    Threads: those that commit tables, each table's in one at a time.
     """
 
     def __init__(self, commits: Commits) -> None:
@@ -44,14 +47,24 @@ class Cleanups:
         self._last_cleanups: dict[str, tuple[float, set[str]]] = {}
 
     def remove_replaced(self, spark: "SparkSession", folder: str) -> None:
-        """Remove files that no generation has any more, every CLEANUP_S at most."""
+        """Remove files that no generation has any more, every CLEANUP_S at most.
+
+        A failure is logged: the batch is committed, and the next clean-up tries again.
+        """
         now = time.monotonic()
-        if folder not in self._last_cleanups:
-            link_foreign_files(spark, self._commits, folder)
+        is_first = folder not in self._last_cleanups
         last_cleanup, candidates = self._last_cleanups.setdefault(folder, (now, set()))
-        if now - last_cleanup >= CLEANUP_S:
-            unused = remove_unreferenced(spark, self._commits, folder, candidates)
-            self._last_cleanups[folder] = now, unused
+        try:
+            if is_first:
+                link_foreign_files(spark, self._commits, folder)
+            if now - last_cleanup >= CLEANUP_S:
+                self._last_cleanups[folder] = now, candidates
+                unused = remove_unreferenced(spark, self._commits, folder, candidates)
+                self._last_cleanups[folder] = now, unused
+        except Exception as error:
+            log.warning(
+                "files_not_removed", folder=folder, error=kind(error), exception=trace(error)
+            )
 
 
 def remove_unreferenced(

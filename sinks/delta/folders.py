@@ -29,10 +29,12 @@ def live_folder(folder: str) -> str:
 
 
 def age_s(path: str) -> float:
-    """Return how many seconds ago a file was written. Raises SinkUnavailable."""
-    with reading(path):
+    """Return how many seconds ago a file was written; 0 for one that is gone. Raises
+    SinkUnavailable.
+    """
+    with reading(path), suppress(FileNotFoundError):
         return time.time() - Path(path).stat().st_mtime
-    raise AssertionError
+    return 0.0
 
 
 def remove_paths(paths: Iterable[str]) -> None:
@@ -41,10 +43,11 @@ def remove_paths(paths: Iterable[str]) -> None:
     """
     for path in map(Path, paths):
         try:
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink(missing_ok=True)
-                path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
+            while path.is_dir():
+                # Others may remove parts of it meanwhile: then the rest is removed.
+                with suppress(FileNotFoundError):
+                    shutil.rmtree(path)
+            path.unlink(missing_ok=True)
+            path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
         except OSError as error:
             raise write_failure(str(path), error) from None

@@ -5,7 +5,6 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -45,19 +44,37 @@ BY_PATH = {"alias", "bulk", "mget", "refresh", "search"}
 """Documents, and what whoever reads a view needs to find it: the rest goes by typed calls."""
 
 
-def paths(source: Path) -> Iterator[str]:
-    """The interfaces that requests of a module name by path."""
-    for call in ast.walk(ast.parse(source.read_text())):
-        if isinstance(call, ast.Call) and re.search(
-            r"\b(ask\w*|send_request)$", ast.unparse(call.func)
-        ):
-            yield from re.findall(r"/_(\w+)", ast.unparse(call))
+def paths(source: str) -> set[str]:
+    """The interfaces that a module names by path, in whatever it hands on; commands for people name
+    others.
+    """
+    tree = ast.parse(source)
+    commands = {
+        id(text)
+        for call in ast.walk(tree)
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == "curl"
+        for text in ast.walk(call)
+    }
+    texts = (
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Constant) and isinstance(node.value, str)
+        if id(node) not in commands
+    )
+    return {name for text in texts for name in re.findall(r"/_(\w+)", text)}
 
 
 def test_administration_goes_by_typed_calls() -> None:
     """A name that is misspelt is found by mypy."""
-    sources = list(Path(elasticsearch_sink.__file__).parent.rglob("*.py"))
-    assert {path for source in sources for path in paths(source)} <= BY_PATH
+    sources = Path(elasticsearch_sink.__file__).parent.rglob("*.py")
+    assert {path for source in sources for path in paths(source.read_text())} == BY_PATH
+
+
+def test_planted_a_path() -> None:
+    """Also where it isn't written in the call."""
+    assert paths('server.ask("POST", f"/{group}/_close")') == {"close"}
+    assert paths('path = f"/{index}/_settings"\nself._perform("PUT", path)') == {"settings"}
+    assert paths('fix = curl(f"/{index}/_settings")') == set()
 
 
 def test_who_reads_a_position_imports_no_client() -> None:
