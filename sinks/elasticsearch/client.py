@@ -19,6 +19,7 @@ from urllib3 import Timeout
 from cdc.errors import CdcError, SinkBlocked, SinkRejected, SinkUnavailable
 from cdc.model.address import address
 from cdc.model.causes import Cause, cause
+from cdc.sinks.elasticsearch.index.blocks import WRITE, block_message, lift_hint, parse_reason
 
 HINTS = {
     "unavailable": "it is tried again; is the server up?",
@@ -187,11 +188,21 @@ def is_blocked(status: int, kind: str | None) -> bool:
     return kind == BLOCKED and status < FAILED
 
 
+def blocked_error(where: str, reason: str) -> SinkBlocked:
+    """Make the error of what a block refuses. reason: the server's own; it quotes no value."""
+    block = parse_reason(reason)
+    if block is None:
+        return SinkBlocked(f"{where} is blocked: {BLOCKED}.", hint=HINTS["blocked"])
+    # One on writes may be a promotion's, which lifts it.
+    hint = HINTS["blocked"] if block[1] == WRITE else lift_hint(*block)
+    return SinkBlocked(block_message(*block), hint=hint)
+
+
 def _error_of(answer: Answer, where: str, path: str) -> CdcError | None:
     status = answer.status
     kind, reason = _kind(answer)
     if is_blocked(status, kind):
-        return SinkBlocked(f"{where} takes no writes: {kind}.", hint=HINTS["blocked"])
+        return blocked_error(where, reason)
     if status == BUSY or status >= FAILED:
         return unavailable(f"{where} is busy (status {status}{kind and f': {kind}'}).")
     if status in (UNAUTHORIZED, FORBIDDEN):
@@ -259,14 +270,6 @@ def group_names(names: Iterable[str]) -> Iterator[list[str]]:
 def join_names(names: Iterable[str]) -> Iterator[str]:
     """Join names by commas for a request's path, in the same groups."""
     return (",".join(quote(name, safe="@") for name in group) for group in group_names(names))
-
-
-def curl(path: str, options: str = "") -> str:
-    """Make the command that sends a request to the sink's server.
-
-    The shell expands nothing of the path: a table's name may have any character.
-    """
-    return f'curl -s {options}"$CDC_ELASTICSEARCH{quote(path, safe="/@?=&*,")}"'
 
 
 @contextmanager

@@ -21,6 +21,7 @@ from cdc.sinks.elasticsearch.client import (
     ABSENT_TYPES,
     HINTS,
     TAKEN_OVER,
+    blocked_error,
     decode_json,
     is_blocked,
     send_request,
@@ -152,13 +153,13 @@ class ElasticsearchWriter:
             busy = []
             for item, response in zip(remaining, self._post(remaining), strict=True):
                 ((action, answer), *_) = response.items()
-                error_type = answer.get("error", {}).get("type")
+                error = answer.get("error", {})
+                error_type = error.get("type")
                 if error_type in ABSENT_TYPES:
                     raise Fenced(TAKEN_OVER, hint=HINTS["fenced"])
                 if is_blocked(answer["status"], error_type):
-                    raise SinkBlocked(
-                        f"The index at {address(self.url)} takes no writes.",
-                        hint=HINTS["blocked"],
+                    raise blocked_error(
+                        f"The index at {address(self.url)}", error.get("reason", "")
                     )
                 if answer["status"] in BUSY:
                     busy.append(item)

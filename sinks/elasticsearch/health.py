@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from cdc.model.finding import Finding, find
-from cdc.sinks.elasticsearch.client import curl, group_names
-from cdc.sinks.elasticsearch.index.write_block import blocks_of
+from cdc.sinks.elasticsearch.client import group_names
+from cdc.sinks.elasticsearch.index.blocks import blocks_of, curl
 from cdc.sinks.elasticsearch.server import SHARDS, Server
 
 MAJOR = 8
@@ -28,7 +28,7 @@ class IndexFacts:
     watermark: float
     """The share from which a node gets no more shards."""
     blocked: tuple[str, ...]
-    """Indices of the pipeline that take no writes."""
+    """Indices of the pipeline that have a block."""
     shadowed: tuple[str, ...]
     """Names of views that an index has which isn't the pipeline's."""
 
@@ -102,7 +102,7 @@ def check_cluster(sink: str, facts: IndexFacts) -> Iterator[Finding]:
             )
             yield finding("index-disk-high", node, message, curl("/_cat/allocation?v"))
     for index in facts.blocked:
-        message = f"index {index} takes no writes."
+        message = f"index {index} is blocked."
         yield finding("index-blocked", index, message, curl(f"/{index}/_settings/index.blocks.*"))
     for name in facts.shadowed:
         message = f"an index is called {name}, which has to be the name of the view's alias."

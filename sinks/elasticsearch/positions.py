@@ -11,13 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from cdc.errors import SinkBlocked
 from cdc.model.outcome import Advance, Applied
 from cdc.model.position import ViewCheckpoint
 from cdc.model.table import Table
 from cdc.sink.fencing import checkpoint_after, mismatch, must_apply
 from cdc.sinks.elasticsearch.checkpoint import Record
-from cdc.sinks.elasticsearch.client import HINTS, is_blocked, unavailable
+from cdc.sinks.elasticsearch.client import blocked_error, is_blocked, unavailable
 from cdc.sinks.elasticsearch.index.indices import Indices, WritableIndex
 from cdc.sinks.elasticsearch.server import Server
 
@@ -123,8 +122,10 @@ class Positions:
             return
         lines = [json.dumps({"delete": {"_index": POSITIONS, "_id": index}}) for index in indices]
         answer = self.server.ask("POST", "/_bulk", "\n".join(lines) + "\n")
-        statuses = [next(iter(item.values()))["status"] for item in answer["items"]]
-        if any(status >= 400 and status != 404 for status in statuses):
+        items = [next(iter(item.values())) for item in answer["items"]]
+        for item in items:
+            _refuse_blocked(item)
+        if any(item["status"] >= 400 and item["status"] != 404 for item in items):
             raise unavailable(f"Not all positions in {POSITIONS} could be removed.")
 
     def _store(self, steps: Sequence[PendingAdvance], writer: str) -> list[PendingAdvance]:
@@ -179,10 +180,10 @@ class Positions:
             if item["status"] == CONFLICT:
                 raise RecordChanged(index)
             if item["status"] >= 400:
-                message = f"The position of {index} could not be stored (status {item['status']})."
-                if is_blocked(item["status"], item.get("error", {}).get("type")):
-                    raise SinkBlocked(message, hint=HINTS["blocked"])
-                raise unavailable(message)
+                _refuse_blocked(item)
+                raise unavailable(
+                    f"The position of {index} could not be stored (status {item['status']})."
+                )
         return [
             replace(
                 record,
@@ -197,6 +198,13 @@ def _require_indices(advances: Sequence[Advance], places: Mapping[str, WritableI
     for advance in advances:
         if advance.table.qualified not in places:
             raise mismatch(advance.table, advance.start, None, ours=True)
+
+
+def _refuse_blocked(item: Mapping[str, Any]) -> None:
+    """Raise SinkBlocked where a block has refused an item of a bulk."""
+    error = item.get("error", {})
+    if is_blocked(item["status"], error.get("type")):
+        raise blocked_error(POSITIONS, error.get("reason", ""))
 
 
 def _record(index: str, item: Mapping[str, Any]) -> Record:

@@ -4,6 +4,8 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from elastic_transport import ObjectApiResponse
+
 from cdc.errors import SinkError, SinkRejected
 from cdc.model.address import address
 from cdc.sinks.elasticsearch.client import (
@@ -39,14 +41,21 @@ class Server:
         """The typed calls that administer indices; imported by their first caller."""
         from cdc.sinks.elasticsearch.index.administration import Administration
 
-        return Administration(self._sink, self._url)
+        return Administration(self._url, self.request)
 
     def ask(
         self, method: str, path: str, body: object = None, query: Mapping[str, str] | None = None
     ) -> Any:
         """Send a request that reads or writes documents, or looks up aliases; returns its JSON."""
+        return self.request(method, path, body, query).body
+
+    def request(
+        self, method: str, path: str, body: object = None, query: Mapping[str, str] | None = None
+    ) -> ObjectApiResponse[Any]:
+        """Send a request; returns the JSON of its answer, with what HTTP says of it."""
         try:
-            return decode_json(send_request(self._url, method, path, body, query), self._url)
+            answer = send_request(self._url, method, path, body, query)
+            return ObjectApiResponse(body=decode_json(answer, self._url), meta=answer.meta)
         except SinkError as error:
             error.details.setdefault("sink", self._sink)
             raise

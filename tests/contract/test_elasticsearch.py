@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from cdc.errors import Fenced, SinkBlocked, SinkRejected, SinkUnavailable
+from cdc.model.finding import find_error, is_command
 from cdc.model.generation import new_generation
 from cdc.model.outcome import Advance
 from cdc.model.position import Position
@@ -454,6 +455,44 @@ def block_of(server: httpx.Client, index: str) -> str | None:
     return settings.get("index.blocks.write")  # type: ignore[no-any-return]
 
 
+def lift(error: SinkBlocked, stack: "Stack") -> None:
+    """Type what a finding of this error tells to type."""
+    fix = find_error("sink-waiting", "search", error).fix
+    assert is_command(fix)
+    environment = {**os.environ, "CDC_ELASTICSEARCH": stack.endpoints.elasticsearch}
+    shell = ["bash", "-euc", fix.replace("curl -s ", "curl -sf ")]
+    subprocess.run(shell, env=environment, check=True, capture_output=True)
+
+
+def test_whatever_block_an_index_has_is_named(
+    harness: Harness, server: httpx.Client, stack: "Stack"
+) -> None:
+    sink, items = harness.sink, harness.table
+    assert isinstance(sink, Elasticsearch)
+    fill(harness)
+    harness.apply()
+    index = quoted(sink, items)
+    tries: dict[str, Callable[[], object]] = {
+        "read_only": lambda: sink.prepare(items),
+        "metadata": harness.apply,
+        "read": harness.view,
+    }
+    for block, attempt in tries.items():
+        harness.topic.add("u", row("k0", 0, block))
+        setting = f"index.blocks.{block}"
+        server.put(f"/{index}/_settings", json={setting: True}).raise_for_status()
+        try:
+            with pytest.raises(
+                SinkBlocked, match=f"{index} is blocked: {setting} is set"
+            ) as caught:
+                attempt()
+            lift(caught.value, stack)
+        finally:
+            server.put(f"/{index}/_settings", json={setting: None}).raise_for_status()
+        harness.apply()
+        assert harness.view() == harness.topic.model()
+
+
 @pytest.mark.parametrize("blocked", ["view", "positions"])
 def test_an_operators_block_stays_until_he_lifts_it(
     harness: Harness,
@@ -473,7 +512,8 @@ def test_an_operators_block_stays_until_he_lifts_it(
     index = quoted(sink, items) if blocked == "view" else POSITIONS
     server.put(f"/{index}/_block/write").raise_for_status()
     try:
-        tries: list[Callable[[], object]] = [harness.apply, harness.apply]
+        capacity = lambda: sink.check_capacity([items])  # noqa: E731
+        tries: list[Callable[[], object]] = [harness.apply, harness.apply, capacity]
         if blocked == "view":
             tries.append(lambda: sink.promote([items], names))
             harness.apply(sink=sink.for_generation(names))
@@ -481,10 +521,7 @@ def test_an_operators_block_stays_until_he_lifts_it(
             with pytest.raises(SinkBlocked, match=index) as caught:
                 attempt()
         assert block_of(server, index) == "true"
-        (_, _, command) = caught.value.hint.partition(": ")
-        environment = {**os.environ, "CDC_ELASTICSEARCH": stack.endpoints.elasticsearch}
-        shell = ["bash", "-euc", command.replace("curl -s ", "curl -sf ")]
-        subprocess.run(shell, env=environment, check=True, capture_output=True)
+        lift(caught.value, stack)
     finally:
         server.put(f"/{index}/_settings", json={"index.blocks.write": None}).raise_for_status()
     harness.apply()

@@ -133,7 +133,9 @@ def view_of(world: "World") -> dict[str, Any]:
     return view
 
 
-def test_a_log_of_changes_has_every_change_or_says_where_it_may_not(world: "World") -> None:
+def test_a_log_of_changes_has_every_change_or_says_where_it_may_not(
+    world: "World", monkeypatch: pytest.MonkeyPatch
+) -> None:
     world.sql("CREATE TABLE items (id int PRIMARY KEY, n int)", "INSERT INTO items VALUES (1, 0)")
     begin(world, f"{{table: {ITEMS}, partitions: 1}}")
     world.file.write_text(re.sub(r"  (search|cache): .*\n", "", world.file.read_text()))
@@ -166,6 +168,10 @@ def test_a_log_of_changes_has_every_change_or_says_where_it_may_not(world: "Worl
         (finding["code"], finding["defect"], hole in finding["message"])
         for finding in audit["findings"]
     ] == [("changes-incomplete", False, True)]
+    # No Spark is needed to list generations, also those of a warehouse.
+    monkeypatch.setenv("JAVA_HOME", "/nowhere")
+    listed = world.json("generations")["generations"]
+    assert "warehouse" in {view["sink"] for view in listed}
 
 
 def test_a_view_that_the_log_cannot_make_again_is_not_emptied(world: "World") -> None:

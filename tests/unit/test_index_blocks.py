@@ -10,11 +10,11 @@ from cdc.errors import SinkBlocked
 from cdc.model.finding import find, is_command
 from cdc.sinks.elasticsearch.client import forget, is_blocked
 from cdc.sinks.elasticsearch.health import IndexFacts, check_cluster
-from cdc.sinks.elasticsearch.index import write_block
+from cdc.sinks.elasticsearch.index import blocks, write_block
 from cdc.sinks.elasticsearch.index.indices import WritableIndex
 from cdc.sinks.elasticsearch.index.write_block import WriteBlock
 from cdc.sinks.elasticsearch.server import Server
-from tests.support.faulty import Answer, Proxy, Request, json_answer
+from tests.support.faulty import Answer, Proxy, Request, Rule, json_answer
 
 NAMES = ["shop-public.a$b@1", "shop-public.a$(touch x)@1", "shop-public.`x`@1", "shop-public.ü@1"]
 """Indices of tables whose names a shell would expand."""
@@ -116,3 +116,30 @@ def test_a_block_is_told_from_a_server_without_room() -> None:
     assert not is_blocked(503, kind), "no master"
     assert not is_blocked(429, "circuit_breaking_exception")
     assert not is_blocked(503, None)
+
+
+def refusing(block: str) -> Rule:
+    reason = f"index [shop-public.a$b@1] blocked by: [{block}];"
+    error = {"type": "cluster_block_exception", "reason": reason}
+    return lambda _: json_answer(403, {"error": error})
+
+
+def test_whatever_a_block_refuses_says_which_it_is() -> None:
+    """And how it is lifted, unless it may be a promotion's."""
+    with Proxy("http://127.0.0.1:1") as proxy:
+        server = Server("search", proxy.url)
+        for block, setting in (
+            ("FORBIDDEN/5/index read-only (api)", "index.blocks.read_only"),
+            ("FORBIDDEN/7/index read (api)", "index.blocks.read"),
+            ("FORBIDDEN/8/index write (api)", "index.blocks.write"),
+            ("FORBIDDEN/9/index metadata (api)", "index.blocks.metadata"),
+        ):
+            proxy.rule = refusing(block)
+            with pytest.raises(SinkBlocked) as caught:
+                server.ask("GET", "/i/_alias")
+            assert caught.value.message == (
+                f"The index shop-public.a$b@1 is blocked: {setting} is set."
+            )
+            finding = find("sink-waiting", "search", caught.value.message, caught.value.hint)
+            assert finding.fix.startswith("curl ") == (setting != blocks.WRITE)
+        forget(proxy.url)

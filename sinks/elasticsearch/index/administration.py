@@ -4,25 +4,24 @@ So there is one way to the server, with one reading of its errors. The client ta
 import: whoever only reads views and positions doesn't.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from elastic_transport import ApiResponse, ObjectApiResponse
+from elastic_transport import ApiResponse
 from elasticsearch import Elasticsearch
 
-from cdc.errors import SinkError
-from cdc.sinks.elasticsearch.client import decode_json, node, send_request
+from cdc.sinks.elasticsearch.client import node
 
 
 class Administration(Elasticsearch):
     """The client of a sink.
 
-    Errors: those of `send_request`, with the sink's name. Any thread may use it.
+    request: `Server.request`, with its errors. Any thread may use it.
     """
 
-    def __init__(self, sink: str, url: str) -> None:
+    def __init__(self, url: str, request: Callable[..., ApiResponse[Any]]) -> None:
         super().__init__([node(url)])
-        self._sink, self._url = sink, url
+        self._request = request
 
     def perform_request(  # noqa: PLR0913
         self,
@@ -37,12 +36,7 @@ class Administration(Elasticsearch):
     ) -> ApiResponse[Any]:
         """Send what a typed call has made; called by all of them."""
         query = {name: _text(value) for name, value in (params or {}).items()}
-        try:
-            answer = send_request(self._url, method, path, body, query)
-            return ObjectApiResponse(body=decode_json(answer, self._url), meta=answer.meta)
-        except SinkError as error:
-            error.details.setdefault("sink", self._sink)
-            raise
+        return self._request(method, path, body, query)
 
 
 def _text(value: object) -> str:

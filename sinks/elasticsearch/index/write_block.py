@@ -11,14 +11,10 @@ from uuid import uuid4
 
 from cdc.errors import SinkBlocked
 from cdc.sink.contract import SWITCH_S
-from cdc.sinks.elasticsearch.client import curl, group_names, ignoring_absent, unavailable
+from cdc.sinks.elasticsearch.client import group_names, ignoring_absent, unavailable
+from cdc.sinks.elasticsearch.index.blocks import WRITE, block_message, blocks_of, lift_hint
 from cdc.sinks.elasticsearch.index.indices import WritableIndex
 from cdc.sinks.elasticsearch.server import Server
-
-WRITE = "index.blocks.write"
-DISK_FULL = "index.blocks.read_only_allow_delete"
-BLOCKS = (DISK_FULL, "index.blocks.read_only", WRITE)
-DISK_FULL_HINT = "no change is lost; the server lifts this block when its disk has room"
 
 
 class WriteBlock:
@@ -86,7 +82,7 @@ class WriteBlock:
             )
             for index, body in answer.body.items():
                 for block in blocks_of(body["settings"]):
-                    raise _blocked_error(index, block)
+                    raise SinkBlocked(block_message(index, block), hint=lift_hint(index, block))
 
     def _release(self, marks_by_index: Mapping[str, Sequence[str]]) -> None:
         """Lift the blocks, then remove the marks: a block without one would stay for ever."""
@@ -105,21 +101,3 @@ class WriteBlock:
         # An index that is gone fails all of them; the next batches of the others remove their marks.
         with ignoring_absent():
             indices.update_aliases(actions=actions)
-
-
-def blocks_of(settings: Mapping[str, object]) -> list[str]:
-    """List the blocks on writes that an index' flat settings have."""
-    return [block for block in BLOCKS if str(settings.get(block)) == "true"]
-
-
-def _blocked_error(index: str, block: str) -> SinkBlocked:
-    lift = curl(
-        f"/{index}/_settings",
-        f"""-X PUT -H content-type:application/json -d '{{"{block}":null}}' """,
-    )
-    hint = (
-        DISK_FULL_HINT
-        if block == DISK_FULL
-        else f"no change is lost; once its reason is gone: {lift}"
-    )
-    return SinkBlocked(f"The index {index} takes no writes: {block} is set.", hint=hint)
