@@ -513,14 +513,16 @@ def another_turn_forgets_no_mark(harness: Harness) -> None:
 
 def what_is_current_is_noted(harness: Harness) -> None:
     """By view and topic, each as it was noted last; of a topic without records nothing."""
-    turn, one = harness.state.take("run"), PLACE
-    two = ViewCheckpoint(Position("2", (3,)), floor=7)
-    own: dict[str, ViewCheckpoint | None] = {"a": one, "b": one, "c": None}
-    harness.state.note_current(turn, {AUTHOR_VIEW: own, BOOK_VIEW: {"a": one}})
+    turn, later = harness.state.take("run"), ViewCheckpoint(Position("2", (3,)), floor=7)
+    own: dict[str, ViewCheckpoint | None] = {"a": PLACE, "b": PLACE, "c": None}
+    harness.state.note_current(turn, {AUTHOR_VIEW: own, BOOK_VIEW: {"a": PLACE}})
     harness.state.begin_turn(turn.next)
-    harness.state.note_current(turn.next, {AUTHOR_VIEW: {"b": two}})
+    harness.state.note_current(turn.next, {AUTHOR_VIEW: {"b": later}})
     harness.state.take("another")
-    assert harness.state.current() == {AUTHOR_VIEW: {"a": one, "b": two}, BOOK_VIEW: {"a": one}}
+    assert harness.state.current() == {
+        AUTHOR_VIEW: {"a": PLACE, "b": later},
+        BOOK_VIEW: {"a": PLACE},
+    }
 
 
 # Tables that begin anew, and other files
