@@ -25,7 +25,7 @@ from cdc.generations.registry import GenerationBuild, Generations
 from cdc.kafka.pool import TopicsPool
 from cdc.model.finding import Finding, find
 from cdc.model.finding_codes import APPLY, CAPTURE
-from cdc.model.position import Position, ViewCheckpoint, distance
+from cdc.model.position import Position, ViewCheckpoint
 from cdc.model.table import Table
 from cdc.model.trace import trace
 from cdc.observe.activity import Activity, LookConnections
@@ -42,6 +42,7 @@ from cdc.observe.status import (
 )
 from cdc.observe.topic_report import (
     TopicReport,
+    describe_documents,
     find_tombstones_at_risk,
     read_topics,
     unmeasured_views,
@@ -174,22 +175,7 @@ def _documents_status(
         return None
     progress = activity.progress.get(STATE) if activity else None
     pace = progress.sent_per_s if progress and progress.state in WORKING else None
-    stored = {name: checkpoint for name, checkpoint in sizes["applied"].items() if checkpoint}
-    applied = {name: sum(checkpoint.position.offsets) for name, checkpoint in stored.items()}
-    waiting = {
-        table.qualified: _count_waiting(stored.get(table.qualified), ends[table.topic])
-        for table in tables
-        if table.topic in ends
-    }
-    return DocumentsStatus(
-        **{**sizes, "applied": applied}, sent_per_s=pace, waiting=waiting if ends else None
-    )
-
-
-def _count_waiting(stored: ViewCheckpoint | None, end: Position) -> int:
-    """Count the records up to an end; all of them where those of another topic were applied."""
-    gap = distance(stored, end)
-    return gap.offsets if gap.comparable else sum(end.offsets)
+    return describe_documents(sizes, tables, ends, pace)
 
 
 def _tables_of(pipeline: Pipeline, sink: str, waiting: Collection[str]) -> tuple[Table, ...]:

@@ -1,4 +1,5 @@
-"""What the topics tell: the heartbeat, how far each view is behind, settings that are lowered.
+"""What the topics tell: the heartbeat, how far each view and the state of documents is behind,
+settings that are lowered.
 
 In:  the topics, the positions of sinks. Out: `TopicReport`.
 Invariant: reads only.
@@ -8,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cdc.config.settings import Pipeline
 from cdc.control.heartbeat import first_heartbeat_since, last_heartbeat
@@ -22,7 +23,7 @@ from cdc.model.position import Position, ViewCheckpoint, distance
 from cdc.model.table import Table
 from cdc.model.wording import duration
 from cdc.observe.forecast import WINDOW_S, wal_pace
-from cdc.observe.status import HeartbeatStatus, ViewStatus
+from cdc.observe.status import DocumentsStatus, HeartbeatStatus, ViewStatus
 from cdc.quarantine.log import QuarantineLog
 
 AT_RISK_SHARE = 0.75
@@ -192,3 +193,32 @@ def _unmeasured_view(table: Table, stored: ViewCheckpoint | None) -> ViewStatus:
         at=stored.changed_at,
         generation=stored.generation,
     )
+
+
+def describe_documents(
+    sizes: Mapping[str, Any],
+    tables: Sequence[Table],
+    ends: Mapping[str, Position],
+    sent_per_s: float | None,
+) -> DocumentsStatus:
+    """Add to the sizes how many records of these tables are applied, and how many wait.
+
+    sizes: the fields of `cdc.views.state.StateSizes`; ends: by topic, empty where they couldn't be
+    read.
+    """
+    stored = {name: checkpoint for name, checkpoint in sizes["applied"].items() if checkpoint}
+    applied = {name: sum(checkpoint.position.offsets) for name, checkpoint in stored.items()}
+    waiting = {
+        table.qualified: _count_waiting(stored.get(table.qualified), ends[table.topic])
+        for table in tables
+        if table.topic in ends
+    }
+    return DocumentsStatus(
+        **{**sizes, "applied": applied}, sent_per_s=sent_per_s, waiting=waiting if ends else None
+    )
+
+
+def _count_waiting(stored: ViewCheckpoint | None, end: Position) -> int:
+    """Count the records up to an end; all of them where those of another topic were applied."""
+    gap = distance(stored, end)
+    return gap.offsets if gap.comparable else sum(end.offsets)

@@ -404,7 +404,9 @@ def contents(harness: Harness) -> dict[str, Any]:
     sizes = harness.state.sizes(
         ["lib.authors", "lib.books", "lib.unknown"], [AUTHOR_VIEW, BOOK_VIEW]
     )
-    return {**sizes._asdict(), "used_bytes": None}
+    # Without when a position was written last: writing it again may change that alone.
+    applied = {name: place and place.position for name, place in sizes.applied.items()}
+    return {**sizes._asdict(), "used_bytes": None, "applied": applied}
 
 
 # Marks

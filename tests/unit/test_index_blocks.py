@@ -75,10 +75,10 @@ def test_the_block_of_a_running_promotion_stays(
     place = WritableIndex("i", promotions=("i.P.killed",))
     block.release_abandoned([place, WritableIndex("unmarked")])
     monkeypatch.setattr(write_block, "SWITCH_S", 0)
-    both = WritableIndex("i", promotions=("i.P.killed", "i.P.running"))
-    block.release_abandoned([both, WritableIndex("unmarked")])
+    twice_marked = WritableIndex("i", promotions=("i.P.killed", "i.P.running"))
+    block.release_abandoned([twice_marked, WritableIndex("unmarked")])
     assert recorder.requests == []
-    block.release_abandoned([both, WritableIndex("unmarked")])
+    block.release_abandoned([twice_marked, WritableIndex("unmarked")])
     assert recorder.removed() == {"i": ["i.P.killed", "i.P.running"]}
 
 

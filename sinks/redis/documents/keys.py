@@ -75,8 +75,3 @@ def needs_key(prefix: str) -> str:
 def documents_key(prefix: str) -> str:
     """Name the hash of the owner and of what has been sent."""
     return f"{prefix}:_documents"
-
-
-def note_field(view: str, topic: str) -> str:
-    """Name the field, in the hash of documents, of what a view's documents are current in."""
-    return f"{view} {topic}"

@@ -25,12 +25,12 @@ from cdc.sinks.redis.documents.keys import (
     documents_key,
     index_prefix,
     needs_key,
-    note_field,
     number_key,
     pending_key,
     row_prefix,
     shard_prefix,
 )
+from cdc.sinks.redis.documents.notes import note_field
 from cdc.sinks.redis.documents.scripts import FORGET
 from cdc.sinks.redis.documents.state import OpenState
 from cdc.sinks.redis.positions import Positions

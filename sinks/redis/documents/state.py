@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import msgspec
 import redis
 
-from cdc.model.position import Position, ViewCheckpoint
+from cdc.model.position import ViewCheckpoint
 from cdc.sink.lane import Failure
 from cdc.sinks.redis.checkpoint import checkpoint_of
 from cdc.sinks.redis.documents.database import state_failure
@@ -20,12 +20,12 @@ from cdc.sinks.redis.documents.keys import (
     gone_key,
     index_key,
     needs_key,
-    note_field,
     number_key,
     pending_key,
     row_prefix,
     unsent_key,
 )
+from cdc.sinks.redis.documents.notes import from_fields, stale_fields, to_fields
 from cdc.sinks.redis.documents.scripts import CLIMBED, MARK, MARK_ROWS, SENT, TAKE_TURN, WHILE_TURN
 from cdc.sinks.redis.server import bytes_client, position_key
 from cdc.views.plan import StatePlan
@@ -40,8 +40,6 @@ REFUSALS = {
 }
 SCANNED_SETS = 500
 """Index sets that are scanned at once. The server answers with small ones as a whole."""
-OTHER_FIELDS = (b"owner", b"turn", b"waiting", b"views")
-"""Fields beside those of notes in the hash of documents."""
 _unpack = msgspec.msgpack.Decoder(tuple[str, list[str]]).decode
 Item = TypeVar("Item")
 
@@ -283,35 +281,12 @@ class RedisState:
         self, turn: Turn, reached: Mapping[str, Mapping[str, ViewCheckpoint | None]]
     ) -> None:
         """Write each position as a field, all in one step, while it is this turn."""
-        fields = [
-            part
-            for view, checkpoints in reached.items()
-            for topic, checkpoint in checkpoints.items()
-            if checkpoint
-            for part in (
-                note_field(view, topic),
-                json.dumps(
-                    [
-                        checkpoint.position.topic_id,
-                        checkpoint.position.offsets,
-                        checkpoint.floor,
-                    ]
-                ),
-            )
-        ]
-        self._during(turn, fields)
+        self._during(turn, to_fields(reached))
 
     def current(self) -> Mapping[str, Mapping[str, ViewCheckpoint]]:
         """Read each position from its field."""
         fields: Any = self._ask(lambda server: server.hgetall(documents_key(self.prefix)))
-        notes: dict[str, dict[str, ViewCheckpoint]] = {}
-        for field, text in fields.items():
-            view, _, topic = field.decode().partition(" ")
-            if topic:
-                topic_id, offsets, floor = json.loads(text)
-                position = Position(topic_id, tuple(offsets))
-                notes.setdefault(view, {})[topic] = ViewCheckpoint(position, floor=floor)
-        return notes
+        return from_fields(fields)
 
     def waiting(self) -> Mapping[str, list[str]]:
         """Read the field `waiting`, a JSON object."""
@@ -334,11 +309,10 @@ class RedisState:
             noted: Any = server.hgetall(needs_key(self.prefix))
             stored = {name.decode(): text.decode() for name, text in noted.items()}
             same = {name for name, text in needs.items() if stored.get(name) == text}
-            current = {view.encode() for view, tables in used.items() if same.issuperset(tables)}
+            current = {view for view, tables in used.items() if same.issuperset(tables)}
             fields: Any = server.hkeys(documents_key(self.prefix))
             server.hset(documents_key(self.prefix), "waiting", json.dumps(waiting))
-            notes = [field for field in fields if field not in OTHER_FIELDS]
-            if stale := [note for note in notes if note.partition(b" ")[0] not in current]:
+            if stale := stale_fields(fields, current):
                 server.hdel(documents_key(self.prefix), *stale)
             # Rows of these tables are read again, also when the file is changed back after a crash.
             if changed := [name for name, text in stored.items() if needs.get(name) != text]:
