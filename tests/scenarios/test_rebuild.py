@@ -155,9 +155,9 @@ def time_server(url: str) -> float:
     """
     index = f"timed-{uuid4().hex}"
     rows = "".join(f'{{"index":{{"_id":"{n}"}}}}\n{{"name":"{n}"}}\n' for n in range(USUAL))
-    bulk = {"content": rows, "headers": {"content-type": "application/x-ndjson"}}
+    form = {"content-type": "application/x-ndjson"}
     with httpx.Client(base_url=url, timeout=60) as client:
-        client.post(f"/{index}/_bulk", **bulk).raise_for_status()
+        client.post(f"/{index}/_bulk", content=rows, headers=form).raise_for_status()
         began = time.monotonic()
         client.put(f"/{index}/_block/write").raise_for_status()
         actions = [{"add": {"index": index, "alias": f"{index}-alias"}}]
