@@ -102,9 +102,10 @@ def switch(spark: "SparkSession", commits: Commits, live: str, generation: str) 
     source, table = commits.opened_table(generation), commits.opened_table(live)
     if source is None or source_commit.trouble:
         return False
-    # A source without records has no position, and a view of it can't be behind.
-    checkpoint = source_commit.checkpoint or replace(
-        CLEARED, generation=generation.rpartition("@")[2]
+    # A source without records has no position, and a view of it can't be behind. The name is the
+    # folder's: a retained generation has its former one until a batch reaches it.
+    checkpoint = replace(
+        source_commit.checkpoint or CLEARED, generation=generation.rpartition("@")[2]
     )
     if table is None:
         clone(spark, source, generation, live, checkpoint)

@@ -97,6 +97,23 @@ def rebuild(harness: Harness, end: Callable[[], tuple[int, ...]] | None = None) 
     harness.sink = harness.writer()
 
 
+def test_a_rollback_of_an_idle_view_has_its_own_name_at_once(harness: Harness) -> None:
+    """Whoever repeats it finds it done, without a batch in between."""
+    harness.apply()
+    names = {harness.name: new_generation()}
+    build = harness.sink.for_generation(names)
+    build.prepare(harness.table)
+    harness.apply(writer="rebuild", sink=build)
+    retained_names = harness.sink.promote([harness.table], names)
+    harness.sink.promote([harness.table], retained_names)
+    stored, version = harness.sink.position(harness.table), opened(harness, "mirror").version()
+    assert stored
+    assert stored.generation == retained_names[harness.name]
+    harness.sink.promote([harness.table], retained_names)
+    assert opened(harness, "mirror").version() == version
+    assert_right(harness)
+
+
 def change_everything(harness: Harness) -> None:
     for number in (0, 1, 3, 4, 5):
         harness.topic.add(
