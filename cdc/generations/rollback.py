@@ -76,10 +76,20 @@ def retain(
     return retained
 
 
-def previous_generations(sink: Sink, tables: Sequence[Table]) -> dict[str, str]:
-    """Find the generation that was live before a promotion whose command was killed, by table."""
-    older = {table.qualified: sink.generations(table)[1:] for table in tables}
-    return {name: generations[-1] for name, generations in older.items() if generations}
+def promote(sink: Sink, tables: Sequence[Table], names: Mapping[str, str]) -> dict[str, str]:
+    """Promote these generations. Returns those that readers saw before, by table.
+
+    May be repeated after a kill. A view that a killed command has promoted isn't reported again by
+    every sink: its previous generation is then the one that lies beside it.
+    """
+    previous = sink.promote(tables, names)
+    older = {
+        table.qualified: sink.generations(table)[1:]
+        for table in tables
+        if table.qualified not in previous
+    }
+    found = {name: generations[-1] for name, generations in older.items() if generations}
+    return {**found, **previous}
 
 
 def _promote(
@@ -92,19 +102,12 @@ def _promote(
     affected = [table for table in tables if table.qualified in names]
     own_claim.announce(Rollback(sink.name, names))
     try:
-        previous = sink.promote(affected, names)
+        previous = promote(sink, affected, names)
     except CdcError:
         if not _any_live(sink, affected, names):
             own_claim.complete()
         raise
-    unreported = [table for table in affected if table.qualified not in previous]
-    return retain(
-        own_claim,
-        sink,
-        affected,
-        {**previous_generations(sink, unreported), **previous},
-        retention_s,
-    )
+    return retain(own_claim, sink, affected, previous, retention_s)
 
 
 def _any_live(sink: Sink, tables: Sequence[Table], names: Mapping[str, str]) -> bool:

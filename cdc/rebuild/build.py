@@ -32,7 +32,7 @@ from cdc.errors import CdcError, DivergenceError, SinkError, SinkUnavailable
 from cdc.generations.claim import claim
 from cdc.generations.pause import refuse_paused
 from cdc.generations.registry import GenerationBuild, Progress, Registry, RetainedView
-from cdc.generations.rollback import previous_generations, retain
+from cdc.generations.rollback import promote, retain
 from cdc.kafka.log_continuity import Continuity
 from cdc.kafka.log_refusals import Discontinued, refuse_foreign
 from cdc.kafka.topics import Topics
@@ -102,7 +102,8 @@ class Rebuild:
             refuse_paused(self._claim.generations, self._sink.name)
             self._build = self._resume_or_start()
             if self._build.phase == "promote" and self._is_promoted():
-                return self._finish(previous_generations(self._sink, self._tables))
+                # The promotion goes on after the switches: what it replaces is retained then.
+                return self._finish(promote(self._sink, self._tables, self._build.names))
             self._publish()
             self._claim.forget_retained(list(self._build.names))
             self._sink.drop_unreferenced(self._tables, self._build.names)

@@ -61,12 +61,15 @@ def promote(views: Tables, tables: Sequence[Table], names: Mapping[str, str]) ->
 
 
 def list_names(views: Tables, table: Table) -> list[str]:
-    """List the generations of a view, the live one first."""
+    """List the generations of a view, the live one first.
+
+    Without folders that have no table: a killed command had linked files into them, no more.
+    """
     live = views.folder(table, "mirror")
     checkpoint = views.commits.last_commit(live).checkpoint
     live_name = [checkpoint.generation] if checkpoint else []
-    candidates = generation_names(live)
-    return live_name + [name for name in candidates if name not in live_name]
+    names = [name for name in generation_names(live) if views.commits.table(f"{live}@{name}")]
+    return live_name + [name for name in names if name not in live_name]
 
 
 def drop_unreferenced(views: Tables, tables: Sequence[Table], keep: Mapping[str, str]) -> None:

@@ -7,7 +7,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -26,12 +28,19 @@ from cdc.generations.rollback import rollback, settle_rollback
 from cdc.kafka.records import kafka
 from cdc.kafka.topic_setup import ensure_topics
 from cdc.kafka.topics import Topics
+from cdc.model.generation import new_generation
 from cdc.model.position import Position, ViewCheckpoint
 from cdc.model.table import Table
+from cdc.rebuild.build import Rebuild, RebuildJob
+from cdc.sinks.delta.sink import Delta
 from cdc.sinks.memory import Memory
+from tests.contract.laws import Harness, fill
 from tests.support.envelopes import table
 from tests.support.pipelines import pipeline
 from tests.support.wait import wait_until
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 SINK, HOUR_S = "memory", 3600.0
 ITEMS = table("t.public.items")
@@ -247,3 +256,73 @@ def test_nothing_to_go_back_to(registry: Registry) -> None:
     with pytest.raises(SettingsError, match="nothing is kept") as caught:
         rollback(registry, Memory(SINK), [ITEMS], HOUR_S)
     assert caught.value.hint == f"make one anew: cdc -p FILE rebuild {SINK}"
+
+
+class Warehouse:
+    """A warehouse of two views, and a generation of each beside it, as current as they are."""
+
+    def __init__(self, shop: Pipeline, spark: "SparkSession", unique: str, folder: Path) -> None:
+        self.sink, self.name = Delta(SINK, str(folder), unique), new_generation()
+        topics = [f"{unique}.public.{name}" for name in ("lines", "orders")]
+        with kafka.KafkaAdminClient(bootstrap_servers=shop.kafka) as admin:
+            admin.create_topics(
+                {topic: {"num_partitions": 2, "replication_factor": 1} for topic in topics},
+                wait_for_metadata=True,
+            )
+        self.views = [
+            Harness(spark, lambda: self.sink, table(topic, topic.rpartition(".")[2]))
+            for topic in topics
+        ]
+        self.tables = [view.table for view in self.views]
+        self.names = {view.name: self.name for view in self.views}
+        build = self.sink.for_generation(self.names)
+        with Topics(shop.kafka) as servers:
+            ends = servers.ends(topics)
+        for view in self.views:
+            view.topic_id = ends[view.table.topic].topic_id
+            fill(view)
+            view.apply()
+            build.prepare(view.table)
+            view.apply(writer="rebuild", sink=build)
+
+    def folder(self, number: int, generation: str) -> Path:
+        return Path(f"{self.sink.folder(self.tables[number], 'mirror')}@{generation}")
+
+    def assert_right(self, retained: Mapping[str, str]) -> None:
+        standby = self.sink.for_generation(retained)
+        for view in self.views:
+            if view.name in retained:
+                assert view.view(standby) == view.topic.model()
+            assert view.view() == view.topic.model()
+
+
+@pytest.fixture
+def warehouse(shop: Pipeline, spark: "SparkSession", unique: str, tmp_path: Path) -> Warehouse:
+    return Warehouse(shop, spark, unique, tmp_path)
+
+
+def test_a_rebuild_that_was_killed_after_its_switches_retains_what_it_replaced(
+    shop: Pipeline, registry: Registry, spark: "SparkSession", warehouse: Warehouse, tmp_path: Path
+) -> None:
+    """Of the second view it had linked the files, and not made the table of them."""
+    sink, tables = warehouse.sink, warehouse.tables
+    half_made = sink.promote(tables, warehouse.names)[tables[1].qualified]
+    (warehouse.folder(1, half_made) / "_delta_log").rename(tmp_path / "log")
+    with claim(registry, SINK) as lease:
+        lease.announce(replace(building(phase="promote"), names=warehouse.names))
+    with Topics(shop.kafka) as servers:
+        job = RebuildJob(
+            sink,
+            tables,
+            lambda *_: (tables, {}),
+            "",
+            retention_s=HOUR_S,
+            verify=lambda *_: None,
+            show=lambda _: None,
+        )
+        kept = Rebuild(spark, shop, servers, job).run()
+    names = {key: previous.name for key, previous in kept.items()}
+    assert names.keys() == warehouse.names.keys()
+    warehouse.assert_right(names)
+    for captured in tables:
+        assert sink.generations(captured) == [warehouse.name, names[captured.qualified]]
