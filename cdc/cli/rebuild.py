@@ -107,7 +107,7 @@ def build(
     with Topics(context.pipeline.kafka) as kafka:
         ensure_topics(kafka, context.pipeline)
         settle_rollback(
-            Registry(context.pipeline, kafka), sink, context.tables_in(sink.name), kept_s
+            Registry(context.pipeline, kafka), sink, context.tables_in(sink.name), KEPT_S
         )
         job = RebuildJob(
             sink,

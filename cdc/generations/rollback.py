@@ -3,12 +3,16 @@
 import time
 from collections.abc import Mapping, Sequence
 
-from cdc.errors import CdcError, SettingsError
+import structlog
+
+from cdc.errors import CdcError, SettingsError, SinkError
 from cdc.generations.claim import Claim, claim
 from cdc.generations.pause import refuse_paused
 from cdc.generations.registry import Registry, RetainedView, Rollback
 from cdc.model.table import Table
 from cdc.sink.contract import Sink
+
+log = structlog.get_logger()
 
 
 def rollback(
@@ -41,8 +45,9 @@ def rollback(
 def settle_rollback(
     registry: Registry, sink: Sink, tables: Sequence[Table], retention_s: float
 ) -> None:
-    """Complete a rollback that was killed, or undo it where it has promoted no view yet.
+    """Complete a rollback that was killed, or undo it where some view can't be promoted.
 
+    It is undone, too, where it has promoted no view yet.
     Afterwards all views of the sink are of the same side, and the registry lists what is retained.
     """
     if not isinstance(registry.read().for_sink(sink.name).work, Rollback):
@@ -51,10 +56,15 @@ def settle_rollback(
         work = own_claim.generations.work
         if not isinstance(work, Rollback):
             return
-        if _any_live(sink, tables, work.names):
-            _promote(own_claim, sink, tables, work.names, retention_s)
-        else:
+        if not _live_tables(sink, tables, work.names):
             own_claim.complete()
+            return
+        try:
+            _promote(own_claim, sink, tables, work.names, retention_s)
+        except SinkError as error:
+            if registry.read().for_sink(sink.name).work is not None:
+                raise
+            log.warning("rollback_undone", sink=sink.name, error=error.message)
 
 
 def retain(
@@ -104,19 +114,40 @@ def _promote(
     try:
         previous = promote(sink, affected, names)
     except CdcError:
-        if not _any_live(sink, affected, names):
+        switched = _live_tables(sink, affected, names)
+        if not switched:
             own_claim.complete()
+        elif len(switched) < len(affected):
+            _undo(own_claim, sink, switched, names, retention_s)
         raise
     return retain(own_claim, sink, affected, previous, retention_s)
 
 
-def _any_live(sink: Sink, tables: Sequence[Table], names: Mapping[str, str]) -> bool:
-    """Whether any of these generations is live."""
-    views = (
-        (names[table.qualified], sink.position(table))
-        for table in tables
-        if table.qualified in names
-    )
-    return any(
-        checkpoint is not None and checkpoint.generation == name for name, checkpoint in views
-    )
+def _undo(
+    own_claim: Claim,
+    sink: Sink,
+    switched: Sequence[Table],
+    names: Mapping[str, str],
+    retention_s: float,
+) -> None:
+    """Show readers again what they saw before a rollback that other views than these can't join.
+
+    First that is retained, so that it is kept current. Then it is promoted as a rollback of its
+    own, which the next command continues if this one fails.
+    """
+    newer = retain(own_claim, sink, switched, promote(sink, switched, names), retention_s)
+    newer_names = {table: view.name for table, view in newer.items()}
+    affected = [table for table in switched if table.qualified in newer_names]
+    if affected:
+        own_claim.announce(Rollback(sink.name, newer_names))
+        retain(own_claim, sink, affected, promote(sink, affected, newer_names), retention_s)
+
+
+def _live_tables(sink: Sink, tables: Sequence[Table], names: Mapping[str, str]) -> list[Table]:
+    """List the tables whose generation of these names is live."""
+    views = {table: sink.position(table) for table in tables if table.qualified in names}
+    return [
+        table
+        for table, checkpoint in views.items()
+        if checkpoint is not None and checkpoint.generation == names[table.qualified]
+    ]

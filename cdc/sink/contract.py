@@ -272,6 +272,8 @@ SWITCH_S = 30.0
 """Seconds that `promote` waits for a generation to catch up."""
 POLL_S = 0.02
 """Seconds between two looks at the positions while `promote` waits."""
+NAMED = 5
+"""Tables that are named of those behind; the others are counted."""
 
 
 def is_caught_up(live: Sink, standby: Sink, tables: Sequence[Table]) -> bool:
@@ -291,17 +293,33 @@ def would_go_back(candidate: ViewCheckpoint, live: ViewCheckpoint) -> bool:
     return gap.comparable and not gap.reached
 
 
-def wait_until_caught_up(is_caught_up: Callable[[], bool], sink: str) -> None:
-    """Wait until the condition holds; raises SinkUnavailable when it doesn't within `SWITCH_S`."""
+def wait_until_caught_up(
+    is_caught_up: Callable[[], bool], sink: str, lagging: Sequence[Table] = ()
+) -> None:
+    """Wait until the condition holds; raises SinkUnavailable when it doesn't within `SWITCH_S`.
+
+    lagging: the tables behind, as of the condition's last answer, where it tells them apart.
+    """
     deadline = time.monotonic() + SWITCH_S
     while not is_caught_up():
         if time.monotonic() > deadline:
-            raise SinkUnavailable(
-                f"The other generation in {sink} has been behind the one that readers see for {SWITCH_S:.0f} s.",
-                hint="readers see what they saw; is `cdc run` at work? then the same command goes on",
-                sink=sink,
-            )
+            raise _behind_error(sink, [table.qualified for table in lagging])
         time.sleep(POLL_S)
+
+
+def _behind_error(sink: str, tables: Sequence[str]) -> SinkUnavailable:
+    more = f" and {len(tables) - NAMED} more" if tables[NAMED:] else ""
+    views = f" of {', '.join(tables[:NAMED])}{more}" if tables else ""
+    hint = "readers see what they saw; is `cdc run` at work? then the same command goes on"
+    if tables:
+        hint += (
+            f"; where its log says standby_dropped: cdc -p FILE rebuild {sink} --table {tables[0]}"
+        )
+    return SinkUnavailable(
+        f"The other generation{views} in {sink} has been behind the one that readers see for {SWITCH_S:.0f} s.",
+        hint=hint,
+        sink=sink,
+    )
 
 
 def require_free_space(needed: int, free: int, where: str, sink: str) -> None:

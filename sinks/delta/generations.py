@@ -38,19 +38,29 @@ SWITCHES = ("Manual Update", "SWITCH")
 def promote(views: Tables, tables: Sequence[Table], names: Mapping[str, str]) -> dict[str, str]:
     """Make generations live in one commit a view; returns the names of the previous ones by table.
 
-    These are retained after all of the commits.
+    None is switched before each can be: half of them would show another generation than the rest.
+    The previous ones are retained after all of the commits.
     """
     from pyspark.sql import SparkSession
 
     spark, commits, retained = SparkSession.active(), views.commits, {}
+    folders = {
+        table: (live := views.folder(table, "mirror"), f"{live}@{names[table.qualified]}")
+        for table in tables
+    }
+    pending = [table for table in tables if not is_live(commits, *folders[table])]
+    lagging = list(pending)
+
+    def is_caught_up() -> bool:
+        lagging[:] = [table for table in lagging if not can_switch(commits, *folders[table])]
+        return not lagging
+
+    wait_until_caught_up(is_caught_up, views.sink, lagging)
     for table in tables:
         views.repair_changes(table)
-        live, name = views.folder(table, "mirror"), names[table.qualified]
-        checkpoint = commits.last_commit(live).checkpoint
-        if checkpoint is None or checkpoint.generation != name:
-            wait_until_caught_up(
-                partial(switch, spark, commits, live, f"{live}@{name}"), views.sink
-            )
+        if table in pending:
+            attempt = partial(switch, spark, commits, *folders[table])
+            wait_until_caught_up(attempt, views.sink, [table])
     for table in tables:
         live, name = views.folder(table, "mirror"), new_generation()
         if not views.may_have_deletion_vectors(table.qualified):
@@ -94,6 +104,19 @@ def drop_unreferenced(views: Tables, tables: Sequence[Table], keep: Mapping[str,
             for name in referenced_folders(spark, delta_table, folder)
         }
         remove_paths(folders - used.keys() - referenced)
+
+
+def is_live(commits: Commits, live: str, generation: str) -> bool:
+    """Tell whether readers see this generation."""
+    checkpoint = commits.last_commit(live).checkpoint
+    return checkpoint is not None and f"{live}@{checkpoint.generation}" == generation
+
+
+def can_switch(commits: Commits, live: str, generation: str) -> bool:
+    """Tell whether there is such a generation, and readers who are shown it don't go back."""
+    source_commit, live_commit = commits.last_commit(generation), commits.last_commit(live)
+    exists = commits.opened_table(generation) is not None
+    return exists and not source_commit.trouble and not lags(source_commit, live_commit)
 
 
 def switch(spark: "SparkSession", commits: Commits, live: str, generation: str) -> bool:

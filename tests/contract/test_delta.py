@@ -114,6 +114,39 @@ def test_a_rollback_of_an_idle_view_has_its_own_name_at_once(harness: Harness) -
     assert_right(harness)
 
 
+def test_no_view_is_switched_before_each_can_be(
+    harness: Harness, spark: "SparkSession", unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half of the views would show another generation than the rest."""
+    orders = Harness(spark, lambda: harness.sink, table(f"{unique}.public.orders", "orders"))
+    views, name = (harness, orders), new_generation()
+    names = {view.name: name for view in views}
+    build = harness.sink.for_generation(names)
+    fill(orders)
+    for view in views:
+        build.prepare(view.table)
+        view.apply()
+    harness.apply(writer="rebuild", sink=build)
+    orders.apply((1, 1), "rebuild", build)
+    tables = [view.table for view in views]
+    with monkeypatch.context() as patch:
+        patch.setattr("cdc.sink.contract.SWITCH_S", 0)
+        with pytest.raises(SinkUnavailable) as caught:
+            harness.sink.promote(tables, names)
+    for view in views:
+        stored = harness.sink.position(view.table)
+        assert stored
+        assert stored.generation == ""
+    assert "The other generation of public.orders in warehouse" in caught.value.message
+    assert "cdc -p FILE rebuild warehouse --table public.orders" in caught.value.hint
+    orders.apply(writer="rebuild", sink=build)
+    harness.sink.promote(tables, names)
+    for view in views:
+        stored = harness.sink.position(view.table)
+        assert stored
+        assert stored.generation == name
+
+
 def change_everything(harness: Harness) -> None:
     for number in (0, 1, 3, 4, 5):
         harness.topic.add(

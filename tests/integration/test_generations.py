@@ -3,10 +3,12 @@ its own.
 """
 
 import json
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -288,6 +290,10 @@ class Warehouse:
     def folder(self, number: int, generation: str) -> Path:
         return Path(f"{self.sink.folder(self.tables[number], 'mirror')}@{generation}")
 
+    def live_names(self) -> list[str]:
+        stored = (self.sink.position(table) for table in self.tables)
+        return [checkpoint.generation for checkpoint in stored if checkpoint]
+
     def assert_right(self, retained: Mapping[str, str]) -> None:
         standby = self.sink.for_generation(retained)
         for view in self.views:
@@ -326,3 +332,39 @@ def test_a_rebuild_that_was_killed_after_its_switches_retains_what_it_replaced(
     warehouse.assert_right(names)
     for captured in tables:
         assert sink.generations(captured) == [warehouse.name, names[captured.qualified]]
+
+
+@pytest.mark.parametrize("retry", [settle_rollback, rollback])
+def test_a_rollback_that_some_view_cannot_join_is_undone(
+    registry: Registry,
+    warehouse: Warehouse,
+    monkeypatch: pytest.MonkeyPatch,
+    retry: Callable[..., object],
+) -> None:
+    """It was killed between two switches, and the second view's standby is gone since."""
+    sink, (lines, orders) = warehouse.sink, warehouse.tables
+    names = sink.promote(warehouse.tables, warehouse.names)
+    kept = {key: retained(name) for key, name in names.items()}
+    with claim(registry, SINK) as lease:
+        lease.complete(kept, list(kept))
+        lease.announce(Rollback(SINK, names))
+    sink.promote([lines], names)
+    shutil.rmtree(warehouse.folder(1, names[orders.qualified]))
+    monkeypatch.setattr("cdc.sink.contract.SWITCH_S", 0)
+    with (
+        pytest.raises(SinkUnavailable, match=r"public\.orders")
+        if retry is rollback
+        else nullcontext()
+    ):
+        retry(registry, sink, warehouse.tables, HOUR_S)
+    generations = registry.read().for_sink(SINK)
+    live_lines, live_orders = warehouse.live_names()
+    assert live_orders == warehouse.name
+    assert live_lines not in names.values()
+    assert generations.work is None
+    assert generations.retained[orders.qualified] == kept[orders.qualified]
+    warehouse.assert_right({lines.qualified: generations.retained[lines.qualified].name})
+    # So the rest can go back, once the second view has a generation to go back to.
+    registry.forget_retained(SINK, [orders.qualified])
+    rollback(registry, sink, warehouse.tables, HOUR_S)
+    assert warehouse.live_names() == [generations.retained[lines.qualified].name, warehouse.name]
