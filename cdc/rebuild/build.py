@@ -40,7 +40,7 @@ from cdc.model.generation import new_generation
 from cdc.model.position import Position, distance
 from cdc.model.table import Table
 from cdc.postgres.schema_changes import Definition
-from cdc.sink.contract import GenerationReplaced, SchemaMismatch, Sink, positions
+from cdc.sink.contract import GenerationReplaced, SchemaMismatch, Sink, are_live, positions
 from cdc.spark.kafka_source import read_until
 
 POLL_S = 0.1
@@ -142,7 +142,9 @@ class Rebuild:
     def _resume_error(self, candidate: Sink) -> CdcError | None:
         """Find out why an interrupted build can't continue.
 
-        Either its log is gone, or its views would be different now. None: it can continue.
+        Either its log is gone, or its views would be different now, or another generation lies in
+        their place: views without a record may have changed places, which nobody could tell. None:
+        it can continue.
         """
         continuity = Continuity(self._pipeline, self._kafka).read(
             [table.topic for table in self._tables]
@@ -151,7 +153,7 @@ class Rebuild:
             for table in self._tables:
                 continuity.refuse(self._sink.name, table, candidate.position(table))
                 candidate.prepare(table)
-        except (Discontinued, SchemaMismatch) as error:
+        except (Discontinued, SchemaMismatch, GenerationReplaced) as error:
             return error
         return None
 
@@ -227,15 +229,11 @@ class Rebuild:
     def _is_promoted(self) -> bool:
         """Whether the new generation is live already, since an earlier run was killed then."""
         try:
-            checkpoints = {table.qualified: self._sink.position(table) for table in self._tables}
+            checkpoints = positions(self._sink, self._tables)
         except SchemaMismatch:
             # A live view doesn't fit its table: that is the generation to replace.
             return False
-        names = self._build.names
-        return all(
-            checkpoint and checkpoint.generation == names[name]
-            for name, checkpoint in checkpoints.items()
-        )
+        return are_live(checkpoints, self._build.names)
 
     def _finish(self, previous: Mapping[str, str]) -> dict[str, RetainedView]:
         return retain(self._claim, self._sink, self._tables, previous, self._job.retention_s)

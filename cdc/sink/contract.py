@@ -207,6 +207,21 @@ def positions(sink: Sink, tables: Sequence[Table]) -> Mapping[str, ViewCheckpoin
     return {table.qualified: sink.position(table) for table in tables}
 
 
+def are_live(
+    checkpoints: Mapping[str, ViewCheckpoint | None], generation_names: Mapping[str, str]
+) -> bool:
+    """Say whether the live views, of these checkpoints, are the generations of these names; both by
+    table name.
+
+    The view of a table without records has no checkpoint in any generation, so it counts as either.
+    Where no view has one the answer is no: a promotion of such views may be repeated.
+    """
+    live_names = {name: stored.generation for name, stored in checkpoints.items() if stored}
+    return bool(live_names) and all(
+        generation == generation_names[name] for name, generation in live_names.items()
+    )
+
+
 @runtime_checkable
 class GroupScanner(Protocol):
     """A sink that can read many small views in one job. Optional; used by `verify`."""

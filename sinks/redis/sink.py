@@ -19,7 +19,7 @@ from cdc.errors import SinkRejected
 from cdc.model.finding import Finding
 from cdc.model.position import ViewCheckpoint
 from cdc.model.table import RowFormat, Table
-from cdc.sink.contract import Batch, Outcome, wait_until_caught_up
+from cdc.sink.contract import Batch, Outcome, are_live, positions, wait_until_caught_up
 from cdc.sink.lane_run import run_on_executors
 from cdc.sinks.redis import capacity, generations, health
 from cdc.sinks.redis.database import Database
@@ -148,10 +148,7 @@ class Redis:
         """Exchange the databases in one script, if no position has moved since they were
         compared.
         """
-        if all(
-            (checkpoint := self.position(table)) and checkpoint.generation == names[table.qualified]
-            for table in tables
-        ):
+        if are_live(positions(self, tables), names):
             return {}
         candidate = Positions(self._spare_database, names)
         generations.bring_along(

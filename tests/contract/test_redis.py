@@ -430,6 +430,23 @@ def rebuilt(harness: Harness) -> dict[str, str]:
     return dict(harness.sink.promote([harness.table], names))
 
 
+def test_a_promotion_that_is_repeated_keeps_the_empty_table_too(harness: Harness) -> None:
+    """A table without records has no position that says of which generation it is."""
+    sink, tables = harness.sink, [harness.table, table("other.public.empty", "empty")]
+    names = dict.fromkeys((each.qualified for each in tables), new_generation())
+    build = sink.for_generation(names)
+    for view in (sink, build):
+        for each in tables:
+            view.prepare(each)
+    fill(harness)
+    harness.apply()
+    harness.apply(writer="another", sink=build)
+    replaced_names = sink.promote(tables, names)
+    assert replaced_names.keys() == {harness.name}
+    assert sink.promote(tables, names) == {}
+    assert sink.generations(harness.table) == [names[harness.name], replaced_names[harness.name]]
+
+
 def test_a_spare_that_the_server_lacks_is_refused(
     harness: Harness, own_server: str, unique: str
 ) -> None:

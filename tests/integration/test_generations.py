@@ -34,6 +34,7 @@ from cdc.model.generation import new_generation
 from cdc.model.position import Position, ViewCheckpoint
 from cdc.model.table import Table
 from cdc.rebuild.build import Rebuild, RebuildJob
+from cdc.sink.contract import GenerationReplaced
 from cdc.sinks.delta.sink import Delta
 from cdc.sinks.memory import Memory
 from tests.contract.laws import Harness, fill
@@ -52,7 +53,11 @@ FIRST, SECOND = "20260101t000000000000", "20260101t000000000001"
 @pytest.fixture
 def shop(stack: Any, unique: str) -> Iterator[Pipeline]:
     shop_pipeline = pipeline(
-        unique, "postgresql://127.0.0.1:1/none", "public.items", kafka=stack.endpoints.kafka
+        unique,
+        "postgresql://127.0.0.1:1/none",
+        "public.items",
+        "public.orders",
+        kafka=stack.endpoints.kafka,
     )
     with Topics(shop_pipeline.kafka) as topics:
         ensure_topics(topics, shop_pipeline)
@@ -368,3 +373,87 @@ def test_a_rollback_that_some_view_cannot_join_is_undone(
     registry.forget_retained(SINK, [orders.qualified])
     rollback(registry, sink, warehouse.tables, HOUR_S)
     assert warehouse.live_names() == [generations.retained[lines.qualified].name, warehouse.name]
+
+
+class CommandStoppedError(Exception):
+    """The rebuild is interrupted here."""
+
+
+class Command:
+    """A `cdc rebuild` of two tables, as far as it comes without Spark, and what it did."""
+
+    def __init__(self, shop: Pipeline, unique: str, sink: Memory) -> None:
+        self.tables = [table(f"{unique}.public.{name}", name) for name in ("items", "orders")]
+        self.phases: list[str] = []
+        """The phases that it has shown."""
+        self._shop, self._sink = shop, sink
+
+    def run(self, stop_at: str = "") -> dict[str, RetainedView]:
+        """Run it, up to the beginning of a phase after the one that it finds."""
+
+        def show(build: GenerationBuild) -> None:
+            self.phases.append(build.phase)
+            if self.phases[1:] == [stop_at]:
+                raise CommandStoppedError
+
+        def fail(*_: object) -> None:
+            pytest.fail("It verifies.")
+
+        spark: Any = None
+        with Topics(self._shop.kafka) as topics:
+            job = RebuildJob(
+                self._sink,
+                self.tables,
+                lambda *_: (self.tables, {}),
+                "",
+                retention_s=HOUR_S,
+                verify=fail,
+                show=show,
+            )
+            return Rebuild(spark, self._shop, topics, job).run()
+
+
+def test_a_rebuild_killed_once_readers_see_it_only_retains(
+    shop: Pipeline, registry: Registry, unique: str
+) -> None:
+    """Though a table without records has no position from which it could be told."""
+    sink = Memory(SINK)
+    command = Command(shop, unique, sink)
+    items, orders = command.tables
+    names = dict.fromkeys((items.qualified, orders.qualified), SECOND)
+    build = sink.for_generation(names)
+    for view, name in ((sink, FIRST), (build, SECOND)):
+        view.prepare(items)
+        view.prepare(orders)
+        view.stored[items.qualified] = ViewCheckpoint(Position("topic", (5,)), generation=name)
+    sink.promote(command.tables, names)
+    registry.write((("work", SINK), vars(building(*names, phase="promote"))))
+    retained = command.run()
+    assert command.phases == []
+    assert {name: [view.name] for name, view in retained.items()} == {
+        captured.qualified: sink.generations(captured)[1:] for captured in command.tables
+    }
+    assert registry.read().for_sink(SINK).work is None
+
+
+class Exchanged(Memory):
+    """A sink in whose place for another generation lies one of another name."""
+
+    def position(self, table: Table) -> ViewCheckpoint | None:
+        if self.generation:
+            raise GenerationReplaced(table.qualified, self.generation, self.name)
+        return super().position(table)
+
+    def for_generation(self, names: Mapping[str, str]) -> Memory:
+        return Exchanged(self.name, SECOND)
+
+
+def test_a_rebuild_of_nothing_but_empty_tables_begins_again(
+    shop: Pipeline, registry: Registry, unique: str
+) -> None:
+    """Nobody can tell whether readers see it, and either generation is as empty."""
+    command = Command(shop, unique, Exchanged(SINK))
+    names = [captured.qualified for captured in command.tables]
+    registry.write((("work", SINK), vars(building(*names, phase="promote"))))
+    with pytest.raises(CommandStoppedError):
+        command.run(stop_at="replay")
