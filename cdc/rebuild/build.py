@@ -24,6 +24,8 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay
 from tenacity.wait import wait_exponential
 
 from cdc.apply.batch.writer import BatchWriter
+from cdc.apply.progress import Progress as StreamProgress
+from cdc.apply.progress import RunState
 from cdc.apply.stream import Stream, StreamOptions
 from cdc.apply.views import DescribeTables, Views
 from cdc.config.settings import Pipeline
@@ -174,7 +176,7 @@ class Rebuild:
             self._describe_tables,
             self._job.placeholder,
         ) as stream:
-            self._catch_up(candidate, stream)
+            catch_up(self._kafka, candidate, self._tables, lambda: stream.progress)
             self._publish(phase="verify")
             self._verify_generation(candidate)
             self._publish(phase="promote")
@@ -187,7 +189,11 @@ class Rebuild:
         views = Views(
             candidate, self._pipeline, self._kafka, self._describe_tables, self._job.placeholder
         )
-        shapes = views.load().shapes
+        plan = views.load()
+        if plan.refused:
+            # A run goes on with the other tables. This generation has all of them, or it is none.
+            raise plan.refused[0]
+        shapes = plan.shapes
         ends = {topic: dict(enumerate(shape.offsets)) for topic, shape in shapes.items()}
         self._build = replace(
             self._build, total=sum(sum(shape.offsets) for shape in shapes.values())
@@ -196,28 +202,6 @@ class Rebuild:
         batches = BatchWriter(self._spark, views, writer, _retry_while_away, shadow=True)
         tasks = int(self._spark.conf.get("spark.sql.shuffle.partitions") or 1)
         batches.write(read_until(self._spark, self._pipeline.kafka, shapes).coalesce(tasks), ends)
-
-    def _catch_up(self, candidate: Sink, stream: Stream) -> None:
-        """Wait until the view takes less than a second to apply what is in the topics.
-
-        The wait also ends once it stops getting faster.
-        """
-        duration_s = float("inf")
-        while True:
-            previous_s, start = duration_s, time.monotonic()
-            is_caught_up = _caught_up_check(self._kafka, candidate, self._tables)
-            while not is_caught_up():
-                if stream.progress.state == "failed":
-                    raise SinkError(
-                        f"The new generation of {self._sink.name} can't go on: {stream.progress.error}",
-                        hint=stream.progress.hint
-                        or "readers see what they saw; the same command goes on",
-                        sink=self._sink.name,
-                    )
-                time.sleep(POLL_S)
-            duration_s = time.monotonic() - start
-            if duration_s < CAUGHT_UP_S or duration_s > previous_s / 2:
-                return
 
     def _verify_generation(self, candidate: Sink) -> None:
         try:
@@ -309,6 +293,43 @@ def keep_current(
     finally:
         stream.stop()
         thread.join()
+
+
+def catch_up(
+    kafka: Topics, sink: Sink, tables: Sequence[Table], progress: Callable[[], StreamProgress]
+) -> None:
+    """Wait until a stream takes less than a second to apply to the sink what is in the topics.
+
+    The wait also ends once the stream stops getting faster. `progress`: the stream's, asked for
+    every `POLL_S` seconds.
+
+    Raises:
+        SinkError: the stream has failed, or goes on without one of its tables.
+    """
+    duration_s = float("inf")
+    while True:
+        previous_s, start = duration_s, time.monotonic()
+        is_caught_up = _caught_up_check(kafka, sink, tables)
+        while not is_caught_up():
+            _refuse_stopped(progress())
+            time.sleep(POLL_S)
+        duration_s = time.monotonic() - start
+        if duration_s < CAUGHT_UP_S or duration_s > previous_s / 2:
+            return
+
+
+def _refuse_stopped(progress: StreamProgress) -> None:
+    """Raise SinkError where a stream applies no more to one of its tables, or to none."""
+    reason, hint = progress.error, progress.hint
+    if progress.aside:
+        reason, hint = next(iter(progress.aside.values()))
+    elif progress.state is not RunState.FAILED:
+        return
+    raise SinkError(
+        f"The new generation of {progress.sink} can't go on: {reason}",
+        hint=hint or "readers see what they saw; the same command goes on",
+        sink=progress.sink,
+    )
 
 
 def _caught_up_check(kafka: Topics, sink: Sink, tables: Sequence[Table]) -> Callable[[], bool]:

@@ -34,7 +34,7 @@ from cdc.model.generation import new_generation
 from cdc.model.position import Position, ViewCheckpoint
 from cdc.model.table import Table
 from cdc.rebuild.build import Rebuild, RebuildJob
-from cdc.sink.contract import GenerationReplaced
+from cdc.sink.contract import GenerationReplaced, SchemaMismatch
 from cdc.sinks.delta.sink import Delta
 from cdc.sinks.memory import Memory
 from tests.contract.laws import Harness, fill
@@ -457,3 +457,23 @@ def test_a_rebuild_of_nothing_but_empty_tables_begins_again(
     registry.write((("work", SINK), vars(building(*names, phase="promote"))))
     with pytest.raises(CommandStoppedError):
         command.run(stop_at="replay")
+
+
+class Refusing(Memory):
+    """A sink that can't hold orders."""
+
+    def prepare(self, table: Table) -> None:
+        if table.name == "orders":
+            raise SchemaMismatch(table, self.name)
+        super().prepare(table)
+
+    def for_generation(self, names: Mapping[str, str]) -> Memory:
+        return Refusing(self.name, SECOND)
+
+
+def test_a_rebuild_ends_with_the_reason_why_a_table_is_refused(shop: Pipeline, unique: str) -> None:
+    """A stream would go on with the other tables; this one waited for all."""
+    command = Command(shop, unique, Refusing(SINK))
+    with pytest.raises(SchemaMismatch, match=r"public\.orders"):
+        command.run()
+    assert command.phases == ["replay"]
