@@ -106,7 +106,7 @@ class Elasticsearch:
         return outcome
 
     def clear(self, table: Table) -> None:
-        """Replace the index by a new one, which has no position yet."""
+        """Replace the index by a new one, which has no position yet, unless it is like new."""
         self._tables.clear(table)
 
     def scan(

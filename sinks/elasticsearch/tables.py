@@ -49,8 +49,14 @@ class Tables:
             require_same_fields(table, self._sink, Layout.of(table), self._layout(place.index))
 
     def clear(self, table: Table) -> None:
-        """Replace the index by a new one, which has no position yet; a generation's is removed."""
+        """Replace the index by a new one, which has no position yet; a generation's is removed.
+
+        One that would be made just the same stays: a run clears the views of all tables without
+        records whenever it loads its plan, and an index takes the server a second where it is busy.
+        """
         place = self._indices.find([table]).get(table.qualified)
+        if place and self._is_like_new(table, place.index):
+            return
         if self._indices.generation(table) is None:
             self._make(table)
         if place:
@@ -62,6 +68,19 @@ class Tables:
         for group in group_names(indices):
             with ignoring_absent():
                 self._server.client.indices.delete(index=group, ignore_unavailable=True)
+
+    def _is_like_new(self, table: Table, index: str) -> bool:
+        """Say whether an index has the layout of a new one, and was never written to.
+
+        The record alone doesn't tell: it is removed before its index.
+        """
+        layout, record = Layout.of(table), self._positions.records([table]).get(table.qualified)
+        return (
+            record is not None
+            and not record.condition
+            and self._layout(index) == layout
+            and self._indices.last_changes(index) == [-1] * layout.shards
+        )
 
     def _make(self, table: Table) -> None:
         """Create an index; readers see it unless it is of another generation."""

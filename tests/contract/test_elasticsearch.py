@@ -10,10 +10,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, unquote
 
 import httpx
 import pytest
 
+from cdc.apply.views import prepare
 from cdc.errors import Fenced, SinkBlocked, SinkRejected, SinkUnavailable
 from cdc.model.finding import find_error, is_command
 from cdc.model.generation import new_generation
@@ -562,6 +564,58 @@ def test_a_block_that_a_killed_promotion_has_left_is_lifted(
     assert not [alias for alias in aliases if ".P." in alias]
     harness.apply(sink=build)
     assert live.promote([items], names)
+
+
+def test_the_index_of_a_table_without_records_is_made_once(harness: Harness, proxy: Proxy) -> None:
+    """Whatever a run loads its plan for; as soon as it was written to, it is made anew."""
+    sink, items = harness.sink, harness.table
+    assert isinstance(sink, Elasticsearch)
+
+    def load() -> str:
+        assert prepare(sink, items, None, 0, lambda _: None) is None
+        return quoted(sink, items)
+
+    index = load()
+    created: list[str] = []
+
+    def note(request: Request) -> None:
+        name = unquote(request.path)[1:]
+        if request.method == "PUT" and name.startswith(sink.alias(items)) and "/" not in name:
+            created.append(name)
+
+    proxy.rule = note
+    assert load() == index
+    assert created == []
+    fill(harness)
+    harness.apply()
+    assert created == [load()]
+    assert harness.view() == {}
+
+
+def test_an_index_of_another_layout_is_made_anew(harness: Harness) -> None:
+    """Also by a clear that finds no document in it."""
+    sink, items = harness.sink, harness.table
+    assert isinstance(sink, Elasticsearch)
+    sink.prepare(items)
+    index = quoted(sink, items)
+    fewer = replace(items, columns=items.columns[:3])
+    sink.clear(fewer)
+    assert quoted(sink, items) != index
+
+
+def test_an_index_whose_record_alone_was_removed_is_made_anew(
+    harness: Harness, server: httpx.Client
+) -> None:
+    """As by a clear that was killed in between: its rows would be no table's."""
+    sink, items = harness.sink, harness.table
+    assert isinstance(sink, Elasticsearch)
+    fill(harness)
+    harness.apply()
+    index = quoted(sink, items)
+    server.delete(f"/{POSITIONS}/_doc/{quote(index, safe='')}").raise_for_status()
+    sink.clear(items)
+    assert quoted(sink, items) != index
+    assert harness.view() == {}
 
 
 def test_points_in_time_are_closed(harness: Harness, server: httpx.Client) -> None:

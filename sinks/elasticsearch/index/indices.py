@@ -141,6 +141,21 @@ class Indices:
             if index in stats
         )
 
+    def last_changes(self, index: str) -> list[int]:
+        """Read the number of the last change of each shard of an index: -1 for one that has had no
+        change, neither a document nor a delete. A shard that is away isn't listed.
+        """
+        answer = self._server.client.indices.stats(
+            index=index,
+            metric="docs",
+            level="shards",
+            filter_path="indices.*.shards.*.seq_no.max_seq_no",
+        )
+        shards = answer.body.get("indices", {}).get(index, {}).get("shards", {})
+        return [
+            max(int(copy["seq_no"]["max_seq_no"]) for copy in copies) for copies in shards.values()
+        ]
+
     @property
     def _pipeline_pattern(self) -> str:
         return f"{quote(self._pipeline.lower(), safe='')}-*"
