@@ -145,9 +145,11 @@ class Elasticsearch:
         return self._indices.alias(table)
 
     def for_generation(self, names: Mapping[str, str]) -> "Elasticsearch":
-        """Build a sink of other indices; it shares the points in time."""
+        """Build a sink of other indices; it shares the points in time, and since when promotions
+        have been seen, so that whoever builds it again and again gets to lift their blocks.
+        """
         sink = Elasticsearch(self.name, self.url, self.pipeline, dict(names))
-        sink._points_in_time = self._points_in_time
+        sink._points_in_time, sink._block = self._points_in_time, self._block
         return sink
 
     def check_capacity(self, tables: Sequence[Table]) -> None:

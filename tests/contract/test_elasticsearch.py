@@ -566,6 +566,45 @@ def test_a_block_that_a_killed_promotion_has_left_is_lifted(
     assert live.promote([items], names)
 
 
+def test_a_block_that_a_killed_promotion_has_left_on_the_standby_is_lifted(
+    harness: Harness, proxy: Proxy, server: httpx.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Readers see the new index by then. A run makes its standby anew after every failure, so none
+    of them lives until a running promotion would be over.
+    """
+    live, items = harness.sink, harness.table
+    assert isinstance(live, Elasticsearch)
+    names, _ = second_generation(harness)
+    index = quoted(live, items)
+
+    def kill(request: Request) -> Answer | None:
+        """From the switch on nothing of the promotion gets through."""
+        if request.path.startswith("/_aliases") and b"remove" in request.body:
+            proxy.rule = lambda _: RESET
+            proxy.deliver(request)
+            return RESET
+        return None
+
+    proxy.rule = kill
+    with pytest.raises(SinkUnavailable):
+        live.promote([items], names)
+    proxy.rule = nothing
+    assert quoted(live, items) != index
+    assert block_of(server, index) == "true"
+    previous = {items.qualified: index.rpartition("@")[2]}
+    harness.topic.add("d", row("k0", 0))
+    with pytest.raises(SinkUnavailable):
+        harness.apply(sink=live.for_generation(previous))
+    assert block_of(server, index) == "true"
+    monkeypatch.setattr("cdc.sinks.elasticsearch.index.write_block.SWITCH_S", 0)
+    standby = live.for_generation(previous)
+    harness.apply(sink=standby)
+    assert block_of(server, index) is None
+    assert harness.view(standby) == harness.topic.model()
+    harness.apply()
+    assert live.promote([items], previous) == names
+
+
 def test_the_index_of_a_table_without_records_is_made_once(harness: Harness, proxy: Proxy) -> None:
     """Whatever a run loads its plan for; as soon as it was written to, it is made anew."""
     sink, items = harness.sink, harness.table
