@@ -51,9 +51,10 @@ def restart_while(spark_lives: Callable[[], bool]) -> Policy:
     """
 
     def sequel(error: CdcError) -> Sequel:
-        if isinstance(error, FINAL) or not spark_lives():
-            return Sequel.NOTHING
-        return Sequel.RESTART
+        if not spark_lives():
+            # A stream that is paused, or waits for its sink, never notices by itself.
+            return Sequel.END_OF_RUN
+        return Sequel.NOTHING if isinstance(error, FINAL) else Sequel.RESTART
 
     return sequel
 

@@ -311,6 +311,17 @@ def test_without_spark_all_streams_end_and_the_run_with_them() -> None:
     assert [error.exit_code for error in errors] == [9, 9]
 
 
+def test_without_spark_a_stream_that_is_paused_or_waits_for_its_sink_ends_too(runs: Any) -> None:
+    """It doesn't touch Spark, so that it doesn't fail by itself; whatever starts the run again would
+    never do so.
+    """
+    paused, failed = Feed("cache"), Feed("search", SparkError("Gone.", hint="h"))
+    run = runs(paused, failed, after_error=restart_while(lambda: False))
+    run.thread.join(10)
+    assert paused.stopped.is_set()
+    assert [error.exit_code for error in run.results[0]] == [9]
+
+
 def test_pauses_double_up_to_ten_minutes_and_begin_anew_after_a_long_run() -> None:
     now = 0.0
     back_off = BackOff(lambda: now)
