@@ -73,9 +73,10 @@ class Recovery:
         decision = decide(plan, observed)
         if decision == Restart(Reason.FAILURE):
             self._report_waiting(failure, self._patience.count)
-            self._stopping.wait(
-                min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** (self._patience.count - 1))
-            )
+            # A failure may come back for days: ten doublings are past the longest pause, a thousand
+            # past the largest float.
+            doublings = min(self._patience.count - 1, 10)
+            self._stopping.wait(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0**doublings))
         return decision
 
     def retry_batch(self) -> Retrying:

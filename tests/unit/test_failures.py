@@ -11,6 +11,8 @@ from pyspark.errors import PySparkException
 
 from cdc import errors
 from cdc.apply import recovery
+from cdc.apply.machine import Reason, Restart
+from cdc.apply.plan import ControlState, ResumePlan
 from cdc.apply.recovery import Recovery
 from cdc.errors import (
     CdcError,
@@ -239,3 +241,29 @@ def test_attempts_are_counted_by_the_class_of_the_failure(monkeypatch: pytest.Mo
 
     recovering.retry_batch()(apply)
     assert recovering.retries == {"SinkUnavailable": 2, "KafkaUnavailable": 1}
+
+
+class UnwaitedEvent(threading.Event):
+    """An event that notes how long it would be waited for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pauses_s: list[float] = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.pauses_s.append(timeout or 0.0)
+        return False
+
+
+def test_a_server_that_is_away_for_hours_is_waited_for() -> None:
+    views: Any = SimpleNamespace(
+        sink=SimpleNamespace(name="cache"), plan=ResumePlan(), control=ControlState()
+    )
+    watch: Any = None
+    stopping = UnwaitedEvent()
+    recovering = Recovery(views, watch, stopping, lambda **_: None)
+    away = error_of(SinkUnavailable)
+    decisions = {recovering.decide(away) for _ in range(1100)}
+    assert decisions == {Restart(Reason.FAILURE)}
+    assert stopping.pauses_s[:7] == [0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 10.0]
+    assert set(stopping.pauses_s[7:]) == {10.0}
