@@ -13,6 +13,10 @@ STALE_S = 30.0
 """How long a lag of 0 stays valid: an idle query reports every ten seconds."""
 WINDOW_S = 5.0
 """The window of the rate; it covers the last batch at least."""
+RESOLUTION = 0.05
+"""How exactly it is known how long something has waited, as a share of the longest wait: a catch-up
+of a day keeps 200 ends, each with an offset for every partition of every table.
+"""
 
 
 class Lag:
@@ -48,8 +52,18 @@ class Lag:
         self._planned = ends
 
     def _note(self, ends: Ends, seen_at: float) -> None:
-        if not self._unreached or self._unreached[-1][1] != ends:
-            self._unreached.append((seen_at, ends))
+        """Note that the topics end there. Ends that are seen soon after others take their place,
+        and count as seen with them: a wait is never told too short.
+        """
+        if self._unreached:
+            (first_at, _), (last_at, last_ends) = self._unreached[0], self._unreached[-1]
+            if ends == last_ends:
+                return
+            # Never those that have waited longest: they would never be reached under a steady load.
+            if first_at < last_at and seen_at - last_at < RESOLUTION * (last_at - first_at):
+                self._unreached.pop()
+                seen_at = last_at
+        self._unreached.append((seen_at, ends))
 
     def progress(self, last: Progress, plan: ResumePlan, applied: Applied, **news: Any) -> Progress:
         """The next snapshot. `lag_records` is 0 only if the views had reached the ends seen
