@@ -296,7 +296,7 @@ class Stream:
         # Observed after the batch's end is known, so that nothing is missed that the batch could
         # depend on.
         with self._batches.account.measured("observe"):
-            decision = self._yield_to_promotion()
+            decision = self._observe_before_batch()
         if not isinstance(decision, Continue):
             return decision
         plan, began = self._views.plan, time.monotonic()
@@ -310,15 +310,19 @@ class Stream:
         self._publish(state=RunState.APPLYING, error=None, hint=None)
         return Continue() if waited else self._adapt_limit(plan.behind(ends), took_s)
 
-    def _yield_to_promotion(self) -> Decision:
-        """Observe before a batch; while a promotion is under way, the batch waits for a time."""
-        began = time.monotonic()
-        decision = decide(self._views.plan, self._watch.observe(self._views.plan))
+    def _observe_before_batch(self) -> Decision:
+        """Observe, and decide; while a promotion is under way, the batch waits for a time."""
+        # Asked for here, too: a stream whose changes keep coming is never idle.
+        began, quarantine = time.monotonic(), self._batches.redrive_requested()
+        decision = decide(
+            self._views.plan, self._watch.observe(self._views.plan, quarantine=quarantine)
+        )
         while isinstance(decision, WaitForPromotion) and not self._stopping.wait(POLL_S):
             waited_s = time.monotonic() - began
-            decision = decide(
-                self._views.plan, self._watch.observe(self._views.plan, waited_s=waited_s)
+            observed = self._watch.observe(
+                self._views.plan, waited_s=waited_s, quarantine=quarantine
             )
+            decision = decide(self._views.plan, observed)
         return Stop(RunState.STOPPED) if isinstance(decision, WaitForPromotion) else decision
 
     def _observe_idle(self, query: StreamingQuery) -> Decision:

@@ -9,11 +9,13 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import httpx
+import psycopg
 
 from cdc.capture.configuration import placeholder
 from cdc.kafka.records import kafka
 from cdc.kafka.topics import Topics
 from tests.support import bad_records
+from tests.support.load import load
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
@@ -267,6 +269,10 @@ def test_bad_records_are_put_aside_and_others_go_on(world: "World") -> None:
     assert world.json("quarantine", "list")["quarantine"] == []
 
 
+def set_last(connection: "psycopg.Connection[Any]", number: int) -> None:
+    connection.execute("UPDATE items SET x = %s WHERE id = 9", [number])
+
+
 def test_a_row_that_the_index_refuses_is_redriven(world: "World") -> None:
     """The index refuses two rows; once it is repaired the one is applied, the other has had a newer
     change since.
@@ -317,8 +323,11 @@ def test_a_row_that_the_index_refuses_is_redriven(world: "World") -> None:
             "the second entry to be settled",
         )
         search.put(f"{alias}@*/_mapping", json={"dynamic": False}).raise_for_status()
-        answer = world.json("quarantine", "redrive")
+        # Changes that keep coming leave no stream idle.
+        with load(world.dsn, set_last, 0.3):
+            answer = world.json("quarantine", "redrive")
         assert (answer["asked"], answer["left"], answer["waiting"]) == (1, [], False)
+        world.settle()
         for _ in ("before", "after a way back"):
             values = [search.get(f"{alias}/_doc/{n}").json()["_source"].get("more") for n in (1, 2)]
             assert values == [1, None]
