@@ -10,10 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 import httpx
 import psycopg
+import pytest
 
 from cdc.capture.configuration import placeholder
+from cdc.errors import KafkaUnavailable, SinkUnavailable
 from cdc.kafka.records import kafka
 from cdc.kafka.topics import Topics
+from cdc.quarantine.store import SinkQuarantine
+from cdc.sink.contract import Batch, Outcome
+from cdc.sinks.redis.sink import Redis
 from tests.support import bad_records
 from tests.support.load import load
 from tests.support.wait import wait_until
@@ -333,3 +338,59 @@ def test_a_row_that_the_index_refuses_is_redriven(world: "World") -> None:
             assert values == [1, None]
             world.assert_equal()
             world.rollback("search")
+
+
+def test_a_cure_that_nobody_could_settle_in_time_is_settled_later(
+    world: "World", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run was killed between the batch and its entries, the broker was away there, or the
+    answer of the sink was lost.
+    """
+    world.sql(
+        "CREATE TABLE items (id int PRIMARY KEY, n int)",
+        "INSERT INTO items SELECT n, n FROM generate_series(1, 9) n",
+    )
+    begin(world, "{table: public.items, partitions: 1}")
+
+    def ids() -> list[str]:
+        entries = world.json("quarantine", "list")["quarantine"]
+        return sorted(entry["id"] for entry in entries)
+
+    def wait_for(*expected: str) -> None:
+        wait_until(lambda: ids() == sorted(expected), 60, lambda: f"{expected}: {ids()}", 0.5)
+
+    with world.running():
+        produce(world, "public.items", [(b'{"id":%d}' % n, b"not json") for n in (1, 2, 3, 4)])
+        wait_for(*"111222333444")
+        entries = [(record.key, record.value) for record in consumed(world, "quarantine")]
+        world.sql("UPDATE items SET n = 0 WHERE id = 1")
+        wait_for(*"222333444")
+    # What the topic holds if the run is killed once the views have the change.
+    produce(world, "quarantine", [entry for entry in entries if b'"id":"1"' in (entry[0] or b"")])
+    wait_for(*"111222333444")
+    with world.running():
+        wait_for(*"222333444")
+    # From here on the cache alone.
+    settle, apply, faults = SinkQuarantine.settle, Redis.apply, list[str]()
+
+    def settle_but_once(quarantine: SinkQuarantine, cured: Any) -> None:
+        if cured and not faults:
+            faults.append("the broker is away")
+            raise KafkaUnavailable("It is away.", hint="wait")
+        settle(quarantine, cured)
+
+    def answer_but_once(sink: Redis, batch: Batch) -> Outcome:
+        outcome = apply(sink, batch)
+        if outcome.cured and len(faults) == 1:
+            faults.append("the answer is lost")
+            raise SinkUnavailable("It is away.", hint="wait")
+        return outcome
+
+    with world.running("cache"):
+        monkeypatch.setattr(SinkQuarantine, "settle", settle_but_once)
+        monkeypatch.setattr(Redis, "apply", answer_but_once)
+        world.sql("UPDATE items SET n = 0 WHERE id = 2")
+        wait_for(*"22333444")
+        world.sql("UPDATE items SET n = 0 WHERE id = 3")
+        wait_for(*"2233444")
+    assert len(faults) == 2

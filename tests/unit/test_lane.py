@@ -17,6 +17,7 @@ from cdc.codec.decode_options import DecodeOptions
 from cdc.model.outcome import Advance
 from cdc.model.position import Position
 from cdc.model.table import Column, Table
+from cdc.sink.cures import PassedWriter
 from cdc.sink.lane import (
     REPORTED_ROWS,
     TAINTED,
@@ -306,6 +307,22 @@ def test_a_record_that_was_given_up_and_passed_cures_nothing() -> None:
     )
     assert [(record.offset, record.reason) for record, _ in quarantine.records] == [(3, TAINTED)]
     assert (report.cured, report.applied.stale) == ({}, 3)
+
+
+def test_records_that_a_view_has_are_asked_for_cures_alone() -> None:
+    """None is rejected, though it ends a batch: one that can't be read was given up."""
+    topic = two_rows()
+    topic.add("u", {"a": "k", "b": 1, "v": "whole", "n": 2})
+    topic.add("u", {"a": "other", "b": 1, "n": 3}, lacking=["v"])
+    topic.add("u", {"a": "k", "b": 1, "v": "given up", "n": 4})
+    records = raws(topic)
+    records[4] = records[4]._replace(value=b"{")
+    known = {(ITEMS.topic, 0): {0: K, 1: '["other",1]'}}
+    advance = Advance(ITEMS, Position("id", (1,)), Position("id", topic.ends))
+    lane = Lane((advance,), DecodeOptions(PLACEHOLDER), PassedWriter(), Stop(), known)
+    (report,) = run(lane, records[1:])
+    assert (report.cured, report.rejected) == ({K: 3}, [])
+    assert (report.applied.read, report.applied.stale) == (4, 4)
 
 
 def test_what_is_applied_in_the_end_leaves_no_entry() -> None:

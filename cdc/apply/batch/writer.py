@@ -2,11 +2,12 @@
 cured rows.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 from pyspark.sql import DataFrame, SparkSession
 from tenacity import Retrying
 
+from cdc.apply.batch.cures import cures_of, last_steps
 from cdc.apply.batch.redrive import Redrive
 from cdc.apply.plan import Ends
 from cdc.apply.progress import Account
@@ -16,7 +17,7 @@ from cdc.model.outcome import Applied
 from cdc.quarantine.log import QuarantineKey
 from cdc.quarantine.rejection import ToQuarantine
 from cdc.quarantine.store import SinkQuarantine
-from cdc.sink.contract import Batch, Outcome
+from cdc.sink.contract import Batch, Key, Outcome
 from cdc.sink.rejection import Rejection, Stop
 
 
@@ -40,16 +41,24 @@ class BatchWriter:
         self._writer, self._retry_batch, self._shadow = writer, retry_batch, shadow
         self._quarantine = SinkQuarantine(spark, views.sink.name, views.pipeline, views.kafka)
         self._live_entries: frozenset[QuarantineKey] | None = None if shadow else frozenset()
+        """Entries from before a build began, which belong to the live views; None: not known."""
+        self._is_settled = False
+        """Whether the last batch that the sink has is known to have left no cure unsettled."""
         self.total, self.batches, self.account = Applied(), 0, Account()
 
     def process_redrives(self) -> None:
-        """Load the quarantine and redrive the requested entries, before the first batch after a
-        start.
+        """Load the quarantine, settle what the last batch before the start has cured, and redrive
+        the requested entries, before the first batch after a start.
 
         Raises:
-            CdcError: what the sink raises.
+            CdcError: what the broker and the sink raise.
         """
         self._quarantine.refresh()
+        if not self._is_settled and not self._shadow:
+            self._settle(
+                cures_of(self._spark, self._views, self._quarantine, last_steps(self._views))
+            )
+            self._is_settled = True
         if self._quarantine.requests and not self._shadow:
             kafka, views = self._pipeline.kafka, self._views
             Redrive(
@@ -77,6 +86,7 @@ class BatchWriter:
         if self._shadow and self._live_entries is None:
             self._quarantine.refresh()
             self._live_entries = frozenset(self._quarantine.open)
+        self._is_settled = False
         for attempt in self._retry_batch():
             with attempt:
                 # At each attempt: records that an earlier attempt has rejected aren't rejected
@@ -98,6 +108,10 @@ class BatchWriter:
                     outcome = self._views.sink.apply(batch)
         with self.account.measured("settle"):
             self._account(outcome)
+            if attempt.retry_state.attempt_number > 1:
+                # What an earlier attempt has cured, its answer would have told.
+                self._settle(cures_of(self._spark, self._views, self._quarantine, steps))
+        self._is_settled = True
         self._views.advance(steps)
 
     @property
@@ -122,8 +136,10 @@ class BatchWriter:
         self.batches += 1
         if outcome.rejected:
             self._quarantine.refresh()
-        if cured := self._quarantine.entries_cured_by(outcome.cured):
-            # Entries from before a build began belong to the live views.
+        self._settle(outcome.cured)
+
+    def _settle(self, cured: Mapping[Key, int]) -> None:
+        if entries := self._quarantine.entries_cured_by(cured):
             self._quarantine.settle(
-                [entry for entry in cured if entry not in (self._live_entries or ())]
+                [entry for entry in entries if entry not in (self._live_entries or ())]
             )
