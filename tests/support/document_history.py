@@ -309,8 +309,9 @@ class History:
             if end != start:
                 stored = self._positions.checkpoint(table)
                 position = stored.position if stored else None
+                topic_end = Position(self.topic_ids[table.topic], end)
                 advances.append(
-                    Advance(table, position, Position(self.topic_ids[table.topic], end))
+                    Advance(table, position, topic_end, self.floors.get(table.topic, 0))
                 )
         steps = [step for part in advances if (step := self._positions.take(part, self.writer))]
         writer = StateWriter(
@@ -392,6 +393,19 @@ class History:
     def emitted_ids(self) -> list[str]:
         """Which documents were sent, as often as they were: view/id."""
         return [f"{view}/{row_id}" for view, row_id, _ in self.emitted]
+
+    def truncate(self, name: str) -> None:
+        """Truncate a table: no record in its topic tells of it, but one of the connector's in the topic
+        of TRUNCATEs.
+        """
+        self.connection.execute(f"TRUNCATE lib.{name}".encode())
+        self.rows[name] = {}
+        row = {"table_name": f"lib.{name}", "lsn": f"0/{self.lsn + 1:X}"}
+        with Topics(self.pipeline.kafka) as topics:
+            topics.write(
+                self.pipeline.topic("cdc.truncation"),
+                [(_json({"table_name": row["table_name"]}), _json({"after": row}))],
+            )
 
     def clear(self, name: str) -> None:
         """Begin a table anew, as after a TRUNCATE, whose floor is the next change."""

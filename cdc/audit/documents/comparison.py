@@ -34,7 +34,7 @@ from cdc.errors import UndecidedError
 from cdc.kafka.log_continuity import COMPACTION_LAG, HOLES_S
 from cdc.kafka.topics import Topics
 from cdc.model.outcome import Advance
-from cdc.model.position import Position, distance
+from cdc.model.position import Position, Reach, ViewCheckpoint, distance
 from cdc.model.table import Table
 from cdc.sink.factory import Notes
 from cdc.sink.lane import COLUMNS, Lane
@@ -53,6 +53,8 @@ if TYPE_CHECKING:
 
 PLACE = "topic"
 """What stands in the place of a sink's name in a comparison."""
+Note = Mapping[str, ViewCheckpoint]
+"""By topic of a view's tables and its own: up to where its documents were current."""
 ENTRIES = "table string, name string, text string, id string"
 DIGESTS = "id string, digest binary"
 ROWS_A_TASK = 50_000
@@ -84,56 +86,59 @@ def read_vectors(
 
     Raises:
         UndecidedError: some documents have never been current, or are so old that compaction may
-            have removed records that they are of; or a topic was made anew since.
+            have removed records that they are of; a topic was made anew since, or a table's rows
+            went with a TRUNCATE that the documents don't know yet.
         ConnectorError: from the broker.
     """
     control = Control(pipeline, kafka)
     control.read()
-    for part, positions in moments(plan, current):
-        yield _vector(kafka, pipeline, part, positions, control, placeholder)
+    for part, note in moments(plan, current):
+        yield _vector(kafka, pipeline, part, note, control, placeholder)
 
 
-def moments(plan: StatePlan, current: Notes) -> list[tuple[StatePlan, Mapping[str, Position]]]:
+def moments(plan: StatePlan, current: Notes) -> list[tuple[StatePlan, Note]]:
     """Put views together whose notes agree about the tables that they share.
 
     A view whose note lacks one of its tables, as after a TRUNCATE, stands alone: another view's note
     says nothing of up to where its documents are.
     """
-    shared: list[tuple[list[View], dict[str, Position]]] = []
-    alone: list[tuple[list[View], dict[str, Position]]] = []
+    shared: list[tuple[list[View], dict[str, ViewCheckpoint]]] = []
+    alone: list[tuple[list[View], dict[str, ViewCheckpoint]]] = []
     for view in plan.views:
-        checkpoints = current.get(view.name, {})
-        note = {topic: checkpoint.position for topic, checkpoint in checkpoints.items()}
+        note = dict(current.get(view.name, {}))
         if not note.keys() >= set(view.topics.values()):
             alone.append(([view], note))
             continue
-        for views, positions in shared:
-            if all(positions.get(topic, position) == position for topic, position in note.items()):
+        for views, united in shared:
+            if all(united.get(topic, noted) == noted for topic, noted in note.items()):
                 views.append(view)
-                positions.update(note)
+                united.update(note)
                 break
         else:
             shared.append(([view], note))
-    return [(StatePlan(tuple(views)), positions) for views, positions in (*alone, *shared)]
+    return [(StatePlan(tuple(views)), note) for views, note in (*alone, *shared)]
 
 
 def _vector(
     kafka: Topics,
     pipeline: Pipeline,
     plan: StatePlan,
-    current: Mapping[str, Position],
+    note: Note,
     control: Control,
     placeholder: str,
 ) -> Vector:
-    topics = [table.topic for table in plan.tables]
-    topics += [pipeline.view_topic(view.name) for view in plan.views]
+    floors_by_topic = {table.topic: control.floors.number(table.qualified) for table in plan.tables}
+    topics = [*floors_by_topic, *(pipeline.view_topic(view.name) for view in plan.views)]
     ends = kafka.ends(topics)
     for topic, end in ends.items():
-        if topic not in current or not distance(current[topic], end).comparable:
+        lag = distance(note.get(topic), end, floors_by_topic.get(topic, 0))
+        # A TRUNCATE leaves no record in the topic: the documents may still hold what it removed.
+        if topic not in note or not lag.comparable or lag.reach is Reach.BEFORE_FLOOR:
             raise UndecidedError(
                 f"The documents of this pipeline aren't current: {topic} isn't where the state is.",
                 hint="cdc -p FILE run: it makes them current; then the same command",
             )
+    current = {topic: note[topic].position for topic in ends}
     _refuse_superseded(kafka, current, ends)
     lsns, first_offsets = control.floors.lsns, dict[str, Sequence[int]]()
     for topic, end in ends.items():
