@@ -102,10 +102,12 @@ def _rebuilds(context: "Context") -> tuple[dict[str, bool], dict[str, bool]]:
     pipeline, state = context.pipeline, build_state(context.pipeline)
     state.plan = StatePlan(context.resolution.views)
     topics = {view.name: pipeline.view_topic(view.name) for view in state.plan.views}
+    sources = [table.topic for table in state.plan.tables]
     with Topics(pipeline.kafka) as kafka:
-        ends = kafka.ends(list(kafka.existing(topics.values())))
+        ends = kafka.ends(list(kafka.existing([*topics.values(), *sources])))
+    empty = {topic for topic, end in ends.items() if not any(end.offsets)}
     ids = {name: ends[topic].topic_id if topic in ends else "" for name, topic in topics.items()}
-    return rebuilds(state, all_needs(state.plan, ids))
+    return rebuilds(state, all_needs(state.plan, ids), empty)
 
 
 @app.command()

@@ -3,7 +3,7 @@
 In:  resolved views. Out: dicts and lists for JSON, in the words of the pipeline file.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from cdc.sink.contract import positions
@@ -53,15 +53,21 @@ def state_outline(plan: StatePlan, names: Sequence[str]) -> list[dict[str, Any]]
     ]
 
 
-def rebuilds(sink: StateSink, needs: Mapping[str, str]) -> tuple[dict[str, bool], dict[str, bool]]:
+def rebuilds(
+    sink: StateSink, needs: Mapping[str, str], empty: Collection[str]
+) -> tuple[dict[str, bool], dict[str, bool]]:
     """Say what the next run makes again: by table, whether its topic is read again from its start;
     by view, whether all its documents are made again. Else only changed ones are.
 
-    `needs`: by table of the sink's plan, see `engine.needs`.
+    `needs`: by table of the sink's plan, see `engine.needs`. `empty`: topics that never had a record.
+    They give no batch and so no position, and nothing in them can be read again.
     """
     sink.needs = needs
     stored = positions(sink, sink.plan.tables)
-    tables = {name: checkpoint is None for name, checkpoint in stored.items()}
+    tables = {
+        table.qualified: stored[table.qualified] is None and table.topic not in empty
+        for table in sink.plan.tables
+    }
     return tables, {
         view.name: any(tables[name] for name in view.topics) for view in sink.plan.views
     }

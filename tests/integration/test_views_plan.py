@@ -26,7 +26,13 @@ def outlook(history: History, views: str) -> tuple[dict[str, bool], dict[str, bo
     """What these views would make again, after those that the state was made for."""
     history.declare(views, prepare=False)
     needs = all_needs(history.plan, dict.fromkeys(history.views, "topic"))
-    return rebuilds(history.sink, needs)
+    return rebuilds(history.sink, needs, empty(history))
+
+
+def empty(history: History) -> set[str]:
+    """The topics without a record."""
+    filled = {name for name, _ in history.ends}
+    return {table.topic for table in history.plan.tables if table.name not in filled}
 
 
 def test_a_changed_file_makes_again_what_it_changes(history: History) -> None:
@@ -53,10 +59,28 @@ def test_a_changed_file_makes_again_what_it_changes(history: History) -> None:
     # Another topic: all that goes there.
     history.declare(VIEWS, prepare=False)
     needs = all_needs(history.plan, {"author_docs": "topic", "book_docs": "another"})
-    assert rebuilds(history.sink, needs)[1] == {"author_docs": True, "book_docs": True}
+    assert rebuilds(history.sink, needs, empty(history))[1] == {
+        "author_docs": True,
+        "book_docs": True,
+    }
     # To look changes nothing.
     history.declare(VIEWS)
     history.settle()
+
+
+def test_a_table_that_never_had_a_row_is_not_read_again(history: History) -> None:
+    library(history, VIEWS)
+    assert outlook(history, VIEWS) == (
+        dict.fromkeys(TABLES, False),
+        {"author_docs": False, "book_docs": False},
+    )
+    history.do("INSERT INTO lib.authors VALUES (1, 'A')")
+    assert outlook(history, VIEWS)[0] == {"lib.authors": True, "lib.books": False}
+    history.settle()
+    assert outlook(history, VIEWS) == (
+        dict.fromkeys(TABLES, False),
+        {"author_docs": False, "book_docs": False},
+    )
 
 
 def test_a_table_that_no_view_uses_any_more_leaves_nothing_in_the_state(

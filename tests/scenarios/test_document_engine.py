@@ -780,6 +780,25 @@ def test_documents_from_before_a_truncate_are_not_compared(
     assert audit(history, spark) == {"author_docs": (3, 3, [])}
 
 
+def test_documents_of_a_table_that_never_had_a_row_are_compared(
+    history: History, spark: "SparkSession"
+) -> None:
+    """Neither a batch nor a note tells of its topic, nor does its TRUNCATE change a document."""
+    engine = Engine(spark, history)
+    with pytest.raises(UndecidedError, match="aren't current"):
+        audit(history, spark)
+    history.do("INSERT INTO lib.authors SELECT n, 1 FROM generate_series(1, 3) n")
+    history.apply()
+    engine.work()
+    assert audit(history, spark) == {"author_docs": (3, 3, [])}
+    history.truncate("books")
+    assert audit(history, spark) == {"author_docs": (3, 3, [])}
+    # Its first row isn't in the documents yet.
+    history.do("INSERT INTO lib.books VALUES (1, 1, 1)")
+    with pytest.raises(UndecidedError, match="aren't current"):
+        audit(history, spark)
+
+
 def test_a_view_that_comes_back_has_no_document_of_a_row_that_went(
     history: History, spark: "SparkSession"
 ) -> None:

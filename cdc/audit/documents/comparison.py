@@ -132,13 +132,15 @@ def _vector(
     ends = kafka.ends(topics)
     for topic, end in ends.items():
         lag = distance(note.get(topic), end, floors_by_topic.get(topic, 0))
-        # A TRUNCATE leaves no record in the topic: the documents may still hold what it removed.
-        if topic not in note or not lag.comparable or lag.reach is Reach.BEFORE_FLOOR:
+        # No note names a table's topic that never had a record. A TRUNCATE leaves none in it, too:
+        # the documents may still hold what it removed.
+        is_noted = topic in note or (topic in floors_by_topic and lag.reached)
+        if not is_noted or not lag.comparable or lag.reach is Reach.BEFORE_FLOOR:
             raise UndecidedError(
                 f"The documents of this pipeline aren't current: {topic} isn't where the state is.",
                 hint="cdc -p FILE run: it makes them current; then the same command",
             )
-    current = {topic: note[topic].position for topic in ends}
+    current = {topic: note[topic].position if topic in note else end for topic, end in ends.items()}
     _refuse_superseded(kafka, current, ends)
     lsns, first_offsets = control.floors.lsns, dict[str, Sequence[int]]()
     for topic, end in ends.items():
