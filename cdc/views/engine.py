@@ -142,6 +142,10 @@ class DocumentEngine:
             began = time.monotonic()
             report = Report(done=True) if self._state.is_clean() else self._send()
             self._measure(report, began)
+            if report.documents:
+                # Also where no table has moved, as by `verify --repair`: the notes say up to where
+                # the views' topics were told.
+                self._noted = {}
             self._note(positions, report)
         return not report.done
 
@@ -228,7 +232,8 @@ class DocumentEngine:
         positions.
 
         The topics' ends are read first: what is below them was made of the state before this note,
-        so a state that has the note lacks nothing of it. And only if it has got to these positions:
+        so a state that has the note lacks nothing of it. They are those of the log, since a commit
+        returns before readers are shown what it commits. And only if it has got to these positions:
         it may have gone back since they were written to it. Who waits for a TRUNCATE, which no record
         of the topic tells of, compares the floors.
         """
@@ -246,7 +251,7 @@ class DocumentEngine:
                 raise Failure("rewound", f"The state of {table.qualified} lost its last writes.")
             floors[table.topic] = checkpoint.floor if checkpoint else 0
         topics = self._topics
-        ends = self._kafka.ends([topics[name] for name in news])
+        ends = self._kafka.log_ends([topics[name] for name in news])
         notes = {
             name: {
                 topic: ViewCheckpoint(position, floor=floors.get(topic, 0)) if position else None

@@ -724,21 +724,68 @@ def test_joins_over_the_topics_make_the_same_documents(
     engine.work()
 
     # Documents that the engine hasn't made so: another, none, one too many.
-    topic = history.pipeline.view_topic("book_docs")
     members = {"author_id": 2, "version": 9, "author": "null", "editions": "[]"}
-    producer = kafka.KafkaProducer(bootstrap_servers=history.pipeline.kafka)
-    for row_id in (1, 7):
-        row = {"id": row_id, **members}
-        value = {"op": "u", "after": row, "source": {"schema": "view", "table": "book_docs"}}
-        producer.send(topic, key=b'{"id":%d}' % row_id, value=json.dumps(value).encode())
-    producer.send(topic, key=b'{"id":2}', value=None)
-    producer.flush()
-    producer.close()
+    plant(history, "book_docs", {1: members, 2: None, 7: members})
     history.do("INSERT INTO lib.authors VALUES (5, 1)")
     history.apply()
     engine.work()
     wrong = ["different 1", "missing 2", "extra 7"]
     assert audit(history, spark) == {"author_docs": (4, 4, []), "book_docs": (2, 2, wrong)}
+
+
+def plant(
+    history: History, view: str, members_by_id: Mapping[int, Mapping[str, Any] | None]
+) -> None:
+    """Write documents to a view's topic that the engine hasn't made; None deletes one."""
+    producer = kafka.KafkaProducer(bootstrap_servers=history.pipeline.kafka)
+    for row_id, members in members_by_id.items():
+        row = {"id": row_id, **(members or {})}
+        value = {"op": "u", "after": row, "source": {"schema": "view", "table": view}}
+        producer.send(
+            history.pipeline.view_topic(view),
+            key=b'{"id":%d}' % row_id,
+            value=None if members is None else json.dumps(value).encode(),
+        )
+    producer.flush()
+    producer.close()
+
+
+def test_documents_that_are_sent_once_more_are_noted(
+    history: History, spark: "SparkSession"
+) -> None:
+    """As `verify --repair` has them sent, while no table changes."""
+    engine = Engine(spark, history)
+    fill(history)
+    history.apply()
+    engine.work()
+    plant(history, "author_docs", {1: {"version": 9, "books": "[]"}, 2: None})
+    history.do("INSERT INTO lib.authors VALUES (4, 1)")
+    history.apply()
+    engine.work()
+    wrong = ["different 1", "missing 2"]
+    assert audit(history, spark) == {"author_docs": (4, 3, wrong)}
+    keys = {"1": b'{"id":1}', "2": b'{"id":2}'}
+    history.sink.open_state()().mark("author_docs", keys)
+    engine.work()
+    assert engine.is_current
+    assert audit(history, spark) == {"author_docs": (4, 4, [])}
+
+
+def test_a_note_covers_documents_that_readers_are_not_shown_yet(
+    history: History, spark: "SparkSession"
+) -> None:
+    """A commit returns before its markers are in the topic; here a transaction before it is open."""
+    engine = Engine(spark, history)
+    fill(history)
+    history.apply()
+    engine.work()
+    topic = history.pipeline.view_topic("author_docs")
+    records = [(b'{"id":%d}' % row_id, None) for row_id in range(100, 150)]
+    with Topics(history.pipeline.kafka) as topics, topics.pending("other", topic, records, 60):
+        bump(history, 2)
+        history.apply()
+        engine.work()
+    assert audit(history, spark) == {"author_docs": (3, 3, [])}
 
 
 def audit(history: History, spark: "SparkSession") -> dict[str, tuple[int, int, list[str]]]:
