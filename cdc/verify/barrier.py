@@ -150,7 +150,7 @@ def _await_documents(
 ) -> None:
     """Wait until the documents of views are current in what their tables' topics hold now."""
     topics = {topic for view in views if view.derivation for _, topic in view.derivation.tables}
-    ends = kafka.ends(sorted(topics))
+    ends = kafka.log_ends(sorted(topics))
     read = open_documents(pipeline)
 
     def lagging_documents() -> list[str]:

@@ -24,18 +24,20 @@ import redis
 from cdc.audit.documents.comparison import compare_documents, read_vectors
 from cdc.compose.wheels import redis_server
 from cdc.control.heartbeat import last_heartbeat
-from cdc.errors import CdcError, Fenced, KafkaUnavailable, UndecidedError
+from cdc.errors import CdcError, ConnectorError, Fenced, KafkaUnavailable, UndecidedError
 from cdc.kafka.records import kafka
 from cdc.kafka.topics import Topics
 from cdc.kafka.transactions import Outgoing
 from cdc.model.position import Position
 from cdc.postgres import source
 from cdc.sink.contract import PositionLost
+from cdc.verify.barrier import WaitOptions, place_barrier
 from cdc.views.climb import climb
 from cdc.views.emission import SLICE, Emission, Report, Write
 from cdc.views.engine import DocumentEngine
 from cdc.views.resolve import resolve
 from cdc.views.state import State
+from cdc.views.tables import view_table
 from tests.support.cache import free_port
 from tests.support.document_history import Broker, History
 from tests.support.envelopes import PLACEHOLDER
@@ -844,6 +846,24 @@ def test_documents_of_a_table_that_never_had_a_row_are_compared(
     history.do("INSERT INTO lib.books VALUES (1, 1, 1)")
     with pytest.raises(UndecidedError, match="aren't current"):
         audit(history, spark)
+
+
+def test_documents_of_what_is_not_committed_in_kafka_are_waited_for(
+    history: History, spark: "SparkSession"
+) -> None:
+    """The heartbeat that places a barrier may hold changes whose markers reach their topics later."""
+    engine = Engine(spark, history)
+    fill(history)
+    history.apply()
+    engine.work()
+    view = view_table(history.pipeline, history.views["author_docs"])
+    books, records = history.table("books").topic, [(b'{"id":9}', None)]
+    with Topics(history.pipeline.kafka) as topics:
+        place = partial(place_barrier, history.pipeline, topics, [view], 0, WaitOptions(1))
+        place()
+        behind = pytest.raises(ConnectorError, match=f"documents are behind in {books}")
+        with topics.pending("connector", books, records, 60), behind:
+            place()
 
 
 def test_a_view_that_comes_back_has_no_document_of_a_row_that_went(
