@@ -579,6 +579,18 @@ def another_need_begins_a_table_anew(harness: Harness) -> None:
     assert harness.position(books) is not None
 
 
+def only_rows_that_were_undone_count_for_another_need(harness: Harness) -> None:
+    """A table that couldn't be cleared waits, and is made ready to see whether it can go on."""
+    harness.library()
+    harness.adopt(books="2")
+    books = next(table for table in harness.sink.plan.tables if table.name == "books")
+    harness.sink.prepare(books)
+    assert harness.position(books) is None
+    harness.begin(books="2")
+    harness.apply()
+    assert harness.position(books) is not None
+
+
 def a_view_that_is_no_more_leaves_nothing(harness: Harness) -> None:
     """Nor does a table that no view needs; the others keep what they have."""
     harness.begin(plan_of(AUTHOR_DOCS, BOOK_DOCS, TAG_DOCS))
@@ -654,6 +666,7 @@ LAWS = [
     what_is_current_is_noted,
     a_cleared_table_is_undone,
     another_need_begins_a_table_anew,
+    only_rows_that_were_undone_count_for_another_need,
     a_view_that_is_no_more_leaves_nothing,
     views_that_wait_are_told,
     a_removed_state_leaves_nothing,

@@ -10,6 +10,7 @@ from redis.crc import key_slot
 
 from cdc.errors import SinkRejected
 from cdc.model.position import ViewCheckpoint
+from cdc.model.table import Table
 from cdc.observe import forecast
 from cdc.observe.status import DocumentsStatus
 from cdc.sink.contract import PositionLost
@@ -225,6 +226,14 @@ class ForgetsOthers(MemoryDocuments):
         super().forget_current(lambda view, topic: is_any_stale)
 
 
+class VouchesForFormerRows(MemoryDocuments):
+    """Notes what is needed of a table beside rows that were stored for something else."""
+
+    def prepare(self, table: Table) -> None:
+        super().prepare(table)
+        self.store.needs[table.qualified] = self.needs[table.qualified]
+
+
 class LongestDirtyOnly(MemoryState):
     def dirty(self, view: str, limit: int) -> dict[str, str]:
         return dict(list(super().dirty(view, 99).items())[:limit])
@@ -260,6 +269,11 @@ class FirstPage(MemoryState):
         (StaysCurrent, MemoryState, laws.another_need_begins_a_table_anew),
         (StaysCurrent, MemoryState, laws.a_view_that_is_no_more_leaves_nothing),
         (ForgetsOthers, MemoryState, laws.another_need_begins_a_table_anew),
+        (
+            VouchesForFormerRows,
+            MemoryState,
+            laws.only_rows_that_were_undone_count_for_another_need,
+        ),
         (MemoryDocuments, LongestDirtyOnly, laws.no_more_marks_are_read_than_asked_for),
         (MemoryDocuments, AnyTurn, laws.another_turn_forgets_no_mark),
         (MemoryDocuments, ClimbedAtOnce, laws.a_chunk_is_climbed_from_once),

@@ -284,7 +284,8 @@ class MemoryDocuments(Memory):
 
     def prepare(self, table: Table) -> None:
         self.store.tables.setdefault(table.qualified, {})
-        self.store.needs[table.qualified] = self.needs[table.qualified]
+        if table.qualified not in self.stored:
+            self.store.needs[table.qualified] = self.needs[table.qualified]
 
     def position(self, table: Table) -> ViewCheckpoint | None:
         name = table.qualified

@@ -123,14 +123,17 @@ class DocumentState:
         return []
 
     def prepare(self, table: Table) -> None:
-        """Create the position, and note what is needed of the table."""
+        """Create the position. What is needed of the table is noted while there are no rows that were
+        stored for something else: a table that waits since it couldn't be cleared has them.
+        """
         capacity.require_no_eviction(self._database, table.qualified, "the state of documents")
         self._positions.create(table)
         add_name(self._database, table.qualified)
         needs = self.needs[table.qualified]
-        self._database.ask(
-            lambda server: server.hset(needs_key(self.prefix), table.qualified, needs)
-        )
+        if self._positions.checkpoint(table) is None:
+            self._database.ask(
+                lambda server: server.hset(needs_key(self.prefix), table.qualified, needs)
+            )
 
     def position(self, table: Table) -> ViewCheckpoint | None:
         """Read the position; None also where the rows lack what is needed of the table now."""
