@@ -1,9 +1,12 @@
 """What a changed file makes again, and how much the state holds: read from a real state."""
 
+from collections.abc import Iterable, Sequence
+
 import pytest
 import redis
 
 from cdc.errors import SinkUnavailable
+from cdc.sinks.redis.database import Database
 from cdc.sinks.redis.documents import sink as documents
 from cdc.views.engine import all_needs
 from cdc.views.outline import rebuilds
@@ -116,6 +119,32 @@ def test_a_table_that_no_view_uses_any_more_leaves_nothing_in_the_state(
     assert history.document("author_docs", 1)["books"][0]["tags"]
 
 
+def test_a_table_that_comes_back_half_removed_counts_no_row_twice(
+    history: History, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What rows had entered that are gone is forgotten: in numbers, lists and sets."""
+    views = BOOK_DOCS + AUTHOR_DOCS.replace(
+        "columns: [title]}",
+        "columns: [title], order_by: [year], aggregates: {n: count(*), years: sum(year)}}",
+    )
+    library(history, views)
+    adopt(history, views)
+    history.do(
+        "INSERT INTO lib.authors VALUES (1, 'A'), (2, 'B')",
+        "INSERT INTO lib.books SELECT n, 1, 't', n FROM generate_series(1, 9) n",
+    )
+    history.settle()
+    with monkeypatch.context() as patch:
+        patch.setattr(documents, "remove_keys", ends_amid)
+        with pytest.raises(SinkUnavailable):
+            adopt(history, "  author_docs: {root: lib.authors, to: [topic]}\n")
+    history.do("UPDATE lib.books SET author_id = 2 WHERE id < 9")
+    adopt(history, views)
+    history.prepare()
+    history.settle()
+    assert history.document("author_docs", 1)["n"] == 1
+
+
 def adopt(history: History, views: str) -> None:
     history.declare(views, prepare=False)
     history.sink.adopt(history.plan, history.sink.needs, {})
@@ -131,6 +160,12 @@ def state_keys(history: History) -> set[str]:
 
 def ends_here(*_: object) -> None:
     raise SinkUnavailable("The run ends here.", hint="")
+
+
+def ends_amid(pages: Iterable[Sequence[str]], database: Database) -> None:
+    page = next(iter(pages))
+    database.ask(lambda server: server.unlink(*page[: len(page) // 2]))
+    ends_here()
 
 
 def test_the_state_says_how_much_it_holds_and_has_to_do(history: History) -> None:

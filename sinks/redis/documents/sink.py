@@ -34,6 +34,7 @@ from cdc.sinks.redis.documents.notes import note_field
 from cdc.sinks.redis.documents.scripts import FORGET
 from cdc.sinks.redis.documents.state import OpenState
 from cdc.sinks.redis.positions import Positions
+from cdc.sinks.redis.scripts import REMOVE
 from cdc.sinks.redis.server import COMMANDS, forget
 from cdc.sinks.redis.tables import add_name, empty_table, list_keys, other_tables, remove_keys
 from cdc.views.plan import StatePlan
@@ -189,12 +190,14 @@ class DocumentState:
             rows = [part for row in page for part in (row.removeprefix(begin), "", "", "")]
             keys = [key, number_key(self.prefix), pending_key(self.prefix)]
             if not script(keys, [generation, name, *head, *rows]):
-                raise SinkUnavailable(
-                    f"The rows of {name} have another generation by now.",
-                    hint="no action needed; retried automatically",
-                    sink=self.name,
-                )
+                raise self._replaced(name)
         empty_table(self._database, name, "", generation)
+        # Every row is undone by now, so entries that are left are of rows that went without it: of a
+        # table that was half removed. Nobody writes rows until the table has a position again.
+        remove = self._database.script(REMOVE)
+        for page in self._database.keys(index_prefix(self.prefix, name)):
+            if not remove([key, *page], ["", "", ""]):
+                raise self._replaced(name)
 
     def close(self) -> None:
         """Close this process' connection."""
@@ -238,6 +241,13 @@ class DocumentState:
     def remove(self, tables: Sequence[Table]) -> None:  # noqa: ARG002  # all of its keys
         """Remove the keys of the state."""
         remove_keys(self._pipeline_keys.own_keys(), self._pipeline_keys)
+
+    def _replaced(self, name: str) -> SinkUnavailable:
+        return SinkUnavailable(
+            f"The rows of {name} have another generation by now.",
+            hint="no action needed; retried automatically",
+            sink=self.name,
+        )
 
     @property
     def _refusal(self) -> SinkRejected:
