@@ -35,6 +35,8 @@ TIMES_S = 2.0
 NEXT_S = 30.0
 LARGEST_BYTES = 32 * 1024 * 1024
 """The largest request: the connector's largest record is a third longer in base64."""
+OVERHEAD_BYTES = 100
+"""What the client adds at most to key and value of a record that is alone in its request."""
 PAUSE_MS = 10
 """How long a client sleeps that doesn't know yet where a topic is; 100 by default."""
 
@@ -62,6 +64,11 @@ def open_producer(bootstrap: str, **settings: Any) -> kafka.KafkaProducer:
         max_request_size=LARGEST_BYTES,
         **settings,
     )
+
+
+def is_sendable(key: bytes, value: bytes | None) -> bool:
+    """Say whether a request has room for a record."""
+    return len(key) + len(value or b"") + OVERHEAD_BYTES <= LARGEST_BYTES
 
 
 RecordAddress = tuple[str, int, int]

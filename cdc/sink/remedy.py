@@ -89,6 +89,7 @@ REPORTED: Mapping[str, type[CdcError]] = {
     "forbidden": SinkRejected,
     "misplaced": SinkRejected,
     "stranger": SinkRejected,
+    "oversized": SinkRejected,
     **dict.fromkeys(("trust", "certificate", "client", "plain"), SinkRejected),
     "fenced": Fenced,
     "rewound": PositionLost,

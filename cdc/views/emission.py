@@ -20,6 +20,7 @@ from itertools import chain
 import msgspec
 
 from cdc.errors import Fenced, KafkaUnavailable
+from cdc.kafka.records import LARGEST_BYTES, is_sendable
 from cdc.kafka.transactions import Outgoing, TransactionalWriter
 from cdc.sink.lane import Failure
 from cdc.views.assemble import Document, assemble
@@ -130,6 +131,7 @@ class Emission:
             for document in documents
         ]
         if records:
+            _require_sendable(view.name, records)
             # Rows are applied between turns only. So a state in which it is still this turn has been
             # no older while they were read.
             state.require_turn(self.turn)
@@ -165,6 +167,17 @@ class Emission:
             self._close_writers()
             _writers[identity] = writer
         return _writers[identity]
+
+
+def _require_sendable(view: str, records: Sequence[Outgoing]) -> None:
+    """Raise Failure if a document is larger than a record can be: no broker would ever take it."""
+    for record in records:
+        if not is_sendable(record.key, record.value):
+            raise Failure(
+                "oversized",
+                f"The document {record.key.decode()} of {view} has {len(record.value or b''):,} bytes;"
+                f" Kafka takes {LARGEST_BYTES:,}.",
+            )
 
 
 def _envelope(view: str, document: Document, now_us: int) -> bytes | None:

@@ -50,6 +50,7 @@ HINTS = {
     "fenced": "run one `cdc run` per pipeline; start this one again when the other has ended",
     "unavailable": "it is tried again; is the server of `state` up?",
     "rejected": "repair the server's setting or memory, then start `cdc run` again",
+    "oversized": "lower `limit` of the view's lists, or name fewer `columns`; then start `cdc run` again",
     "rewound": "no action needed: its changes are applied again from where it stands",
 }
 """What a person can do about a failure, by its kind."""

@@ -24,7 +24,14 @@ import redis
 from cdc.audit.documents.comparison import compare_documents, read_vectors
 from cdc.compose.wheels import redis_server
 from cdc.control.heartbeat import last_heartbeat
-from cdc.errors import CdcError, ConnectorError, Fenced, KafkaUnavailable, UndecidedError
+from cdc.errors import (
+    CdcError,
+    ConnectorError,
+    Fenced,
+    KafkaUnavailable,
+    SinkRejected,
+    UndecidedError,
+)
 from cdc.kafka.records import kafka
 from cdc.kafka.topics import Topics
 from cdc.kafka.transactions import Outgoing
@@ -703,6 +710,34 @@ AUDITED = """
       editions: {table: lib.books, on: {version: version}, many: true, columns: [id]}
     to: [topic]
 """
+
+
+class ShortRecords(Emission):
+    """As if a request held a document with one book, and none with four."""
+
+    def send(self, state: State, report: Report, write: Write) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("cdc.kafka.records.LARGEST_BYTES", 330)
+            super().send(state, report, write)
+
+
+def test_a_document_that_no_record_can_hold_is_named(
+    history: History, spark: "SparkSession", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It isn't taken for a broker that is away, and a shorter list is a document that can be sent."""
+    monkeypatch.setattr("cdc.views.engine.Emission", ShortRecords)
+    fill(history)
+    engine = Engine(spark, history)
+    history.apply()
+    with pytest.raises(SinkRejected, match=r'document \{"id": ?1\} of author_docs') as caught:
+        engine.work()
+    assert "`limit`" in caught.value.hint
+    history.declare(VIEWS.replace("many: true", "many: true, limit: 1"))
+    engine = Engine(spark, history)
+    history.apply()
+    engine.work()
+    assert engine.is_current
+    assert newest(history) == expected(history)
 
 
 def test_joins_over_the_topics_make_the_same_documents(

@@ -117,6 +117,7 @@ def test_what_executors_report_passes_or_not_by_its_class() -> None:
         "forbidden": Remedy.STOP,
         "misplaced": Remedy.STOP,
         "stranger": Remedy.STOP,
+        "oversized": Remedy.STOP,
         **dict.fromkeys(("trust", "certificate", "client", "plain"), Remedy.STOP),
         "fenced": Remedy.STOP,
         "rewound": Remedy.RESTART,
