@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cdc.errors import Fenced
-from cdc.kafka.records import kafka
+from cdc.kafka.records import LARGEST_BYTES, OVERHEAD_BYTES, is_sendable, kafka
 from cdc.kafka.transactions import Outgoing, TransactionalWriter
 
 if TYPE_CHECKING:
@@ -17,7 +17,10 @@ if TYPE_CHECKING:
 @pytest.fixture
 def topic(stack: "Stack", unique: str) -> Iterator[str]:
     admin = kafka.KafkaAdminClient(bootstrap_servers=stack.endpoints.kafka)
-    admin.create_topics({unique: {"num_partitions": 1, "replication_factor": 1}})
+    settings = {"max.message.bytes": str(LARGEST_BYTES)}
+    admin.create_topics(
+        {unique: {"num_partitions": 1, "replication_factor": 1, "configs": settings}}
+    )
     yield unique
     admin.delete_topics([unique])
     admin.close()
@@ -36,3 +39,13 @@ def test_a_writer_that_was_replaced_is_fenced(stack: "Stack", topic: str, record
     successor.write(outgoing)
     writer.close()
     successor.close()
+
+
+def test_the_largest_record_is_taken(stack: "Stack", topic: str) -> None:
+    """Also one that can't be compressed: client and broker add no more than they are said to."""
+    writer = TransactionalWriter(stack.endpoints.kafka, topic)
+    record = Outgoing(topic, b"{}", os.urandom(LARGEST_BYTES - OVERHEAD_BYTES - 2))
+    assert is_sendable(*record[1:])
+    assert not is_sendable(b"{.}", record.value)
+    writer.write([record])
+    writer.close()
