@@ -211,8 +211,10 @@ class Views:
             self._continuity.refuse(sink.name, table, view)
 
         stored = prepare(sink, table, stored, self._floor(table), refuse)
-        refuse(stored)
-        return stored
+        if self._continuity.resume(sink.name, table, stored) == stored:
+            return stored
+        log.info("table_read_again", sink=sink.name, table=name)
+        return prepare(sink, table, None, self._floor(table), refuse)
 
     def _floor(self, table: Table) -> int:
         return self.control.floors.number(table.qualified)

@@ -123,7 +123,7 @@ class Watch:
     def _can_resume(self, table: Table, now: Continuity) -> bool:
         sink = self._views.sink.live
         try:
-            now.refuse(sink.name, table, sink.position(table))
+            now.resume(sink.name, table, sink.position(table))
             sink.prepare(table)
         except (SinkRejected, Discontinued):
             return False

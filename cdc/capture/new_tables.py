@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from psycopg import sql
 
 from cdc.control.registrations import Captured
+from cdc.kafka.backfills import request_name
 from cdc.kafka.topics import Topics
 from cdc.model.position import Position
 from cdc.model.table import Table
@@ -95,7 +96,7 @@ def request_backfills(
     ends = topics.log_ends([request.table.topic for request in listed])
     for request in listed:
         end = ends[request.table.topic]
-        name = f"{request.reason.split()[-1][:3]}-{end.topic_id}-{sum(end.offsets)}"
+        name = request_name(request.reason, end)
         resend(conn, request.table, id=name, reset_floor=request.reset_floor)
     return {
         request.table.topic: ends[request.table.topic] for request in listed if request.reset_floor

@@ -9,8 +9,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from cdc.config.view_settings import STATE
+from cdc.kafka.backfills import is_filled
 from cdc.kafka.ledger import Ledger
-from cdc.kafka.log_refusals import Discontinued, refuse_foreign, refuse_gap
+from cdc.kafka.log_refusals import (
+    Discontinued,
+    refuse_foreign,
+    refuse_gap,
+    remaking,
+    unfilled_topic,
+)
 from cdc.kafka.records import RecordAddress
 from cdc.kafka.unread_records import (
     Log,
@@ -19,7 +27,7 @@ from cdc.kafka.unread_records import (
     uncertain_records,
 )
 from cdc.model.generation import generation_time
-from cdc.model.position import Position, ViewCheckpoint
+from cdc.model.position import Position, Reach, ViewCheckpoint, distance
 from cdc.model.table import Table
 
 if TYPE_CHECKING:
@@ -154,6 +162,24 @@ class Continuity:
             for topic, log in logs.items()
         }
 
+    def resume(
+        self, sink: str, table: Table, stored: ViewCheckpoint | None
+    ) -> ViewCheckpoint | None:
+        """Return the checkpoint that a view goes on from; None where it is read again from offset
+        zero.
+
+        Only the state of documents is, as it has no readers and no other generation. Raises as
+        `refuse` does.
+        """
+        try:
+            self.refuse(sink, table, stored)
+        except Discontinued as refusal:
+            if sink != STATE or not refusal.rereadable:
+                raise
+            self.refuse(sink, table, None)
+            return None
+        return stored
+
     def refuse(
         self, sink: str, table: Table, stored: ViewCheckpoint | None, *, complete: bool = False
     ) -> None:
@@ -168,6 +194,10 @@ class Continuity:
         """
         log = self.logs[table.topic]
         refuse_foreign(self._kafka, sink, table, stored, log.end)
+        is_anew = sink == STATE and distance(stored, log.end).reach is Reach.OTHER_TOPIC
+        if is_anew and not is_filled(self._kafka, self._pipeline, log.end.topic_id):
+            # Documents that were made of it now would lack rows that readers have seen.
+            raise unfilled_topic(table)
         refuse_gap(sink, table, log.start, log.end, stored.position if stored else None)
         self.load_next_records([(table, stored)])
         created_at = 0.0 if complete or stored is None else generation_time(stored.generation)
@@ -177,7 +207,8 @@ class Continuity:
                 f"The view of {table.qualified} in {sink} may have missed deletes: it is further behind than tombstones"
                 " last.",
                 kind="deletes",
-                hint=f"cdc -p FILE rebuild {sink} --table {table.qualified}",
+                rereadable=True,
+                hint=remaking(sink, table.qualified),
                 topic=table.topic,
                 sink=sink,
             )

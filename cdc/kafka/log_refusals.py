@@ -5,6 +5,7 @@ Out: Discontinued or ConnectorError, with a hint that repairs.
 
 from typing import TYPE_CHECKING, Any
 
+from cdc.config.view_settings import STATE
 from cdc.errors import ConnectorError
 from cdc.model.position import Distance, Position, Reach, ViewCheckpoint, distance
 from cdc.model.table import Table
@@ -15,12 +16,20 @@ if TYPE_CHECKING:
 
 class Discontinued(ConnectorError):
     """The log can't continue a view; other views may go on. `kind` is the name of the finding in an
-    audit.
+    audit. `rereadable`: the log, read from its beginning, makes the view right.
     """
 
-    def __init__(self, message: str, *, kind: str = "behind", hint: str, **where: Any) -> None:
+    def __init__(
+        self,
+        message: str,
+        *,
+        kind: str = "behind",
+        rereadable: bool = False,
+        hint: str,
+        **where: Any,
+    ) -> None:
         super().__init__(message, hint=hint, **where)
-        self.kind = kind
+        self.kind, self.rereadable = kind, rereadable
 
 
 def refuse_foreign(
@@ -53,7 +62,7 @@ def refuse_gap(
             record.
     """
     name = table.topic
-    repair = f"cdc -p FILE rebuild {sink} --table {table.qualified}"
+    repair = remaking(sink, table.qualified)
     anew = f"{renewal(table.qualified)}, then {repair}"
     if position is None:
         if any(start.offsets):
@@ -81,7 +90,10 @@ def refuse_gap(
     kind, hint = ("partitions", anew) if lag.reach is Reach.REPARTITIONED else ("behind", repair)
     if lag.reach is Reach.OTHER_TOPIC:
         hint = f"{repair}; where a pipeline of another Kafka writes to it: give {sink} a place of its own instead"
-    raise Discontinued(f"{name} {problem}.", kind=kind, hint=hint, topic=name, sink=sink)
+    rereadable = lag.reach is not Reach.REPARTITIONED
+    raise Discontinued(
+        f"{name} {problem}.", kind=kind, rereadable=rereadable, hint=hint, topic=name, sink=sink
+    )
 
 
 def refuse_incomparable(sink: str, table: Table, lag: Distance) -> None:
@@ -90,7 +102,7 @@ def refuse_incomparable(sink: str, table: Table, lag: Distance) -> None:
     """
     if lag.comparable:
         return
-    repair = f"cdc -p FILE rebuild {sink} --table {table.qualified}"
+    repair = remaking(sink, table.qualified)
     moved = lag.reach is Reach.REPARTITIONED
     raise Discontinued(
         f"The view of {table.qualified} in {sink} {lag.reach}.",
@@ -103,6 +115,27 @@ def refuse_incomparable(sink: str, table: Table, lag: Distance) -> None:
 def renewal(table: str) -> str:
     """The command that creates a topic anew, for one whose records can't make correct views."""
     return f"cdc -p FILE topics renew --table {table}"
+
+
+def remaking(sink: str, table: str) -> str:
+    """The command by which a view is made again. The state of documents has no other generation: a
+    run reads its tables again.
+    """
+    if sink == STATE:
+        return f"cdc -p FILE run --sink {STATE}"
+    return f"cdc -p FILE rebuild {sink} --table {table}"
+
+
+def unfilled_topic(table: Table) -> Discontinued:
+    """The error for a table of the state whose topic was created anew and may lack rows as yet."""
+    return Discontinued(
+        f"{table.topic} has been created anew, and may not have all rows of {table.qualified} yet:"
+        " documents without them would be wrong.",
+        hint="cdc -p FILE status; the table is read again once they are there, and if that is never:"
+        f" {renewal(table.qualified)}",
+        topic=table.topic,
+        sink=STATE,
+    )
 
 
 def check_shape(

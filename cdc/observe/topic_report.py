@@ -148,7 +148,7 @@ def _inspect_view(
         holes=tuple(str(hole) for hole in holes if hole.end.topic_id == end.topic_id),
     )
     try:
-        continuity.refuse(sink, table, stored)
+        continuity.resume(sink, table, stored)
     except Discontinued as error:
         return replace(view, problem=error.message, hint=error.hint)
     return view

@@ -6,7 +6,7 @@ import json
 import random
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from typing import Any, cast
 
@@ -14,8 +14,10 @@ import pytest
 from kafka.net.compat import KafkaNetClient
 
 from cdc.config.settings import Pipeline
+from cdc.config.view_settings import STATE
 from cdc.errors import ConnectorError
 from cdc.kafka import records
+from cdc.kafka.backfills import request_name
 from cdc.kafka.log_continuity import Continuity
 from cdc.kafka.log_refusals import Discontinued
 from cdc.kafka.pool import TopicsPool
@@ -301,6 +303,56 @@ def test_another_pipelines_view_is_left_alone(
         )
     assert "cdc -p FILE rebuild cache --table public.orders" in caught.value.hint
     topics.remove(list(topic_specs(other_shop)))
+
+
+def test_a_table_of_the_state_is_read_again_once_its_topic_has_all_rows(
+    topics: Topics, shop: Pipeline
+) -> None:
+    """A view of a sink waits for its rebuild; the state has no other generation, and no readers."""
+    ensure_topics(topics, shop)
+    orders = table(shop.topic("public.orders"), "orders")
+    end = topics.ends([orders.topic])[orders.topic]
+    continuity = Continuity(shop, topics).read([orders.topic])
+    # Its log was cut: as much as there is.
+    ahead = ViewCheckpoint(replace(end, offsets=(9, 0, 0)))
+    assert continuity.resume(STATE, orders, ahead) is None
+    with pytest.raises(Discontinued, match="its log was cut"):
+        continuity.resume("cache", orders, ahead)
+    # Keys have moved: all there is isn't in order.
+    with pytest.raises(Discontinued, match="keys have moved"):
+        continuity.resume(STATE, orders, ViewCheckpoint(replace(end, offsets=(0,))))
+    current = ViewCheckpoint(end)
+    assert continuity.resume(STATE, orders, current) is current
+    assert continuity.resume(STATE, orders, None) is None
+
+    former = ViewCheckpoint(replace(end, topic_id="AAAAAAAAAAAAAAAAAAAAAA"))
+    signals, heartbeats = shop.topic("cdc.signal"), shop.heartbeat_topic
+
+    def is_refused() -> bool:
+        with suppress(Discontinued):
+            assert continuity.resume(STATE, orders, former) is None
+            return False
+        return True
+
+    def write(topic: str, column: str, name: str, op: str) -> None:
+        key, value = json.dumps({column: name}).encode(), json.dumps({"op": op}).encode()
+        topics.write(topic, [(key, value)])
+
+    assert is_refused()
+    beside, held_up = request_name("it is new here", end), request_name("it has another key", end)
+    write(signals, "id", beside, "c")
+    write(signals, "id", request_name("it is new here", former.position), "r")
+    assert is_refused()
+    write(signals, "id", beside, "r")
+    assert not is_refused()
+    # Asked for once more, with the log held up: its mark is among the heartbeats.
+    write(signals, "id", held_up, "c")
+    write(heartbeats, "pipeline", shop.pipeline, "r")
+    write(heartbeats, "pipeline", held_up, "u")
+    assert is_refused()
+    write(heartbeats, "pipeline", held_up, "r")
+    topics.write(signals, [(json.dumps({"id": beside}).encode(), None)])
+    assert not is_refused()
 
 
 class Standing:

@@ -1,5 +1,5 @@
 """Documents outlive kill -9 of what makes and holds them, in the middle of a fan-out: of Spark's
-Python workers, and of the broker.
+Python workers, and of the broker. And topics that can't continue the state.
 """
 
 import json
@@ -12,7 +12,10 @@ import pytest
 import redis
 
 from cdc.client import read_your_writes as client
+from cdc.kafka.topics import Topics
+from cdc.runtime.context import Context
 from cdc.sink.factory import sizes_reader
+from cdc.verify.verification import Options, verify
 from tests.scenarios.test_documents import cached, change, compare, shop, wait_for_documents
 from tests.scenarios.test_failures import Pause, kill_workers
 from tests.support.load import load
@@ -20,6 +23,7 @@ from tests.support.shop import read
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
+    from cdc.model.position import Position
     from tests.scenarios.conftest import World
 
 pytestmark = pytest.mark.timeout(600)
@@ -71,8 +75,8 @@ def test_case_47_documents_outlive_kills_of_workers_and_of_the_broker(world: "Wo
 
 def only_cache(world: "World") -> None:
     """One sink is enough: what is killed stands before all of them."""
-    text = re.sub(r"  (search|warehouse): \{.*\n", "", world.file.read_text())
-    text = text.replace("[search, cache, warehouse]", "[cache]")
+    without_other_sinks(world)
+    text = world.file.read_text()
     world.file.write_text(f"{text}  product_docs: {{root: public.products, to: [cache]}}\n")
     world.sql(
         "INSERT INTO products VALUES (50, 'new', 1)",
@@ -80,6 +84,11 @@ def only_cache(world: "World") -> None:
         f"INSERT INTO orders SELECT n, {CUSTOMER}, now()"
         f" FROM generate_series(1000, {999 + DOCUMENTS}) n",
     )
+
+
+def without_other_sinks(world: "World") -> None:
+    text = re.sub(r"  (search|warehouse): \{.*\n", "", world.file.read_text())
+    world.file.write_text(text.replace("[search, cache, warehouse]", "[cache]"))
 
 
 def assert_exactly_once(world: "World") -> None:
@@ -107,3 +116,71 @@ def assert_exactly_once(world: "World") -> None:
         values: Any = server.mget(keys)
     documents = map(json.loads, values)
     assert {document["id"]: document for document in documents} == expected
+
+
+RENEW = ("topics", "renew", "--table", "public.orders")
+
+
+def test_a_topic_that_cannot_continue_the_state_is_read_again(world: "World") -> None:
+    """It may have lost deletes, or was made anew: documents are made again, those of rows that went
+    meanwhile go.
+    """
+    shop(world, without_other_sinks)
+    world.sql("INSERT INTO orders SELECT n, NULL, now(), true FROM generate_series(50, 53) n")
+    topic = f"{world.name}.public.orders"
+    with world.running(), Topics(world.pipeline.kafka) as kafka:
+        assert_documents_equal(world)
+        (before,) = kafka.ends([topic]).values()
+    delete_unread(world, 51, before)
+    wait_until(lambda: late_s(world) > 10, 30, "the tombstone to be of age")
+    with Topics(world.pipeline.kafka) as kafka:
+        kafka.override({topic: {"delete.retention.ms": "8000"}})
+    assert not any(view["problem"] for view in state_views(world))
+    with world.running(), Topics(world.pipeline.kafka) as kafka:
+        assert_documents_equal(world)
+        (before,) = kafka.ends([topic]).values()
+    # Neither the old topic, which goes unread, nor the new one tells of this row.
+    delete_unread(world, 52, before)
+    assert world.json(*RENEW)["sent"] == ["public.orders"]
+    with world.running():
+        assert_documents_equal(world)
+        assert order_documents(world) & {50, 51, 52, 53} == {50, 53}
+        state_views(world)
+
+
+def delete_unread(world: "World", number: int, before: "Position") -> None:
+    """Delete an order while no run is at work, and wait until the topic has it."""
+    world.sql(f"DELETE FROM orders WHERE id = {number}")
+    topic = f"{world.name}.public.orders"
+    with Topics(world.pipeline.kafka) as kafka:
+        wait_until(lambda: kafka.ends([topic])[topic] != before, 30, "the delete in the topic")
+
+
+def state_views(world: "World") -> list[dict[str, Any]]:
+    """The tables of the state, as `status` has them; no finding names a command that there isn't."""
+    status = world.json("status")
+    assert "rebuild documents" not in str(status)
+    (views,) = [sink["views"] for sink in status["sinks"] if sink["name"] == "documents"]
+    return list(views)
+
+
+def late_s(world: "World") -> float:
+    (view,) = [view for view in state_views(world) if view["table"] == "public.orders"]
+    return float(view["lag_seconds"] or 0)
+
+
+def order_documents(world: "World") -> set[int]:
+    """The ids of the documents that readers see."""
+    begin = f"{world.name}:view.order_docs:"
+    with redis.Redis.from_url(world.cache, decode_responses=True) as server:
+        return {int(key.removeprefix(begin)) for key in server.scan_iter(f"{begin}*", count=5000)}
+
+
+def assert_documents_equal(world: "World") -> None:
+    """Compare documents alone: the cache's view of orders waits for a rebuild."""
+    context = Context(world.file, world.folder)
+    results = verify(
+        world.spark, context.pipeline, context.views, context.sinks(None), Options(timeout_s=180)
+    )
+    assert [result.to_dict() for result in results if not result.equal] == []
+    assert {result.table for result in results} == {"view.order_docs", "view.customer_docs"}

@@ -5,9 +5,10 @@ from dataclasses import replace
 
 import pytest
 
+from cdc.config.view_settings import STATE
 from cdc.errors import ConnectorError
 from cdc.kafka.ledger import Compaction, Hole
-from cdc.kafka.log_refusals import refuse_gap
+from cdc.kafka.log_refusals import Discontinued, refuse_gap
 from cdc.kafka.unread_records import Log, hole_behind, safe_until, uncertain_records
 from cdc.model.generation import generation_time, new_generation
 from cdc.model.position import Position, ViewCheckpoint
@@ -46,6 +47,28 @@ def test_what_it_does_not_is_refused(
         judge(position, starts, ends)
     assert caught.value.hint
     assert caught.value.exit_code == 5
+
+
+@pytest.mark.parametrize(
+    ("position", "starts", "rereadable", "hint"),
+    [
+        (Position("other", (1, 1)), (0, 0), True, "cdc -p FILE run --sink documents; where "),
+        (Position("id", (10, 1)), (0, 0), True, "cdc -p FILE run --sink documents"),
+        (Position("id", (1, 1, 1)), (0, 0), False, "cdc -p FILE topics renew --table public.items"),
+        (None, (0, 1), False, "cdc -p FILE topics renew --table public.items"),
+    ],
+)
+def test_what_mends_the_state_of_documents_is_no_rebuild(
+    position: Position | None, starts: tuple[int, ...], rereadable: bool, hint: str
+) -> None:
+    """It has no other generation. Moved keys, and a log without its beginning, aren't mended by
+    reading them again.
+    """
+    with pytest.raises(Discontinued) as caught:
+        refuse_gap(STATE, TABLE, Position("id", starts), Position("id", (9, 9)), position)
+    assert caught.value.hint.startswith(hint)
+    assert "rebuild" not in caught.value.hint
+    assert caught.value.rereadable is rereadable
 
 
 NOW = 1_000_000_000.0
