@@ -122,8 +122,8 @@ def register(
             if isinstance(topic, CreatedTopic)
         ]
         progress(f"{len(created)} topics created")
-        registration = Registration(
-            server, tables=registrations.captured_tables(pipeline, unpublished)
+        registration = registrations.describe(
+            topics, pipeline, server, registrations.captured_tables(pipeline, unpublished)
         )
         attempt = _RegistrationAttempt(
             pipeline,
@@ -204,11 +204,7 @@ class _RegistrationAttempt:
             self.old_pid = slot.active_pid if slot else None
         # Last: a registration that is killed before this finds the same backfills again.
         next_registration = (self.previous or self.registration).renew(
-            self.registration.server,
-            self.registration.tables,
-            captured or {},
-            void_ends,
-            moved=self.server_changed,
+            self.registration, captured or {}, void_ends, moved=self.server_changed
         )
         if next_registration != self.previous:
             registrations.write(self.topics, self.pipeline, next_registration)
@@ -253,7 +249,12 @@ class _RegistrationAttempt:
                     self.progress(f"a new snapshot replaces what is in {', '.join(void_ends)}")
                 return [], void_ends
         backfills = new_tables.find_backfills(
-            self.conn, self.topics, self.tables, previous, self.registration.tables, created
+            self.conn,
+            self.topics,
+            self.tables,
+            previous,
+            self.registration.tables,
+            self._new_topics(created),
         )
         if not backfills:
             return [], {}
@@ -263,6 +264,15 @@ class _RegistrationAttempt:
         return [request.table.qualified for request in backfills], new_tables.request_backfills(
             self.conn, self.topics, backfills
         )
+
+    def _new_topics(self, created: list[str]) -> set[str]:
+        """The topics made since the last registration: just now, or by one that ended half way."""
+        known_ids = self.previous.topic_ids if self.previous else {}
+        return {
+            topic
+            for topic, topic_id in self.registration.topic_ids.items()
+            if topic in created or known_ids.get(topic, topic_id) != topic_id
+        }
 
     def _start_over(self) -> None:
         """Delete the connector's offsets: they are of another server's log."""

@@ -60,7 +60,7 @@ def find_backfills(
 
     `previous` is how tables were captured until now; None when nobody knows: the connector was
     deleted by somebody who had registered it with an older version. `created` are the topics that
-    were made just now.
+    were made since then.
     """
     ends = topics.ends([table.topic for table in tables])
 

@@ -64,6 +64,8 @@ class Registration:
     tables: Mapping[str, Captured] = field(default_factory=dict)
     since: Mapping[str, Position] = field(default_factory=dict)
     """By topic: the position below which all records are dead."""
+    topic_ids: Mapping[str, str] = field(default_factory=dict)
+    """By topic of a table: which topic of that name it was. Empty if an older version wrote it."""
 
     def to_json(self) -> str:
         """The registration as JSON, for its topic."""
@@ -82,25 +84,30 @@ class Registration:
                 topic: Position(position["topic_id"], tuple(position["offsets"]))
                 for topic, position in fields["since"].items()
             },
+            fields.get("topic_ids", {}),
         )
 
     def renew(
         self,
-        server: Server | None,
-        tables: Mapping[str, Captured],
+        current: "Registration",
         previous: Mapping[str, Captured],
         dead: Mapping[str, Position],
         *,
         moved: bool,
     ) -> "Registration":
-        """The next registration: how tables are sent from now on and were sent before, and the ends
-        of dead topics.
+        """The next registration: `current`, with how tables were sent before, and the ends of dead
+        topics.
         """
         captured = {
-            name: table.with_withdrawn(previous.get(name, table)) for name, table in tables.items()
+            name: table.with_withdrawn(previous.get(name, table))
+            for name, table in current.tables.items()
         }
         return Registration(
-            server or self.server, self.epoch + moved, captured, {**self.since, **dead}
+            current.server or self.server,
+            self.epoch + moved,
+            captured,
+            {**self.since, **dead},
+            current.topic_ids,
         )
 
     def start(self, topic: str, topic_id: str) -> tuple[int, ...]:
@@ -206,6 +213,17 @@ def read(topics: Topics, pipeline: Pipeline) -> Registration | None:
 def write(topics: Topics, pipeline: Pipeline, registration: Registration) -> None:
     """Write the registration; durable on return. Raises ConnectorError."""
     topics.write(pipeline.registered_topic, [(KEY, registration.to_json().encode())])
+
+
+def describe(
+    topics: Topics, pipeline: Pipeline, server: Server | None, tables: Mapping[str, Captured]
+) -> Registration:
+    """The registration of these tables, with the topics that are there now. Raises
+    ConnectorError.
+    """
+    ends = topics.ends([pipeline.topic(table) for table in tables])
+    ids = {topic: end.topic_id for topic, end in ends.items()}
+    return Registration(server, tables=tables, topic_ids=ids)
 
 
 def captured_tables(

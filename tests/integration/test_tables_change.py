@@ -7,6 +7,7 @@ import psycopg
 import pytest
 
 from cdc.capture.new_tables import takes_snapshot
+from cdc.capture.renewal import renew
 from cdc.connectors.client import Connect
 from tests.support.shop import Shop
 from tests.support.wait import wait_until
@@ -132,6 +133,26 @@ def test_a_registration_that_ends_half_way(
     shop.conn.execute("INSERT INTO shop.counters VALUES (11, 11)")
     assert shop.register().sent == ["shop.counters"]
     wait_until(lambda: shop.rows("shop.counters").keys() == set(range(1, 12)), 20, "the new table")
+
+
+@pytest.mark.parametrize(
+    "crash",
+    ["cdc.kafka.ledger.Ledger.add_shapes", "cdc.capture.new_tables.request_backfills"],
+)
+def test_a_renewal_that_ends_half_way(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, crash: str
+) -> None:
+    """The topic is there again, empty: the next registration has the rows sent."""
+    shop.migrate()
+    shop.register()
+    with monkeypatch.context() as patch:
+        patch.setattr(crash, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            renew(shop.pipeline, shop.tables, [shop.table("shop.counters")])
+    assert shop.register().sent == ["shop.counters"]
+    wait_until(lambda: shop.rows("shop.counters").keys() == set(range(1, 11)), 20, "the rows")
+    # Once more: the topic is the one that was registered.
+    assert shop.register().sent == []
 
 
 @pytest.mark.parametrize("slot", ["kept", "dropped"])

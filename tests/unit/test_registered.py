@@ -2,6 +2,8 @@
 servers.
 """
 
+import json
+
 import pytest
 
 from cdc.control.registrations import (
@@ -25,6 +27,7 @@ def test_what_is_kept_comes_back() -> None:
         2,
         {"public.items": Captured(("a",), ("b",), ("c",), ("a",))},
         {"t": Position("x", (1,))},
+        {"t": "x"},
     )
     assert Registration.from_json(registration.to_json()) == registration
     assert Registration.from_json(Registration().to_json()) == Registration()
@@ -46,6 +49,12 @@ def test_the_log_holds_what_was_sent_once(
     previous: Captured, now: Captured, withdrawn: tuple[str, ...]
 ) -> None:
     assert now.with_withdrawn(previous).withdrawn == withdrawn
+
+
+def test_a_registration_of_an_older_version_has_no_ids() -> None:
+    older = json.loads(Registration(FIRST).to_json())
+    del older["topic_ids"]
+    assert Registration.from_json(json.dumps(older)) == Registration(FIRST)
 
 
 def test_offsets_of_another_topic_mean_nothing() -> None:
