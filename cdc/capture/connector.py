@@ -30,7 +30,7 @@ from cdc.postgres import replication_slot, source, table_survey
 
 DEADLINE_S = 60.0
 """Seconds without any progress after which a registration fails. A snapshot that moves has no
-limit.
+limit, nor have topics that are being made.
 """
 STALE_S = 10.0
 """Seconds for which Connect may still report the failure of a task that it was just told to
@@ -100,7 +100,7 @@ def register(
     name, started = pipeline.pipeline, time.monotonic()
     with (
         source.connect(pipeline.source.dsn) as conn,
-        Topics(pipeline.kafka) as topics,
+        Topics(pipeline.kafka, DEADLINE_S) as topics,
         Connect(pipeline.connect) as connect,
     ):
         source.preflight(conn, pipeline)

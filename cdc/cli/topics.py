@@ -30,11 +30,12 @@ def topics(context: typer.Context, as_json: Json = False) -> None:
             )
         return None
     from cdc.audit.lowered_settings import restore
+    from cdc.kafka.topic_admin import PATIENCE_S
     from cdc.kafka.topic_setup import ensure_topics
     from cdc.kafka.topics import Topics
 
     pipeline = context.obj.pipeline
-    with Topics(pipeline.kafka) as kafka:
+    with Topics(pipeline.kafka, PATIENCE_S) as kafka:
         for topic in restore(kafka, pipeline):
             say(f"restored the settings of {topic}: a compaction was interrupted")
         ensured = ensure_topics(kafka, pipeline)

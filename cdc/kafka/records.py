@@ -53,14 +53,16 @@ def quick_client(**settings: Any) -> KafkaNetClient:
     return client
 
 
-def open_producer(bootstrap: str, **settings: Any) -> kafka.KafkaProducer:
-    """Open a producer with these settings of its library; it waits for the broker for `TIMEOUT_MS`
+def open_producer(
+    bootstrap: str, patience_ms: int = TIMEOUT_MS, **settings: Any
+) -> kafka.KafkaProducer:
+    """Open a producer with these settings of its library; it waits for the broker for `patience_ms`
     at most.
     """
     return kafka.KafkaProducer(
         bootstrap_servers=bootstrap,
         kafka_client=quick_client,
-        max_block_ms=TIMEOUT_MS,
+        max_block_ms=patience_ms,
         max_request_size=LARGEST_BYTES,
         **settings,
     )
@@ -93,7 +95,7 @@ class Records:
     """Reads and writes single records. Connects at the first call; every method raises
     ConnectorError.
 
-    `patience_s`: how long a read waits for the next record.
+    `patience_s`: how long a read waits for the next record, and `write` for the broker.
     """
 
     def __init__(
@@ -118,10 +120,15 @@ class Records:
         with translated_errors(self._bootstrap):
             if self._producer is None:
                 check_reachable(self._bootstrap)
-                self._producer = open_producer(self._bootstrap, acks="all", compression_type="lz4")
+                self._producer = open_producer(
+                    self._bootstrap,
+                    int(self._patience_s * 1000),
+                    acks="all",
+                    compression_type="lz4",
+                )
             futures = [self._producer.send(topic, key=key, value=value) for key, value in records]
             for future in futures:
-                future.get(timeout=TIMEOUT_MS / 1000)
+                future.get(timeout=self._patience_s)
 
     @contextlib.contextmanager
     def pending(
@@ -290,6 +297,12 @@ def translated_errors(bootstrap: str) -> Iterator[None]:
     """Translate errors of the client into KafkaUnavailable."""
     try:
         yield
+    except (kafka.errors.KafkaTimeoutError, kafka.errors.RequestTimedOutError) as error:
+        raise KafkaUnavailable(
+            f"Kafka at {bootstrap} answers too late: {type(error).__name__}.",
+            hint="it is busy or away: the same command again goes on; a local stack is started by: cdc -p FILE up",
+            server=bootstrap,
+        ) from error
     except (kafka.errors.KafkaError, OSError, ValueError) as error:
         raise KafkaUnavailable(
             f"Kafka at {bootstrap} can't be reached or refuses: {type(error).__name__}.",

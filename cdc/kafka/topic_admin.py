@@ -3,12 +3,19 @@
 import uuid
 from base64 import urlsafe_b64encode
 from collections.abc import Collection, Iterable, Mapping
+from itertools import islice
 from typing import Any
+
+from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from cdc.kafka.records import TIMEOUT_MS, kafka
 
 UNKNOWN_TOPIC = 3
 OWN_SETTING = "DYNAMIC_TOPIC_CONFIG"
+PATIENCE_S = 60.0
+"""Seconds without any progress after which making topics fails. Progress has no limit."""
+TOPICS_AT_ONCE = 50
+"""How many topics are created before the next: their logs take the broker longer than their names."""
 
 
 class TopicAdmin:
@@ -53,6 +60,36 @@ class TopicAdmin:
             }
             for topic, entries in self._entries(topics).items()
         }
+
+    def create(self, shapes: Mapping[str, Mapping[str, Any]]) -> None:
+        """Create topics, some at a time, and wait until each partition has its log: a broker knows
+        hundreds of names long before it takes records for them.
+        """
+        left = iter(shapes.items())
+        while group := dict(islice(left, TOPICS_AT_ONCE)):
+            Retrying(
+                # What a broker answers too late it does nevertheless.
+                retry=retry_if_exception_type(
+                    (kafka.errors.RetriableError, kafka.errors.TopicAlreadyExistsError)
+                ),
+                stop=stop_after_delay(PATIENCE_S),
+                wait=wait_fixed(0.1),
+                reraise=True,
+            )(self._create, group)
+
+    def _create(self, shapes: Mapping[str, Mapping[str, Any]]) -> None:
+        described = self.describe(shapes)
+        if missing := {topic: shapes[topic] for topic in shapes if topic not in described}:
+            self.client.create_topics(missing)
+            described = self.describe(shapes)
+        partitions = {
+            kafka.TopicPartition(topic, partition["partition_index"]): kafka.admin.OffsetSpec.LATEST
+            for topic, description in described.items()
+            for partition in description["partitions"]
+        }
+        if len(described) < len(shapes):
+            raise kafka.errors.UnknownTopicOrPartitionError(*(shapes.keys() - described.keys()))
+        self.client.list_partition_offsets(partitions)
 
     def alter(self, changes: Mapping[str, Mapping[str, Any]]) -> None:
         """Change settings by topic; a broker goes by them some time later."""

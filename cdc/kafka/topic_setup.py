@@ -148,7 +148,7 @@ def _create_missing(
         # A request isn't all or nothing, and what a broker describes lags behind what its
         # controller knows.
         admin.client.create_topics(shapes, validate_only=True)
-        admin.client.create_topics(shapes, wait_for_metadata=True)
+        admin.create(shapes)
     return in_force
 
 

@@ -6,6 +6,7 @@ import json
 import random
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import replace
 from typing import Any, cast
@@ -15,13 +16,14 @@ from kafka.net.compat import KafkaNetClient
 
 from cdc.config.settings import Pipeline
 from cdc.config.view_settings import STATE
-from cdc.errors import ConnectorError
+from cdc.errors import ConnectorError, KafkaUnavailable
 from cdc.kafka import records
 from cdc.kafka.backfills import request_name
 from cdc.kafka.log_continuity import Continuity
 from cdc.kafka.log_refusals import Discontinued
 from cdc.kafka.pool import TopicsPool
 from cdc.kafka.records import Record, kafka
+from cdc.kafka.topic_admin import PATIENCE_S, TOPICS_AT_ONCE
 from cdc.kafka.topic_setup import CreatedTopic, ExistingTopic, check_topics, ensure_topics
 from cdc.kafka.topic_specs import topic_specs
 from cdc.kafka.topics import Topics
@@ -521,3 +523,39 @@ def test_a_new_connection_looks_for_its_first_topic_at_once(
                 assert len(read) == end
     ours, theirs = (min(seconds) for seconds in took_s.values())
     assert ours < theirs - 0.1, took_s
+
+
+def test_a_busy_broker_is_waited_for(stack: Any, topics: Topics, shop: Pipeline) -> None:
+    """It answers nothing for longer than most commands wait, which say so."""
+    ensure_topics(topics, shop)
+    entry = [(b"key", b"value")]
+    with Topics(shop.kafka, PATIENCE_S) as patient, ThreadPoolExecutor() as pool:
+        for connected in (topics, patient):
+            connected.write(shop.runs_topic, entry)
+        with stack.servers.frozen("kafka"):
+            late, waiting = (
+                pool.submit(connected.write, shop.runs_topic, entry)
+                for connected in (topics, patient)
+            )
+            with pytest.raises(KafkaUnavailable, match="answers too late") as caught:
+                late.result()
+        waiting.result()
+    assert "the same command again" in caught.value.hint
+
+
+def test_topics_are_made_by_a_broker_that_falls_silent(
+    stack: Any, topics: Topics, unique: str
+) -> None:
+    """Some at a time, each of which has its logs before the next are made."""
+    tables = [f"public.t{number:03}" for number in range(3 * TOPICS_AT_ONCE)]
+    big_shop = pipeline(
+        unique, "postgresql://127.0.0.1:1/none", *tables, kafka=stack.endpoints.kafka
+    )
+    names = list(topic_specs(big_shop))
+    with Topics(big_shop.kafka, PATIENCE_S) as patient, ThreadPoolExecutor() as pool:
+        made = pool.submit(ensure_topics, patient, big_shop)
+        wait_until(lambda: topics.existing(names), 20, "the first topics", 0.01)
+        with stack.servers.frozen("kafka"):
+            time.sleep(12)
+        assert len(made.result()) == len(names)
+    assert topics.ends(names).keys() == set(names)
