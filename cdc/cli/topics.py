@@ -109,22 +109,27 @@ def renew(
     context: typer.Context,
     table: Annotated[
         list[str],
-        typer.Option("--table", help="Table whose topic is renewed, as schema.table. Repeatable."),
+        typer.Option(
+            "--table",
+            help="Table or view whose topic is renewed, as schema.table or view.name. Repeatable.",
+        ),
     ],
     as_json: Json = False,
 ) -> None:
     """Delete topics and create them again as the file says.
 
-    All rows of their tables are sent again. The views of these tables then need a rebuild.
+    All rows of their tables are sent again, and the documents of views of which they are the root.
+    The views of these tables then need a rebuild.
     """
     from cdc.capture.renewal import renew as renew_topics
+    from cdc.capture.renewal import with_views
 
-    renewed = [captured for name in table for captured in context.obj.select_tables(name)]
+    renewed = with_views(context.obj.pipeline, context.obj.tables, table)
     registered = renew_topics(context.obj.pipeline, context.obj.tables, renewed, progress=say)
     if as_json:
         return print_json(registered.to_dict())
     for captured in renewed:
-        for sink in context.obj.pipeline.sinks:
+        for sink in filter(captured.is_in, context.obj.pipeline.sinks):
             out.print(
                 call.complete_commands(
                     f"next: cdc -p FILE rebuild {sink} --table {captured.qualified}"

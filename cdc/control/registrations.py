@@ -65,7 +65,9 @@ class Registration:
     since: Mapping[str, Position] = field(default_factory=dict)
     """By topic: the position below which all records are dead."""
     topic_ids: Mapping[str, str] = field(default_factory=dict)
-    """By topic of a table: which topic of that name it was. Empty if an older version wrote it."""
+    """By topic of a table or a view: which topic of that name it was. Empty if an older version
+    wrote it. A run that finds another one here looks at all of its topics again.
+    """
 
     def to_json(self) -> str:
         """The registration as JSON, for its topic."""
@@ -218,10 +220,11 @@ def write(topics: Topics, pipeline: Pipeline, registration: Registration) -> Non
 def describe(
     topics: Topics, pipeline: Pipeline, server: Server | None, tables: Mapping[str, Captured]
 ) -> Registration:
-    """The registration of these tables, with the topics that are there now. Raises
-    ConnectorError.
+    """The registration of these tables, with the topics that are there now, those of the views
+    among them. Raises ConnectorError.
     """
-    ends = topics.ends([pipeline.topic(table) for table in tables])
+    views = map(pipeline.view_topic, pipeline.views)
+    ends = topics.ends([*map(pipeline.topic, tables), *views])
     ids = {topic: end.topic_id for topic, end in ends.items()}
     return Registration(server, tables=tables, topic_ids=ids)
 

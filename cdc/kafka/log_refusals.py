@@ -112,9 +112,18 @@ def refuse_incomparable(sink: str, table: Table, lag: Distance) -> None:
     )
 
 
-def renewal(table: str) -> str:
-    """The command that creates a topic anew, for one whose records can't make correct views."""
-    return f"cdc -p FILE topics renew --table {table}"
+def renewal(*tables: str) -> str:
+    """The command that creates topics anew, for those whose records can't make correct views."""
+    return " ".join(["cdc -p FILE topics renew", *(f"--table {table}" for table in tables)])
+
+
+def renewed_name(topic: str) -> str | None:
+    """The name by which `topics renew` takes a topic: that of its table or view; None for one of
+    the pipeline's own.
+    """
+    _, _, name = topic.partition(".")
+    schema, dot, _ = name.partition(".")
+    return name if dot and schema != "cdc" else None
 
 
 def remaking(sink: str, table: str) -> str:
@@ -145,27 +154,37 @@ def check_shape(
 
     `original`: the number of partitions that it was created with; None if unknown.
     """
-    _, _, table = topic.partition(".")
+    name = renewed_name(topic)
+    # Floors and definitions come to these topics once; a snapshot sends them again.
+    is_history = topic.partition(".")[2] in ("cdc.truncation", "cdc.ddl")
+    register = f"cdc -p FILE register{' --new-snapshot' if is_history else ''}"
+    anew = (
+        f"{renewal(name)}; then rebuild its views"
+        if name
+        else f"the topic is the pipeline's own: delete it by kafka-topics.sh, then: {register}"
+    )
     if actual != (original or actual):
         raise ConnectorError(
             f"Topic {topic} has {actual} partitions, it was made with {original}: keys have moved, their records"
             " have no order.",
             code="topic-partitions",
-            hint=f"{renewal(table)}; then rebuild its views",
+            hint=anew,
             topic=topic,
         )
     if actual != partitions:
         raise ConnectorError(
             f"Topic {topic} has {actual} partitions, the pipeline file says {partitions}.",
             code="topic-partitions",
-            hint=f"{renewal(table)}; then rebuild its views; or write partitions: {actual} again",
+            hint=f"{anew}; or write partitions: {actual} again" if name else anew,
             topic=topic,
         )
     if policy != "compact":
         raise ConnectorError(
             f"Topic {topic} has cleanup.policy {policy}, the pipeline takes compact: it may have lost records.",
             code="topic-policy",
-            hint=f"{renewal(table)}; then rebuild its views",
+            hint=anew
+            if name
+            else f"set cleanup.policy=compact by kafka-configs.sh, then: {register}",
             topic=topic,
         )
 

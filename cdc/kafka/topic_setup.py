@@ -5,13 +5,14 @@ Out: topics with fixed partition counts; ConnectorError.
 Invariant: `ensure_topics` checks every topic before it creates the first.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from cdc.config.settings import Pipeline
+from cdc.errors import ConnectorError
 from cdc.kafka.ledger import Ledger, TopicShape
-from cdc.kafka.log_refusals import check_shape, missing_topic
+from cdc.kafka.log_refusals import check_shape, missing_topic, renewal, renewed_name
 from cdc.kafka.records import kafka, translated_errors
 from cdc.kafka.topic_admin import TopicAdmin, topic_id
 from cdc.kafka.topic_specs import topic_settings, topic_specs
@@ -91,10 +92,46 @@ def check_topics(broker: Topics, pipeline: Pipeline) -> None:
     # A topic that is being deleted may still be listed, but has no settings.
     if missing := [topic for topic in topics if not settings.get(topic)]:
         raise missing_topic(missing[0])
+    for refusal in _refusals(topics, existing, settings, shapes):
+        raise refusal
+
+
+def refuse_others(broker: Topics, pipeline: Pipeline, renewed: Collection[str]) -> None:
+    """Refuse topics that `ensure_topics` would refuse once the renewed ones are deleted.
+
+    Raises:
+        ConnectorError: for the first of them; its hint renews them all together.
+    """
+    topics = topic_specs(pipeline)
+    with translated_errors(broker.bootstrap):
+        existing = broker.admin.describe(topics.keys() - set(renewed))
+        settings = broker.admin.settings(existing)
+        shapes = _original_shapes(broker, pipeline)
+    settled = {topic: described for topic, described in existing.items() if settings[topic]}
+    refusals = list(_refusals(topics, settled, settings, shapes))
+    names = [renewed_name(str(refusal.details["topic"])) for refusal in refusals]
+    for refusal, name in zip(refusals, names, strict=True):
+        if name is not None:
+            together = filter(None, [*map(renewed_name, renewed), *names])
+            refusal.hint = f"{renewal(*together)}; then rebuild their views"
+        raise refusal
+
+
+def _refusals(
+    topics: Mapping[str, int],
+    existing: Mapping[str, Mapping[str, Any]],
+    settings: Mapping[str, Mapping[str, str]],
+    original: Mapping[str, TopicShape],
+) -> Iterator[ConnectorError]:
+    """Say of each existing topic that differs from its description why it is refused."""
     for topic, count in topics.items():
-        policy = settings[topic]["cleanup.policy"]
-        original = _original_partitions(shapes.get(topic), existing[topic])
-        check_shape(topic, count, len(existing[topic]["partitions"]), policy, original)
+        if topic in existing:
+            policy = settings[topic]["cleanup.policy"]
+            partitions = _original_partitions(original.get(topic), existing[topic])
+            try:
+                check_shape(topic, count, len(existing[topic]["partitions"]), policy, partitions)
+            except ConnectorError as refusal:
+                yield refusal
 
 
 def _original_shapes(broker: Topics, pipeline: Pipeline) -> dict[str, TopicShape]:
@@ -130,12 +167,10 @@ def _create_missing(
     """
     existing = admin.describe(topics)
     in_force = admin.settings(existing)
-    for topic, described in existing.items():
-        if not in_force[topic]:
-            raise kafka.errors.UnknownTopicOrPartitionError(topic)
-        policy = in_force[topic]["cleanup.policy"]
-        partitions = _original_partitions(original.get(topic), described)
-        check_shape(topic, topics[topic], len(described["partitions"]), policy, partitions)
+    if unsettled := [topic for topic in existing if not in_force[topic]]:
+        raise kafka.errors.UnknownTopicOrPartitionError(unsettled[0])
+    for refusal in _refusals(topics, existing, in_force, original):
+        raise refusal
     shapes = {
         topic: {
             "num_partitions": count,

@@ -2,6 +2,8 @@
 what repairs it.
 """
 
+import random
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -10,12 +12,14 @@ import pytest
 
 from cdc import client
 from cdc.audit.compaction import CompactionOptions, compact
+from cdc.connectors.client import Connect
 from cdc.errors import CdcError, ConnectorError
 from cdc.kafka.records import kafka
 from cdc.kafka.topic_setup import check_topics, ensure_topics
 from cdc.kafka.topics import Topics
 from cdc.spark.kafka_source import census
 from cdc.verify import barrier
+from tests.scenarios.test_documents import change, compare, shop
 from tests.scenarios.test_exact import begin
 from tests.scenarios.test_retention import catch_up
 from tests.support.wait import wait_until
@@ -92,3 +96,37 @@ def test_partitions_that_were_added_are_told_and_repaired(world: "World") -> Non
     with world.running():
         world.settle()
     world.assert_equal()
+
+
+def test_partitions_of_a_root_are_changed_together_with_its_views(world: "World") -> None:
+    """What can't be made again isn't deleted: the connector goes on until all is named."""
+    shop(world, without_other_sinks)
+    with world.running():
+        compare(world)
+    text = world.file.read_text()
+    orders, items = (
+        f"{{table: {name}, partitions: 2}}" for name in ("public.orders", "public.items")
+    )
+    world.file.write_text(text.replace("public.orders, public.items", f"{orders}, {items}", 1))
+    told = world.cdc("topics", "renew", "--table", "public.orders", code=5).stderr
+    both = "topics renew --table public.orders --table view.order_docs --table public.items"
+    assert both in " ".join(told.split())
+    with Connect(world.pipeline.connect) as connect:
+        assert connect.state(world.name).running
+    world.file.write_text(text.replace("public.orders, public.items", f"{orders}, public.items", 1))
+    told = world.cdc("topics", "renew", "--table", "public.orders").stdout
+    for view in ("public.orders", "view.order_docs"):
+        assert f"rebuild cache --table {view}" in " ".join(told.split())
+    with Topics(world.pipeline.kafka) as topics:
+        check_topics(topics, world.pipeline)
+        renewed = [world.pipeline.topic(name) for name in ("public.orders", "view.order_docs")]
+        assert {end.partition_count for end in topics.ends(renewed).values()} == {2}
+    with world.running():
+        change(world, random.Random(2), 30)
+        world.rebuild("cache")
+        compare(world)
+
+
+def without_other_sinks(world: "World") -> None:
+    text = re.sub(r"  (search|warehouse): \{.*\n", "", world.file.read_text())
+    world.file.write_text(text.replace("[search, cache, warehouse]", "[cache]"))

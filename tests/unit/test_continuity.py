@@ -8,8 +8,9 @@ import pytest
 from cdc.config.view_settings import STATE
 from cdc.errors import ConnectorError
 from cdc.kafka.ledger import Compaction, Hole
-from cdc.kafka.log_refusals import Discontinued, refuse_gap
+from cdc.kafka.log_refusals import Discontinued, check_shape, refuse_gap
 from cdc.kafka.unread_records import Log, hole_behind, safe_until, uncertain_records
+from cdc.model.finding import find_error
 from cdc.model.generation import generation_time, new_generation
 from cdc.model.position import Position, ViewCheckpoint
 from cdc.model.table import Column, Table
@@ -21,6 +22,28 @@ def judge(
     position: Position | None, starts: tuple[int, ...] = (0, 0), ends: tuple[int, ...] = (9, 9)
 ) -> None:
     refuse_gap("search", TABLE, Position("id", starts), Position("id", ends), position)
+
+
+@pytest.mark.parametrize(
+    ("topic", "partitions", "policy", "fix"),
+    [
+        ("shop.public.items", 2, "compact", "cdc -p FILE topics renew --table public.items"),
+        ("shop.view.docs", 2, "compact", "cdc -p FILE topics renew --table view.docs"),
+        ("shop.view.docs", 1, "delete", "cdc -p FILE topics renew --table view.docs"),
+        # `topics renew` takes none of the pipeline's own.
+        ("shop.quarantine", 2, "compact", "cdc -p FILE register"),
+        ("shop.cdc.heartbeat", 1, "delete", "cdc -p FILE register"),
+        ("__debezium-heartbeat.shop", 2, "compact", "cdc -p FILE register"),
+        ("shop.cdc.truncation", 2, "compact", "cdc -p FILE register --new-snapshot"),
+        ("shop.cdc.ddl", 1, "delete", "cdc -p FILE register --new-snapshot"),
+    ],
+)
+def test_a_topic_of_another_shape_has_a_command_that_takes_it(
+    topic: str, partitions: int, policy: str, fix: str
+) -> None:
+    with pytest.raises(ConnectorError) as caught:
+        check_shape(topic, 1, partitions, policy)
+    assert find_error(str(caught.value.code), topic, caught.value).fix == fix
 
 
 def test_what_the_log_continues_is_accepted() -> None:
