@@ -12,6 +12,7 @@ from cdc.observe.http_server import HttpServer, Listener
 from cdc.verify.comparison import Comparison
 
 VIEW = ("sink", "table")
+KINDS = ("missing", "extra", "different")
 
 
 class Metrics:
@@ -58,10 +59,14 @@ class Metrics:
         self.url = self._server.url
 
     def publish_comparisons(self, results: Sequence[Comparison]) -> None:
-        """Replace the figures of the views that were compared. Called after each comparison."""
+        """Replace the figures of the views that were compared. Called after each comparison. The
+        differences of a view stay until it is proved equal: nobody has mended an undecided one.
+        """
         for result in results:
-            for kind in ("missing", "extra", "different"):
-                self._differences.labels(result.sink, result.table, kind).set(getattr(result, kind))
+            if result.verdict != "undecided":
+                for kind in KINDS:
+                    count = getattr(result, kind)
+                    self._differences.labels(result.sink, result.table, kind).set(count)
             self._undecided.labels(result.sink, result.table).set(result.undecided)
             self._rows.labels(result.sink, result.table).set(result.source_rows)
         self._finished_at.set(time.time())

@@ -39,6 +39,29 @@ def test_the_last_comparison_is_told(metrics: Metrics) -> None:
     assert values["cdc_verify_timestamp_seconds"] > 1.7e9
 
 
+@pytest.mark.parametrize(
+    "unproved",
+    [
+        Comparison("cache", "public.busy", undecided=1),
+        Comparison("cache", "public.busy", problem="It waits."),
+    ],
+    ids=["undecided", "not compared"],
+)
+def test_rows_that_differ_are_told_until_the_view_is_found_equal(
+    metrics: Metrics, unproved: Comparison
+) -> None:
+    told = []
+    for result in (
+        Comparison("cache", "public.busy", missing=3),
+        unproved,
+        Comparison("cache", "public.busy"),
+    ):
+        metrics.publish_comparisons([result])
+        name = 'cdc_verify_differences{kind="missing",sink="cache",table="public.busy"}'
+        told.append(fetched(metrics)[name])
+    assert told == [3, 3, 0]
+
+
 def test_a_comparison_that_can_not_be_made_is_told_until_one_can(metrics: Metrics) -> None:
     answers = [fetched(metrics)["cdc_verify_up"]]
     metrics.count_failure()
