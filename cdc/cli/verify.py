@@ -7,12 +7,14 @@ import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
+import structlog
 import typer
 
 from cdc.cli.console import Json, Master, MetricsAddress, out, print_error, print_json, say
 from cdc.cli.observation.notification import notify_comparisons
 from cdc.cli.operation.log import recorded
 from cdc.errors import CdcError, ConnectorError, DivergenceError, SettingsError, UndecidedError
+from cdc.model.trace import trace
 from cdc.model.wording import full_stopped
 from cdc.postgres import table_survey
 from cdc.runtime.servers import spark_on
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from cdc.apply.progress import Progress
     from cdc.config.settings import Pipeline
     from cdc.model.table import Table
-    from cdc.observe.http_server import Listener
+    from cdc.observe.metrics import Metrics
     from cdc.runtime.context import Context
     from cdc.verify.comparison import Comparison
 
@@ -52,6 +54,7 @@ Timeout = Annotated[float, typer.Option(help="Seconds to wait for a view that is
 Repair = Annotated[
     bool, typer.Option("--repair", help="Send rows that differ through the log again.")
 ]
+log = structlog.get_logger()
 UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
@@ -81,6 +84,8 @@ def verify(
     decided.
     """
     from cdc.observe.http_server import read_listener
+    from cdc.observe.metrics import Metrics
+    from cdc.spark.session import exit_error
     from cdc.verify.repair import repair as repair_differences
     from cdc.verify.verification import Options
     from cdc.verify.verification import verify as verify_views
@@ -101,11 +106,24 @@ def verify(
         notify_comparisons(context.obj, results)
         return [*results, *waiting]
 
-    check_connector(pipeline, [destination.name for destination in sinks], timeout)
+    names = [destination.name for destination in sinks]
+    check_connector(pipeline, names, timeout)
     with spark_on(master, sinks) as spark:
-        if every:
-            _repeat(lambda: compare(spark), seconds(every), listener, pipeline, as_json)
-        report(compare(spark), as_json)
+        if not every:
+            report(compare(spark), as_json)
+            return
+        metrics_server = Metrics(listener) if listener else None
+
+        def compare_once() -> "list[Comparison]":
+            results = compare(spark)
+            if metrics_server:
+                metrics_server.publish_restarts(_read_progress(pipeline).values())
+            return results
+
+        def has_ended() -> bool:
+            return exit_error(spark) is not None
+
+        repeat(compare_once, seconds(every), names, metrics_server, has_ended, as_json=as_json)
 
 
 def _select(
@@ -164,31 +182,44 @@ def _read_progress(pipeline: "Pipeline") -> "Mapping[str, Progress]":
         return read_runs(pipeline, kafka).progress
 
 
-def _repeat(
+def repeat(
     compare: "Callable[[], list[Comparison]]",
     pause_s: float,
-    listener: "Listener | None",
-    pipeline: "Pipeline",
+    sinks: "Sequence[str]",
+    metrics: "Metrics | None",
+    spark_has_ended: "Callable[[], bool]",
+    *,
     as_json: bool,
 ) -> NoReturn:
-    """Compare until somebody ends it. An error is printed and counted, and the next comparison is
-    made all the same.
+    """Compare until somebody ends it, with a pause in seconds. An error, of whatever class, is
+    printed and counted, and the next comparison is made all the same, unless Spark has ended: then
+    no other could be made, and the error is raised.
     """
-    from cdc.observe.metrics import Metrics
-
-    metrics = Metrics(listener) if listener else None
     while True:
         try:
             results = compare()
             if metrics:
                 metrics.publish_comparisons(results)
-                metrics.publish_restarts(_read_progress(pipeline).values())
             report(results, as_json)
-        except CdcError as error:
-            if metrics and not isinstance(error, DivergenceError | UndecidedError):
-                metrics.count_failure()
+        except (DivergenceError, UndecidedError) as error:
             print_error(error)
+        except Exception as error:
+            if metrics:
+                metrics.count_failure()
+            if not isinstance(error, CdcError) and spark_has_ended():
+                raise
+            print_error(_explained(error, sinks))
         time.sleep(pause_s)
+
+
+def _explained(error: Exception, sinks: "Sequence[str]") -> CdcError:
+    """Give an error of a library a class of ours; the trace of an unexpected one is logged."""
+    from cdc.spark.failures import explain
+
+    failure = explain(error, " or ".join(sinks))
+    if not isinstance(error, CdcError):
+        log.error("comparison_failed", exception=trace(error))
+    return failure
 
 
 def seconds(text: str) -> float:
