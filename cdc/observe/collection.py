@@ -116,25 +116,21 @@ def _collect(
     registration, (definitions, _) = answers.pop("registration"), answers.pop("definitions")
     unread = [answers[part][1] for part in (*SERVERS, *positions)]
     changed = _registration_findings(registration, unread)
-    pauses = (
-        {name for name, of_sink in activity.generations.items() if of_sink.pause}
-        if activity
-        else ()
+    sinks = tuple(
+        _sink_status(
+            name,
+            activity,
+            report.views.get(name) or unmeasured_views(tables[name], answers[name][0]),
+        )
+        for name in positions
     )
-    at_risk = find_tombstones_at_risk(pipeline, report.views, pauses)
+    at_risk = find_tombstones_at_risk(pipeline, sinks, time.time())
     return Status(
         pipeline.pipeline,
         answers["connect"][0],
         answers["postgres"][0],
         report.heartbeat,
-        tuple(
-            _sink_status(
-                name,
-                activity,
-                report.views.get(name) or unmeasured_views(tables[name], answers[name][0]),
-            )
-            for name in positions
-        ),
+        sinks,
         tuple(finding for finding in (*unread, *changed, *report.findings, *at_risk) if finding),
         definitions,
         _documents_status(documents, activity, started, report.ends, tables.get(STATE, ()))

@@ -7,10 +7,11 @@ Invariant: reads only.
 
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
+from cdc.apply.progress import WORKING
 from cdc.config.settings import Pipeline
 from cdc.control.heartbeat import first_heartbeat_since, last_heartbeat
 from cdc.kafka.ledger import Ledger
@@ -19,11 +20,12 @@ from cdc.kafka.log_refusals import Discontinued
 from cdc.kafka.pool import TopicsPool
 from cdc.kafka.unread_records import pending_records
 from cdc.model.finding import Finding, find
+from cdc.model.generation import generation_time
 from cdc.model.position import Position, ViewCheckpoint, distance
 from cdc.model.table import Table
-from cdc.model.wording import duration
+from cdc.model.wording import UNKNOWN, duration
 from cdc.observe.forecast import WINDOW_S, wal_pace
-from cdc.observe.status import DocumentsStatus, HeartbeatStatus, ViewStatus
+from cdc.observe.status import DocumentsStatus, HeartbeatStatus, SinkStatus, ViewStatus
 from cdc.quarantine.log import QuarantineLog
 
 AT_RISK_SHARE = 0.75
@@ -97,25 +99,39 @@ def read_topics(
 
 
 def find_tombstones_at_risk(
-    pipeline: Pipeline, views: Mapping[str, Sequence[ViewStatus]], pauses: Collection[str]
+    pipeline: Pipeline, sinks: Sequence[SinkStatus], now: float
 ) -> Iterator[Finding]:
-    """Find sinks that are nearly as far behind as tombstones are kept: they would miss deletes."""
+    """Find sinks that are nearly as far behind as tombstones are kept: they would miss deletes. A
+    view misses none that is younger than the start of its first reading, whatever it reads.
+    """
     kept_s = pipeline.delete_retention_hours * 3600
-    for sink, of_sink in views.items():
-        slowest = max(
-            (view for view in of_sink if not view.problem),
-            key=lambda view: view.lag_seconds or 0.0,
-            default=None,
+    for sink in sinks:
+        behind_s, table = max(
+            (
+                (min(view.lag_seconds or 0.0, now - generation_time(view.generation)), view.table)
+                for view in sink.views
+                if view.generation is not None and not view.problem
+            ),
+            default=(0.0, ""),
         )
-        if slowest and (behind_s := slowest.lag_seconds or 0.0) >= AT_RISK_SHARE * kept_s:
+        if behind_s >= AT_RISK_SHARE * kept_s:
             message = (
-                f"{slowest.table} in {sink} is {duration(behind_s)} behind; Kafka keeps tombstones for"
-                f" {duration(kept_s)}, so it has {duration(max(0.0, kept_s - behind_s))} left."
+                f"{table} in {sink.name} has had records to apply for {duration(behind_s)}; Kafka keeps"
+                f" tombstones for {duration(kept_s)}, so it has {duration(max(0.0, kept_s - behind_s))} left."
             )
-            fix = f"cdc -p FILE {'resume' if sink in pauses else 'run --sink'} {sink}"
-            yield find(
-                "tombstones-at-risk", slowest.table, message, fix, table=slowest.table, sink=sink
-            )
+            fix = _continuation(sink)
+            yield find("tombstones-at-risk", table, message, fix, table=table, sink=sink.name)
+
+
+def _continuation(sink: SinkStatus) -> str:
+    """Choose the command after which a sink catches up. Beside a run that is at work, perhaps unseen,
+    another one would fence it.
+    """
+    if sink.paused_by:
+        return f"cdc -p FILE resume {sink.name}"
+    if sink.state in (*WORKING, UNKNOWN) or sink.restart_at:
+        return "cdc -p FILE status --watch"
+    return f"cdc -p FILE run --sink {sink.name}"
 
 
 def _lowered(ledger: Ledger) -> Iterator[Finding]:

@@ -6,6 +6,8 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 
@@ -16,6 +18,7 @@ from cdc.errors import SourceError
 from cdc.kafka.pool import TopicsPool
 from cdc.kafka.unread_records import pending_records
 from cdc.model.finding import Finding, exit_code, find, verdict
+from cdc.model.generation import GENERATION
 from cdc.model.position import Position, Server, ViewCheckpoint
 from cdc.model.table import Table
 from cdc.model.wording import clock
@@ -595,19 +598,59 @@ def test_a_batch_stands_still_while_no_view_of_it_moves() -> None:
     assert collection.stands_s(replace(hung, busy=False).aged(NOW), [before], NOW) == 0
 
 
+SHOP_OF_A_DAY = pipeline("shop", "", "public.orders", delete_retention_hours=24)
+
+
+def at_risk(view: ViewStatus, state: str = "not running", **fields: Any) -> list[Finding]:
+    sink = SinkStatus("cache", state, views=(view,), **fields)
+    return list(find_tombstones_at_risk(SHOP_OF_A_DAY, [sink], NOW))
+
+
+def view_behind(hours: float) -> ViewStatus:
+    return ViewStatus("public.orders", 5, hours * 3600, 7, NOW - hours * 3600, generation="")
+
+
 @pytest.mark.parametrize(("hours", "codes"), [(17, []), (18.1, ["tombstones-at-risk"])])
 def test_a_view_that_is_nearly_as_far_behind_as_tombstones_stay_is_at_risk(
     hours: float, codes: list[str]
 ) -> None:
-    shop = pipeline("shop", "", "public.orders", delete_retention_hours=24)
-    views = {"cache": (ViewStatus("public.orders", 5, hours * 3600),)}
-    findings = list(find_tombstones_at_risk(shop, views, {"cache"}))
-    assert [finding.code for finding in findings] == codes
-    assert all(finding.fix == "cdc -p FILE resume cache" for finding in findings)
-    assert list(find_tombstones_at_risk(shop, {"cache": ()}, ())) == []
+    assert [finding.code for finding in at_risk(view_behind(hours))] == codes
+    assert list(find_tombstones_at_risk(SHOP_OF_A_DAY, [SinkStatus("cache")], NOW)) == []
 
 
 def test_a_view_that_the_log_can_no_longer_continue_is_at_risk_no_more() -> None:
-    shop = pipeline("shop", "", "public.orders", delete_retention_hours=24)
-    stopped = ViewStatus("public.orders", 5, 1e6, problem="too late")
-    assert list(find_tombstones_at_risk(shop, {"cache": (stopped,)}, ())) == []
+    assert at_risk(replace(view_behind(300), problem="too late")) == []
+
+
+def test_a_view_that_reads_a_topic_from_its_beginning_is_at_risk_from_then_on() -> None:
+    """The records of a compacted topic are older than the view: it has missed no delete of them."""
+    unread = measure(TABLE, None, END, {(TABLE.topic, 0, 0): int((NOW - 30 * 86400) * 1000)}, NOW)
+    assert unread.lag_seconds == 30 * 86400
+    assert at_risk(unread) == []
+    begun, overdue = (
+        datetime.fromtimestamp(NOW - hours * 3600, UTC).strftime(GENERATION) for hours in (1, 20)
+    )
+    assert at_risk(replace(view_behind(30 * 24), generation=begun)) == []
+    (finding,) = at_risk(replace(view_behind(30 * 24), generation=overdue))
+    assert "for 20 h; " in finding.message
+    assert "4 h left" in finding.message
+
+
+@pytest.mark.parametrize(
+    ("state", "fields", "fix"),
+    [
+        ("not running", {}, "run --sink cache"),
+        ("failed", {}, "run --sink cache"),
+        ("paused", {"paused_by": "ann@host"}, "resume cache"),
+        # Another run would fence the one that is at work, or may be.
+        ("running", {}, "status --watch"),
+        ("waiting", {}, "status --watch"),
+        ("unknown", {}, "status --watch"),
+        ("failed", {"restart_at": NOW}, "status --watch"),
+    ],
+)
+def test_the_fix_of_a_view_at_risk_starts_no_second_run(
+    state: str, fields: dict[str, Any], fix: str
+) -> None:
+    (finding,) = at_risk(view_behind(20), state, **fields)
+    assert finding.fix == f"cdc -p FILE {fix}"
