@@ -8,7 +8,7 @@ from typing import Any
 import redis
 
 from cdc.model.finding import Finding, find
-from cdc.sinks.redis.server import client, failure
+from cdc.sinks.redis.server import client, failure, shell_command
 
 OLDEST = 7
 FULL = 0.8
@@ -19,7 +19,7 @@ Info = Mapping[str, Any]
 def examine(sink: str, url: str) -> list[Finding]:
     """Read what the server tells of itself, and judge it."""
     info = read_info(sink, url)
-    return [info] if isinstance(info, Finding) else list(check_info(sink, info))
+    return [info] if isinstance(info, Finding) else list(check_info(sink, url, info))
 
 
 def read_info(sink: str, url: str) -> Info | Finding:
@@ -31,11 +31,12 @@ def read_info(sink: str, url: str) -> Info | Finding:
         return find("sink-unreachable", sink, message, "cdc -p FILE status", sink=sink)
 
 
-def check_info(sink: str, info: Info) -> Iterator[Finding]:
+def check_info(sink: str, url: str, info: Info) -> Iterator[Finding]:
     """Judge what the server tells of itself. Pure."""
 
     def finding(code: str, setting: str, message: str, command: str) -> Finding:
-        return find(code, setting, f"{sink}: {message}", f"redis-cli {command}", sink=sink)
+        fix = f"{shell_command(url)} {command}"
+        return find(code, setting, f"{sink}: {message}", fix, sink=sink)
 
     version = str(info.get("redis_version", OLDEST))
     if int(version.split(".", maxsplit=1)[0]) < OLDEST:

@@ -1,6 +1,7 @@
 """The cache's server: connections, its URL, names of keys, and what its errors mean."""
 
 import re
+import shlex
 from typing import NamedTuple
 from urllib.parse import parse_qs, urlencode, urlsplit
 
@@ -45,6 +46,14 @@ HINTS = {
     "rewound": "no action needed: its changes are applied again from where it stands",
 }
 """What a person can do about a failure, by its kind."""
+
+SHELL_OPTIONS = {
+    "ssl_ca_certs": "--cacert",
+    "ssl_certfile": "--cert",
+    "ssl_keyfile": "--key",
+    "username": "--user",
+}
+"""Options of redis-cli, by those of a URL."""
 
 _clients: dict[tuple[str, bool], redis.Redis] = {}
 """This process' connections, by URL and by whether answers are text."""
@@ -117,6 +126,23 @@ def at_database(url: str, number: int) -> str:
     if parts.scheme == "unix":
         return f"unix://{parts.netloc}{parts.path}?{urlencode({**query, 'db': [str(number)]}, doseq=True)}"
     return parts._replace(path=f"/{number}", query=urlencode(query, doseq=True)).geturl()
+
+
+def shell_command(url: str) -> str:
+    """Build the command of a shell that speaks to the server of a URL. It asks for the password, so
+    that none is shown.
+    """
+    options = redis.connection.parse_url(url)  # type: ignore[no-untyped-call]
+    if "path" in options:
+        words = ["redis-cli", "-s", options["path"]]
+    else:
+        port = str(options.get("port", 6379))
+        words = ["redis-cli", "-h", options.get("host", "localhost"), "-p", port]
+    if urlsplit(url).scheme == "rediss":
+        words.append("--tls")
+    for name, option in SHELL_OPTIONS.items():
+        words += [option, options[name]] if name in options else []
+    return shlex.join([*words, *(["--askpass"] if "password" in options else [])])
 
 
 def view_key(prefix: str, qualified: str) -> str:

@@ -206,7 +206,7 @@ MACHINE = MachineFacts(17, True, 8 << 30, 8 << 30, "/state")
 
 
 def cache(**changes: Any) -> Iterable[Finding]:
-    return check_info("cache", {**INFO, **changes})
+    return check_info("cache", "redis://localhost/0", {**INFO, **changes})
 
 
 def index(**changes: Any) -> Iterable[Finding]:
@@ -276,6 +276,22 @@ def test_a_planted_fault_gives_exactly_its_finding(code: str) -> None:
     (finding,) = findings
     assert finding.message.endswith(".")
     assert finding.why
+    assert is_command(finding.fix)
+
+
+@pytest.mark.parametrize(
+    ("url", "words"),
+    [
+        ("redis://u:secret@h:6390/4", "-h h -p 6390 --user u --askpass"),
+        ("redis://:secret@h:6390/4", "-h h -p 6390 --askpass"),
+        ("redis://h", "-h h -p 6379"),
+        ("rediss://h:6380/0?ssl_ca_certs=/a%20b.pem", "-h h -p 6380 --tls --cacert '/a b.pem'"),
+        ("unix://u:secret@/run/a.sock?db=4", "-s /run/a.sock --user u --askpass"),
+    ],
+)
+def test_the_fix_for_a_cache_speaks_to_its_own_server(url: str, words: str) -> None:
+    (finding,) = check_info("cache", url, {**INFO, "maxmemory_policy": "allkeys-lru"})
+    assert finding.fix == f"redis-cli {words} CONFIG SET maxmemory-policy noeviction"
     assert is_command(finding.fix)
 
 
