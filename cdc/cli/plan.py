@@ -68,6 +68,7 @@ def _make_plan(context: "Context") -> "Plan":
     from cdc.control.change_plan import plan as compare
     from cdc.kafka.topics import Topics
     from cdc.postgres import source, table_survey
+    from cdc.views.source_checks import examine_views
 
     pipeline = context.pipeline
     with (
@@ -76,11 +77,18 @@ def _make_plan(context: "Context") -> "Plan":
         Connect(pipeline.connect) as connect,
     ):
         survey = table_survey.survey(conn, pipeline, context.refusals)
-        troubles: list[CdcError] = [*survey.refused.values()]
+        views = examine_views(conn, pipeline, survey)
+        troubles: list[CdcError] = [*survey.refused.values(), *views.refused.values()]
+        tables = (*survey.tables, *views.tables)
         state_before = _state_before(
-            context, conn, kafka, connect.config(pipeline.pipeline), survey.tables, troubles
+            context, conn, kafka, connect.config(pipeline.pipeline), tables, troubles
         )
-        return compare(state_before, _state_after(pipeline, conn, kafka, survey.tables, troubles))
+        return compare(state_before, _state_after(pipeline, conn, kafka, tables, troubles))
+
+
+def _captured(tables: "Sequence[Table]") -> "list[Table]":
+    """Select the captured tables among these, which may be views of several as well."""
+    return [table for table in tables if table.derivation is None]
 
 
 def _state_before(
@@ -100,7 +108,7 @@ def _state_before(
     pipeline = context.pipeline
     registration = registrations.read(kafka, pipeline)
     if registration is None and config:
-        registration = registrations.Registration(tables=captured_tables(config, tables))
+        registration = registrations.Registration(tables=captured_tables(config, _captured(tables)))
     for refuse in (registrations.refuse_another, registrations.refuse_promoted):
         try:
             refuse(registration, source.server(conn), pipeline)
@@ -110,7 +118,7 @@ def _state_before(
     present = [table for table in tables if table.topic in existing]
     settings = kafka.overrides([table.topic for table in present])
     return CurrentState(
-        _unprepared(context, conn, tables, troubles),
+        _unprepared(context, conn, _captured(tables), troubles),
         registration,
         config,
         {table.qualified: settings[table.topic] for table in present},
@@ -140,11 +148,11 @@ def _state_after(
     unpublished = table_survey.unreplicated_columns(conn, pipeline)
     captured = registrations.captured_tables(pipeline, unpublished)
     config = configuration(
-        pipeline, tables=tables, cluster_id=kafka.cluster_id(), unpublished=unpublished
+        pipeline, tables=_captured(tables), cluster_id=kafka.cluster_id(), unpublished=unpublished
     )
     settings = topic_settings(pipeline, [table.topic for table in tables])
     return RequestedState(
-        {table.qualified: captured[table.qualified] for table in tables},
+        {table.qualified: captured[table.qualified] for table in _captured(tables)},
         config,
         {table.qualified: settings[table.topic] for table in tables},
         [*map(Refusal.of, troubles), *_shapes(pipeline, kafka, tables)],
@@ -187,8 +195,9 @@ def _shapes(
     from cdc.control.change_plan import Refusal
     from cdc.errors import ConnectorError
     from cdc.kafka.log_refusals import check_shape
+    from cdc.kafka.topic_specs import topic_specs
 
-    partitions = {pipeline.topic(entry.table): entry.partitions for entry in pipeline.source.tables}
+    partitions = topic_specs(pipeline)
     existing = kafka.existing(table.topic for table in tables)
     for topic, end in kafka.ends(sorted(existing)).items():
         try:
@@ -214,13 +223,14 @@ def _views(
     continuity = Continuity(pipeline, kafka).read(sorted(existing))
     views: dict[str, dict[str, Any]] = {}
     for sink in sinks:
+        own = [table for table in tables if table.is_in(sink.name)]
         try:
-            stored_positions = positions(sink, tables)
+            stored_positions = positions(sink, own)
         except CdcError as error:
             views[sink.name] = {"": Refusal.of(error)}
             continue
         view = views[sink.name] = {}
-        for table in tables:
+        for table in own:
             stored = stored_positions[table.qualified]
             view[table.qualified] = stored is not None
             try:

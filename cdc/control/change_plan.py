@@ -43,7 +43,7 @@ class CurrentState:
     config: Mapping[str, str] | None = None
     """The connector's configuration."""
     topics: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """Settings of existing topics of tables, by table."""
+    """Settings of existing topics of tables and of views of several, by table."""
     views: Mapping[str, Mapping[str, Refusal | bool]] = field(default_factory=dict)
     """By sink and table: why a view can't go on, or whether there is one."""
     idle: Sequence[str] = ()
@@ -57,7 +57,7 @@ class RequestedState:
     tables: Mapping[str, Captured]
     config: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """Settings of topics, by table."""
+    """Settings of topics, by table, also of views of several, which aren't captured."""
     refused: Sequence[Refusal] = ()
     left_out: Mapping[str, str] = field(default_factory=dict)
 
@@ -121,6 +121,8 @@ def _register_lines(current: CurrentState, requested: RequestedState) -> list[st
         ]
         changed = _changed_settings(current.config, requested.config, TABLE_SETTINGS)
         lines += [f"restart the connector with another {', '.join(changed)}"] if changed else []
+        views = requested.settings.keys() - requested.tables.keys() - current.topics.keys()
+        lines += [f"make the topic of {view}" for view in sorted(views)]
     for table, settings in requested.settings.items():
         if changed := _changed_settings(current.topics.get(table, settings), settings):
             lines.append(

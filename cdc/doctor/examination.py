@@ -14,6 +14,7 @@ import structlog
 
 from cdc.capture.configuration import configuration
 from cdc.config.settings import Pipeline
+from cdc.config.view_settings import SCHEMA
 from cdc.connectors.client import Connect
 from cdc.doctor.connect import check_connect, read_connect
 from cdc.doctor.machine import check_clock, check_machine, read_machine
@@ -30,6 +31,7 @@ from cdc.postgres import source, table_survey
 from cdc.sink.contract import Examinable, FitChecker, SchemaMismatch, Sink
 from cdc.sink.factory import build_state
 from cdc.sink.remedy import classify
+from cdc.views.source_checks import examine_views
 
 log = structlog.get_logger()
 CONSEQUENCES = {
@@ -47,6 +49,7 @@ CONSEQUENCES = {
     },
     "connector-differs": {"table-refused"},
     "table-slipped": {"table-refused"},
+    "view-refused": {"tables-undecided", "pattern-meaningless"},
 }
 """Codes that say nothing more where one of these is there: they go when it goes."""
 
@@ -87,8 +90,11 @@ class Examination:
             facts = read_source(
                 conn, self.pipeline, connected=_is_connected(connect, self.pipeline)
             )
-        yield from check_source(facts)
-        yield from check_clock("Postgres", facts.clock_off_s)
+            yield from check_source(facts)
+            yield from check_clock("Postgres", facts.clock_off_s)
+            views = examine_views(conn, self.pipeline, table_survey.survey(conn, self.pipeline))
+            for name, error in views.refused.items():
+                yield find_error("view-refused", f"{SCHEMA}.{name}", error)
 
     def _connect(self) -> Iterator[Finding]:
         pipeline = self.pipeline
@@ -124,17 +130,21 @@ class Examination:
         return _examine("sink-unreachable", sink.name, lambda: self._examine_sink(sink))
 
     def _examine_sink(self, sink: Sink) -> Iterator[Finding]:
-        tables = table_survey.tables_by_name_only(self.pipeline)
+        tables = (
+            *table_survey.tables_by_name_only(self.pipeline),
+            *table_survey.views_by_name_only(self.pipeline),
+        )
         if isinstance(sink, Examinable):
-            yield from sink.examine(tables)
+            yield from sink.examine([table for table in tables if table.is_in(sink.name)])
         if not isinstance(sink, FitChecker):
             return
         try:
             with source.connect(self.pipeline.source.dsn) as conn:
-                described = table_survey.survey(conn, self.pipeline).tables
+                survey = table_survey.survey(conn, self.pipeline)
+                views = examine_views(conn, self.pipeline, survey).tables
         except CdcError:
             return  # Postgres' own part tells that.
-        for table in described:
+        for table in (*survey.tables, *(view for view in views if view.is_in(sink.name))):
             try:
                 sink.require_fit(table)
             except SchemaMismatch as error:

@@ -301,6 +301,9 @@ DOCTOR: Mapping[str, Kind] = {
         "The connector decodes changes that nobody wants, and drops them.",
     ),
     "table-refused": Kind("down", SOURCE, SourceError, "`register` refuses the whole file."),
+    "view-refused": Kind(
+        "down", SOURCE, SettingsError, "`migrate` and `register` refuse the whole file."
+    ),
     "table-unlogged": Kind(
         "degraded", SOURCE, SourceError, "Its view holds the snapshot's rows, and never a change."
     ),

@@ -6,28 +6,63 @@ and for the start of a run.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 import psycopg
 
 from cdc.config.settings import Pipeline
+from cdc.config.view_settings import tables_of
 from cdc.errors import SettingsError
+from cdc.model.table import Table
 from cdc.postgres.column_facts import TableFacts, column_facts
 from cdc.postgres.row_identity import Connection
+from cdc.postgres.table_survey import Survey
 from cdc.views.plan import Node, View
-from cdc.views.resolve import Keys
+from cdc.views.resolve import Keys, resolve
 from cdc.views.scalar.expression import Expression
 from cdc.views.scalar.operators import quoted_name
 from cdc.views.sql import document_query
+from cdc.views.tables import view_table
+
+
+class Examined(NamedTuple):
+    """The views of a file: those that can be kept right, as tables; why others can't, by name."""
+
+    tables: tuple[Table, ...]
+    refused: Mapping[str, SettingsError]
+
+
+def examine_views(conn: Connection, pipeline: Pipeline, survey: Survey) -> Examined:
+    """Check the views as `migrate` and `register` do, but for replica identities, which `migrate`
+    sets. Views of tables that are refused themselves are left out: nobody can tell yet.
+    """
+    resolution = resolve(pipeline, survey.tables)
+    refused = {
+        **resolution.refused,
+        **refused_by_source(conn, pipeline, resolution.views, identities=False),
+    }
+    known = {
+        name for name, view in pipeline.views.items() if not survey.refused.keys() & tables_of(view)
+    }
+    kept = [view for view in resolution.views if view.name in known - refused.keys()]
+    return Examined(
+        tuple(view_table(pipeline, view) for view in kept),
+        {name: error for name, error in refused.items() if name in known},
+    )
 
 
 def refused_by_source(
-    conn: Connection, pipeline: Pipeline, views: Sequence[View]
+    conn: Connection, pipeline: Pipeline, views: Sequence[View], *, identities: bool = True
 ) -> dict[str, SettingsError]:
     """Check each view, and that Postgres plans its query. Return why some can't be kept right, by
-    name.
+    name. `identities`: also for what the tables' replica identities leave out of the log.
     """
     tables = {node.table.qualified for view in views for node in view.root.walk()}
-    checks = _Checks(pipeline, column_facts(conn, tables))
+    facts = column_facts(conn, tables)
+    if not identities:
+        facts = {name: replace(known, unlogged=frozenset()) for name, known in facts.items()}
+    checks = _Checks(pipeline, facts)
     refused = {}
     for view in views:
         try:

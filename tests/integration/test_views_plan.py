@@ -1,11 +1,20 @@
-"""What a changed file makes again, and how much the state holds: read from a real state."""
+"""What a changed file makes again, what `register` would meet of its views, and how much the state
+holds: read from real servers.
+"""
 
+import json
+import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
 
+from cdc.cli import console, verbs
 from cdc.errors import SinkUnavailable
+from cdc.runtime.context import Context
 from cdc.sinks.redis.database import Database
 from cdc.sinks.redis.documents import sink as documents
 from cdc.views.engine import all_needs
@@ -19,6 +28,7 @@ from tests.integration.test_document_cases import (
     state_url,
 )
 from tests.support.document_history import PREFIX, History
+from tests.support.shop import PASSWORD, Shop
 
 __all__ = ["history", "state_url"]
 VIEWS = AUTHOR_DOCS + BOOK_DOCS
@@ -204,3 +214,90 @@ def test_the_state_says_how_much_it_holds_and_has_to_do(history: History) -> Non
     history.settle()
     sizes = state.sizes(TABLES, list(history.views))
     assert set(sizes.rows.values()) | set(sizes.bytes.values()) == {0}
+
+
+def test_plan_and_doctor_say_of_a_view_what_register_would_meet(
+    shop: Shop,
+    stack: Any,
+    unique: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    file = tmp_path / "shop.yaml"
+
+    def declare(include: str) -> None:
+        server = stack.endpoints.redis.rsplit("/", 1)[0]
+        file.write_text(f"""\
+pipeline: {unique}
+source:
+  dsn: "{shop.pipeline.source.dsn}"
+  tables: [{{table: shop.orders, partitions: 2, exclude: [hidden]}}, {{table: shop.counters, partitions: 1}}]
+  replication_password: {PASSWORD}
+  heartbeat_s: 0.5
+sinks:
+  search: {{type: elasticsearch, url: "{stack.endpoints.elasticsearch}"}}
+state: {{type: redis, url: "{server}/3", prefix: {unique}}}
+kafka: {shop.kafka}
+connect: {shop.connect}
+views:
+  order_docs:
+    root: shop.orders
+    include:
+      counters: {{table: shop.counters, {include}}}
+      alike: {{table: shop.orders, on: {{note: note}}, many: true, columns: [id]}}
+    to: [search]
+""")
+
+    def cdc(verb: str, code: int | None = 0) -> Any:
+        monkeypatch.setattr(console, "documents", console.Documents())
+        words = ["cdc", "-p", str(file), "--state", str(tmp_path), verb, "--json"]
+        monkeypatch.setattr(sys, "argv", words)
+        with pytest.raises(SystemExit) as ended:
+            verbs.main()
+        printed = capsys.readouterr().out
+        assert code in (None, ended.value.code), printed
+        return json.loads(printed)
+
+    def found(code: str) -> list[dict[str, Any]]:
+        findings = cdc("doctor", code=None)["findings"]
+        return [finding for finding in findings if finding["code"] == code]
+
+    refused, kept = "on: {id: n}", "on: {id: id}, columns: [n]"
+    # The log lacks the joined note until `migrate` has set the replica identity: it does so first.
+    declare(kept)
+    before = cdc("plan")
+    assert "set REPLICA IDENTITY FULL on shop.orders" in before["migrate"]
+    assert (before["refused"], found("view-refused")) == ([], [])
+
+    shop.migrate()
+    shop.register()
+    declare(refused)
+    (planned,) = cdc("plan")["refused"]
+    assert "several rows of shop.counters may have the same n" in planned["what"]
+    (finding,) = found("view-refused")
+    assert planned["what"] in finding["message"]
+    assert finding["subject"] == "view.order_docs"
+    assert planned["what"] == cdc("register", 2)["error"]["message"]
+
+    declare(kept)
+    valid = cdc("plan")
+    assert (valid["refused"], found("view-refused")) == ([], [])
+    assert valid["register"] == ["make the topic of view.order_docs"]
+    assert "make view.order_docs in search, from its first record on" in valid["run"]
+    cdc("register")
+    assert cdc("plan")["register"] == []
+
+    context = Context(file, tmp_path)
+    (view,) = context.views
+    (search,) = context.sinks(None)
+    # As if it had been made when `note` was a number.
+    former = tuple(
+        replace(column, type="integer") if column.name == "note" else column
+        for column in view.columns
+    )
+    search.prepare(replace(view, columns=former))
+    (unfit,) = found("view-unfit")
+    assert unfit["subject"] == "view.order_docs"
+    assert ["view.order_docs" in refusal["what"] for refusal in cdc("plan")["refused"]] == [True]
+    search.clear(view)
