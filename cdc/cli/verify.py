@@ -4,6 +4,7 @@ repeatedly.
 
 import re
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from cdc.apply.progress import Progress
     from cdc.config.settings import Pipeline
     from cdc.model.table import Table
+    from cdc.observe.http_server import Listener
     from cdc.observe.metrics import Metrics
     from cdc.runtime.context import Context
     from cdc.verify.comparison import Comparison
@@ -83,39 +85,37 @@ def verify(
     Applications may write meanwhile. Exit 8 when a view differs, 10 when some rows couldn't be
     decided.
     """
-    from cdc.observe.http_server import read_listener
     from cdc.observe.metrics import Metrics
     from cdc.spark.session import exit_error
     from cdc.verify.repair import repair as repair_differences
     from cdc.verify.verification import Options
     from cdc.verify.verification import verify as verify_views
 
-    if metrics is not None and not every:
-        raise SettingsError(
-            "--metrics is for a comparison that is repeated.", hint="add --every 1h"
-        )
-    listener = read_listener(metrics, metrics_address)
+    listener = _listener(metrics, metrics_address, every)
     pipeline, sinks = context.obj.pipeline, context.obj.sinks(sink)
-    tables, waiting = _select(context.obj, table, [destination.name for destination in sinks])
+    names = [destination.name for destination in sinks]
+    _select(context.obj, table, names)  # What can't be selected is told before Spark has started.
 
-    def compare(spark: "SparkSession") -> "list[Comparison]":
+    def compare(spark: "SparkSession", current: "Context") -> "list[Comparison]":
+        chosen = current.sinks(sink)
+        tables, waiting = _select(current, table, [destination.name for destination in chosen])
         options = Options(sample, _moment_ms(since) if since else None, rate, timeout)
-        results = verify_views(spark, pipeline, tables, sinks, options, tell=say)
+        results = verify_views(spark, current.pipeline, tables, chosen, options, tell=say)
         if repair:
-            results = repair_differences(spark, pipeline, tables, sinks, options, results)
-        notify_comparisons(context.obj, results)
+            results = repair_differences(spark, current.pipeline, tables, chosen, options, results)
+        notify_comparisons(current, results)
         return [*results, *waiting]
 
-    names = [destination.name for destination in sinks]
     check_connector(pipeline, names, timeout)
     with spark_on(master, sinks) as spark:
         if not every:
-            report(compare(spark), as_json)
+            report(compare(spark, context.obj), as_json)
             return
         metrics_server = Metrics(listener) if listener else None
 
-        def compare_once() -> "list[Comparison]":
-            results = compare(spark)
+        def compare_anew() -> "list[Comparison]":
+            # Tables and views are those of the file and of Postgres at each comparison.
+            results = compare(spark, replace(context.obj))
             if metrics_server:
                 metrics_server.publish_restarts(_read_progress(pipeline).values())
             return results
@@ -123,7 +123,18 @@ def verify(
         def has_ended() -> bool:
             return exit_error(spark) is not None
 
-        repeat(compare_once, seconds(every), names, metrics_server, has_ended, as_json=as_json)
+        repeat(compare_anew, seconds(every), names, metrics_server, has_ended, as_json=as_json)
+
+
+def _listener(port: int | None, address: str, every: str | None) -> "Listener | None":
+    """Read where the results are served. Raises SettingsError."""
+    from cdc.observe.http_server import read_listener
+
+    if port is not None and not every:
+        raise SettingsError(
+            "--metrics is for a comparison that is repeated.", hint="add --every 1h"
+        )
+    return read_listener(port, address)
 
 
 def _select(

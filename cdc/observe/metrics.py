@@ -55,13 +55,23 @@ class Metrics:
         self._restarts = Gauge(
             "cdc_query_restarts", restarts, ("sink", "reason"), registry=registry
         )
+        self._views: set[tuple[str, str]] = set()
+        """The sink and table of each view of the last comparison."""
         self._server = HttpServer(make_wsgi_app(registry), listener)
         self.url = self._server.url
 
     def publish_comparisons(self, results: Sequence[Comparison]) -> None:
-        """Replace the figures of the views that were compared. Called after each comparison. The
-        differences of a view stay until it is proved equal: nobody has mended an undecided one.
+        """Replace the figures of all views. Called after each comparison. The differences of a view
+        stay until it is proved equal: nobody has mended an undecided one. Views that weren't to be
+        compared any more have no figures.
         """
+        views = {(result.sink, result.table) for result in results}
+        for view in self._views - views:
+            self._undecided.remove(*view)
+            self._rows.remove(*view)
+            for kind in KINDS:
+                self._differences.remove(*view, kind)
+        self._views = views
         for result in results:
             if result.verdict != "undecided":
                 for kind in KINDS:

@@ -3,6 +3,7 @@ the log.
 """
 
 import json
+import subprocess
 import time
 from typing import TYPE_CHECKING
 
@@ -15,6 +16,7 @@ from cdc.verify.comparison import Comparison
 from cdc.verify.repair import repair
 from cdc.verify.verification import Options, verify
 from tests.support import http, writer
+from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
     from tests.scenarios.conftest import World
@@ -117,3 +119,34 @@ def test_under_load(world: "World") -> None:
             assert results == [(sink.name, True, 0, 3 * PLANTED) for sink in world.sinks]
         world.settle()
     world.assert_equal()
+
+
+def test_each_comparison_is_of_the_tables_as_they_are_then(world: "World") -> None:
+    """A column that came later is compared by the next one of `--every`."""
+    begin(world)
+    printed = world.folder / "comparisons"
+
+    def told(verdict: str) -> bool:
+        """Whether the last comparison has that verdict of the cache's view."""
+        lines = printed.read_text().splitlines()
+        return bool(lines) and json.loads(lines[-1])["views"][0]["verdict"] == verdict
+
+    with world.running("cache"), printed.open("wb") as out:
+        world.settle(sinks=["cache"])
+        command = world.command("verify", "--sink", "cache", "--every", "1s", "--json")
+        verifying = subprocess.Popen(command, stdout=out)
+        try:
+            wait_until(lambda: told("equal"), 120, "the first comparison")
+            world.sql(
+                "ALTER TABLE busy ADD COLUMN note text", "UPDATE busy SET note = 'a' WHERE id = 1"
+            )
+            world.settle(sinks=["cache"])
+            row = f"{world.name}:public.busy:1"
+            with redis.Redis.from_url(world.cache) as cache:
+                stored = json.loads(cache.get(row) or b"{}")
+                assert stored["note"] == "a"
+                cache.set(row, json.dumps({**stored, "note": "wrong"}))
+            wait_until(lambda: told("differs"), 120, "the column's difference")
+        finally:
+            verifying.terminate()
+            verifying.wait(60)

@@ -62,6 +62,16 @@ def test_rows_that_differ_are_told_until_the_view_is_found_equal(
     assert told == [3, 3, 0]
 
 
+def test_a_view_that_is_compared_no_more_has_no_figures(metrics: Metrics) -> None:
+    kept, dropped = (Comparison("cache", f"public.{name}", missing=1) for name in ("a", "b"))
+    told = []
+    for results in ([kept, dropped], [kept]):
+        metrics.publish_comparisons(results)
+        told.append({name for name in fetched(metrics) if 'table="public.b"' in name})
+    assert len(told[0]) == 5
+    assert told[1] == set()
+
+
 def test_a_comparison_that_can_not_be_made_is_told_until_one_can(metrics: Metrics) -> None:
     answers = [fetched(metrics)["cdc_verify_up"]]
     metrics.count_failure()
