@@ -98,8 +98,8 @@ def promote(sink: Sink, tables: Sequence[Table], names: Mapping[str, str]) -> di
         for table in tables
         if table.qualified not in previous
     }
-    found = {name: generations[-1] for name, generations in older.items() if generations}
-    return {**found, **previous}
+    former = {name: generations[-1] for name, generations in older.items() if generations}
+    return {**former, **previous}
 
 
 def _promote(

@@ -357,7 +357,7 @@ def test_a_commit_of_files_that_meets_another_is_tried_again(
 def test_a_switch_asks_of_readers_what_new_columns_do(
     spark: "SparkSession", tmp_path: Path, marked: bool
 ) -> None:
-    live, build, commits = str(tmp_path / "live"), str(tmp_path / "other"), Commits()
+    live, build, commits = str(tmp_path / "live"), str(tmp_path / "live@other"), Commits()
     rows = spark.range(3).select(F.col("id").cast("string").alias("_cdc_id"))
     begin(live, rows, ViewCheckpoint(Position("id", (1,))), 1)
     assert deltalake.DeltaTable(live).protocol().min_reader_version == 1
@@ -371,7 +371,7 @@ def test_a_switch_asks_of_readers_what_new_columns_do(
     assert not generations.switch(spark, commits, live, build)
     assert generations.switch(spark, commits, live, build)
     last = commits.last_commit(live)
-    assert last.checkpoint == ViewCheckpoint(Position("id", (2,)))
+    assert last.checkpoint == ViewCheckpoint(Position("id", (2,)), generation="other")
     now = deltalake.DeltaTable(live)
     assert add_files.reader_features(now) == {"timestampNtz"} | (
         {add_files.DELETION_VECTORS} if marked else set()
