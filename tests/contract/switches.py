@@ -144,6 +144,10 @@ def a_switch_waits_for_the_kept_one(pair: Pair) -> tuple[Act, Act]:
     return pair.promote, pair.batch(pair.build)
 
 
+def a_switch_goes_on_beside_the_kept_one(pair: Pair) -> tuple[Act, Act]:
+    return pair.promote, pair.batch(pair.build)
+
+
 def a_switch_goes_on_beside_the_live_one(pair: Pair) -> tuple[Act, Act]:
     pair.batch(pair.build)()
     return pair.promote, pair.batch(pair.live)
@@ -161,6 +165,7 @@ MEETINGS = [
     the_kept_one_is_written_and_switched_to,
     the_live_one_is_written_and_replaced,
     a_switch_waits_for_the_kept_one,
+    a_switch_goes_on_beside_the_kept_one,
     a_switch_goes_on_beside_the_live_one,
     a_newer_one_takes_the_place_of_the_kept_one,
 ]

@@ -128,7 +128,7 @@ def as_told() -> AbstractContextManager[object]:
     ("kind", "bug", "meeting", "number"),
     [
         ("redis", unguarded, switches.the_kept_one_is_written_and_switched_to, 2),
-        ("delta", as_told, switches.a_switch_waits_for_the_kept_one, 6),
+        ("delta", as_told, switches.a_switch_goes_on_beside_the_kept_one, 4),
     ],
 )
 def test_planted(
