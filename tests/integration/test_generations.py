@@ -270,7 +270,7 @@ class Warehouse:
 
     def __init__(self, shop: Pipeline, spark: "SparkSession", unique: str, folder: Path) -> None:
         self.sink, self.name = Delta(SINK, str(folder), unique), new_generation()
-        topics = [f"{unique}.public.{name}" for name in ("lines", "orders")]
+        topics = [f"{unique}.public.{name}" for name in ("lines", "parcels")]
         with kafka.KafkaAdminClient(bootstrap_servers=shop.kafka) as admin:
             admin.create_topics(
                 {topic: {"num_partitions": 2, "replication_factor": 1} for topic in topics},
@@ -347,30 +347,30 @@ def test_a_rollback_that_some_view_cannot_join_is_undone(
     retry: Callable[..., object],
 ) -> None:
     """It was killed between two switches, and the second view's standby is gone since."""
-    sink, (lines, orders) = warehouse.sink, warehouse.tables
+    sink, (lines, parcels) = warehouse.sink, warehouse.tables
     names = sink.promote(warehouse.tables, warehouse.names)
     kept = {key: retained(name) for key, name in names.items()}
     with claim(registry, SINK) as lease:
         lease.complete(kept, list(kept))
         lease.announce(Rollback(SINK, names))
     sink.promote([lines], names)
-    shutil.rmtree(warehouse.folder(1, names[orders.qualified]))
+    shutil.rmtree(warehouse.folder(1, names[parcels.qualified]))
     monkeypatch.setattr("cdc.sink.contract.SWITCH_S", 0)
     with (
-        pytest.raises(SinkUnavailable, match=r"public\.orders")
+        pytest.raises(SinkUnavailable, match=r"public\.parcels")
         if retry is rollback
         else nullcontext()
     ):
         retry(registry, sink, warehouse.tables, HOUR_S)
     generations = registry.read().for_sink(SINK)
-    live_lines, live_orders = warehouse.live_names()
-    assert live_orders == warehouse.name
+    live_lines, live_parcels = warehouse.live_names()
+    assert live_parcels == warehouse.name
     assert live_lines not in names.values()
     assert generations.work is None
-    assert generations.retained[orders.qualified] == kept[orders.qualified]
+    assert generations.retained[parcels.qualified] == kept[parcels.qualified]
     warehouse.assert_right({lines.qualified: generations.retained[lines.qualified].name})
     # So the rest can go back, once the second view has a generation to go back to.
-    registry.forget_retained(SINK, [orders.qualified])
+    registry.forget_retained(SINK, [parcels.qualified])
     rollback(registry, sink, warehouse.tables, HOUR_S)
     assert warehouse.live_names() == [generations.retained[lines.qualified].name, warehouse.name]
 
