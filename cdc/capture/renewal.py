@@ -13,19 +13,32 @@ from cdc.capture.connector import RegistrationResult, register
 from cdc.config.settings import Pipeline
 from cdc.connectors.client import Connect
 from cdc.kafka.topic_setup import refuse_others
+from cdc.kafka.topic_specs import topic_specs
 from cdc.kafka.topics import Topics
 from cdc.model.table import Table
 from cdc.postgres.table_survey import table_named, views_by_name_only
 
 
-def with_views(pipeline: Pipeline, tables: Sequence[Table], names: Sequence[str]) -> list[Table]:
-    """The tables and views of these names, and the views of these tables: a view's topic has as
-    many partitions as its root's. Raises SettingsError for an unknown name.
+def select_renewed(
+    kafka: Topics, pipeline: Pipeline, tables: Sequence[Table], names: Sequence[str]
+) -> list[Table]:
+    """Select the tables and views of these names, and the views of these tables that the file gives
+    another number of partitions: a view's topic has as many as its root's. Other views keep their
+    topics, so that readers keep their documents.
+
+    Raises:
+        SettingsError: an unknown name. ConnectorError: from the broker.
     """
     views = views_by_name_only(pipeline)
     named = [table_named((*tables, *views), name) for name in names]
-    roots = [view for view in views if pipeline.views[view.name].root in names]
-    return list({table.qualified: table for table in (*named, *roots)}.values())
+    roots = {view.topic: view for view in views if pipeline.views[view.name].root in names}
+    counts = topic_specs(pipeline)
+    moved = [
+        roots[topic]
+        for topic, end in kafka.ends(sorted(kafka.existing(roots))).items()
+        if end.partition_count != counts[topic]
+    ]
+    return list({table.qualified: table for table in (*named, *moved)}.values())
 
 
 def renew(

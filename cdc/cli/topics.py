@@ -118,18 +118,21 @@ def renew(
 ) -> None:
     """Delete topics and create them again as the file says.
 
-    All rows of their tables are sent again, and the documents of views of which they are the root.
-    The views of these tables then need a rebuild.
+    All rows of their tables are sent again. The views of these tables then need a rebuild. With
+    another number of partitions the topics of views of which they are the root are renewed, too.
     """
     from cdc.capture.renewal import renew as renew_topics
-    from cdc.capture.renewal import with_views
+    from cdc.capture.renewal import select_renewed
+    from cdc.kafka.topics import Topics
 
-    renewed = with_views(context.obj.pipeline, context.obj.tables, table)
-    registered = renew_topics(context.obj.pipeline, context.obj.tables, renewed, progress=say)
+    pipeline, tables = context.obj.pipeline, context.obj.tables
+    with Topics(pipeline.kafka) as kafka:
+        renewed = select_renewed(kafka, pipeline, tables, table)
+    registered = renew_topics(pipeline, tables, renewed, progress=say)
     if as_json:
         return print_json(registered.to_dict())
     for captured in renewed:
-        for sink in filter(captured.is_in, context.obj.pipeline.sinks):
+        for sink in filter(captured.is_in, pipeline.sinks):
             out.print(
                 call.complete_commands(
                     f"next: cdc -p FILE rebuild {sink} --table {captured.qualified}"
