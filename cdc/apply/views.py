@@ -100,14 +100,17 @@ class Views:
         control = self.read_control()
         self.registry.read()
         self._refuse_replaced()
+        # Read once: what expires from now on is retired by the next plan. Between two answers it would
+        # be neither retired nor kept current.
+        standby_names = self.sink_generations.standby_names if self.names is None else {}
         tables, troubled = self.describe(control.definitions, control.registration)
-        self._retire(tables)
+        self._retire(tables, standby_names)
         existing = self.kafka.existing(table.topic for table in tables)
         logs = self._continuity.read(
             [table.topic for table in tables if table.topic in existing]
         ).logs
         views, blocked = self._sort(tables, troubled, existing)
-        standby = self._follow_standby(views)
+        standby = self._follow_standby(views, standby_names)
         self._record_holes(list(views))
         self.plan = replace(
             blocked,
@@ -219,8 +222,10 @@ class Views:
     def _floor(self, table: Table) -> int:
         return self.control.floors.number(table.qualified)
 
-    def _follow_standby(self, views: Mapping[Table, ViewCheckpoint | None]) -> Mapping[str, str]:
-        """The standby of these views: its generations, by table name.
+    def _follow_standby(
+        self, views: Mapping[Table, ViewCheckpoint | None], standby: Mapping[str, str]
+    ) -> Mapping[str, str]:
+        """Follow the standby of these views. Returns its generations, by table name.
 
         A standby that the log can't continue is removed: a rollback would show wrong rows.
         """
@@ -228,7 +233,6 @@ class Views:
         def refuse(table: Table, view: ViewCheckpoint | None) -> None:
             self._continuity.refuse(self.sink.name, table, view, complete=True)
 
-        standby = self.sink_generations.standby_names if self.names is None else {}
         self.sink.resume(standby, views, self._floor, refuse)
         if self.sink.discontinued:
             log.warning(
@@ -255,9 +259,10 @@ class Views:
         if self.names and not (isinstance(work, GenerationBuild) and work.names == self.names):
             raise GenerationReplaced(*next(iter(self.names.items())), self.sink.name)
 
-    def _retire(self, tables: Sequence[Table]) -> None:
-        """Remove generations whose retention is over."""
-        overdue = self.sink_generations.expired_tables if self.names is None else []
+    def _retire(self, tables: Sequence[Table], standby_names: Mapping[str, str]) -> None:
+        """Remove generations whose retention is over: those that are retained and no standby."""
+        retained = self.sink_generations.retained if self.names is None else {}
+        overdue = retained.keys() - standby_names.keys()
         if expired := [table for table in tables if table.qualified in overdue]:
             log.info("generation_removed", sink=self.sink.name)
             self._remove(expired)

@@ -135,12 +135,6 @@ class Generations:
         return {table: view.name for table, view in current.items()}
 
     @property
-    def expired_tables(self) -> list[str]:
-        """Tables whose retained view has expired."""
-        current = self.standby_names
-        return [table for table in self.retained if table not in current]
-
-    @property
     def in_progress(self) -> bool:
         """Whether a live command works on the sink now, or waits to."""
         return any(

@@ -35,7 +35,6 @@ def alive(ago_s: float) -> dict[str, float]:
 def test_what_is_retained_is_kept_current_until_its_time_is_over() -> None:
     generations = Generations(retained={**retained(60, NAME), **retained(-1, OTHER_NAME)})
     assert generations.standby_names == NAME
-    assert generations.expired_tables == [*OTHER_NAME]
 
 
 def test_what_is_being_built_is_not_kept_current_by_who_applies_to_the_live_views() -> None:
@@ -53,7 +52,6 @@ def test_a_table_that_is_rebuilt_takes_nothing_from_another(
 def test_a_rollback_that_was_killed_can_be_ended_however_late() -> None:
     generations = Generations(work=Rollback("search", NAME), retained=retained(-60, NAME))
     assert generations.standby_names == NAME
-    assert generations.expired_tables == []
 
 
 @pytest.mark.parametrize(
