@@ -40,9 +40,10 @@ its own.
 """
 BACK_S = 1.0
 """The longest time of a rollback, the median of each view's; none takes more than twice that."""
-SERVER_SHARE = 3
+SERVER_SHARE = 6
 """In a rollback of the index, every step of it waits for the server's disk; so on a machine where
-that is slow it may take so many times as long as the server's own steps, measured at that moment.
+that is slow it may take so many times as long as the server's own steps, measured at that moment on
+an index that nobody writes to. It has twice as many steps, and waits for batches under way besides.
 """
 ATTEMPTS = 3
 """How often it is measured at most, for a machine that is busy elsewhere makes all of it late; what
