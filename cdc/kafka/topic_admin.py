@@ -65,8 +65,8 @@ class TopicAdmin:
         """Create topics, some at a time, and wait until each partition has its log: a broker knows
         hundreds of names long before it takes records for them.
         """
-        left = iter(shapes.items())
-        while group := dict(islice(left, TOPICS_AT_ONCE)):
+        remaining = iter(shapes.items())
+        while group := dict(islice(remaining, TOPICS_AT_ONCE)):
             Retrying(
                 # What a broker answers too late it does nevertheless.
                 retry=retry_if_exception_type(

@@ -45,9 +45,9 @@ def examine_views(conn: Connection, pipeline: Pipeline, survey: Survey) -> Exami
     known = {
         name for name, view in pipeline.views.items() if not survey.refused.keys() & tables_of(view)
     }
-    kept = [view for view in resolution.views if view.name in known - refused.keys()]
+    accepted = [view for view in resolution.views if view.name in known - refused.keys()]
     return Examined(
-        tuple(view_table(pipeline, view) for view in kept),
+        tuple(view_table(pipeline, view) for view in accepted),
         {name: error for name, error in refused.items() if name in known},
     )
 

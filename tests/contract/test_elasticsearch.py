@@ -530,6 +530,19 @@ def test_an_operators_block_stays_until_he_lifts_it(
     assert harness.view() == harness.topic.model()
 
 
+def kill_at(proxy: Proxy, is_last: Callable[[Request], bool]) -> None:
+    """Kill whoever sends this request: the server gets it, and nothing that comes after it."""
+
+    def kill(request: Request) -> Answer | None:
+        if not is_last(request):
+            return None
+        proxy.rule = lambda _: RESET
+        proxy.deliver(request)
+        return RESET
+
+    proxy.rule = kill
+
+
 def test_a_block_that_a_killed_promotion_has_left_is_lifted(
     harness: Harness, proxy: Proxy, server: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -538,16 +551,7 @@ def test_a_block_that_a_killed_promotion_has_left_is_lifted(
     assert isinstance(live, Elasticsearch)
     names, build = second_generation(harness)
     index = quoted(live, items)
-
-    def kill(request: Request) -> Answer | None:
-        """From the block on nothing of the promotion gets through."""
-        if "/_block/" in request.path:
-            proxy.rule = lambda _: RESET
-            proxy.deliver(request)
-            return RESET
-        return None
-
-    proxy.rule = kill
+    kill_at(proxy, lambda request: "/_block/" in request.path)
     with pytest.raises(SinkUnavailable):
         live.promote([items], names)
     proxy.rule = nothing
@@ -576,16 +580,10 @@ def test_a_block_that_a_killed_promotion_has_left_on_the_standby_is_lifted(
     assert isinstance(live, Elasticsearch)
     names, _ = second_generation(harness)
     index = quoted(live, items)
-
-    def kill(request: Request) -> Answer | None:
-        """From the switch on nothing of the promotion gets through."""
-        if request.path.startswith("/_aliases") and b"remove" in request.body:
-            proxy.rule = lambda _: RESET
-            proxy.deliver(request)
-            return RESET
-        return None
-
-    proxy.rule = kill
+    kill_at(
+        proxy,
+        lambda request: request.path.startswith("/_aliases") and b"remove" in request.body,
+    )
     with pytest.raises(SinkUnavailable):
         live.promote([items], names)
     proxy.rule = nothing

@@ -331,8 +331,8 @@ def test_a_rebuild_that_was_killed_after_its_switches_retains_what_it_replaced(
             verify=lambda *_: None,
             show=lambda _: None,
         )
-        kept = Rebuild(spark, shop, servers, job).run()
-    names = {key: previous.name for key, previous in kept.items()}
+        retained_views = Rebuild(spark, shop, servers, job).run()
+    names = {key: previous.name for key, previous in retained_views.items()}
     assert names.keys() == warehouse.names.keys()
     warehouse.assert_right(names)
     for captured in tables:
@@ -349,9 +349,9 @@ def test_a_rollback_that_some_view_cannot_join_is_undone(
     """It was killed between two switches, and the second view's standby is gone since."""
     sink, (lines, parcels) = warehouse.sink, warehouse.tables
     names = sink.promote(warehouse.tables, warehouse.names)
-    kept = {key: retained(name) for key, name in names.items()}
+    retained_views = {key: retained(name) for key, name in names.items()}
     with claim(registry, SINK) as lease:
-        lease.complete(kept, list(kept))
+        lease.complete(retained_views, list(retained_views))
         lease.announce(Rollback(SINK, names))
     sink.promote([lines], names)
     shutil.rmtree(warehouse.folder(1, names[parcels.qualified]))
@@ -367,7 +367,7 @@ def test_a_rollback_that_some_view_cannot_join_is_undone(
     assert live_parcels == warehouse.name
     assert live_lines not in names.values()
     assert generations.work is None
-    assert generations.retained[parcels.qualified] == kept[parcels.qualified]
+    assert generations.retained[parcels.qualified] == retained_views[parcels.qualified]
     warehouse.assert_right({lines.qualified: generations.retained[lines.qualified].name})
     # So the rest can go back, once the second view has a generation to go back to.
     registry.forget_retained(SINK, [parcels.qualified])

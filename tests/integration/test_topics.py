@@ -556,6 +556,7 @@ def test_topics_are_made_by_a_broker_that_falls_silent(
         made = pool.submit(ensure_topics, patient, big_shop)
         wait_until(lambda: topics.existing(names), 20, "the first topics", 0.01)
         with stack.servers.frozen("kafka"):
+            # Longer than Kafka's client waits for new topics, which is 10 s.
             time.sleep(12)
         assert len(made.result()) == len(names)
     assert topics.ends(names).keys() == set(names)

@@ -263,9 +263,9 @@ views:
         findings = cdc("doctor", code=None)["findings"]
         return [finding for finding in findings if finding["code"] == code]
 
-    refused, kept = "on: {id: n}", "on: {id: id}, columns: [n]"
+    refused, accepted = "on: {id: n}", "on: {id: id}, columns: [n]"
     # The log lacks the joined note until `migrate` has set the replica identity: it does so first.
-    declare(kept)
+    declare(accepted)
     before = cdc("plan")
     assert "set REPLICA IDENTITY FULL on shop.orders" in before["migrate"]
     assert (before["refused"], found("view-refused")) == ([], [])
@@ -280,7 +280,7 @@ views:
     assert finding["subject"] == "view.order_docs"
     assert planned["what"] == cdc("register", 2)["error"]["message"]
 
-    declare(kept)
+    declare(accepted)
     valid = cdc("plan")
     assert (valid["refused"], found("view-refused")) == ([], [])
     assert valid["register"] == ["make the topic of view.order_docs"]

@@ -213,6 +213,15 @@ def fill(history: History) -> None:
     )
 
 
+def begin(history: History, spark: "SparkSession") -> Engine:
+    """Start an engine, which has sent the first documents."""
+    engine = Engine(spark, history)
+    fill(history)
+    history.apply()
+    engine.work()
+    return engine
+
+
 def bump(history: History, author: int) -> None:
     """Move books to an author; all rows get another version."""
     history.do(
@@ -278,10 +287,7 @@ def test_case_41_a_move_that_the_state_lost_is_looked_for_in_the_topic(
     """Books of A were sent at B; the state, back at A, meets them at C, and never hears of B. A twin
     that doesn't look leaves them there.
     """
-    engine = Engine(spark, history)
-    fill(history)
-    history.apply()
-    engine.work()
+    engine = begin(history, spark)
     server.save()
     history.do("UPDATE lib.books SET author_id = 2")
     history.apply()
@@ -336,10 +342,7 @@ def test_what_was_not_sent_is_not_noted_as_sent(
     history: History, server: StateServer, spark: "SparkSession"
 ) -> None:
     """The state loses a batch before any document of it is sent: nobody may take it for sent."""
-    engine = Engine(spark, history)
-    fill(history)
-    history.apply()
-    engine.work()
+    engine = begin(history, spark)
     server.save()
     bump(history, 2)
     history.apply()
@@ -361,10 +364,7 @@ def test_what_was_not_sent_is_not_noted_as_sent(
 def test_case_42_an_empty_state_or_topic_is_filled_again(
     history: History, server: StateServer, spark: "SparkSession", emptied: str
 ) -> None:
-    engine = Engine(spark, history)
-    fill(history)
-    history.apply()
-    engine.work()
+    engine = begin(history, spark)
     history.do("DELETE FROM lib.authors WHERE id = 3")
     if emptied != "topic":
         with redis.Redis.from_url(server.url) as client:
@@ -744,10 +744,7 @@ def test_joins_over_the_topics_make_the_same_documents(
     history: History, spark: "SparkSession"
 ) -> None:
     history.declare(AUDITED)
-    engine = Engine(spark, history)
-    fill(history)
-    history.apply()
-    engine.work()
+    engine = begin(history, spark)
     bump(history, 2)
     history.do("DELETE FROM lib.books WHERE id = 4", "UPDATE lib.authors SET id = 9 WHERE id = 3")
     history.do("INSERT INTO lib.authors VALUES (4, 100)")
@@ -791,10 +788,7 @@ def test_documents_that_are_sent_once_more_are_noted(
     history: History, spark: "SparkSession"
 ) -> None:
     """As `verify --repair` has them sent, while no table changes."""
-    engine = Engine(spark, history)
-    fill(history)
-    history.apply()
-    engine.work()
+    engine = begin(history, spark)
     plant(history, "author_docs", {1: {"version": 9, "books": "[]"}, 2: None})
     history.do("INSERT INTO lib.authors VALUES (4, 1)")
     history.apply()
@@ -812,10 +806,7 @@ def test_a_note_covers_documents_that_readers_are_not_shown_yet(
     history: History, spark: "SparkSession"
 ) -> None:
     """A commit returns before its markers are in the topic; here a transaction before it is open."""
-    engine = Engine(spark, history)
-    fill(history)
-    history.apply()
-    engine.work()
+    engine = begin(history, spark)
     topic = history.pipeline.view_topic("author_docs")
     records = [(b'{"id":%d}' % row_id, None) for row_id in range(100, 150)]
     with Topics(history.pipeline.kafka) as topics, topics.pending("other", topic, records, 60):
@@ -849,10 +840,7 @@ def test_documents_from_before_a_truncate_are_not_compared(
     history: History, spark: "SparkSession"
 ) -> None:
     """Until `cdc run` has taken the TRUNCATE, the documents hold rows that the log has no more."""
-    engine = Engine(spark, history)
-    fill(history)
-    history.apply()
-    engine.work()
+    engine = begin(history, spark)
     history.truncate("books")
     with pytest.raises(UndecidedError, match="aren't current"):
         audit(history, spark)
@@ -887,10 +875,7 @@ def test_documents_of_what_is_not_committed_in_kafka_are_waited_for(
     history: History, spark: "SparkSession"
 ) -> None:
     """The heartbeat that places a barrier may hold changes whose markers reach their topics later."""
-    engine = Engine(spark, history)
-    fill(history)
-    history.apply()
-    engine.work()
+    begin(history, spark)
     view = view_table(history.pipeline, history.views["author_docs"])
     books, records = history.table("books").topic, [(b'{"id":9}', None)]
     with Topics(history.pipeline.kafka) as topics:

@@ -108,15 +108,15 @@ def test_partitions_of_a_root_are_changed_together_with_its_views(world: "World"
         f"{{table: {name}, partitions: 2}}" for name in ("public.orders", "public.items")
     )
     world.file.write_text(text.replace("public.orders, public.items", f"{orders}, {items}", 1))
-    told = world.cdc("topics", "renew", "--table", "public.orders", code=5).stderr
-    both = "topics renew --table public.orders --table view.order_docs --table public.items"
-    assert both in " ".join(told.split())
+    output = world.cdc("topics", "renew", "--table", "public.orders", code=5).stderr
+    together = "topics renew --table public.orders --table view.order_docs --table public.items"
+    assert together in " ".join(output.split())
     with Connect(world.pipeline.connect) as connect:
         assert connect.state(world.name).running
     world.file.write_text(text.replace("public.orders, public.items", f"{orders}, public.items", 1))
-    told = world.cdc("topics", "renew", "--table", "public.orders").stdout
+    output = world.cdc("topics", "renew", "--table", "public.orders").stdout
     for view in ("public.orders", "view.order_docs"):
-        assert f"rebuild cache --table {view}" in " ".join(told.split())
+        assert f"rebuild cache --table {view}" in " ".join(output.split())
     with Topics(world.pipeline.kafka) as topics:
         check_topics(topics, world.pipeline)
         renewed = [world.pipeline.topic(name) for name in ("public.orders", "view.order_docs")]

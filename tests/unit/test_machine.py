@@ -241,25 +241,25 @@ class SeenEnds(dict[str, dict[int, int]]):
 
 def test_a_long_catch_up_under_writes_keeps_few_of_the_ends_that_it_has_seen() -> None:
     """What is told of its lag is right within a twentieth, and never too little."""
-    lag, now, seen = Lag(), time.time(), list[weakref.ref[SeenEnds]]()
+    lag, now, references = Lag(), time.time(), list[weakref.ref[SeenEnds]]()
     lag.begin({TOPIC: {0: 5, 1: 5}})
     for number in range(1, 10_001):
         ends = SeenEnds({TOPIC: {0: 5 + number, 1: 5}})
-        seen.append(weakref.ref(ends))
+        references.append(weakref.ref(ends))
         lag.take(ends, now + number)
         lag.progress(
             Progress("cache"), replace(PLAN, live={TOPIC: Position("id", (4, 5))}), Applied()
         )
     del ends
-    assert sum(reference() is not None for reference in seen) < 200
+    assert sum(reference() is not None for reference in references) < 200
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(time, "time", lambda: now + 10_001)
         for reached in (0, 100, 5_000, 9_000, 9_999):
             plan = replace(PLAN, live={TOPIC: Position("id", (5 + reached, 5))})
-            told = lag.progress(Progress("cache"), plan, Applied())
-            assert told.lag_records == 10_000 - reached
+            snapshot = lag.progress(Progress("cache"), plan, Applied())
+            assert snapshot.lag_records == 10_000 - reached
             due_s = 10_001 - (reached + 1)
-            assert due_s <= (told.lag_seconds or 0) <= due_s + 10_000 / 20
+            assert due_s <= (snapshot.lag_seconds or 0) <= due_s + 10_000 / 20
         plan = replace(PLAN, live={TOPIC: Position("id", (10_005, 5))})
         assert lag.progress(Progress("cache"), plan, Applied()).lag_seconds == 0.0
 

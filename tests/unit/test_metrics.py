@@ -50,7 +50,7 @@ def test_the_last_comparison_is_told(metrics: Metrics) -> None:
 def test_rows_that_differ_are_told_until_the_view_is_found_equal(
     metrics: Metrics, unproved: Comparison
 ) -> None:
-    told = []
+    figures = []
     for result in (
         Comparison("cache", "public.busy", missing=3),
         unproved,
@@ -58,18 +58,18 @@ def test_rows_that_differ_are_told_until_the_view_is_found_equal(
     ):
         metrics.publish_comparisons([result])
         name = 'cdc_verify_differences{kind="missing",sink="cache",table="public.busy"}'
-        told.append(fetched(metrics)[name])
-    assert told == [3, 3, 0]
+        figures.append(fetched(metrics)[name])
+    assert figures == [3, 3, 0]
 
 
 def test_a_view_that_is_compared_no_more_has_no_figures(metrics: Metrics) -> None:
     kept, dropped = (Comparison("cache", f"public.{name}", missing=1) for name in ("a", "b"))
-    told = []
+    figures = []
     for results in ([kept, dropped], [kept]):
         metrics.publish_comparisons(results)
-        told.append({name for name in fetched(metrics) if 'table="public.b"' in name})
-    assert len(told[0]) == 5
-    assert told[1] == set()
+        figures.append({name for name in fetched(metrics) if 'table="public.b"' in name})
+    assert len(figures[0]) == 5
+    assert figures[1] == set()
 
 
 def test_a_comparison_that_can_not_be_made_is_told_until_one_can(metrics: Metrics) -> None:

@@ -56,10 +56,10 @@ def test_a_comparison_that_fails_in_a_library_is_counted_and_the_next_is_made(
     figures = http.get(f"{metrics.url}/metrics").raise_for_status().text
     assert "cdc_verify_failures_total 2.0" in figures
     assert "cdc_verify_up 1.0" in figures
-    told = capsys.readouterr().err
-    assert "Postgres went away while it was asked." in told
-    assert "cache or search can't be read." in told
-    assert SECRET not in told
+    errors = capsys.readouterr().err
+    assert "Postgres went away while it was asked." in errors
+    assert "cache or search can't be read." in errors
+    assert SECRET not in errors
 
 
 def test_it_ends_once_spark_has_ended(metrics: Metrics) -> None:

@@ -52,11 +52,11 @@ def cures_of(
             if offsets := entries.get((topic, partition)):
                 # Only what comes after an entry can cure its row.
                 spans[topic, partition] = max(start, min(offsets) + 1), end
-    kept = views.kafka.starts(sorted({topic for topic, _ in spans})) if spans else {}
+    starts = views.kafka.starts(sorted({topic for topic, _ in spans})) if spans else {}
     spans = {
         (topic, partition): (first, end)
         for (topic, partition), (start, end) in spans.items()
-        if (first := max(start, kept[topic].offsets[partition])) < end
+        if (first := max(start, starts[topic].offsets[partition])) < end
     }
     if not spans:
         return {}
