@@ -27,6 +27,8 @@ WHERE i.indrelid = to_regclass(quote_ident(%s) || '.' || quote_ident(%s))
   AND NOT EXISTS (SELECT FROM pg_attribute a
                   WHERE a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey) AND NOT a.attnotnull)
 """
+# A chunk asks it about its rows; where it is missing the connector's task would end.
+CAN_LOOK = "SELECT to_regproc('cdc.is_current') IS NOT NULL"
 
 
 def resend(
@@ -49,7 +51,8 @@ def resend(
     is set, so that only rows sent again count.
 
     Raises:
-        SourceError: the table has no key, or stays locked; no request has been made then.
+        SourceError: the table has no key, or stays locked, or the database lacks a migration; no
+            request has been made then.
     """
     if len(id) > ID_CHARACTERS:
         raise ValueError(f"an id of {len(id)} characters: cdc.signal takes {ID_CHARACTERS}")
@@ -58,6 +61,12 @@ def resend(
             f"{table.qualified} can't be sent again: no table of that name has a primary key or a unique index"
             " without nulls.",
             hint="add one, or have all tables sent again: cdc -p FILE register --new-snapshot",
+        )
+    if conn.execute(CAN_LOOK).fetchone() != (True,):
+        raise SourceError(
+            f"{table.qualified} can't be sent again: the database was migrated by an older version.",
+            hint="run: cdc -p FILE migrate",
+            code="control-missing",
         )
     with conn.transaction():
         conn.execute("SELECT pg_advisory_xact_lock(hashtextextended('cdc.resend', 0))")

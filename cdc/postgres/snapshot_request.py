@@ -32,6 +32,13 @@ ORDER BY a.attnum
 UNCARRIED_DATE = "({0} IS NOT NULL AND (NOT isfinite({0}) OR {0} < DATE '1582-10-15'))"
 
 
+# Most rows have never been touched by a transaction that changed or locked them: their xmax is 0.
+# The snapshot is asked for once a statement, because nothing in that query depends on the row.
+CURRENT = """
+(xmax = '0' OR cdc.is_current({}, tableoid, ctid, xmax, (SELECT pg_current_snapshot())))
+""".strip()
+"""The rows of a table that the log has no later change of, as a condition on a statement over it."""
+
 MARKS = ("cdc.signal", "cdc.heartbeat")
 """The tables that a mark comes from: beside the log the request's own row, with the log held up a
 row made by a query.
@@ -67,9 +74,14 @@ def request(conn: Connection, table: Table, id: str, where: sql.Composable | Non
     uncompared = any(base_type(table.column(name).type) in UNCOMPARED for name in table.key)
     concurrent_mark, blocking_mark = MARKS
     if not (uncarried or uncompared or (stored and conn.info.server_version >= 180000)):
+        relation = sql.Identifier(table.schema, table.name)
+        current = sql.SQL(CURRENT).format(sql.Literal(relation.as_string(None)))
         return _data(
             "incremental",
-            {name: where, concurrent_mark: sql.SQL("id = {}").format(sql.Literal(id))},
+            {
+                name: sql.SQL("({}) AND {}").format(where, current) if where else current,
+                concurrent_mark: sql.SQL("id = {}").format(sql.Literal(id)),
+            },
         )
     selection = query(table) + (sql.SQL(" WHERE ") + where if where else sql.SQL(""))
     mark = sql.SQL("SELECT {} AS pipeline, 0 AS beat, now() AS at").format(sql.Literal(id))

@@ -3,7 +3,7 @@
 import json
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -132,6 +132,106 @@ def test_all_rows_come_again_while_others_write(shop: Shop) -> None:
     assert reads(shop, "shop.notes") > first + len(rows) - count * 3
     assert reads(shop, "shop.counters") == 20
     assert shop.state() == "RUNNING"
+
+
+PATIENT = "SELECT replace(pg_get_functiondef('cdc.is_current'::regproc), '1 s', '60 s')"
+STILL_UNSEEN = "SELECT pid FROM pg_stat_activity WHERE wait_event = 'SyncRep' AND query = %s"
+WAITING_CHUNK = """
+SELECT FROM pg_stat_activity
+WHERE query LIKE '%cdc.is_current%' AND state = 'active' AND pid <> pg_backend_pid()
+"""
+
+
+@contextmanager
+def unseen(shop: Shop, statement: str) -> Iterator[Callable[[], None]]:
+    """Someone's change that the log has and no other session sees, until what is yielded is called:
+    a synchronous standby doesn't confirm it.
+    """
+
+    def set_standby(commit: str, names: str) -> None:
+        shop.conn.execute(f"ALTER SYSTEM SET synchronous_commit = {commit}".encode())
+        shop.conn.execute("SELECT pg_reload_conf()")
+        shop.conn.execute(f"ALTER SYSTEM SET synchronous_standby_names = '{names}'".encode())
+        shop.conn.execute("SELECT pg_reload_conf()")
+
+    def write() -> None:
+        with psycopg.connect(shop.pipeline.source.dsn, autocommit=True) as conn:
+            conn.execute("SET synchronous_commit = on")
+            conn.execute(statement.encode())
+
+    def pids() -> list[int]:
+        return [pid for (pid,) in shop.conn.execute(STILL_UNSEEN, [statement]).fetchall()]
+
+    def show() -> None:
+        for pid in pids():
+            # It is committed already; only its wait for the standby is given up.
+            shop.conn.execute("SELECT pg_cancel_backend(%s)", [pid])
+
+    set_standby("local", "nobody")
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        wait_until(lambda: len(pids()) == 1, 20, "the commit that waits for a standby")
+        yield show
+    finally:
+        set_standby("DEFAULT", "")
+        thread.join()
+
+
+def resend_beside(shop: Shop, statement: str, op: str) -> None:
+    """Have all notes sent again while the log has a change of the seventh that a chunk can't see."""
+    count = reads(shop, "shop.notes")
+    with unseen(shop, statement) as show:
+        wait_until(
+            lambda: any(
+                change.op == op and change.key["id"] == 7 for change in shop.log("shop.notes")
+            ),
+            20,
+            "the change in the topic",
+        )
+        assert table_rows(shop, "shop.notes")[7]["note"] == "a"
+        assert resend(shop.conn, shop.table("shop.notes"), id="beside")
+        assert resend(shop.conn, shop.table("shop.counters"), id="behind")
+        wait_until(
+            lambda: (
+                shop.conn.execute(WAITING_CHUNK).fetchone() is not None
+                or reads(shop, "shop.counters") == 20
+            ),
+            60,
+            "a chunk that waits, or rows that were sent as they were",
+        )
+        show()
+    wait_until(lambda: reads(shop, "shop.counters") == 20, 60, "the table behind it")
+    assert reads(shop, "shop.notes") >= count + ROWS - 1
+
+
+UNSEEN = [
+    ("UPDATE shop.notes SET note = 'newer' WHERE id = 7", "u"),
+    ("DELETE FROM shop.notes WHERE id = 7", "d"),
+]
+
+
+@pytest.mark.parametrize(("statement", "op"), UNSEEN)
+def test_rows_whose_change_is_not_seen_yet_do_not_come_again_as_they_were(
+    shop: Shop, statement: str, op: str
+) -> None:
+    """Postgres writes a commit to its log before other sessions see it. A chunk that is read in
+    between would send the former row behind the change.
+    """
+    ((patient,),) = shop.conn.execute(PATIENT).fetchall()
+    shop.conn.execute(patient)
+    resend_beside(shop, statement, op)
+    assert differences(shop, "shop.notes") == {}
+
+
+@pytest.mark.parametrize(("statement", "op"), UNSEEN)
+def test_without_a_look_at_who_changes_them_they_do(
+    shop: Shop, statement: str, op: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The twin of the test above."""
+    monkeypatch.setattr("cdc.postgres.snapshot_request.CURRENT", "true")
+    resend_beside(shop, statement, op)
+    assert differences(shop, "shop.notes").keys() == {7}
 
 
 def test_a_table_with_a_stored_column_comes_again_whole(shop: Shop) -> None:
