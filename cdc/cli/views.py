@@ -117,7 +117,8 @@ def audit(context: typer.Context, master: Master = "local[*]", as_json: Json = F
     Checks what `cdc run` keeps change by change, as of when it was last done with a view's changes;
     nothing has to stand still. Reads no row of Postgres or of a sink. Exit 8 when a view differs.
     """
-    from cdc.audit.documents.comparison import compare_documents, read_vectors
+    from cdc.audit.documents.comparison import compare_documents
+    from cdc.audit.documents.vectors import read_vectors
     from cdc.cli.screens.verify import draw_comparisons
     from cdc.kafka.topics import Topics
     from cdc.sink.factory import open_documents

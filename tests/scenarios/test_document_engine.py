@@ -21,7 +21,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import redis
 
-from cdc.audit.documents.comparison import compare_documents, read_vectors
+from cdc.audit.documents.comparison import compare_documents
+from cdc.audit.documents.vectors import read_vectors
 from cdc.compose.wheels import redis_server
 from cdc.control.heartbeat import last_heartbeat
 from cdc.errors import (

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from cdc.audit.documents.comparison import moments
+from cdc.audit.documents.vectors import moments
 from cdc.model.position import Position, ViewCheckpoint
 from cdc.model.table import Column, Derivation, Table
 from cdc.sink.factory import earliest_checkpoint, late_topics
