@@ -13,6 +13,7 @@ from cdc.codec.problem import MISFIT, Unreadable, ValueNotRepresentable
 from cdc.codec.reader import checker, reader
 from cdc.codec.types import TypeCodec, kind
 from cdc.codec.types.arrow import arrow, portable
+from cdc.codec.types.kind import CONVERSION_ERRORS
 from cdc.codec.types.nested import column_kind
 from cdc.model.table import Column, Table
 
@@ -21,8 +22,6 @@ if TYPE_CHECKING:
 
 NO_KEY = "its key is not one of the table"
 READ_ERRORS = (msgspec.DecodeError, UnicodeDecodeError, RecursionError, Unreadable)
-CONVERSION_ERRORS = (ValueError, ArithmeticError)
-"""Errors that a conversion of `cdc.codec.types` raises for a value that has no such form."""
 Read = Callable[[bytes], Sequence[Any]]
 
 
@@ -48,12 +47,12 @@ class TableCodec:
         self._conversions = [
             (index, column, column_kind(column).document, column_kind(column).lost)
             for index, column in enumerate(self._columns)
-            if _is_converted(column_kind(column))
+            if column_kind(column).is_converted
         ]
         self._holders = [
             (index, column, hold)
             for index, column in enumerate(table.columns)
-            if (hold := _column_conversion(column_kind(column))) is not None
+            if (hold := column_kind(column).column_conversion()) is not None
         ]
 
     def row_id(self, key: bytes) -> str:
@@ -168,9 +167,9 @@ class TableCodec:
         for column, value in zip(self.table.columns, values, strict=True):
             if value is None:
                 continue
-            if _damaged(column_kind(column), value):
+            if column_kind(column).is_damaged(value):
                 return self._damaged(column).problem
-            if warehouse and not _holds(column_kind(column), value):
+            if warehouse and not column_kind(column).can_hold(value):
                 return self._not_representable(column, value).problem
         return None
 
@@ -202,12 +201,12 @@ class TableCodec:
         except READ_ERRORS:
             return Unreadable(MISFIT)
         for column, value in zip(self.table.columns, values, strict=True):
-            if value is not None and not _holds(column_kind(column), value):
+            if value is not None and not column_kind(column).can_hold(value):
                 return self._not_representable(column, value)
         return Unreadable(MISFIT)
 
     def _not_representable(self, column: Column, value: Any) -> ValueNotRepresentable:
-        if _damaged(column_kind(column), value):
+        if column_kind(column).is_damaged(value):
             return self._damaged(column)
         return ValueNotRepresentable(
             f"the warehouse can not hold its {column.name}", self._describe(column)
@@ -239,7 +238,7 @@ class TableCodec:
         kinds = {column.name: column_kind(column) for column in self._columns}
         return reader(
             {
-                name: type_codec.wire if _is_converted(type_codec) else msgspec.Raw
+                name: type_codec.wire if type_codec.is_converted else msgspec.Raw
                 for name, type_codec in kinds.items()
             }
         )
@@ -264,17 +263,12 @@ class TableCodec:
         return {column.name: column_kind(column).wire for column in self.table.columns}
 
 
-def _is_converted(type_codec: TypeCodec) -> bool:
-    """Say whether a document's value may differ from the connector's, or be damaged."""
-    return type_codec.document is not None or type_codec.lost is not None
-
-
 def document_words(table: Table) -> list[bytes] | None:
     """Return words without which a row is its own document; None when every row has to be
     converted.
     """
     converted = [
-        column_kind(column) for column in table.columns if _is_converted(column_kind(column))
+        column_kind(column) for column in table.columns if column_kind(column).is_converted
     ]
     if table.reshaped or any(not type_codec.words for type_codec in converted):
         return None
@@ -285,47 +279,3 @@ def _template(columns: Iterable[Column]) -> bytes:
     """Build a document with %b in the place of every value."""
     names = [encode(column.name).replace(b"%", b"%%") for column in columns]
     return b"{" + b",".join([name + b":%b" for name in names]) + b"}"
-
-
-def _column_conversion(type_codec: TypeCodec) -> Callable[[Any], Any] | None:
-    """Return the conversion from wire to column, which gives None for a value that can't be held.
-
-    None itself where every value is held as it is.
-    """
-    if type_codec.lost is None:
-        return type_codec.to_column
-    lost, convert = type_codec.lost, type_codec.to_column
-
-    def hold(value: Any) -> Any:
-        if lost(value):
-            return None
-        return convert(value) if convert else value
-
-    return hold
-
-
-def _damaged(type_codec: TypeCodec, value: Any) -> bool:
-    try:
-        return (type_codec.lost is not None and type_codec.lost(value)) or (
-            type_codec.document is not None and type_codec.document(value) is None
-        )
-    except CONVERSION_ERRORS:
-        return True
-
-
-def _holds(type_codec: TypeCodec, value: Any) -> bool:
-    if type_codec.within and not _is_of_type(value, type_codec.within):
-        return False
-    hold = _column_conversion(type_codec)
-    try:
-        return hold is None or hold(value) is not None
-    except CONVERSION_ERRORS:
-        return False
-
-
-def _is_of_type(value: Any, type_: Any) -> bool:
-    try:
-        msgspec.convert(value, type_)
-    except msgspec.ValidationError:
-        return False
-    return True
