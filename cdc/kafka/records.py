@@ -130,42 +130,6 @@ class Records:
             for future in futures:
                 future.get(timeout=self._patience_s)
 
-    @contextlib.contextmanager
-    def pending(
-        self, name: str, topic: str, records: Iterable[tuple[bytes, bytes | None]], timeout_s: float
-    ) -> Iterator[None]:
-        """Write records that are committed when the block ends. If the block or the process fails,
-        they never are.
-
-        They take their offsets at once: records written within the block come after them. Readers
-        wait at these offsets, for `timeout_s` at most if the process is killed. The next call with
-        the same name aborts an open transaction and fences its writer.
-        """
-        with translated_errors(self._bootstrap):
-            producer = open_producer(
-                self._bootstrap,
-                transactional_id=name,
-                transaction_timeout_ms=int(timeout_s * 1000) + TIMEOUT_MS,
-            )
-        try:
-            with translated_errors(self._bootstrap):
-                producer.init_transactions()
-                producer.begin_transaction()
-                for future in [
-                    producer.send(topic, key=key, value=value) for key, value in records
-                ]:
-                    future.get(timeout=TIMEOUT_MS / 1000)
-            try:
-                yield
-            except BaseException:
-                with contextlib.suppress(kafka.errors.KafkaError):
-                    producer.abort_transaction()
-                raise
-            with translated_errors(self._bootstrap):
-                producer.commit_transaction()
-        finally:
-            producer.close()
-
     def last_record(
         self, topic: str, start: int, end: int, accept: Callable[[Record], bool]
     ) -> Record | None:

@@ -7,7 +7,6 @@ Out: positions of topics, settings, single records and their times; ConnectorErr
 import uuid
 from base64 import urlsafe_b64decode
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -224,12 +223,6 @@ class Topics:
     def write(self, topic: str, records: Iterable[tuple[bytes, bytes | None]]) -> None:
         """Write records of the pipeline's own, durable on return. Rows travel through Spark."""
         self._records.write(topic, records)
-
-    def pending(
-        self, name: str, topic: str, records: Iterable[tuple[bytes, bytes | None]], timeout_s: float
-    ) -> AbstractContextManager[None]:
-        """See `Records.pending`."""
-        return self._records.pending(name, topic, records, timeout_s)
 
     def last_record(
         self, topic: str, accept: Callable[[Record], bool] = lambda _: True

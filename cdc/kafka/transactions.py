@@ -1,4 +1,7 @@
-"""Write records of several topics in one transaction, as the only writer of a name."""
+"""Write records in a transaction, as the only writer of a name.
+
+In:  the broker's address, the name, the records. Out: all of them for readers, or none ever.
+"""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
@@ -109,3 +112,45 @@ class TransactionalWriter:
                     f"Another run writes as {self._name} now.",
                     hint="run one `cdc run` per pipeline; start this one again when the other has ended",
                 ) from error
+
+
+@contextmanager
+def pending_records(
+    bootstrap: str,
+    name: str,
+    topic: str,
+    records: Iterable[tuple[bytes, bytes | None]],
+    timeout_s: float,
+) -> Iterator[None]:
+    """Write records that are committed when the block ends. If the block or the process fails,
+    they never are.
+
+    They take their offsets at once: records written within the block come after them. Readers
+    wait at these offsets, for `timeout_s` at most if the process is killed. The next call with
+    the same name aborts an open transaction and fences its writer.
+
+    Raises:
+        KafkaUnavailable: the broker can't be reached, or refuses.
+    """
+    with translated_errors(bootstrap):
+        producer = open_producer(
+            bootstrap,
+            transactional_id=name,
+            transaction_timeout_ms=int(timeout_s * 1000) + TIMEOUT_MS,
+        )
+    try:
+        with translated_errors(bootstrap):
+            producer.init_transactions()
+            producer.begin_transaction()
+            for future in [producer.send(topic, key=key, value=value) for key, value in records]:
+                future.get(timeout=TIMEOUT_MS / 1000)
+        try:
+            yield
+        except BaseException:
+            with suppress(kafka.errors.KafkaError):
+                producer.abort_transaction()
+            raise
+        with translated_errors(bootstrap):
+            producer.commit_transaction()
+    finally:
+        producer.close()
