@@ -3,12 +3,15 @@
 import uuid
 from base64 import urlsafe_b64encode
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
-from cdc.kafka.records import TIMEOUT_MS, kafka
+from cdc.kafka.log_refusals import missing_topic
+from cdc.kafka.records import TIMEOUT_MS, Isolation, kafka
+from cdc.model.position import Position
 
 UNKNOWN_TOPIC = 3
 OWN_SETTING = "DYNAMIC_TOPIC_CONFIG"
@@ -16,6 +19,15 @@ PATIENCE_S = 60.0
 """Seconds without any progress after which making topics fails. Progress has no limit."""
 TOPICS_AT_ONCE = 50
 """How many topics are created before the next: their logs take the broker longer than their names."""
+
+
+@dataclass(frozen=True)
+class Replicas:
+    """The copies of a partition, how many of them are in sync, and whether it has a leader."""
+
+    copies: int
+    in_sync: int
+    led: bool
 
 
 class TopicAdmin:
@@ -37,6 +49,56 @@ class TopicAdmin:
             if topic["error_code"] not in (0, UNKNOWN_TOPIC):
                 raise kafka.errors.for_code(topic["error_code"])(topic["name"])
         return {topic["name"]: topic for topic in described if topic["error_code"] == 0}
+
+    def replicas(self, topics: Iterable[str]) -> dict[str, list[Replicas]]:
+        """Describe the copies of each partition of those of the topics that exist."""
+        return {
+            topic: [
+                Replicas(
+                    len(partition["replica_nodes"]),
+                    len(partition["isr_nodes"]),
+                    partition["leader_id"] >= 0,
+                )
+                for partition in description["partitions"]
+            ]
+            for topic, description in self.describe(topics).items()
+        }
+
+    def brokers(self) -> tuple[int, dict[str, str]]:
+        """Return the number of brokers, and the settings of one of them."""
+        nodes = self.client.describe_cluster()["brokers"]
+        (number, *_) = (node["broker_id"] for node in nodes)
+        resource = kafka.admin.ConfigResource(kafka.admin.ConfigResourceType.BROKER, str(number))
+        (entries,) = self.client.describe_configs([resource], config_filter="all")[
+            "broker"
+        ].values()
+        return len(nodes), {name: entry["value"] for name, entry in entries.items()}
+
+    def positions(self, specs: Mapping[str, int], isolation: Isolation) -> dict[str, Position]:
+        """Return a position of each topic; `specs`: Kafka's offset spec by topic, or a time in Unix
+        milliseconds. Also raises ConnectorError: a topic is missing.
+        """
+        described = self.describe(specs)
+        if missing := [topic for topic in specs if topic not in described]:
+            raise missing_topic(missing[0])
+        counts = {topic: len(described[topic]["partitions"]) for topic in specs}
+        places = {
+            kafka.TopicPartition(topic, number): spec
+            for topic, spec in specs.items()
+            for number in range(counts[topic])
+        }
+        level = kafka.IsolationLevel[isolation.upper()]
+        offsets = self.client.list_partition_offsets(places, level)
+        return {
+            topic: Position(
+                topic_id(described[topic]["topic_id"]),
+                tuple(
+                    int(offsets[kafka.TopicPartition(topic, number)].offset)
+                    for number in range(count)
+                ),
+            )
+            for topic, count in counts.items()
+        }
 
     def settings(
         self, topics: Iterable[str], names: Collection[str] | None = None

@@ -7,13 +7,11 @@ Out: positions of topics, settings, single records and their times; ConnectorErr
 import uuid
 from base64 import urlsafe_b64decode
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from types import TracebackType
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from cdc.errors import ConnectorError
-from cdc.kafka.log_refusals import missing_topic
 from cdc.kafka.records import (
     TIMEOUT_MS,
     Isolation,
@@ -24,17 +22,8 @@ from cdc.kafka.records import (
     kafka,
     translated_errors,
 )
-from cdc.kafka.topic_admin import TopicAdmin, topic_id
+from cdc.kafka.topic_admin import Replicas, TopicAdmin
 from cdc.model.position import Position
-
-
-@dataclass(frozen=True)
-class Replicas:
-    """The copies of a partition, how many of them are in sync, and whether it has a leader."""
-
-    copies: int
-    in_sync: int
-    led: bool
 
 
 class Topics:
@@ -91,31 +80,12 @@ class Topics:
     def replicas(self, topics: Iterable[str]) -> dict[str, list[Replicas]]:
         """The copies of each partition of those of the topics that exist."""
         with translated_errors(self.bootstrap):
-            described = self.admin.describe(topics)
-        return {
-            topic: [
-                Replicas(
-                    len(partition["replica_nodes"]),
-                    len(partition["isr_nodes"]),
-                    partition["leader_id"] >= 0,
-                )
-                for partition in description["partitions"]
-            ]
-            for topic, description in described.items()
-        }
+            return self.admin.replicas(topics)
 
     def brokers(self) -> tuple[int, dict[str, str]]:
         """The number of brokers, and the settings of one of them."""
         with translated_errors(self.bootstrap):
-            nodes = self.admin.client.describe_cluster()["brokers"]
-            (number, *_) = (node["broker_id"] for node in nodes)
-            resource = kafka.admin.ConfigResource(
-                kafka.admin.ConfigResourceType.BROKER, str(number)
-            )
-            (entries,) = self.admin.client.describe_configs([resource], config_filter="all")[
-                "broker"
-            ].values()
-        return len(nodes), {name: entry["value"] for name, entry in entries.items()}
+            return self.admin.brokers()
 
     def topic_name(self, topic_id: str) -> str | None:
         """The name of the topic with this id; None if there is none."""
@@ -234,28 +204,18 @@ class Topics:
         return self._records.last_record(topic, start, end, accept)
 
     def write_times(self, addresses: Iterable[RecordAddress]) -> dict[RecordAddress, int]:
-        """When the first record at or after each address was written, in Unix milliseconds; see
-        `first_records`.
-        """
-        return {
-            address: written_ms
-            for address, (_, written_ms) in self.first_records(addresses).items()
-        }
-
-    def first_records(
-        self, addresses: Iterable[RecordAddress]
-    ) -> dict[RecordAddress, tuple[int, int]]:
-        """The offset and the time, in Unix milliseconds, of the first record at or after each
-        place.
+        """When the first record at or after each address was written, in Unix milliseconds.
 
         Left out: addresses after which no record is committed, and those not answered within 2 s.
         """
         places = list(addresses)
         if not places:
             return {}
-        return self._records.first_records(
-            places, self.ends(sorted({topic for topic, _, _ in places}))
-        )
+        ends = self.ends(sorted({topic for topic, _, _ in places}))
+        return {
+            address: written_ms
+            for address, (_, written_ms) in self._records.first_records(places, ends).items()
+        }
 
     def next_records(
         self, places: Collection[RecordAddress]
@@ -318,27 +278,7 @@ class Topics:
             return {}
         specs = spec if isinstance(spec, Mapping) else dict.fromkeys(topics, spec)
         with translated_errors(self.bootstrap):
-            described = self.admin.describe(topics)
-            if missing := [topic for topic in topics if topic not in described]:
-                raise missing_topic(missing[0])
-            counts = {topic: len(described[topic]["partitions"]) for topic in topics}
-            places = {
-                kafka.TopicPartition(topic, number): specs[topic]
-                for topic in topics
-                for number in range(counts[topic])
-            }
-            level = kafka.IsolationLevel[isolation.upper()]
-            offsets = self.admin.client.list_partition_offsets(places, level)
-        return {
-            topic: Position(
-                topic_id(described[topic]["topic_id"]),
-                tuple(
-                    int(offsets[kafka.TopicPartition(topic, number)].offset)
-                    for number in range(counts[topic])
-                ),
-            )
-            for topic in topics
-        }
+            return self.admin.positions(specs, isolation)
 
 
 def retry_briefly(*errors: type[Exception]) -> Retrying:
