@@ -12,7 +12,7 @@ from cdc.errors import CdcError
 from cdc.model.outcome import Advance
 from cdc.model.position import Position
 from cdc.model.table import Table
-from cdc.postgres.schema_changes import Definition
+from cdc.postgres.table_definition import Definition
 
 Ends = Mapping[str, Mapping[int, int]]
 """Topic, partition: an offset."""

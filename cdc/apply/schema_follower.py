@@ -19,8 +19,9 @@ from cdc.errors import AnotherServer, SettingsError, SourceError, SourceUnavaila
 from cdc.model.table import Table
 from cdc.postgres import source, table_survey
 from cdc.postgres.incremental_snapshot import resend
-from cdc.postgres.schema_changes import Consequence, Definition, consequences
+from cdc.postgres.schema_changes import Consequence, consequences
 from cdc.postgres.source import Connection
+from cdc.postgres.table_definition import Definition
 from cdc.postgres.table_survey import UnknownExclude
 from cdc.sink.remedy import classify
 

@@ -24,7 +24,7 @@ from cdc.model.column_names import refusal_error
 from cdc.model.outcome import Advance
 from cdc.model.position import Position, ViewCheckpoint
 from cdc.model.table import Table
-from cdc.postgres.schema_changes import Definition
+from cdc.postgres.table_definition import Definition
 from cdc.sink.contract import Archive, GenerationReplaced, Sink, positions
 
 log = structlog.get_logger()

@@ -52,7 +52,7 @@ from cdc.kafka.topics import Topics
 from cdc.model.position import Position, distance
 from cdc.model.table import Table
 from cdc.postgres import table_survey
-from cdc.postgres.schema_changes import lsn_number
+from cdc.postgres.table_definition import lsn_number
 from cdc.runtime.context import Context
 from cdc.sink.contract import Sink
 from cdc.sink.factory import late_topics, open_documents, open_waiting

@@ -20,7 +20,7 @@ from cdc.kafka.records import Record
 from cdc.kafka.tail import Tail
 from cdc.kafka.topics import Topics
 from cdc.model.position import Position
-from cdc.postgres.schema_changes import Definition, lsn_number, parse
+from cdc.postgres.table_definition import Definition, lsn_number, parse
 
 WAIT_S = 20.0
 POLL_S = 0.005

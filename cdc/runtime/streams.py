@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from cdc.apply.stream import Stream
     from cdc.apply.views import DescribeTables
     from cdc.control.registrations import Registration
-    from cdc.postgres.schema_changes import Definition
+    from cdc.postgres.table_definition import Definition
     from cdc.runtime.context import Context
     from cdc.sink.contract import Sink
 

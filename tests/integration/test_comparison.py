@@ -19,7 +19,8 @@ from cdc.migrations import SourceRequirements, migrate, prepare_source
 from cdc.observe.collection import collect
 from cdc.postgres import table_survey
 from cdc.postgres.row_identity import key_index
-from cdc.postgres.schema_changes import Definition, consequences, parse
+from cdc.postgres.schema_changes import consequences
+from cdc.postgres.table_definition import Definition, parse
 from tests.support.pipelines import pipeline
 
 SHOP = """

@@ -15,7 +15,7 @@ from cdc.control.registrations import Captured, Registration
 from cdc.errors import SourceUnavailable
 from cdc.observe.collection import collect
 from cdc.postgres import source, table_survey
-from cdc.postgres.schema_changes import Definition
+from cdc.postgres.table_definition import Definition
 from cdc.sink.remedy import Remedy, remedy
 from tests.support.pipelines import pipeline
 from tests.support.proxy import breaking

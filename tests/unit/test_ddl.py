@@ -11,13 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.errors import DecodeError
-from cdc.postgres.schema_changes import (
-    ColumnDefinition,
-    Consequence,
-    Definition,
-    consequences,
-    parse,
-)
+from cdc.postgres.schema_changes import Consequence, consequences
+from cdc.postgres.table_definition import ColumnDefinition, Definition, parse
 from cdc.postgres.type_change import same_text
 
 ID = ColumnDefinition("id", "integer", 1, key=1)

@@ -27,7 +27,7 @@ from cdc.errors import Fenced, SinkRejected, SinkUnavailable, WorkerLost
 from cdc.model.outcome import Applied
 from cdc.model.position import Position, ViewCheckpoint
 from cdc.model.table import Table
-from cdc.postgres.schema_changes import Definition
+from cdc.postgres.table_definition import Definition
 from tests.support.pages import ROOT
 
 ITEMS = Table("public", "items", (), ("id",), "shop.public.items")
