@@ -20,25 +20,13 @@ from cdc.config.view_settings import (
 from cdc.errors import SettingsError
 from cdc.model.table import Table
 from cdc.views.plan import Aggregate, Join, Node, Order, View
-from cdc.views.scalar.comparison import comparison, has_extremes, is_ordered, is_summed
+from cdc.views.scalar.comparison import has_extremes, is_ordered, is_summed, joined_group
 from cdc.views.scalar.expression import Expression
 from cdc.views.scalar.operators import quoted_name, sql_text
 from cdc.views.scalar.parser import UnknownColumn, parse
-from cdc.views.scalar.terms import (
-    BOOLEAN,
-    DATE,
-    INTEGERS,
-    TEXTS,
-    TIMESTAMP,
-    TIMESTAMPTZ,
-    UUID,
-    Term,
-    group,
-)
+from cdc.views.scalar.terms import BOOLEAN, Term, group
 
 Keys = tuple[str, ...]
-JOINED = (BOOLEAN, INTEGERS, TEXTS, UUID, DATE, TIMESTAMP, TIMESTAMPTZ)
-"""Groups whose equal values have equal texts, whatever computed them."""
 OPERATORS = re.compile(r"[-+*/%|&<>=():,]")
 """What expressions have, and hardly a column's name."""
 
@@ -207,7 +195,7 @@ class _Resolver:
     ) -> None:
         """Refuse sides whose equal values wouldn't have equal texts."""
         types = [_type_name(table, term) for table, term in (left, right)]
-        groups = [_comparison(table, term) for table, term in (left, right)]
+        groups = [joined_group(table, term) for table, term in (left, right)]
         if None not in groups and groups[0] == groups[1]:
             return
         accepted = (
@@ -301,10 +289,3 @@ class _Resolver:
 def _type_name(table: Table, term: Term) -> str:
     """Name the type of an expression for a person."""
     return table.column(str(term.detail)).type if term.operator == "column" else term.group
-
-
-def _comparison(table: Table, term: Term) -> str | None:
-    """Return the group that a join compares an expression in; None where it can't."""
-    if term.operator == "column":
-        return comparison(table.column(str(term.detail)).type)
-    return term.group if term.group in JOINED else None

@@ -3,6 +3,8 @@
 import re
 
 from cdc.model.pg_types import base_type
+from cdc.model.table import Table
+from cdc.views.scalar import terms
 
 INTEGERS = ("smallint", "integer", "bigint")
 TEXTS = ("text", "character varying", "name")
@@ -16,6 +18,16 @@ SAME = (
     "time without time zone",
 )
 """Types with one text a value, the same in every column."""
+JOINED = (
+    terms.BOOLEAN,
+    terms.INTEGERS,
+    terms.TEXTS,
+    terms.UUID,
+    terms.DATE,
+    terms.TIMESTAMP,
+    terms.TIMESTAMPTZ,
+)
+"""Groups of terms whose equal values have equal texts, whatever computed them."""
 ORDERED = (*INTEGERS, *TEXTS, *SAME, "numeric")
 
 
@@ -36,6 +48,15 @@ def comparison(type_: str) -> str | None:
         return bare
     is_enum = "." in bare
     return type_ if type_.startswith("character(") or is_enum else None
+
+
+def joined_group(table: Table, term: terms.Term) -> str | None:
+    """Return the group that a join compares an expression over a table's row in; None where it
+    can't.
+    """
+    if term.operator == "column":
+        return comparison(table.column(str(term.detail)).type)
+    return term.group if term.group in JOINED else None
 
 
 def is_ordered(type_: str) -> bool:
