@@ -95,8 +95,7 @@ def _rebuilds(context: "Context") -> tuple[dict[str, bool], dict[str, bool]]:
     """Say which tables' topics the next run reads again, and which views it makes again."""
     from cdc.kafka.topics import Topics
     from cdc.sink.factory import build_state
-    from cdc.views.engine import all_needs
-    from cdc.views.outline import rebuilds
+    from cdc.views.needs import all_needs, rebuilds
     from cdc.views.plan import StatePlan
 
     pipeline, state = context.pipeline, build_state(context.pipeline)

@@ -13,37 +13,32 @@ are (release). Each turn asks whether it has gone back. The same makes a state t
 take documents back that are no more.
 """
 
-import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-import msgspec
-import structlog
-
-from cdc.codec.table import codec
 from cdc.config.settings import Pipeline
 from cdc.control.heartbeat import last_heartbeat
 from cdc.errors import ConnectorError
 from cdc.kafka.topics import Topics
 from cdc.model.position import Position, ViewCheckpoint, distance
-from cdc.model.table import IndexOptions, Table
+from cdc.model.table import Table
 from cdc.sink.contract import positions as checkpoints
 from cdc.sink.lane import Failure
 from cdc.sink.lane_run import freeze_gc_after, reported_error
 from cdc.spark.kafka_source import OffsetRanges, read_ranges
-from cdc.views.emission import Emission, Report
-from cdc.views.plan import Node, StatePlan
+from cdc.views.needs import all_needs
+from cdc.views.plan import StatePlan
 from cdc.views.resolve import Resolution
-from cdc.views.rows import narrowed
 from cdc.views.state import State, StateSink, Turn
 from cdc.views.tables import Waiting, waiting
+from cdc.views.tasks.emission import Emission
+from cdc.views.tasks.marking import REPORT, Marking
+from cdc.views.tasks.report import Report, read_report
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import SparkSession
 
 HINTS = {
@@ -58,9 +53,6 @@ Positions = Mapping[str, Position | None]
 """By topic; None: offset zero."""
 ResolveViews = Callable[[Sequence[Table]], Resolution]
 """Takes the captured tables as they are now."""
-REPORT = "report binary"
-_decode = msgspec.json.Decoder(Report).decode
-log = structlog.get_logger()
 
 
 class DocumentEngine:
@@ -183,9 +175,9 @@ class DocumentEngine:
                 topics[view.name]: (view.name, view.root.table) for view in self._sink.plan.views
             }
             keys = read_ranges(self._spark, self._pipeline.kafka, spans).select("topic", "key")
-            marking = _Marking(self._sink.open_state(), tables)
+            marking = Marking(self._sink.open_state(), tables)
             for row in keys.mapInArrow(freeze_gc_after(marking.run), REPORT).collect():
-                _report(row["report"])
+                read_report(row["report"])
         self._recovered = True
 
     def _is_released(self, positions: Positions) -> bool:
@@ -224,7 +216,7 @@ class DocumentEngine:
         # Twice as quick as the same by a DataFrame, which Spark plans anew every time: 77 ms instead
         # of 144, and half of the CPU.
         (encoded,) = self._one_task.mapPartitions(freeze_gc_after(emission.run)).collect()
-        return _report(encoded)
+        return read_report(encoded)
 
     def _note(self, positions: Positions, report: Report) -> None:
         """Note of each view whose documents are all sent that they are current, and up to where its
@@ -273,46 +265,6 @@ class DocumentEngine:
             ) from None
 
 
-class _Marking:
-    """Marks the documents of records as dirty. Can be pickled.
-
-    tables: by topic, the view's name and the table of its root.
-    """
-
-    def __init__(
-        self, open_state: Callable[[], State], tables: Mapping[str, tuple[str, Table]]
-    ) -> None:
-        self._open_state, self._tables = open_state, tables
-
-    def run(self, batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
-        """Run as a task of Spark over records: topic string, key binary."""
-        import pyarrow as pa
-
-        report, state = Report(done=True), self._open_state()
-        try:
-            for batch in batches:
-                keys: dict[str, dict[str, bytes]] = {}
-                for topic, key in zip(
-                    *(column.to_pylist() for column in batch.columns), strict=True
-                ):
-                    view, table = self._tables[topic]
-                    keys.setdefault(view, {})[codec(table).row_id(key)] = key
-                for view, keys_by_id in keys.items():
-                    state.mark(view, keys_by_id)
-        except Failure as failure:
-            report.failure, report.message = failure.kind, failure.message
-        encoded = msgspec.json.encode(report)
-        yield pa.RecordBatch.from_arrays([pa.array([encoded], "binary")], names=["report"])
-
-
-def _report(encoded: bytes) -> Report:
-    """Decode what a task reports. Raises Failure: what it reports as failed."""
-    report = _decode(encoded)
-    if report.failure:
-        raise Failure(report.failure, report.message)
-    return report
-
-
 def _unnoted(
     ends: Mapping[str, Position], noted: Mapping[str, ViewCheckpoint | None]
 ) -> OffsetRanges:
@@ -327,37 +279,3 @@ def _unnoted(
             if start < stop:
                 spans[topic, partition] = start, stop
     return spans
-
-
-def all_needs(plan: StatePlan, topic_ids: Mapping[str, str]) -> dict[str, str]:
-    """Return the needs of all tables, by name, for the ids of the views' topics, by view."""
-    return {table.qualified: needs(plan, table, topic_ids) for table in plan.tables}
-
-
-def needs(plan: StatePlan, table: Table, topic_ids: Mapping[str, str]) -> str:
-    """Return a text that changes with what the rows of a table are stored for.
-
-    That is their columns and indexes; of a root also the whole view and its topic: when these
-    change, all documents are made again, and reading the root's rows again marks them all.
-    """
-    views = [view for view in plan.views if view.root.table.qualified == table.qualified]
-    parts = [
-        repr((table.columns, table.key)),
-        repr(
-            (
-                plan.slots[table.qualified],
-                plan.listings[table.qualified],
-                plan.tallies[table.qualified],
-            )
-        ),
-        *(repr((_in_use(view.root), topic_ids[view.name])) for view in views),
-    ]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
-
-
-def _in_use(node: Node) -> Node:
-    """The tree without what documents don't depend on: columns that only the tables have, and
-    settings of their indexes.
-    """
-    table = replace(narrowed(node.table, node.columns_in_use), index=IndexOptions())
-    return replace(node, table=table, children=tuple(map(_in_use, node.children)))

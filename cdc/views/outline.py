@@ -1,14 +1,12 @@
-"""A view and the state that it needs, as plain data to show; and what a changed file makes again.
+"""A view and the state that it needs, as plain data to show.
 
 In:  resolved views. Out: dicts and lists for JSON, in the words of the pipeline file.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from cdc.sink.contract import positions
 from cdc.views.plan import Node, Order, StatePlan, View
-from cdc.views.state import StateSink
 
 
 def outline(view: View) -> dict[str, Any]:
@@ -51,23 +49,3 @@ def state_outline(plan: StatePlan, names: Sequence[str]) -> list[dict[str, Any]]
         for table in plan.tables
         if table.qualified in names
     ]
-
-
-def rebuilds(
-    sink: StateSink, needs: Mapping[str, str], empty: Collection[str]
-) -> tuple[dict[str, bool], dict[str, bool]]:
-    """Say what the next run makes again: by table, whether its topic is read again from its start;
-    by view, whether all its documents are made again. Else only changed ones are.
-
-    `needs`: by table of the sink's plan, see `engine.needs`. `empty`: topics that never had a record.
-    They give no batch and so no position, and nothing in them can be read again.
-    """
-    sink.needs = needs
-    stored = positions(sink, sink.plan.tables)
-    tables = {
-        table.qualified: stored[table.qualified] is None and table.topic not in empty
-        for table in sink.plan.tables
-    }
-    return tables, {
-        view.name: any(tables[name] for name in view.topics) for view in sink.plan.views
-    }

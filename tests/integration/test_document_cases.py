@@ -33,9 +33,10 @@ from cdc.postgres import source
 from cdc.sinks.redis.documents import state
 from cdc.sinks.redis.documents.state import RedisState
 from cdc.verify.documents import send_documents_again
-from cdc.views import climb, emission
-from cdc.views.emission import SLICE
+from cdc.views import climb
 from cdc.views.tables import view_table
+from cdc.views.tasks import emission
+from cdc.views.tasks.emission import SLICE
 from tests.support.budget import SCALE
 from tests.support.cache import cache
 from tests.support.document_history import History

@@ -31,11 +31,12 @@ from cdc.sinks.redis.documents.sink import DocumentState
 from cdc.sinks.redis.documents.state import OpenState, RedisState
 from cdc.sinks.redis.positions import Positions
 from cdc.sinks.redis.tables import remove_keys
-from cdc.views import emission
-from cdc.views.emission import SLICE, Emission, Report
 from cdc.views.plan import Aggregate, Join, Node, Order, StatePlan, View
 from cdc.views.scalar.expression import Expression
 from cdc.views.state import Chunk, Turn
+from cdc.views.tasks import emission
+from cdc.views.tasks.emission import SLICE, Emission
+from cdc.views.tasks.report import Report
 from tests.support.budget import SCALE
 from tests.support.cache import Road, cache
 from tests.support.wait import wait_until

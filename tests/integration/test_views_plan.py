@@ -17,8 +17,7 @@ from cdc.errors import SinkUnavailable
 from cdc.runtime.context import Context
 from cdc.sinks.redis.database import Database
 from cdc.sinks.redis.documents import sink as documents
-from cdc.views.engine import all_needs
-from cdc.views.outline import rebuilds
+from cdc.views.needs import all_needs, rebuilds
 from tests.integration.test_document_cases import (
     AUTHOR_DOCS,
     BOOK_DOCS,

@@ -41,11 +41,12 @@ from cdc.sinks.redis.documents.keys import shard_prefix
 from cdc.sinks.redis.documents.sink import DocumentState
 from cdc.sinks.redis.documents.state import OpenState
 from cdc.sinks.redis.positions import Positions
-from cdc.views.emission import Emission, Report
-from cdc.views.engine import needs
+from cdc.views.needs import needs
 from cdc.views.plan import StatePlan, View
 from cdc.views.resolve import resolve_views
 from cdc.views.tables import view_table
+from cdc.views.tasks.emission import Emission
+from cdc.views.tasks.report import Report
 from tests.support.envelopes import PLACEHOLDER
 
 NAME, PARTITIONS, SCHEMA = "lib", 2, "lib"

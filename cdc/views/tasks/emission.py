@@ -27,6 +27,7 @@ from cdc.views.assemble import Document, assemble
 from cdc.views.climb import climb
 from cdc.views.plan import StatePlan, View
 from cdc.views.state import State, Turn
+from cdc.views.tasks.report import Report
 
 SLICE = 2000
 """Documents that are assembled and sent at once: a transaction."""
@@ -36,16 +37,6 @@ Write = Callable[[Sequence[Outgoing]], object]
 _writers: dict[tuple[str, str, str], TransactionalWriter] = {}
 """This process' writers, by broker, name and owner; executors keep them across tasks."""
 _encode = msgspec.json.Encoder().encode
-
-
-class Report(msgspec.Struct):
-    """What a task has done. A failure travels as data: a key of `cdc.sink.remedy.REPORTED`."""
-
-    documents: int = 0
-    done: bool = False
-    """Whether nothing was dirty any more at its end."""
-    failure: str | None = None
-    message: str = ""
 
 
 @dataclass(frozen=True)
@@ -78,7 +69,7 @@ class Emission:
             report.failure, report.message = "fenced", error.message
         except KafkaUnavailable as error:
             report.failure, report.message = "broker", error.message
-        yield _encode(report)
+        yield report.encode()
 
     def send(self, state: State, report: Report, write: Write) -> None:
         """Find and send dirty documents until there are none, or the round is over.

@@ -1,0 +1,1 @@
+"""What the engine of documents runs on executors, as tasks of Spark."""
