@@ -22,14 +22,3 @@ def marked(text: Column) -> Column:
     """
     all_marked = F.regexp_replace(text, _TOKEN, f'"{STRING}$1{NUMBER}$2"')
     return F.regexp_replace(all_marked, rf"{_MARKED}(\s*+:)", '"$1"$2')
-
-
-def unmarked(text: Column) -> Column:
-    """Remove the marks of `marked`."""
-    numbers = F.regexp_replace(text, f'"{STRING}{NUMBER}([^"{NUMBER}]++)"', "$1")
-    return F.regexp_replace(numbers, _MARKED, '"$1"')
-
-
-def string(value: Column) -> Column:
-    """Remove the marks of a single string that the parser has taken out of a marked text."""
-    return F.regexp_replace(value, f"^{STRING}|{NUMBER}$", "")
