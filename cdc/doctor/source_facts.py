@@ -26,7 +26,7 @@ SELECT name, setting FROM pg_settings WHERE name IN (
 SLOTS = """
 SELECT slot_name::text AS name, slot_type AS type, active, plugin::text, database::text, wal_status,
        pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn)::bigint AS retained_bytes, safe_wal_size AS safe_bytes,
-       (to_jsonb(s) ->> 'failover')::bool AS failover, temporary
+       (to_jsonb(s) ->> 'failover')::bool AS failover
 FROM pg_replication_slots s
 """
 SENDERS = """
@@ -84,7 +84,6 @@ class SlotFacts:
     retained_bytes: int | None = 0
     safe_bytes: int | None = None
     failover: bool | None = False
-    temporary: bool = False
 
 
 @dataclass(frozen=True)
