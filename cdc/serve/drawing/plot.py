@@ -8,9 +8,8 @@ from cdc.serve.drawing.hops import lag_text
 from cdc.serve.looks.lag_history import Series
 
 WIDTH, HEIGHT = 360, 80
-LOWEST_TOP_S = 5.0
-"""The least top of the scale: less lag than that isn't slow and stays near the ground."""
 TOPS = (5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21_600, 43_200, 86_400)
+"""Tops of the scale, in seconds. Less lag than the least isn't slow and stays near the ground."""
 
 
 @dataclass(frozen=True)
