@@ -64,14 +64,12 @@ def read_until(spark: SparkSession, bootstrap: str, ends: Mapping[str, Position]
     return read_ranges(spark, bootstrap, ranges)
 
 
-def read_ranges(
-    spark: SparkSession, bootstrap: str, spans: OffsetRanges, group: str | None = None
-) -> DataFrame:
+def read_ranges(spark: SparkSession, bootstrap: str, spans: OffsetRanges) -> DataFrame:
     """Read every committed record of these ranges, with the columns of `read_until`."""
     starts, ends = ({place: span[index] for place, span in spans.items()} for index in (0, 1))
     return (
         spark.read.format("kafka")
-        .options(**reader_options(bootstrap, group))
+        .options(**reader_options(bootstrap))
         .option(
             "assign",
             json.dumps({topic: list(places) for topic, places in _by_topic(starts).items()}),
