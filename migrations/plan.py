@@ -122,12 +122,8 @@ def _guarded(conn: psycopg.Connection, statement: Statement) -> Iterator[str]:
     yield f"{text}\n\\endif"
 
 
-def describe_statement(
-    conn: psycopg.Connection, statement: Statement, width: int = 80
-) -> Iterator[str]:
-    """Describe a statement that hasn't been run: its messages, then its SQL wrapped at `width`
-    columns.
-    """
+def describe_statement(conn: psycopg.Connection, statement: Statement) -> Iterator[str]:
+    """Describe a statement that hasn't been run: its messages, then its SQL, wrapped at 80 columns."""
     yield from statement.lines
     text = (
         "(its statements are in the file)"
@@ -136,7 +132,7 @@ def describe_statement(
     )
     yield from textwrap.wrap(
         text,
-        width,
+        width=80,
         initial_indent="    ",
         subsequent_indent="      ",
         break_long_words=False,

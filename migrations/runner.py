@@ -197,11 +197,11 @@ def recorded(conn: psycopg.Connection, folder: str) -> dict[str, str]:
         raise no_privilege(conn, error, grant) from error
 
 
-def pending(conn: psycopg.Connection, folder: Path = CONTROL) -> list[Migration]:
-    """List the files that haven't been applied. Raises SourceError for an applied file that was
-    changed since.
+def pending(conn: psycopg.Connection) -> list[Migration]:
+    """List the files of the control schema that haven't been applied. Raises SourceError for an
+    applied file that was changed since.
     """
-    files, checksums = migrations(folder), recorded(conn, folder_kind(folder))
+    files, checksums = migrations(CONTROL), recorded(conn, folder_kind(CONTROL))
     _refuse_rewritten(files, checksums)
     return [file for file in files if file.name not in checksums]
 
