@@ -31,7 +31,6 @@ class Column:
 
     name: str
     type: str
-    nullable: bool = True
     shape: Shape | None = None
     """None for what a captured table has: JSON of which nothing is known, and all other types."""
 

@@ -27,17 +27,17 @@ NAMES = "SELECT attname::text FROM pg_attribute WHERE attrelid = %s AND attnum >
 # A domain is captured as what it is made of. A type that the connector doesn't know comes as its
 # text.
 COLUMNS = """
-WITH RECURSIVE bare (at, name, nullable, type, mod) AS (
-    SELECT attnum, attname::text, NOT attnotnull, atttypid, atttypmod FROM pg_attribute
+WITH RECURSIVE bare (at, name, type, mod) AS (
+    SELECT attnum, attname::text, atttypid, atttypmod FROM pg_attribute
     WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped AND attgenerated::text = ANY (%s)
     UNION ALL
-    SELECT at, name, nullable, typbasetype, CASE mod WHEN -1 THEN typtypmod ELSE mod END
+    SELECT at, name, typbasetype, CASE mod WHEN -1 THEN typtypmod ELSE mod END
     FROM bare JOIN pg_type d ON d.oid = type WHERE typtype = 'd'
 )
 SELECT name, CASE WHEN e.typtype IN ('c', 'd') OR e.typtype <> 'e' AND e.typname <> ALL (%s)
                        AND e.typnamespace <> 'pg_catalog'::regnamespace
                   THEN CASE e.oid WHEN t.oid THEN 'unknown' ELSE 'unknown[]' END
-                  ELSE format_type(type, mod) END, nullable
+                  ELSE format_type(type, mod) END
 FROM bare JOIN pg_type t ON t.oid = type
 JOIN pg_type e ON e.oid = CASE t.typcategory WHEN 'A' THEN t.typelem ELSE t.oid END
 WHERE t.typtype <> 'd'

@@ -39,7 +39,7 @@ def _members(node: Node) -> tuple[Column, ...]:
     return (
         *(column for column in node.table.columns if column.name in shown),
         *(
-            Column(part.name, result_type(part, child.table), part.function != "count")
+            Column(part.name, result_type(part, child.table))
             for child in node.children
             for part in child.aggregates
         ),

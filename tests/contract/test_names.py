@@ -22,8 +22,8 @@ NAMES = (*CARRIED, "p.q", ".lead", "trail.", "p..q", ".", "``", "`x`", "x.*")
 
 def table(unique: str, names: Sequence[str]) -> Table:
     columns = (
-        Column("a", "text", False),
-        Column("b", "bigint", False),
+        Column("a", "text"),
+        Column("b", "bigint"),
         *(Column(name, "text") for name in names),
     )
     return Table("public", "items", columns, ("a", "b"), f"{unique}.public.items")

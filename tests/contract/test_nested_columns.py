@@ -38,7 +38,7 @@ ITEMS = Shape(
 )
 LABELS = Shape((Column("tag", "text"),), is_object=False, many=True)
 COLUMNS = (
-    Column("id", "integer", False),
+    Column("id", "integer"),
     Column("customer", "jsonb", shape=Shape((Column("name", "text"),), True, False)),
     Column("items", "jsonb", shape=ITEMS),
     Column("labels", "jsonb", shape=LABELS),

@@ -294,7 +294,7 @@ def test_key_joined_with_an_underscore(monkeypatch: pytest.MonkeyPatch) -> None:
     keyed = Table(
         "public",
         "x",
-        (TableColumn("a", "text", False), TableColumn("b", "text", False)),
+        (TableColumn("a", "text"), TableColumn("b", "text")),
         ("a", "b"),
         "t",
     )
@@ -313,7 +313,7 @@ def compared(spark: "SparkSession", name: str) -> list[tuple[str, str]]:
     table = Table(
         "public",
         name,
-        (TableColumn("id", "bigint", False), TableColumn("v", "numeric(38,18)")),
+        (TableColumn("id", "bigint"), TableColumn("v", "numeric(38,18)")),
         ("id",),
         "t",
     )

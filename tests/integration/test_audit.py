@@ -118,7 +118,7 @@ class Broker:
 
     def table(self, name: str) -> Table:
         columns = (
-            Column("id", "integer", False),
+            Column("id", "integer"),
             *(Column(name, "text") for name in ("v", "w", "more")),
         )
         return Table("public", name, columns, ("id",), self.shop.topic(f"public.{name}"))

@@ -61,13 +61,13 @@ def test_columns_types_and_key(conn: source.Connection, unique: str) -> None:
     conn.execute("SET search_path = shop, public")
     table, lines_table, parts = describe(conn, unique, "shop.orders", "shop.Lines", "shop.parts")
     assert table.columns == (
-        Column("note", "text", True),
-        Column("region", "text", False),
-        Column("id", "integer", False),
-        Column("price", "numeric(10,2)", False),
-        Column("mood", "shop.mood", True),
-        Column("at", "timestamp(3) with time zone[]", True),
-        Column("total", "integer", True),
+        Column("note", "text"),
+        Column("region", "text"),
+        Column("id", "integer"),
+        Column("price", "numeric(10,2)"),
+        Column("mood", "shop.mood"),
+        Column("at", "timestamp(3) with time zone[]"),
+        Column("total", "integer"),
     )
     assert table.key == ("id", "region")
     assert table.topic == f"{unique}.shop.orders"

@@ -12,7 +12,7 @@ from cdc.verify.source_rows import CHUNK_BYTES, READ_ONLY, fetch_rows
 TABLE = Table(
     "public",
     "wide",
-    (Column("id", "bigint", False), Column("v", "text", True)),
+    (Column("id", "bigint"), Column("v", "text")),
     ("id",),
     "t.public.wide",
 )

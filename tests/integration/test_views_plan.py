@@ -80,6 +80,19 @@ def test_a_changed_file_makes_again_what_it_changes(history: History) -> None:
     history.settle()
 
 
+def test_a_column_that_may_be_null_no_more_makes_nothing_again(history: History) -> None:
+    """No document looks another way for it: what is in one is what the log says."""
+    library(history, VIEWS)
+    history.do("INSERT INTO lib.authors VALUES (1, 'A')", "INSERT INTO lib.books VALUES (1, 1)")
+    history.settle()
+    for column in ("authors ALTER name", "books ALTER author_id"):
+        history.connection.execute(f"ALTER TABLE lib.{column} SET NOT NULL")
+    assert outlook(history, VIEWS) == (
+        dict.fromkeys(TABLES, False),
+        {"author_docs": False, "book_docs": False},
+    )
+
+
 def test_a_table_that_never_had_a_row_is_not_read_again(history: History) -> None:
     library(history, VIEWS)
     assert outlook(history, VIEWS) == (

@@ -18,7 +18,7 @@ LONG = 10_000_000
 
 
 def make_table(*columns: tuple[str, str]) -> Table:
-    listed = (Column("id", "bigint", False), *(Column(name, type_) for name, type_ in columns))
+    listed = (Column("id", "bigint"), *(Column(name, type_) for name, type_ in columns))
     return Table("public", "items", listed, ("id",), "t.public.items")
 
 

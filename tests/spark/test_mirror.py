@@ -94,7 +94,7 @@ def test_every_type_comes_back_as_the_document_that_others_hold(
 
 def test_names_that_spark_takes_for_its_own(spark: SparkSession, tmp_path: Path) -> None:
     columns = (
-        Column("id", "bigint", False),
+        Column("id", "bigint"),
         *(Column(name, "text") for name in ("a.b", "`", "c`d", '"', "a")),
     )
     table = Table("public", "odd", columns, ("id",), "t.public.odd")

@@ -30,8 +30,8 @@ MASKS: tuple[Any, ...] = (PLACEHOLDER, [PLACEHOLDER])
 def table(topic: str, name: str = "items") -> Table:
     """A table of two key columns, so that ids are JSON arrays."""
     columns = (
-        Column("a", "text", False),
-        Column("b", "bigint", False),
+        Column("a", "text"),
+        Column("b", "bigint"),
         Column("v", "text"),
         Column("n", "integer"),
     )

@@ -34,11 +34,10 @@ TYPES = {
     "on_time": "boolean",
     "updated_at": STAMP,
 }
-REQUIRED = ("dest", "sched_arr", "distance", "status", "updated_at", *KEYS["flights"])
 TABLE = Table(
     "public",
     "flights",
-    tuple(Column(name, type_, name not in REQUIRED) for name, type_ in TYPES.items()),
+    tuple(Column(name, type_) for name, type_ in TYPES.items()),
     KEYS["flights"],
     "sample.public.flights",
 )

@@ -111,7 +111,7 @@ LOST: list[tuple[str, Any]] = [
 def wide(types: Sequence[str]) -> Table:
     """A table with a column v0, v1, ... for each type."""
     columns = [Column(f"v{number}", type_) for number, type_ in enumerate(types)]
-    return Table("public", "x", (Column("id", "bigint", False), *columns), ("id",), "t.public.x")
+    return Table("public", "x", (Column("id", "bigint"), *columns), ("id",), "t.public.x")
 
 
 def compact(value: object) -> str:

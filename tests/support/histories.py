@@ -16,11 +16,11 @@ LARGE = ("v", "w")
 def table(topic: str) -> Table:
     """Rows that count their changes in `n`."""
     columns = (
-        Column("a", "text", False),
-        Column("b", "bigint", False),
+        Column("a", "text"),
+        Column("b", "bigint"),
         Column("v", "text"),
         Column("w", "text[]"),
-        Column("n", "bigint", False),
+        Column("n", "bigint"),
     )
     return Table("public", "lives", columns, ("a", "b"), topic)
 

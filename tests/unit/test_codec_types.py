@@ -379,7 +379,7 @@ def test_ids_are_made_of_what_the_views_show(
     table = Table(
         "public",
         "x",
-        tuple(Column(*column, False) for column in zip(names, types, strict=True)),
+        tuple(Column(*column) for column in zip(names, types, strict=True)),
         names,
         "t",
     )

@@ -18,7 +18,7 @@ def at(*offsets: int, topic_id: str = "1", floor: int = 0) -> ViewCheckpoint:
 ORDER_DOCS = Table(
     "view",
     "order_docs",
-    (Column("id", "integer", False),),
+    (Column("id", "integer"),),
     ("id",),
     "shop.view.order_docs",
     derivation=Derivation("", (("shop.orders", "orders"), ("shop.items", "items")), ()),
@@ -72,7 +72,7 @@ def view(name: str, *tables: str) -> View:
     """A view of tables, in one line."""
     node: Any = None
     for table in reversed(tables):
-        columns = (Column("id", "integer", False),)
+        columns = (Column("id", "integer"),)
         described = Table("shop", table, columns, ("id",), table)
         node = Node(table, described, ("id",), children=(node,) if node else ())
     return View(name, node, ())

@@ -52,7 +52,7 @@ VALUES: list[tuple[str, pa.DataType, Any, str]] = [
 
 
 def items(type_: str) -> Table:
-    columns = (Column('v"', type_), Column("later", "date"), Column("id", "bigint", False))
+    columns = (Column('v"', type_), Column("later", "date"), Column("id", "bigint"))
     return Table("public", "t", columns, ("id",), "t.public.t")
 
 

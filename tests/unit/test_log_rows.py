@@ -56,7 +56,7 @@ def wide(*, reshaped: bool = False) -> Table:
 
 
 def items(*, reshaped: bool = False) -> Table:
-    columns = (Column("id", "bigint", False), *(Column(name, "text") for name in "vw"))
+    columns = (Column("id", "bigint"), *(Column(name, "text") for name in "vw"))
     return Table("public", "items", columns, ("id",), "t.public.items", reshaped=reshaped)
 
 
@@ -167,7 +167,7 @@ def test_which_values_a_row_has() -> None:
 
 
 def test_the_warehouse_holds_less() -> None:
-    columns = (Column("id", "bigint", False), Column("n", "numeric(3,1)"))
+    columns = (Column("id", "bigint"), Column("n", "numeric(3,1)"))
     table = Table("public", "items", columns, ("id",), "t.public.items")
     value = packed({"op": "u", "after": {"id": 1, "n": "1000"}})
     assert summary_of(value, table=table).says == ROW

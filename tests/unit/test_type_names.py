@@ -45,7 +45,7 @@ def test_a_key_needs_one_text_for_each_value(type_: str) -> None:
 
 def test_a_snapshot_reads_dates_as_days_and_nothing_else_otherwise() -> None:
     columns = (
-        Column("id", "integer", False),
+        Column("id", "integer"),
         Column('d"x', "date"),
         Column("t", "timestamp without time zone"),
     )
