@@ -104,7 +104,7 @@ def request_backfills(
 
 
 def set_floor_before_snapshot(
-    conn: Connection, topics: Topics, tables: Sequence[Table], control_topics: Sequence[str] = ()
+    conn: Connection, topics: Topics, tables: Sequence[Table], control_topics: Sequence[str]
 ) -> dict[str, Position]:
     """Set a floor before another first snapshot, because rows deleted since the last one have no
     record.

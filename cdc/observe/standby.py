@@ -118,7 +118,7 @@ def outwait_others(
     sinks: Collection[str],
     stopping: Event,
     say: Callable[[str], object],
-    tick: Callable[[list[Progress]], object] = lambda _: None,
+    tick: Callable[[list[Progress]], object],
 ) -> None:
     """Wait until no other run is at work on any of the sinks, or `stopping` is set. While the broker
     is away nobody can tell, so that is waited for, too. `tick` is called at each look, without any

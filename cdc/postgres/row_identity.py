@@ -49,7 +49,7 @@ def indexes(conn: Connection, relation: int) -> list[Index]:
     return [Index(*row) for row in conn.execute(INDEXES, [relation])]
 
 
-def key_index(conn: Connection, relation: int, table: str, key: Sequence[str] = ()) -> Index:
+def key_index(conn: Connection, relation: int, table: str, key: Sequence[str]) -> Index:
     """The index that identifies rows: over `key` if the pipeline file has one, else the primary
     key.
 
