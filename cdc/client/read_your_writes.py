@@ -6,13 +6,9 @@
                                                                    share it
     client.wait_for(cache, token, timeout_s=2)
 
-A token is an LSN after the caller's commit, and the server whose log it is:
-0/1A2B3C@SYSTEM.TIMELINE. `token` also writes a logical message with the server's name, which any
-role may do. The connector sends that message, in commit order, to the topic `<pipeline>.message`. A
-message there of the same server with the token's LSN or a later one proves that the caller's
-changes are in the log before it: the view's position has to reach the end that the table's topic
-has then. LSNs of a server that was replaced, or of one before a failover, prove nothing for the one
-after it.
+The token's message, or a later one, in the log proves that the caller's changes are in the log
+before it (`cdc.client.tokens`): the view's position has to reach the end that the table's topic has
+then.
 
 The view's position is stored with its data, so the answer is right whichever process applies the
 changes, and after any restart. Nobody waits for a heartbeat. The topic's end is that of everything
@@ -21,20 +17,13 @@ written, committed in Kafka or not: transaction markers reach partitions one by 
 A view's position passes a row in quarantine: `cdc status` says which views are degraded.
 """
 
-import json
 import threading
 import time
-from base64 import b64decode
-from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
-import psycopg
-from psycopg.pq import TransactionStatus
-from psycopg.rows import tuple_row
-
+from cdc.client.tokens import Token, TokenEnds, parse_message
 from cdc.config.settings import Pipeline
 from cdc.control.control_topics import Truncations
 from cdc.errors import (
@@ -42,98 +31,19 @@ from cdc.errors import (
     ReadTimeout,
     SettingsError,
     SinkUnavailable,
-    SourceError,
 )
 from cdc.generations.pause import read_pauses
 from cdc.generations.registry import Pause
 from cdc.kafka.log_refusals import refuse_incomparable
-from cdc.kafka.records import Record
 from cdc.kafka.topics import Topics
 from cdc.model.position import Position, distance
 from cdc.model.table import Table
 from cdc.postgres import table_survey
-from cdc.postgres.table_definition import lsn_number
 from cdc.runtime.context import Context
 from cdc.sink.contract import Sink
 from cdc.sink.factory import late_topics, open_documents, open_waiting
 
 POLL_S = 0.01
-# The LSN is read before the message is written, so the message's own LSN is later.
-WRITE_MESSAGE = """
-SELECT pg_current_wal_insert_lsn()::text || '@' || server,
-       pg_logical_emit_message(true, 'cdc.token', server)
-FROM (SELECT system_identifier || '.'
-             || ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::int
-             AS server
-      FROM pg_control_system()) AS it
-"""
-
-
-def token(connection: "psycopg.Connection[Any]") -> str:
-    """Take a token for everything that this connection has committed. Costs one query.
-
-    Raises:
-        SourceError: the connection is in a transaction, whose changes nobody can see yet; or
-        Postgres refuses.
-    """
-    if connection.info.transaction_status != TransactionStatus.IDLE:
-        raise SourceError(
-            "A token is taken after the commit, not within a transaction.",
-            hint="call commit() first",
-        )
-    try:
-        with connection.transaction(), connection.cursor(row_factory=tuple_row) as cursor:
-            row = cursor.execute(WRITE_MESSAGE).fetchone()
-    except psycopg.Error as error:
-        raise SourceError(
-            f"Postgres gives no token: {type(error).__name__}.",
-            hint="take it on the primary, as a role that may write",
-        ) from error
-    assert row is not None
-    return str(row[0])
-
-
-@dataclass(frozen=True)
-class Token:
-    """A token's parts. An empty `server` means the server whose message was read last."""
-
-    lsn: int
-    server: str = ""
-
-    @classmethod
-    def parse(cls, text: str) -> "Token":
-        """Parse the text that `token` returns, or an LSN alone."""
-        place, _, server = text.partition("@")
-        return cls(lsn_number(place), server)
-
-
-Ends = Mapping[str, Position]
-"""By topic."""
-
-
-class TokenEnds:
-    """The newest token of each server, and the ends that topics had after it."""
-
-    def __init__(self) -> None:
-        self._ends: dict[str, tuple[int, Ends]] = {}
-        self._last_server = ""
-
-    def lacks(self, token: Token) -> bool:
-        """Whether no message of the token's server has its LSN or a later one yet."""
-        lsn, _ = self._ends.get(token.server or self._last_server, (-1, {}))
-        return lsn < token.lsn
-
-    def add(self, token: Token, ends: Ends) -> None:
-        """Record that everything before the token is in the topics, whose ends are given."""
-        self._ends[token.server] = token.lsn, ends
-        self._last_server = token.server
-
-    def ends(self, token: Token) -> Ends | None:
-        """Return ends of the topics that have everything before the token.
-
-        None: no message proves them yet.
-        """
-        return None if self.lacks(token) else self._ends[token.server or self._last_server][1]
 
 
 @runtime_checkable
@@ -225,7 +135,7 @@ class View:
             return
         newest: dict[str, Token] = {}
         messages = self._kafka.read_range(self._message_topic, self._read_offset, end)
-        for token in filter(None, map(_parse_message, messages)):
+        for token in filter(None, map(parse_message, messages)):
             if self._token_ends.lacks(token) and token.lsn >= newest.get(token.server, token).lsn:
                 newest[token.server] = token
         self._read_offset = end
@@ -296,11 +206,3 @@ def wait_for(view: View, token: str, timeout_s: float, *, search: bool = False) 
                 hint=f"read from Postgres this time; {command}",
             )
         time.sleep(POLL_S)
-
-
-def _parse_message(record: Record) -> Token | None:
-    """Parse the token of a message. None: the message has no LSN."""
-    message = json.loads(record.value) if record.value else {}
-    lsn = (message.get("source") or {}).get("lsn")
-    content = (message.get("message") or {}).get("content") or ""
-    return Token(int(lsn), b64decode(content).decode()) if lsn else None

@@ -10,7 +10,7 @@ import pytest
 from cdc import client
 from cdc.apply.schema_follower import SchemaFollower
 from cdc.capture.connector import register
-from cdc.client.read_your_writes import Token, View
+from cdc.client import Token, View
 from cdc.connectors.client import Connect
 from cdc.control import registrations
 from cdc.errors import AnotherServer

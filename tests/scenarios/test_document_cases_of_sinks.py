@@ -10,7 +10,7 @@ import psycopg
 import pytest
 import redis
 
-from cdc.client import read_your_writes as client
+from cdc import client
 from cdc.kafka.topics import Topics
 from tests.scenarios.test_document_engine import StateServer
 from tests.scenarios.test_documents import cached, compare, shop

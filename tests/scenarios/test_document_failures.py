@@ -11,7 +11,7 @@ import psycopg
 import pytest
 import redis
 
-from cdc.client import read_your_writes as client
+from cdc import client
 from cdc.kafka.topics import Topics
 from cdc.runtime.context import Context
 from cdc.sink.factory import sizes_reader

@@ -16,7 +16,7 @@ import psycopg
 import pytest
 import redis
 
-from cdc.client import read_your_writes as client
+from cdc import client
 from cdc.errors import SettingsError
 from cdc.kafka.records import kafka as kafka_client
 from cdc.kafka.topics import Topics
