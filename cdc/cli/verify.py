@@ -2,10 +2,8 @@
 repeatedly.
 """
 
-import re
 import time
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import structlog
@@ -14,6 +12,7 @@ import typer
 from cdc.cli.console import Json, Master, MetricsAddress, out, print_error, print_json, say
 from cdc.cli.observation.notification import notify_comparisons
 from cdc.cli.operation.log import recorded
+from cdc.cli.times import moment_ms, seconds
 from cdc.errors import CdcError, ConnectorError, DivergenceError, SettingsError, UndecidedError
 from cdc.model.trace import trace
 from cdc.model.wording import full_stopped
@@ -57,7 +56,6 @@ Repair = Annotated[
     bool, typer.Option("--repair", help="Send rows that differ through the log again.")
 ]
 log = structlog.get_logger()
-UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def add_to(app: typer.Typer) -> None:
@@ -99,7 +97,7 @@ def verify(
     def compare(spark: "SparkSession", current: "Context") -> "list[Comparison]":
         chosen = current.sinks(sink)
         tables, waiting = _select(current, table, [destination.name for destination in chosen])
-        options = Options(sample, _moment_ms(since) if since else None, rate, timeout)
+        options = Options(sample, moment_ms(since) if since else None, rate, timeout)
         results = verify_views(spark, current.pipeline, tables, chosen, options, tell=say)
         if repair:
             results = repair_differences(spark, current.pipeline, tables, chosen, options, results)
@@ -231,29 +229,6 @@ def _explained(error: Exception, sinks: "Sequence[str]") -> CdcError:
     if not isinstance(error, CdcError):
         log.error("comparison_failed", exception=trace(error))
     return failure
-
-
-def seconds(text: str) -> float:
-    """Parse a length of time: `90s`, `30m`, `2h`, `1d`. Raises SettingsError."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text)
-    if not match:
-        raise SettingsError(
-            f"{text!r} isn't a length of time.", hint="a number and a unit: 90s, 30m, 2h, 1d"
-        )
-    return float(match[1]) * UNITS_S[match[2]]
-
-
-def _moment_ms(text: str) -> int:
-    """Parse a time with zone, or a length of time before now: Unix milliseconds."""
-    if text[-1:] in UNITS_S:
-        return int((time.time() - seconds(text)) * 1000)
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError as error:
-        raise SettingsError(
-            f"{text!r} isn't a time.", hint="2h for two hours ago, or 2026-01-31T12:00+01:00"
-        ) from error
-    return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
 def report(results: "Sequence[Comparison]", as_json: bool) -> None:
