@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from cdc.control.floors import Floors
 from cdc.control.registrations import Registration
-from cdc.errors import CdcError
+from cdc.errors import CdcError, SinkRejected
 from cdc.model.outcome import Advance
 from cdc.model.position import Position
 from cdc.model.table import Table
@@ -115,3 +115,24 @@ class ResumePlan:
             for topic, end in ends.items()
             for partition, offset in end.items()
         )
+
+    def lsns(self) -> dict[str, int]:
+        """By topic: the LSN of the current server below which changes are dead."""
+        lsns = self.control.floors.lsns
+        return {table.topic: lsn for table in self.tables if (lsn := lsns.get(table.qualified))}
+
+    def first_offsets(self) -> dict[str, tuple[int, ...]]:
+        """The first offsets that count, of topics that are read from earlier offsets on."""
+        first_offsets = {}
+        for topic, starts in self.offsets().items():
+            first = self.control.registration.start(topic, self.shapes[topic].topic_id)
+            if any(starts[str(partition)] < offset for partition, offset in enumerate(first)):
+                first_offsets[topic] = first
+        return first_offsets
+
+    def no_table_error(self, sink: str) -> CdcError:
+        """The error if no table can go on, so that all are blocked."""
+        if self.refused:
+            return self.refused[0]
+        message, hint = next(iter(self.blocked.values()))
+        return SinkRejected(message, hint=hint, sink=sink)

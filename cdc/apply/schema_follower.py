@@ -30,6 +30,12 @@ PATIENCE_S, TABLE_S = 30.0, 0.5
 no longer.
 """
 log = structlog.get_logger()
+DescribeTables = Callable[
+    [Sequence[Definition], Registration], tuple[Sequence[Table], Mapping[str, list[str]]]
+]
+"""Takes the journal of definitions and the registration; returns the tables as they are now, and
+problems by table.
+"""
 
 
 def patience_s(pipeline: Pipeline) -> float:

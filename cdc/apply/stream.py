@@ -41,7 +41,8 @@ from cdc.apply.machine import (
 from cdc.apply.progress import Progress, RunState
 from cdc.apply.query import checkpoint, latest, light, planned_ends, read
 from cdc.apply.recovery import FIRST_PAUSE_S, Recovery
-from cdc.apply.views import DescribeTables, Views
+from cdc.apply.schema_follower import DescribeTables
+from cdc.apply.views import Views
 from cdc.apply.watch import Watch
 from cdc.config.settings import Pipeline
 from cdc.errors import CdcError

@@ -9,11 +9,11 @@ from dataclasses import replace
 
 import structlog
 
-from cdc.apply.plan import ControlState, Ends, ResumePlan
+from cdc.apply.plan import ControlState, ResumePlan
+from cdc.apply.schema_follower import DescribeTables
 from cdc.codec.decode_options import DecodeOptions
 from cdc.config.settings import Pipeline
 from cdc.control.control_topics import Control
-from cdc.control.registrations import Registration
 from cdc.errors import CdcError, SinkRejected, SourceError
 from cdc.generations.registry import GenerationBuild, Generations, Pause, Registry
 from cdc.generations.standby import StandbySink
@@ -24,16 +24,9 @@ from cdc.model.column_names import refusal_error
 from cdc.model.outcome import Advance
 from cdc.model.position import Position, ViewCheckpoint
 from cdc.model.table import Table
-from cdc.postgres.table_definition import Definition
 from cdc.sink.contract import Archive, GenerationReplaced, Sink, positions
 
 log = structlog.get_logger()
-DescribeTables = Callable[
-    [Sequence[Definition], Registration], tuple[Sequence[Table], Mapping[str, list[str]]]
-]
-"""Takes the journal of definitions and the registration; returns the tables as they are now, and
-problems by table.
-"""
 
 
 class Views:
@@ -127,7 +120,7 @@ class Views:
             sure_until=self._continuity.sure_until,
         )
         self.reading = replace(
-            self.reading, floors=self._lsns(), first_offsets=self._first_offsets()
+            self.reading, floors=self.plan.lsns(), first_offsets=self.plan.first_offsets()
         )
         return self.plan
 
@@ -142,10 +135,6 @@ class Views:
         }
         if generations:
             self.plan = replace(self.plan, generations={**self.plan.generations, **generations})
-
-    def steps(self, ends: Ends) -> list[Advance]:
-        """The steps of a batch that ends there."""
-        return self.plan.steps(ends)
 
     def standing(self, tables: Sequence[Table]) -> Mapping[str, ViewCheckpoint | None]:
         """The checkpoints of the live views of these tables, by table name."""
@@ -182,14 +171,14 @@ class Views:
                 blocked[table.qualified] = [refusal.message, refusal.hint]
                 refusals.append(refusal)
                 waiting.append(table)
-        if blocked and not views:
-            raise _no_table_error(blocked, refusals, self.sink.name)
         waiting_plan = ResumePlan(
             blocked=blocked,
             refused=tuple(refusals),
             waiting=tuple(waiting),
             unheld=frozenset(unheld),
         )
+        if blocked and not views:
+            raise waiting_plan.no_table_error(self.sink.name)
         return views, waiting_plan
 
     def _standing(self, tables: Sequence[Table]) -> Mapping[str, ViewCheckpoint | None]:
@@ -275,22 +264,6 @@ class Views:
         self.sink.drop_unreferenced(tables, {})
         self.registry.read()
 
-    def _lsns(self) -> dict[str, int]:
-        """By topic: the LSN of the current server below which changes are dead."""
-        lsns = self.plan.control.floors.lsns
-        return {
-            table.topic: lsn for table in self.plan.tables if (lsn := lsns.get(table.qualified))
-        }
-
-    def _first_offsets(self) -> dict[str, tuple[int, ...]]:
-        """The first offsets that count, of topics that are read from earlier offsets on."""
-        first_offsets = {}
-        for topic, starts in self.plan.offsets().items():
-            first = self.plan.control.registration.start(topic, self.plan.shapes[topic].topic_id)
-            if any(starts[str(partition)] < offset for partition, offset in enumerate(first)):
-                first_offsets[topic] = first
-        return first_offsets
-
 
 def prepare(
     sink: Sink,
@@ -313,16 +286,6 @@ def prepare(
         stored = None
     sink.prepare(table)
     return stored
-
-
-def _no_table_error(
-    blocked: Mapping[str, Sequence[str]], refusals: Sequence[CdcError], sink: str
-) -> CdcError:
-    """The error if no table can go on."""
-    if refusals:
-        return refusals[0]
-    message, hint = next(iter(blocked.values()))
-    return SinkRejected(message, hint=hint, sink=sink)
 
 
 def _unread(tables: Sequence[Table], troubled: Mapping[str, list[str]]) -> Iterator[CdcError]:

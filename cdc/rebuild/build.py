@@ -26,8 +26,9 @@ from tenacity.wait import wait_exponential
 from cdc.apply.batch.writer import BatchWriter
 from cdc.apply.progress import Progress as StreamProgress
 from cdc.apply.progress import RunState
+from cdc.apply.schema_follower import DescribeTables
 from cdc.apply.stream import Stream, StreamOptions
-from cdc.apply.views import DescribeTables, Views
+from cdc.apply.views import Views
 from cdc.config.settings import Pipeline
 from cdc.control.registrations import Registration
 from cdc.errors import CdcError, DivergenceError, SinkError, SinkUnavailable

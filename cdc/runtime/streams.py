@@ -12,9 +12,8 @@ from cdc.sink import factory
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from cdc.apply.schema_follower import SchemaFollower
+    from cdc.apply.schema_follower import DescribeTables, SchemaFollower
     from cdc.apply.stream import Stream
-    from cdc.apply.views import DescribeTables
     from cdc.control.registrations import Registration
     from cdc.postgres.table_definition import Definition
     from cdc.runtime.context import Context

@@ -80,7 +80,7 @@ class BatchWriter:
         Raises:
             CdcError: from the sink; from a record if the pipeline says `on_error: stop`.
         """
-        steps = self._views.steps(ends)
+        steps = self._views.plan.steps(ends)
         if not steps:
             return
         if self._shadow and self._live_entries is None:
