@@ -15,7 +15,8 @@ from pyspark.sql import DataFrame, SparkSession
 from bench.batches import REMEMBERED, Watched
 from bench.output.cost import Meter
 from bench.workload import Data
-from cdc.apply.stream import Stream, StreamOptions
+from cdc.apply.stream import Stream
+from cdc.apply.stream_options import StreamOptions
 from cdc.apply.supervisor import supervise
 from cdc.compose import artifacts, stack
 from cdc.config import settings

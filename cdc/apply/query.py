@@ -4,15 +4,17 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
+from typing import NamedTuple
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from cdc.apply.plan import Ends, ResumePlan
+from cdc.sink.lane import COLUMNS
 from cdc.spark.kafka_source import reader_options
 
 RAM_DISK = "/dev/shm"  # noqa: S108 (mkdtemp makes a private folder in it)
@@ -26,6 +28,13 @@ LIGHT = {
 """Session settings for sinks that store nothing in files. A checkpoint without checksum files starts
 two processes a batch (`chmod`) instead of four.
 """
+
+
+class Planned(NamedTuple):
+    """A batch as Spark hands it over: its records, not yet read, and its number in the query."""
+
+    records: DataFrame
+    number: int
 
 
 def light(spark: SparkSession) -> SparkSession:
@@ -62,7 +71,36 @@ def read(
         .option("failOnDataLoss", "true")
         .option("maxOffsetsPerTrigger", limit)
         .load()
+        .select(*COLUMNS)
     )
+
+
+def start(
+    records: DataFrame,
+    folder: str,
+    sink: str,
+    trigger_s: float | None,
+    give: Callable[[Planned], None],
+) -> StreamingQuery:
+    """Start a query of these records, with its checkpoint in `folder`. Spark's thread calls `give`
+    with each batch.
+
+    trigger_s: seconds from the start of a batch to that of the next, at least; None: the query ends
+    once all records are handed over that are in the topics now.
+    """
+    spark = records.sparkSession
+    # Each sink has a scheduler pool, so that a long warehouse job doesn't delay the cache.
+    spark.sparkContext.setLocalProperty("spark.scheduler.pool", sink)
+    # Fewer tasks: each costs a worker's time, and a chunk may hold records of several
+    # partitions.
+    tasks = int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
+    writer = records.coalesce(tasks).writeStream.option("checkpointLocation", folder)
+    if trigger_s is None:
+        writer = writer.trigger(availableNow=True)
+    else:
+        milliseconds = int(trigger_s * 1000)
+        writer = writer.trigger(processingTime=f"{milliseconds} milliseconds")
+    return writer.foreachBatch(lambda frame, number: give(Planned(frame, number))).start()
 
 
 def planned_ends(folder: str, batch_id: int) -> Ends:

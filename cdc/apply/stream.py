@@ -12,10 +12,7 @@ any thread may read.
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
 from uuid import uuid4
 
 import structlog
@@ -39,18 +36,17 @@ from cdc.apply.machine import (
     decide,
 )
 from cdc.apply.progress import Progress, RunState
-from cdc.apply.query import checkpoint, latest, light, planned_ends, read
+from cdc.apply.query import Planned, checkpoint, latest, light, planned_ends, read, start
 from cdc.apply.recovery import FIRST_PAUSE_S, Recovery
 from cdc.apply.schema_follower import DescribeTables
+from cdc.apply.stream_options import StreamOptions
 from cdc.apply.views import Views
 from cdc.apply.watch import Watch
 from cdc.config.settings import Pipeline
 from cdc.errors import CdcError
 from cdc.generations.pause import paused_error
 from cdc.kafka.topics import Topics
-from cdc.model.position import Position
 from cdc.sink.contract import Sink
-from cdc.sink.lane import COLUMNS
 
 LOOK_S = 1.0
 """Seconds between checks of the control topics while idle. A busy stream checks before each
@@ -59,51 +55,6 @@ batch.
 POLL_S = 0.05
 """Seconds between checks whether a promotion is still under way."""
 log = structlog.get_logger()
-
-
-class Planned(NamedTuple):
-    """A batch as Spark hands it over: its records, not yet read, and its number in the query."""
-
-    records: DataFrame
-    number: int
-
-
-class BackgroundWorker(Protocol):
-    """Work that a stream does besides its batches, in its own thread. `positions`, by topic, are
-    those of the batches that are applied; None stands for offset zero.
-
-    Every method may raise CdcError, which is treated as if a batch had.
-    """
-
-    @property
-    def sent_per_s(self) -> float | None:
-        """Documents that it sends a second; None while it has none to send."""
-
-    def begin(self) -> None:
-        """Begin anew. Called whenever a plan has been loaded, before its first batch."""
-
-    def work(self, positions: Mapping[str, Position | None]) -> bool:
-        """Work for about a second at most; returns whether there is more to do at once.
-
-        Called after each batch, and every second while there is none.
-        """
-
-    def is_current(self, positions: Mapping[str, Position | None]) -> bool:
-        """Say whether all work is done that these positions give rise to. Asks no server."""
-
-
-@dataclass(frozen=True)
-class StreamOptions:
-    """Options of a stream.
-
-    trigger_s   seconds from the start of a batch to that of the next, at least
-    names       the generation to apply to, by table, if readers don't see it
-    worker      what is done besides the batches
-    """
-
-    trigger_s: float
-    names: Mapping[str, str] | None = None
-    worker: BackgroundWorker | None = None
 
 
 class Stream:
@@ -268,28 +219,12 @@ class Stream:
         return decide(plan, observed)
 
     def _start(self, folder: str, until_caught_up: bool) -> StreamingQuery:
-        plan, handover = self._views.plan, self._handover
+        plan = self._views.plan
         records = read(
             self._spark, self._pipeline.kafka, self._writer, plan, self._batch_size.limit(plan)
         )
-        # Each sink has a scheduler pool, so that a long warehouse job doesn't delay the cache.
-        self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", self.sink.name)
-        # Fewer tasks: each costs a worker's time, and a chunk may hold records of several
-        # partitions.
-        tasks = int(self._spark.conf.get("spark.sql.shuffle.partitions") or 1)
-        writer = (
-            records.select(*COLUMNS)
-            .coalesce(tasks)
-            .writeStream.option("checkpointLocation", folder)
-        )
-        if until_caught_up:
-            writer = writer.trigger(availableNow=True)
-        else:
-            milliseconds = int(self._trigger_s * 1000)
-            writer = writer.trigger(processingTime=f"{milliseconds} milliseconds")
-        return writer.foreachBatch(
-            lambda frame, number: handover.give(Planned(frame, number))
-        ).start()
+        trigger_s = None if until_caught_up else self._trigger_s
+        return start(records, folder, self.sink.name, trigger_s, self._handover.give)
 
     def _apply(self, records: DataFrame, folder: str, number: int) -> Decision:
         """Apply one batch, unless an observation calls for a restart first."""

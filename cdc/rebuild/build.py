@@ -27,7 +27,8 @@ from cdc.apply.batch.writer import BatchWriter
 from cdc.apply.progress import Progress as StreamProgress
 from cdc.apply.progress import RunState
 from cdc.apply.schema_follower import DescribeTables
-from cdc.apply.stream import Stream, StreamOptions
+from cdc.apply.stream import Stream
+from cdc.apply.stream_options import StreamOptions
 from cdc.apply.views import Views
 from cdc.config.settings import Pipeline
 from cdc.control.registrations import Registration

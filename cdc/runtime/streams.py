@@ -46,7 +46,8 @@ class Streams:
         """Make a stream per sink, which applies all tables and follows the file and the table
         definitions.
         """
-        from cdc.apply.stream import Stream, StreamOptions
+        from cdc.apply.stream import Stream
+        from cdc.apply.stream_options import StreamOptions
 
         return [
             Stream(
@@ -80,7 +81,8 @@ class Streams:
     def of_documents(self, spark: "SparkSession") -> "Stream":
         """Make the stream that keeps the state of documents, and sends them."""
         from cdc.apply.schema_follower import patience_s
-        from cdc.apply.stream import Stream, StreamOptions
+        from cdc.apply.stream import Stream
+        from cdc.apply.stream_options import StreamOptions
         from cdc.views.engine import DocumentEngine
         from cdc.views.resolve import Resolution, resolve
         from cdc.views.source_checks import refused_by_source
