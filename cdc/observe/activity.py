@@ -1,21 +1,26 @@
 """What runs and commands tell in their topics, read on from look to look.
 
-In:  the pipeline, at each look. Out: `Activity`.
+In:  the pipeline, at each look. Out: `Activity`, and the state of a sink by it.
 Invariant: reads only. A look costs the records since the one before it, however long runs have been
 telling.
 """
 
+import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from threading import Lock
 from typing import NamedTuple
 
-from cdc.apply.progress import Progress
+from cdc.apply.progress import WORKING, Progress, RunState
 from cdc.config.settings import Pipeline
+from cdc.config.view_settings import STATE
 from cdc.errors import ConnectorError
-from cdc.generations.registry import Generations, Registry
+from cdc.generations.registry import GenerationBuild, Generations, Registry
 from cdc.kafka.pool import TopicsPool
 from cdc.kafka.topics import Topics
+from cdc.observe.forecast import catch_up_s
 from cdc.observe.run_log import LagSample, RunTopic
+from cdc.observe.status import NEVER_RUN, BuildStatus, SinkStatus, ViewStatus
 
 
 class Activity(NamedTuple):
@@ -26,6 +31,12 @@ class Activity(NamedTuple):
     progress: Mapping[str, Progress]
     lags: Mapping[str, Sequence[LagSample]]
     generations: Mapping[str, Generations]
+
+    @property
+    def sent_per_s(self) -> float | None:
+        """Documents that the run sends a second; None while none is at work, or has any to send."""
+        progress = self.progress.get(STATE)
+        return progress.sent_per_s if progress and progress.state in WORKING else None
 
 
 class ActivityReader:
@@ -87,3 +98,61 @@ class LookConnections:
         """Close what nobody uses at this moment."""
         self.topics.close()
         self.activity.close()
+
+
+def describe_sink(
+    name: str, activity: Activity | None, views: tuple[ViewStatus, ...]
+) -> SinkStatus:
+    """Describe a sink by what its run and commands last published, with its views. `activity` is
+    None where that couldn't be read.
+    """
+    if activity is None:
+        return SinkStatus(name, views=views)
+    registered = activity.generations.get(name) or Generations()
+    status = _run_status(name, activity.progress.get(name), views)
+    if status.state in WORKING:
+        samples = activity.lags.get(name, ())
+        status = replace(status, catch_up_s=catch_up_s(samples, views, time.time()))
+    status = replace(status, build=_build_status(registered))
+    if not (pause := registered.pause):
+        return status
+    return replace(status, state=RunState.PAUSED, since=pause.since, paused_by=pause.by)
+
+
+def _build_status(registered: Generations) -> BuildStatus | None:
+    work, at_work = registered.work, registered.in_progress
+    if isinstance(work, GenerationBuild):
+        return BuildStatus(work.phase, work.done, work.total, at_work)
+    return BuildStatus(work.phase, 0, 0, at_work) if work else None
+
+
+def _run_status(name: str, progress: Progress | None, views: tuple[ViewStatus, ...]) -> SinkStatus:
+    """What the run of a sink last published, with its views."""
+    if progress is None:
+        return SinkStatus(name, NEVER_RUN, views=views)
+    return SinkStatus(
+        name,
+        progress.state,
+        progress.state_since,
+        progress.error,
+        progress.hint,
+        progress.rows_per_s if progress.state in WORKING else None,
+        views,
+        progress.applied,
+        progress.aside,
+        progress.aside_since,
+        progress.looked_s,
+        progress.compared_s,
+        progress.restarts,
+        progress.restarted,
+        stands_s(progress, views, time.time()),
+        restart_at=progress.restart_at,
+    )
+
+
+def stands_s(progress: Progress, views: Sequence[ViewStatus], now: float) -> float:
+    """Return the seconds for which the batch at hand has moved no position, 0 between batches. The
+    views of one batch may move one after the other, so that a long batch needn't stand still.
+    """
+    moved_at = max((view.at for view in views if view.at is not None), default=0.0)
+    return max(0.0, min(progress.busy_s, now - moved_at))

@@ -10,44 +10,36 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import replace
+from functools import partial
 from threading import Thread
 from typing import Any
 
 import structlog
 
-from cdc.apply.progress import WORKING, Progress, RunState
 from cdc.capture.new_tables import takes_snapshot
 from cdc.config.settings import Pipeline
-from cdc.config.view_settings import SCHEMA, STATE, tables_of
+from cdc.config.view_settings import STATE
 from cdc.control.definitions import Watch, watch
 from cdc.errors import CdcError, Unexpected
-from cdc.generations.registry import GenerationBuild, Generations
 from cdc.kafka.pool import TopicsPool
 from cdc.model.finding import Finding, find
 from cdc.model.finding_codes import APPLY, CAPTURE
 from cdc.model.position import Position, ViewCheckpoint
 from cdc.model.table import Table
 from cdc.model.trace import trace
-from cdc.observe.activity import Activity, LookConnections
-from cdc.observe.forecast import catch_up_s, slot_loss_s
-from cdc.observe.registration_findings import find_registration_troubles
-from cdc.observe.status import (
-    NEVER_RUN,
-    BuildStatus,
-    ConnectorStatus,
-    DocumentsStatus,
-    SinkStatus,
-    Status,
-    ViewStatus,
-)
+from cdc.observe.activity import Activity, LookConnections, describe_sink
+from cdc.observe.forecast import slot_loss_s
+from cdc.observe.registration_findings import choose_findings, find_registration_troubles
+from cdc.observe.status import ConnectorStatus, DocumentsStatus, Status
 from cdc.observe.topic_report import (
     TopicReport,
     describe_documents,
     find_tombstones_at_risk,
     read_topics,
+    tables_of_sink,
     unmeasured_views,
 )
-from cdc.postgres import replication_slot, source, table_survey
+from cdc.postgres import replication_slot, source
 from cdc.sink.remedy import classify
 
 log = structlog.get_logger()
@@ -109,15 +101,15 @@ def _collect(
     documents = _start_request("state", sizes) if sizes else None
     runs = _start_request("runs", lambda: connections.activity.read(pipeline))
     waiting = _find_waiting(runs, started) if pipeline.views else ()
-    tables = {name: _tables_of(pipeline, name, waiting) for name in positions}
+    tables = {name: tables_of_sink(pipeline, name, waiting) for name in positions}
     answers = _ask_servers(pipeline, tables, positions, connections.topics, started)
     report: TopicReport = answers["kafka"][0] or TopicReport()
     activity: Activity | None = _await_answer("runs", runs, started, ANSWER_S)[0]
     registration, (definitions, _) = answers.pop("registration"), answers.pop("definitions")
     unread = [answers[part][1] for part in (*SERVERS, *positions)]
-    changed = _registration_findings(registration, unread)
+    changed = choose_findings(registration, unread)
     sinks = tuple(
-        _sink_status(
+        describe_sink(
             name,
             activity,
             report.views.get(name) or unmeasured_views(tables[name], answers[name][0]),
@@ -169,28 +161,7 @@ def _documents_status(
     sizes, _ = _await_answer("state", answer, started, ANSWER_S)
     if sizes is None:
         return None
-    progress = activity.progress.get(STATE) if activity else None
-    pace = progress.sent_per_s if progress and progress.state in WORKING else None
-    return describe_documents(sizes, tables, ends, pace)
-
-
-def _tables_of(pipeline: Pipeline, sink: str, waiting: Collection[str]) -> tuple[Table, ...]:
-    """The tables that a sink has views of, by name only; for the state of documents, those that
-    documents are made of. `waiting`: views whose documents aren't made.
-    """
-    captured, views = (
-        table_survey.tables_by_name_only(pipeline),
-        table_survey.views_by_name_only(pipeline),
-    )
-    if sink == STATE:
-        used = {
-            table
-            for name, view in pipeline.views.items()
-            if f"{SCHEMA}.{name}" not in waiting
-            for table in tables_of(view)
-        }
-        return tuple(table for table in captured if table.qualified in used)
-    return (*captured, *(view for view in views if view.is_in(sink)))
+    return describe_documents(sizes, tables, ends, activity.sent_per_s if activity else None)
 
 
 def _ask_servers(
@@ -205,7 +176,7 @@ def _ask_servers(
     """
     patience_s = max([ANSWER_S, *(len(of_sink) * TABLE_S for of_sink in tables.values())])
     requests = {
-        name: _start_request(name, _stored(position, tables[name]))
+        name: _start_request(name, partial(_read_positions, position, tables[name]))
         for name, position in positions.items()
     }
 
@@ -237,20 +208,6 @@ def _ask_servers(
         # It has begun to hang during this look, and the next one would say so only seconds later.
         answers["postgres"] = slot, _silence("postgres", patience_s)
     return answers
-
-
-def _registration_findings(
-    registration: tuple[list[Finding] | None, Finding | None], unread: Sequence[Finding | None]
-) -> list[Finding]:
-    """Choose the findings on the registration. A server that is silent is reported by the request
-    to that server.
-    """
-    changed, unsure = registration
-    codes = {finding.code for finding in unread if finding}
-    silent = {"source-unreachable", "kafka-unreachable"} & codes
-    if unsure:
-        return [unsure] if unsure.exit_code == Unexpected.exit_code or not silent else []
-    return changed or []
 
 
 def _start_request(part: str, ask: Callable[[], Any]) -> "Future[Answer]":
@@ -324,15 +281,13 @@ def _takes_snapshot(pipeline: Pipeline) -> bool:
         return takes_snapshot(connect.offsets(pipeline.pipeline))
 
 
-def _stored(
+def _read_positions(
     positions: Callable[[Sequence[Table]], Mapping[str, ViewCheckpoint | None]],
     tables: Sequence[Table],
-) -> Callable[[], dict[str, ViewCheckpoint | None]]:
-    def by_topic() -> dict[str, ViewCheckpoint | None]:
-        stored = positions(tables)
-        return {table.topic: stored[table.qualified] for table in tables}
-
-    return by_topic
+) -> dict[str, ViewCheckpoint | None]:
+    """Read the checkpoints of a sink's views, by topic."""
+    stored = positions(tables)
+    return {table.topic: stored[table.qualified] for table in tables}
 
 
 def _find_waiting(runs: "Future[Answer]", started: float) -> Collection[str]:
@@ -341,56 +296,3 @@ def _find_waiting(runs: "Future[Answer]", started: float) -> Collection[str]:
     """
     activity, _ = _await_answer("runs", runs, started, RUNS_S)
     return activity.progress[STATE].aside if activity and STATE in activity.progress else ()
-
-
-def _sink_status(name: str, activity: Activity | None, views: tuple[ViewStatus, ...]) -> SinkStatus:
-    if activity is None:
-        return SinkStatus(name, views=views)
-    registered = activity.generations.get(name) or Generations()
-    status = _run_status(name, activity.progress.get(name), views)
-    if status.state in WORKING:
-        samples = activity.lags.get(name, ())
-        status = replace(status, catch_up_s=catch_up_s(samples, views, time.time()))
-    status = replace(status, build=_build_status(registered))
-    if not (pause := registered.pause):
-        return status
-    return replace(status, state=RunState.PAUSED, since=pause.since, paused_by=pause.by)
-
-
-def _build_status(registered: Generations) -> BuildStatus | None:
-    work, at_work = registered.work, registered.in_progress
-    if isinstance(work, GenerationBuild):
-        return BuildStatus(work.phase, work.done, work.total, at_work)
-    return BuildStatus(work.phase, 0, 0, at_work) if work else None
-
-
-def _run_status(name: str, progress: Progress | None, views: tuple[ViewStatus, ...]) -> SinkStatus:
-    """What the run of a sink last published, with its views."""
-    if progress is None:
-        return SinkStatus(name, NEVER_RUN, views=views)
-    return SinkStatus(
-        name,
-        progress.state,
-        progress.state_since,
-        progress.error,
-        progress.hint,
-        progress.rows_per_s if progress.state in WORKING else None,
-        views,
-        progress.applied,
-        progress.aside,
-        progress.aside_since,
-        progress.looked_s,
-        progress.compared_s,
-        progress.restarts,
-        progress.restarted,
-        stands_s(progress, views, time.time()),
-        restart_at=progress.restart_at,
-    )
-
-
-def stands_s(progress: Progress, views: Sequence[ViewStatus], now: float) -> float:
-    """Return the seconds for which the batch at hand has moved no position, 0 between batches. The
-    views of one batch may move one after the other, so that a long batch needn't stand still.
-    """
-    moved_at = max((view.at for view in views if view.at is not None), default=0.0)
-    return max(0.0, min(progress.busy_s, now - moved_at))

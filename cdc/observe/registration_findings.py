@@ -1,11 +1,11 @@
 """Findings on the registration: how it differs from the file, the catalog and the server."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from cdc.config.settings import Pipeline
 from cdc.control import registrations
-from cdc.errors import CdcError
+from cdc.errors import CdcError, Unexpected
 from cdc.kafka.pool import TopicsPool
 from cdc.model.finding import Finding, find_error
 from cdc.postgres import catalog, source
@@ -45,6 +45,20 @@ def find_registration_troubles(pipeline: Pipeline, pool: TopicsPool) -> list[Fin
             "tables-waiting", registrations.refuse_waiting, registration, choice.names
         )
     return findings
+
+
+def choose_findings(
+    registration: tuple[list[Finding] | None, Finding | None], unread: Sequence[Finding | None]
+) -> list[Finding]:
+    """Choose the findings on the registration. A server that is silent is reported by the request
+    to that server.
+    """
+    changed, unsure = registration
+    codes = {finding.code for finding in unread if finding}
+    silent = {"source-unreachable", "kafka-unreachable"} & codes
+    if unsure:
+        return [unsure] if unsure.exit_code == Unexpected.exit_code or not silent else []
+    return changed or []
 
 
 def _choose_tables(conn: source.Connection, pipeline: Pipeline) -> catalog.Choice | Finding:

@@ -7,12 +7,13 @@ Invariant: reads only.
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
 from cdc.apply.progress import WORKING
 from cdc.config.settings import Pipeline
+from cdc.config.view_settings import SCHEMA, STATE, tables_of
 from cdc.control.heartbeat import first_heartbeat_since, last_heartbeat
 from cdc.kafka.ledger import Ledger
 from cdc.kafka.log_continuity import Continuity
@@ -26,6 +27,7 @@ from cdc.model.table import Table
 from cdc.model.wording import UNKNOWN, duration
 from cdc.observe.forecast import WINDOW_S, wal_pace
 from cdc.observe.status import DocumentsStatus, HeartbeatStatus, SinkStatus, ViewStatus
+from cdc.postgres import table_survey
 from cdc.quarantine.log import QuarantineLog
 
 AT_RISK_SHARE = 0.75
@@ -43,6 +45,25 @@ class TopicReport(NamedTuple):
     findings: tuple[Finding, ...] = ()
     records: int = 0
     ends: Mapping[str, Position] = {}
+
+
+def tables_of_sink(pipeline: Pipeline, sink: str, waiting: Collection[str]) -> tuple[Table, ...]:
+    """The tables that a sink has views of, by name only; for the state of documents, those that
+    documents are made of. `waiting`: views whose documents aren't made.
+    """
+    captured, views = (
+        table_survey.tables_by_name_only(pipeline),
+        table_survey.views_by_name_only(pipeline),
+    )
+    if sink == STATE:
+        used = {
+            table
+            for name, view in pipeline.views.items()
+            if f"{SCHEMA}.{name}" not in waiting
+            for table in tables_of(view)
+        }
+        return tuple(table for table in captured if table.qualified in used)
+    return (*captured, *(view for view in views if view.is_in(sink)))
 
 
 def read_topics(

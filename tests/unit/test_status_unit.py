@@ -23,7 +23,7 @@ from cdc.model.position import Position, Server, ViewCheckpoint
 from cdc.model.table import Table
 from cdc.model.wording import clock
 from cdc.observe import collection
-from cdc.observe.activity import ActivityReader
+from cdc.observe.activity import ActivityReader, stands_s
 from cdc.observe.collection import collect
 from cdc.observe.diagnosis import diagnose, document, slow_hop
 from cdc.observe.status import (
@@ -590,12 +590,12 @@ def test_a_paused_sink_is_a_remark_with_the_command_that_resumes_it() -> None:
 def test_a_batch_stands_still_while_no_view_of_it_moves() -> None:
     hung = Progress("cache", RunState.APPLYING, busy=True, published_at=NOW - 40).aged(NOW)
     before, later = ViewStatus("public.a", at=NOW - 60), ViewStatus("public.b", at=NOW - 3)
-    assert collection.stands_s(hung, [before], NOW) == 40
-    assert collection.stands_s(hung, [before, later], NOW) == 3
+    assert stands_s(hung, [before], NOW) == 40
+    assert stands_s(hung, [before, later], NOW) == 3
     # Nothing was ever applied; a clock of another host is ahead; no batch is at hand.
-    assert collection.stands_s(hung, [ViewStatus("public.a")], NOW) == 40
-    assert collection.stands_s(hung, [replace(later, at=NOW + 9)], NOW) == 0
-    assert collection.stands_s(replace(hung, busy=False).aged(NOW), [before], NOW) == 0
+    assert stands_s(hung, [ViewStatus("public.a")], NOW) == 40
+    assert stands_s(hung, [replace(later, at=NOW + 9)], NOW) == 0
+    assert stands_s(replace(hung, busy=False).aged(NOW), [before], NOW) == 0
 
 
 SHOP_OF_A_DAY = pipeline("shop", "", "public.orders", delete_retention_hours=24)
