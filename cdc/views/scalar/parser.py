@@ -4,9 +4,7 @@ Refused is also what Postgres takes in a way that depends on settings (the colla
 time zone of a literal) or that can fail for a row (division, casts of texts).
 """
 
-import re
-from collections.abc import Callable, Mapping, Sequence
-from datetime import datetime
+from collections.abc import Callable, Mapping
 from functools import reduce
 from typing import Any
 
@@ -16,6 +14,7 @@ from sqlglot.errors import SqlglotError
 
 from cdc.config.mistakes import InvalidSetting
 from cdc.views.scalar import terms
+from cdc.views.scalar.constants import UNKNOWN, common_group, compared, parse_number, settle
 from cdc.views.scalar.operators import UNITS, like_pattern
 from cdc.views.scalar.terms import Term
 
@@ -24,8 +23,6 @@ ACCEPTED = (
     " + - * of integers, ||, COALESCE, LENGTH, date_trunc, casts to text and date,"
     ' LOWER and UPPER of a text COLLATE "C"'
 )
-UNKNOWN = "unknown"
-"""The group of a text in quotes until what it is compared with gives it one."""
 COMPARISONS: Mapping[type[exp.Expr], str] = {
     exp.EQ: "=",
     exp.NEQ: "<>",
@@ -52,17 +49,6 @@ TEXTUAL = (
     *(terms.UUID, terms.BOOLEAN),
 )
 """Groups with one text, whatever the session's settings."""
-UNORDERED = (terms.ENUM,)
-COMPARED = (
-    *(terms.BOOLEAN, terms.INTEGERS, terms.NUMERIC, terms.TEXTS, terms.CHARACTER, terms.ENUM),
-    *(terms.UUID, terms.DATE, terms.TIMESTAMP, terms.TIMESTAMPTZ),
-)
-NUMBER = re.compile(r"\d+(\.\d+)?", re.ASCII)
-UUID_TEXT = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII | re.IGNORECASE)
-TIME = re.compile(
-    r"(\d{4}-\d\d-\d\d)(?:[ T](\d\d:\d\d)(?::(\d\d)(?:\.(\d{1,6}))?)?)?(Z|\+00(?::?00)?)?",
-    re.ASCII,
-)
 ColumnTypes = Mapping[str, str]
 """Of a table: Postgres types by the names of columns."""
 
@@ -71,7 +57,7 @@ def parse(text: str, columns: ColumnTypes) -> Term:
     """Parse an expression over the columns of a table. Raises InvalidSetting."""
     try:
         tree = sqlglot.maybe_parse(text, into=exp.Condition, dialect="postgres")
-        return _settled(_Parser(columns).term(tree), terms.TEXTS)
+        return settle(_Parser(columns).term(tree), terms.TEXTS)
     except SqlglotError:
         raise InvalidSetting("is no SQL expression", ACCEPTED) from None
     except RecursionError:
@@ -139,7 +125,9 @@ class _Parser:
         return self.term(node.this)
 
     def _literal(self, node: exp.Literal) -> Term:
-        return Term("constant", UNKNOWN, (), node.this) if node.is_string else _number(node.this)
+        return (
+            Term("constant", UNKNOWN, (), node.this) if node.is_string else parse_number(node.this)
+        )
 
     def _truth(self, node: exp.Boolean) -> Term:
         return Term("constant", terms.BOOLEAN, (), bool(node.this))
@@ -172,7 +160,7 @@ class _Parser:
             operator = "is true" if tested.this else "is false"
         else:
             raise InvalidSetting("IS takes NULL, TRUE and FALSE", "for example: a IS NOT NULL")
-        term = Term(operator, terms.BOOLEAN, (_settled(argument, terms.TEXTS),))
+        term = Term(operator, terms.BOOLEAN, (settle(argument, terms.TEXTS),))
         return Term("not", terms.BOOLEAN, (term,)) if node.args.get("negate") else term
 
     def _in(self, node: exp.In) -> Term:
@@ -180,23 +168,23 @@ class _Parser:
         if not node.expressions:
             raise InvalidSetting("IN takes values", "for example: status IN ('open', 'late')")
         left = self.term(node.this)
-        tests = [_compared("=", left, self.term(value)) for value in node.expressions]
+        tests = [compared("=", left, self.term(value)) for value in node.expressions]
         return reduce(lambda first, second: Term("or", terms.BOOLEAN, (first, second)), tests)
 
     def _between(self, node: exp.Between) -> Term:
         _require_only(node, "this", "low", "high")
         value = self.term(node.this)
-        low = _compared(">=", value, self.term(node.args["low"]))
-        high = _compared("<=", value, self.term(node.args["high"]))
+        low = compared(">=", value, self.term(node.args["low"]))
+        high = compared("<=", value, self.term(node.args["high"]))
         return Term("and", terms.BOOLEAN, (low, high))
 
     def _comparison(self, node: exp.Expr) -> Term:
         operator = COMPARISONS[type(node)]
-        return _compared(operator, self.term(node.this), self.term(node.expression))
+        return compared(operator, self.term(node.this), self.term(node.expression))
 
     def _like(self, node: exp.Like) -> Term:
         _require_only(node, "this", "expression", "negate")
-        text, pattern = _settled(self.term(node.this), terms.TEXTS), node.expression
+        text, pattern = settle(self.term(node.this), terms.TEXTS), node.expression
         if text.group != terms.TEXTS:
             raise InvalidSetting("LIKE takes a text", "for example: name LIKE 'A%'")
         if not isinstance(pattern, exp.Literal) or not pattern.is_string:
@@ -217,7 +205,7 @@ class _Parser:
 
     def _negative(self, node: exp.Neg) -> Term:
         if isinstance(node.this, exp.Literal) and not node.this.is_string:
-            return _number(node.this.this, "-")
+            return parse_number(node.this.this, "-")
         argument = self.term(node.this)
         if argument.group != terms.INTEGERS:
             raise InvalidSetting("- takes integers only", "for example: -a")
@@ -231,7 +219,7 @@ class _Parser:
         texts = tuple(
             Term("text", terms.TEXTS, (part,))
             if part.group == terms.INTEGERS
-            else _settled(part, terms.TEXTS)
+            else settle(part, terms.TEXTS)
             for part in arguments
         )
         return Term("||", terms.TEXTS, texts)
@@ -239,8 +227,8 @@ class _Parser:
     def _coalesce(self, node: exp.Coalesce) -> Term:
         _require_only(node, "this", "expressions")
         arguments = [self.term(part) for part in (node.this, *node.expressions)]
-        group = _common_group([part.group for part in arguments])
-        return Term("coalesce", group, tuple(_settled(part, group) for part in arguments))
+        group = common_group([part.group for part in arguments])
+        return Term("coalesce", group, tuple(settle(part, group) for part in arguments))
 
     def _case(self, node: exp.Lower | exp.Upper) -> Term:
         name, collated = CASES[type(node)], node.this
@@ -251,14 +239,14 @@ class _Parser:
                 f"the result of {name} depends on the collation",
                 f'write {name}(column COLLATE "C"), which changes the letters A to Z only',
             )
-        text = _settled(self.term(collated.this), terms.TEXTS)
+        text = settle(self.term(collated.this), terms.TEXTS)
         if text.group != terms.TEXTS:
             raise InvalidSetting(f"{name} takes a text", f'for example: {name}(name COLLATE "C")')
         return Term(name, terms.TEXTS, (text,))
 
     def _length(self, node: exp.Length) -> Term:
         _require_only(node, "this")
-        text = _settled(self.term(node.this), terms.TEXTS)
+        text = settle(self.term(node.this), terms.TEXTS)
         if text.group != terms.TEXTS:
             raise InvalidSetting("length takes a text", "for example: length(name) > 3")
         return Term("length", terms.INTEGERS, (text,))
@@ -269,7 +257,7 @@ class _Parser:
         group = CASTS.get(target.this.name) if not target.expressions else None
         argument = self.term(node.this)
         if group is not None and argument.operator == "constant" and argument.group == UNKNOWN:
-            return _settled(argument, group)
+            return settle(argument, group)
         if group == terms.TEXTS and argument.group in TEXTUAL:
             return Term("text", terms.TEXTS, (argument,))
         if group == terms.DATE and argument.group in (terms.TIMESTAMP, terms.TIMESTAMPTZ):
@@ -310,90 +298,3 @@ def _name(node: exp.Expr) -> str:
     if isinstance(node, exp.Anonymous):
         return str(node.this).upper()
     return node.sql_name() if isinstance(node, exp.Func) else node.key.upper()
-
-
-def _number(digits: str, sign: str = "") -> Term:
-    if not NUMBER.fullmatch(digits):
-        raise InvalidSetting("a number has digits and a decimal point", "for example: 10.5")
-    if "." not in digits:
-        return Term("constant", terms.INTEGERS, (), int(sign + digits))
-    sign = sign if digits.strip("0.") else ""
-    return Term("constant", terms.NUMERIC, (), sign + digits)
-
-
-def _common_group(groups: Sequence[str]) -> str:
-    """Return the group that values of these have in common. Raises InvalidSetting."""
-    typed = set(groups) - {UNKNOWN} or {terms.TEXTS}
-    if typed == {terms.INTEGERS, terms.NUMERIC}:
-        return terms.NUMERIC
-    if len(typed) > 1 or not typed <= set(COMPARED):
-        raise InvalidSetting(
-            f"{' and '.join(sorted(typed))} can't be compared", "compare values of one type"
-        )
-    return typed.pop()
-
-
-def _compared(operator: str, left: Term, right: Term) -> Term:
-    group = _common_group([left.group, right.group])
-    if operator not in ("=", "<>") and group in UNORDERED:
-        raise InvalidSetting("the order of an enum isn't in the log", "compare with = or IN")
-    return Term(operator, terms.BOOLEAN, (_settled(left, group), _settled(right, group)))
-
-
-def _settled(term: Term, group: str) -> Term:
-    """Give a text in quotes the group of what it is compared with. Raises InvalidSetting."""
-    if term.group == terms.INTEGERS and group == terms.NUMERIC:
-        return Term(term.operator, group, term.arguments, term.detail)
-    if term.group != UNKNOWN:
-        return term
-    text = str(term.detail)
-    settle = SETTLED.get(group)
-    value = settle(text) if settle else text if group in PLAIN else None
-    if value is None:
-        raise InvalidSetting(
-            f"a text in quotes is no {group} here",
-            "for example: '2013-01-31', '2013-01-31 10:00:00', with a zone '2013-01-31 10:00:00Z'",
-        )
-    return Term("constant", terms.TEXTS if group == terms.ENUM else group, (), value)
-
-
-PLAIN = (terms.TEXTS, terms.CHARACTER, terms.ENUM)
-"""Groups whose constants are what stands between the quotes."""
-
-
-def _date(text: str) -> str | None:
-    match = TIME.fullmatch(text)
-    if match is None or match[2] or match[4]:
-        return None
-    return _existing(f"{match[1]}T00:00:00") and match[1]
-
-
-def _stamp(text: str, *, zone: bool) -> str | None:
-    match = TIME.fullmatch(text)
-    if match is None or (match[5] is not None) != zone:
-        return None
-    clock = f"{match[1]}T{match[2] or '00:00'}:{match[3] or '00'}"
-    fraction = (match[4] or "").ljust(6, "0")
-    return _existing(clock) and f"{clock}.{fraction}{'Z' if zone else ''}"
-
-
-def _existing(text: str) -> str | None:
-    try:
-        datetime.fromisoformat(text)
-    except ValueError:
-        return None
-    return text
-
-
-def _uuid(text: str) -> str | None:
-    return text.lower() if UUID_TEXT.fullmatch(text) else None
-
-
-SETTLED: Mapping[str, Callable[[str], str | None]] = {
-    terms.DATE: _date,
-    terms.TIMESTAMP: lambda text: _stamp(text, zone=False),
-    terms.TIMESTAMPTZ: lambda text: _stamp(text, zone=True),
-    terms.UUID: _uuid,
-    terms.NUMERIC: lambda text: text if re.fullmatch(r"-?\d+(\.\d+)?", text, re.ASCII) else None,
-}
-"""The document form of a text in quotes; None where it is none."""
