@@ -7,18 +7,18 @@ Invariant: everything that can be checked is checked before the first topic is c
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from cdc.capture import new_tables
+from cdc.capture.arrival import DEADLINE_S, Arrival
 from cdc.capture.configuration import captured_tables, configuration
 from cdc.capture.readiness import require_ready
 from cdc.config.settings import Pipeline
-from cdc.connectors.client import Connect, ConnectorState
+from cdc.connectors.client import Connect
 from cdc.control import registrations
-from cdc.control.heartbeat import Heartbeat, last_heartbeat
+from cdc.control.heartbeat import Heartbeat
 from cdc.control.registrations import Captured, Registration
-from cdc.errors import ConnectorError
 from cdc.kafka.topic_setup import CreatedTopic, ensure_topics
 from cdc.kafka.topics import Topics
 from cdc.migrations.removal import drop_slot
@@ -27,35 +27,6 @@ from cdc.migrations.truncation import reset_floors
 from cdc.model.position import Position
 from cdc.model.table import Table
 from cdc.postgres import replication_slot, source, table_survey
-
-DEADLINE_S = 60.0
-"""Seconds without any progress after which a registration fails. A snapshot that moves has no
-limit, nor have topics that are being made.
-"""
-STALE_S = 10.0
-"""Seconds for which Connect may still report the failure of a task that it was just told to
-restart.
-"""
-SILENT_S = 4.0
-"""Seconds between two messages while waiting for the heartbeat."""
-POLL_S = 0.25
-
-HINTS = (
-    (
-        "no longer available on the server",
-        "the slot has lost changes, which only a new snapshot makes up for: cdc -p FILE register --new-snapshot",
-    ),
-    (
-        "password authentication failed",
-        "check source.replication_password, then: cdc -p FILE migrate",
-    ),
-    ("publication", "cdc -p FILE migrate"),
-    ("permission denied", "cdc -p FILE migrate"),
-    (
-        "RecordTooLarge",
-        "a row exceeds the largest message (16 MiB): shorten it, or leave its column out with `exclude`",
-    ),
-)
 
 
 @dataclass(frozen=True)
@@ -137,7 +108,7 @@ def register(
             another_server,
         )
         backfilled = attempt.put(config, previous_config, created, slot)
-        beat = attempt.wait_for_heartbeat()
+        beat = attempt.arrival.wait()
     waited_s = round(time.monotonic() - started, 3)
     return RegistrationResult(name, config != previous_config, created, backfilled, waited_s, beat)
 
@@ -157,16 +128,15 @@ class _RegistrationAttempt:
     progress: Callable[[str], None]
     another_server: bool
     """Whether Postgres may have been replaced since the last registration."""
-    min_offset: int = 0
-    """Offset in the heartbeat topic: a heartbeat at or after it is newer than the registration."""
-    old_pid: int | None = None
-    """Process that reads the slot before its task restarts: the last heartbeats of the old task
-    don't count.
-    """
-    stale_until: float = 0.0
+    arrival: Arrival = field(init=False)
+    """The wait for the first heartbeat, which knows from `put` which one counts."""
     stopped: bool = False
     """Whether this registration has stopped the connector."""
-    state: ConnectorState | None = None
+
+    def __post_init__(self) -> None:
+        self.arrival = Arrival(
+            self.pipeline, self.tables, self.conn, self.connect, self.topics, self.progress
+        )
 
     @property
     def server_changed(self) -> bool:
@@ -198,10 +168,10 @@ class _RegistrationAttempt:
         backfilled, void_ends = self._send_missing_rows(
             captured, created, restarts=failed or config != previous_config or self.server_changed
         )
-        self.min_offset = self._end_offset(self.pipeline.heartbeat_topic)
+        self.arrival.begin()
         if previous_config is not None and config != previous_config:
             self.connect.put(name, config)
-            self.old_pid = slot.active_pid if slot else None
+            self.arrival.old_pid = slot.active_pid if slot else None
         # Last: a registration that is killed before this finds the same backfills again.
         next_registration = (self.previous or self.registration).renew(
             self.registration, captured or {}, void_ends, moved=self.server_changed
@@ -215,7 +185,7 @@ class _RegistrationAttempt:
         # A stop ends failed tasks, a pause leaves them as they are.
         if failed and not self.stopped:
             self.connect.restart_failed(name)
-            self.stale_until = time.monotonic() + STALE_S
+            self.arrival.excuse_failures()
         return backfilled
 
     def _captured_before(
@@ -297,53 +267,6 @@ class _RegistrationAttempt:
             self.connect.stop(self.pipeline.pipeline)
             self.stopped = True
 
-    def wait_for_heartbeat(self) -> Heartbeat:
-        """Wait for a heartbeat that the new task has sent. Raises ConnectorError."""
-        deadline, previous_records = time.monotonic() + DEADLINE_S, self._count_records()
-        reported_at = time.monotonic()
-        while True:
-            beat = self._check_heartbeat()
-            if beat is not None:
-                return beat
-            records = self._count_records()
-            if records != previous_records:
-                previous_records, deadline = records, time.monotonic() + DEADLINE_S
-            if time.monotonic() > reported_at + SILENT_S:
-                self.progress(
-                    f"waiting for a heartbeat to come through; {records} records in the topics"
-                )
-                reported_at = time.monotonic()
-            if time.monotonic() > deadline:
-                raise _timeout_error(self.pipeline, self.state or ConnectorState("MISSING"))
-            time.sleep(POLL_S)
-
-    def _check_heartbeat(self) -> Heartbeat | None:
-        state = self.connect.state(self.pipeline.pipeline)
-        if state != self.state:
-            self.progress(
-                f"connector {state.connector}, task {', '.join(state.tasks) or 'not started'}"
-            )
-            self.state = state
-        if state.failed and time.monotonic() > self.stale_until:
-            raise _failure_error(self.pipeline, state)
-        end = self._end_offset(self.pipeline.heartbeat_topic)
-        if not state.running or end <= self.min_offset:
-            return None
-        if self.old_pid is not None:
-            slot = replication_slot.slot(self.conn, self.pipeline.pipeline)
-            if slot and slot.active and slot.active_pid != self.old_pid:
-                self.old_pid, self.min_offset = None, end
-            return None
-        beat = last_heartbeat(self.topics, self.pipeline)
-        return beat if beat and beat.offset >= self.min_offset else None
-
-    def _end_offset(self, topic: str) -> int:
-        return self.topics.ends([topic])[topic].offsets[0]
-
-    def _count_records(self) -> int:
-        ends = self.topics.ends([table.topic for table in self.tables])
-        return sum(sum(end.offsets) for end in ends.values())
-
 
 def _remove_connector(
     pipeline: Pipeline, conn: source.Connection, connect: Connect, progress: Callable[[str], None]
@@ -356,29 +279,3 @@ def _remove_connector(
     progress(f"connector {name} removed, with its offsets")
     if drop_slot(conn, name):
         progress(f"slot {name} dropped")
-
-
-def _failure_error(pipeline: Pipeline, state: ConnectorState) -> ConnectorError:
-    trace = (state.trace or "it gives no reason").rstrip(".")
-    hint = next(
-        (hint for word, hint in HINTS if word in trace),
-        "look at the worker's log, then run: cdc -p FILE register",
-    )
-    return ConnectorError(
-        f"The connector {pipeline.pipeline} has failed: {trace}.",
-        hint=hint,
-        connector=pipeline.pipeline,
-    )
-
-
-def _timeout_error(pipeline: Pipeline, state: ConnectorState) -> ConnectorError:
-    missing = f"no heartbeat has arrived in {pipeline.heartbeat_topic}"
-    if not state.running:
-        missing = (
-            f"it doesn't run (connector {state.connector}, task {', '.join(state.tasks) or 'none'})"
-        )
-    return ConnectorError(
-        f"The connector {pipeline.pipeline} was put, but nothing moved for {DEADLINE_S:.0f} s: {missing}.",
-        hint="run cdc -p FILE status, and look at the worker's log",
-        connector=pipeline.pipeline,
-    )
