@@ -85,8 +85,8 @@ def verify(
     """
     from cdc.observe.metrics import Metrics
     from cdc.spark.session import exit_error
+    from cdc.verify.comparison import Options
     from cdc.verify.repair import repair as repair_differences
-    from cdc.verify.verification import Options
     from cdc.verify.verification import verify as verify_views
 
     listener = _listener(metrics, metrics_address, every)

@@ -15,6 +15,27 @@ PROOFS = 3
 Verdict = Literal["equal", "differs", "undecided"]
 
 
+@dataclass(frozen=True)
+class Options:
+    """Options of a comparison.
+
+    sample      percent of the buckets of ids, drawn for every call; the same buckets on both sides
+    since_ms    compare only rows that have a record in the log since then, Unix milliseconds
+    rate        limit of rows per second that are read from the source
+    timeout_s   limit of each wait for the views
+    """
+
+    sample: float | None = None
+    since_ms: int | None = None
+    rate: float | None = None
+    timeout_s: float = 300.0
+
+    @property
+    def scope(self) -> str:
+        """Say which rows are compared, in words."""
+        return "all rows" if self.sample is None else f"{self.sample:g} % of the rows"
+
+
 @dataclass
 class Difference:
     """A row that differs, without its values."""

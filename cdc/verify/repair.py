@@ -19,9 +19,9 @@ from cdc.model.table import Table
 from cdc.sink.contract import Sink
 from cdc.verify import recent_changes
 from cdc.verify.backfill import backfill
-from cdc.verify.comparison import MAX_DIFFERENCES, Comparison
+from cdc.verify.comparison import MAX_DIFFERENCES, Comparison, Options
 from cdc.verify.documents import send_documents_again
-from cdc.verify.verification import Options, verify_rows
+from cdc.verify.verification import verify_rows
 
 INTEGERS = ("smallint", "integer", "bigint")
 KEYS_AS_TEXT = (*INTEGERS, "text", "character varying", "uuid")

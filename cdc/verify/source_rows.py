@@ -19,7 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from cdc.model.table import Table
 from cdc.postgres import source
-from cdc.postgres.row_query import id_condition, row_query, source_names, text_condition
+from cdc.postgres.row_query import bucket, id_condition, row_query, source_names, text_condition
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -136,6 +136,13 @@ class SourceReader:
         return self.spark.range(0, tasks, numPartitions=tasks).mapInArrow(
             read, "id string, document string"
         )
+
+    def rows_in_buckets(self, snapshot: SourceSnapshot, buckets: Sequence[str]) -> DataFrame:
+        """Read the rows whose ids are in these buckets."""
+        condition = sql.SQL("{} = ANY ({}::text[])").format(
+            bucket(snapshot.table), sql.Literal(list(buckets))
+        )
+        return self.rows(snapshot, condition)
 
     def rows_with_ids(self, snapshot: SourceSnapshot, ids: Sequence[str]) -> DataFrame:
         """Read the rows of these ids, as far as they exist."""

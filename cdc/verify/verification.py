@@ -1,74 +1,36 @@
 """Compare views with their source, row by row and column by column, while others go on writing.
 
-Postgres says what each document must be (`types.TypeCodec.source`), the view says what it is.
-Comparing some rows takes three steps:
+In:  tables, and sinks that have views of them. Out: a `Comparison` of each view.
+Invariant: rows stay with Spark's executors; only counts and keys come back, never values.
 
-    1. read the end of the topic; then open a snapshot of the source and read its rows
-    2. place a barrier behind that snapshot; wait until the views have passed it
-    3. compare the views' rows; then read the records that the topic has got since step 1
-
-A row that differs and has no newer record is wrong: no later change can be the reason. A row that
-equals the state after one of its newer records is right: it may change more often than it can be
-compared. Any other row is a suspect, and is compared again. The first comparison covers the buckets
-that differ (`cdc.verify.bucket_hashes`), found in one pass over each side. Before that, one pass
-over many small tables finds those that are equal (`cdc.verify.census`). Rows stay with Spark's
-executors: only counts and keys come back, never values.
+One pass over many small tables finds those that are equal (`cdc.verify.census`). Any other table is
+compared by itself (`cdc.verify.table_verification`).
 """
 
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
-from psycopg import sql
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql import SparkSession
 
 from cdc.config.settings import Pipeline
-from cdc.control.control_topics import Truncations
-from cdc.errors import SettingsError
 from cdc.kafka.topics import Topics
 from cdc.model.table import Table
-from cdc.postgres.row_query import Sample, bucket, sample_condition
 from cdc.sink.contract import Sink
-from cdc.verify import bucket_hashes, recent_changes
-from cdc.verify.barrier import (
-    Barrier,
-    WaitOptions,
-    await_barrier,
-    place_barrier,
-    wait_until_current,
-)
+from cdc.verify import bucket_hashes
+from cdc.verify.barrier import wait_until_current
 from cdc.verify.census import View, equal_small_views, sample_range
-from cdc.verify.comparison import MAX_DIFFERENCES, Comparison, Difference
+from cdc.verify.comparison import Comparison, Options
 from cdc.verify.source_rows import SourceReader, SourceSnapshot
+from cdc.verify.table_verification import (
+    TableVerification,
+    Tell,
+    VerificationTask,
+    differing_buckets,
+    record_differences,
+)
 
-MAX_ROUNDS = 5
-"""Comparisons of suspects. Rows that are suspects after the last one count as undecided."""
-Tell = Callable[[str], object]
-Suspects = Mapping[str, Sequence[str]]
-"""By sink, ids of rows to compare again."""
-
-
-@dataclass(frozen=True)
-class Options:
-    """Options of a comparison.
-
-    sample      percent of the buckets of ids, drawn for every call; the same buckets on both sides
-    since_ms    compare only rows that have a record in the log since then, Unix milliseconds
-    rate        limit of rows per second that are read from the source
-    timeout_s   limit of each wait for the views
-    """
-
-    sample: float | None = None
-    since_ms: int | None = None
-    rate: float | None = None
-    timeout_s: float = 300.0
-
-    @property
-    def scope(self) -> str:
-        """Say which rows are compared, in words."""
-        return "all rows" if self.sample is None else f"{self.sample:g} % of the rows"
+ALL_ROWS = Options()
 
 
 def verify(
@@ -76,7 +38,7 @@ def verify(
     pipeline: Pipeline,
     tables: Sequence[Table],
     sinks: Sequence[Sink],
-    options: Options = Options(),  # frozen
+    options: Options = ALL_ROWS,
     *,
     tell: Tell = lambda _: None,
 ) -> list[Comparison]:
@@ -102,17 +64,13 @@ def verify(
         }
     with Topics(pipeline.kafka) as kafka:
         for number, table in enumerate(tables, start=1):
-            pending = [
-                sink
-                for sink in sinks
-                if table.is_in(sink.name) and (sink.name, table.qualified) not in compared
-            ]
+            pending = _pending(table, sinks, compared)
             if not pending:
                 continue
             names = ", ".join(sink.name for sink in pending)
             tell(f"comparing {table.qualified} ({number} of {len(tables)}) with {names}")
-            task = _Task(table, pending, options, sample, tell)
-            results = _Verification(spark, pipeline, kafka, task).result()
+            task = VerificationTask(table, pending, options, sample, tell)
+            results = TableVerification(spark, pipeline, kafka, task).result()
             compared |= {(comparison.sink, comparison.table): comparison for comparison in results}
     return _in_order(compared, tables, sinks)
 
@@ -127,7 +85,8 @@ def verify_rows(
 ) -> list[Comparison]:
     """Compare these rows of a table alone, as `verify` does."""
     with Topics(pipeline.kafka) as kafka:
-        return _Verification(spark, pipeline, kafka, _Task(table, sinks, options)).result(ids)
+        task = VerificationTask(table, sinks, options)
+        return TableVerification(spark, pipeline, kafka, task).result(ids)
 
 
 def compare(
@@ -143,12 +102,7 @@ def compare(
     reader = SourceReader(spark)
     compared = equal_small_views(reader, dsn, tables, sinks, None)
     for table in tables:
-        pending = [
-            sink
-            for sink in sinks
-            if table.is_in(sink.name) and (sink.name, table.qualified) not in compared
-        ]
-        if pending:
+        if pending := _pending(table, sinks, compared):
             results = _compare_table(reader, table, dsn, pending)
             compared |= {(result.sink, result.table): result for result in results}
     return _in_order(compared, tables, sinks)
@@ -160,12 +114,23 @@ def _compare_table(
     comparisons = {sink.name: Comparison(sink.name, table.qualified) for sink in sinks}
     with SourceSnapshot(dsn, table) as snapshot, ExitStack() as frames:
         if buckets := differing_buckets(reader, snapshot, sinks, comparisons, None):
-            expected = bucket_hashes.persist(frames, _rows_in_buckets(reader, snapshot, buckets))
+            expected = bucket_hashes.persist(frames, reader.rows_in_buckets(snapshot, buckets))
             for sink in sinks:
                 view = bucket_hashes.rows_in_buckets(sink.scan(table, reader.spark), buckets)
                 wrong = bucket_hashes.confirmed_differences(frames, table, sink, expected, view)
                 record_differences(comparisons[sink.name], wrong)
     return comparisons.values()
+
+
+def _pending(
+    table: Table, sinks: Sequence[Sink], compared: Mapping[View, Comparison]
+) -> list[Sink]:
+    """Select the sinks whose views of a table aren't compared yet."""
+    return [
+        sink
+        for sink in sinks
+        if table.is_in(sink.name) and (sink.name, table.qualified) not in compared
+    ]
 
 
 def _in_order(
@@ -177,207 +142,3 @@ def _in_order(
         for sink in sinks
         if table.is_in(sink.name)
     ]
-
-
-@dataclass(frozen=True)
-class _Task:
-    """The scope of one verification: a table, its views in sinks, and the sample of buckets."""
-
-    table: Table
-    sinks: Sequence[Sink]
-    options: Options
-    sample: Sample | None = None
-    tell: Tell = lambda _: None
-
-
-class _Verification:
-    """The comparison of one table with its views in several sinks."""
-
-    def __init__(self, spark: SparkSession, pipeline: Pipeline, kafka: Topics, task: _Task) -> None:
-        self._spark, self._pipeline, self._kafka = spark, pipeline, kafka
-        self._table, self._sinks, self._options = task.table, task.sinks, task.options
-        self._sample, self._tell = task.sample, task.tell
-        self._reader = SourceReader(spark, task.options.rate)
-        self._truncations = Truncations(pipeline, kafka)
-        self._comparisons = {
-            sink.name: Comparison(sink.name, task.table.qualified) for sink in task.sinks
-        }
-
-    def result(self, ids: Sequence[str] | None = None) -> list[Comparison]:
-        """Compare rows until nothing is suspect, at most MAX_ROUNDS times.
-
-        None: all rows that the options select.
-        """
-        suspects = (
-            self._select_suspects() if ids is None else {sink.name: ids for sink in self._sinks}
-        )
-        for _ in range(MAX_ROUNDS):
-            if not any(suspects.values()):
-                break
-            suspects = self._compare(suspects)
-        for name, undecided_ids in suspects.items():
-            self._comparisons[name].undecided += len(undecided_ids)
-        return list(self._comparisons.values())
-
-    def _select_suspects(self) -> Suspects:
-        if self._options.since_ms is None:
-            return self._all_rows()
-        return self._changed_rows(self._options.since_ms)
-
-    def _all_rows(self) -> Suspects:
-        with SourceSnapshot(self._pipeline.source.dsn, self._table) as snapshot:
-            buckets = differing_buckets(
-                self._reader, snapshot, self._sinks, self._comparisons, self._sample
-            )
-        suspects = self._compare(None, buckets) if buckets else {}
-        for name, ids in suspects.items():
-            self._comparisons[name].rechecked = len(ids)
-        for comparison in self._comparisons.values():
-            comparison.scope = self._options.scope
-        return suspects
-
-    def _changed_rows(self, since_ms: int) -> Suspects:
-        listed = recent_changes.ids_since(self._spark, self._pipeline.kafka, self._table, since_ms)
-        ids = [row["id"] for row in listed.limit(bucket_hashes.MAX_SUSPECTS + 1).collect()]
-        if len(ids) > bucket_hashes.MAX_SUSPECTS:
-            raise SettingsError(
-                f"More than {bucket_hashes.MAX_SUSPECTS:,} rows of {self._table.qualified} have changed since then.",
-                hint="name a later time, or leave --since out: comparing all rows is faster then",
-            )
-        for sink in self._sinks:
-            comparison = self._comparisons[sink.name]
-            comparison.view_rows = sink.scan(self._table, self._spark, ids).count() if ids else 0
-            comparison.scope = f"{len(ids)} rows that changed"
-        return {sink.name: ids for sink in self._sinks}
-
-    def _compare(self, suspects: Suspects | None, buckets: Sequence[str] = ()) -> Suspects:
-        """Compare suspects, or else the rows of buckets.
-
-        Record wrong rows, return those to compare again.
-        """
-        sinks = [sink for sink in self._sinks if suspects is None or suspects.get(sink.name)]
-        ids = sorted({key for keys in suspects.values() for key in keys}) if suspects else []
-        with ExitStack() as frames:
-            start = self._kafka.ends([self._table.topic])[self._table.topic]
-            with SourceSnapshot(self._pipeline.source.dsn, self._table) as snapshot:
-                if suspects:
-                    source_rows = self._reader.rows_with_ids(snapshot, ids)
-                else:
-                    source_rows = _rows_in_buckets(self._reader, snapshot, buckets)
-                expected = bucket_hashes.persist(frames, source_rows)
-            barrier = self._await_barrier(snapshot.taken_ms, sinks)
-            wrong = {}
-            for sink in sinks:
-                if suspects:
-                    sink_ids = suspects[sink.name]
-                    rows = bucket_hashes.rows_with_ids(expected, sink_ids)
-                    view = sink.scan(self._table, self._spark, sink_ids)
-                else:
-                    rows = expected
-                    view = bucket_hashes.rows_in_buckets(
-                        sink.scan(self._table, self._spark), buckets
-                    )
-                wrong[sink.name] = bucket_hashes.confirmed_differences(
-                    frames, self._table, sink, rows, view
-                )
-            if all(frame.isEmpty() for frame in wrong.values()):
-                return {}
-            intact = {sink.name for sink in sinks if self._still_past(barrier, sink)}
-            states = bucket_hashes.persist(
-                frames,
-                recent_changes.states_since(self._spark, self._pipeline.kafka, self._table, start),
-            )
-            return {
-                name: self._decide(name, wrong[name], states if name in intact else None)
-                for name in wrong
-            }
-
-    def _decide(self, name: str, wrong: DataFrame, states: DataFrame | None) -> list[str]:
-        """Record the rows without a newer record as wrong.
-
-        Return ids of rows that equal the state of no newer record.
-
-        `states` is None when the view was emptied meanwhile: then any difference may be due to
-        that.
-        """
-        if states is not None:
-            record_differences(self._comparisons[name], wrong.join(states, "id", "left_anti"))
-            wrong = wrong.join(states, "id", "left_semi")
-            matches = (wrong["id"] == states["id"]) & wrong["seen"].eqNullSafe(states["seen"])
-            wrong = wrong.join(states, matches & (wrong["kind"] != "duplicate"), "left_anti")
-        ids = [row["id"] for row in wrong.select("id").limit(bucket_hashes.MAX_SUSPECTS).collect()]
-        if len(ids) == bucket_hashes.MAX_SUSPECTS:
-            self._comparisons[name].undecided += wrong.count() - bucket_hashes.MAX_SUSPECTS
-        return ids
-
-    def _await_barrier(self, taken_ms: float, sinks: Sequence[Sink]) -> Barrier:
-        options = WaitOptions(self._options.timeout_s, tell=self._tell)
-        barrier = place_barrier(self._pipeline, self._kafka, [self._table], taken_ms, options)
-        await_barrier(barrier, [self._table], sinks, options)
-        return barrier
-
-    def _still_past(self, barrier: Barrier, sink: Sink) -> bool:
-        """Whether the view is past its barrier still.
-
-        A TRUNCATE or a rebuild would have set it back meanwhile.
-        """
-        self._truncations.read()
-        name = self._table.qualified
-        return (
-            self._truncations.floors.number(name) == barrier.floors.number(name)
-            and barrier.problem(sink, self._table) is None
-        )
-
-
-def differing_buckets(
-    reader: SourceReader,
-    snapshot: SourceSnapshot,
-    sinks: Sequence[Sink],
-    comparisons: Mapping[str, Comparison],
-    sample: Sample | None,
-) -> list[str]:
-    """Return the buckets, within the sample, that differ in any view.
-
-    Counts the rows of each side.
-    """
-    table, start = snapshot.table, time.monotonic()
-    condition = sample_condition(table, sample) if sample else None
-    with ExitStack() as frames:
-        source_sums = bucket_hashes.persist(
-            frames, bucket_hashes.bucket_sums(table, reader.rows(snapshot, condition))
-        )
-        source_s = round(time.monotonic() - start, 3)
-        differ: set[str] = set()
-        for sink in sinks:
-            start, comparison = time.monotonic(), comparisons[sink.name]
-            view_sums = bucket_hashes.bucket_sums(table, sink.scan(table, reader.spark))
-            if sample:
-                view_sums = view_sums.where(F.col("bucket").between(*sample))
-            pairs = bucket_hashes.join_buckets(source_sums, view_sums).persist()
-            counts = pairs.agg(F.sum("source_rows"), F.sum("view_rows")).first() or (0, 0)
-            comparison.source_rows, comparison.view_rows = (int(count or 0) for count in counts)
-            differ |= {row["bucket"] for row in pairs.where("differs").select("bucket").collect()}
-            pairs.unpersist()
-            comparison.source_s, comparison.view_s = source_s, round(time.monotonic() - start, 3)
-    return sorted(differ)
-
-
-def record_differences(comparison: Comparison, wrong: DataFrame) -> None:
-    """Count differing rows by kind, and add some of them to the comparison."""
-    counts: dict[str, int] = {}
-    for kind, count in wrong.groupBy("kind").agg(F.sum("count")).collect():
-        name = "extra" if kind == "duplicate" else kind
-        counts[name] = counts.get(name, 0) + int(count)
-    examples = (
-        wrong.select("id", "kind", "column").orderBy("id").take(MAX_DIFFERENCES) if counts else []
-    )
-    comparison.add(counts, (Difference(key, kind, column) for key, kind, column in examples))
-
-
-def _rows_in_buckets(
-    reader: SourceReader, snapshot: SourceSnapshot, buckets: Sequence[str]
-) -> DataFrame:
-    condition = sql.SQL("{} = ANY ({}::text[])").format(
-        bucket(snapshot.table), sql.Literal(list(buckets))
-    )
-    return reader.rows(snapshot, condition)

@@ -15,7 +15,8 @@ from cdc import client
 from cdc.kafka.topics import Topics
 from cdc.runtime.context import Context
 from cdc.sink.factory import sizes_reader
-from cdc.verify.verification import Options, verify
+from cdc.verify.comparison import Options
+from cdc.verify.verification import verify
 from tests.scenarios.test_documents import cached, change, compare, shop, wait_for_documents
 from tests.scenarios.test_failures import Pause, kill_workers
 from tests.support.load import load

@@ -24,8 +24,8 @@ from cdc.model.position import distance
 from cdc.runtime.context import Context
 from cdc.sink.factory import open_documents
 from cdc.sinks.redis.documents.keys import shard_prefix
-from cdc.verify.comparison import Comparison
-from cdc.verify.verification import Options, verify
+from cdc.verify.comparison import Comparison, Options
+from cdc.verify.verification import verify
 from tests.support.cache import cache
 from tests.support.postgres import await_reads
 from tests.support.shop import read

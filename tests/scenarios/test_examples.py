@@ -11,7 +11,8 @@ import pytest
 import redis
 
 from cdc.runtime.context import Context
-from cdc.verify.verification import Options, verify
+from cdc.verify.comparison import Options
+from cdc.verify.verification import verify
 from tests.support import http
 
 if TYPE_CHECKING:

@@ -12,9 +12,9 @@ import redis
 from pyspark.sql import functions as F
 
 from cdc.sinks.delta.log.commits import METADATA, Commits
-from cdc.verify.comparison import Comparison
+from cdc.verify.comparison import Comparison, Options
 from cdc.verify.repair import repair
-from cdc.verify.verification import Options, verify
+from cdc.verify.verification import verify
 from tests.support import http, writer
 from tests.support.wait import wait_until
 
