@@ -15,7 +15,8 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("cdc", "sinks", "connectors", "compose", "migrations", "sample", "bench")
 LEVELS = ("debug", "info", "warning", "error", "exception")
-FUNCTION_LINES, MEDIAN_FUNCTION_LINES, MEDIAN_MODULE_LINES = 60, 12, 150
+FUNCTION_LINES, MEDIAN_FUNCTION_LINES = 60, 12
+MODULE_LINES, MEDIAN_MODULE_LINES = 300, 150
 FILES = 15
 """The most files of a room."""
 
@@ -252,7 +253,9 @@ def test_properties_run_every_test_that_takes_more_examples() -> None:
 
 
 def test_nothing_grows_too_long() -> None:
-    """A module's length is a guide, so only the median is held; a function's is a rule."""
+    """A function's length is a rule, and so is that of a module of `cdc` or a sink; the medians hold
+    everywhere.
+    """
     lengths = {path: functions(path) for path in modules()}
     long_functions = [
         f"{name_of(path)}.{name}: {lines} lines"
@@ -261,8 +264,14 @@ def test_nothing_grows_too_long() -> None:
         if lines > FUNCTION_LINES
     ]
     assert not long_functions
-    module_lines = [len(path.read_text().splitlines()) for path in lengths]
-    assert statistics.median(module_lines) <= MEDIAN_MODULE_LINES
+    module_lines = {path: len(path.read_text().splitlines()) for path in lengths}
+    long_modules = {
+        name_of(path): lines
+        for path, lines in module_lines.items()
+        if name_of(path).split(".")[0] in ("cdc", "sinks") and lines > MODULE_LINES
+    }
+    assert long_modules == {}
+    assert statistics.median(module_lines.values()) <= MEDIAN_MODULE_LINES
     function_lines = [lines for measured in lengths.values() for _, lines in measured]
     assert statistics.median(function_lines) < MEDIAN_FUNCTION_LINES
 
