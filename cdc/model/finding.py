@@ -10,7 +10,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from cdc.errors import CdcError
-from cdc.model.finding_codes import AUDIT, CODES
+from cdc.model.finding_codes.audit import AUDIT
+from cdc.model.finding_codes.catalogue import CODES
 from cdc.model.wording import advice, full_stopped
 
 

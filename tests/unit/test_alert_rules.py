@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from cdc.apply.progress import Progress, RunState
 from cdc.model.finding import Severity
-from cdc.model.finding_codes import STATUS
+from cdc.model.finding_codes.status import STATUS
 from cdc.observe.diagnosis import diagnose
 from cdc.observe.http_server import Listener
 from cdc.observe.metrics import Metrics

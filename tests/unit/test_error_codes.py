@@ -8,7 +8,7 @@ import pytest
 
 from cdc.cli.console import Documents, print_error, print_failure
 from cdc.errors import CdcError, KafkaUnavailable, SourceError, SourceUnavailable
-from cdc.model.finding_codes import CODES
+from cdc.model.finding_codes.catalogue import CODES
 from tests.support.pages import ROOT
 
 MISSING = SourceError(

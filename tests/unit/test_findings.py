@@ -23,7 +23,7 @@ from cdc.model.finding import (
     verdict,
     worst_first,
 )
-from cdc.model.finding_codes import CODES
+from cdc.model.finding_codes.catalogue import CODES
 from cdc.observe.diagnosis import diagnose, document, slow_hop
 from cdc.observe.status import SinkStatus, Status, ViewStatus
 from docs.generate import FOLDER

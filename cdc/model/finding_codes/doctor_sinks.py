@@ -1,0 +1,78 @@
+"""Findings of `cdc doctor` about destinations and the machine that `cdc run` is to be at work on: see
+`examine` of the sinks and `cdc.doctor.machine`.
+"""
+
+from collections.abc import Mapping
+
+from cdc.errors import SettingsError, SinkError, SparkError
+from cdc.model.finding_codes.kind import APPLY, MACHINE, Kind
+
+SINKS: Mapping[str, Kind] = {
+    "view-unfit": Kind(
+        "degraded", APPLY, SinkError, "The table waits in this sink until the view is made again."
+    ),
+    "cache-evicts": Kind(
+        "down", APPLY, SinkError, "Rows vanish from the cache, and `run` refuses."
+    ),
+    "cache-too-old": Kind(
+        "down", APPLY, SinkError, "Scripts of the cache's writer need a newer server."
+    ),
+    "cache-clustered": Kind(
+        "down", APPLY, SinkError, "Neither a rebuild nor the writer's scripts work on a cluster."
+    ),
+    "cache-replica": Kind(
+        "down", APPLY, SinkError, "The cache gets no changes until the primary is named."
+    ),
+    "cache-memory-high": Kind(
+        "warning",
+        APPLY,
+        SinkError,
+        "The cache refuses changes when its memory is full; a rebuild needs as much again.",
+    ),
+    "cache-save-failing": Kind(
+        "degraded",
+        APPLY,
+        SinkError,
+        "The cache refuses changes, or loses them when it is restarted.",
+    ),
+    "index-version": Kind("down", APPLY, SinkError, "The writer's requests are for this version."),
+    "index-red": Kind("down", APPLY, SinkError, "Some views can't be read or written."),
+    "index-shards-full": Kind(
+        "warning", APPLY, SinkError, "A rebuild or a new table finds no room."
+    ),
+    "index-disk-high": Kind(
+        "warning", APPLY, SinkError, "From the flood stage on indices take no writes."
+    ),
+    "index-blocked": Kind("down", APPLY, SinkError, "The view gets no changes."),
+    "index-shadows-alias": Kind(
+        "down", APPLY, SinkError, "The view can't be shown under its name."
+    ),
+    "warehouse-read-only": Kind("down", APPLY, SinkError, "The warehouse gets no changes."),
+    "warehouse-disk-low": Kind(
+        "warning", APPLY, SinkError, "The warehouse gets no changes when its disk is full."
+    ),
+}
+RUNNER: Mapping[str, Kind] = {
+    "machine-unreadable": Kind(
+        "down", MACHINE, SettingsError, "Nobody can tell whether `run` would start here."
+    ),
+    "java-missing": Kind(
+        "down", MACHINE, SparkError, "`run`, `rebuild` and `verify` can't start here."
+    ),
+    "java-too-old": Kind(
+        "down", MACHINE, SparkError, "`run`, `rebuild` and `verify` can't start here."
+    ),
+    "spark-missing": Kind(
+        "down", MACHINE, SettingsError, "`run`, `rebuild` and `verify` can't start here."
+    ),
+    "memory-low": Kind(
+        "warning",
+        MACHINE,
+        SparkError,
+        "The system may end a worker, so that queries are restarted.",
+    ),
+    "state-disk-low": Kind(
+        "warning", MACHINE, SparkError, "Spark has no room to sort in, and queries fail."
+    ),
+    "clock-off": Kind("warning", MACHINE, SparkError, "Lag in seconds is wrong by as much."),
+}

@@ -1,0 +1,156 @@
+"""Findings of `cdc status`: that something on the way of a change is away, late, or wrong."""
+
+from collections.abc import Mapping
+
+from cdc.errors import (
+    AnotherServer,
+    ConnectorError,
+    DecodeError,
+    DivergenceError,
+    KafkaUnavailable,
+    SettingsError,
+    SinkError,
+    SinkPaused,
+    SinkUnavailable,
+    SourceError,
+    SourceUnavailable,
+)
+from cdc.model.finding_codes.kind import APPLY, CAPTURE, LOG, SOURCE, Kind
+
+STATUS: Mapping[str, Kind] = {
+    "source-unreachable": Kind(
+        "down", SOURCE, SourceUnavailable, "Nobody can tell whether changes leave Postgres."
+    ),
+    "connect-unreachable": Kind(
+        "down", CAPTURE, ConnectorError, "Nobody can tell whether the connector runs."
+    ),
+    "kafka-unreachable": Kind(
+        "down", LOG, KafkaUnavailable, "No change can be sent or applied while Kafka is away."
+    ),
+    "sink-unreachable": Kind(
+        "down", APPLY, SinkUnavailable, "Its views may be away, and how old they are is unknown."
+    ),
+    "registration-unreadable": Kind(
+        "down", CAPTURE, ConnectorError, "Nobody can tell what the topics hold."
+    ),
+    "another-server": Kind(
+        "down",
+        SOURCE,
+        AnotherServer,
+        "The topics hold another server's changes: the two must not be mixed.",
+    ),
+    "settings-changed": Kind(
+        "down",
+        CAPTURE,
+        SettingsError,
+        "The connector sends other columns or keys than the file says, so `run` refuses.",
+    ),
+    "pattern-meaningless": Kind(
+        "down", SOURCE, SettingsError, "A check of no table always passes: nothing was looked at."
+    ),
+    "server-promoted": Kind(
+        "degraded",
+        SOURCE,
+        SourceError,
+        "Views may hold changes that the promoted server never had.",
+    ),
+    "tables-undecided": Kind(
+        "degraded", SOURCE, SettingsError, "Which tables a pattern means can't be said."
+    ),
+    "table-left-out": Kind("info", SOURCE, SettingsError, "There are no views of it."),
+    "table-slipped": Kind(
+        "degraded", SOURCE, SourceError, "The next `register` would lose the table's changes."
+    ),
+    "tables-waiting": Kind(
+        "degraded", CAPTURE, SettingsError, "Rows of these tables are in no view."
+    ),
+    "settings-lowered": Kind(
+        "degraded",
+        LOG,
+        ConnectorError,
+        "Tombstones may be removed before every view has applied them.",
+    ),
+    "connector-missing": Kind(
+        "down", CAPTURE, ConnectorError, "Nothing reads the log, and the slot keeps it for ever."
+    ),
+    "connector-failed": Kind(
+        "down", CAPTURE, ConnectorError, "No change leaves Postgres, and the slot keeps the log."
+    ),
+    "connector-stopped": Kind(
+        "down", CAPTURE, ConnectorError, "No change leaves Postgres, and the slot keeps the log."
+    ),
+    "slot-missing": Kind(
+        "down", SOURCE, SourceError, "Changes from before the next slot are lost to the log."
+    ),
+    "slot-lost": Kind(
+        "down", SOURCE, SourceError, "Changes that the connector hadn't read are gone from the log."
+    ),
+    "slot-at-risk": Kind(
+        "warning",
+        SOURCE,
+        SourceError,
+        "Beyond max_slot_wal_keep_size Postgres gives the slot up: a new snapshot is needed.",
+    ),
+    "definitions-unwatched": Kind(
+        "degraded",
+        SOURCE,
+        SourceError,
+        "A changed type may make views wrong without a word.",
+    ),
+    "definitions-uncompared": Kind(
+        "degraded", SOURCE, SourceError, "A change of a table may go unseen until then."
+    ),
+    "heartbeat-missing": Kind(
+        "down", CAPTURE, ConnectorError, "Nobody can tell whether changes come through."
+    ),
+    "snapshot-running": Kind(
+        "info", CAPTURE, ConnectorError, "Views lack rows until it has ended; changes follow then."
+    ),
+    "heartbeat-late": Kind(
+        "degraded", CAPTURE, ConnectorError, "Every view is at least that late."
+    ),
+    "sink-failed": Kind("down", APPLY, SinkError, "Its views get no changes."),
+    "sink-waiting": Kind(
+        "down", APPLY, SinkError, "Its views get no changes until the server is back."
+    ),
+    "sink-silent": Kind("down", APPLY, SinkError, "Its views get no changes while it hangs."),
+    "sink-stuck": Kind(
+        "degraded", APPLY, SinkError, "Its views get no changes until the batch at hand ends."
+    ),
+    "sink-not-running": Kind("down", APPLY, SinkError, "Its views get no changes."),
+    "sink-paused": Kind(
+        "info", APPLY, SinkPaused, "Its views stay as they are until it is resumed."
+    ),
+    "sink-behind": Kind("degraded", APPLY, SinkError, "Readers see rows as they were."),
+    "tombstones-at-risk": Kind(
+        "warning",
+        APPLY,
+        SinkError,
+        "After that it may miss deletes, and its views have to be built again.",
+    ),
+    "view-stopped": Kind(
+        "degraded", APPLY, ConnectorError, "The log can't continue this view; others go on."
+    ),
+    "table-waiting": Kind(
+        "degraded", APPLY, SinkError, "This table's view gets no changes; others go on."
+    ),
+    "documents-waiting": Kind(
+        "degraded",
+        APPLY,
+        SettingsError,
+        "This view's documents stay as they were; those of other views go on.",
+    ),
+    "state-will-not-fit": Kind(
+        "warning",
+        APPLY,
+        SinkError,
+        "The stream of documents ends when the memory is full, after all the time of reading.",
+    ),
+    "records-quarantined": Kind(
+        "degraded", APPLY, DecodeError, "These rows may be older in the view than in Postgres."
+    ),
+    "view-differs": Kind(
+        "degraded", APPLY, DivergenceError, "Readers of the view get wrong answers."
+    ),
+}
+"""What `cdc status` can find, and `cdc doctor` too; the last one is for `cdc verify` to find."""
