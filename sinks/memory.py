@@ -14,10 +14,11 @@ from cdc.model.generation import new_generation
 from cdc.model.outcome import Advance
 from cdc.model.position import ViewCheckpoint
 from cdc.model.table import RowFormat, Table
-from cdc.sink.contract import Batch, Outcome, is_caught_up, wait_until_caught_up
+from cdc.sink.contract import Batch, Outcome
 from cdc.sink.fencing import checkpoint_after, must_apply
 from cdc.sink.lane import ChunkLimits, FoldedRow, Part, Verdicts
 from cdc.sink.lane_run import run_in_process
+from cdc.sink.promotion import is_caught_up, wait_until_caught_up
 from cdc.sink.rejection import Source
 
 if TYPE_CHECKING:

@@ -24,7 +24,9 @@ from cdc.model.column_names import refusal_error
 from cdc.model.outcome import Advance
 from cdc.model.position import Position, ViewCheckpoint
 from cdc.model.table import Table
+from cdc.sink.capabilities import Archive
 from cdc.sink.contract import Archive, GenerationReplaced, Sink, positions
+from cdc.sink.promotion import GenerationReplaced
 
 log = structlog.get_logger()
 

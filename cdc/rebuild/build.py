@@ -43,8 +43,10 @@ from cdc.kafka.topics import Topics
 from cdc.model.generation import new_generation
 from cdc.model.position import Position, distance
 from cdc.model.table import Table
+from cdc.postgres.schema_changes import Definition
 from cdc.postgres.table_definition import Definition
 from cdc.sink.contract import GenerationReplaced, SchemaMismatch, Sink, are_live, positions
+from cdc.sink.promotion import GenerationReplaced, are_live
 from cdc.spark.kafka_source import read_until
 
 POLL_S = 0.1

@@ -61,7 +61,7 @@ def spark_on(
     """
     # First, so that nothing is fetched where there is no Spark.
     from cdc.compose import artifacts
-    from cdc.sink.contract import SessionUser
+    from cdc.sink.capabilities import SessionUser
     from cdc.spark.session import exit_error, session
 
     spark = session(master, artifacts.spark_jars(), modules=modules)

@@ -18,17 +18,16 @@ One contract suite runs these laws over every sink:
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Protocol
 
 from cdc.codec.decode_options import DecodeOptions
-from cdc.errors import Fenced, SinkRejected, SinkUnavailable
-from cdc.model.finding import Finding
+from cdc.errors import SinkRejected, SinkUnavailable
 from cdc.model.outcome import Advance, Applied
-from cdc.model.position import ViewCheckpoint, distance
+from cdc.model.position import ViewCheckpoint
 from cdc.model.table import RowFormat, Table
+from cdc.sink.capabilities import PositionReader
 from cdc.sink.lane import Entries, Lane, Writer
 from cdc.sink.rejection import Rejected, Rejection, Stop
 
@@ -184,20 +183,6 @@ class Sink(Protocol):
         """
 
 
-@runtime_checkable
-class PositionReader(Protocol):
-    """A sink that can be asked about many views at once.
-
-    Optional; `positions` falls back to one request a view.
-    """
-
-    def positions(self, tables: Sequence[Table]) -> Mapping[str, ViewCheckpoint | None]:
-        """Read `Sink.position` of each table, by table name.
-
-        Called as often as `position`, by the same callers.
-        """
-
-
 def positions(sink: Sink, tables: Sequence[Table]) -> Mapping[str, ViewCheckpoint | None]:
     """Read the checkpoint of each view, by table name, in as few requests as the sink can do
     with.
@@ -207,169 +192,10 @@ def positions(sink: Sink, tables: Sequence[Table]) -> Mapping[str, ViewCheckpoin
     return {table.qualified: sink.position(table) for table in tables}
 
 
-def are_live(
-    checkpoints: Mapping[str, ViewCheckpoint | None], generation_names: Mapping[str, str]
-) -> bool:
-    """Say whether the live views, of these checkpoints, are the generations of these names; both by
-    table name.
-
-    The view of a table without records has no checkpoint in any generation, so it counts as either.
-    Where no view has one the answer is no: a promotion of such views may be repeated.
-    """
-    live_names = {name: stored.generation for name, stored in checkpoints.items() if stored}
-    return bool(live_names) and all(
-        generation == generation_names[name] for name, generation in live_names.items()
-    )
-
-
-@runtime_checkable
-class GroupScanner(Protocol):
-    """A sink that can read many small views in one job. Optional; used by `verify`."""
-
-    def scan_group(self, tables: Sequence[Table], spark: SparkSession) -> DataFrame:
-        """Read `Sink.scan` of each table: table string (its name), id string, document string.
-
-        A view that can't be read this way, or not to its end, has a row without an id, whatever
-        else there is of it. The caller scans it by itself then, which raises the reason. That
-        spoils none of the others.
-        """
-
-
-@runtime_checkable
-class FitChecker(Protocol):
-    """A sink that can tell whether a view was made for its table as it is now, without changing
-    anything.
-    """
-
-    def require_fit(self, table: Table) -> None:
-        """Raise SchemaMismatch as `prepare` would, of a view that is there.
-
-        Called by `cdc plan`, once per table.
-        """
-
-
-@runtime_checkable
-class Examinable(Protocol):
-    """A sink that can say whether its server is fit for the pipeline: version, room, settings."""
-
-    def examine(self, tables: Sequence[Table]) -> list[Finding]:
-        """Read facts of the server and judge them; changes nothing.
-
-        Called by `cdc doctor`, once for all tables. Needs no Spark.
-        """
-
-
-@runtime_checkable
-class SessionUser(Protocol):
-    """A sink that calls more of Spark's process than Spark promises."""
-
-    def check_session(self, spark: SparkSession) -> None:
-        """Look up all that the sink calls there; changes nothing.
-
-        Called once, when a verb that works on the sink has started Spark. Raises SettingsError:
-        something isn't there.
-        """
-
-
-@runtime_checkable
-class Archive(Protocol):
-    """A sink that keeps every change, beside its views."""
-
-    def archived(self, table: Table) -> ViewCheckpoint | None:
-        """Read how far its log of a table's changes has got; None when there is none yet.
-
-        Called when a plan is loaded, to look for changes that Kafka removed before they were
-        archived.
-        """
-
-
-SWITCH_S = 30.0
-"""Seconds that `promote` waits for a generation to catch up."""
-POLL_S = 0.02
-"""Seconds between two looks at the positions while `promote` waits."""
-NAMED = 5
-"""Tables that are named of those behind; the others are counted."""
-
-
-def is_caught_up(live: Sink, standby: Sink, tables: Sequence[Table]) -> bool:
-    """Say whether no view of the standby is behind the one that readers see."""
-    live_checkpoints, standby_checkpoints = positions(live, tables), positions(standby, tables)
-    pairs = [
-        (stored, standby_checkpoints[name]) for name, stored in live_checkpoints.items() if stored
-    ]
-    return all(candidate and not would_go_back(candidate, stored) for stored, candidate in pairs)
-
-
-def would_go_back(candidate: ViewCheckpoint, live: ViewCheckpoint) -> bool:
-    """Say whether readers who are shown the candidate instead of the live view would go back in
-    time.
-    """
-    gap = distance(candidate, live.position, live.floor)
-    return gap.comparable and not gap.reached
-
-
-def wait_until_caught_up(
-    is_caught_up: Callable[[], bool], sink: str, lagging: Sequence[Table] = ()
-) -> None:
-    """Wait until the condition holds; raises SinkUnavailable when it doesn't within `SWITCH_S`.
-
-    lagging: the tables behind, as of the condition's last answer, where it tells them apart.
-    """
-    deadline = time.monotonic() + SWITCH_S
-    while not is_caught_up():
-        if time.monotonic() > deadline:
-            raise _behind_error(sink, [table.qualified for table in lagging])
-        time.sleep(POLL_S)
-
-
-def _behind_error(sink: str, tables: Sequence[str]) -> SinkUnavailable:
-    more = f" and {len(tables) - NAMED} more" if tables[NAMED:] else ""
-    views = f" of {', '.join(tables[:NAMED])}{more}" if tables else ""
-    hint = "readers see what they saw; is `cdc run` at work? then the same command goes on"
-    if tables:
-        hint += (
-            f"; where its log says standby_dropped: cdc -p FILE rebuild {sink} --table {tables[0]}"
-        )
-    return SinkUnavailable(
-        f"The other generation{views} in {sink} has been behind the one that readers see for {SWITCH_S:.0f} s.",
-        hint=hint,
-        sink=sink,
-    )
-
-
-def require_free_space(needed: int, free: int, where: str, sink: str) -> None:
-    """Raise SinkRejected for a second generation that leaves no reserve. Sizes in bytes."""
-    if needed * FREE_SPACE_FACTOR > free:
-        needed_mib, with_reserve_mib = needed >> 20, int(needed * FREE_SPACE_FACTOR) >> 20
-        raise SinkRejected(
-            f"A second generation of {needed_mib} MiB needs {with_reserve_mib} MiB free in {where}; there are"
-            f" {free >> 20} MiB.",
-            hint=f"make room, or build one view at a time: cdc -p FILE rebuild {sink} --table TABLE",
-            sink=sink,
-        )
-
-
-FREE_SPACE_FACTOR = 1.2
-"""Free space that a second generation needs, as a multiple of what the first takes."""
-
-
 class PositionLost(SinkUnavailable):
     """The destination stands before the position this writer had stored there: it lost its last
     writes.
     """
-
-
-class GenerationReplaced(Fenced):
-    """The generation beside the live view is another one by now: it was promoted, or a newer build
-    has begun.
-    """
-
-    def __init__(self, table: str, generation: str, sink: str) -> None:
-        super().__init__(
-            f"Generation {generation} of {table} isn't beside the live one in {sink} any more.",
-            hint="no action needed: cdc -p FILE generations lists what there is",
-            sink=sink,
-        )
 
 
 Key = tuple[str, str]

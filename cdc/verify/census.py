@@ -21,7 +21,8 @@ from pyspark.sql import functions as F
 from cdc.codec.types import kind
 from cdc.model.table import Table
 from cdc.postgres.row_query import BUCKET_DIGITS, BUCKETS, Sample, sample_condition
-from cdc.sink.contract import GroupScanner, Sink
+from cdc.sink.capabilities import GroupScanner
+from cdc.sink.contract import Sink
 from cdc.verify.comparison import Comparison
 from cdc.verify.row_sums import Comparable, RowSums, sum_rows
 from cdc.verify.source_group import group_tables, rows_of_group, table_sizes

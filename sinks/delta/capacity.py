@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cdc.model.table import Table
-from cdc.sink.contract import require_free_space
+from cdc.sink.promotion import require_free_space
 from cdc.sinks.delta.files import links
 from cdc.sinks.delta.log import add_files, jvm
 from cdc.sinks.delta.tables import Tables

@@ -18,7 +18,7 @@ import deltalake
 from cdc.model.generation import new_generation
 from cdc.model.position import ViewCheckpoint, distance
 from cdc.model.table import Table
-from cdc.sink.contract import wait_until_caught_up
+from cdc.sink.promotion import wait_until_caught_up
 from cdc.sinks.delta.cleanup import referenced_folders
 from cdc.sinks.delta.files import links
 from cdc.sinks.delta.files.failures import CommitConflict

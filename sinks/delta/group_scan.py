@@ -36,7 +36,7 @@ class MirrorFiles:
 def scan_mirrors(
     spark: "SparkSession", folders: Mapping[Table, str], commits: Commits
 ) -> "DataFrame":
-    """Scan the mirrors in these folders, as `cdc.sink.contract.GroupScanner` says."""
+    """Scan the mirrors in these folders, as `cdc.sink.capabilities.GroupScanner` says."""
     mirrors = [
         _mirror_files(table, commits.table(folder), folder) for table, folder in folders.items()
     ]

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from cdc.model.table import Table
-from cdc.sink.contract import require_free_space
+from cdc.sink.promotion import require_free_space
 from cdc.sinks.elasticsearch.index.indices import Indices
 from cdc.sinks.elasticsearch.index.layout import Layout
 from cdc.sinks.elasticsearch.server import Server

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any
 
 from cdc.model.table import Table
-from cdc.sink.contract import wait_until_caught_up, would_go_back
+from cdc.sink.promotion import wait_until_caught_up, would_go_back
 from cdc.sinks.elasticsearch.checkpoint import Record
 from cdc.sinks.elasticsearch.client import group_names
 from cdc.sinks.elasticsearch.index.indices import generation_of

@@ -7,7 +7,7 @@ import structlog
 
 from cdc.errors import SinkRejected
 from cdc.model.address import address
-from cdc.sink.contract import require_free_space
+from cdc.sink.promotion import require_free_space
 from cdc.sinks.redis.database import SCAN_ROWS, Database
 from cdc.sinks.redis.server import table_of_position
 

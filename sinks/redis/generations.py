@@ -4,7 +4,7 @@ import json
 from collections.abc import Collection, Sequence
 
 from cdc.model.table import Table
-from cdc.sink.contract import would_go_back
+from cdc.sink.promotion import would_go_back
 from cdc.sinks.redis.checkpoint import checkpoint_of, expected_fields
 from cdc.sinks.redis.database import Database
 from cdc.sinks.redis.positions import Positions

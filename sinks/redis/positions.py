@@ -9,8 +9,8 @@ from cdc.model.generation import new_generation
 from cdc.model.outcome import Advance, Applied
 from cdc.model.position import ViewCheckpoint, distance
 from cdc.model.table import Table
-from cdc.sink.contract import GenerationReplaced
 from cdc.sink.fencing import checkpoint_after, mismatch, must_apply
+from cdc.sink.promotion import GenerationReplaced
 from cdc.sinks.redis.checkpoint import checkpoint_of, extra_fields
 from cdc.sinks.redis.database import Database
 from cdc.sinks.redis.executor import PendingAdvance

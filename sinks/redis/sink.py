@@ -19,8 +19,9 @@ from cdc.errors import SinkRejected
 from cdc.model.finding import Finding
 from cdc.model.position import ViewCheckpoint
 from cdc.model.table import RowFormat, Table
-from cdc.sink.contract import Batch, Outcome, are_live, positions, wait_until_caught_up
+from cdc.sink.contract import Batch, Outcome, positions
 from cdc.sink.lane_run import run_on_executors
+from cdc.sink.promotion import are_live, wait_until_caught_up
 from cdc.sinks.redis import capacity, generations, health
 from cdc.sinks.redis.database import Database
 from cdc.sinks.redis.executor import RedisWriter

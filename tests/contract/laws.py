@@ -460,7 +460,7 @@ def a_generation_that_is_behind_waits(harness: Harness) -> None:
     harness.apply()
     live_view = harness.view()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("cdc.sink.contract.SWITCH_S", 0.5)
+        patch.setattr("cdc.sink.promotion.SWITCH_S", 0.5)
         with pytest.raises(SinkUnavailable):
             live.promote([harness.table], {harness.table.qualified: name})
     assert harness.view() == live_view

@@ -130,7 +130,7 @@ def test_no_view_is_switched_before_each_can_be(
     orders.apply((1, 1), "rebuild", build)
     tables = [view.table for view in views]
     with monkeypatch.context() as patch:
-        patch.setattr("cdc.sink.contract.SWITCH_S", 0)
+        patch.setattr("cdc.sink.promotion.SWITCH_S", 0)
         with pytest.raises(SinkUnavailable) as caught:
             harness.sink.promote(tables, names)
     for view in views:

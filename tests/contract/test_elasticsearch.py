@@ -22,7 +22,8 @@ from cdc.model.generation import new_generation
 from cdc.model.outcome import Advance
 from cdc.model.position import Position
 from cdc.model.table import Table, row_id
-from cdc.sink.contract import GroupScanner, Sink
+from cdc.sink.capabilities import GroupScanner
+from cdc.sink.contract import Sink
 from cdc.sink.lane import ChunkLimits
 from cdc.sinks.elasticsearch.executor import ElasticsearchWriter
 from cdc.sinks.elasticsearch.sink import Elasticsearch
@@ -423,7 +424,7 @@ def test_readers_do_not_go_back_at_a_switch(
     earlier = visible()
     assert any(earlier)
     assert not all(earlier)
-    monkeypatch.setattr("cdc.sink.contract.SWITCH_S", 0.5)
+    monkeypatch.setattr("cdc.sink.promotion.SWITCH_S", 0.5)
     with suppress(SinkUnavailable):
         live.promote([items], names)
     assert [now or not then for now, then in zip(visible(), earlier, strict=True)] == [True] * len(

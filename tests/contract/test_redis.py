@@ -370,7 +370,7 @@ def test_a_generation_of_a_new_topic_replaces_that_of_the_old(harness: Harness) 
     build.prepare(harness.table)
     other_topic(harness, (2, 0), build)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("cdc.sink.contract.SWITCH_S", 0.5)
+        patch.setattr("cdc.sink.promotion.SWITCH_S", 0.5)
         harness.sink.promote([harness.table], names)
     assert harness.view() == harness.topic.model((2, 0))
     assert harness.position() == Position("topic-2", (2, 0))
@@ -387,7 +387,7 @@ def test_floors_are_compared_to_the_last_digit(harness: Harness) -> None:
     harness.floors = Floors(1, {harness.name: 2**53})
     harness.apply(writer="another", sink=build)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("cdc.sink.contract.SWITCH_S", 0.5)
+        patch.setattr("cdc.sink.promotion.SWITCH_S", 0.5)
         with pytest.raises(SinkUnavailable):
             harness.sink.promote([harness.table], names)
 

@@ -34,7 +34,8 @@ from cdc.model.generation import new_generation
 from cdc.model.position import Position, ViewCheckpoint
 from cdc.model.table import Table
 from cdc.rebuild.build import Rebuild, RebuildJob
-from cdc.sink.contract import GenerationReplaced, SchemaMismatch
+from cdc.sink.contract import SchemaMismatch
+from cdc.sink.promotion import GenerationReplaced
 from cdc.sinks.delta.sink import Delta
 from cdc.sinks.memory import Memory
 from tests.contract.laws import Harness, fill
@@ -355,7 +356,7 @@ def test_a_rollback_that_some_view_cannot_join_is_undone(
         lease.announce(Rollback(SINK, names))
     sink.promote([lines], names)
     shutil.rmtree(warehouse.folder(1, names[parcels.qualified]))
-    monkeypatch.setattr("cdc.sink.contract.SWITCH_S", 0)
+    monkeypatch.setattr("cdc.sink.promotion.SWITCH_S", 0)
     with (
         pytest.raises(SinkUnavailable, match=r"public\.parcels")
         if retry is rollback

@@ -37,7 +37,8 @@ from cdc.postgres import source, table_survey
 from cdc.runtime.context import Context
 from cdc.runtime.streams import Streams
 from cdc.sink import factory
-from cdc.sink.contract import GroupScanner, Sink
+from cdc.sink.capabilities import GroupScanner
+from cdc.sink.contract import Sink
 from cdc.verify import barrier
 from cdc.verify.census import View, take_census
 from cdc.verify.comparison import Comparison

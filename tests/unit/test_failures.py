@@ -29,7 +29,8 @@ from cdc.errors import (
     WorkerLost,
 )
 from cdc.model.table import Column, Table
-from cdc.sink.contract import GenerationReplaced, PositionLost, RowsRejected, SchemaMismatch
+from cdc.sink.contract import PositionLost, RowsRejected, SchemaMismatch
+from cdc.sink.promotion import GenerationReplaced
 from cdc.sink.remedy import (
     MAX_REPEATS,
     REMEDIES,

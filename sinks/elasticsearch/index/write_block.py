@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from uuid import uuid4
 
 from cdc.errors import SinkBlocked
-from cdc.sink.contract import SWITCH_S
+from cdc.sink.promotion import SWITCH_S
 from cdc.sinks.elasticsearch.client import group_names, ignoring_absent, unavailable
 from cdc.sinks.elasticsearch.index.blocks import WRITE, block_message, blocks_of, lift_hint
 from cdc.sinks.elasticsearch.index.indices import WritableIndex
