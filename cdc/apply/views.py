@@ -133,7 +133,7 @@ class Views:
         generations = {
             table.topic: stored.generation
             for table in unnamed
-            if (stored := self.sink.live_position(table))
+            if (stored := self.sink.live.position(table))
         }
         if generations:
             self.plan = replace(self.plan, generations={**self.plan.generations, **generations})
@@ -157,7 +157,7 @@ class Views:
                     f"there is no topic {table.topic} yet",
                     "cdc -p FILE register",
                 ]
-            elif error := refusal_error(table, self.sink.refusals, self.sink.name):
+            elif error := refusal_error(table, self.sink.live.refusals, self.sink.name):
                 unheld.add(table.qualified)
                 refusals.append(error)
                 blocked[table.qualified] = [error.message, error.hint]
@@ -263,7 +263,7 @@ class Views:
         not a rollback.
         """
         self.registry.forget_retained(self.sink.name, [table.qualified for table in tables])
-        self.sink.drop_unreferenced(tables, {})
+        self.sink.live.drop_unreferenced(tables, {})
         self.registry.read()
 
 

@@ -142,5 +142,5 @@ class Watch:
             return changed[0]
         candidates = [table for table in tables if table.qualified in plan.unheld - troubled.keys()]
         return next(
-            (table.qualified for table in candidates if not views.sink.refusals(table)), None
+            (table.qualified for table in candidates if not views.sink.live.refusals(table)), None
         )

@@ -9,7 +9,6 @@ failure is logged: nothing that readers see depends on it.
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import structlog
 
@@ -32,24 +31,21 @@ from cdc.sink.rejection import Rejected, Skip, Stop
 from cdc.sink.remedy import Remedy, remedy
 from cdc.spark.failures import explain
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
 RETRY_S = 20.0
 """Seconds until a standby is resumed whose destination was only away. Resuming restarts the live
 views' query."""
 log = structlog.get_logger()
 
 
-class StandbySink(Sink):
-    """A live sink and its standby as one sink; the live sink alone while there is no standby.
+class StandbySink:
+    """A live sink and its standby, which take each batch one after the other; the live sink alone
+    while there is no standby.
 
     `live_at` and `standby_at` are the positions of the views of each, by topic. One thread uses it.
     """
 
     def __init__(self, live: Sink) -> None:
         self.live, self.name = live, live.name
-        self.row_format, self.promotes_all_tables = live.row_format, live.promotes_all_tables
         self.live_at: dict[str, Position | None] = {}
         self.standby_at: dict[str, Position | None] = {}
         self.discontinued: Discontinued | None = None
@@ -151,21 +147,6 @@ class StandbySink(Sink):
             for topic, live in self.live_at.items()
         }
 
-    def live_position(self, table: Table) -> ViewCheckpoint | None:
-        """Return the position of the live view."""
-        return self.live.position(table)
-
-    def position(self, table: Table) -> ViewCheckpoint | None:
-        """Return the older position of the live view and its standby.
-
-        Both have everything below it.
-        """
-        checkpoint = self.live.position(table)
-        if checkpoint is None or table.topic not in self.standby_at:
-            return checkpoint
-        older = _older_position(checkpoint.position, self.standby_at[table.topic])
-        return replace(checkpoint, position=older) if older else None
-
     def apply(self, batch: Batch) -> Outcome:
         """Make a batch durable in the standby first, then in the live views.
 
@@ -256,58 +237,6 @@ class StandbySink(Sink):
         if remedy(error) in (Remedy.RETRY, Remedy.RESTART):
             self._retry_at = time.monotonic() + RETRY_S
         self._standby, self.standby_at = None, {}
-
-    # The other methods of `Sink` act on the live sink alone.
-
-    def refusals(self, table: Table) -> list[str]:
-        """List why the live sink can't have a view of this table."""
-        return self.live.refusals(table)
-
-    def prepare(self, table: Table) -> None:
-        """Create the live view."""
-        self.live.prepare(table)
-
-    def clear(self, table: Table) -> None:
-        """Empty the live view."""
-        self.live.clear(table)
-
-    def scan(
-        self, table: Table, spark: "SparkSession", ids: Sequence[str] | None = None
-    ) -> "DataFrame":
-        """Read the live view."""
-        return self.live.scan(table, spark, ids)
-
-    def close(self) -> None:
-        """Close the live sink."""
-        self.live.close()
-
-    def for_generation(self, names: Mapping[str, str]) -> Sink:
-        """Return a sink of other generations than the live ones."""
-        return self.live.for_generation(names)
-
-    def check_capacity(self, tables: Sequence[Table]) -> None:
-        """Check that a second generation of the live views has room."""
-        self.live.check_capacity(tables)
-
-    def promote(self, tables: Sequence[Table], names: Mapping[str, str]) -> Mapping[str, str]:
-        """Promote generations, as the live sink does."""
-        return self.live.promote(tables, names)
-
-    def generations(self, table: Table) -> list[str]:
-        """List the generations of a view, the live one first."""
-        return self.live.generations(table)
-
-    def drop_unreferenced(self, tables: Sequence[Table], keep: Mapping[str, str]) -> None:
-        """Drop generations that are neither live nor to keep."""
-        self.live.drop_unreferenced(tables, keep)
-
-    def remains(self, tables: Sequence[Table]) -> list[str]:
-        """List what there is of the views, of both generations."""
-        return self.live.remains(tables)
-
-    def remove(self, tables: Sequence[Table]) -> None:
-        """Remove the views, of both generations."""
-        self.live.remove(tables)
 
 
 def _rejected_by_standby_only(standby: Outcome, live: Outcome, entries: Entries) -> list[Rejected]:
