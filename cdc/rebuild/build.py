@@ -12,8 +12,7 @@ generation.
 
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from uuid import uuid4
@@ -24,15 +23,11 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay
 from tenacity.wait import wait_exponential
 
 from cdc.apply.batch.writer import BatchWriter
-from cdc.apply.progress import Progress as StreamProgress
-from cdc.apply.progress import RunState
 from cdc.apply.schema_follower import DescribeTables
-from cdc.apply.stream import Stream
-from cdc.apply.stream_options import StreamOptions
-from cdc.apply.views import Views
+from cdc.apply.views import DescribeTables, Views
 from cdc.config.settings import Pipeline
 from cdc.control.registrations import Registration
-from cdc.errors import CdcError, DivergenceError, SinkError, SinkUnavailable
+from cdc.errors import CdcError, DivergenceError, SinkUnavailable
 from cdc.generations.claim import claim
 from cdc.generations.pause import refuse_paused
 from cdc.generations.registry import GenerationBuild, Progress, Registry, RetainedView
@@ -41,17 +36,14 @@ from cdc.kafka.log_continuity import Continuity
 from cdc.kafka.log_refusals import Discontinued, refuse_foreign
 from cdc.kafka.topics import Topics
 from cdc.model.generation import new_generation
-from cdc.model.position import Position, distance
 from cdc.model.table import Table
 from cdc.postgres.schema_changes import Definition
 from cdc.postgres.table_definition import Definition
+from cdc.rebuild.catch_up import catch_up, keep_current, only_tables
 from cdc.sink.contract import GenerationReplaced, SchemaMismatch, Sink, are_live, positions
 from cdc.sink.promotion import GenerationReplaced, are_live
 from cdc.spark.kafka_source import read_until
 
-POLL_S = 0.1
-CAUGHT_UP_S = 1.0
-"""Seconds within which a view that has caught up applies what is in the topics."""
 RETRY_LIMIT_S = 120.0
 """Seconds that the replay retries a batch while the sink is away."""
 Verify = Callable[[Sink, Sequence[Table]], None]
@@ -247,108 +239,6 @@ class Rebuild:
             build = self._build
         self._job.show(build)
         return Progress(time.time(), build.done, build.total, build.rows_per_s)
-
-
-def only_tables(describe: DescribeTables, names: Collection[str]) -> DescribeTables:
-    """Restrict a description to these tables."""
-
-    def describe_subset(
-        history: Sequence[Definition], registration: Registration
-    ) -> tuple[Sequence[Table], Mapping[str, list[str]]]:
-        tables, blocked = describe(history, registration)
-        subset = [table for table in tables if table.qualified in names]
-        return subset, {name: reasons for name, reasons in blocked.items() if name in names}
-
-    return describe_subset
-
-
-@contextmanager
-def keep_current(
-    spark: SparkSession,
-    sink: Sink,
-    names: Mapping[str, str],
-    pipeline: Pipeline,
-    describe: DescribeTables,
-    placeholder: str,
-) -> Iterator[Stream]:
-    """Apply changes to a generation that isn't live, in a thread, until the context ends.
-
-    A failure ends the stream and is logged: its `progress.state` is "failed", and positions stand
-    still.
-    """
-    options = StreamOptions(pipeline.sinks[sink.name].trigger_s, names)
-    stream = Stream(spark, sink, pipeline, describe, placeholder, options)
-
-    def run() -> None:
-        try:
-            stream.run()
-        except GenerationReplaced:
-            # Another command has promoted or replaced the generation, and continues it.
-            log.info("standby_replaced", sink=sink.name)
-        except CdcError as error:
-            log.warning("standby_dropped", sink=sink.name, error=error.message)
-        finally:
-            stream.close()
-
-    thread = threading.Thread(target=run, daemon=True)
-    thread.start()
-    try:
-        yield stream
-    finally:
-        stream.stop()
-        thread.join()
-
-
-def catch_up(
-    kafka: Topics, sink: Sink, tables: Sequence[Table], progress: Callable[[], StreamProgress]
-) -> None:
-    """Wait until a stream takes less than a second to apply to the sink what is in the topics.
-
-    The wait also ends once the stream stops getting faster. `progress`: the stream's, asked for
-    every `POLL_S` seconds.
-
-    Raises:
-        SinkError: the stream has failed, or goes on without one of its tables.
-    """
-    duration_s = float("inf")
-    while True:
-        previous_s, start = duration_s, time.monotonic()
-        is_caught_up = _caught_up_check(kafka, sink, tables)
-        while not is_caught_up():
-            _refuse_stopped(progress())
-            time.sleep(POLL_S)
-        duration_s = time.monotonic() - start
-        if duration_s < CAUGHT_UP_S or duration_s > previous_s / 2:
-            return
-
-
-def _refuse_stopped(progress: StreamProgress) -> None:
-    """Raise SinkError where a stream applies no more to one of its tables, or to none."""
-    reason, hint = progress.error, progress.hint
-    if progress.aside:
-        reason, hint = next(iter(progress.aside.values()))
-    elif progress.state is not RunState.FAILED:
-        return
-    raise SinkError(
-        f"The new generation of {progress.sink} can't go on: {reason}",
-        hint=hint or "readers see what they saw; the same command goes on",
-        sink=progress.sink,
-    )
-
-
-def _caught_up_check(kafka: Topics, sink: Sink, tables: Sequence[Table]) -> Callable[[], bool]:
-    """Build a check that a sink has applied everything that was in the topics at the first call."""
-    ends: dict[str, Position] = {}
-
-    def is_caught_up() -> bool:
-        if not ends:
-            ends.update(kafka.ends([table.topic for table in tables]))
-        checkpoints = positions(sink, tables)
-        return all(
-            distance(checkpoints[table.qualified], ends[table.topic]).reached for table in tables
-        )
-
-    return is_caught_up
 
 
 def _retry_while_away() -> Retrying:
