@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from cdc.config.settings import CONTROL_TABLES
 from cdc.doctor.source_facts import PublicationFacts, RoleFacts, SourceFacts
 from cdc.model.finding import Finding, find
-from cdc.observe.diagnosis import find_slot_risk
+from cdc.observe.forecast import find_slot_risk
 from cdc.postgres.source import OLDEST_VERSION
 
 MIGRATE, REGISTER = "cdc -p FILE migrate", "cdc -p FILE register"

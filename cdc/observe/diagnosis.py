@@ -10,7 +10,7 @@ from cdc.apply.progress import WORKING
 from cdc.config.view_settings import SCHEMA, STATE
 from cdc.model.finding import LOOK_AGAIN, Finding, exit_code, find, verdict, worst_first
 from cdc.model.wording import UNKNOWN, clock, duration
-from cdc.observe.forecast import needed_memory_bytes
+from cdc.observe.forecast import LOOK_AT_SOURCE, find_memory_risk, find_slot_risk
 from cdc.observe.status import NEVER_RUN, SinkStatus, Status
 
 SLOW_S = 5.0
@@ -25,14 +25,6 @@ STILL_S = 20.0
 """Seconds after which a batch that has moved no position is reported: twice what one is meant to
 take, and less than a request to a destination may.
 """
-SAFE_SHARE = 0.25
-"""The share of max_slot_wal_keep_size below which what the slot may still keep is a risk."""
-SOON_S = 2 * 3600.0
-"""Seconds until a slot is given up within which that is a risk: time to wake somebody up."""
-LOOK_AT_SOURCE = (
-    "SELECT pid, usename, state, xact_start, left(query, 60) FROM pg_stat_activity"
-    " WHERE backend_xid IS NOT NULL ORDER BY xact_start;"
-)
 REGISTER = "cdc -p FILE register"
 NEW_SNAPSHOT = f"{REGISTER} --new-snapshot"
 WATCH = "cdc -p FILE status --watch"
@@ -52,7 +44,7 @@ def diagnose(status: Status) -> Status:
         *status.findings,
         *_find_source_troubles(status),
         *(finding for sink in status.sinks for finding in _find_sink_troubles(status, sink)),
-        *_find_memory_risk(status),
+        *find_memory_risk(status),
     ]
     return replace(status, findings=worst_first(findings))
 
@@ -128,24 +120,6 @@ def _find_connector_trouble(status: Status, stopped: str, fix: str) -> Finding |
     states = f"connector {connector.state}, task {', '.join(connector.tasks) or 'none'}"
     reason = f": {connector.trace}" if connector.trace else ""
     return find(code, name, f"{stopped} ({states}){reason}", fix)
-
-
-def find_slot_risk(
-    pipeline: str,
-    safe_bytes: int | None,
-    retained_bytes: int | None,
-    loss_s: float | None = None,
-) -> Iterator[Finding]:
-    """Say when a slot keeps nearly as much log as max_slot_wal_keep_size lets it, or will within two
-    hours. `loss_s`: seconds until then, where that can be told.
-    """
-    if safe_bytes is None or retained_bytes is None:
-        return
-    is_full = safe_bytes < SAFE_SHARE * (safe_bytes + retained_bytes)
-    if is_full or (loss_s is not None and loss_s < SOON_S):
-        pace = "" if loss_s is None else f", in {duration(loss_s)} at the present pace,"
-        message = f"After {max(0, safe_bytes) >> 20} MiB more of log{pace} Postgres gives slot {pipeline} up."
-        yield find("slot-at-risk", pipeline, message, LOOK_AT_SOURCE)
 
 
 def _find_heartbeat_trouble(status: Status) -> Iterator[Finding]:
@@ -268,22 +242,6 @@ def _find_table_troubles(status: Status, sink: SinkStatus) -> Iterator[Finding]:
             message = f"Kafka -> {name} has stopped for {table}: {reason}"
             trouble = find("table-waiting", table, message, hint, table=table, sink=name)
             yield replace(trouble, since=sink.aside_since.get(table))
-
-
-def _find_memory_risk(status: Status) -> Iterator[Finding]:
-    """Say when the state of documents, once all is applied that waits, may need more memory than its
-    server has.
-    """
-    documents = status.documents
-    if documents is None or documents.limit_bytes is None:
-        return
-    needed, limit = needed_memory_bytes(documents), documents.limit_bytes
-    if needed is not None and needed > limit:
-        message = (
-            f"The state of documents may not fit: with the records that wait its server uses about"
-            f" {needed >> 20:,} MiB, and maxmemory is {limit >> 20:,} MiB. Raise it while the run goes on."
-        )
-        yield find("state-will-not-fit", STATE, message, LOOK_AGAIN, sink=STATE)
 
 
 def _slowest(status: Status) -> str:

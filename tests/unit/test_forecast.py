@@ -8,8 +8,15 @@ from rich.console import Console
 
 from cdc.cli.screens.status import draw_status
 from cdc.control.heartbeat import Heartbeat
-from cdc.observe.diagnosis import diagnose, find_slot_risk
-from cdc.observe.forecast import LEAST_ROWS, catch_up_s, needed_memory_bytes, slot_loss_s, wal_pace
+from cdc.observe.diagnosis import diagnose
+from cdc.observe.forecast import (
+    LEAST_ROWS,
+    catch_up_s,
+    find_slot_risk,
+    needed_memory_bytes,
+    slot_loss_s,
+    wal_pace,
+)
 from cdc.observe.run_log import LagSample
 from cdc.observe.status import DocumentsStatus, HeartbeatStatus, SinkStatus, ViewStatus
 from cdc.postgres.replication_slot import Slot
