@@ -23,15 +23,15 @@ from cdc.config import mistakes, places
 from cdc.config.mistakes import InvalidSetting
 from cdc.config.notify_settings import NotifySettings
 from cdc.config.references import References
-from cdc.config.section import Section, Web
+from cdc.config.section import Web
 from cdc.config.sink_kinds import SinkSettings, kinds
 from cdc.config.source_settings import Source, TableSettings, shared_names
+from cdc.config.topic_names import NAME, TopicNames
 from cdc.config.view_settings import SCHEMA, ViewName, ViewSettings, check_views
 from cdc.config.view_settings import STATE as STATE_NAME
 from cdc.config.yaml_file import read_tree
 from cdc.errors import SettingsError
 
-NAME = r"^[a-z][a-z0-9_]{0,47}$"
 CONTROL_TABLES = ("cdc.heartbeat", "cdc.truncation", "cdc.ddl", "cdc.signal")
 """The pipeline's own tables in the source, captured like any other."""
 SinkName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]*$")]
@@ -41,16 +41,11 @@ STATE = """Where the rows are that documents are made from, as a sink's place: n
 """
 
 
-class Pipeline(Section):
+class Pipeline(TopicNames):
     """One pipeline. Its name is also the slot, the publication, the topic prefix and the
     connector.
     """
 
-    pipeline: str = Field(
-        pattern=NAME,
-        description="a letter and up to 47 lower case letters, digits and _",
-        examples=["shop"],
-    )
     source: Source
     """What is captured."""
     sinks: dict[SinkName, SinkSettings] = Field(min_length=1, description=SINKS)
@@ -204,61 +199,6 @@ class Pipeline(Section):
     def replication_user(self) -> str:
         """The role that the connector logs in with."""
         return self.source.replication_user or f"{self.pipeline}_replication"
-
-    def topic(self, table: str) -> str:
-        """The topic of a table, schema.table."""
-        return f"{self.pipeline}.{table}"
-
-    def view_topic(self, view: str) -> str:
-        """The topic of a view's documents."""
-        return self.topic(f"{SCHEMA}.{view}")
-
-    @property
-    def heartbeat_topic(self) -> str:
-        """The topic of `cdc.heartbeat`."""
-        return self.topic("cdc.heartbeat")
-
-    @property
-    def quarantine_topic(self) -> str:
-        """The topic of records that can't be applied, see `cdc.quarantine`."""
-        return f"{self.pipeline}.quarantine"
-
-    @property
-    def generations_topic(self) -> str:
-        """The topic of the registry of generations, see `cdc.generations`."""
-        return f"{self.pipeline}.generations"
-
-    @property
-    def runs_topic(self) -> str:
-        """The topic of the progress of runs, see `cdc.observe.run_log`."""
-        return f"{self.pipeline}.runs"
-
-    @property
-    def operations_topic(self) -> str:
-        """The topic of the operation log, see `cdc.control.operations`."""
-        return f"{self.pipeline}.operations"
-
-    @property
-    def incidents_topic(self) -> str:
-        """The topic of incidents that people are told of, see `cdc.notify`."""
-        return f"{self.pipeline}.incidents"
-
-    @property
-    def message_topic(self) -> str:
-        """The topic of logical messages, see `cdc.client`."""
-        return f"{self.pipeline}.message"
-
-    @property
-    def registered_topic(self) -> str:
-        """The topic of registrations, see `cdc.control.registrations`."""
-        return f"{self.pipeline}.registered"
-
-    @property
-    def settings_topic(self) -> str:
-        """The topic of the ledger: settings to restore, compactions, holes. See
-        `cdc.kafka.ledger`.
-        """
-        return f"{self.pipeline}.settings"
 
 
 def load(path: Path, environment: Mapping[str, str] | None = None) -> Pipeline:
