@@ -1,4 +1,5 @@
-"""One task of a lane: decodes, folds, fills and writes the records that Spark hands it, by chunks.
+"""One task of a lane: decodes the records that Spark hands it, and has them folded, filled and
+written by chunks (`cdc.sink.lane_chunk`).
 
 A view is taken from one offset to a later one as if record by record, wherever chunks are cut. One
 thing depends on that: changes that carry all of a row only together, of which the view has nothing,
@@ -12,35 +13,20 @@ completed across it, and is rejected, too; a later one that carries all cures it
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from cdc.codec.record import Change, RecordDecoder, Unreadable, ValueNotRepresentable
-from cdc.errors import KafkaUnavailable
+from cdc.codec.record import RecordDecoder, Unreadable, ValueNotRepresentable
 from cdc.model.outcome import Advance
-from cdc.sink.lane import (
-    REPORT,
-    REPORTED_ROWS,
-    SUPERSEDED,
-    TAINTED,
-    UNKNOWN,
-    Failure,
-    FoldedRow,
-    Lane,
-    Part,
-    PartitionOutcome,
-    Verdicts,
-)
-from cdc.sink.lane_state import MeanSize, PartitionState
-from cdc.sink.rejection import DECODE, REFUSED, UNHOLDABLE, Rejected, Source
+from cdc.sink.lane import REPORT, Failure, Lane, Part, PartitionOutcome
+from cdc.sink.lane_chunk import Chunks, Decoded
+from cdc.sink.lane_state import PartitionState
+from cdc.sink.rejection import DECODE, UNHOLDABLE, Source
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-SOURCE_BYTES = 200
-"""Memory of a record besides its key and value."""
 
 
 def run_task(lane: Lane, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -64,10 +50,6 @@ def run_task(lane: Lane, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Recor
 
 Records = Iterable[tuple[bytes | None, bytes | None, int]]
 """Key, value, offset."""
-Decoded = tuple[Change, Any, Source, bool]
-"""A change, its row in the view's form (None for a delete), its record, and whether the change is
-dead.
-"""
 
 
 def split_by_partition(batch: pa.RecordBatch) -> Iterator[tuple[str, int, Records]]:
@@ -100,14 +82,14 @@ class LaneRun:
             [advance.table for advance in lane.advances], lane.reading.placeholder
         )
         self._partitions: dict[tuple[str, int], PartitionState] = {}
-        self._parts: dict[tuple[str, int], Part] = {}
-        self._rows = self._bytes = 0
-        self._filled_sizes = MeanSize()
-        self._rejections: list[tuple[Rejected, Source]] = []
-        self.stopped = False
+        self._chunks = Chunks(lane)
+
+    @property
+    def stopped(self) -> bool:
         """Whether the task has failed or a record has ended the batch: later records aren't
         applied.
         """
+        return self._chunks.stopped
 
     def fold(self, topic: str, partition: int, records: Records) -> None:
         """Fold the records of a partition into the current chunk; write the chunk whenever it is
@@ -120,7 +102,7 @@ class LaneRun:
             state = self._partitions.get((topic, partition)) or self._open_partition(
                 advance, partition
             )
-            self._fold_records(state, records)
+            self._chunks.fold(state, self._decode_changes(state, records))
         except Failure as failure:
             self._fail(topic, partition, failure)
 
@@ -129,7 +111,7 @@ class LaneRun:
         first_partition = next(iter(self._partitions), ("", 0))
         try:
             if not self.stopped:
-                self._flush()
+                self._chunks.flush()
             if not self.stopped:
                 for topic, results in self._writer.finish().items():
                     self._outcome_of(topic).writer_results.extend(results)
@@ -143,7 +125,7 @@ class LaneRun:
         )
 
     def _fail(self, topic: str, partition: int, failure: Failure) -> None:
-        self.stopped = True
+        self._chunks.stopped = True
         if (topic, partition) not in self._partitions:
             report = PartitionOutcome(topic, partition)
             self._partitions[topic, partition] = PartitionState(
@@ -163,34 +145,6 @@ class LaneRun:
         )
         self._partitions[topic, partition] = state
         return state
-
-    def _fold_records(self, state: PartitionState, records: Records) -> None:
-        part, limits, size, observe = (
-            state.part,
-            self._writer.limits,
-            self._writer.form.size,
-            self._writer.observe,
-        )
-        place = part.topic, part.partition
-        self._parts[place] = part
-        for decoded in self._decode_changes(state, records):
-            if decoded is not None:
-                change, value, source, is_dead = decoded
-                self._bytes += observe(part, change, source, value)
-                if is_dead:
-                    pass
-                elif change.missing:
-                    self._fold_partial(state, change, value, source)
-                else:
-                    self._fold_complete(state, change, value, source)
-                if value is not None:
-                    self._bytes += size(value)
-                self._bytes += len(source.value or b"") + SOURCE_BYTES
-            if self._rows >= limits.rows or self._bytes >= limits.bytes:
-                self._flush()
-                self._parts[place] = part
-            if self.stopped:
-                return
 
     def _decode_changes(self, state: PartitionState, records: Records) -> Iterator[Decoded | None]:
         """Decode records; None for one that is rejected.
@@ -227,7 +181,7 @@ class LaneRun:
                     # It need not be a change of the table as it is now.
                     report.applied.stale += 1
                     continue
-                self._reject(
+                self._chunks.reject(
                     state, row_id(topic, key), _rejection_kind(problem), problem.problem, [source]
                 )
                 yield None
@@ -251,137 +205,6 @@ class LaneRun:
         ):
             state.cure(change.id, source.offset + 1)
             state.part.report.cured[change.id] = source.offset + 1
-
-    def _fold_complete(
-        self, state: PartitionState, change: Change, value: Any, source: Source
-    ) -> None:
-        """Fold a change that carries all of its row, or deletes it."""
-        rows = state.part.rows
-        if older := rows.get(change.id):
-            state.part.report.applied.folded += len(older.sources)
-        else:
-            self._rows += 1
-        rows[change.id] = FoldedRow(change.id, source.offset, value, (), [source])
-        if state.tainted:
-            state.cure(change.id, source.offset + 1)
-
-    def _fold_partial(
-        self, state: PartitionState, change: Change, value: Any, source: Source
-    ) -> None:
-        """Fold a change that misses values."""
-        part, older = state.part, state.part.rows.get(change.id)
-        if change.id in state.tainted:
-            self._reject(state, change.id, REFUSED, TAINTED, [source])
-        elif older is None:
-            self._rows += 1
-            self._bytes += self._filled_sizes.assumed
-            part.rows[change.id] = FoldedRow(
-                change.id, source.offset, value, change.missing, [source]
-            )
-        elif older.value is None:
-            # The values from before the delete are void.
-            self._reject(state, change.id, REFUSED, UNKNOWN, [source])
-        else:
-            filled = self._writer.form.fill(
-                part.advance.table, value, change.missing, older.value, older.missing
-            )
-            # Appended, not copied: a chunk may hold tens of thousands of changes of one row.
-            older.sources.append(source)
-            part.rows[change.id] = FoldedRow(
-                change.id, source.offset, filled.value, filled.missing, older.sources
-            )
-
-    def _reject(
-        self,
-        state: PartitionState,
-        row_id: str | None,
-        kind: str,
-        reason: str,
-        sources: Sequence[Source],
-    ) -> None:
-        report, part = state.part.report, state.part
-        for source in sources:
-            rejected = Rejected(part.topic, part.partition, source.offset, row_id, kind, reason)
-            self._rejections.append((rejected, source))
-            self._bytes += len(source.key or b"") + len(source.value or b"") + SOURCE_BYTES
-            # A repair names all: its caller takes every record that isn't named for mended.
-            if state.is_repair or len(report.rejected) < REPORTED_ROWS:
-                report.rejected.append(rejected)
-        report.applied.quarantined += len(sources)
-        if row_id is not None:
-            state.tainted.add(row_id)
-            state.marked.add(row_id)
-        self.stopped |= self._lane.rejection.stops
-
-    def _flush(self) -> None:
-        """Write the chunk: first what is rejected of it, then its rows.
-
-        Also the last one leads to the last record that has come, not to the end of the batch: where
-        Spark calls a task off, because another has failed, its records just end. That all have come
-        the driver knows, once all tasks have ended well.
-        """
-        parts, self._parts = list(self._parts.values()), {}
-        for part in parts:
-            state = self._partitions[part.topic, part.partition]
-            lacking = [row for row in part.rows.values() if row.missing]
-            if lacking:
-                self._fill_from_view(state, lacking)
-        self._put_rejections()
-        if self.stopped:
-            return
-        for part, verdicts in zip(parts, self._writer.write(parts), strict=True):
-            self._count_outcome(part, verdicts)
-        self._put_rejections()
-        self._rows = self._bytes = 0
-
-    def _put_rejections(self) -> None:
-        if self._rejections:
-            rejections, self._rejections = self._rejections, []
-            try:
-                self._lane.rejection.put(rejections)
-            except KafkaUnavailable as error:
-                raise Failure("broker", error.message) from None
-
-    def _fill_from_view(self, state: PartitionState, lacking: Sequence[FoldedRow]) -> None:
-        """Fill rows from what the view stores; reject a row whose values the view doesn't have
-        either.
-        """
-        part = state.part
-        stored_rows = self._writer.read_stored(part, lacking)
-        for row in lacking:
-            older = stored_rows.get(row.id)
-            if older is SUPERSEDED:
-                del part.rows[row.id]
-                part.report.applied.stale += 1
-                part.report.applied.folded += len(row.sources) - 1
-                continue
-            if older is not None:
-                row.value, row.missing = self._writer.form.fill(
-                    part.advance.table, row.value, row.missing, older, ()
-                )
-                self._filled_sizes.add(self._writer.form.size(row.value))
-            if row.missing:
-                del part.rows[row.id]
-                self._reject(state, row.id, REFUSED, UNKNOWN, row.sources)
-
-    def _count_outcome(self, part: Part, verdicts: Verdicts) -> None:
-        report, state = part.report, self._partitions[part.topic, part.partition]
-        for row in part.rows.values():
-            if row.id in verdicts.refused:
-                self._reject(state, row.id, REFUSED, verdicts.refused[row.id], row.sources)
-                continue
-            report.applied.folded += len(row.sources) - 1
-            if row.id in state.marked:
-                # All of its values are known, whatever was rejected before.
-                report.cured[row.id] = row.offset + 1
-            if row.id in verdicts.stale:
-                report.applied.stale += 1
-            elif row.value is None:
-                report.applied.deleted += 1
-            else:
-                report.applied.written += 1
-        part.rows.clear()
-        part.view_offset = part.end_offset
 
 
 def _rejection_kind(problem: Unreadable) -> str:
