@@ -18,8 +18,8 @@ from cdc.sinks.redis.documents.keys import (
     row_prefix,
     unsent_key,
 )
+from cdc.sinks.redis.documents.row_reader import RowReader
 from cdc.sinks.redis.documents.scripts import APPLY
-from cdc.sinks.redis.documents.state import RedisState
 from cdc.sinks.redis.executor import ChunkWriter, PendingAdvance
 from cdc.sinks.redis.server import client, position_key
 from cdc.views.entries import entry_maker
@@ -40,8 +40,8 @@ class StateWriter(ChunkWriter):
 
     def read_stored(self, part: Part, rows: Sequence[FoldedRow]) -> Mapping[str, bytes]:
         """Read rows with one MGET."""
-        state = RedisState(self.url, self.prefix, ())
-        stored = state.rows(part.advance.table.qualified, [row.id for row in rows])
+        reader = RowReader(self.url, self.prefix)
+        stored = reader.rows(part.advance.table.qualified, [row.id for row in rows])
         return {row_id: row.row for row_id, row in stored.items()}
 
     def _call(

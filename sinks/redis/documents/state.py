@@ -1,11 +1,11 @@
 """The state as `cdc.views.state.State`: reads and small scripts, from any process."""
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain, islice
-from typing import Any, TypeVar
+from itertools import chain
+from typing import Any
 
 import msgspec
 import redis
@@ -13,43 +13,34 @@ import redis
 from cdc.model.position import ViewCheckpoint
 from cdc.sink.lane import Failure
 from cdc.sinks.redis.checkpoint import checkpoint_of
-from cdc.sinks.redis.documents.database import state_failure
 from cdc.sinks.redis.documents.keys import (
     dirty_key,
     documents_key,
     gone_key,
-    index_key,
     needs_key,
     number_key,
     pending_key,
-    row_prefix,
     unsent_key,
 )
 from cdc.sinks.redis.documents.notes import from_fields, stale_fields, to_fields
+from cdc.sinks.redis.documents.row_reader import RowReader, pages
 from cdc.sinks.redis.documents.scripts import CLIMBED, MARK, MARK_ROWS, SENT, TAKE_TURN, WHILE_TURN
-from cdc.sinks.redis.server import bytes_client, position_key
+from cdc.sinks.redis.server import position_key
 from cdc.views.plan import StatePlan
-from cdc.views.rows import LISTING, TALLY, StoredRow, decode_entries, decode_row
+from cdc.views.rows import decode_entries
 from cdc.views.state import Chunk, StateSizes, Turn
 
-PAGE = 2000
-"""Keys of one request."""
 REFUSALS = {
     "fenced": "Another run sends the documents of this pipeline now.",
     "rewound": "The state of documents has lost its last writes.",
 }
-SCANNED_SETS = 500
-"""Index sets that are scanned at once. The server answers with small ones as a whole."""
 _unpack = msgspec.msgpack.Decoder(tuple[str, list[str]]).decode
-Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
-class RedisState:
+class RedisState(RowReader):
     """The state under a prefix of a database. Can be pickled; connects where it is used."""
 
-    url: str
-    prefix: str
     views: tuple[str, ...]
     """Names of the views whose documents are made."""
 
@@ -87,7 +78,7 @@ class RedisState:
     def mark_rows(self, view: str, ids: Collection[str]) -> None:
         """Mark a page of ids with one script."""
         keys = [dirty_key(self.prefix, view), number_key(self.prefix)]
-        for page in _pages(ids):
+        for page in pages(ids):
             self._call(MARK_ROWS, keys, page)
 
     def climbed(self, chunk: Chunk, marks: Mapping[str, Collection[str]]) -> None:
@@ -100,84 +91,6 @@ class RedisState:
         ]
         keys = [pending_key(self.prefix), number_key(self.prefix)]
         self._call(CLIMBED, keys, [chunk.number, *flat])
-
-    def rows(self, table: str, ids: Collection[str]) -> dict[str, StoredRow]:
-        """Read rows with an MGET a page."""
-        begin, rows = row_prefix(self.prefix, table), dict[str, StoredRow]()
-        for page in _pages(ids):
-            keys = [begin + row_id for row_id in page]
-            values = self._ask(partial(_values, keys))
-            for row_id, value in zip(page, values, strict=True):
-                if value is not None:
-                    rows[row_id] = decode_row(value)
-        return rows
-
-    def members(self, table: str, slot: int, texts: Collection[str]) -> dict[str, set[str]]:
-        """Read index sets, a page in a round trip."""
-        sets = self._by_text(table, slot, texts, lambda pipeline, key: pipeline.smembers(key))
-        return {text: {row_id.decode() for row_id in ids} for text, ids in sets.items()}
-
-    def scan_members(
-        self, table: str, slot: int, texts: Collection[str]
-    ) -> Iterable[Collection[str]]:
-        """Scan the index sets of a page of texts side by side, with an SSCAN each in a round trip."""
-        remaining = iter(texts)
-        while page := list(islice(remaining, SCANNED_SETS)):
-            cursors = dict.fromkeys((index_key(self.prefix, table, slot, text) for text in page), 0)
-            while cursors:
-                answers = self._ask(partial(_scan, cursors))
-                cursors = {
-                    key: cursor for key, (cursor, _) in zip(cursors, answers, strict=True) if cursor
-                }
-                yield {row_id.decode() for _, members in answers for row_id in members}
-
-    def listed(
-        self, table: str, number: int, texts: Collection[str], limit: int
-    ) -> dict[str, list[str]]:
-        """Read the beginnings of sorted sets, a page in a round trip."""
-        lists = self._by_text(
-            table,
-            f"{LISTING}{number}",
-            texts,
-            lambda pipeline, key: pipeline.zrange(key, 0, limit - 1),
-        )
-        # The order has no space; an id may have.
-        return {
-            text: [member.decode().partition(" ")[2] for member in members]
-            for text, members in lists.items()
-        }
-
-    def tallied(self, table: str, number: int, texts: Collection[str]) -> dict[str, dict[str, int]]:
-        """Read hashes, a page in a round trip."""
-        hashes = self._by_text(
-            table, f"{TALLY}{number}", texts, lambda pipeline, key: pipeline.hgetall(key)
-        )
-        return {
-            text: {field.decode(): int(value) for field, value in numbers.items()}
-            for text, numbers in hashes.items()
-        }
-
-    def _by_text(
-        self,
-        table: str,
-        slot: int | str,
-        texts: Collection[str],
-        request: Callable[[Any, str], object],
-    ) -> dict[str, Any]:
-        """Read what there is of each text; nothing is left out."""
-        answers: dict[str, Any] = {}
-        for page in _pages(texts):
-            keys = [index_key(self.prefix, table, slot, text) for text in page]
-
-            def ask(server: redis.Redis, keys: Sequence[str] = keys) -> list[Any]:
-                pipeline = server.pipeline(transaction=False)
-                for key in keys:
-                    request(pipeline, key)
-                return list(pipeline.execute())
-
-            pairs = zip(page, self._ask(ask), strict=True)
-            answers |= {text: answer for text, answer in pairs if answer}
-        return answers
 
     def dirty(self, view: str, limit: int) -> dict[str, str]:
         """Read the lowest and the highest marks in one round trip."""
@@ -197,7 +110,7 @@ class RedisState:
     def dirty_among(self, view: str, ids: Collection[str]) -> set[str]:
         """Read marks with a ZMSCORE a page."""
         dirty = set[str]()
-        for page in _pages(ids):
+        for page in pages(ids):
             scores = self._ask(partial(_scores, dirty_key(self.prefix, view), page))
             dirty |= {
                 row_id for row_id, score in zip(page, scores, strict=True) if score is not None
@@ -207,7 +120,7 @@ class RedisState:
     def deleted_keys(self, view: str, ids: Collection[str]) -> dict[str, bytes]:
         """Read keys with an HMGET a page."""
         keys: dict[str, bytes] = {}
-        for page in _pages(ids):
+        for page in pages(ids):
             values = self._ask(partial(_fields, gone_key(self.prefix, view), page))
             keys |= {row_id: key for row_id, key in zip(page, values, strict=True) if key}
         return keys
@@ -234,7 +147,7 @@ class RedisState:
             gone_key(self.prefix, view),
             number_key(self.prefix),
         ]
-        for page in _pages(keys.items()):
+        for page in pages(keys.items()):
             self._call(MARK, places, [part for pair in page for part in pair])
 
     def is_clean(self) -> bool:
@@ -330,12 +243,6 @@ class RedisState:
     def _call(self, source: str, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
         return self._ask(lambda server: server.register_script(source)(keys=keys, args=arguments))
 
-    def _ask(self, question: Callable[[redis.Redis], Any]) -> Any:
-        try:
-            return question(bytes_client(self.url))
-        except redis.exceptions.RedisError as error:
-            raise Failure(*state_failure(error, self.url, "the state of documents")) from None
-
 
 @dataclass(frozen=True)
 class OpenState:
@@ -369,21 +276,3 @@ def _fields(key: str, fields: list[str], server: redis.Redis) -> Any:
 
 def _scores(key: str, members: list[str], server: redis.Redis) -> Any:
     return server.zmscore(key, members)
-
-
-def _scan(cursors: Mapping[str, int], server: redis.Redis) -> list[Any]:
-    """Answer with the next cursor and some members of each set."""
-    pipeline = server.pipeline(transaction=False)
-    for key, cursor in cursors.items():
-        pipeline.sscan(key, cursor, count=max(10, PAGE // len(cursors)))
-    return list(pipeline.execute())
-
-
-def _values(keys: list[str], server: redis.Redis) -> Any:
-    return server.mget(keys)
-
-
-def _pages(items: Iterable[Item]) -> Iterable[list[Item]]:
-    remaining = iter(items)
-    while page := list(islice(remaining, PAGE)):
-        yield page
