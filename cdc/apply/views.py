@@ -25,7 +25,7 @@ from cdc.model.outcome import Advance
 from cdc.model.position import Position, ViewCheckpoint
 from cdc.model.table import Table
 from cdc.sink.capabilities import Archive
-from cdc.sink.contract import Archive, GenerationReplaced, Sink, positions
+from cdc.sink.contract import Sink, positions
 from cdc.sink.promotion import GenerationReplaced
 
 log = structlog.get_logger()

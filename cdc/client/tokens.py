@@ -24,7 +24,7 @@ from psycopg.rows import tuple_row
 from cdc.errors import SourceError
 from cdc.kafka.records import Record
 from cdc.model.position import Position
-from cdc.postgres.schema_changes import lsn_number
+from cdc.postgres.table_definition import lsn_number
 
 # The LSN is read before the message is written, so the message's own LSN is later.
 WRITE_MESSAGE = """

@@ -24,7 +24,7 @@ from tenacity.wait import wait_exponential
 
 from cdc.apply.batch.writer import BatchWriter
 from cdc.apply.schema_follower import DescribeTables
-from cdc.apply.views import DescribeTables, Views
+from cdc.apply.views import Views
 from cdc.config.settings import Pipeline
 from cdc.control.registrations import Registration
 from cdc.errors import CdcError, DivergenceError, SinkUnavailable
@@ -37,10 +37,9 @@ from cdc.kafka.log_refusals import Discontinued, refuse_foreign
 from cdc.kafka.topics import Topics
 from cdc.model.generation import new_generation
 from cdc.model.table import Table
-from cdc.postgres.schema_changes import Definition
 from cdc.postgres.table_definition import Definition
 from cdc.rebuild.catch_up import catch_up, keep_current, only_tables
-from cdc.sink.contract import GenerationReplaced, SchemaMismatch, Sink, are_live, positions
+from cdc.sink.contract import SchemaMismatch, Sink, positions
 from cdc.sink.promotion import GenerationReplaced, are_live
 from cdc.spark.kafka_source import read_until
 

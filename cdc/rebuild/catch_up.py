@@ -13,15 +13,16 @@ import structlog
 from pyspark.sql import SparkSession
 
 from cdc.apply.progress import Progress, RunState
-from cdc.apply.stream import Stream, StreamOptions
-from cdc.apply.views import DescribeTables
+from cdc.apply.schema_follower import DescribeTables
+from cdc.apply.stream import Stream
+from cdc.apply.stream_options import StreamOptions
 from cdc.config.settings import Pipeline
 from cdc.control.registrations import Registration
 from cdc.errors import CdcError, SinkError
 from cdc.kafka.topics import Topics
 from cdc.model.position import Position, distance
 from cdc.model.table import Table
-from cdc.postgres.schema_changes import Definition
+from cdc.postgres.table_definition import Definition
 from cdc.sink.contract import Sink, positions
 from cdc.sink.promotion import GenerationReplaced
 
