@@ -1,11 +1,18 @@
 """What a worker holds of a file that it writes."""
 
+import json
+from pathlib import Path
+
+import deltalake
 import pyarrow as pa
 import pytest
 
 from cdc.sinks.delta.files.failures import write_failure
-from cdc.sinks.delta.files.parquet import GROUP_BYTES, GROUP_ROWS
+from cdc.sinks.delta.files.parquet import GROUP_BYTES, GROUP_ROWS, write_file
+from cdc.sinks.delta.log import add_files
 from cdc.sinks.delta.log.add_files import row_groups
+from cdc.sinks.delta.log.commits import CommitInfo
+from cdc.sinks.delta.log.history import CLEARED
 
 
 @pytest.mark.parametrize(("width", "groups"), [(1, 1), (100_000, 4)], ids=["narrow", "wide"])
@@ -20,6 +27,29 @@ def test_a_row_group_is_bounded_by_bytes_as_well(width: int, groups: int) -> Non
 def test_a_row_group_is_bounded_by_rows() -> None:
     part = pa.record_batch({"number": [1] * 1000})
     assert [group.num_rows for group in row_groups(iter([part] * 101))] == [GROUP_ROWS, 1000]
+
+
+def test_a_text_that_parquet_has_no_bound_of_hides_no_row(tmp_path: Path) -> None:
+    """Parquet leaves out the bounds of a row group with a text of more than 4096 bytes."""
+    folder, schema = str(tmp_path), pa.schema({"note": pa.string()})
+    notes = [["apple", "banana"], ["mango", "z" * 5000]]
+    groups = (pa.table({"note": group}, schema=schema) for group in notes)
+    file = write_file(folder, "part-1.parquet", groups)
+    assert file
+    columns = deltalake.Schema.from_arrow(schema)
+    add_files.create(folder, add_files.add_actions([file]), columns, CommitInfo(CLEARED, 1))
+    query = deltalake.QueryBuilder().register("t", deltalake.DeltaTable(folder))
+    found = query.execute("SELECT note FROM t WHERE note = 'mango'").read_all()
+    assert found["note"].to_pylist() == ["mango"]
+
+
+def test_a_row_group_of_nulls_leaves_the_bounds_of_the_others(tmp_path: Path) -> None:
+    schema = pa.schema({"note": pa.string()})
+    groups = (pa.table({"note": group}, schema=schema) for group in (["a", "b"], [None]))
+    file = write_file(str(tmp_path), "part-1.parquet", groups)
+    assert file
+    stats = json.loads(file.stats)
+    assert (stats["minValues"], stats["maxValues"]) == ({"note": "a"}, {"note": "b"})
 
 
 @pytest.mark.parametrize(

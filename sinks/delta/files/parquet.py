@@ -257,6 +257,10 @@ def _stats(metadata: Any) -> dict[str, Any]:
         if column.max_definition_level > 1 or not all(groups):
             continue
         stats["nullCount"][column.path] = sum(group.null_count for group in groups)
+        # Parquet leaves out the bounds of a group with a text of more than 4096 bytes. Those of the
+        # other groups would hide its rows from filtered queries.
+        if any(group.num_values and not group.has_min_max for group in groups):
+            continue
         # A year that Python can't represent has no bounds.
         with suppress(ValueError, OverflowError):
             bounded = [group for group in groups if group.has_min_max]
