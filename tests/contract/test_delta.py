@@ -378,6 +378,26 @@ def test_changes_of_other_types_begin_where_the_events_before_end(harness: Harne
     )
 
 
+def test_a_column_renamed_in_case_alone_waits_for_a_rebuild(harness: Harness) -> None:
+    """Delta can't add the one name beside the other. Only this table waits."""
+    harness.apply((2, 2))
+    renamed = tuple(
+        replace(column, name="V") if column.name == "v" else column
+        for column in harness.table.columns
+    )
+    harness.table = replace(harness.table, columns=renamed)
+    harness.topic = Topic(harness.table)
+    for number in range(6):
+        harness.topic.add("c", {"a": f"k{number}", "b": number, "V": "first", "n": 1})
+    with pytest.raises(SchemaMismatch) as caught:
+        harness.sink.prepare(harness.table)
+    assert "cdc -p FILE rebuild warehouse --table public.items" in caught.value.hint
+    rebuild(harness)
+    harness.topic.add("u", {"a": "k1", "b": 1, "V": "second", "n": 1})
+    harness.apply(writer="two")
+    assert harness.view() == harness.topic.model()
+
+
 def test_what_is_empty_can_be_read(spark: "SparkSession", unique: str, tmp_path: Path) -> None:
     """Before the first row, after all have gone, and when the columns have changed meanwhile."""
     harness = Harness(

@@ -1,13 +1,16 @@
-"""What a worker holds of a file that it writes."""
+"""What a worker holds of a file that it writes, and how commits of files fail."""
 
 import json
+import resource
 from pathlib import Path
 
 import deltalake
 import pyarrow as pa
 import pytest
+from deltalake.schema import PrimitiveType
 
-from cdc.sinks.delta.files.failures import write_failure
+from cdc.errors import SinkUnavailable
+from cdc.sinks.delta.files.failures import CommitConflict, write_failure
 from cdc.sinks.delta.files.parquet import GROUP_BYTES, GROUP_ROWS, write_file
 from cdc.sinks.delta.log import add_files
 from cdc.sinks.delta.log.add_files import row_groups
@@ -71,3 +74,30 @@ def test_what_a_disk_says_is_told_and_nothing_else(text: str, reason: str) -> No
         write_failure("/w", Exception(text)).message
         == f"The warehouse folder /w can't be written: {reason}."
     )
+
+
+def test_a_column_that_another_writer_has_added_first_is_a_conflict(tmp_path: Path) -> None:
+    before, after = columns_of("note"), columns_of("note", "price")
+    add_files.create(str(tmp_path), [], before, CommitInfo(CLEARED, 1))
+    table = deltalake.DeltaTable(str(tmp_path))
+    add_files.add_columns(deltalake.DeltaTable(str(tmp_path)), after)
+    with pytest.raises(CommitConflict):
+        add_files.add_columns(table, after)
+
+
+def test_a_column_that_a_full_disk_has_no_room_for_is_added_later(tmp_path: Path) -> None:
+    add_files.create(str(tmp_path), [], columns_of("note"), CommitInfo(CLEARED, 1))
+    table, after = deltalake.DeltaTable(str(tmp_path)), columns_of("note", "price")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1, limits[1]))
+    try:
+        with pytest.raises(SinkUnavailable, match="File too large"):
+            add_files.add_columns(table, after)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    add_files.add_columns(table, after)
+    assert [field.name for field in table.schema().fields] == ["note", "price"]
+
+
+def columns_of(*names: str) -> deltalake.Schema:
+    return deltalake.Schema([deltalake.Field(name, PrimitiveType("string")) for name in names])

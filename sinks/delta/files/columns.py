@@ -115,16 +115,14 @@ def reader_features(columns: "deltalake.Schema") -> set[str]:
 def differs(delta_table: "deltalake.DeltaTable", table: Table) -> bool:
     """Tell whether a Delta table's columns can't take the source's.
 
-    That is so when a column has another type than in the source, or a name that Spark refuses.
+    That is so when a column has another type than in the source, or a name that Spark refuses or
+    that differs from the source's in case alone.
     """
-    types = {field.name: json.loads(field.type.to_json()) for field in delta_table.schema().fields}
-    if any(set(name) & set(FORBIDDEN) for name in types):
+    stored = json.loads(delta_table.schema().to_json())
+    if any(set(field["name"]) & set(FORBIDDEN) for field in stored["fields"]):
         return True
-    return any(
-        not _can_take(types[column.name], delta_type(column_type(table, column.name)))
-        for column in table.columns
-        if column.name in types
-    )
+    fields = [_field(column.name, column_type(table, column.name)) for column in table.columns]
+    return not _can_take(stored, {"type": "struct", "fields": fields})
 
 
 def _can_take(stored: Any, required: Any) -> bool:
@@ -136,8 +134,12 @@ def _can_take(stored: Any, required: Any) -> bool:
     if stored["type"] == "array":
         return _can_take(stored["elementType"], required["elementType"])
     types = {field["name"]: field["type"] for field in stored["fields"]}
+    # Delta refuses a field whose name differs from another one's in case alone.
+    lowered = {name.lower() for name in types}
     return all(
-        _can_take(types.get(field["name"], field["type"]), field["type"])
+        _can_take(types[field["name"]], field["type"])
+        if field["name"] in types
+        else field["name"].lower() not in lowered
         for field in required["fields"]
     )
 

@@ -9,7 +9,7 @@ import json
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -94,10 +94,19 @@ def commit(
 
     Raises SinkUnavailable: another commit came in between, or the folder takes no more.
     """
-    try:
+    with _committing(table):
         table.create_write_transaction(
             list(actions), mode, schema, commit_properties=_properties(info)
         )
+
+
+@contextmanager
+def _committing(table: deltalake.DeltaTable) -> Iterator[None]:
+    """Raise SinkUnavailable where a commit that deltalake makes inside the block fails for another
+    commit or for the folder.
+    """
+    try:
+        yield
     except (deltalake.exceptions.DeltaError, OSError) as error:
         if deltalake.DeltaTable(table.table_uri).version() > table.version():
             raise commit_conflict() from None
@@ -194,7 +203,7 @@ def add_columns(table: deltalake.DeltaTable, columns: deltalake.Schema) -> None:
     """Add the columns that a table lacks, and the fields that its structs lack, in a commit of its
     own.
 
-    Raises SinkUnavailable when another commit came in between.
+    Raises SinkUnavailable: another commit came in between, or the folder takes no more.
     """
     present = {field.name: json.loads(field.type.to_json()) for field in table.schema().fields}
     missing = [
@@ -204,9 +213,10 @@ def add_columns(table: deltalake.DeltaTable, columns: deltalake.Schema) -> None:
     ]
     if missing:
         version = table.version()
-        table.alter.add_columns(
-            [deltalake.Field(field.name, field.type, nullable=True) for field in missing]
-        )
+        with _committing(table):
+            table.alter.add_columns(
+                [deltalake.Field(field.name, field.type, nullable=True) for field in missing]
+            )
         table.update_incremental()
         if table.version() != version + 1:
             raise commit_conflict()
