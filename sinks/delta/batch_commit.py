@@ -125,7 +125,8 @@ class BatchCommit:
         except CdcError:
             step.discard(self.names, committed=True)
             raise
-        self.cleanups.remove_replaced(self._spark, self.tables.folder(step.table, "mirror"))
+        for kind in step.pending:
+            self.cleanups.remove_replaced(self._spark, self.tables.folder(step.table, kind))
 
     def _commit_part(self, files: _TableFiles, step: TableCommit, kind: str) -> None:
         checkpoint = writer_fence.next_checkpoint(

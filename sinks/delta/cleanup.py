@@ -1,4 +1,5 @@
-"""Removal of files that no generation of a mirror has any more.
+"""Removal of files that no generation of a mirror has any more, and that no commit of a log of
+changes has named.
 
 Not by VACUUM. Neither deltalake's nor Spark's knows of other generations; the first doesn't know of
 deletion vectors either, and the second takes half a minute.
@@ -37,7 +38,8 @@ A query may read a replaced file for as long.
 
 
 class Cleanups:
-    """The removals of files of a sink's mirrors, which batches have replaced.
+    """The removals of files of a sink's mirrors and logs of changes: batches have replaced them, or
+    were killed.
 
     Threads: those that commit tables, each table's in one at a time.
     """
@@ -74,7 +76,8 @@ def remove_unreferenced(
 
     Returns the candidates of the next call: the files that belong to none since then. So a query
     may read replaced files for as long as lies between two calls. A file that was never committed
-    may be of somebody's OPTIMIZE at work: it stays longer, unless its name is one of ours.
+    may be of somebody's OPTIMIZE at work: it stays longer, unless its name is one of ours. In a log
+    of changes what was replaced stays as well, for as long as Delta's log names it: a week.
     """
     table = commits.opened_table(folder)
     if table is None:
@@ -87,6 +90,8 @@ def remove_unreferenced(
     replaced = table.vacuum(0, dry_run=True, enforce_retention_duration=False, full=False)
     listing = table.vacuum(0, dry_run=True, enforce_retention_duration=False, full=True)
     unused = {path for path in listing if _split(path)[1] not in used}
+    if live.endswith("/changes"):
+        unused -= set(replaced)
     ours = {path for path in unused if path in replaced or OUR_FILES.search(path)}
     abandoned = (path for path in unused - ours if age_s(f"{folder}/{path}") > UNCOMMITTED_S)
     remove_paths(f"{folder}/{path}" for path in {*(ours & candidates), *abandoned})

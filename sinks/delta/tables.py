@@ -156,7 +156,8 @@ class Tables:
 
         Nothing but this does it while a mirror is rebuilt. A log whose columns can't take the
         table's is emptied and continues with the events after those that it had; its earlier
-        versions keep them until VACUUM. A log that somebody else has changed keeps its rows.
+        versions keep them for a week, or until VACUUM. A log that somebody else has changed keeps
+        its rows.
         """
         folder = self.folder(table, "changes")
         last_commit = self.commits.last_commit(folder)

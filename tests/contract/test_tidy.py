@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING
 from unittest import mock
 from uuid import uuid4
 
+import deltalake
 import pytest
 
 from cdc.sinks.delta import cleanup, folders, generations
+from cdc.sinks.delta.log import add_files
 from cdc.sinks.delta.log.commits import Commits
 from cdc.sinks.delta.sink import Delta
+from cdc.sinks.delta.table_commit import TableCommit
 from tests.contract import laws
 from tests.contract.crashes import die, survived
 from tests.support.envelopes import table
@@ -131,6 +134,23 @@ def test_links_go_with_who_needs_them(
     assert len(files()) <= 4
     assert set(files().values()) == {1}
     assert harness.view() == harness.topic.model()
+
+
+def test_files_of_a_killed_batch_go_from_the_log_of_changes(
+    tidied: Delta, spark: "SparkSession", unique: str
+) -> None:
+    harness = laws.Harness(spark, lambda: tidied, table(f"{unique}.public.items"))
+    changes = tidied.folder(harness.table, "changes")
+    laws.fill(harness)
+    with survived(), mock.patch.object(TableCommit, "append", die):
+        harness.apply()
+    killed = set(os.listdir(changes))
+    for number in range(2):
+        harness.topic.add("u", laws.row("k1", 1, str(number)))
+        harness.apply()
+    present = {name for name in os.listdir(changes) if name.endswith(".parquet")}
+    assert present == set(add_files.paths(deltalake.DeltaTable(changes)))
+    assert not present & killed
 
 
 def test_what_is_gone_is_not_kept(tidied: Delta, spark: "SparkSession", unique: str) -> None:
