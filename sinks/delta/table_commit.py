@@ -16,7 +16,7 @@ from cdc.sink.contract import PositionLost
 from cdc.sinks.delta.executor import Staged, ViewState
 from cdc.sinks.delta.files import parquet
 from cdc.sinks.delta.files.columns import NO_COLUMNS, schema
-from cdc.sinks.delta.files.failures import commit_conflict
+from cdc.sinks.delta.files.failures import commit_conflict, writing
 from cdc.sinks.delta.files.parquet import ChangedRows, DataFile, FileNames
 from cdc.sinks.delta.log import add_files, positions
 from cdc.sinks.delta.log.commits import CommitInfo, LastCommit
@@ -124,7 +124,8 @@ class TableCommit:
             self._add("mirror", rows, columns, checkpoint)
         else:
             merge = merge_marking if self._may_have_marks else merge_rewriting
-            merge(spark, table, folder, changed, info)
+            with writing(folder):
+                merge(spark, table, folder, changed, info)
         parquet.remove_files(
             folder, [name for name in changed.id_files if name not in _names(rows)]
         )

@@ -10,10 +10,11 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import deltalake
+import psutil
 import pytest
 
 from cdc.errors import CdcError, Fenced, SinkRejected, SinkUnavailable
@@ -21,6 +22,7 @@ from cdc.model.generation import new_generation
 from cdc.model.position import Position, ViewCheckpoint
 from cdc.model.table import Column
 from cdc.sink.contract import SchemaMismatch
+from cdc.sinks.delta.log import add_files, jvm
 from cdc.sinks.delta.log.history import Commit, Standing
 from cdc.sinks.delta.sink import Delta
 from cdc.sinks.delta.table_commit import TableCommit
@@ -487,14 +489,14 @@ def test_names_that_are_refused(harness: Harness) -> None:
 
 
 @contextmanager
-def no_room() -> Iterator[None]:
-    """No file of this process may grow: what a full disk is to a commit."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (1, limits[1]))
+def no_room(process_id: int = 0) -> Iterator[None]:
+    """No file of a process may grow, of this one by default: what a full disk is to a commit."""
+    limits = resource.prlimit(process_id, resource.RLIMIT_FSIZE)
+    resource.prlimit(process_id, resource.RLIMIT_FSIZE, (1, limits[1]))
     try:
         yield
     finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        resource.prlimit(process_id, resource.RLIMIT_FSIZE, limits)
 
 
 def test_a_disk_that_takes_no_more_is_told(harness: Harness, tmp_path: Path) -> None:
@@ -504,6 +506,35 @@ def test_a_disk_that_takes_no_more_is_told(harness: Harness, tmp_path: Path) -> 
         harness.send(batch)
     assert str(tmp_path) in caught.value.message
     harness.send(batch)
+    assert_right(harness)
+
+
+@pytest.mark.parametrize("step", ["build_vectors", "commit"])
+def test_a_disk_that_fills_during_a_merge_is_told(
+    harness: Harness, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """Of a large mirror: Spark's Java process writes its marks and its commit."""
+    monkeypatch.setattr("cdc.sinks.delta.batch_commit.REWRITE_BYTES", 0)
+    harness.apply()
+    change_everything(harness)
+    harness.apply()
+    change_everything(harness)
+    (java,) = [child for child in psutil.Process().children() if child.name() == "java"]
+    carried_out = getattr(jvm, step)
+
+    def on_a_full_disk(*arguments: Any) -> Any:
+        with no_room(java.pid):
+            result = carried_out(*arguments)
+            return list(result) if step == "build_vectors" else result
+
+    with (
+        mock.patch.object(jvm, step, on_a_full_disk),
+        pytest.raises(SinkUnavailable, match="can't be written: File too large"),
+    ):
+        harness.apply()
+    files = {path.name for path in Path(folder(harness, "mirror")).glob("*.parquet")}
+    assert files == set(add_files.paths(opened(harness, "mirror")))
+    harness.apply()
     assert_right(harness)
 
 

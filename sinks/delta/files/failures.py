@@ -10,8 +10,12 @@ from contextlib import contextmanager
 from cdc.errors import SinkUnavailable
 
 WRITE_HINT = "make room there, or see who may write to it; it is tried again"
-OS_ERROR = re.compile(r"([A-Z][A-Za-z ]+) \(os error \d+\)|\[[Ee]rrno \d+\] ([A-Z][A-Za-z ]+)")
-"""How Rust, Python and Arrow quote an error of the operating system.
+NO_ROOM = "No space left on device|Disk quota exceeded|Read-only file system|File too large"
+"""What the operating system says of a disk that takes no more; Java quotes it without a number."""
+OS_ERROR = re.compile(
+    rf"([A-Z][A-Za-z ]+) \(os error \d+\)|\[[Ee]rrno \d+\] ([A-Z][A-Za-z ]+)|({NO_ROOM})"
+)
+"""How Rust, Python, Arrow and Java quote an error of the operating system.
 
 Arrow puts a word of its own before it.
 """
@@ -87,3 +91,17 @@ def committing() -> Iterator[None]:
         if not type(error).__module__.startswith("delta.exceptions"):
             raise
         raise commit_conflict() from None
+
+
+@contextmanager
+def writing(folder: str) -> Iterator[None]:
+    """Raise SinkUnavailable where Spark finds no room for what it writes inside the block."""
+    from py4j.protocol import Py4JJavaError
+    from pyspark.errors import PySparkException
+
+    try:
+        yield
+    except (PySparkException, Py4JJavaError) as error:
+        if re.search(NO_ROOM, str(error)):
+            raise write_failure(folder, error) from None
+        raise
