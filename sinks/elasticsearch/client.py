@@ -25,6 +25,7 @@ HINTS = {
     "unavailable": "it is tried again; is the server up?",
     "blocked": "it is tried again until the block is lifted",
     "rejected": "repair the row or the index's mapping, then start `cdc run` again",
+    "forbidden": "see the sink's url",
     "fenced": "run one `cdc run` per sink; start this one again when the other has ended",
 }
 TLS_HINTS = {
@@ -35,6 +36,7 @@ TLS_HINTS = {
 }
 OK, UNAUTHORIZED, FORBIDDEN, NOT_FOUND, TOO_LARGE, BUSY, FAILED = 200, 401, 403, 404, 413, 429, 500
 BLOCKED = "cluster_block_exception"
+CLOSED = "index_closed_exception"
 ABSENT_TYPES = ("index_not_found_exception", "invalid_index_name_exception")
 """Error types of an item when its writer's alias is gone: another writer has taken over."""
 TAKEN_OVER = "Another writer has taken over the view; this one stops."
@@ -198,6 +200,18 @@ def blocked_error(where: str, reason: str) -> SinkBlocked:
     return SinkBlocked(block_message(*block), hint=hint)
 
 
+def forbidden_error(where: str, status: int) -> Refusal:
+    """Make the error of what the sink's user may not do."""
+    return Refusal(
+        f"{where} refuses the user (status {status}).", hint=HINTS["forbidden"], status=status
+    )
+
+
+def closed_error(url: str) -> SinkBlocked:
+    """Make the error of an index that is closed. The driver finds out which one it is."""
+    return SinkBlocked(f"An index at {address(url)} is closed.", hint=HINTS["blocked"])
+
+
 def _error_of(answer: Answer, where: str, path: str) -> CdcError | None:
     status = answer.status
     kind, reason = _kind(answer)
@@ -206,9 +220,7 @@ def _error_of(answer: Answer, where: str, path: str) -> CdcError | None:
     if status == BUSY or status >= FAILED:
         return unavailable(f"{where} is busy (status {status}{kind and f': {kind}'}).")
     if status in (UNAUTHORIZED, FORBIDDEN):
-        return Refusal(
-            f"{where} refuses the user (status {status}).", hint="see the sink's url", status=status
-        )
+        return forbidden_error(where, status)
     if PRODUCT not in answer.meta.headers and status != TOO_LARGE:
         return unavailable(
             f"What answers for {where[0].lower()}{where[1:]} is no Elasticsearch (status {status})."

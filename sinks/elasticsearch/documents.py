@@ -11,8 +11,10 @@ from cdc.errors import Fenced, SinkError
 from cdc.model.address import address
 from cdc.sinks.elasticsearch.client import (
     ABSENT_TYPES,
+    CLOSED,
     HINTS,
     TAKEN_OVER,
+    closed_error,
     send_request,
     unavailable,
 )
@@ -46,7 +48,7 @@ def documents(
     absent.
 
     Raises:
-        SinkUnavailable: one can't be read.
+        SinkUnavailable: one can't be read; SinkBlocked: the index is closed.
         Fenced: there is no such name any more.
     """
     try:
@@ -63,11 +65,13 @@ def documents(
         elif item.found is False:
             yield None
         else:
-            raise _read_error(item)
+            raise _read_error(url, item)
 
 
-def _read_error(item: Document) -> SinkError:
+def _read_error(url: str, item: Document) -> SinkError:
     error = item.error or _Error()
+    if error.type == CLOSED:
+        return closed_error(url)
     if error.type in ABSENT_TYPES:
         return Fenced(TAKEN_OVER, hint=HINTS["fenced"])
     return unavailable(f"A row of the index can't be read: {error.type}.")

@@ -19,10 +19,16 @@ from cdc.sink.lane import SUPERSEDED, ChunkLimits, Failure, FoldedRow, Part, Sup
 from cdc.sink.rejection import Source
 from cdc.sinks.elasticsearch.client import (
     ABSENT_TYPES,
+    CLOSED,
+    FORBIDDEN,
     HINTS,
     TAKEN_OVER,
+    UNAUTHORIZED,
+    Refusal,
     blocked_error,
+    closed_error,
     decode_json,
+    forbidden_error,
     is_blocked,
     send_request,
     unavailable,
@@ -157,11 +163,15 @@ class ElasticsearchWriter:
                 error_type = error.get("type")
                 if error_type in ABSENT_TYPES:
                     raise Fenced(TAKEN_OVER, hint=HINTS["fenced"])
-                if is_blocked(answer["status"], error_type):
-                    raise blocked_error(
-                        f"The index at {address(self.url)}", error.get("reason", "")
-                    )
-                if answer["status"] in BUSY:
+                where, status = f"The index at {address(self.url)}", answer["status"]
+                if is_blocked(status, error_type):
+                    raise blocked_error(where, error.get("reason", ""))
+                if error_type == CLOSED:
+                    # Its status is that of a document which will never be accepted.
+                    raise closed_error(self.url)
+                if status in (UNAUTHORIZED, FORBIDDEN):
+                    raise forbidden_error(where, status)
+                if status in BUSY:
                     busy.append(item)
                 else:
                     yield item, (action, answer)
@@ -198,6 +208,9 @@ def _reporting_failures() -> Iterator[None]:
         raise Failure("blocked", error.message) from None
     except SinkUnavailable as error:
         raise Failure("unavailable", error.message) from None
+    except Refusal as error:
+        is_forbidden = error.status in (UNAUTHORIZED, FORBIDDEN)
+        raise Failure("forbidden" if is_forbidden else "rejected", error.message) from None
     except SinkError as error:
         raise Failure("rejected", error.message) from None
 

@@ -496,6 +496,49 @@ def test_whatever_block_an_index_has_is_named(
         assert harness.view() == harness.topic.model()
 
 
+def test_an_index_that_is_closed_is_waited_for(
+    harness: Harness, server: httpx.Client, stack: "Stack"
+) -> None:
+    """The server answers each item as if its document were to blame; none of them is rejected."""
+    sink, items = harness.sink, harness.table
+    assert isinstance(sink, Elasticsearch)
+    fill(harness)
+    harness.apply()
+    index = quoted(sink, items)
+    harness.topic.add("u", row("k0", 0, "second"))
+    harness.topic.add("u", row("k3", 3), lacking=["v"])
+    server.post(f"/{index}/_close").raise_for_status()
+    try:
+        with pytest.raises(SinkBlocked, match=f"The index {index} is closed") as caught:
+            harness.apply()
+        lift(caught.value, stack)
+        assert harness.apply().quarantined == 0
+        assert harness.view() == harness.topic.model()
+    finally:
+        server.post(f"/{index}/_open").raise_for_status()
+
+
+def test_a_user_who_may_not_write_is_told_once(harness: Harness, proxy: Proxy) -> None:
+    fill(harness)
+    harness.apply()
+    harness.topic.add("u", row("k0", 0, "second"))
+
+    def forbid(request: Request) -> Answer | None:
+        if not of_an_index(request):
+            return None
+        error = {"type": "security_exception", "reason": "action is unauthorized"}
+        count = request.body.count(b'"_index"')
+        return json_answer(200, {"items": [{"index": {"status": 403, "error": error}}] * count})
+
+    proxy.rule = forbid
+    with pytest.raises(SinkRejected, match="refuses the user") as caught:
+        harness.apply()
+    assert caught.value.hint == "see the sink's url"
+    proxy.rule = nothing
+    harness.apply()
+    assert harness.view() == harness.topic.model()
+
+
 @pytest.mark.parametrize("blocked", ["view", "positions"])
 def test_an_operators_block_stays_until_he_lifts_it(
     harness: Harness,

@@ -1,4 +1,6 @@
-"""Blocks on indices as settings have them and as the server tells them, and how each is lifted."""
+"""Blocks on indices as settings have them and as the server tells them, and how each is lifted;
+closed indices.
+"""
 
 import re
 from collections.abc import Mapping
@@ -14,6 +16,8 @@ SETTINGS = {
     "12": DISK_FULL,
 }
 """By the number that the server's reasons have."""
+CLOSED = "index.verified_before_close"
+"""The setting that the server gives an index for as long as it is closed."""
 REASON = re.compile(r"index \[([^\]]+)\] blocked by: \[\w+/(\d+)/")
 DISK_FULL_HINT = "no change is lost; the server lifts this block when its disk has room"
 
@@ -44,6 +48,16 @@ def lift_hint(index: str, block: str) -> str:
         return DISK_FULL_HINT
     body = f"""-X PUT -H content-type:application/json -d '{{"{block}":null}}' """
     return f"no change is lost; once its reason is gone: {curl(f'/{index}/_settings', body)}"
+
+
+def closed_message(index: str) -> str:
+    """Say that an index is closed."""
+    return f"The index {index} is closed."
+
+
+def open_hint(index: str) -> str:
+    """Say how a closed index is opened."""
+    return f"no change is lost; once its reason is gone: {curl(f'/{index}/_open', '-X POST ')}"
 
 
 def curl(path: str, options: str = "") -> str:

@@ -12,7 +12,15 @@ from uuid import uuid4
 from cdc.errors import SinkBlocked
 from cdc.sink.promotion import SWITCH_S
 from cdc.sinks.elasticsearch.client import group_names, ignoring_absent, unavailable
-from cdc.sinks.elasticsearch.index.blocks import WRITE, block_message, blocks_of, lift_hint
+from cdc.sinks.elasticsearch.index.blocks import (
+    CLOSED,
+    WRITE,
+    block_message,
+    blocks_of,
+    closed_message,
+    lift_hint,
+    open_hint,
+)
 from cdc.sinks.elasticsearch.index.indices import WritableIndex
 from cdc.sinks.elasticsearch.server import Server
 
@@ -71,7 +79,8 @@ class WriteBlock:
         )
 
     def require_unblocked(self, places: Iterable[WritableIndex], *others: str) -> None:
-        """Raise SinkBlocked, with the command that lifts the block, when somebody has set one.
+        """Raise SinkBlocked, with the command that lifts the block, when somebody has set one or has
+        closed an index.
 
         The indices that a promotion has marked are passed over. others: names of further indices.
         """
@@ -81,6 +90,8 @@ class WriteBlock:
                 index=group, flat_settings=True, ignore_unavailable=True
             )
             for index, body in answer.body.items():
+                if body["settings"].get(CLOSED) == "true":
+                    raise SinkBlocked(closed_message(index), hint=open_hint(index))
                 for block in blocks_of(body["settings"]):
                     raise SinkBlocked(block_message(index, block), hint=lift_hint(index, block))
 
