@@ -5,7 +5,7 @@ once.
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import redis
 
@@ -15,7 +15,7 @@ from cdc.errors import Fenced, SinkUnavailable
 from cdc.model.outcome import Advance
 from cdc.model.position import Position
 from cdc.sink.fencing import mismatch
-from cdc.sink.lane import ChunkLimits, Failure, FoldedRow, Part, Verdicts
+from cdc.sink.lane import SUPERSEDED, ChunkLimits, Failure, FoldedRow, Part, Superseded, Verdicts
 from cdc.sink.rejection import Source
 from cdc.sinks.redis.scripts import APPLY
 from cdc.sinks.redis.server import client, failure, position_key, view_key
@@ -42,6 +42,21 @@ class PendingAdvance(NamedTuple):
         count = len(self.extra_fields)
         identity = (end.topic_id, self.writer, self.generation)
         return [*identity, now, end.partition_count, count, *self.extra_fields, *values]
+
+    def moved_to(
+        self, topic_id: str | None, writer: str | None, generation: str | None, offset: str | None
+    ) -> int:
+        """Return the offset at which a position has a partition; 0 when it isn't this writer's own.
+
+        Its fields are as the server has them, None for one that isn't there.
+        """
+        end = self.advance.end
+        is_own = (topic_id, writer, generation or "") == (
+            end.topic_id,
+            self.writer,
+            self.generation,
+        )
+        return int(offset or 0) if is_own else 0
 
     def offset(self, answer: Sequence[str], least: int, most: int) -> int:
         """Return how far this writer itself has moved a partition, after a script answered `moved`.
@@ -129,16 +144,30 @@ class RedisWriter(ChunkWriter):
     form = Documents()
     limits = CHUNK
 
-    def read_stored(self, part: Part, rows: Sequence[FoldedRow]) -> Mapping[str, bytes]:
-        """Read documents with one MGET."""
-        keys = self._keys(part, [row.id for row in rows])
+    def read_stored(
+        self, part: Part, rows: Sequence[FoldedRow]
+    ) -> Mapping[str, bytes | Superseded]:
+        """Read documents with one MGET, then how far this writer has moved the position.
+
+        An earlier try of the task may have moved it past some of these rows: they are SUPERSEDED.
+        """
+        pending, keys = self.pending[part.topic], self._keys(part, [row.id for row in rows])
+        position = position_key(self.prefix, part.advance.table.qualified)
         try:
-            texts: Any = client(self.url).mget(keys)
+            with client(self.url).pipeline(transaction=False) as pipeline:
+                # In this order: a row that is changed in between is below the position that follows.
+                pipeline.mget(keys)
+                pipeline.hmget(position, "topic_id", "writer", "generation", str(part.partition))
+                texts, stored = pipeline.execute()
         except redis.exceptions.RedisError as error:
             raise self._failure(part, error) from None
-        return {
+        documents: dict[str, bytes | Superseded] = {
             row.id: text.encode() for row, text in zip(rows, texts, strict=True) if text is not None
         }
+        moved_to = pending.moved_to(*stored)
+        # A repair reads records from below the position; those are none of another try.
+        written = (row.id for row in rows if part.view_offset <= row.offset < moved_to)
+        return documents | dict.fromkeys(written, SUPERSEDED)
 
     def _call(
         self, part: Part, pending: PendingAdvance, rows: Sequence[FoldedRow], start: int, end: int

@@ -22,6 +22,7 @@ from cdc.model.generation import new_generation
 from cdc.model.outcome import Advance
 from cdc.model.position import Position
 from cdc.sink.contract import PositionLost
+from cdc.sink.lane import ChunkLimits
 from cdc.sink.lane_run import run_in_process, run_on_executors
 from cdc.sinks.redis.executor import PendingAdvance, RedisWriter
 from cdc.sinks.redis.server import client
@@ -110,6 +111,43 @@ def test_a_task_that_is_tried_again_goes_on(harness: Harness, calls: int, late: 
     assert applied.read == applied.accounted == len(harness.topic.records)
     assert harness.view() == harness.topic.model()
     assert_goes_on(harness)
+
+
+def test_a_task_that_is_tried_again_rejects_nothing_for_a_later_delete(harness: Harness) -> None:
+    """Its first try has stored the delete of a row that a change before it doesn't carry all of."""
+    harness.topic.add("c", row("k0", 0, "first"))
+    harness.apply()
+    harness.topic.add("u", row("k0", 0, n=7), lacking=["v"])
+    harness.topic.add("d", row("k0", 0))
+    harness.topic.add("c", row("k0", 0, "again"))
+    batch = harness.batch(harness.position(), harness.topic.ends, "one")
+    writers: list[RedisWriter] = []
+
+    def first_try(url: str, prefix: str, pending: Mapping[str, PendingAdvance]) -> RedisWriter:
+        writers.append(RowByRow(url, prefix, pending))
+        return CutRowByRow(url, prefix, pending, calls=2)
+
+    with (
+        pytest.raises(SinkUnavailable),
+        mock.patch.object(cdc.sinks.redis.sink, "RedisWriter", first_try),
+    ):
+        harness.send(batch)
+    assert harness.view() == {}
+    outcome = run_in_process(batch.lane(writers[0]), batch.records, "cache").applied[harness.name]
+    assert (outcome.quarantined, outcome.accounted) == (0, outcome.read)
+    assert harness.view() == harness.topic.model()
+
+
+class RowByRow(RedisWriter):
+    """A writer whose calls have one row each."""
+
+    limits = ChunkLimits(1, 10**6)
+
+
+class CutRowByRow(CutRedis):
+    """One that dies after some calls."""
+
+    limits = RowByRow.limits
 
 
 def test_a_repair_of_many_rows_moves_nothing(harness: Harness) -> None:
