@@ -1,8 +1,8 @@
 """What follows the error that has ended a stream: the stream stays ended, starts again after a
 pause, or ends the whole run.
 
-Pure, but for the question whether Spark lives. Failures that pass by trying again at once never end a
-stream: see `cdc.apply.recovery`.
+Pure. Failures that pass by trying again at once never end a stream: see `cdc.apply.recovery`. The end
+of Spark ends the run, see `cdc.apply.supervisor`.
 """
 
 import time
@@ -45,18 +45,11 @@ def end_run(_: CdcError) -> Sequel:
     return Sequel.END_OF_RUN
 
 
-def restart_while(spark_lives: Callable[[], bool]) -> Policy:
-    """The policy of a run that goes on until it is stopped. Without Spark no start helps: all streams
-    end, and with them the run.
+def restart_stream(error: CdcError) -> Sequel:
+    """Start it again, unless that would change nothing: for runs that go on until they are
+    stopped.
     """
-
-    def sequel(error: CdcError) -> Sequel:
-        if not spark_lives():
-            # A stream that is paused, or waits for its sink, never notices by itself.
-            return Sequel.END_OF_RUN
-        return Sequel.NOTHING if isinstance(error, FINAL) else Sequel.RESTART
-
-    return sequel
+    return Sequel.NOTHING if isinstance(error, FINAL) else Sequel.RESTART
 
 
 class BackOff:

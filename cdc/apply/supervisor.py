@@ -58,23 +58,22 @@ def supervise(
     stopping: threading.Event,
     *,
     until_caught_up: bool = False,
-    for_s: float | None = None,
+    is_over: Callable[[], bool] = lambda: False,
     after_error: Policy = end_stream,
     on_tick: Tick = lambda _: None,
 ) -> list[CdcError]:
-    """Run until every stream has ended, `for_s` is over or `stopping` is set. Batches at hand are
-    finished.
+    """Run until every stream has ended, `stopping` is set, or the run `is_over`, which is asked every
+    second. Batches at hand are finished.
 
     Returns the errors that have ended streams which haven't started again: first one that ended the
     run, then in the order of the streams.
     """
     watches = [Watch(feed, until_caught_up, after_error) for feed in feeds]
-    end = time.monotonic() + for_s if for_s is not None else float("inf")
     reporter = _Reporter(on_tick)
     for watch in watches:
         watch.start()
     while any(watch.working for watch in watches):
-        if stopping.wait(TICK_S) or time.monotonic() > end or any(w.ends_run for w in watches):
+        if stopping.wait(TICK_S) or is_over() or any(watch.ends_run for watch in watches):
             break
         reporter.publish(watches)
     for watch in watches:

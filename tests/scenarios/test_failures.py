@@ -5,7 +5,6 @@ import math
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -116,9 +115,13 @@ def assert_started_again(world: "World") -> None:
         mock.patch.object(restarts, "FIRST_PAUSE_S", 3.0),
     ):
         server.config_set("maxmemory-policy", "allkeys-lru")
-        policy = restarts.restart_while(partial(is_running, world.spark))
         work = pool.submit(
-            supervise, streams, stopping, after_error=policy, on_tick=run_log.publish
+            supervise,
+            streams,
+            stopping,
+            after_error=restarts.restart_stream,
+            is_over=lambda: not is_running(world.spark),
+            on_tick=run_log.publish,
         )
         try:
             wait_until(

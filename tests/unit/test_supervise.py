@@ -17,14 +17,13 @@ from cdc.apply.progress import Progress, RunState
 from cdc.apply.restarts import (
     LONGEST_PAUSE_S,
     BackOff,
-    Policy,
     Sequel,
     end_run,
-    end_stream,
-    restart_while,
+    restart_stream,
 )
 from cdc.apply.supervisor import supervise
 from cdc.cli.console import configure_logging
+from cdc.cli.operation.run import RunLimits
 from cdc.errors import (
     CdcError,
     DivergenceError,
@@ -104,9 +103,9 @@ class Hung(Feed):
 class Run:
     """`cdc run` over some streams, in a thread."""
 
-    def __init__(self, *feeds: Any, after_error: Policy = end_stream) -> None:
+    def __init__(self, *feeds: Any, **options: Any) -> None:
         self.feeds, self.published = feeds, dict[str, Progress]()
-        self.after_error = after_error
+        self.options = options
         self.stopping = threading.Event()
         self.results: list[Any] = []
         self.thread = threading.Thread(target=self._work)
@@ -114,9 +113,7 @@ class Run:
 
     def _work(self) -> None:
         try:
-            errors = supervise(
-                self.feeds, self.stopping, after_error=self.after_error, on_tick=self._publish
-            )
+            errors = supervise(self.feeds, self.stopping, **self.options, on_tick=self._publish)
             self.results.append(errors)
         except Exception as error:
             self.results.append(error)
@@ -132,8 +129,8 @@ class Run:
 def runs() -> Iterator[Any]:
     instances: list[Run] = []
 
-    def begin(*feeds: Any, after_error: Policy = end_stream) -> Run:
-        instances.append(Run(*feeds, after_error=after_error))
+    def begin(*feeds: Any, **options: Any) -> Run:
+        instances.append(Run(*feeds, **options))
         return instances[-1]
 
     yield begin
@@ -262,7 +259,7 @@ def test_a_stream_that_has_failed_starts_again_and_says_when_and_why(
     monkeypatch.setattr(restarts, "FIRST_PAUSE_S", 1.5)
     feed, good = Failing("cache", ValueError(SECRET_ROW), KeyError(SECRET_ROW)), Feed("search")
     began = time.time()
-    run = runs(feed, good, after_error=restart_while(lambda: True))
+    run = runs(feed, good, after_error=restart_stream)
     wait_until(lambda: run.state("cache") and run.state("cache").restart_at, 5, "the failure")
     failed = run.state("cache")
     assert (failed.state, "ValueError" in failed.error) == ("failed", True)
@@ -280,7 +277,7 @@ def test_a_stream_that_has_failed_starts_again_and_says_when_and_why(
 
 
 def test_a_run_that_is_stopped_waits_for_no_start(runs: Any) -> None:
-    run = runs(Feed("cache", ValueError(SECRET_ROW)), after_error=restart_while(lambda: True))
+    run = runs(Feed("cache", ValueError(SECRET_ROW)), after_error=restart_stream)
     wait_until(lambda: run.state("cache") and run.state("cache").restart_at, 5, "the failure")
     run.stopping.set()
     run.thread.join(30)
@@ -302,24 +299,38 @@ def test_a_run_that_is_stopped_waits_for_no_start(runs: Any) -> None:
 def test_what_a_person_has_to_mend_and_a_second_writer_start_nothing(
     error: CdcError, sequel: Sequel
 ) -> None:
-    assert restart_while(lambda: True)(error) is sequel
+    assert restart_stream(error) is sequel
 
 
-def test_without_spark_all_streams_end_and_the_run_with_them() -> None:
-    feeds: Any = [Feed(name, SparkError("Gone.", hint="h")) for name in ("cache", "search")]
-    errors = supervise(feeds, threading.Event(), after_error=restart_while(lambda: False))
-    assert [error.exit_code for error in errors] == [9, 9]
+def limits(*, until_caught_up: bool = False, for_s: float | None = None) -> RunLimits:
+    return RunLimits(threading.Event(), until_caught_up, for_s, None)
 
 
-def test_without_spark_a_stream_that_is_paused_or_waits_for_its_sink_ends_too(runs: Any) -> None:
+@pytest.mark.parametrize("until_caught_up", [False, True])
+@pytest.mark.parametrize("failures", [1, 0])
+def test_without_spark_a_stream_that_is_paused_or_waits_for_its_sink_ends_too(
+    runs: Any, until_caught_up: bool, failures: int
+) -> None:
     """It doesn't touch Spark, so that it doesn't fail by itself; whatever starts the run again would
-    never do so.
+    never do so. Beside a stream that fails, or alone.
     """
     paused, failed = Feed("cache"), Feed("search", SparkError("Gone.", hint="h"))
-    run = runs(paused, failed, after_error=restart_while(lambda: False))
+    options = limits(until_caught_up=until_caught_up)
+    run = runs(
+        *[paused, failed][: 1 + failures],
+        is_over=options.is_over(lambda: False),
+        after_error=options.after_error,
+    )
+    wait_until(paused.stopped.is_set, 5, "the paused stream to be stopped")
     run.thread.join(10)
-    assert paused.stopped.is_set()
-    assert [error.exit_code for error in run.results[0]] == [9]
+    assert [error.exit_code for error in run.results[0]] == [9] * failures
+
+
+def test_a_run_ends_once_its_seconds_are_over() -> None:
+    is_over = limits(for_s=0.1).is_over(lambda: True)
+    assert not is_over()
+    wait_until(is_over, 5, "the end of the run")
+    assert not limits().is_over(lambda: True)()
 
 
 def test_pauses_double_up_to_ten_minutes_and_begin_anew_after_a_long_run() -> None:

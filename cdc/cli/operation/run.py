@@ -1,6 +1,7 @@
 """Verb `cdc run`: apply changes to the views, sink by sink, and keep the documents of several tables."""
 
 import os
+import time
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
@@ -110,13 +111,21 @@ class RunLimits:
     fail_fast: bool = False
     """Whether it ends with the first sink that fails."""
 
-    def after_error(self, spark_lives: "Callable[[], bool]") -> "Policy":
-        """Choose what follows the error that has ended a stream."""
-        from cdc.apply.restarts import end_run, end_stream, restart_while
+    @property
+    def after_error(self) -> "Policy":
+        """What follows the error that has ended a stream."""
+        from cdc.apply.restarts import end_run, end_stream, restart_stream
 
         if self.fail_fast:
             return end_run
-        return end_stream if self.until_caught_up else restart_while(spark_lives)
+        return end_stream if self.until_caught_up else restart_stream
+
+    def is_over(self, spark_lives: "Callable[[], bool]") -> "Callable[[], bool]":
+        """Build the check whether the run ends now: its seconds are over, or Spark is gone. A stream that
+        is paused, or waits for its sink, doesn't touch Spark, so it would outlive it for ever.
+        """
+        end = float("inf") if self.for_s is None else time.monotonic() + self.for_s
+        return lambda: time.monotonic() > end or not spark_lives()
 
 
 def _apply(
@@ -171,8 +180,8 @@ def _apply(
                         stage,
                         stopping,
                         until_caught_up=limits.until_caught_up,
-                        for_s=limits.for_s,
-                        after_error=limits.after_error(partial(is_running, spark)),
+                        is_over=limits.is_over(partial(is_running, spark)),
+                        after_error=limits.after_error,
                         on_tick=tick,
                     )
     for sink in sinks:
