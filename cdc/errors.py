@@ -9,6 +9,7 @@
     |  +- AnotherServer        not the server whose changes the topics hold
     +- ConnectorError       5  Kafka Connect, Debezium, topics
     |  +- KafkaUnavailable     may come back by itself: wait and try again
+    |  +- TopicMissing         until it is created, or created anew
     +- DecodeError          6  a record that the connector can't have written
     +- SinkError            7  a destination
     |  +- SinkUnavailable      may come back by itself: wait and try again
@@ -102,6 +103,12 @@ class KafkaUnavailable(ConnectorError):
     """The broker can't be reached or asks for time; the same call may succeed later."""
 
     code = "kafka-unreachable"
+
+
+class TopicMissing(ConnectorError):
+    """A topic isn't there, perhaps while it is renewed; the same call succeeds once it is created."""
+
+    code = "topic-missing"
 
 
 class DecodeError(CdcError):

@@ -6,7 +6,7 @@ Out: Discontinued or ConnectorError, with a hint that repairs.
 from typing import TYPE_CHECKING, Any
 
 from cdc.config.view_settings import STATE
-from cdc.errors import ConnectorError
+from cdc.errors import ConnectorError, TopicMissing
 from cdc.model.position import Distance, Position, Reach, ViewCheckpoint, distance
 from cdc.model.table import Table
 
@@ -189,11 +189,10 @@ def check_shape(
         )
 
 
-def missing_topic(topic: str) -> ConnectorError:
+def missing_topic(topic: str) -> TopicMissing:
     """The error for a topic that doesn't exist."""
-    return ConnectorError(
+    return TopicMissing(
         f"There is no topic {topic}.",
-        code="topic-missing",
         hint="create the topics with: cdc -p FILE register",
         topic=topic,
     )

@@ -24,6 +24,7 @@ from cdc.errors import (
     SourceError,
     SourceUnavailable,
     SparkError,
+    TopicMissing,
     Unexpected,
     ValueNotRepresentable,
     WorkerLost,
@@ -58,9 +59,10 @@ REMEDIES: Mapping[type[BaseException], Remedy] = {
     SinkRejected: Remedy.STOP,
     Fenced: Remedy.STOP,
     SinkError: Remedy.STOP,
-    # A broker that is away; one that answers, with what won't change: no such topic, not allowed,
-    # records gone.
+    # A broker that is away; a topic that is being renewed; what a broker answers that won't change: not
+    # allowed, records gone.
     KafkaUnavailable: Remedy.RETRY,
+    TopicMissing: Remedy.RETRY,
     ConnectorError: Remedy.STOP,
     # Postgres that is away while tables are described; what it says about them.
     SourceUnavailable: Remedy.RETRY,

@@ -21,7 +21,7 @@ from uuid import uuid4
 
 from cdc.config.settings import Pipeline
 from cdc.control.heartbeat import last_heartbeat
-from cdc.errors import ConnectorError
+from cdc.kafka.log_refusals import missing_topic
 from cdc.kafka.topics import Topics
 from cdc.model.position import Position, ViewCheckpoint, distance
 from cdc.model.table import Table
@@ -86,7 +86,7 @@ class DocumentEngine:
         anything else is.
 
         Raises:
-            ConnectorError: the topic of a view isn't there. CdcError: the state can't be reached.
+            TopicMissing: the topic of a view isn't there. CdcError: the state can't be reached.
         """
         resolution = self._resolve(captured)
         waits, plan = waiting(resolution.refused), StatePlan(resolution.views)
@@ -95,9 +95,7 @@ class DocumentEngine:
             name for name in topics if topics[name] in self._kafka.existing(topics.values())
         }
         if missing:
-            raise ConnectorError(
-                f"There is no topic {topics[min(missing)]} yet.", hint="cdc -p FILE register"
-            )
+            raise missing_topic(topics[min(missing)])
         ends = self._kafka.ends(list(topics.values()))
         needed = all_needs(plan, {name: ends[topics[name]].topic_id for name in topics})
         with self._failures():

@@ -12,6 +12,8 @@ import pytest
 import redis
 
 from cdc import client
+from cdc.client import read_your_writes as client
+from cdc.connectors.client import Connect
 from cdc.kafka.topics import Topics
 from cdc.runtime.context import Context
 from cdc.sink.factory import sizes_reader
@@ -147,6 +149,34 @@ def test_a_topic_that_cannot_continue_the_state_is_read_again(world: "World") ->
         assert_documents_equal(world)
         assert order_documents(world) & {50, 51, 52, 53} == {50, 53}
         state_views(world)
+
+
+@pytest.mark.parametrize("name", ["public.orders", "view.order_docs"])
+def test_a_topic_is_renewed_while_a_run_is_at_work(world: "World", name: str) -> None:
+    """Of a table, or of a view: the stream of documents waits for the topic, however long that takes,
+    and doesn't end.
+    """
+    shop(world, without_other_sinks)
+    topic = f"{world.name}.{name}"
+    with world.running():
+        assert_documents_equal(world)
+        # The first half of a renewal; `register` is the second.
+        with Topics(world.pipeline.kafka) as kafka, Connect(world.stack.endpoints.connect) as admin:
+            if name == "public.orders":
+                admin.stop(world.name)
+            kafka.remove([topic])
+        change(world, random.Random(7), 30)
+        wait_until(lambda: misses(world, topic), 60, "the documents to miss the topic")
+        assert world.json("register")["created"] == [topic]
+        if name == "view.order_docs":
+            world.rebuild("cache", name)
+        assert_documents_equal(world)
+        assert "error" not in world.progress()["documents"].restarts
+
+
+def misses(world: "World", topic: str) -> bool:
+    """Whether the stream of documents has started without this topic, and says so."""
+    return f"There is no topic {topic}" in (world.progress()["documents"].error or "")
 
 
 def delete_unread(world: "World", number: int, before: "Position") -> None:

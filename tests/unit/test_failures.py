@@ -69,6 +69,7 @@ def error_of(kind: type[CdcError]) -> CdcError:
         (GenerationReplaced("public.orders", "g1", "cache"), Remedy.STOP),
         (error_of(errors.SinkError), Remedy.STOP),
         (error_of(KafkaUnavailable), Remedy.RETRY),
+        (error_of(errors.TopicMissing), Remedy.RETRY),
         (error_of(ConnectorError), Remedy.STOP),
         (error_of(SourceUnavailable), Remedy.RETRY),
         (error_of(SourceError), Remedy.STOP),
