@@ -130,7 +130,7 @@ class Memory:
         if self.generations_by_name.keys().isdisjoint(names.values()):
             return {}
         wait_until_caught_up(
-            lambda: is_caught_up(self, self.for_generation(names), tables), self.name
+            lambda: is_caught_up(self, self.for_generation(names), tables), self.name, tables
         )
         retained_name, candidate = (
             new_generation(),

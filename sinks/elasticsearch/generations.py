@@ -44,7 +44,13 @@ def promote(
     if not switched:
         return {}
     replaced = [places[table.qualified] for table in switched if table.qualified in places]
-    wait_until_caught_up(lambda: _is_caught_up(candidate, switched, live.records(switched)), sink)
+    lagging: list[Table] = []
+
+    def is_level(records: Mapping[str, Record]) -> bool:
+        lagging[:] = _lagging(candidate, switched, records)
+        return not lagging
+
+    wait_until_caught_up(lambda: is_level(live.records(switched)), sink, lagging)
     block = WriteBlock(server)
     block.require_unblocked(replaced)
     try:
@@ -54,9 +60,7 @@ def promote(
             refresh = pool.submit(server.refresh, list(new_indices.values()))
             block.set(replaced)
         refresh.result()
-        wait_until_caught_up(
-            partial(_is_caught_up, candidate, switched, live.records(switched)), sink
-        )
+        wait_until_caught_up(partial(is_level, live.records(switched)), sink, lagging)
         _prepare_for_readers(server, switched, new_indices)
         server.switch(indices.switch_actions(switched, live_indices, new_indices))
     finally:
@@ -113,13 +117,18 @@ def _has_settings(current: Mapping[str, str], restored: Mapping[str, Any]) -> bo
     )
 
 
-def _is_caught_up(
+def _lagging(
     candidate: Positions, tables: Sequence[Table], live: Mapping[str, Record]
-) -> bool:
-    """Say whether every view of the candidate has what readers may have seen of the live one."""
+) -> list[Table]:
+    """List the tables whose view of the candidate lacks what readers may have seen of the live one."""
     checkpoints = candidate.checkpoints(tables)
-    pairs = [(record, checkpoints[name]) for name, record in live.items() if record.visible]
-    return all(
-        stored and not would_go_back(stored, record.visible_checkpoint(stored.position))
-        for record, stored in pairs
-    )
+
+    def is_level(table: Table) -> bool:
+        record, stored = live.get(table.qualified), checkpoints[table.qualified]
+        if record is None or not record.visible:
+            return True
+        return stored is not None and not would_go_back(
+            stored, record.visible_checkpoint(stored.position)
+        )
+
+    return [table for table in tables if not is_level(table)]

@@ -23,14 +23,18 @@ def bring_along(names: Collection[str], live: Database, candidate: Database) -> 
         copy_table(name, live, candidate)
 
 
-def exchange(live: Positions, candidate: Positions, tables: Sequence[Table]) -> bool:
+def exchange(
+    live: Positions, candidate: Positions, tables: Sequence[Table], lagging: list[Table]
+) -> bool:
     """Exchange two databases in one script, if no position has moved since they were compared.
 
-    Returns whether they were exchanged: not while a view of the candidate would go back.
+    Returns whether they were exchanged: not while a view of the candidate would go back. `lagging` is
+    filled with the tables of such views.
     """
     comparisons = []
-    for live_fields, candidate_fields in zip(
-        live.read_all(tables), candidate.read_all(tables), strict=True
+    lagging.clear()
+    for table, live_fields, candidate_fields in zip(
+        tables, live.read_all(tables), candidate.read_all(tables), strict=True
     ):
         live_checkpoint, candidate_checkpoint = (
             checkpoint_of(live_fields),
@@ -39,8 +43,10 @@ def exchange(live: Positions, candidate: Positions, tables: Sequence[Table]) -> 
         if live_checkpoint and (
             candidate_checkpoint is None or would_go_back(candidate_checkpoint, live_checkpoint)
         ):
-            return False
+            lagging.append(table)
         comparisons += [(live.database, live_fields), (candidate.database, candidate_fields)]
+    if lagging:
+        return False
     keys = [live.database.position_key(table.qualified) for table in tables for _ in range(2)]
     expectations = [
         {"database": str(database.number), "key": key, "fields": expected_fields(fields)}

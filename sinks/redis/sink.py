@@ -155,8 +155,11 @@ class Redis:
         generations.bring_along(
             {table.qualified for table in tables}, self._database, candidate.database
         )
+        lagging: list[Table] = []
         wait_until_caught_up(
-            lambda: generations.exchange(self._positions, candidate, tables), self.name
+            lambda: generations.exchange(self._positions, candidate, tables, lagging),
+            self.name,
+            lagging,
         )
         retained = ((table, self._spare_position(table)) for table in tables)
         return {

@@ -4,6 +4,7 @@ must fail them.
 
 import contextlib
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -461,7 +462,7 @@ def a_generation_that_is_behind_waits(harness: Harness) -> None:
     live_view = harness.view()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("cdc.sink.promotion.SWITCH_S", 0.5)
-        with pytest.raises(SinkUnavailable):
+        with pytest.raises(SinkUnavailable, match=re.escape(harness.table.qualified)):
             live.promote([harness.table], {harness.table.qualified: name})
     assert harness.view() == live_view
     harness.topic.add("c", row("last", 1))
