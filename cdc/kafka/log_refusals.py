@@ -46,7 +46,7 @@ def refuse_foreign(
     if actual_topic and actual_topic != table.topic:
         raise Discontinued(
             f"The view of {table.qualified} in {sink} is another pipeline's: it was made from {actual_topic}.",
-            hint=f"give the sink {sink} a prefix or path of its own in the pipeline file",
+            hint=f"give {place(sink)} of its own in the pipeline file",
             topic=table.topic,
             sink=sink,
         )
@@ -89,7 +89,8 @@ def refuse_gap(
         return
     kind, hint = ("partitions", anew) if lag.reach is Reach.REPARTITIONED else ("behind", repair)
     if lag.reach is Reach.OTHER_TOPIC:
-        hint = f"{repair}; where a pipeline of another Kafka writes to it: give {sink} a place of its own instead"
+        own = f"give {place(sink)} of its own instead"
+        hint = f"{repair}; where a pipeline of another Kafka writes to it: {own}"
     rereadable = lag.reach is not Reach.REPARTITIONED
     raise Discontinued(
         f"{name} {problem}.", kind=kind, rereadable=rereadable, hint=hint, topic=name, sink=sink
@@ -110,6 +111,11 @@ def refuse_incomparable(sink: str, table: Table, lag: Distance) -> None:
         topic=table.topic,
         sink=sink,
     )
+
+
+def place(sink: str) -> str:
+    """Name the setting of the pipeline file by which a sink, or the state of documents, has a place."""
+    return "`state` a prefix" if sink == STATE else f"the sink {sink} a prefix or path"
 
 
 def renewal(*tables: str) -> str:

@@ -9,7 +9,7 @@ from cdc.errors import SinkRejected
 from cdc.model.address import address
 from cdc.sink.promotion import require_free_space
 from cdc.sinks.redis.database import SCAN_ROWS, Database
-from cdc.sinks.redis.server import table_of_position
+from cdc.sinks.redis.server import NO_EVICTION, shell_command, table_of_position
 
 log = structlog.get_logger()
 
@@ -22,7 +22,7 @@ def require_no_eviction(database: Database, table: str, holder: str = "the cache
     elif policy != "noeviction":
         raise SinkRejected(
             f"maxmemory-policy is {policy} on the server of {holder}: it may drop rows of {table} by itself.",
-            hint="CONFIG SET maxmemory-policy noeviction",
+            hint=f"{shell_command(database.url)} {NO_EVICTION}",
             sink=database.sink,
         )
 

@@ -8,7 +8,7 @@ from typing import Any
 import redis
 
 from cdc.model.finding import Finding, find
-from cdc.sinks.redis.server import client, failure, shell_command
+from cdc.sinks.redis.server import NO_EVICTION, client, failure, shell_command
 
 OLDEST = 7
 FULL = 0.8
@@ -51,8 +51,7 @@ def check_info(sink: str, url: str, info: Info) -> Iterator[Finding]:
     policy = str(info.get("maxmemory_policy", "noeviction"))
     if policy != "noeviction":
         message = f"maxmemory-policy is {policy}: rows may vanish without a word."
-        command = "CONFIG SET maxmemory-policy noeviction"
-        yield finding("cache-evicts", "maxmemory-policy", message, command)
+        yield finding("cache-evicts", "maxmemory-policy", message, NO_EVICTION)
     used, limit = int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))
     if limit and used > FULL * limit:
         message = f"{used / limit:.0%} of maxmemory is used."

@@ -47,6 +47,9 @@ HINTS = {
 }
 """What a person can do about a failure, by its kind."""
 
+NO_EVICTION = "CONFIG SET maxmemory-policy noeviction"
+"""The command after which a server drops no rows by itself."""
+
 SHELL_OPTIONS = {
     "ssl_ca_certs": "--cacert",
     "ssl_certfile": "--cert",

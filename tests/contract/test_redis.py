@@ -3,6 +3,7 @@ leftovers.
 """
 
 import contextlib
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -297,8 +298,12 @@ def test_what_evicts_is_refused_whoever_asks(
     with server_at(own_server) as server:
         server.config_set("maxmemory-policy", "allkeys-lru")
         try:
-            with pytest.raises(SinkRejected, match="allkeys-lru"):
+            with pytest.raises(SinkRejected, match="allkeys-lru") as caught:
                 sink.prepare(harness.table)
+            assert re.fullmatch(
+                r"redis-cli -h 127\.0\.0\.1 -p \d+ --user cdc --askpass CONFIG SET maxmemory-policy noeviction",
+                caught.value.hint,
+            )
         finally:
             server.config_set("maxmemory-policy", "noeviction")
             sink.close()

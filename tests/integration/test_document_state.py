@@ -592,8 +592,11 @@ def test_a_server_that_evicts_is_refused_with_words_that_name_the_state(url: str
     sink.prepare(AUTHORS)
     with redis.Redis.from_url(url) as server:
         server.config_set("maxmemory-policy", "allkeys-lru")
-        with pytest.raises(SinkRejected, match="allkeys-lru on the server of the state of docu"):
+        with pytest.raises(
+            SinkRejected, match="allkeys-lru on the server of the state of docu"
+        ) as caught:
             sink.prepare(AUTHORS)
+        assert caught.value.hint.startswith("redis-cli -h ")
         server.config_set("maxmemory-policy", "noeviction")
 
 

@@ -277,7 +277,10 @@ def test_another_pipelines_view_is_left_alone(
     ) as caught:
         continuity.refuse("cache", ours, checkpoint)
     assert "rebuild" not in caught.value.hint
-    assert "prefix or path of its own" in caught.value.hint
+    assert "the sink cache a prefix or path of its own" in caught.value.hint
+    with pytest.raises(Discontinued, match="another pipeline's") as caught:
+        continuity.refuse(STATE, ours, checkpoint)
+    assert caught.value.hint == "give `state` a prefix of its own in the pipeline file"
     nothing: Any = None
     job = RebuildJob(
         cast("Sink", Standing(checkpoint)),

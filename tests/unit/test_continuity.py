@@ -91,6 +91,7 @@ def test_what_mends_the_state_of_documents_is_no_rebuild(
         refuse_gap(STATE, TABLE, Position("id", starts), Position("id", (9, 9)), position)
     assert caught.value.hint.startswith(hint)
     assert "rebuild" not in caught.value.hint
+    assert "give documents" not in caught.value.hint
     assert caught.value.rereadable is rereadable
 
 
