@@ -204,11 +204,20 @@ class Views:
         def refuse(view: ViewCheckpoint | None) -> None:
             self._continuity.refuse(sink.name, table, view)
 
+        self.refuse_unfilled(self._continuity, table, stored)
         stored = prepare(sink, table, stored, self._floor(table), refuse)
         if self._continuity.resume(sink.name, table, stored) == stored:
             return stored
         log.info("table_read_again", sink=sink.name, table=name)
         return prepare(sink, table, None, self._floor(table), refuse)
+
+    def refuse_unfilled(
+        self, continuity: Continuity, table: Table, stored: ViewCheckpoint | None
+    ) -> None:
+        """See `Continuity.refuse_unfilled`."""
+        is_before_floor = stored is not None and stored.floor < self._floor(table)
+        floor_lsn = self.control.floors.lsn(table.qualified) if is_before_floor else None
+        continuity.refuse_unfilled(self.sink.name, table, stored, floor_lsn)
 
     def _floor(self, table: Table) -> int:
         return self.control.floors.number(table.qualified)

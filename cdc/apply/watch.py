@@ -123,7 +123,9 @@ class Watch:
     def _can_resume(self, table: Table, now: Continuity) -> bool:
         sink = self._views.sink.live
         try:
-            now.resume(sink.name, table, sink.position(table))
+            stored = sink.position(table)
+            self._views.refuse_unfilled(now, table, stored)
+            now.resume(sink.name, table, stored)
             sink.prepare(table)
         except (SinkRejected, Discontinued):
             return False

@@ -21,17 +21,23 @@ def request_name(reason: str, end: Position) -> str:
     return f"{reason.rsplit(maxsplit=1)[-1][:3]}-{end.topic_id}-{sum(end.offsets)}"
 
 
-def is_filled(kafka: "Topics", pipeline: "Pipeline", topic_id: str) -> bool:
-    """Whether the rows are in the topic with this id that were last requested for it. False also
-    where none were: a topic doesn't tell whether it lacks some. Raises ConnectorError.
+def is_filled(
+    kafka: "Topics", pipeline: "Pipeline", topic_id: str, since_lsn: int = 0
+) -> bool | None:
+    """Whether the rows are in the topic with this id that were last requested for it, at an LSN or
+    later. None where none were: a topic doesn't tell whether it lacks some. Raises ConnectorError.
     """
 
     def concerns(record: Record) -> bool:
-        return _op(record) in ("c", "r") and f"-{topic_id}-" in _name(record)
+        return (
+            _op(record) in ("c", "r")
+            and f"-{topic_id}-" in _name(record)
+            and _lsn(record) >= since_lsn
+        )
 
     request = kafka.last_record(pipeline.topic("cdc.signal"), concerns)
     if request is None:
-        return False
+        return None
     # Beside the log the mark is the request's own row, read again; with the log held up it is among
     # the heartbeats.
     return _op(request) == "r" or _is_marked(kafka, pipeline.heartbeat_topic, request)
@@ -47,6 +53,12 @@ def _is_marked(kafka: "Topics", topic: str, request: Record) -> bool:
 def _op(record: Record) -> str:
     """The kind of change; nothing for a tombstone."""
     return str(json.loads(record.value).get("op")) if record.value else ""
+
+
+def _lsn(record: Record) -> int:
+    """The place of a change in the log of Postgres; 0 where the record names none."""
+    source = json.loads(record.value or b"{}").get("source") or {}
+    return int(source.get("lsn") or 0)
 
 
 def _name(record: Record) -> str:

@@ -180,6 +180,28 @@ class Continuity:
             return None
         return stored
 
+    def refuse_unfilled(
+        self, sink: str, table: Table, stored: ViewCheckpoint | None, floor_lsn: int | None = None
+    ) -> None:
+        """Refuse to read a table of the state again whose topic may lack rows: documents would lack
+        what readers have seen. Other views are made again beside those that readers see.
+
+        `floor_lsn`: of a floor that the state hasn't carried out. Rows that were requested with it
+        are waited for; a TRUNCATE requests none.
+
+        Raises:
+            Discontinued: a topic was created anew, or its records are dead, and not all rows that
+                were requested for it have come. ConnectorError: the log can't be read.
+        """
+        end = self.logs[table.topic].end
+        is_anew = distance(stored, end).reach is Reach.OTHER_TOPIC
+        if sink != STATE or not (is_anew or floor_lsn is not None):
+            return
+        since_lsn = 0 if is_anew else floor_lsn or 0
+        filled = is_filled(self._kafka, self._pipeline, end.topic_id, since_lsn)
+        if filled is False or (is_anew and filled is None):
+            raise unfilled_topic(table)
+
     def refuse(
         self, sink: str, table: Table, stored: ViewCheckpoint | None, *, complete: bool = False
     ) -> None:
@@ -194,10 +216,7 @@ class Continuity:
         """
         log = self.logs[table.topic]
         refuse_foreign(self._kafka, sink, table, stored, log.end)
-        is_anew = sink == STATE and distance(stored, log.end).reach is Reach.OTHER_TOPIC
-        if is_anew and not is_filled(self._kafka, self._pipeline, log.end.topic_id):
-            # Documents that were made of it now would lack rows that readers have seen.
-            raise unfilled_topic(table)
+        self.refuse_unfilled(sink, table, stored)
         refuse_gap(sink, table, log.start, log.end, stored.position if stored else None)
         self.load_next_records([(table, stored)])
         created_at = 0.0 if complete or stored is None else generation_time(stored.generation)

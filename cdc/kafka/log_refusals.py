@@ -142,9 +142,9 @@ def remaking(sink: str, table: str) -> str:
 
 
 def unfilled_topic(table: Table) -> Discontinued:
-    """The error for a table of the state whose topic was created anew and may lack rows as yet."""
+    """The error for a table of the state whose rows are sent again, and may not all be there yet."""
     return Discontinued(
-        f"{table.topic} has been created anew, and may not have all rows of {table.qualified} yet:"
+        f"{table.topic} may not have all rows of {table.qualified} yet, which are sent again:"
         " documents without them would be wrong.",
         hint="cdc -p FILE status; the table is read again once they are there, and if that is never:"
         f" {renewal(table.qualified)}",

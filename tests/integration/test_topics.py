@@ -14,6 +14,7 @@ from typing import Any, cast
 import pytest
 from kafka.net.compat import KafkaNetClient
 
+from cdc.apply.views import Views
 from cdc.config.settings import Pipeline
 from cdc.config.view_settings import STATE
 from cdc.errors import ConnectorError, KafkaUnavailable
@@ -31,7 +32,8 @@ from cdc.model.position import ViewCheckpoint
 from cdc.model.table import Table
 from cdc.rebuild.build import Rebuild, RebuildJob
 from cdc.sink.contract import Sink
-from tests.support.envelopes import table
+from cdc.sinks.memory import Memory
+from tests.support.envelopes import PLACEHOLDER, table
 from tests.support.pipelines import NOWHERE, pipeline
 from tests.support.wait import wait_until
 
@@ -358,6 +360,55 @@ def test_a_table_of_the_state_is_read_again_once_its_topic_has_all_rows(
     write(heartbeats, "pipeline", held_up, "r")
     topics.write(signals, [(json.dumps({"id": beside}).encode(), None)])
     assert not is_refused()
+
+
+def test_a_state_that_a_floor_empties_waits_for_the_rows_that_were_requested_with_it(
+    topics: Topics, shop: Pipeline
+) -> None:
+    """Of a topic that was made anew, and of one whose keys were changed. After a TRUNCATE none come."""
+    ensure_topics(topics, shop)
+    orders = table(shop.topic("public.orders"), "orders")
+    end = topics.ends([orders.topic])[orders.topic]
+    views = Views(Memory(STATE), shop, topics, lambda *_: ([], {}), PLACEHOLDER)
+    continuity = Continuity(shop, topics).read([orders.topic])
+    current, former = (
+        ViewCheckpoint(replace(end, topic_id=topic_id), floor=100)
+        for topic_id in (end.topic_id, "AAAAAAAAAAAAAAAAAAAAAA")
+    )
+
+    def is_refused(stored: ViewCheckpoint) -> bool:
+        with suppress(Discontinued):
+            views.refuse_unfilled(continuity, orders, stored)
+            return False
+        return True
+
+    def write(name: str, column: str, value: dict[str, Any]) -> None:
+        topics.write(
+            shop.topic(name), [(json.dumps({column: "x"}).encode(), json.dumps(value).encode())]
+        )
+        views.read_control()
+
+    def request(op: str, lsn: int) -> None:
+        key = json.dumps({"id": request_name("it has another key", end)}).encode()
+        value = json.dumps({"op": op, "source": {"lsn": lsn}}).encode()
+        topics.write(shop.topic("cdc.signal"), [(key, value)])
+
+    def raise_floor(lsn: int) -> None:
+        row = {"table_name": orders.qualified, "lsn": f"0/{lsn:X}"}
+        write("cdc.truncation", "table_name", {"after": row})
+
+    assert (is_refused(current), is_refused(former)) == (False, True)
+    request("c", 150)
+    # A TRUNCATE after it: what comes by the log is all there is, unless the topic was made anew.
+    raise_floor(200)
+    assert (is_refused(current), is_refused(former)) == (False, True)
+    # Another key: the floor and the request are of one transaction.
+    raise_floor(300)
+    request("c", 301)
+    assert (is_refused(current), is_refused(former)) == (True, True)
+    assert not is_refused(replace(current, floor=300))
+    request("r", 310)
+    assert (is_refused(current), is_refused(former)) == (False, False)
 
 
 class Standing:
