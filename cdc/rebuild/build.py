@@ -98,6 +98,8 @@ class Rebuild:
         with claim(self._registry, self._sink.name) as self._claim:
             refuse_paused(self._claim.generations, self._sink.name)
             self._build = self._resume_or_start()
+            if self._build.phase == "promote" and (previous := self._replaced_by_emptied()):
+                return self._finish(previous)
             if self._build.phase == "promote" and self._is_promoted():
                 # The promotion goes on after the switches: what it replaces is retained then.
                 return self._finish(promote(self._sink, self._tables, self._build.names))
@@ -213,6 +215,24 @@ class Rebuild:
             # A live view doesn't fit its table: that is the generation to replace.
             return False
         return are_live(checkpoints, self._build.names)
+
+    def _replaced_by_emptied(self) -> dict[str, str]:
+        """List what readers saw before a promotion, by table, where one of its views is emptied since,
+        as after a TRUNCATE; nothing where none is.
+
+        Such a view is of a newer generation. Beside it lies the one that was replaced, and the promoted
+        one nowhere; before a promotion that lies beside the live one. It does so after it, too, in a
+        warehouse, of which this can't be told.
+        """
+        generations = {table.qualified: self._sink.generations(table) for table in self._tables}
+        beside = {name: names[1:] for name, names in generations.items()}
+        is_any_emptied = any(
+            beside[name] and self._build.names[name] not in names
+            for name, names in generations.items()
+        )
+        if not is_any_emptied or any(self._build.names[name] in beside[name] for name in beside):
+            return {}
+        return {name: names[-1] for name, names in beside.items() if names}
 
     def _finish(self, previous: Mapping[str, str]) -> dict[str, RetainedView]:
         return retain(self._claim, self._sink, self._tables, previous, self._job.retention_s)

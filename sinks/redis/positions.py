@@ -47,6 +47,12 @@ class Positions:
         self._last_generation.pop(table.qualified, None)
         self.database.ask(lambda server: server.hsetnx(key, "generation", generation))
 
+    def name(self, table: Table) -> str:
+        """Read the name of the generation that lies here, also where it has no checkpoint; '' where there
+        is none.
+        """
+        return self._read(table).get("generation", "")
+
     def checkpoint(self, table: Table) -> ViewCheckpoint | None:
         """Read a table's checkpoint, with one HGETALL."""
         return checkpoint_of(self._read(table))

@@ -168,8 +168,9 @@ class Redis:
 
     def generations(self, table: Table) -> list[str]:
         """List the live generation and the one in the spare database."""
-        checkpoints = (self.position(table), self._spare_position(table))
-        return [stored.generation for stored in checkpoints if stored]
+        spare = Positions(self._spare_database, None)
+        names = (positions.name(table) for positions in (self._positions, spare))
+        return [name for name in names if name]
 
     def drop_unreferenced(self, tables: Sequence[Table], keep: Mapping[str, str]) -> None:
         """Empty the tables of the spare database that are not kept."""

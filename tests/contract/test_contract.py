@@ -13,6 +13,7 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F
 
 from cdc.errors import SinkUnavailable
+from cdc.model.generation import new_generation
 from cdc.model.outcome import Applied
 from cdc.model.position import Position, ViewCheckpoint
 from cdc.sink.contract import Batch, Outcome, PositionLost, Sink
@@ -129,6 +130,33 @@ def test_a_large_mirror_keeps_its_files(
     reader = deltalake.QueryBuilder().register("t", deltalake.DeltaTable(str(mirror)))
     ids = reader.execute("SELECT _cdc_id AS id FROM t").read_all()["id"].to_pylist()
     assert sorted(ids) == sorted(row["id"] for row in sink.scan(harness.table, spark).collect())
+
+
+@pytest.mark.parametrize("harness", ["elasticsearch", "redis"], indirect=True)
+@pytest.mark.parametrize("records", [0, 1])
+def test_beside_a_promoted_view_that_is_emptied_lies_what_it_replaced(
+    harness: laws.Harness, records: int
+) -> None:
+    """That tells a rebuild, which was killed and is resumed after a TRUNCATE, that it is promoted."""
+    laws.fill(harness)
+    harness.apply()
+    live, name, captured = harness.sink, new_generation(), harness.table
+    (former,) = live.generations(captured)
+    build = live.for_generation({captured.qualified: name})
+    build.prepare(captured)
+    harness.apply(writer="rebuild", sink=build)
+    live.clear(captured)
+    live.prepare(captured)
+    emptied, *beside = live.generations(captured)
+    assert (beside, emptied == former) == ([name], False)
+    live.promote([captured], {captured.qualified: name})
+    assert live.generations(captured) == [name, emptied]
+    live.clear(captured)
+    live.prepare(captured)
+    if records:
+        harness.apply()
+    newest, *beside = live.generations(captured)
+    assert (beside, newest == name) == ([emptied], False)
 
 
 @pytest.mark.parametrize("harness", ["elasticsearch"], indirect=True)

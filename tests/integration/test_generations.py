@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 SINK, HOUR_S = "memory", 3600.0
 ITEMS = table("t.public.items")
-FIRST, SECOND = "20260101t000000000000", "20260101t000000000001"
+FIRST, SECOND, THIRD = (f"20260101t00000000000{number}" for number in range(3))
 
 
 @pytest.fixture
@@ -414,10 +414,13 @@ class Command:
             return Rebuild(spark, self._shop, topics, job).run()
 
 
+@pytest.mark.parametrize("is_emptied", [False, True])
 def test_a_rebuild_killed_once_readers_see_it_only_retains(
-    shop: Pipeline, registry: Registry, unique: str
+    shop: Pipeline, registry: Registry, unique: str, is_emptied: bool
 ) -> None:
-    """Though a table without records has no position from which it could be told."""
+    """Though a table without records has no position from which it could be told, and a TRUNCATE gives
+    a view another generation.
+    """
     sink = Memory(SINK)
     command = Command(shop, unique, sink)
     items, orders = command.tables
@@ -428,6 +431,9 @@ def test_a_rebuild_killed_once_readers_see_it_only_retains(
         view.prepare(orders)
         view.stored[items.qualified] = ViewCheckpoint(Position("topic", (5,)), generation=name)
     sink.promote(command.tables, names)
+    if is_emptied:
+        sink.clear(items)
+        sink.stored[items.qualified] = ViewCheckpoint(Position("topic", (7,)), generation=THIRD)
     registry.write((("work", SINK), vars(building(*names, phase="promote"))))
     retained = command.run()
     assert command.phases == []
