@@ -12,7 +12,6 @@ import pytest
 import redis
 
 from cdc import client
-from cdc.client import read_your_writes as client
 from cdc.connectors.client import Connect
 from cdc.kafka.topics import Topics
 from cdc.runtime.context import Context
