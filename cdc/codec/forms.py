@@ -3,13 +3,14 @@ older one.
 
 A change need not carry every value of its row. A missing value is null and its column is named in
 `missing`. An older change of the same row, or the view, supplies it. No other value of the older
-row counts.
+row counts. A missing value is a large one, so it is never null: a null of the older row tells that
+it didn't know the column either.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from cdc.codec.members import joined, members
+from cdc.codec.members import NULL, joined, members
 from cdc.codec.table import codec
 from cdc.model.table import Table
 
@@ -69,7 +70,9 @@ class Documents:
         filled_members, older_members = members(value), members(older)
         # A view that was made before the column was added doesn't hold it: its value is unknown.
         available = [
-            name for name in missing if name in older_members and name not in older_missing
+            name
+            for name in missing
+            if name not in older_missing and older_members.get(name, NULL) != NULL
         ]
         if not available:
             return FilledValue(value, tuple(missing))
@@ -106,11 +109,14 @@ class Values:
         out.
         """
         indices = {column.name: index for index, column in enumerate(table.columns)}
-        filled = list(value)
+        filled, unknown = list(value), list[str]()
         for name in missing:
-            if name in indices and name not in older_missing:
-                filled[indices[name]] = older[indices[name]]
-        return FilledValue(tuple(filled), tuple(name for name in missing if name in older_missing))
+            index = indices.get(name)
+            if name in older_missing or (index is not None and older[index] is None):
+                unknown.append(name)
+            elif index is not None:
+                filled[index] = older[index]
+        return FilledValue(tuple(filled), tuple(unknown))
 
     def size(self, value: tuple[Any, ...]) -> int:
         """Estimate the memory of the row: Python objects and the bytes of texts."""

@@ -111,6 +111,10 @@ class Chunks:
             filled = self._writer.form.fill(
                 part.advance.table, value, change.missing, older.value, older.missing
             )
+            if not set(filled.missing).issubset(older.missing):
+                # The older row is whole but for what it misses itself, and doesn't have them.
+                self.reject(state, change.id, REFUSED, UNKNOWN, [source])
+                return
             # Appended, not copied: a chunk may hold tens of thousands of changes of one row.
             older.sources.append(source)
             part.rows[change.id] = FoldedRow(

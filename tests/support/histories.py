@@ -76,7 +76,9 @@ class World:
         self._put(rng.choice("cccr"), {"a": key[0], "b": key[1], **_large(rng), "n": self._tick()})
 
     def _update(self, rng: random.Random, key: tuple[str, int]) -> None:
-        row, lacking = self.rows[row_id(list(key))], [name for name in LARGE if rng.random() < 0.6]
+        row = self.rows[row_id(list(key))]
+        # The log leaves out large values only, of which null is none.
+        lacking = [name for name in LARGE if row[name] is not None and rng.random() < 0.6]
         fresh = {name: value for name, value in _large(rng).items() if name not in lacking}
         self._put("u", {**row, **fresh, "n": self._tick()}, lacking)
 

@@ -38,6 +38,8 @@ class Scribe:
         )
         self.next = [0] * partitions
         self.lsn = 100
+        self._nulls: dict[bytes, set[str]] = {}
+        """By key: the columns that its last row has as null. Of these an update leaves none out."""
 
     def log(self, records: int, *, garbage: float = 0.0, lacking: float = 0.3) -> list[Raw]:
         return [self.record(garbage, lacking) for _ in range(records)]
@@ -47,24 +49,32 @@ class Scribe:
         partition = index % len(self.next)
         key = self.keys[index]
         self.lsn += self.rng.choice((0, 1))
-        pair = self.wrong(key) if self.rng.random() < garbage else self.right(key, lacking)
+        nulls = dict(self._nulls)
+        if self.rng.random() < garbage:
+            pair, self._nulls = self.wrong(key), nulls
+        else:
+            pair = self.right(key, lacking)
         self.next[partition] += self.rng.choice((1, 1, 1, 2, 7))
         return Raw(*pair, self.table.topic, partition, self.next[partition])
 
     def right(self, key: Row, lacking: float) -> Pair:
         op, ascii_only = self.rng.choice("crruuuudT"), self.rng.random() < 0.2
+        nulls = self._nulls.pop(packed(key), set())
         if op == "T":
             return packed(key), None
         row = {**{column.name: self.value(column.type) for column in self.table.columns}, **key}
         if op == "d":
             return packed(key), packed(self.envelope("d", row, None), ascii_only=ascii_only)
+        self._nulls[packed(key)] = {name for name, value in row.items() if value in (None, "null")}
         for column in self.table.columns:
             if (
-                column.name not in key
+                column.name not in nulls
+                and column.name not in key
                 and self.rng.random() < lacking
                 and (shapes := masks(column.type))
             ):
                 row[column.name] = self.rng.choice(shapes)
+                self._nulls[packed(key)].discard(column.name)
         old_row = row if self.rng.random() < 0.2 else None
         return packed(key), packed(self.envelope(op, old_row, row), ascii_only=ascii_only)
 

@@ -112,14 +112,15 @@ def test_of_a_member_twice_the_last_counts() -> None:
 def test_filling_equals_a_model_of_dicts(
     row: dict[str, str], missing: frozenset[str], older: Any
 ) -> None:
-    """From older changes, the newest first: each missing value from the first that has it, the
-    others stay missing.
+    """From older changes, the newest first: each missing value from the first that has it, null
+    not counted, the others stay missing.
     """
     expected, unfilled = {**row, **dict.fromkeys(missing, "null")}, set(missing)
     filled = FilledValue(text_of(expected).encode(), tuple(sorted(missing)))
     for values, lacking in older:
         filled = Documents().fill(TABLE, *filled, text_of(values).encode(), sorted(lacking))
-        for name in [name for name in unfilled if name in values and name not in lacking]:
+        known = {name for name, text in values.items() if text != "null"} - set(lacking)
+        for name in unfilled & known:
             expected[name] = values[name]
             unfilled.discard(name)
     assert (texts(filled.value), set(filled.missing)) == (expected, unfilled)

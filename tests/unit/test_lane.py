@@ -37,7 +37,7 @@ from tests.support.scribe import Scribe
 from tests.support.twin import Raw, Twin
 
 ITEMS = items("t.public.items")
-FORMS = {"documents": forms.Documents(), "events": forms.Values()}
+FORMS: dict[str, forms.Form] = {"documents": forms.Documents(), "events": forms.Values()}
 
 
 def raws(topic: Topic) -> list[Raw]:
@@ -224,6 +224,47 @@ def test_a_value_is_filled_from_the_view_or_refused() -> None:
         ('["nobody",1]', UNKNOWN)
     ]
     assert (report.applied.written, report.applied.stale, report.applied.quarantined) == (1, 1, 1)
+
+
+DATED = Table(
+    "public",
+    "dated",
+    (Column("id", "bigint", False), *map(Column, ("n", "at", "v"), ("integer", "date", "text"))),
+    ("id",),
+    "t.public.dated",
+)
+"""A document of it has every column, since a date always has another form."""
+
+
+@pytest.mark.parametrize("rows", [1, 1000])
+@pytest.mark.parametrize("name", FORMS)
+def test_a_null_is_no_value_that_an_update_has_left_alone(name: str, rows: int) -> None:
+    """A whole record from before the column had its name lacks it. The update is refused, wherever
+    the chunk is cut, and the row stays as it was.
+    """
+    topic, quarantine = Topic(DATED, 1), Remembered()
+    writer = Writer(form=FORMS[name], limits=ChunkLimits(rows, 10**6))
+    topic.add("c", {"id": 1, "n": 1, "at": 15707, "former": "long"})
+    topic.add("u", {"id": 1, "n": 2, "at": 15707}, lacking=["v"])
+    (report,) = run(lane_of(topic, writer, rejection=quarantine), raws(topic))
+    assert [(record.offset, record.reason) for record, _ in quarantine.records] == [(1, UNKNOWN)]
+    assert (report.applied.written, report.applied.accounted) == (1, 2)
+    (held,) = writer.views[DATED.topic].values()
+    row = json.loads(held) if name == "documents" else dict(zip(("id", "n"), held, strict=False))
+    assert (row["id"], row["n"]) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("name", "held"),
+    [("documents", b'{"id":1,"n":1,"at":null,"v":null}'), ("events", (1, 1, None, None))],
+)
+def test_a_null_in_the_view_is_none_either(name: str, held: Any) -> None:
+    topic, quarantine, writer = Topic(DATED, 1), Remembered(), Writer(form=FORMS[name])
+    writer.views[DATED.topic] = {"1": held}
+    topic.add("u", {"id": 1, "n": 2, "at": None}, lacking=["v"])
+    run(lane_of(topic, writer, rejection=quarantine), raws(topic))
+    assert [record.reason for record, _ in quarantine.records] == [UNKNOWN]
+    assert writer.views[DATED.topic] == {"1": held}
 
 
 def test_what_the_destination_refuses_is_put_aside_with_all_that_it_was_made_from() -> None:
