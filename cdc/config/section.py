@@ -33,6 +33,10 @@ def _web(url: str) -> str:
         raise InvalidSetting(
             "needs http:// or https:// before its host", "for example: http://localhost:9200"
         )
+    if re.search(r"[\s\x00-\x1f\x7f]", url):
+        raise InvalidSetting(
+            "has white space or a control character", "no line break at its end, a space as %20"
+        )
     return readable(url)
 
 

@@ -147,10 +147,16 @@ class Notifier:
             return False
         try:
             webhook.post(entry, self._pipeline.pipeline, incident)
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, httpx.InvalidURL, UnicodeError) as error:
             away = webhook.may_pass(error)
-            # The address may hold a secret, so the entry's place in the file has to do.
-            reason = f"{type(error).__name__}: {error}".replace(entry.url, "the address")
+            # The address may hold a secret, so the entry's place in the file has to do. What names no
+            # host, which is no HTTPError, is quoted in part.
+            text = (
+                f": {error}"
+                if isinstance(error, httpx.HTTPError)
+                else ": the address names no host"
+            )
+            reason = f"{type(error).__name__}{text}".replace(entry.url, "the address")
             log.error("notification_not_delivered", code=incident.code, reason=reason, again=away)
             if away:
                 self._rests_until[entry.url] = time.monotonic() + REST_S

@@ -72,6 +72,7 @@ def post(settings: NotifySettings, pipeline: str, incident: Incident) -> None:
 
     Raises:
         httpx.HTTPError: the receiver can't be reached, or doesn't take it.
+        httpx.InvalidURL, UnicodeError: the address names no host.
     """
     content = (
         {"text": text(pipeline, incident)}

@@ -101,6 +101,23 @@ def test_a_refusal_is_logged_without_the_address_and_ends_nobody(
     assert receiver.url not in printed
 
 
+def test_an_address_that_no_client_takes_ends_nobody_and_others_are_told(
+    shop: Pipeline, receiver: Receiver, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Whoever looks has a result to show, which is about something else."""
+    wrong = [
+        shop.notify[0].model_copy(update={"url": f"http://{host}/"})
+        for host in ("a-secret\u200b", "a-secret..com")
+    ]
+    with notifier(shop.model_copy(update={"notify": (*wrong, *shop.notify)})) as process:
+        process.notify([BEHIND])
+        process.notify([BEHIND])
+    assert receiver.events == [("opened", "sink-behind")]
+    printed = "".join(capfd.readouterr())
+    assert printed.count("notification_not_delivered") == 2
+    assert "a-secret" not in printed
+
+
 @pytest.fixture
 def without_patience(monkeypatch: pytest.MonkeyPatch) -> None:
     """A message is tried once, and a receiver that was away is asked again at the next look."""

@@ -339,6 +339,19 @@ def test_a_mistake_is_named_with_its_line(
     assert caught.value.exit_code == 2
 
 
+@pytest.mark.parametrize("mark", ["\n", "\r", "\t", " ", "\x00", "\x7f"])
+@pytest.mark.parametrize("address", ["https://a.example/{}", "https://a{}.example/"])
+def test_an_address_with_a_mark_that_no_address_has_is_refused(
+    tmp_path: Path, address: str, mark: str
+) -> None:
+    """As the last line of a mounted secret leaves one. The address may be the secret itself."""
+    text = GOOD + 'notify: [{url: "${SHOP_WEBHOOK}"}]\n'
+    with pytest.raises(SettingsError) as caught:
+        load(tmp_path, text, SHOP_WEBHOOK=address.format(f"secret{mark}"))
+    assert "notify.0.url: has white space" in caught.value.message
+    assert "secret" not in f"{caught.value.message} {caught.value.hint}"
+
+
 @pytest.mark.parametrize(
     ("name", "up"),
     [
