@@ -138,8 +138,8 @@ class View:
         for token in filter(None, map(parse_message, messages)):
             if self._token_ends.lacks(token) and token.lsn >= newest.get(token.server, token).lsn:
                 newest[token.server] = token
-        self._read_offset = end
         if not newest:
+            self._read_offset = end
             return
         # Floors are read after the message: a truncation before the message is in its topic by now.
         if self._control.has_changed():
@@ -147,6 +147,8 @@ class View:
         ends = self._kafka.log_ends(self._source_topics)
         for token in newest.values():
             self._token_ends.add(token, ends)
+        # Last: a message whose ends can't be asked for now is read again.
+        self._read_offset = end
 
 
 def view(path: str | Path, sink: str, table: str) -> View:

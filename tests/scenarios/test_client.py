@@ -4,7 +4,9 @@ started again.
 
 import json
 import re
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -12,7 +14,9 @@ import pytest
 import redis
 
 from cdc import client
-from cdc.errors import ReadTimeout, SettingsError, SourceError
+from cdc.errors import KafkaUnavailable, ReadTimeout, SettingsError, SourceError
+from cdc.kafka.topics import Topics
+from cdc.model.position import Position
 from tests.scenarios.test_exact import begin
 from tests.support import http
 from tests.support.load import load
@@ -98,6 +102,34 @@ def test_nobody_who_waits_reads_what_is_stale(world: "World") -> None:
             by_hand(world, views["cache"])
     for view in views.values():
         view.close()
+
+
+def test_a_message_is_read_again_after_a_request_that_failed(
+    world: "World", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ends that belong to it aren't known yet, and no other message need come."""
+    world.sql("CREATE TABLE items (id int PRIMARY KEY, n int)")
+    begin(world, "public.items")
+    view = client.view(world.file, "cache", "public.items")
+    with psycopg.connect(world.dsn) as conn:
+        token = client.Token.parse(client.token(conn))
+    log_ends, faults = Topics.log_ends, list[str]()
+
+    def fail_once(kafka: Topics, topics: Sequence[str]) -> Mapping[str, Position]:
+        if not faults:
+            faults.append("the broker is away")
+            raise KafkaUnavailable("It is away.", hint="wait")
+        return log_ends(kafka, topics)
+
+    def barrier() -> object:
+        with suppress(KafkaUnavailable):
+            return view.barrier(token)
+        return None
+
+    monkeypatch.setattr(Topics, "log_ends", fail_once)
+    wait_until(barrier, 30, "the token to be in the log")
+    assert faults
+    view.close()
 
 
 def by_hand(world: "World", view: client.View) -> None:
