@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -77,25 +78,24 @@ def redrive(context: typer.Context, places: Places = None, as_json: Json = False
     with _open_log(context) as (kafka, quarantine_log):
         entries = {record.entry for record in _select(_read_records(quarantine_log), places)}
         request_redrive(kafka, context.obj.pipeline, entries)
-        deadline, remaining = time.monotonic() + WAIT_S, entries
-        while entries and time.monotonic() < deadline:
+        deadline, remaining, untried = time.monotonic() + WAIT_S, entries, entries
+        while untried and time.monotonic() < deadline:
+            time.sleep(0.5)
             keys = {record.entry for record in quarantine_log.read()}
             remaining = entries & keys
-            if not any(entry.redrive for entry in keys):
-                break
-            time.sleep(0.5)
-        waiting = any(record.entry.redrive for record in quarantine_log.read())
+            # Requests of others may be for a sink that isn't run.
+            untried = {entry for entry in remaining if replace(entry, redrive=True) in keys}
     if as_json:
         return print_json(
             {
                 "asked": len(entries),
                 "left": sorted(entry.place for entry in remaining),
-                "waiting": waiting,
+                "waiting": bool(untried),
             }
         )
-    if waiting:
+    if untried:
         out.print(
-            f"requested {len(entries)}; no cdc run has tried them yet, the next one will",
+            f"requested {len(entries)}; no cdc run has tried {len(untried)} of them yet, the next one will",
             highlight=False,
         )
     else:

@@ -16,6 +16,7 @@ from cdc.capture.configuration import placeholder
 from cdc.errors import KafkaUnavailable, SinkUnavailable
 from cdc.kafka.records import kafka
 from cdc.kafka.topics import Topics
+from cdc.quarantine.log import QuarantineKey, request_redrive
 from cdc.quarantine.store import SinkQuarantine
 from cdc.sink.contract import Batch, Outcome
 from cdc.sinks.redis.sink import Redis
@@ -394,3 +395,28 @@ def test_a_cure_that_nobody_could_settle_in_time_is_settled_later(
         world.sql("UPDATE items SET n = 0 WHERE id = 3")
         wait_for(*"2233444")
     assert len(faults) == 2
+
+
+def test_a_redrive_tells_what_was_tried_of_what_was_asked_for(world: "World") -> None:
+    """Neither what was asked of a sink that isn't run, nor what is of a table that waits."""
+    world.sql("CREATE TABLE items (id int PRIMARY KEY)", "CREATE TABLE others (id int PRIMARY KEY)")
+    begin(world, "{table: public.items, partitions: 1}", "public.others")
+    topics = {name: f"{world.name}.public.{name}" for name in ("items", "others")}
+    tried, waits = (QuarantineKey("cache", topic, 0, 0, "1") for topic in topics.values())
+    of_another = QuarantineKey("search", topics["items"], 0, 0, "1")
+    with Topics(world.pipeline.kafka) as kafka_topics:
+        kafka_topics.remove([topics["others"]])
+        produce(world, "public.items", [(b'{"id":1}', b"not json")])
+        request_redrive(kafka_topics, world.pipeline, [of_another])
+        kafka_topics.write(
+            world.pipeline.quarantine_topic, [(waits.to_key(), b'{"reason":"too large"}')]
+        )
+    with world.running("cache"):
+        wait_until(
+            lambda: len(world.json("quarantine", "list")["quarantine"]) == 2, 60, "the entries"
+        )
+        for entry, is_tried in ((tried, True), (waits, False)):
+            answer = world.json("quarantine", "redrive", entry.place)
+            assert answer == {"asked": 1, "left": [entry.place], "waiting": not is_tried}
+        # Nobody begins anew for a request that can't be answered.
+        assert world.progress()["cache"].restarts == {"quarantine": 1}

@@ -4,7 +4,7 @@ Each row is folded from its first record in quarantine up to that position, so t
 win.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -42,13 +42,13 @@ class Redrive:
         self._spark, self._kafka, self._quarantine, self._views = spark, kafka, quarantine, views
         self._writer, self._rejection = writer, rejection
 
-    def run(self) -> None:
-        """Settle the entries that can be written now; others get their newest reason. Raises errors
-        of the sink.
+    def run(self, requests: Collection[QuarantineKey]) -> None:
+        """Settle the requests, and the entries that can be written now; others get their newest
+        reason. Raises errors of the sink.
 
         The standby gets the same rows, as of its own position.
         """
-        requests, sink = list(self._quarantine.requests), self._views.sink
+        sink = self._views.sink
         requested = {request.row or request.place for request in requests}
         for table in self._views.plan.tables:
             entries = [entry for entry in self._quarantine.open if entry.topic == table.topic]
@@ -107,11 +107,17 @@ class Redrive:
 
 def _rows_before(rows: Rows, position: Position) -> Rows:
     """The rows of entries before a position; the view will read later entries by itself."""
-    return {
-        entry: row
-        for entry, row in rows.items()
-        if entry.offset < position.offsets[entry.partition]
-    }
+    return {entry: row for entry, row in rows.items() if is_before(entry, position)}
+
+
+def is_before(entry: QuarantineKey, position: Position) -> bool:
+    """Whether a view at this position has passed the entry's record. None has passed one of a
+    partition that its topic lacks.
+    """
+    return (
+        entry.partition < position.partition_count
+        and entry.offset < position.offsets[entry.partition]
+    )
 
 
 def _settled(rows: Rows, outcome: Outcome) -> list[QuarantineKey]:

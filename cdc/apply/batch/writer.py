@@ -8,7 +8,7 @@ from pyspark.sql import DataFrame, SparkSession
 from tenacity import Retrying
 
 from cdc.apply.batch.cures import cures_of, last_steps
-from cdc.apply.batch.redrive import Redrive
+from cdc.apply.batch.redrive import Redrive, is_before
 from cdc.apply.plan import Ends
 from cdc.apply.progress import Account
 from cdc.apply.views import Views
@@ -59,19 +59,30 @@ class BatchWriter:
                 cures_of(self._spark, self._views, self._quarantine, last_steps(self._views))
             )
             self._is_settled = True
-        if self._quarantine.requests and not self._shadow:
+        if not self._shadow and (requests := self._answerable_requests()):
             kafka, views = self._pipeline.kafka, self._views
             Redrive(
                 self._spark, kafka, self._quarantine, views, self._writer, self._to_quarantine
-            ).run()
+            ).run(requests)
 
     def redrive_requested(self) -> bool:
-        """Whether there are requests to redrive entries of the sink."""
+        """Whether there are requests that a redrive of the sink can answer now."""
         if self._shadow or not self._quarantine.open:
             return False
         if self._quarantine.has_changed():
             self._quarantine.refresh()
-        return bool(self._quarantine.requests)
+        return bool(self._answerable_requests())
+
+    def _answerable_requests(self) -> list[QuarantineKey]:
+        """The requests for records that the live views have passed. Others stay open: their table
+        waits, or its next batch has them.
+        """
+        live = self._views.plan.live
+        return [
+            request
+            for request in self._quarantine.requests
+            if (position := live.get(request.topic)) and is_before(request, position)
+        ]
 
     def write(self, records: DataFrame, ends: Ends) -> None:
         """Make a batch durable in the sink. Takes records of Spark's Kafka source, and the offsets
