@@ -122,13 +122,15 @@ class ResumePlan:
         return {table.topic: lsn for table in self.tables if (lsn := lsns.get(table.qualified))}
 
     def first_offsets(self) -> dict[str, tuple[int, ...]]:
-        """The first offsets that count, of topics that are read from earlier offsets on."""
-        first_offsets = {}
-        for topic, starts in self.offsets().items():
-            first = self.control.registration.start(topic, self.shapes[topic].topic_id)
-            if any(starts[str(partition)] < offset for partition, offset in enumerate(first)):
-                first_offsets[topic] = first
-        return first_offsets
+        """The first offsets that count, of topics that have dead records: a redrive reads from any
+        offset on.
+        """
+        start = self.control.registration.start
+        return {
+            topic: first
+            for topic, end in self.shapes.items()
+            if (first := start(topic, end.topic_id))
+        }
 
     def no_table_error(self, sink: str) -> CdcError:
         """The error if no table can go on, so that all are blocked."""

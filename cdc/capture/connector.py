@@ -27,6 +27,7 @@ from cdc.migrations.truncation import reset_floors
 from cdc.model.position import Position
 from cdc.model.table import Table
 from cdc.postgres import replication_slot, source, table_survey
+from cdc.quarantine.log import settle_topics
 
 
 @dataclass(frozen=True)
@@ -172,6 +173,8 @@ class _RegistrationAttempt:
         if previous_config is not None and config != previous_config:
             self.connect.put(name, config)
             self.arrival.old_pid = slot.active_pid if slot else None
+        # A redrive would write what they hold over the rows that are sent now.
+        settle_topics(self.topics, self.pipeline, self._new_topics(created) | void_ends.keys())
         # Last: a registration that is killed before this finds the same backfills again.
         next_registration = (self.previous or self.registration).renew(
             self.registration, captured or {}, void_ends, moved=self.server_changed

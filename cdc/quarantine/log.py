@@ -120,6 +120,15 @@ def request_redrive(kafka: Topics, pipeline: Pipeline, entries: Iterable[Quarant
     kafka.write(pipeline.quarantine_topic, [(key, b'{"reason":"asked for"}') for key in keys])
 
 
+def settle_topics(kafka: Topics, pipeline: Pipeline, topics: Collection[str]) -> None:
+    """Settle all entries and requests of topics whose records are dead, or gone: an entry's place
+    doesn't tell one topic of that name from the next.
+    """
+    if topics:
+        entries = [record.entry for record in QuarantineLog(kafka, pipeline).read()]
+        settle_entries(kafka, pipeline, [entry for entry in entries if entry.topic in topics])
+
+
 def settle_entries(kafka: Topics, pipeline: Pipeline, entries: Iterable[QuarantineKey]) -> None:
     """Settle entries and requests: write a tombstone for each."""
     if listed := list(entries):

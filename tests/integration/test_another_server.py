@@ -17,6 +17,7 @@ from cdc.errors import AnotherServer
 from cdc.kafka.topics import Topics
 from cdc.observe.collection import collect
 from cdc.postgres import source
+from cdc.quarantine.log import QuarantineKey, QuarantineLog
 from cdc.sinks.memory import Memory
 from tests.support.postgres import strict_postgres
 from tests.support.shop import TABLES, Shop
@@ -69,7 +70,12 @@ def test_a_server_that_takes_the_place_of_another(shop: Shop, moved: Shop) -> No
     assert "another server" in message
     assert "register --another-server" in message
 
-    register(moved.pipeline, moved.tables, another_server=True)
+    of_former_server = QuarantineKey("cache", moved.table("shop.counters").topic, 0, 0, "1")
+    with Topics(moved.kafka) as topics:
+        quarantine = moved.pipeline.quarantine_topic
+        topics.write(quarantine, [(of_former_server.to_key(), b'{"reason":"too large"}')])
+        register(moved.pipeline, moved.tables, another_server=True)
+        assert not QuarantineLog(topics, moved.pipeline).read(), "a redrive brings its row back"
     assert sorted(change.key["id"] for change in moved.living("shop.counters")) == [6, 7, 8, 9, 10]
     # What went before has higher positions: the twin of a comparison by LSN alone.
     log = moved.log("shop.counters")

@@ -2,11 +2,13 @@
 what repairs it.
 """
 
+import json
 import random
 import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+import httpx
 import psycopg
 import pytest
 
@@ -22,6 +24,7 @@ from cdc.verify import barrier
 from tests.scenarios.test_documents import change, compare, shop
 from tests.scenarios.test_exact import begin
 from tests.scenarios.test_retention import catch_up
+from tests.support import bad_records
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
@@ -96,6 +99,49 @@ def test_partitions_that_were_added_are_told_and_repaired(world: "World") -> Non
     with world.running():
         world.settle()
     world.assert_equal()
+
+
+def test_what_is_in_quarantine_of_a_former_topic_is_settled(world: "World") -> None:
+    """Its places name other records of the new topic, or none: a redrive would write the former row
+    over the present one, or end the stream.
+    """
+    world.sql("CREATE TABLE items (id int PRIMARY KEY, n int)")
+    begin(world, f"{{table: {ITEMS}, partitions: 2}}")
+    alias = f"/{world.name}-{ITEMS}"
+    with (
+        httpx.Client(base_url=world.stack.endpoints.elasticsearch, timeout=30) as search,
+        world.running(),
+    ):
+        world.sql("INSERT INTO items SELECT n, 1 FROM generate_series(1, 40) n")
+        world.settle()
+        # What one index refuses the next one takes.
+        search.put(f"{alias}/_mapping", json={"dynamic": "strict"}).raise_for_status()
+        source = {"schema": "public", "table": "items", "lsn": 2**40, "ts_us": 1}
+        for partition in (0, 1):
+            row = {"id": partition, "n": -1, "more": 1}
+            change = json.dumps({"op": "c", "after": row, "source": source}).encode()
+            key = json.dumps({"id": partition}).encode()
+            bad_records.produce(
+                world.pipeline.kafka, f"{world.name}.{ITEMS}", [(key, change)], partition
+            )
+        world.settle()
+        listed = world.json("quarantine", "list")["quarantine"]
+        assert sorted((entry["sink"], entry["id"]) for entry in listed) == [
+            ("search", "0"),
+            ("search", "1"),
+        ]
+    world.sql("DELETE FROM items WHERE id > 5", "INSERT INTO items VALUES (0, 1)")
+    world.file.write_text(world.file.read_text().replace("partitions: 2", "partitions: 1"))
+    world.cdc("topics", "renew", "--table", ITEMS)
+    for name in ("search", "cache", "warehouse"):
+        world.rebuild(name)
+    with world.running():
+        world.sql("INSERT INTO items SELECT n, 1 FROM generate_series(100, 200) n")
+        world.settle()
+        world.cdc("quarantine", "redrive")
+        world.settle()
+        world.assert_equal()
+        assert world.json("quarantine", "list")["quarantine"] == []
 
 
 def test_partitions_of_a_root_are_changed_together_with_its_views(world: "World") -> None:

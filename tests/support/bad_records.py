@@ -5,14 +5,19 @@ from collections.abc import Iterable
 import kafka
 
 
-def produce(servers: str, topic: str, records: Iterable[tuple[bytes | None, bytes | None]]) -> None:
-    """Append records, as (key, value), to partition 0 of a topic; they are stored on return.
+def produce(
+    servers: str,
+    topic: str,
+    records: Iterable[tuple[bytes | None, bytes | None]],
+    partition: int = 0,
+) -> None:
+    """Append records, as (key, value), to a partition of a topic; they are stored on return.
 
     A compacted topic takes no record without a key, so an empty one stands for it.
     """
     producer = kafka.KafkaProducer(bootstrap_servers=servers, acks="all")
     try:
         for key, value in records:
-            producer.send(topic, key=key, value=value, partition=0).get(10)
+            producer.send(topic, key=key, value=value, partition=partition).get(10)
     finally:
         producer.close()
