@@ -6,7 +6,7 @@ correct.
 """
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import psycopg
@@ -15,7 +15,7 @@ import structlog
 from cdc.config.settings import Pipeline
 from cdc.control import definitions
 from cdc.control.registrations import Captured, Registration, refuse_another, refuse_meaningless
-from cdc.errors import AnotherServer, SettingsError, SourceError, SourceUnavailable
+from cdc.errors import AnotherServer, CdcError, SettingsError, SourceError, SourceUnavailable
 from cdc.model.table import Table
 from cdc.postgres import source, table_survey
 from cdc.postgres.incremental_snapshot import resend
@@ -41,6 +41,15 @@ problems by table.
 def patience_s(pipeline: Pipeline) -> float:
     """How long Postgres may take to describe the tables of a pipeline, in seconds."""
     return PATIENCE_S + len(pipeline.source.tables) * TABLE_S
+
+
+def description_errors(
+    tables: Sequence[Table], problems: Mapping[str, list[str]]
+) -> Iterator[CdcError]:
+    """Make the errors of tables that aren't among those that could be described."""
+    for name in sorted(problems.keys() - {table.qualified for table in tables}):
+        problem, hint = problems[name]
+        yield SourceError(problem, hint=hint, table=name)
 
 
 class SchemaFollower:

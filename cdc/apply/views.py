@@ -4,17 +4,17 @@ In:  the sink, the topics, the control topics, the tables as they are now.
 Out: `ResumePlan`; ConnectorError if the log can't continue a view.
 """
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 import structlog
 
 from cdc.apply.plan import ControlState, ResumePlan
-from cdc.apply.schema_follower import DescribeTables
+from cdc.apply.schema_follower import DescribeTables, description_errors
 from cdc.codec.decode_options import DecodeOptions
 from cdc.config.settings import Pipeline
 from cdc.control.control_topics import Control
-from cdc.errors import CdcError, SinkRejected, SourceError
+from cdc.errors import SinkRejected
 from cdc.generations.registry import GenerationBuild, Generations, Pause, Registry
 from cdc.generations.standby import StandbySink
 from cdc.kafka.log_continuity import Continuity
@@ -149,7 +149,7 @@ class Views:
         others.
         """
         blocked, unheld, waiting = dict(troubled), set(troubled), list[Table]()
-        refusals, fine = list(_unread(tables, troubled)), list[Table]()
+        refusals, fine = list(description_errors(tables, troubled)), list[Table]()
         for table in tables:
             if table.topic not in existing:
                 waiting.append(table)
@@ -297,10 +297,3 @@ def prepare(
         stored = None
     sink.prepare(table)
     return stored
-
-
-def _unread(tables: Sequence[Table], troubled: Mapping[str, list[str]]) -> Iterator[CdcError]:
-    """The errors of tables that can't be described."""
-    for name in sorted(troubled.keys() - {table.qualified for table in tables}):
-        problem, hint = troubled[name]
-        yield SourceError(problem, hint=hint, table=name)

@@ -229,7 +229,7 @@ def test_a_value_is_filled_from_the_view_or_refused() -> None:
 DATED = Table(
     "public",
     "dated",
-    (Column("id", "bigint", False), *map(Column, ("n", "at", "v"), ("integer", "date", "text"))),
+    (Column("id", "bigint"), *map(Column, ("n", "at", "v"), ("integer", "date", "text"))),
     ("id",),
     "t.public.dated",
 )
