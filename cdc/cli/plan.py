@@ -10,7 +10,7 @@ import typer
 from cdc.cli.console import Json, call, out, print_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     from cdc.config.settings import Pipeline
     from cdc.control.change_plan import CurrentState, Plan, Refusal, RequestedState
@@ -80,10 +80,34 @@ def _make_plan(context: "Context") -> "Plan":
         views = examine_views(conn, pipeline, survey)
         troubles: list[CdcError] = [*survey.refused.values(), *views.refused.values()]
         tables = (*survey.tables, *views.tables)
+        troubles += _room_troubles(pipeline, kafka, survey.tables, views.refused)
         state_before = _state_before(
             context, conn, kafka, connect.config(pipeline.pipeline), tables, troubles
         )
         return compare(state_before, _state_after(pipeline, conn, kafka, tables, troubles))
+
+
+def _room_troubles(
+    pipeline: "Pipeline",
+    kafka: "Topics",
+    captured: "Sequence[Table]",
+    refused: "Collection[str]",
+) -> "Iterator[CdcError]":
+    """Find out whether the state of documents has room for what the next run reads. A server that
+    can't be asked leaves that open.
+    """
+    from cdc.errors import SinkError
+    from cdc.sink.factory import build_state
+    from cdc.views.needs import examine_room
+    from cdc.views.state import StateTooLarge
+
+    if pipeline.views:
+        try:
+            examine_room(pipeline, build_state(pipeline), kafka, captured, refused)
+        except StateTooLarge as error:
+            yield error
+        except SinkError:
+            return
 
 
 def _captured(tables: "Sequence[Table]") -> "list[Table]":

@@ -95,17 +95,16 @@ def _rebuilds(context: "Context") -> tuple[dict[str, bool], dict[str, bool]]:
     """Say which tables' topics the next run reads again, and which views it makes again."""
     from cdc.kafka.topics import Topics
     from cdc.sink.factory import build_state
-    from cdc.views.needs import all_needs, rebuilds
+    from cdc.views.needs import all_needs, rebuilds, topic_ids
     from cdc.views.plan import StatePlan
 
     pipeline, state = context.pipeline, build_state(context.pipeline)
     state.plan = StatePlan(context.resolution.views)
-    topics = {view.name: pipeline.view_topic(view.name) for view in state.plan.views}
     sources = [table.topic for table in state.plan.tables]
     with Topics(pipeline.kafka) as kafka:
-        ends = kafka.ends(list(kafka.existing([*topics.values(), *sources])))
+        ends = kafka.ends(list(kafka.existing(sources)))
+        ids = topic_ids(pipeline, state.plan, kafka)
     empty = {topic for topic, end in ends.items() if not any(end.offsets)}
-    ids = {name: ends[topic].topic_id if topic in ends else "" for name, topic in topics.items()}
     return rebuilds(state, all_needs(state.plan, ids), empty)
 
 

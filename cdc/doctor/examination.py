@@ -14,7 +14,7 @@ import structlog
 
 from cdc.capture.configuration import configuration
 from cdc.config.settings import Pipeline
-from cdc.config.view_settings import SCHEMA
+from cdc.config.view_settings import SCHEMA, STATE
 from cdc.connectors.client import Connect
 from cdc.doctor.connect import check_connect, read_connect
 from cdc.doctor.machine import check_clock, check_machine, read_machine
@@ -32,7 +32,9 @@ from cdc.sink.capabilities import Examinable, FitChecker
 from cdc.sink.contract import SchemaMismatch, Sink
 from cdc.sink.factory import build_state
 from cdc.sink.remedy import classify
+from cdc.views.needs import examine_room
 from cdc.views.source_checks import examine_views
+from cdc.views.state import StateTooLarge
 
 log = structlog.get_logger()
 CONSEQUENCES = {
@@ -74,6 +76,8 @@ class Examination:
             ("registration-unreadable", "the registration", self._registration),
             ("machine-unreadable", "this machine", self._machine),
         ]
+        if self.pipeline.views:
+            parts.append(("sink-unreachable", STATE, self._room))
         sinks = [*self.sinks, *([build_state(self.pipeline)] if self.pipeline.state else [])]
         with ThreadPoolExecutor(len(parts) + len(sinks)) as pool:
             answers = [pool.submit(_examine, *part) for part in parts]
@@ -123,6 +127,22 @@ class Examination:
     def _registration(self) -> Iterable[Finding]:
         with closing(TopicsPool()) as pool:
             return find_registration_troubles(self.pipeline, pool)
+
+    def _room(self) -> Iterator[Finding]:
+        """Whether the state of documents has room for what the next run reads."""
+        pipeline = self.pipeline
+        try:
+            with source.connect(pipeline.source.dsn) as conn, Topics(pipeline.kafka) as kafka:
+                survey = table_survey.survey(conn, pipeline)
+                refused = examine_views(conn, pipeline, survey).refused
+                state = build_state(pipeline)
+                risk = examine_room(pipeline, state, kafka, survey.tables, refused)
+        except StateTooLarge as error:
+            yield find_error("state-too-large", STATE, error, sink=STATE)
+        except CdcError:
+            return  # A server that is away is a finding of its own part.
+        else:
+            yield from [risk] if risk else []
 
     def _machine(self) -> Iterator[Finding]:
         yield from check_machine(read_machine(self.state))

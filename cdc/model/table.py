@@ -58,6 +58,16 @@ class Derivation:
 
 
 @dataclass(frozen=True)
+class RowEstimate:
+    """What Postgres takes a table for without reading it: how many rows there are, and by column how
+    many bytes a value takes there on average.
+    """
+
+    rows: int
+    widths: Mapping[str, int]
+
+
+@dataclass(frozen=True)
 class Table:
     """A captured table, or a view of several; `key` names the columns that identify a row, in the
     order of the primary key.

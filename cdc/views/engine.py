@@ -19,6 +19,8 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
+import structlog
+
 from cdc.config.settings import Pipeline
 from cdc.control.heartbeat import last_heartbeat
 from cdc.kafka.log_refusals import missing_topic
@@ -29,7 +31,7 @@ from cdc.sink.contract import positions as checkpoints
 from cdc.sink.lane import Failure
 from cdc.sink.lane_run import freeze_gc_after, reported_error
 from cdc.spark.kafka_source import OffsetRanges, read_ranges
-from cdc.views.needs import all_needs
+from cdc.views.needs import all_needs, require_room
 from cdc.views.plan import StatePlan
 from cdc.views.resolve import Resolution
 from cdc.views.state import State, StateSink, Turn
@@ -51,6 +53,7 @@ HINTS = {
 """What a person can do about a failure, by its kind."""
 Positions = Mapping[str, Position | None]
 """By topic; None: offset zero."""
+log = structlog.get_logger()
 ResolveViews = Callable[[Sequence[Table]], Resolution]
 """Takes the captured tables as they are now."""
 
@@ -86,7 +89,8 @@ class DocumentEngine:
         anything else is.
 
         Raises:
-            TopicMissing: the topic of a view isn't there. CdcError: the state can't be reached.
+            TopicMissing: the topic of a view isn't there. StateTooLarge: what is to be read won't
+            fit; nothing has changed. CdcError: the state can't be reached.
         """
         resolution = self._resolve(captured)
         waits, plan = waiting(resolution.refused), StatePlan(resolution.views)
@@ -99,6 +103,9 @@ class DocumentEngine:
         ends = self._kafka.ends(list(topics.values()))
         needed = all_needs(plan, {name: ends[topics[name]].topic_id for name in topics})
         with self._failures():
+            risk = require_room(self._pipeline, self._sink, plan, needed)
+            if risk is not None:
+                log.warning("state_may_not_fit", sink=self._sink.name, message=risk.message)
             self._sink.adopt(plan, needed, waits)
         return plan.tables, waits
 

@@ -1,18 +1,36 @@
-"""What the rows of a state are stored for, and what a changed file makes again.
+"""What the rows of a state are stored for, what a changed file makes again, and whether there is
+room for it.
 
 In:  a plan. Out: a text for each table, which changes with what its rows are stored for.
 Invariant: a state whose tables have the needs of a plan can make all documents of it.
 """
 
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
-from cdc.model.table import IndexOptions, Table
+import psycopg
+import structlog
+
+from cdc.config.settings import Pipeline
+from cdc.errors import CdcError
+from cdc.kafka.topics import Topics
+from cdc.model.finding import Finding
+from cdc.model.table import IndexOptions, RowEstimate, Table
+from cdc.postgres import source
+from cdc.postgres.row_estimate import estimate_rows
 from cdc.sink.contract import positions
+from cdc.sink.lane import Failure
+from cdc.sink.lane_run import reported_error
+from cdc.sink.remedy import classify
 from cdc.views.plan import Node, StatePlan
+from cdc.views.resolve import resolve
 from cdc.views.rows import narrowed
 from cdc.views.state import StateSink
+
+ESTIMATE_S = 10.0
+"""Seconds in which Postgres has to tell its statistics: a start waits for them."""
+log = structlog.get_logger()
 
 
 def all_needs(plan: StatePlan, topic_ids: Mapping[str, str]) -> dict[str, str]:
@@ -67,3 +85,61 @@ def rebuilds(
     return tables, {
         view.name: any(tables[name] for name in view.topics) for view in sink.plan.views
     }
+
+
+def topic_ids(pipeline: Pipeline, plan: StatePlan, kafka: Topics) -> dict[str, str]:
+    """Read the ids of the views' topics, by view; "" where there is none yet."""
+    topics = {view.name: pipeline.view_topic(view.name) for view in plan.views}
+    ends = kafka.ends(list(kafka.existing(topics.values())))
+    return {name: ends[topic].topic_id if topic in ends else "" for name, topic in topics.items()}
+
+
+def examine_room(
+    pipeline: Pipeline,
+    sink: StateSink,
+    kafka: Topics,
+    captured: Sequence[Table],
+    refused: Collection[str],
+) -> Finding | None:
+    """Say the same as `require_room` of what a run would read now, for the captured tables, without
+    the views that are refused. Raises CdcError alone.
+    """
+    views = resolve(pipeline, captured).views
+    plan = StatePlan(tuple(view for view in views if view.name not in refused))
+    if not plan.views:
+        return None
+    try:
+        return require_room(pipeline, sink, plan, all_needs(plan, topic_ids(pipeline, plan, kafka)))
+    except Failure as failure:
+        raise reported_error(failure.kind, failure.message, {}, sink=sink.name) from None
+
+
+def require_room(
+    pipeline: Pipeline, sink: StateSink, plan: StatePlan, needs: Mapping[str, str]
+) -> Finding | None:
+    """Say whether the state has room for what the next run reads from the topics' start. Changes
+    nothing.
+
+    `needs`: by table of the plan. Returns a warning where there may be too little; None also where
+    Postgres can't be asked for its statistics.
+
+    Raises:
+        StateTooLarge: it won't fit, by far. CdcError, Failure: the state can't be reached.
+    """
+    sink.needs = needs
+    stored = positions(sink, plan.tables)
+    again = [table for table in plan.tables if stored[table.qualified] is None]
+    estimates = _estimates(pipeline, again) if again else {}
+    if not estimates:
+        return None
+    return sink.require_room(plan, [table.qualified for table in again], estimates)
+
+
+def _estimates(pipeline: Pipeline, tables: Sequence[Table]) -> Mapping[str, RowEstimate]:
+    """Estimate tables; none where Postgres can't tell, since a run goes on without it."""
+    try:
+        with source.connect(pipeline.source.dsn) as conn, source.within(conn, ESTIMATE_S):
+            return estimate_rows(conn, tables)
+    except (CdcError, psycopg.Error) as error:
+        log.warning("rows_not_estimated", error=classify(error, "postgres").message)
+        return {}

@@ -3,11 +3,19 @@
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import NamedTuple, Protocol
 
+from cdc.errors import SinkRejected
+from cdc.model.finding import Finding
 from cdc.model.position import ViewCheckpoint
-from cdc.model.table import Table
+from cdc.model.table import RowEstimate, Table
 from cdc.sink.contract import Sink
 from cdc.views.plan import StatePlan, Values, is_key
 from cdc.views.rows import Entries, StoredRow
+
+
+class StateTooLarge(SinkRejected):
+    """The state of documents won't fit into its server, by far."""
+
+    code = "state-too-large"
 
 
 class Chunk(NamedTuple):
@@ -188,6 +196,20 @@ class StateSink(Sink, Protocol):
         current no more whose view isn't in the plan, or whose tables' rows are stored for something
         else: some may be of rows that the state never meets again. May raise Failure of
         `cdc.sink.lane`.
+        """
+
+    def require_room(
+        self, plan: StatePlan, again: Collection[str], estimates: Mapping[str, RowEstimate]
+    ) -> Finding | None:
+        """Compare what the state of a plan will take with the memory of its server, before anything is
+        changed. Called where the rows of some tables, `again`, are to be read from the topics' start.
+
+        `estimates`: of those tables that Postgres knows; others count for nothing. Returns a warning
+        where the rows may not fit. May raise Failure of `cdc.sink.lane`.
+
+        Raises:
+            StateTooLarge: the state would be larger than all of the memory, also if the estimate were
+                much too high.
         """
 
     def open_state(self) -> Callable[[], State]:

@@ -246,6 +246,31 @@ def lose_a_while(history: History, server: StateServer, engine: Engine) -> None:
     bump(history, 3)
 
 
+def test_a_build_that_does_not_fit_is_refused_before_anything_is_changed(
+    history: History, spark: "SparkSession"
+) -> None:
+    """Documents that are there stay noted as current; with enough memory the build goes on."""
+    begin(history, spark)
+    history.do("INSERT INTO lib.books SELECT n, 1, 1 FROM generate_series(100, 20000) n")
+    history.connection.execute("ANALYZE")
+    former = history.sink.open_state()().current()
+    assert former.keys() == {"author_docs"}
+    another = VIEWS.replace("root: lib.authors", "root: lib.authors\n    columns: [version]")
+    history.declare(another.replace("many: true", "many: true, order_by: [version]"), prepare=False)
+    with redis.Redis.from_url(history.url) as server:
+        keys = set(server.scan_iter())
+        server.config_set("maxmemory", 2_000_000)
+        with pytest.raises(SinkRejected, match="doesn't fit into the server at") as refused:
+            Engine(spark, history)
+        assert set(server.scan_iter()) == keys
+        server.config_set("maxmemory", refused.value.hint.split()[-1])
+    assert history.sink.open_state()().current() == former
+    engine = Engine(spark, history)
+    history.apply()
+    engine.work()
+    assert newest(history) == expected(history)
+
+
 def test_case_41_documents_do_not_go_back_with_the_state(
     history: History, server: StateServer, spark: "SparkSession"
 ) -> None:

@@ -5,6 +5,7 @@ Python workers, and of the broker. And topics that can't continue the state.
 import json
 import random
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -20,6 +21,7 @@ from cdc.verify.comparison import Options
 from cdc.verify.verification import verify
 from tests.scenarios.test_documents import cached, change, compare, shop, wait_for_documents
 from tests.scenarios.test_failures import Pause, kill_workers
+from tests.support.cache import cache
 from tests.support.load import load
 from tests.support.shop import read
 from tests.support.wait import wait_until
@@ -176,6 +178,33 @@ def test_a_topic_is_renewed_while_a_run_is_at_work(world: "World", name: str) ->
 def misses(world: "World", topic: str) -> bool:
     """Whether the stream of documents has started without this topic, and says so."""
     return f"There is no topic {topic}" in (world.progress()["documents"].error or "")
+
+
+def test_a_build_that_does_not_fit_ends_alone_before_anything_is_loaded(
+    world: "World", tmp_path: Path
+) -> None:
+    """`run` says so and what helps; tables get into the sink as ever."""
+    with cache(tmp_path / "server") as url, redis.Redis.from_url(url) as server:
+        shop(world, many_customers, state=url)
+        server.config_set("maxmemory", 800_000)
+        ended = world.cdc("run", "--until-caught-up", code=7)
+        assert "doesn't fit into the server at" in ended.stderr
+        assert "state-too-large" in ended.stderr
+        (helpful,) = set(re.findall(r"redis-cli .* CONFIG SET maxmemory (\d+)", ended.stderr))
+        assert server.keys() == []
+        with redis.Redis.from_url(world.cache) as readers:
+            assert readers.exists(f"{world.name}:public.customers:{CUSTOMER}")
+        server.config_set("maxmemory", helpful)
+        world.cdc("run", "--until-caught-up")
+        compare(world)
+
+
+def many_customers(world: "World") -> None:
+    without_other_sinks(world)
+    world.sql(
+        f"INSERT INTO customers SELECT n, 'name', 'x' FROM generate_series({CUSTOMER}, 10_000) n",
+        "ANALYZE",
+    )
 
 
 def delete_unread(world: "World", number: int, before: "Position") -> None:

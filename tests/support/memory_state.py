@@ -9,7 +9,7 @@ from typing import Any
 from cdc.audit.documents.batch_state import BatchState
 from cdc.model.outcome import Advance, Applied
 from cdc.model.position import Position, ViewCheckpoint
-from cdc.model.table import Table
+from cdc.model.table import RowEstimate, Table
 from cdc.sink.contract import Batch, Outcome
 from cdc.sink.fencing import checkpoint_after, must_apply
 from cdc.sink.lane import ChunkLimits, Failure, FoldedRow, Part, Verdicts
@@ -278,6 +278,11 @@ class MemoryDocuments(Memory):
             for view, positions in self.store.reached.items()
         }
         self.store.reached = {view: positions for view, positions in notes.items() if positions}
+
+    def require_room(
+        self, plan: StatePlan, again: Collection[str], estimates: Mapping[str, RowEstimate]
+    ) -> None:
+        """It has no limit."""
 
     def open_state(self) -> Any:
         return lambda: self.store

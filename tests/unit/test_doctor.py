@@ -240,7 +240,7 @@ OTHER_FAULTS: dict[str, Callable[[], Iterable[Finding]]] = {
     "clock-off": lambda: check_clock("Postgres", -3.0),
 }
 FAULTS = {**SOURCE_FAULTS, **CONNECT_FAULTS, **LOG_FAULTS, **OTHER_FAULTS}
-ONLY_WITH_SERVERS = {"view-refused", "view-unfit", "machine-unreadable"}
+ONLY_WITH_SERVERS = {"view-refused", "view-unfit", "state-too-large", "machine-unreadable"}
 
 
 def test_healthy_facts_give_no_finding() -> None:

@@ -11,6 +11,9 @@ SINKS: Mapping[str, Kind] = {
     "view-unfit": Kind(
         "degraded", APPLY, SinkError, "The table waits in this sink until the view is made again."
     ),
+    "state-too-large": Kind(
+        "down", APPLY, SinkError, "`run` makes no document of any view; other sinks go on."
+    ),
     "cache-evicts": Kind(
         "down", APPLY, SinkError, "Rows vanish from the cache, and `run` refuses."
     ),

@@ -5,7 +5,7 @@ state has one generation; what the file's views need of a table is noted beside 
 table of which something else is needed by now is read again from offset zero.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import structlog
@@ -14,7 +14,7 @@ from cdc.config.view_settings import STATE
 from cdc.errors import SinkRejected, SinkUnavailable
 from cdc.model.finding import Finding
 from cdc.model.position import ViewCheckpoint
-from cdc.model.table import RowFormat, Table
+from cdc.model.table import RowEstimate, RowFormat, Table
 from cdc.sink.contract import Batch, Outcome
 from cdc.sink.lane_run import run_on_executors
 from cdc.sinks.redis import capacity, health
@@ -31,6 +31,7 @@ from cdc.sinks.redis.documents.keys import (
     shard_prefix,
 )
 from cdc.sinks.redis.documents.notes import note_field
+from cdc.sinks.redis.documents.room import forecast, require_room
 from cdc.sinks.redis.documents.scripts import FORGET
 from cdc.sinks.redis.documents.state import OpenState
 from cdc.sinks.redis.positions import Positions
@@ -110,6 +111,14 @@ class DocumentState:
         for begin in (row_prefix(self.prefix, name), index_prefix(self.prefix, name)):
             remove_keys(database.keys(begin), database)
         database.ask(lambda server: server.srem(database.names_key, name))
+
+    def require_room(
+        self, plan: StatePlan, again: Collection[str], estimates: Mapping[str, RowEstimate]
+    ) -> Finding | None:
+        """Compare a forecast with what the server tells of its memory."""
+        names = [table.qualified for table in plan.tables]
+        sizes = self.open_state()().sizes(names, ())
+        return require_room(self.url, forecast(plan, self.prefix, sizes, again, estimates), sizes)
 
     def open_state(self) -> OpenState:
         """Return what opens the state in any process."""
