@@ -9,6 +9,7 @@
     |  +- AnotherServer        not the server whose changes the topics hold
     +- ConnectorError       5  Kafka Connect, Debezium, topics
     |  +- KafkaUnavailable     may come back by itself: wait and try again
+    |  |  +- RecordRefused            it is larger than its topic takes, since a setting was lowered
     |  +- TopicMissing         until it is created, or created anew
     +- DecodeError          6  a record that the connector can't have written
     +- SinkError            7  a destination
@@ -103,6 +104,17 @@ class KafkaUnavailable(ConnectorError):
     """The broker can't be reached or asks for time; the same call may succeed later."""
 
     code = "kafka-unreachable"
+    kind = "broker"
+    """What executors report it as: see `cdc.sink.remedy.REPORTED`."""
+
+
+class RecordRefused(KafkaUnavailable):
+    """A topic takes no record as large as this one: its setting was lowered, and the same call succeeds
+    once it is restored.
+    """
+
+    code = "topic-small-records"
+    kind = "topic"
 
 
 class TopicMissing(ConnectorError):

@@ -13,8 +13,8 @@ from types import TracebackType
 
 from cdc.config.settings import Pipeline
 from cdc.errors import ConnectorError
+from cdc.kafka.clients import TIMEOUT_MS, kafka, open_producer, translated_errors
 from cdc.kafka.ledger import Compaction, Ledger
-from cdc.kafka.records import TIMEOUT_MS, kafka, open_producer, translated_errors
 from cdc.kafka.topics import Topics
 from cdc.model.position import Position
 

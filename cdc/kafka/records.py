@@ -7,72 +7,26 @@ many there are.
 """
 
 import contextlib
-import logging
-import socket
 import time
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from cdc.errors import KafkaUnavailable
+from cdc.errors import RecordRefused
+from cdc.kafka.clients import (
+    PAUSE_MS,
+    TIMEOUT_MS,
+    await_written,
+    check_reachable,
+    kafka,
+    open_producer,
+    quick_client,
+    translated_errors,
+)
 from cdc.model.position import Position
 
-# kafka-python reads its schemas through a function that Python 3.11 deprecates, and 3.13 brings
-# back.
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore", DeprecationWarning)
-    import kafka as kafka  # noqa: PLC0414  # the one import of it in the project
-    import kafka.admin
-    import kafka.errors
-    from kafka.net.compat import KafkaNetClient
-
-# It also logs every failed connection attempt as an error of its own; ours says it once.
-logging.getLogger("kafka").setLevel(logging.CRITICAL)
-
-TIMEOUT_MS = 5000
 TIMES_S = 2.0
 NEXT_S = 30.0
-LARGEST_BYTES = 32 * 1024 * 1024
-"""The largest request: the connector's largest record is a third longer in base64."""
-OVERHEAD_BYTES = 100
-"""What the client adds at most to key and value of a record that is alone in its request."""
-PAUSE_MS = 10
-"""How long a client sleeps that doesn't know yet where a topic is; 100 by default."""
-
-
-def quick_client(**settings: Any) -> KafkaNetClient:
-    """Make the connections of a producer or consumer: its `kafka_client`.
-
-    It looks for brokers at its start, and for its first topic `PAUSE_MS` later at the earliest; the
-    library's own, which hands `retry_backoff_ms` to all of its parts but the list of topics, 100 ms
-    later (kafka-python 3.0.12, `KafkaConnectionManager.__init__`).
-    """
-    client = KafkaNetClient(**settings)
-    client.cluster.config["retry_backoff_ms"] = PAUSE_MS
-    return client
-
-
-def open_producer(
-    bootstrap: str, patience_ms: int = TIMEOUT_MS, **settings: Any
-) -> kafka.KafkaProducer:
-    """Open a producer with these settings of its library; it waits for the broker for `patience_ms`
-    at most.
-    """
-    return kafka.KafkaProducer(
-        bootstrap_servers=bootstrap,
-        kafka_client=quick_client,
-        max_block_ms=patience_ms,
-        max_request_size=LARGEST_BYTES,
-        **settings,
-    )
-
-
-def is_sendable(key: bytes, value: bytes | None) -> bool:
-    """Say whether a request has room for a record."""
-    return len(key) + len(value or b"") + OVERHEAD_BYTES <= LARGEST_BYTES
-
-
 RecordAddress = tuple[str, int, int]
 """Topic, partition, offset."""
 
@@ -127,8 +81,15 @@ class Records:
                     compression_type="lz4",
                 )
             futures = [self._producer.send(topic, key=key, value=value) for key, value in records]
-            for future in futures:
-                future.get(timeout=self._patience_s)
+            try:
+                for future in futures:
+                    await_written(topic, future, self._patience_s)
+            except RecordRefused:
+                # The library's producer answers with this refusal from then on, whatever is sent.
+                with contextlib.suppress(kafka.errors.KafkaError):
+                    self._producer.close(timeout=0)
+                self._producer = None
+                raise
 
     def last_record(
         self, topic: str, start: int, end: int, accept: Callable[[Record], bool]
@@ -254,37 +215,3 @@ def _rounds(places: Iterable[RecordAddress], ends: Mapping[str, Position]) -> li
             rounds.append(free)
         free[topic_partition] = offset
     return rounds
-
-
-@contextlib.contextmanager
-def translated_errors(bootstrap: str) -> Iterator[None]:
-    """Translate errors of the client into KafkaUnavailable."""
-    try:
-        yield
-    except (kafka.errors.KafkaTimeoutError, kafka.errors.RequestTimedOutError) as error:
-        raise KafkaUnavailable(
-            f"Kafka at {bootstrap} answers too late: {type(error).__name__}.",
-            hint="it is busy or away: the same command again goes on; a local stack is started by: cdc -p FILE up",
-            server=bootstrap,
-        ) from error
-    except (kafka.errors.KafkaError, OSError, ValueError) as error:
-        raise KafkaUnavailable(
-            f"Kafka at {bootstrap} can't be reached or refuses: {type(error).__name__}.",
-            hint="check `kafka` in the pipeline file; the local stack is started by: cdc -p FILE up",
-            server=bootstrap,
-        ) from error
-
-
-def check_reachable(bootstrap: str) -> None:
-    """Raise OSError if no server listens: a client that can't start leaves sockets and a thread
-    behind.
-    """
-    refusal: OSError = ConnectionRefusedError(bootstrap)
-    for server in bootstrap.split(","):
-        host, _, port = server.strip().rpartition(":")
-        try:
-            with socket.create_connection((host.strip("[]"), int(port)), TIMEOUT_MS / 1000):
-                return
-        except OSError as error:
-            refusal = error
-    raise refusal

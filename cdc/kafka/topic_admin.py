@@ -9,8 +9,9 @@ from typing import Any
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
+from cdc.kafka.clients import TIMEOUT_MS, kafka
 from cdc.kafka.log_refusals import missing_topic
-from cdc.kafka.records import TIMEOUT_MS, Isolation, kafka
+from cdc.kafka.records import Isolation
 from cdc.model.position import Position
 
 UNKNOWN_TOPIC = 3

@@ -11,9 +11,9 @@ from typing import Any
 
 from cdc.config.settings import Pipeline
 from cdc.errors import ConnectorError
+from cdc.kafka.clients import kafka, translated_errors
 from cdc.kafka.ledger import Ledger, TopicShape
 from cdc.kafka.log_refusals import check_shape, missing_topic, renewal, renewed_name
-from cdc.kafka.records import kafka, translated_errors
 from cdc.kafka.topic_admin import TopicAdmin, topic_id
 from cdc.kafka.topic_specs import topic_settings, topic_specs
 from cdc.kafka.topics import Topics, retry_briefly

@@ -12,16 +12,8 @@ from types import TracebackType
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from cdc.errors import ConnectorError
-from cdc.kafka.records import (
-    TIMEOUT_MS,
-    Isolation,
-    Record,
-    RecordAddress,
-    Records,
-    check_reachable,
-    kafka,
-    translated_errors,
-)
+from cdc.kafka.clients import TIMEOUT_MS, check_reachable, kafka, translated_errors
+from cdc.kafka.records import Isolation, Record, RecordAddress, Records
 from cdc.kafka.topic_admin import Replicas, TopicAdmin
 from cdc.model.position import Position
 

@@ -171,7 +171,7 @@ class Chunks:
             try:
                 self._lane.rejection.put(rejections)
             except KafkaUnavailable as error:
-                raise Failure("broker", error.message) from None
+                raise Failure(error.kind, error.message) from None
 
     def _fill_from_view(self, state: PartitionState, lacking: Sequence[FoldedRow]) -> None:
         """Fill rows from what the view stores; reject a row whose values the view doesn't have

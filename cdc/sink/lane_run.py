@@ -25,7 +25,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
     from pyspark.sql.types import StructType
 
-COMMON_HINTS = {"broker": "no action needed; retried automatically; is Kafka up?"}
+COMMON_HINTS = {
+    "broker": "no action needed; retried automatically; is Kafka up?",
+    "topic": "cdc -p FILE topics",
+}
 """Hints by kind of a failure that every sink has."""
 _decode = msgspec.json.Decoder(PartitionOutcome).decode
 In = TypeVar("In")

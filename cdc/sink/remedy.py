@@ -16,6 +16,7 @@ from cdc.errors import (
     DecodeError,
     Fenced,
     KafkaUnavailable,
+    RecordRefused,
     SettingsError,
     SinkBlocked,
     SinkError,
@@ -62,6 +63,7 @@ REMEDIES: Mapping[type[BaseException], Remedy] = {
     # A broker that is away; a topic that is being renewed; what a broker answers that won't change: not
     # allowed, records gone.
     KafkaUnavailable: Remedy.RETRY,
+    RecordRefused: Remedy.RETRY,
     TopicMissing: Remedy.RETRY,
     ConnectorError: Remedy.STOP,
     # Postgres that is away while tables are described; what it says about them.
@@ -96,6 +98,7 @@ REPORTED: Mapping[str, type[CdcError]] = {
     "fenced": Fenced,
     "rewound": PositionLost,
     "broker": KafkaUnavailable,
+    "topic": RecordRefused,
 }
 """Error classes by the kind that executors report: an exception would lose its class on the way."""
 

@@ -19,7 +19,7 @@ from cdc.config.settings import Pipeline
 from cdc.errors import ConnectorError
 from cdc.kafka.records import Record
 from cdc.kafka.topics import Topics
-from cdc.kafka.transactions import pending_records
+from cdc.kafka.transactions import writing_records
 from cdc.model.position import distance
 from cdc.model.table import Table
 from cdc.postgres import source
@@ -61,7 +61,7 @@ def backfill(
         # Tombstones count once the rows are in the log behind them, all or none: a crash at any
         # moment loses nothing.
         tombstones = [(key, None) for key in delete_keys]
-        with pending_records(
+        with writing_records(
             pipeline.kafka,
             transaction_id(pipeline),
             table.topic,

@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from cdc.compose import versions
-from cdc.kafka.records import kafka
+from cdc.kafka.clients import kafka
 
 if TYPE_CHECKING:
     from tests.conftest import Stack

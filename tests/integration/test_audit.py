@@ -15,7 +15,7 @@ from cdc.audit.topic_health import view_flaws
 from cdc.cli import topics as cli_topics
 from cdc.config.settings import Pipeline
 from cdc.errors import DivergenceError
-from cdc.kafka.records import kafka
+from cdc.kafka.clients import kafka
 from cdc.kafka.topic_setup import ensure_topics
 from cdc.kafka.topics import Topics
 from cdc.model.position import Position, ViewCheckpoint

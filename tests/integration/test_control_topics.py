@@ -17,7 +17,8 @@ from cdc.control import registrations
 from cdc.control.control_topics import Control
 from cdc.control.registrations import Registration
 from cdc.errors import KafkaUnavailable
-from cdc.kafka.records import Record, Records, kafka
+from cdc.kafka.clients import kafka
+from cdc.kafka.records import Record, Records
 from cdc.kafka.topic_setup import ensure_topics
 from cdc.kafka.topics import Topics
 from cdc.quarantine.log import QuarantineKey, QuarantineLog, settle_entries

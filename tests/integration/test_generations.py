@@ -27,7 +27,7 @@ from cdc.generations.registry import (
     Rollback,
 )
 from cdc.generations.rollback import rollback, settle_rollback
-from cdc.kafka.records import kafka
+from cdc.kafka.clients import kafka
 from cdc.kafka.topic_setup import ensure_topics
 from cdc.kafka.topics import Topics
 from cdc.model.generation import new_generation

@@ -11,7 +11,7 @@ import pytest
 
 from cdc.config.notify_settings import NotifySettings
 from cdc.config.settings import Pipeline
-from cdc.kafka.records import kafka
+from cdc.kafka.clients import kafka
 from cdc.kafka.topic_setup import ensure_topics
 from cdc.kafka.topics import Topics
 from cdc.model.finding import find

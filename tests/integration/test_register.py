@@ -18,7 +18,7 @@ from cdc.capture.connector import register
 from cdc.connectors.client import Connect
 from cdc.control.heartbeat import first_heartbeat_since
 from cdc.errors import ConnectorError, SourceError
-from cdc.kafka.records import kafka
+from cdc.kafka.clients import kafka
 from cdc.kafka.topic_specs import topic_specs
 from cdc.kafka.topics import Topics
 from cdc.model.position import Position, ViewCheckpoint

@@ -13,7 +13,7 @@ import pytest
 from cdc.connectors.client import Connect
 from cdc.connectors.debezium import TEMPLATE
 from cdc.errors import ConnectorError, SourceError
-from cdc.kafka.records import kafka
+from cdc.kafka.clients import kafka
 from cdc.kafka.topics import Topics
 from cdc.model.table import Table
 from cdc.postgres import truncation_floor

@@ -18,12 +18,13 @@ from cdc.apply.views import Views
 from cdc.config.settings import Pipeline
 from cdc.config.view_settings import STATE
 from cdc.errors import ConnectorError, KafkaUnavailable
-from cdc.kafka import records
+from cdc.kafka import clients, records
 from cdc.kafka.backfills import request_name
+from cdc.kafka.clients import kafka
 from cdc.kafka.log_continuity import Continuity
 from cdc.kafka.log_refusals import Discontinued
 from cdc.kafka.pool import TopicsPool
-from cdc.kafka.records import Record, kafka
+from cdc.kafka.records import Record
 from cdc.kafka.topic_admin import PATIENCE_S, TOPICS_AT_ONCE
 from cdc.kafka.topic_setup import CreatedTopic, ExistingTopic, check_topics, ensure_topics
 from cdc.kafka.topic_specs import topic_specs
@@ -564,10 +565,11 @@ def test_a_new_connection_looks_for_its_first_topic_at_once(
     """
     with Topics(shop.kafka) as topics:
         ensure_topics(topics, shop)
-    took_s: dict[Any, list[float]] = {records.quick_client: [], KafkaNetClient: []}
+    took_s: dict[Any, list[float]] = {clients.quick_client: [], KafkaNetClient: []}
     for number in range(5):
         for turn, (client, seconds) in enumerate(took_s.items()):
-            monkeypatch.setattr(records, "quick_client", client)
+            for module in (clients, records):
+                monkeypatch.setattr(module, "quick_client", client)
             end = 2 * number + turn + 1
             with Topics(shop.kafka) as topics:
                 began = time.monotonic()

@@ -1,14 +1,17 @@
 """The only writer of a name: another one of the same name fences it, however much it is sending."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing, suppress
 from typing import TYPE_CHECKING
 
 import pytest
 
-from cdc.errors import Fenced
-from cdc.kafka.records import LARGEST_BYTES, OVERHEAD_BYTES, is_sendable, kafka
-from cdc.kafka.transactions import Outgoing, TransactionalWriter
+from cdc.errors import Fenced, RecordRefused
+from cdc.kafka.clients import LARGEST_BYTES, OVERHEAD_BYTES, is_sendable, kafka
+from cdc.kafka.topics import Topics
+from cdc.kafka.transactions import Outgoing, TransactionalWriter, writing_records
+from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
     from tests.conftest import Stack
@@ -49,3 +52,40 @@ def test_the_largest_record_is_taken(stack: "Stack", topic: str) -> None:
     assert not is_sendable(b"{.}", record.value)
     writer.write([record])
     writer.close()
+
+
+def test_a_topic_that_takes_smaller_records_is_named_with_its_setting(
+    stack: "Stack", topic: str
+) -> None:
+    """Whoever writes; what is written again once the setting is as before is taken."""
+    key, value = b"{}", os.urandom(2000)
+
+    def reserve() -> None:
+        with writing_records(stack.endpoints.kafka, topic, topic, [(key, value)], 10):
+            pass
+
+    def transact() -> None:
+        with closing(TransactionalWriter(stack.endpoints.kafka, topic)) as writer:
+            writer.write([Outgoing(topic, key, value)])
+
+    def write() -> None:
+        topics.write(topic, [(key, value)])
+
+    def is_taken(attempt: Callable[[], None]) -> bool:
+        with suppress(RecordRefused):
+            attempt()
+            return True
+        return False
+
+    writes: list[Callable[[], None]] = [write, reserve, transact]
+    with Topics(stack.endpoints.kafka) as topics:
+        topics.override({topic: {"max.message.bytes": "1000"}})
+        # A broker goes by a setting a moment after it tells of it.
+        wait_until(lambda: not is_taken(write), 10, "the broker to go by the setting")
+        for attempt in writes:
+            with pytest.raises(RecordRefused, match=f"{topic}.*max.message.bytes") as caught:
+                attempt()
+            assert caught.value.hint == "cdc -p FILE topics"
+        topics.override({topic: {"max.message.bytes": str(LARGEST_BYTES)}})
+        wait_until(lambda: is_taken(write), 10, "the broker to go by the setting")
+        assert all(map(is_taken, writes))

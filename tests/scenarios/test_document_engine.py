@@ -33,9 +33,9 @@ from cdc.errors import (
     SinkRejected,
     UndecidedError,
 )
-from cdc.kafka.records import kafka
+from cdc.kafka.clients import kafka
 from cdc.kafka.topics import Topics
-from cdc.kafka.transactions import Outgoing, pending_records
+from cdc.kafka.transactions import Outgoing, writing_records
 from cdc.model.position import Position
 from cdc.postgres import source
 from cdc.sink.contract import PositionLost
@@ -744,7 +744,7 @@ class ShortRecords(Emission):
 
     def send(self, state: State, report: Report, write: Write) -> None:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("cdc.kafka.records.LARGEST_BYTES", 330)
+            patch.setattr("cdc.kafka.clients.LARGEST_BYTES", 330)
             super().send(state, report, write)
 
 
@@ -836,7 +836,7 @@ def test_a_note_covers_documents_that_readers_are_not_shown_yet(
     engine = begin(history, spark)
     topic = history.pipeline.view_topic("author_docs")
     records = [(b'{"id":%d}' % row_id, None) for row_id in range(100, 150)]
-    with pending_records(history.pipeline.kafka, "other", topic, records, 60):
+    with writing_records(history.pipeline.kafka, "other", topic, records, 60):
         bump(history, 2)
         history.apply()
         engine.work()
@@ -909,7 +909,7 @@ def test_documents_of_what_is_not_committed_in_kafka_are_waited_for(
         place = partial(place_barrier, history.pipeline, topics, [view], 0, WaitOptions(1))
         place()
         behind = pytest.raises(ConnectorError, match=f"documents are behind in {books}")
-        with pending_records(history.pipeline.kafka, "connector", books, records, 60), behind:
+        with writing_records(history.pipeline.kafka, "connector", books, records, 60), behind:
             place()
 
 

@@ -18,7 +18,7 @@ import redis
 
 from cdc import client
 from cdc.errors import SettingsError
-from cdc.kafka.records import kafka as kafka_client
+from cdc.kafka.clients import kafka as kafka_client
 from cdc.kafka.topics import Topics
 from cdc.model.position import distance
 from cdc.runtime.context import Context

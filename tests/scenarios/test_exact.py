@@ -14,7 +14,7 @@ import pytest
 
 from cdc.capture.configuration import placeholder
 from cdc.errors import KafkaUnavailable, SinkUnavailable
-from cdc.kafka.records import kafka
+from cdc.kafka.clients import kafka
 from cdc.kafka.topics import Topics
 from cdc.quarantine.log import QuarantineKey, request_redrive
 from cdc.quarantine.store import SinkQuarantine

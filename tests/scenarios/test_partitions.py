@@ -16,7 +16,7 @@ from cdc import client
 from cdc.audit.compaction import CompactionOptions, compact
 from cdc.connectors.client import Connect
 from cdc.errors import CdcError, ConnectorError
-from cdc.kafka.records import kafka
+from cdc.kafka.clients import kafka
 from cdc.kafka.topic_setup import check_topics, ensure_topics
 from cdc.kafka.topics import Topics
 from cdc.spark.kafka_source import census

@@ -22,7 +22,7 @@ from cdc.codec.decode_options import DecodeOptions
 from cdc.codec.table import codec
 from cdc.config import settings
 from cdc.config.settings import Pipeline
-from cdc.kafka.records import kafka
+from cdc.kafka.clients import kafka
 from cdc.kafka.topic_setup import ensure_topics
 from cdc.kafka.topics import Topics
 from cdc.kafka.transactions import Outgoing

@@ -18,7 +18,7 @@ from cdc.connectors.client import Connect
 from cdc.control.control_topics import Control
 from cdc.control.floors import Floors
 from cdc.errors import CdcError, SourceError
-from cdc.kafka.records import kafka
+from cdc.kafka.clients import kafka
 from cdc.kafka.topics import Topics
 from cdc.model.table import Table
 from cdc.postgres import replication_slot, source, table_survey

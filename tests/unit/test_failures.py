@@ -69,6 +69,7 @@ def error_of(kind: type[CdcError]) -> CdcError:
         (GenerationReplaced("public.orders", "g1", "cache"), Remedy.STOP),
         (error_of(errors.SinkError), Remedy.STOP),
         (error_of(KafkaUnavailable), Remedy.RETRY),
+        (error_of(errors.RecordRefused), Remedy.RETRY),
         (error_of(errors.TopicMissing), Remedy.RETRY),
         (error_of(ConnectorError), Remedy.STOP),
         (error_of(SourceUnavailable), Remedy.RETRY),
@@ -124,6 +125,7 @@ def test_what_executors_report_passes_or_not_by_its_class() -> None:
         "fenced": Remedy.STOP,
         "rewound": Remedy.RESTART,
         "broker": Remedy.RETRY,
+        "topic": Remedy.RETRY,
     }
 
 

@@ -3,8 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc.kafka.partitions import choose_partitions
-from cdc.kafka.records import kafka
+from cdc.kafka.clients import kafka
+from cdc.kafka.transactions import choose_partitions
 
 
 @given(st.lists(st.binary(max_size=100), max_size=50), st.integers(1, 100))

@@ -20,7 +20,7 @@ from itertools import chain
 import msgspec
 
 from cdc.errors import Fenced, KafkaUnavailable
-from cdc.kafka.records import LARGEST_BYTES, is_sendable
+from cdc.kafka.clients import LARGEST_BYTES, is_sendable
 from cdc.kafka.transactions import Outgoing, TransactionalWriter
 from cdc.sink.lane import Failure
 from cdc.views.assemble import Document, assemble
@@ -68,7 +68,7 @@ class Emission:
         except Fenced as error:
             report.failure, report.message = "fenced", error.message
         except KafkaUnavailable as error:
-            report.failure, report.message = "broker", error.message
+            report.failure, report.message = error.kind, error.message
         yield report.encode()
 
     def send(self, state: State, report: Report, write: Write) -> None:

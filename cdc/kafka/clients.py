@@ -1,0 +1,116 @@
+"""Clients of Kafka's library: how they are made, and what their errors are here.
+
+In:  a broker's address. Out: producers and connections; `CdcError`s.
+Invariant: this is the one import of the library in the project.
+"""
+
+import logging
+import socket
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from cdc.errors import KafkaUnavailable, RecordRefused
+
+# kafka-python reads its schemas through a function that Python 3.11 deprecates, and 3.13 brings
+# back.
+with warnings.catch_warnings():
+    warnings.simplefilter("ignore", DeprecationWarning)
+    import kafka as kafka  # noqa: PLC0414
+    import kafka.admin
+    import kafka.errors
+    from kafka.net.compat import KafkaNetClient
+
+# It also logs every failed connection attempt as an error of its own; ours says it once.
+logging.getLogger("kafka").setLevel(logging.CRITICAL)
+
+TIMEOUT_MS = 5000
+LARGEST_BYTES = 32 * 1024 * 1024
+"""The largest request: the connector's largest record is a third longer in base64."""
+OVERHEAD_BYTES = 100
+"""What the client adds at most to key and value of a record that is alone in its request."""
+PAUSE_MS = 10
+"""How long a client sleeps that doesn't know yet where a topic is; 100 by default."""
+
+
+def quick_client(**settings: Any) -> KafkaNetClient:
+    """Make the connections of a producer or consumer: its `kafka_client`.
+
+    It looks for brokers at its start, and for its first topic `PAUSE_MS` later at the earliest; the
+    library's own, which hands `retry_backoff_ms` to all of its parts but the list of topics, 100 ms
+    later (kafka-python 3.0.12, `KafkaConnectionManager.__init__`).
+    """
+    client = KafkaNetClient(**settings)
+    client.cluster.config["retry_backoff_ms"] = PAUSE_MS
+    return client
+
+
+def open_producer(
+    bootstrap: str, patience_ms: int = TIMEOUT_MS, **settings: Any
+) -> kafka.KafkaProducer:
+    """Open a producer with these settings of its library; it waits for the broker for `patience_ms`
+    at most.
+    """
+    return kafka.KafkaProducer(
+        bootstrap_servers=bootstrap,
+        kafka_client=quick_client,
+        max_block_ms=patience_ms,
+        max_request_size=LARGEST_BYTES,
+        **settings,
+    )
+
+
+def is_sendable(key: bytes, value: bytes | None) -> bool:
+    """Say whether a request has room for a record."""
+    return len(key) + len(value or b"") + OVERHEAD_BYTES <= LARGEST_BYTES
+
+
+def await_written(topic: str, record: Any, timeout_s: float) -> None:
+    """Wait until the broker has a record; `record` is what the producer's `send` has returned.
+
+    Raises:
+        RecordRefused: it is too large for the topic. KafkaError.
+    """
+    try:
+        record.get(timeout=timeout_s)
+    except kafka.errors.MessageSizeTooLargeError as error:
+        raise RecordRefused(
+            f"{topic} takes smaller records than it is to hold: its max.message.bytes was lowered.",
+            hint="cdc -p FILE topics",
+            topic=topic,
+        ) from error
+
+
+@contextmanager
+def translated_errors(bootstrap: str) -> Iterator[None]:
+    """Translate errors of the client into KafkaUnavailable."""
+    try:
+        yield
+    except (kafka.errors.KafkaTimeoutError, kafka.errors.RequestTimedOutError) as error:
+        raise KafkaUnavailable(
+            f"Kafka at {bootstrap} answers too late: {type(error).__name__}.",
+            hint="it is busy or away: the same command again goes on; a local stack is started by: cdc -p FILE up",
+            server=bootstrap,
+        ) from error
+    except (kafka.errors.KafkaError, OSError, ValueError) as error:
+        raise KafkaUnavailable(
+            f"Kafka at {bootstrap} can't be reached or refuses: {type(error).__name__}.",
+            hint="check `kafka` in the pipeline file; the local stack is started by: cdc -p FILE up",
+            server=bootstrap,
+        ) from error
+
+
+def check_reachable(bootstrap: str) -> None:
+    """Raise OSError if no server listens: a client that can't start leaves sockets and a thread
+    behind.
+    """
+    refusal: OSError = ConnectionRefusedError(bootstrap)
+    for server in bootstrap.split(","):
+        host, _, port = server.strip().rpartition(":")
+        try:
+            with socket.create_connection((host.strip("[]"), int(port)), TIMEOUT_MS / 1000):
+                return
+        except OSError as error:
+            refusal = error
+    raise refusal
