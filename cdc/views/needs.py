@@ -18,7 +18,7 @@ from cdc.kafka.topics import Topics
 from cdc.model.finding import Finding
 from cdc.model.table import IndexOptions, RowEstimate, Table
 from cdc.postgres import source
-from cdc.postgres.row_estimate import estimate_rows
+from cdc.postgres.column_facts import estimate_rows
 from cdc.sink.contract import positions
 from cdc.sink.lane import Failure
 from cdc.sink.lane_run import reported_error

@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from cdc.cli import console, verbs
-from cdc.postgres.row_estimate import estimate_rows
+from cdc.postgres.column_facts import estimate_rows
 from cdc.sinks.redis.documents.room import EXCESS
 from cdc.views.needs import require_room
 from cdc.views.state import StateTooLarge
