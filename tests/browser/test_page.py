@@ -37,7 +37,20 @@ PRINTER = ["-u", "-c", "print('cache: replay'); print('readers see the new gener
 AWAY = find("kafka-unreachable", "Kafka", "Kafka gives no answer within 4 s.", "cdc -p FILE up")
 SCENES = {"well": good_status(), "stuck": stuck_status(), "away": away_status(AWAY)}
 LOADS = 5
-"""The quickest of so many counts: the machine may be busy during one."""
+"""How often a page is loaded at most until it was painted in time once: the machine may be busy
+during one.
+"""
+LOOKS = [
+    ("well", "phone", "light"),
+    ("well", "desktop", "dark"),
+    ("stuck", "phone", "dark"),
+    ("stuck", "desktop", "light"),
+    ("away", "phone", "light"),
+    ("away", "desktop", "dark"),
+]
+"""Scene, width and scheme: every two of them meet. No rule of the page's style asks for a width and
+a scheme at once.
+"""
 PAINTED = "performance.getEntriesByName('first-contentful-paint').length > 0"
 LOADED = """() => ({
   painted: performance.getEntriesByName("first-contentful-paint")[0].startTime,
@@ -84,6 +97,8 @@ def test_it_is_painted_with_data_within_a_second_and_is_small(
             tab.context.close()
             assert {url for url in tab.requested if not url.startswith(page.url)} == set()
             assert tab.complaints == []
+            if loaded["painted"] < 1000:
+                break
         assert min(painted) < 1000, painted
 
 
@@ -203,11 +218,9 @@ def axe_is_content(tab: Tab) -> None:
     assert results.violations_count == 0, results.generate_report()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", ["phone", "desktop"])
-@pytest.mark.parametrize("scene", SCENES)
+@pytest.mark.parametrize(("scene", "width", "scheme"), LOOKS)
 def test_every_page_is_readable_by_everybody(
-    browser: "Browser", page: ServedPage, scheme: Any, width: str, scene: str
+    browser: "Browser", page: ServedPage, scene: str, width: str, scheme: Any
 ) -> None:
     """Axe has nothing to say, nothing is wider than the window, and there is a picture to look at."""
     page.scene.status = SCENES[scene]
