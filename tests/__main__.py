@@ -16,10 +16,7 @@ from contextlib import suppress
 MOVED = tuple(
     f"tests/scenarios/test_{name}.py"
     for name in (
-        "audit",
-        "backlog",
         "documented_commands",
-        "source_faults",
         "types",
     )
 )
