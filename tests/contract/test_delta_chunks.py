@@ -129,7 +129,7 @@ def live(spark: "SparkSession", unique: str, sink: Delta, monkeypatch: pytest.Mo
     tables = [replace(table(f"{unique}.public.{name}"), name=name) for name in ("one", "two")]
     worlds = [World(table, partitions=3, keys=40) for table in tables]
     warehouse = Warehouse(spark, sink, [world.topic for world in worlds])
-    for turn in range(3):
+    for turn in range(2):
         for number, world in enumerate(worlds):
             world.write(100 * turn + number, 300)
         warehouse.apply(0.6)
