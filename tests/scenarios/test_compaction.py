@@ -102,7 +102,8 @@ def test_compaction_is_forced_and_awaited(world: "World") -> None:
             read: dict[str, tuple[int, ...]] = {}
 
             def note(build: GenerationBuild) -> None:
-                if build.phase not in read:
+                # Postgres reports reads seconds later, so only the phases that are compared ask.
+                if build.phase in ("replay", "catch up", "verify") and build.phase not in read:
                     read[build.phase] = rows_read(world)
 
             world.rebuild("cache", show=note)
