@@ -100,7 +100,7 @@ def test_kill_in_mid_replay_loses_and_doubles_nothing(world: "World") -> None:
     is_over = threading.Event()
 
     def write() -> None:
-        replay(world.dsn, NEXT, NEXT, rate=100, limit=1800)
+        replay(world.dsn, NEXT, NEXT, rate=100, limit=3000)
         is_over.set()
 
     writer = threading.Thread(target=write)
@@ -175,20 +175,17 @@ def test_a_stopped_index_catches_up_alone(world: "World") -> None:
     airport(world, "public.flights")
     with world.running():
         world.settle()
-        writer = threading.Thread(target=lambda: replay(world.dsn, NEXT, NEXT, rate=80, limit=1800))
+        writer = threading.Thread(target=lambda: replay(world.dsn, NEXT, NEXT, rate=80, limit=2400))
         world.stack.servers.stop("elasticsearch")
         try:
             stopped_at = {name: world.offsets(name) for name in ("cache", "warehouse")}
             writer.start()
+            writer.join(20)
+            assert writer.is_alive(), "the replay was over before the index came back"
             for name, offset in stopped_at.items():
                 world.wait_for(name, offset + 200, 30)
-
-            def is_waited_for() -> bool:
-                sinks = world.json("status")["sinks"]
-                return {sink["name"]: sink["state"] for sink in sinks}["search"] == "waiting"
-
-            wait_until(is_waited_for, 30, "the index to be waited for")
-            assert writer.is_alive(), "the replay was over before the index came back"
+            status = world.json("status")
+            assert {sink["name"]: sink["state"] for sink in status["sinks"]}["search"] == "waiting"
         finally:
             world.stack.servers.start("elasticsearch")
         writer.join()
