@@ -419,4 +419,4 @@ def test_a_redrive_tells_what_was_tried_of_what_was_asked_for(world: "World") ->
             answer = world.json("quarantine", "redrive", entry.place)
             assert answer == {"asked": 1, "left": [entry.place], "waiting": not is_tried}
         # Nobody begins anew for a request that can't be answered.
-        assert world.progress()["cache"].restarts == {"quarantine": 1}
+        assert world.progress()["cache"].restarts["quarantine"] == 1
