@@ -509,6 +509,10 @@ def test_a_disk_that_takes_no_more_is_told(harness: Harness, tmp_path: Path) -> 
     assert_right(harness)
 
 
+SPARK = "org.apache.spark.deploy.SparkSubmit"
+"""The class that Spark's Java process runs."""
+
+
 @pytest.mark.parametrize("step", ["build_vectors", "commit"])
 def test_a_disk_that_fills_during_a_merge_is_told(
     harness: Harness, monkeypatch: pytest.MonkeyPatch, step: str
@@ -519,7 +523,8 @@ def test_a_disk_that_fills_during_a_merge_is_told(
     change_everything(harness)
     harness.apply()
     change_everything(harness)
-    (java,) = [child for child in psutil.Process().children() if child.name() == "java"]
+    # Servers of other tests are children, too.
+    (java,) = [child for child in psutil.Process().children() if SPARK in child.cmdline()]
     carried_out, mirror = getattr(jvm, step), Path(folder(harness, "mirror"))
     files = set(mirror.glob("*.parquet"))
 
