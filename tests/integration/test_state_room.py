@@ -65,8 +65,8 @@ def test_an_estimate_is_near_what_the_rows_take(history: History, server: redis.
         lack(history)
     server.config_set("maxmemory", 0)
     history.settle()
-    taken = used_memory(server) - before
-    assert 0.6 * taken < needed(refused.value.message) < EXCESS * taken
+    growth = used_memory(server) - before
+    assert 0.6 * growth < needed(refused.value.message) < EXCESS * growth
 
 
 def test_a_build_is_refused_by_far_warned_of_by_a_little_and_else_nothing(

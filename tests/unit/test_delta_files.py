@@ -42,8 +42,8 @@ def test_a_text_that_parquet_has_no_bound_of_hides_no_row(tmp_path: Path) -> Non
     columns = deltalake.Schema.from_arrow(schema)
     add_files.create(folder, add_files.add_actions([file]), columns, CommitInfo(CLEARED, 1))
     query = deltalake.QueryBuilder().register("t", deltalake.DeltaTable(folder))
-    found = query.execute("SELECT note FROM t WHERE note = 'mango'").read_all()
-    assert found["note"].to_pylist() == ["mango"]
+    rows = query.execute("SELECT note FROM t WHERE note = 'mango'").read_all()
+    assert rows["note"].to_pylist() == ["mango"]
 
 
 def test_a_row_group_of_nulls_leaves_the_bounds_of_the_others(tmp_path: Path) -> None:

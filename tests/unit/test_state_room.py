@@ -49,9 +49,9 @@ def test_rows_that_are_to_be_read_are_as_postgres_estimates_them(plan: StatePlan
 
 def test_rows_that_are_there_count_as_they_are(plan: StatePlan) -> None:
     held = sizes(plan, 1000, 500_000)
-    kept = forecast(plan, "shop", held, [], {NAME: estimate(plan, 10**6)})
-    assert 500_000 + 1000 * KEY < kept.needed < 750_000
-    assert kept.growth == 0
+    retained = forecast(plan, "shop", held, [], {NAME: estimate(plan, 10**6)})
+    assert 500_000 + 1000 * KEY < retained.needed < 750_000
+    assert retained.growth == 0
     # Rows that are read again take the place of those that are there.
     again = forecast(plan, "shop", held, [NAME], {NAME: estimate(plan, 1000)})
     assert again.growth <= 1000 * MARK
