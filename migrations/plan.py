@@ -14,7 +14,7 @@ from itertools import takewhile
 import psycopg
 from psycopg import sql
 
-from cdc.migrations.runner import RECORD, Migration, pending, require_idle, require_logical
+from cdc.migrations.runner import RECORD, Migration, pending, require_capturable, require_idle
 from cdc.migrations.source import (
     LOCK_TIMEOUT,
     SourceRequirements,
@@ -39,7 +39,7 @@ def plan(conn: psycopg.Connection, requirements: SourceRequirements) -> list[Sta
     captured.
     """
     require_idle(conn)
-    require_logical(conn)
+    require_capturable(conn)
     with conn.transaction():
         conn.execute("SET TRANSACTION READ ONLY")
         missing = list(required_statements(conn, requirements, check_source(conn, requirements)))

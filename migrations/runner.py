@@ -20,6 +20,7 @@ import psycopg
 from psycopg.pq import TransactionStatus
 
 from cdc.errors import SourceError
+from cdc.model.source_server import QUERY, server_fault
 
 CONTROL = Path(__file__).parent
 SAMPLE = CONTROL / "sample"
@@ -32,7 +33,6 @@ CREATE TABLE IF NOT EXISTS cdc.migration (
     name text PRIMARY KEY, checksum text NOT NULL, applied_at timestamptz NOT NULL DEFAULT clock_timestamp()
 )
 """
-OLDEST = 140000
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ def migrate(conn: psycopg.Connection, folder: Path = CONTROL) -> list[AppliedMig
     """
     require_idle(conn)
     files = migrations(folder)
-    require_logical(conn)
+    require_capturable(conn)
     try:
         with migration_lock(conn):
             _create_record(conn)
@@ -130,22 +130,13 @@ def require_idle(conn: psycopg.Connection) -> None:
         raise ValueError("the connection is inside a transaction; commit it first")
 
 
-def require_logical(conn: psycopg.Connection) -> None:
-    """Check that the server writes the log that logical decoding needs. Raises SourceError."""
+def require_capturable(conn: psycopg.Connection) -> None:
+    """Check that changes can be captured from the server. Raises SourceError."""
     with conn.transaction():
-        (level,) = conn.execute("SELECT current_setting('wal_level')").fetchone() or ("unknown",)
-    if conn.info.server_version < OLDEST:
-        raise SourceError(
-            f"Postgres {conn.info.server_version // 10000} is too old",
-            code="postgres-too-old",
-            hint=f"use {OLDEST // 10000} or newer",
-        )
-    if level != "logical":
-        raise SourceError(
-            f"wal_level is {level}; change data capture needs logical",
-            code="wal-level",
-            hint="run ALTER SYSTEM SET wal_level = 'logical' as a superuser and restart Postgres",
-        )
+        row = conn.execute(QUERY).fetchone()
+    assert row is not None
+    if fault := server_fault(*row):
+        raise SourceError(fault.message, code=fault.code, hint=fault.hint)
 
 
 @contextmanager

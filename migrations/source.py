@@ -28,7 +28,7 @@ from cdc.migrations.preflight import (
     require_role,
 )
 from cdc.migrations.role import ensure_entry, ensure_heartbeat, ensure_privileges, ensure_role
-from cdc.migrations.runner import migration_lock, require_idle, require_logical
+from cdc.migrations.runner import migration_lock, require_capturable, require_idle
 from cdc.migrations.statement import Outcome, Statement, carry_out
 from cdc.migrations.truncation import ensure_triggers, reset_floors
 
@@ -85,7 +85,7 @@ def prepare_source(conn: psycopg.Connection, requirements: SourceRequirements) -
             been changed.
     """
     require_idle(conn)
-    require_logical(conn)
+    require_capturable(conn)
     try:
         with migration_lock(conn), conn.transaction():
             conn.execute("SELECT set_config('lock_timeout', %s, true)", [LOCK_TIMEOUT])

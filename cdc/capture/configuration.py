@@ -14,6 +14,7 @@ from cdc.control.registrations import Captured
 from cdc.errors import SettingsError
 from cdc.kafka.topic_specs import MAX_MESSAGE_BYTES
 from cdc.migrations import heartbeat_query
+from cdc.model.session_settings import session_options
 from cdc.model.table import Table
 from cdc.postgres.snapshot_query import overrides
 from cdc.postgres.source import parse_dsn
@@ -26,13 +27,14 @@ def configuration(
     pipeline: Pipeline,
     *,
     tables: Sequence[Table],
+    server_version: int,
     cluster_id: str = "",
     unpublished: Mapping[str, Iterable[str]] | None = None,
 ) -> dict[str, str]:
     """Make the whole configuration, passwords included: never print it.
 
-    `unpublished` names, by table, generated columns that the log doesn't carry
-    (`table_survey.unreplicated_columns`).
+    `server_version` is Postgres' `server_version_num`. `unpublished` names, by table, generated
+    columns that the log doesn't carry (`table_survey.unreplicated_columns`).
 
     Raises:
         SettingsError: for a DSN that only libpq can use.
@@ -55,6 +57,8 @@ def configuration(
         "heartbeat.interval.ms": str(int(pipeline.source.heartbeat_s * 1000)),
         "heartbeat.action.query": heartbeat_query(name),
         "unavailable.value.placeholder": placeholder(name, cluster_id),
+        # The driver passes it on for the log as well, where `database.initial.statements` isn't run.
+        "driver.options": session_options(server_version),
         **_database(pipeline),
         **overrides(tables),
     }

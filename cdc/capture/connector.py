@@ -75,7 +75,7 @@ def register(
         Topics(pipeline.kafka, DEADLINE_S) as topics,
         Connect(pipeline.connect) as connect,
     ):
-        source.preflight(conn, pipeline)
+        source.preflight(conn)
         server, previous = source.server(conn), registrations.read(topics, pipeline)
         if not another_server:
             registrations.refuse_another(previous, server, pipeline)
@@ -85,7 +85,11 @@ def register(
         slot = require_ready(conn, pipeline, tables, ours=previous_config is not None)
         unpublished = table_survey.unreplicated_columns(conn, pipeline)
         config = configuration(
-            pipeline, tables=tables, cluster_id=topics.cluster_id(), unpublished=unpublished
+            pipeline,
+            tables=tables,
+            server_version=conn.info.server_version,
+            cluster_id=topics.cluster_id(),
+            unpublished=unpublished,
         )
         connect.validate(config)
         created = [

@@ -172,7 +172,11 @@ def _state_after(
     unpublished = table_survey.unreplicated_columns(conn, pipeline)
     captured = registrations.captured_tables(pipeline, unpublished)
     config = configuration(
-        pipeline, tables=_captured(tables), cluster_id=kafka.cluster_id(), unpublished=unpublished
+        pipeline,
+        tables=_captured(tables),
+        server_version=conn.info.server_version,
+        cluster_id=kafka.cluster_id(),
+        unpublished=unpublished,
     )
     settings = topic_settings(pipeline, [table.topic for table in tables])
     return RequestedState(

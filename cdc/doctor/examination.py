@@ -110,6 +110,7 @@ class Examination:
                     expected = configuration(
                         pipeline,
                         tables=table_survey.survey(conn, pipeline).tables,
+                        server_version=conn.info.server_version,
                         cluster_id=topics.cluster_id(),
                         unpublished=table_survey.unreplicated_columns(conn, pipeline),
                     )

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 from cdc.config.settings import CONTROL_TABLES
 from cdc.doctor.source_facts import PublicationFacts, RoleFacts, SourceFacts
 from cdc.model.finding import Finding, find
+from cdc.model.source_server import server_fault
 from cdc.observe.forecast import find_slot_risk
-from cdc.postgres.source import OLDEST_VERSION
 
 MIGRATE, REGISTER = "cdc -p FILE migrate", "cdc -p FILE register"
 LONG_S = 300.0
@@ -15,7 +15,6 @@ IDLE_BYTES = 1 << 30
 """Bytes of log that an unread slot of somebody else may keep unmentioned."""
 FULL_DISK = 0.1
 """The free share of a disk below which it is a risk."""
-LIMITS = ("statement_timeout", "transaction_timeout", "idle_in_transaction_session_timeout")
 FAILOVER_VERSION = 170000
 
 
@@ -41,16 +40,10 @@ def check_source(facts: SourceFacts) -> Iterator[Finding]:
 
 
 def _check_server(facts: SourceFacts) -> Iterator[Finding]:
-    level = facts.settings.get("wal_level", "logical")
-    if facts.version < OLDEST_VERSION:
-        message = (
-            f"Postgres {facts.version // 10000} is too old: 14 is the oldest that is supported."
-        )
-        yield find("postgres-too-old", "Postgres", message, "SELECT version();")
-    if level != "logical":
-        message = f"The server has wal_level = {level}."
-        fix = "ALTER SYSTEM SET wal_level = 'logical';"
-        yield find("wal-level", "wal_level", message, fix)
+    if fault := server_fault(
+        facts.version, facts.settings["wal_level"], facts.settings["server_encoding"]
+    ):
+        yield find(fault.code, fault.subject, fault.message, fault.hint)
     if facts.in_recovery:
         message = "source.dsn leads to a standby, which takes no heartbeat."
         yield find("source-read-only", "Postgres", message, "SELECT * FROM pg_stat_wal_receiver;")
@@ -74,10 +67,6 @@ def _check_limits(facts: SourceFacts) -> Iterator[Finding]:
         message = f"All of the {senders} senders are at work, so that the connector gets none."
         fix = f"ALTER SYSTEM SET max_wal_senders = {senders + 4};"
         yield find("senders-exhausted", "max_wal_senders", message, fix)
-    if facts.settings.get("wal_sender_timeout") == "0":
-        message = "wal_sender_timeout = 0: a connector whose host has died keeps the slot."
-        fix = "ALTER SYSTEM SET wal_sender_timeout = '60s';"
-        yield find("sender-timeout-off", "wal_sender_timeout", message, fix)
     if facts.settings.get("idle_replication_slot_timeout", "0") != "0":
         minutes = int(facts.settings["idle_replication_slot_timeout"]) // 60
         message = f"A slot that nobody reads for {minutes} minutes is given up."
@@ -142,11 +131,6 @@ def _check_role(name: str, role: RoleFacts | None) -> Iterator[Finding]:
     if role.unreadable:
         message = f"Role {name} may not read (or beat) {', '.join(role.unreadable)}."
         yield find("role-unreadable", name, message, MIGRATE)
-    for limit in role.limits:
-        setting, _, value = limit.partition("=")
-        if setting in LIMITS and value.strip() not in ("0", ""):
-            message = f"{setting} = {value} of role {name} would end a snapshot that takes longer."
-            yield find("role-timeout", name, message, f'ALTER ROLE "{name}" RESET {setting};')
 
 
 def _check_publication(

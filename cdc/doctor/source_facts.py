@@ -19,8 +19,8 @@ from cdc.postgres.source import Connection, parse_dsn
 
 SETTINGS = """
 SELECT name, setting FROM pg_settings WHERE name IN (
-    'wal_level', 'max_replication_slots', 'max_wal_senders', 'max_slot_wal_keep_size',
-    'wal_sender_timeout', 'idle_replication_slot_timeout')
+    'wal_level', 'server_encoding', 'max_replication_slots', 'max_wal_senders', 'max_slot_wal_keep_size',
+    'idle_replication_slot_timeout')
 """
 # to_jsonb reads what older servers lack.
 SLOTS = """
@@ -38,12 +38,6 @@ TRANSACTIONS = """
 SELECT (SELECT extract(epoch FROM clock_timestamp() - min(xact_start))::float8 FROM pg_stat_activity
         WHERE backend_xid IS NOT NULL AND pid <> pg_backend_pid()),
        (SELECT extract(epoch FROM clock_timestamp() - min(prepared))::float8 FROM pg_prepared_xacts)
-"""
-ROLE_LIMITS = """
-SELECT r.rolsuper, ARRAY(SELECT unnest(setconfig) FROM pg_db_role_setting s
-                         WHERE s.setrole = r.oid AND s.setdatabase IN (0, (
-                             SELECT oid FROM pg_database WHERE datname = current_database())))
-FROM pg_roles r WHERE rolname = %s
 """
 # A partition's own identity counts, not that of its partitioned table.
 TABLES = """
@@ -105,8 +99,6 @@ class RoleFacts:
 
     can_replicate: bool = True
     superuser: bool = False
-    limits: tuple[str, ...] = ()
-    """Settings of the role, as `name=value`."""
     unreadable: tuple[str, ...] = ()
     """Tables that it may not read, or not beat."""
 
@@ -224,15 +216,13 @@ def _role(conn: Connection, role: str, tables: list[str]) -> RoleFacts | None:
     row = conn.execute(ROLE, [role]).fetchone()
     if row is None:
         return None
-    superuser, limits = _row(conn, ROLE_LIMITS, [role])
+    (superuser,) = _row(conn, "SELECT rolsuper FROM pg_roles WHERE rolname = %s", [role])
     pairs = [name.split(".", 1) for name in (*tables, *CONTROL_TABLES)]
     schemas, relations = (list(part) for part in zip(*pairs, strict=True))
     unreadable = conn.execute(
         UNREADABLE, {"schemas": schemas, "tables": relations, "role": role}
     ).fetchall()
-    return RoleFacts(
-        row == (True,), superuser, tuple(limits), tuple(name for (name,) in unreadable)
-    )
+    return RoleFacts(row == (True,), superuser, tuple(name for (name,) in unreadable))
 
 
 def _publication(conn: Connection, name: str) -> PublicationFacts | None:

@@ -15,14 +15,14 @@ from typing import Any
 import psycopg
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
-from cdc.config.settings import Pipeline
 from cdc.errors import SettingsError, SourceError, SourceUnavailable
 from cdc.model.causes import UNKNOWN, cause
 from cdc.model.position import Server
+from cdc.model.session_settings import session_options, settings_since
+from cdc.model.source_server import OLDEST_VERSION, QUERY, server_fault
 from cdc.postgres import row_identity
 
 Connection = row_identity.Connection
-OLDEST_VERSION = 140000
 CONNECT_TIMEOUT_S = 5
 # libpq gives no SQLSTATE for a refused login, only the server's text; a server that speaks another
 # language falls through to the general hint.
@@ -59,23 +59,31 @@ FROM pg_control_system()
 
 
 def connect(dsn: str) -> Connection:
-    """Open a connection in autocommit mode.
+    """Open a connection in autocommit mode, with the settings of `cdc.model.session_settings`.
 
     Raises:
         SettingsError: the DSN can't be read. SourceError: the server is down or refuses.
     """
     parameters = parse_dsn(dsn)
-    # Without client_encoding psycopg returns texts of a database in SQL_ASCII as bytes.
-    defaults = {
-        "connect_timeout": str(CONNECT_TIMEOUT_S),
-        "application_name": "cdc",
-        "client_encoding": "UTF8",
-    }
-    settings = {**defaults, **parameters}
     try:
-        return psycopg.connect(make_conninfo("", **settings), autocommit=True)
+        return open_session(dsn)
     except psycopg.OperationalError as error:
         raise _connection_error(str(error), parameters) from None
+
+
+def open_session(dsn: str) -> Connection:
+    """Open the same connection; a server that is down or refuses raises psycopg.OperationalError."""
+    parameters = parse_dsn(dsn)
+    # The last of two options counts, so nothing in the DSN undoes ours.
+    options = f"{parameters.get('options', '')} {session_options(OLDEST_VERSION)}"
+    defaults = {"connect_timeout": str(CONNECT_TIMEOUT_S), "application_name": "cdc"}
+    fixed = {"options": options, "client_encoding": "UTF8"}
+    settings = {**defaults, **parameters, **fixed}
+    conn = psycopg.connect(make_conninfo("", **settings), autocommit=True)
+    # An older server refuses these in `options`, and only now is its version known.
+    for name, value in settings_since(OLDEST_VERSION, conn.info.server_version).items():
+        conn.execute("SELECT set_config(%s, %s, false)", [name, value])
+    return conn
 
 
 @contextmanager
@@ -158,24 +166,9 @@ def server(conn: Connection) -> Server | None:
     return Server(system, timeline) if timeline is not None else None
 
 
-def preflight(conn: Connection, pipeline: Pipeline) -> None:
+def preflight(conn: Connection) -> None:
     """Raise SourceError for a server that can't be captured from."""
-    level = conn.execute("SHOW wal_level").fetchone()
-    assert level is not None
-    check_server(level[0], conn.info.server_version, pipeline.pipeline)
-
-
-def check_server(wal_level: str, version: int, pipeline: str) -> None:
-    """The rule of `preflight`. `version` is `server_version_num`: 140000."""
-    if version < OLDEST_VERSION:
-        raise SourceError(
-            f"Postgres {version // 10000} is too old for pipeline {pipeline}.",
-            code="postgres-too-old",
-            hint="upgrade the server to 14 or later",
-        )
-    if wal_level != "logical":
-        raise SourceError(
-            f"The server has wal_level = {wal_level}; pipeline {pipeline} takes logical.",
-            code="wal-level",
-            hint="ALTER SYSTEM SET wal_level = 'logical', restart the server, then run the command again",
-        )
+    row = conn.execute(QUERY).fetchone()
+    assert row is not None
+    if fault := server_fault(*row):
+        raise SourceError(fault.message, code=fault.code, hint=fault.hint)

@@ -15,7 +15,6 @@ from cdc.model.table import Table
 from cdc.postgres import source
 from cdc.postgres.row_query import row_query
 from cdc.verify.source_rows import (
-    SESSION,
     SourceReader,
     SourceSnapshot,
     begin_in_snapshot,
@@ -95,7 +94,7 @@ def rows_of_group(
 
     def read(parts: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
         for task in (task for part in parts for task in part.column("id").to_pylist()):
-            with psycopg.connect(dsn, options=SESSION, autocommit=True) as connection:
+            with source.open_session(dsn) as connection:
                 yield from throttle(_read_tables(connection, queries[task::tasks], join_sql), rate)
 
     return reader.spark.range(0, tasks, numPartitions=tasks).mapInArrow(read, GROUP_SCHEMA)

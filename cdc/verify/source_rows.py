@@ -30,7 +30,6 @@ CHUNK_BYTES = 8 << 20
 PAGES_PER_TASK = 256
 IDS_PER_QUERY = 1000
 READ_ONLY = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
-SESSION = "-c timezone=UTC -c extra_float_digits=1 -c datestyle=ISO"
 # Of a partitioned table the largest partition: a range of pages is read in all of them.
 PAGES = """
 SELECT coalesce(max(pg_relation_size(t.relid) / current_setting('block_size')::int), 0)::bigint
@@ -129,7 +128,7 @@ class SourceReader:
 
         def read(parts: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
             for task in (task for part in parts for task in part.column("id").to_pylist()):
-                with psycopg.connect(dsn, options=SESSION, autocommit=True) as connection:
+                with source.open_session(dsn) as connection:
                     begin_in_snapshot(connection, join_sql)
                     yield from throttle(copy_rows(connection, queries[task]), rate)
 
@@ -155,7 +154,7 @@ class SourceReader:
 
         def read(parts: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
             row_ids = [key for part in parts for key in part.column("key").to_pylist()]
-            with psycopg.connect(dsn, options=SESSION, autocommit=True) as connection:
+            with source.open_session(dsn) as connection:
                 begin_in_snapshot(connection, join_sql)
                 for start in range(0, len(row_ids), IDS_PER_QUERY):
                     chunk_ids = row_ids[start : start + IDS_PER_QUERY]

@@ -86,7 +86,7 @@ def test_a_source_is_prepared_described_and_decoded(source_dsn: str, unique: str
         connection.execute("SELECT pg_drop_replication_slot(%s)", [unique])
     captured = pipeline(unique, source_dsn, "shop.orders")
     with source.connect(source_dsn) as connection:
-        source.preflight(connection, captured)
+        source.preflight(connection)
         (described,) = table_survey.describe(connection, captured)
     assert described.key == ("id",)
     assert [(column.name, column.type) for column in described.columns] == [

@@ -120,10 +120,6 @@ def test_the_doctor_before_and_after_register(clinic: Clinic) -> None:
             f"REVOKE SELECT ON shop.orders FROM {role}",
             f"GRANT SELECT ON shop.orders TO {role}",
         ),
-        "role-timeout": (
-            f"ALTER ROLE {role} SET statement_timeout = '5min'",
-            f"ALTER ROLE {role} RESET statement_timeout",
-        ),
         "row-security": (
             "ALTER TABLE shop.orders ENABLE ROW LEVEL SECURITY",
             "ALTER TABLE shop.orders DISABLE ROW LEVEL SECURITY",

@@ -174,7 +174,7 @@ def test_a_transaction_that_holds_the_slot_back(
 
 
 def test_a_server_that_is_fit(conn: source.Connection, unique: str) -> None:
-    source.preflight(conn, pipeline(unique, "", "shop.parts"))
+    source.preflight(conn)
 
 
 def test_a_server_without_logical_decoding(guarded: str, unique: str) -> None:
@@ -182,7 +182,7 @@ def test_a_server_without_logical_decoding(guarded: str, unique: str) -> None:
         source.connect(guarded) as conn,
         pytest.raises(SourceError, match="wal_level = replica") as caught,
     ):
-        source.preflight(conn, pipeline(unique, guarded, "shop.parts"))
+        source.preflight(conn)
     assert "ALTER SYSTEM SET wal_level = 'logical'" in caught.value.hint
     assert "restart" in caught.value.hint
 

@@ -65,6 +65,7 @@ def strict_postgres(wal_level: str) -> Iterator[str]:
             secret,
             "-N",
             "--locale=C",
+            "--encoding=UTF8",
         )
         options = f"-p {port} -k {home} -c listen_addresses=127.0.0.1 -c wal_level={wal_level} -c fsync=off"
         run("pg_ctl", "-D", data, "-l", home / "log", "-o", options, "-w", "start")

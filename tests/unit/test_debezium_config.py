@@ -17,6 +17,7 @@ from cdc.model.table import Table
 from tests.support.pipelines import pipeline
 
 DSN = "postgresql://owner:owner-secret@db.example:6432/shop"
+VERSION = 180000
 ORDERS = Table("public", "orders", (), ("id",), "shop.public.orders")
 
 
@@ -25,7 +26,9 @@ def shop(dsn: str = DSN, **settings: object) -> Pipeline:
 
 
 def config(dsn: str = DSN, **settings: object) -> dict[str, str]:
-    return configuration(shop(dsn, **settings), tables=[ORDERS], cluster_id="cluster")
+    return configuration(
+        shop(dsn, **settings), tables=[ORDERS], server_version=VERSION, cluster_id="cluster"
+    )
 
 
 def test_the_promises_are_in_the_template() -> None:
@@ -117,7 +120,9 @@ def test_names_are_patterns_that_match_themselves_only() -> None:
 
 
 def test_excluded_and_unpublished_columns_are_left_out() -> None:
-    properties = configuration(shop(), tables=[ORDERS], unpublished={"public.orders": ("total",)})
+    properties = configuration(
+        shop(), tables=[ORDERS], server_version=VERSION, unpublished={"public.orders": ("total",)}
+    )
     # Debezium splits at a comma unless a backslash stands before it.
     patterns = [
         p.replace(r"\,", ",") for p in re.split(r"(?<!\\),", properties["column.exclude.list"])
@@ -127,7 +132,9 @@ def test_excluded_and_unpublished_columns_are_left_out() -> None:
 
 
 def test_what_a_configuration_captures_can_be_read_from_it() -> None:
-    properties = configuration(shop(), tables=[ORDERS], unpublished={"public.orders": ("total",)})
+    properties = configuration(
+        shop(), tables=[ORDERS], server_version=VERSION, unpublished={"public.orders": ("total",)}
+    )
     other_table = Table("public", "others", (), (), "")
     assert captured_tables(properties, [ORDERS, other_table]) == {
         "public.orders": Captured(("note", "a,b", "total"))
@@ -159,9 +166,9 @@ def test_what_a_configuration_captures_can_be_read_from_it() -> None:
 def test_a_pattern_is_of_one_name_whatever_is_in_it(column: str) -> None:
     """Debezium splits at commas, trims, and compares without case."""
     entry = {"table": "public.orders", "exclude": [column]}
-    pattern_text = configuration(pipeline("shop", DSN, entry), tables=[ORDERS])[
-        "column.exclude.list"
-    ]
+    pattern_text = configuration(
+        pipeline("shop", DSN, entry), tables=[ORDERS], server_version=VERSION
+    )["column.exclude.list"]
     (pattern,) = (part.strip() for part in pattern_text.split(","))
     matching = re.compile(pattern, re.IGNORECASE)
     assert matching.fullmatch(f"public.orders.{column}")
@@ -176,7 +183,9 @@ def test_a_pattern_is_of_one_name_whatever_is_in_it(column: str) -> None:
 
 def test_nothing_excluded_is_no_setting() -> None:
     plain = pipeline("shop", DSN, "public.orders")
-    assert "column.exclude.list" not in configuration(plain, tables=[ORDERS])
+    assert "column.exclude.list" not in configuration(
+        plain, tables=[ORDERS], server_version=VERSION
+    )
 
 
 def test_the_heartbeat_beats_the_pipelines_own_row() -> None:

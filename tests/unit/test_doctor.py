@@ -38,6 +38,7 @@ from tests.support.pipelines import unreachable_file
 TABLE = "public.orders"
 SETTINGS = {
     "wal_level": "logical",
+    "server_encoding": "UTF8",
     "max_replication_slots": "10",
     "max_wal_senders": "10",
     "max_slot_wal_keep_size": "1000",
@@ -95,6 +96,7 @@ IDLE = SlotFacts("old", active=False, retained_bytes=2 << 30)
 SOURCE_FAULTS: dict[str, Callable[[], Iterable[Finding]]] = {
     "postgres-too-old": lambda: source(version=130010),
     "wal-level": lambda: settings(wal_level="replica"),
+    "source-encoding": lambda: settings(server_encoding="SQL_ASCII"),
     "source-read-only": lambda: source(in_recovery=True),
     "slots-exhausted": lambda: source(slots=OTHERS),
     "senders-exhausted": lambda: source(senders=10, slots=(replace(SLOT, active=False),)),
@@ -106,7 +108,6 @@ SOURCE_FAULTS: dict[str, Callable[[], Iterable[Finding]]] = {
     "slot-idle-limit": lambda: settings(idle_replication_slot_timeout="600"),
     "slot-of-others-idle": lambda: source(slots=(SLOT, IDLE)),
     "slot-not-failover": lambda: source(standbys=1),
-    "sender-timeout-off": lambda: settings(wal_sender_timeout="0"),
     "transaction-long": lambda: source(transaction_s=301.0),
     "transaction-prepared": lambda: source(prepared_s=301.0),
     "source-unencrypted": lambda: source(encrypted=False),
@@ -116,7 +117,6 @@ SOURCE_FAULTS: dict[str, Callable[[], Iterable[Finding]]] = {
     "role-unfit": lambda: role(can_replicate=False),
     "role-superuser": lambda: role(superuser=True),
     "role-unreadable": lambda: role(unreadable=(TABLE,)),
-    "role-timeout": lambda: role(limits=("statement_timeout=5min",)),
     "row-security": lambda: table(hidden=True),
     "publication-missing": lambda: source(publication=None),
     "publication-foreign": lambda: publication(owned=False),

@@ -36,7 +36,6 @@ from cdc.observe.status import (
 from cdc.observe.topic_report import find_tombstones_at_risk, measure
 from cdc.postgres import catalog, source
 from cdc.postgres.replication_slot import Slot
-from cdc.postgres.source import check_server
 from tests.support.pipelines import pipeline, position_by_table
 
 TABLE = Table("public", "orders", (), (), "shop.public.orders")
@@ -443,20 +442,6 @@ def test_every_part_that_is_down_is_named_and_the_rest_told() -> None:
     assert all(finding.fix for finding in status.findings)
     assert status.sinks[0].views == (ViewStatus("public.orders", changes=7, at=5.0, generation=""),)
     assert "s3cret" not in json.dumps(status.to_dict())
-
-
-@pytest.mark.parametrize(
-    ("level", "version", "word"),
-    [("replica", 180006, "wal_level"), ("minimal", 150000, "wal_level"), ("logical", 130010, "14")],
-)
-def test_a_server_that_cannot_be_captured_from(level: str, version: int, word: str) -> None:
-    with pytest.raises(SourceError) as caught:
-        check_server(level, version, "shop")
-    assert word in caught.value.message + caught.value.hint
-
-
-def test_a_server_that_can() -> None:
-    check_server("logical", 140000, "shop")
 
 
 class Silent:

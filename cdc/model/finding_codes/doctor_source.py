@@ -9,6 +9,12 @@ POSTGRES: Mapping[str, Kind] = {
     "postgres-too-old": Kind(
         "down", SOURCE, SettingsError, "The connector needs a server of version 14 or later."
     ),
+    "source-encoding": Kind(
+        "down",
+        SOURCE,
+        SourceError,
+        "At a value that is no text the connector restarts without end, so `migrate` refuses.",
+    ),
     "wal-level": Kind(
         "down",
         SOURCE,
@@ -52,12 +58,6 @@ POSTGRES: Mapping[str, Kind] = {
         SourceError,
         "After a failover the slot is missing, and changes are lost to the log.",
     ),
-    "sender-timeout-off": Kind(
-        "warning",
-        SOURCE,
-        SourceError,
-        "The next task can't read the slot until Postgres is restarted.",
-    ),
     "transaction-long": Kind(
         "warning",
         SOURCE,
@@ -100,7 +100,6 @@ POSTGRES: Mapping[str, Kind] = {
     "role-unreadable": Kind(
         "down", SOURCE, SourceError, "The snapshot fails at these tables, so `register` refuses."
     ),
-    "role-timeout": Kind("warning", SOURCE, SourceError, "A snapshot of a large table never ends."),
     "row-security": Kind(
         "degraded", SOURCE, SourceError, "A snapshot leaves rows out without a word."
     ),
