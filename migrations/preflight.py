@@ -63,7 +63,6 @@ class Relation:
     owned: bool
     toastable: bool
     virtual_columns: list[str]
-    inherited: bool
     filtered: bool
     members: list[int]
     key_index: Index | None = None
@@ -92,7 +91,6 @@ SELECT c.oid, n.nspname AS schema, c.relname AS name, c.relkind, c.relpersistenc
        ARRAY(SELECT a.attname::text FROM pg_attribute a
              WHERE a.attrelid = c.oid AND a.attgenerated = 'v' AND NOT a.attisdropped
              ORDER BY a.attnum) AS virtual_columns,
-       c.relkind = 'r' AND EXISTS (SELECT FROM pg_inherits i WHERE i.inhparent = c.oid) AS inherited,
        c.relrowsecurity AND coalesce((
            SELECT bool_or(NOT p.polpermissive)
                OR NOT bool_or(p.polpermissive AND pg_get_expr(p.polqual, p.polrelid) = 'true')
@@ -189,13 +187,6 @@ def _refuse_kind(relation: Relation) -> None:
             hint=f"run ALTER TABLE {table} SET LOGGED"
             if unlogged
             else "create it as a lasting table",
-            table=table,
-        )
-    if relation.inherited:
-        raise SourceError(
-            f"{table} has tables that inherit from it; their rows would come under their own names",
-            code="table-refused",
-            hint="list the child tables instead, or use declarative partitions",
             table=table,
         )
 

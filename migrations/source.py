@@ -222,7 +222,10 @@ def _ensure_publication(
     name = sql.Identifier(pipeline)
     expected = {(relation.schema, relation.name) for relation in captured}
     expected |= {("cdc", table) for table in CONTROL_TABLES}
-    tables = sql.SQL(", ").join(sql.Identifier(*table) for table in sorted(expected))
+    # Without ONLY tables that inherit from them would be published, too.
+    tables = sql.SQL(", ").join(
+        sql.SQL("ONLY {}").format(sql.Identifier(*table)) for table in sorted(expected)
+    )
     options = _options(conn)
     listed = set(
         conn.execute(

@@ -20,6 +20,7 @@ from cdc.kafka.topics import Topics
 from cdc.model.position import Position
 from cdc.model.table import Table
 from cdc.postgres.incremental_snapshot import resend
+from cdc.postgres.row_query import own_rows
 from cdc.postgres.source import Connection
 from cdc.postgres.truncation_floor import raise_floor
 
@@ -119,7 +120,5 @@ def set_floor_before_snapshot(
 
 
 def _has_rows(conn: Connection, table: Table) -> bool:
-    query = sql.SQL("SELECT EXISTS (SELECT FROM {})").format(
-        sql.Identifier(table.schema, table.name)
-    )
+    query = sql.SQL("SELECT EXISTS (SELECT FROM {})").format(own_rows(table))
     return conn.execute(query).fetchone() == (True,)

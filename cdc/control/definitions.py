@@ -1,4 +1,7 @@
-"""Compare definitions of captured tables with the journal, if no event triggers write it.
+"""Compare definitions of captured tables with the journal, whether or not event triggers write it.
+
+Event triggers are sooner, but don't see every change: a command that changes another table than it
+names, and what is done while they are off.
 
 In:  a connection of the tables' owner. Out: entries of `cdc.ddl`, which come through the log like
 an event trigger's.
@@ -30,6 +33,10 @@ SELECT CASE WHEN (SELECT count(*) = 4 FROM pg_event_trigger WHERE evtenabled IN 
             WHEN to_regprocedure('cdc.compare_definitions()') IS NULL THEN 'nothing'
             ELSE 'comparison' END
 """
+COMPARABLE = "SELECT to_regprocedure('cdc.compare_definitions()') IS NOT NULL"
+COMPARABLE = "SELECT to_regprocedure('cdc.compare_definitions()') IS NOT NULL"
+COMPARABLE = "SELECT to_regprocedure('cdc.compare_definitions()') IS NOT NULL"
+COMPARABLE = "SELECT to_regprocedure('cdc.compare_definitions()') IS NOT NULL"
 PARTITIONED = """
 SELECT t.tgrelid FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
 WHERE t.tgfoid = 'cdc.begin_truncation()'::regprocedure AND pg_has_role(c.relowner, 'USAGE') ORDER BY t.tgrelid
@@ -52,12 +59,11 @@ def compare(conn: Connection) -> int:
         SourceError: `cdc migrate` has to run first. psycopg.Error: among others while a table is
             locked.
     """
-    kind = watch(conn)
-    if kind == "event triggers":
-        return 0
-    if kind == "nothing":
+    if conn.execute(COMPARABLE).fetchone() != (True,):
         raise SourceError(
-            "Nothing notes how the captured tables change.", hint="cdc -p FILE migrate"
+            "Nothing compares how the captured tables change: the database was migrated by an older version.",
+            hint="cdc -p FILE migrate",
+            code="control-missing",
         )
     row: tuple[int] | None = conn.execute("SELECT cdc.compare_definitions()").fetchone()
     # In a transaction of its own, because it locks tables: the entries must not depend on the

@@ -85,6 +85,10 @@ class Table:
     index: IndexOptions = field(default=IndexOptions(), hash=False)
     derivation: Derivation | None = None
     """None for a captured table."""
+    has_children: bool = field(default=False, compare=False)
+    """Whether other tables may inherit from it. They are captured under their own names, so its own
+    rows are what `SELECT ... FROM ONLY` has.
+    """
 
     def __hash__(self) -> int:
         """Hash once: a table is looked up for each of its rows."""

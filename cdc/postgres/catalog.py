@@ -27,7 +27,6 @@ SELECT n.nspname::text AS schema, c.relname::text AS name, c.relkind::text AS ki
        (SELECT rn.nspname || '.' || r.relname FROM pg_class r JOIN pg_namespace rn ON rn.oid = r.relnamespace
         WHERE c.relispartition AND r.oid = pg_partition_root(c.oid)) AS root,
        EXISTS (SELECT FROM pg_index i WHERE i.indrelid = c.oid AND i.indisprimary AND i.indimmediate) AS keyed,
-       c.relkind = 'r' AND EXISTS (SELECT FROM pg_inherits i WHERE i.inhparent = c.oid) AS inherited,
        (SELECT e.extname::text FROM pg_depend d JOIN pg_extension e ON e.oid = d.refobjid
         WHERE d.classid = 'pg_class'::regclass AND d.objid = c.oid AND d.deptype = 'e'
               AND d.refclassid = 'pg_extension'::regclass LIMIT 1) AS extension
@@ -58,7 +57,6 @@ class Candidate:
     unlogged: bool = False
     root: str | None = None
     keyed: bool = True
-    inherited: bool = False
     extension: str | None = None
 
     @property
@@ -75,7 +73,6 @@ class Candidate:
             f"a partition of {self.root}, which has its rows": self.root is not None,
             f"of the extension {self.extension}": self.extension is not None,
             "not logged: its rows never reach the log": self.unlogged,
-            "tables inherit from it: list those by name": self.inherited,
             "a topic's name can't have other characters than letters, digits, _ and -": not all(
                 re.fullmatch(TOPIC_CHARACTERS, part) for part in (self.schema, self.name)
             ),
@@ -178,7 +175,7 @@ def refuse_slipped(captured: Iterable[str], choice: Choice, pipeline: Pipeline) 
                 f" {choice.left_out[name]}. Its changes would be lost from then on.",
                 code="table-slipped",
                 hint=f"undo that, or list {name} by its name; or, to give its views up: ALTER PUBLICATION"
-                f" {pipeline.pipeline} DROP TABLE {table}, then cdc -p FILE migrate, and register",
+                f" {pipeline.pipeline} DROP TABLE ONLY {table}, then cdc -p FILE migrate, and register",
                 table=name,
             )
 

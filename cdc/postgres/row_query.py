@@ -36,7 +36,7 @@ def row_query(table: Table, condition: sql.Composable | None = None) -> sql.Comp
     columns = sorted(table.columns, key=lambda column: kind(column.type).raw)
     members = sql.SQL(", ").join([member(column.name) for column in columns])
     query = sql.SQL("SELECT {}, '{{' || array_to_string(ARRAY[{}], ',') || '}}' FROM {}").format(
-        identity(table), members, _relation(table)
+        identity(table), members, own_rows(table)
     )
     return query + sql.SQL(" WHERE ") + condition if condition else query
 
@@ -46,13 +46,16 @@ def source_names(table: Table) -> list[str]:
     return [name for name, _ in table.derivation.tables] if table.derivation else [table.qualified]
 
 
-def _relation(table: Table) -> sql.Composable:
-    """Build what the rows are selected from: the table, or the query of a view."""
+def own_rows(table: Table) -> sql.Composable:
+    """Build what the rows are selected from: the table without its children, or the query of a
+    view.
+    """
     if table.derivation:
         # The text is of the pipeline's own making, see `cdc.views.sql`.
         query = sql.SQL(table.derivation.query)
         return sql.SQL("({}) AS {}").format(query, sql.Identifier(table.name))
-    return sql.Identifier(table.schema, table.name)
+    only = sql.SQL("ONLY " if table.has_children else "")
+    return only + sql.Identifier(table.schema, table.name)
 
 
 def identity(table: Table) -> sql.Composable:

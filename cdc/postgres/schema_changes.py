@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from cdc.postgres.table_definition import ColumnDefinition, Definition
+from cdc.postgres.table_definition import ColumnDefinition, Definition, TypeDefinition
 from cdc.postgres.type_change import same_text
 
 Impact = Literal["none", "refresh", "cleanse", "gone"]
@@ -206,16 +206,37 @@ def _column_changed(was: ColumnDefinition, now: ColumnDefinition, table: str) ->
     column = f"column {now.name} of {table}"
     if was.name != now.name:
         yield "refresh", f"column {was.name} of {table} was renamed to {now.name}"
+    # A key of another form is another key, in another partition.
+    impact: Impact = "refresh" if now.key is None else "cleanse"
     if not same_text(was.type, now.type):
-        # A key of another form is another key, in another partition.
-        yield "refresh" if now.key is None else "cleanse", f"{column} has another type"
+        yield impact, f"{column} has another type"
+    elif was.types is not None and now.types is not None:
+        yield from ((impact, reason) for reason in _types_changed(was.types, now.types, column))
     elif was.labels is not None and not set(was.labels) <= set(now.labels or ()):
-        yield "refresh" if now.key is None else "cleanse", f"a label of {column} was renamed"
+        yield impact, f"a label of {column} was renamed"
     elif was.attributes is not None and was.attributes != now.attributes:
-        yield (
-            "refresh" if now.key is None else "cleanse",
-            f"the composite type of {column} was changed",
-        )
+        yield impact, f"the composite type of {column} was changed"
+
+
+def _types_changed(
+    was: Sequence[TypeDefinition], now: Sequence[TypeDefinition], column: str
+) -> Iterator[str]:
+    """Reasons why values of a column read differently, though its type has the same name.
+
+    A label is known by its oid: two labels may change places.
+    """
+    current = {part.oid: part for part in now}
+    for old in was:
+        new = current.get(old.oid)
+        if new is None:
+            yield f"a part of the type of {column} is another one"
+            continue
+        if any(new.labels.get(oid) != label for oid, label in old.labels.items()):
+            yield f"a label of {column} was renamed"
+        if new.attributes != old.attributes:
+            yield f"the composite type of {column} was changed"
+        if new.base != old.base:
+            yield f"the domain of {column} has another base"
 
 
 def _compare_partitions(

@@ -10,11 +10,13 @@ have the rows.
 import json
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from psycopg import sql
 
 from cdc.model.pg_types import base_type
 from cdc.model.table import Table
+from cdc.postgres.row_query import own_rows
 from cdc.postgres.snapshot_query import query
 from cdc.postgres.source import Connection
 
@@ -38,6 +40,14 @@ CURRENT = """
 (xmax = '0' OR cdc.is_current({}, tableoid, ctid, xmax, (SELECT pg_current_snapshot())))
 """.strip()
 """The rows of a table that the log has no later change of, as a condition on a statement over it."""
+
+CHILDREN = """
+SELECT c.relkind = 'r', c.relkind = 'r' AND c.relhassubclass
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s AND c.relname = %s
+"""
+# An incremental snapshot reads the rows of tables that inherit from this one as well. One may be
+# created after the request, so every request leaves them out.
+OWN = "tableoid = {}::regclass"
 
 MARKS = ("cdc.signal", "cdc.heartbeat")
 """The tables that a mark comes from: beside the log the request's own row, with the log held up a
@@ -67,36 +77,42 @@ def request(conn: Connection, table: Table, id: str, where: sql.Composable | Non
     """
     name = table.qualified
     columns = conn.execute(COLUMNS, [name]).fetchall()
-    uncarried = _has_uncarried_dates(
-        conn, name, [column for column, kind, _ in columns if kind == "date"]
+    plain, has_children = conn.execute(CHILDREN, [table.schema, table.name]).fetchone() or (
+        True,
+        False,
     )
+    table = replace(table, has_children=has_children)
+    dates = [column for column, kind, _ in columns if kind == "date"]
+    uncarried = _has_uncarried_dates(conn, table, dates)
     stored = any(generated == "s" for _, _, generated in columns)
     uncompared = any(base_type(table.column(name).type) in UNCOMPARED for name in table.key)
     concurrent_mark, blocking_mark = MARKS
     if not (uncarried or uncompared or (stored and conn.info.server_version >= 180000)):
-        relation = sql.Identifier(table.schema, table.name)
-        current = sql.SQL(CURRENT).format(sql.Literal(relation.as_string(None)))
+        literal = sql.Literal(sql.Identifier(table.schema, table.name).as_string(None))
+        conditions = [sql.SQL("({})").format(where)] if where else []
+        conditions += [sql.SQL(OWN).format(literal)] if plain else []
+        conditions += [sql.SQL(CURRENT).format(literal)]
         return _data(
             "incremental",
             {
-                name: sql.SQL("({}) AND {}").format(where, current) if where else current,
+                name: sql.SQL(" AND ").join(conditions),
                 concurrent_mark: sql.SQL("id = {}").format(sql.Literal(id)),
             },
         )
     selection = query(table) + (sql.SQL(" WHERE ") + where if where else sql.SQL(""))
     mark = sql.SQL("SELECT {} AS pipeline, 0 AS beat, now() AS at").format(sql.Literal(id))
-    return _data("blocking", {name: selection if uncarried or where else None, blocking_mark: mark})
+    own_query = uncarried or where or has_children
+    return _data("blocking", {name: selection if own_query else None, blocking_mark: mark})
 
 
-def _has_uncarried_dates(conn: Connection, table: str, dates: Sequence[str]) -> bool:
+def _has_uncarried_dates(conn: Connection, table: Table, dates: Sequence[str]) -> bool:
     if not dates:
         return False
     condition = sql.SQL(" OR ").join(
         sql.SQL(UNCARRIED_DATE).format(sql.Identifier(column)) for column in dates
     )
-    relation = sql.Identifier(*table.split(".", 1))
     row = conn.execute(
-        sql.SQL("SELECT EXISTS (SELECT FROM {} WHERE {})").format(relation, condition)
+        sql.SQL("SELECT EXISTS (SELECT FROM {} WHERE {})").format(own_rows(table), condition)
     ).fetchone()
     return row == (True,)
 

@@ -6,15 +6,33 @@ Invariant: pure; entries that earlier versions of the journal wrote are read, wi
 
 import json
 from base64 import b64decode
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from cdc.errors import DecodeError
 
 
 @dataclass(frozen=True)
+class TypeDefinition:
+    """A type that values of a column are made of. `labels`: of an enum, by the oid that a row holds.
+
+    `base`: of a domain; `attributes`: of a composite type, each with its type.
+    """
+
+    oid: int
+    base: str | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+    attributes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class ColumnDefinition:
-    """One column in the journal; `number` survives a rename, and is None in old entries."""
+    """One column in the journal; `number` survives a rename, and is None in old entries.
+
+    `labels` and `attributes` are those of the outermost type. `types` are its parts at any depth,
+    and None in old entries.
+    """
 
     name: str
     type: str
@@ -24,6 +42,7 @@ class ColumnDefinition:
     key: int | None = None
     labels: tuple[str, ...] | None = None
     attributes: tuple[str, ...] | None = None
+    types: tuple[TypeDefinition, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -94,8 +113,23 @@ def _columns(columns: list[dict[str, Any]] | None) -> tuple[ColumnDefinition, ..
             key=column.get("key"),
             labels=_tuple(column.get("labels")),
             attributes=_tuple(column.get("attributes")),
+            types=_types(column.get("types")),
         )
         for column in columns
+    )
+
+
+def _types(types: list[dict[str, Any]] | None) -> tuple[TypeDefinition, ...] | None:
+    if types is None:
+        return None
+    return tuple(
+        TypeDefinition(
+            oid=part["oid"],
+            base=part.get("base"),
+            labels=part.get("labels", {}),
+            attributes=tuple(part.get("attributes", ())),
+        )
+        for part in types
     )
 
 

@@ -19,7 +19,8 @@ from cdc.postgres import catalog, row_identity
 from cdc.postgres.source import Connection
 
 TABLES = """
-SELECT c.oid, c.relkind::text FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+SELECT c.oid, c.relkind::text, c.relkind = 'r' AND c.relhassubclass
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname = %s AND c.relname = %s
 """
 # All columns: the connector also checks those that are excluded.
@@ -175,7 +176,7 @@ def _describe(
     relation = conn.execute(TABLES, [schema, name]).fetchone()
     if relation is None:
         raise _no_such_table(conn, entry.table)
-    oid, kind = relation
+    oid, kind, has_children = relation
     _check_kind(entry.table, kind)
     unique = row_identity.key_index(conn, oid, entry.table, entry.key)
     key = entry.key or tuple(unique.columns)
@@ -185,7 +186,8 @@ def _describe(
     _check_exclude(entry, [column.name for column in columns], key)
     captured = tuple(column for column in columns if column.name not in entry.exclude)
     index = IndexOptions(entry.index.fields, entry.index.settings)
-    table = Table(schema, name, captured, key, pipeline.topic(entry.table), index=index)
+    topic = pipeline.topic(entry.table)
+    table = Table(schema, name, captured, key, topic, index=index, has_children=has_children)
     collisions = column_names.case_collisions(name for (name,) in conn.execute(NAMES, [oid]))
     if error := column_names.refusal_error(table, lambda table: [*collisions, *refusals(table)]):
         raise error

@@ -24,7 +24,7 @@ from cdc.model.position import distance
 from cdc.model.table import Table
 from cdc.postgres import source
 from cdc.postgres.incremental_snapshot import resend
-from cdc.postgres.row_query import id_condition, text_condition
+from cdc.postgres.row_query import id_condition, own_rows, text_condition
 from cdc.postgres.snapshot_request import MARKS
 
 IDS_PER_REQUEST = 200
@@ -114,9 +114,8 @@ def _find_rows(
 
 
 def _count_rows(conn: source.Connection, table: Table, condition: sql.Composable) -> int:
-    name = sql.Identifier(table.schema, table.name)
     row = conn.execute(
-        sql.SQL("SELECT count(*) FROM {} WHERE {}").format(name, condition)
+        sql.SQL("SELECT count(*) FROM {} WHERE {}").format(own_rows(table), condition)
     ).fetchone()
     assert row is not None
     return int(row[0])

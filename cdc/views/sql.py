@@ -48,7 +48,8 @@ def _select(
     joins: Sequence[str],
     conditions: Sequence[str],
 ) -> str:
-    name = f"{quoted_name(table.schema)}.{quoted_name(table.name)}"
+    only = "ONLY " if table.has_children else ""
+    name = f"{only}{quoted_name(table.schema)}.{quoted_name(table.name)}"
     where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
     return f"SELECT {', '.join(columns)} FROM {' '.join([f'{name} AS {alias}', *joins])}{where}"
 

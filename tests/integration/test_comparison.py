@@ -1,11 +1,10 @@
-"""Definitions where no event trigger journals them: compared with the journal, what differs is
-noted.
-"""
+"""Definitions that no event trigger journals: compared with the journal, what differs is noted."""
 
 import json
+import threading
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import psycopg
@@ -42,16 +41,26 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 @pytest.fixture
 def conn(postgres_dsn: str, unique: str) -> Iterator[Connection]:
     """A prepared source without event triggers, that has been looked at."""
-    with psycopg.connect(postgres_dsn, autocommit=True) as connection:
-        connection.execute(SHOP)
-        migrate(connection)
-        requirements = SourceRequirements(
-            unique, [("shop", "orders"), ("shop", "parts")], f"{unique}_replication", key_index
-        )
-        prepare_source(connection, requirements)
-        for name in EVENT_TRIGGERS:
-            connection.execute(sql.SQL("DROP EVENT TRIGGER {}").format(sql.Identifier(name)))
+    with prepared(postgres_dsn, unique, SHOP, *CAPTURED) as connection:
+        drop_event_triggers(connection)
         assert definitions.compare(connection) == 0
+        yield connection
+
+
+def drop_event_triggers(connection: Connection) -> None:
+    for name in EVENT_TRIGGERS:
+        connection.execute(sql.SQL("DROP EVENT TRIGGER {}").format(sql.Identifier(name)))
+
+
+@contextmanager
+def prepared(dsn: str, unique: str, schema: str, *tables: str) -> Iterator[Connection]:
+    """A source as `cdc migrate` prepares it, with event triggers."""
+    with psycopg.connect(dsn, autocommit=True) as connection:
+        connection.execute(schema.encode())
+        migrate(connection)
+        pairs = [(table.split(".")[0], table.split(".")[1]) for table in tables]
+        requirements = SourceRequirements(unique, pairs, f"{unique}_replication", key_index)
+        prepare_source(connection, requirements)
         yield connection
         role = sql.Identifier(requirements.role)
         connection.execute(
@@ -73,11 +82,11 @@ def history(conn: Connection) -> list[Definition]:
     return [entry for entry in entries if entry]
 
 
-def verdicts(conn: Connection) -> list[tuple[str, str]]:
+def verdicts(conn: Connection, *captured: str) -> list[tuple[str, str]]:
     """Return what became of captured tables, without entries that mean nothing for their rows."""
     return [
         (consequence.table, consequence.kind)
-        for consequence in consequences(history(conn), CAPTURED)
+        for consequence in consequences(history(conn), captured or CAPTURED)
         if consequence.kind != "none"
     ]
 
@@ -298,3 +307,283 @@ def test_a_table_that_stays_locked_is_not_waited_for(conn: Connection, postgres_
     assert verdicts(conn) == []
     definitions.compare(conn)
     assert verdicts(conn) == [(ORDERS, "refresh")]
+
+
+# A table's rows also change by a command that names another table or type, by one that no event
+# trigger sees, or by none.
+
+MOODS = """
+CREATE SCHEMA shop;
+CREATE TYPE shop.mood AS ENUM ('good', 'bad');
+CREATE DOMAIN shop.state AS shop.mood;
+CREATE DOMAIN shop.checked AS shop.state NOT NULL;
+CREATE TYPE shop.span AS RANGE (subtype = shop.mood);
+CREATE TYPE shop.pair AS (m shop.mood, n int);
+CREATE TYPE shop.nested AS (p shop.pair[], t text);
+CREATE DOMAIN shop.pairs AS shop.pair;
+"""
+KINDS = (
+    "mood",
+    "mood[]",
+    "state",
+    "state[]",
+    "pair",
+    "pair[]",
+    "pairs",
+    "nested",
+    "span",
+    "span[]",
+    "span_multirange",
+)
+MADE_OF_PAIRS = ("pair", "pair[]", "pairs", "nested")
+DEEP = {kind: f"shop.{kind.replace('[]', '_list')}_rows" for kind in KINDS}
+"""For each type that is a mood or made of moods, a table with a column of it."""
+RENAMED = "ALTER TYPE shop.mood RENAME VALUE 'bad' TO 'worse'"
+"""Seen by an event trigger."""
+OVERWRITTEN = "UPDATE pg_enum SET enumlabel = 'worse' WHERE enumlabel = 'bad'"
+EXCHANGED = """
+UPDATE pg_enum SET enumlabel = 'other' WHERE enumlabel = 'bad';
+UPDATE pg_enum SET enumlabel = 'bad' WHERE enumlabel = 'good';
+UPDATE pg_enum SET enumlabel = 'good' WHERE enumlabel = 'other'
+"""
+
+
+def deep_schema() -> str:
+    tables = (
+        f"CREATE TABLE {table} (id int PRIMARY KEY, m shop.{kind});" for kind, table in DEEP.items()
+    )
+    return MOODS + "".join(tables)
+
+
+@pytest.mark.parametrize(
+    ("change", "watched"),
+    [(RENAMED, True), (RENAMED, False), (OVERWRITTEN, True), (EXCHANGED, True)],
+)
+def test_a_label_changes_at_any_depth(
+    postgres_dsn: str, unique: str, change: str, watched: bool
+) -> None:
+    tables = list(DEEP.values())
+    with prepared(postgres_dsn, unique, deep_schema(), *tables) as conn:
+        if not watched:
+            drop_event_triggers(conn)
+        assert definitions.compare(conn) == 0
+        # A new label changes no row.
+        conn.execute("ALTER TYPE shop.mood ADD VALUE 'fair' BEFORE 'bad'")
+        definitions.compare(conn)
+        assert verdicts(conn, *tables) == []
+        conn.execute(change.encode())
+        if change != RENAMED or not watched:
+            assert verdicts(conn, *tables) == []
+            definitions.compare(conn)
+        assert sorted(verdicts(conn, *tables)) == sorted((name, "refresh") for name in tables)
+        assert definitions.compare(conn) == 0
+
+
+def test_without_depth_a_label_below_a_domain_changes_unseen(
+    postgres_dsn: str, unique: str
+) -> None:
+    """The twin: a fingerprint that ends at the column's own type."""
+    table = DEEP["state"]
+    with prepared(postgres_dsn, unique, deep_schema(), table) as conn:
+        conn.execute(
+            "CREATE OR REPLACE FUNCTION cdc.types_below(root oid) RETURNS SETOF oid LANGUAGE sql AS 'SELECT root'"
+        )
+        definitions.compare(conn)
+        entries = verdicts(conn, table)
+        conn.execute(RENAMED.encode())
+        definitions.compare(conn)
+        assert verdicts(conn, table) == entries
+
+
+def test_a_composite_type_gets_an_attribute_at_any_depth(postgres_dsn: str, unique: str) -> None:
+    tables = [DEEP[kind] for kind in MADE_OF_PAIRS]
+    with prepared(postgres_dsn, unique, deep_schema(), *tables) as conn:
+        conn.execute("ALTER TYPE shop.pair ADD ATTRIBUTE more int")
+        assert sorted(verdicts(conn, *tables)) == sorted((name, "refresh") for name in tables)
+        assert definitions.compare(conn) == 0
+
+
+def test_a_label_of_the_key_below_a_domain_moves_rows(postgres_dsn: str, unique: str) -> None:
+    schema = f"{MOODS}; CREATE TABLE shop.moods (m shop.checked PRIMARY KEY)"
+    with prepared(postgres_dsn, unique, schema, "shop.moods") as conn:
+        conn.execute(RENAMED.encode())
+        assert verdicts(conn, "shop.moods") == [("shop.moods", "cleanse")]
+
+
+FAMILY = """
+CREATE SCHEMA shop;
+CREATE TABLE shop.parent (id int PRIMARY KEY, n int, v text);
+CREATE TABLE shop.child (PRIMARY KEY (id)) INHERITS (shop.parent);
+CREATE TABLE shop.grandchild (PRIMARY KEY (id)) INHERITS (shop.child);
+CREATE TABLE shop.parts (id int PRIMARY KEY, n int, v text) PARTITION BY RANGE (id);
+CREATE TABLE shop.part PARTITION OF shop.parts FOR VALUES FROM (0) TO (10);
+INSERT INTO shop.child VALUES (1, 1, 'a'); INSERT INTO shop.grandchild VALUES (2, 1, 'a');
+INSERT INTO shop.parts VALUES (3, 1, 'a');
+"""
+HEIRS = ("shop.child", "shop.grandchild", "shop.part")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "ALTER TABLE {} ADD COLUMN w int NOT NULL DEFAULT 7",
+        "ALTER TABLE {} RENAME COLUMN n TO number",
+        "ALTER TABLE {} ALTER n TYPE text USING 'n' || n",
+    ],
+)
+@pytest.mark.parametrize("watched", [True, False])
+def test_a_change_of_the_parent_is_one_of_its_children(
+    postgres_dsn: str, unique: str, change: str, watched: bool
+) -> None:
+    """Also of a partition that is captured by itself."""
+    with prepared(postgres_dsn, unique, FAMILY, *HEIRS) as conn:
+        if not watched:
+            drop_event_triggers(conn)
+        assert definitions.compare(conn) == 0
+        conn.execute(change.format("shop.parent").encode())
+        conn.execute(change.format("shop.parts").encode())
+        if not watched:
+            definitions.compare(conn)
+        changed = set(verdicts(conn, *HEIRS))
+        assert changed == {(table, "refresh") for table in HEIRS}
+        newest = {entry.table: entry for entry in history(conn)}
+        names = {column.name for column in newest["shop.child"].columns or ()}
+        assert names == {name for (name,) in conn.execute(COLUMN_NAMES)}
+        assert definitions.compare(conn) == 0
+
+
+def test_without_its_heirs_a_change_of_the_parent_is_unseen(postgres_dsn: str, unique: str) -> None:
+    """The twin: an event trigger that notes what the command names, and nobody who looks."""
+    with prepared(postgres_dsn, unique, FAMILY, "shop.child") as conn:
+        conn.execute(
+            "CREATE OR REPLACE FUNCTION cdc.captured_heirs(relations oid[]) RETURNS oid[]"
+            " LANGUAGE sql AS 'SELECT ARRAY[]::oid[]'"
+        )
+        conn.execute("ALTER TABLE shop.parent ADD COLUMN w int NOT NULL DEFAULT 7")
+        assert verdicts(conn, "shop.child") == []
+        definitions.compare(conn)
+        assert verdicts(conn, "shop.child") == [("shop.child", "refresh")]
+
+
+COLUMN_NAMES = """
+SELECT attname FROM pg_attribute WHERE attrelid = 'shop.child'::regclass AND attnum > 0 AND NOT attisdropped
+"""
+
+
+@pytest.fixture
+def watched(postgres_dsn: str, unique: str) -> Iterator[Connection]:
+    """A prepared source with its event triggers."""
+    with prepared(postgres_dsn, unique, SHOP, *CAPTURED) as connection:
+        assert definitions.compare(connection) == 0
+        yield connection
+
+
+@pytest.mark.parametrize(
+    ("statement", "expected"),
+    [
+        (
+            "ALTER TABLE shop.orders ADD extra text NOT NULL DEFAULT 'd'",
+            [(ORDERS, "refresh")],
+        ),
+        ("ALTER TABLE shop.orders ADD plain text", [(ORDERS, "refresh")]),
+        ("ALTER TABLE shop.orders RENAME note TO remark", [(ORDERS, "refresh")]),
+        ("ALTER TABLE shop.parts ALTER n TYPE text", [(PARTS, "refresh")]),
+        ("ALTER TABLE shop.parts ADD extra int DEFAULT 1", [(PARTS, "refresh")]),
+        ("ALTER TABLE shop.parts DETACH PARTITION shop.low", [(PARTS, "cleanse")]),
+        (
+            "ALTER TABLE shop.parts ATTACH PARTITION shop.high FOR VALUES FROM (10) TO (20)",
+            [(PARTS, "refresh")],
+        ),
+        ("ALTER TYPE shop.mood RENAME VALUE 'bad' TO 'worse'", [(ORDERS, "refresh")]),
+        ("ALTER TABLE shop.orders RENAME TO requests", [(ORDERS, "gone")]),
+        ("DROP TABLE shop.orders", [(ORDERS, "gone")]),
+    ],
+)
+def test_what_event_triggers_do_not_see_is_noted_once(
+    watched: Connection, statement: str, expected: list[tuple[str, str]]
+) -> None:
+    watched.execute("SET event_triggers = off")
+    watched.execute(statement.encode())
+    watched.execute("RESET event_triggers")
+    assert verdicts(watched) == []
+    definitions.compare(watched)
+    assert verdicts(watched) == expected
+    count = len(history(watched))
+    assert definitions.compare(watched) == 0
+    assert len(history(watched)) == count
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        "VACUUM FULL shop.orders",
+        "CLUSTER shop.orders USING orders_pkey",
+        "ALTER TABLE shop.orders ADD vip boolean NOT NULL DEFAULT false",
+        "ALTER TABLE shop.orders ALTER n TYPE int USING -n",
+        "ALTER TABLE shop.parts ADD extra int DEFAULT 1",
+        "ALTER TABLE shop.parts DETACH PARTITION shop.low;"
+        " ALTER TABLE shop.parts ATTACH PARTITION shop.low FOR VALUES FROM (0) TO (10)",
+        "CREATE TABLE shop.new PARTITION OF shop.parts FOR VALUES FROM (30) TO (40)",
+        "ALTER TABLE shop.low RENAME TO lower",
+        "TRUNCATE shop.orders; TRUNCATE shop.low",
+        "DROP TABLE shop.orders",
+        "ALTER SCHEMA shop RENAME TO store",
+    ],
+)
+def test_what_event_triggers_have_noted_is_not_noted_again(
+    watched: Connection, statements: str
+) -> None:
+    """Each entry starts queries again, and some have all rows sent again."""
+    for statement in statements.split("; "):
+        watched.execute(statement.encode())
+    noted = history(watched)
+    assert definitions.compare(watched) == 0
+    assert history(watched) == noted
+
+
+AS_BEFORE = """
+UPDATE cdc.ddl SET columns = (SELECT jsonb_agg(c - 'types') FROM jsonb_array_elements(columns) AS c)
+"""
+
+
+def test_an_entry_of_an_older_version_changes_no_row(watched: Connection) -> None:
+    """It has the outermost labels alone; what is known now is noted, and nothing is sent again."""
+    watched.execute(AS_BEFORE)
+    assert definitions.compare(watched) == 2
+    assert verdicts(watched) == []
+    watched.execute(AS_BEFORE)
+    watched.execute(OVERWRITTEN.encode())
+    definitions.compare(watched)
+    assert verdicts(watched) == [(ORDERS, "refresh")]
+
+
+def test_definitions_are_compared_while_they_change(watched: Connection, postgres_dsn: str) -> None:
+    """A command that is committed during a look is noted by its event trigger alone."""
+    stopping = threading.Event()
+    failures: list[BaseException] = []
+
+    def look() -> None:
+        try:
+            with psycopg.connect(postgres_dsn, autocommit=True) as other:
+                while not stopping.is_set():
+                    with suppress(psycopg.errors.LockNotAvailable):
+                        definitions.compare(other)
+        except BaseException as error:
+            failures.append(error)
+
+    looking = threading.Thread(target=look)
+    looking.start()
+    try:
+        for n in range(1, 41):
+            watched.execute(f"ALTER TABLE shop.orders ADD c{n} int DEFAULT {n}".encode())
+            watched.execute(f"ALTER TYPE shop.mood RENAME TO mood{n}".encode())
+            watched.execute(f"ALTER TYPE shop.mood{n} RENAME TO mood".encode())
+            watched.execute(
+                f"CREATE TABLE shop.p{n} PARTITION OF shop.parts FOR VALUES FROM ({n}00) TO ({n}01)".encode()
+            )
+            watched.execute(f"ALTER TABLE shop.parts DETACH PARTITION shop.p{n}".encode())
+    finally:
+        stopping.set()
+        looking.join()
+    assert failures == []
+    assert "COMPARE" not in {entry.command for entry in history(watched)}

@@ -12,7 +12,12 @@ from hypothesis import strategies as st
 
 from cdc.errors import DecodeError
 from cdc.postgres.schema_changes import Consequence, consequences
-from cdc.postgres.table_definition import ColumnDefinition, Definition, parse
+from cdc.postgres.table_definition import (
+    ColumnDefinition,
+    Definition,
+    TypeDefinition,
+    parse,
+)
 from cdc.postgres.type_change import same_text
 
 ID = ColumnDefinition("id", "integer", 1, key=1)
@@ -100,6 +105,36 @@ def test_changes_of_columns(columns: tuple[ColumnDefinition, ...], kind: str, wo
     consequence = verdict(*columns)
     assert (consequence.id, consequence.table, consequence.kind) == (2, "public.t", kind)
     assert words in consequence.reason
+
+
+MOODS = TypeDefinition(20, labels={"1": "good", "2": "bad"})
+STATES = TypeDefinition(21, base="public.mood")
+DEEP = ColumnDefinition("deep", "public.state", 5, types=(MOODS, STATES))
+
+
+@pytest.mark.parametrize(
+    ("types", "kind"),
+    [
+        ((MOODS, STATES), "none"),
+        ((replace(MOODS, labels={"1": "good", "2": "bad", "3": "new"}), STATES), "none"),
+        ((replace(MOODS, labels={"1": "good", "2": "worse"}), STATES), "refresh"),
+        ((replace(MOODS, labels={"1": "bad", "2": "good"}), STATES), "refresh"),
+        ((replace(MOODS, labels={"1": "good"}), STATES), "refresh"),
+        ((MOODS, replace(STATES, base="text")), "refresh"),
+        ((MOODS, replace(STATES, attributes=("a integer",))), "refresh"),
+        ((MOODS,), "refresh"),
+        # As an older version wrote it.
+        (None, "none"),
+    ],
+)
+def test_parts_of_a_type_change_at_any_depth(
+    types: tuple[TypeDefinition, ...] | None, kind: str
+) -> None:
+    history = [entry(1, columns=(DEEP,)), entry(2, columns=(replace(DEEP, types=types),))]
+    assert kinds(*history)[-1] == ("public.t", kind)
+    key = replace(DEEP, key=1)
+    history = [entry(1, columns=(key,)), entry(2, columns=(replace(key, types=types),))]
+    assert kinds(*history)[-1] == ("public.t", kind.replace("refresh", "cleanse"))
 
 
 @pytest.mark.parametrize(

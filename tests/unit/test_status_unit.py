@@ -536,7 +536,7 @@ def test_a_pattern_that_means_nothing_registered_is_not_well(
 @pytest.mark.parametrize(
     ("now", "why"),
     [
-        (replace(PRESENT[0], inherited=True), "tables inherit from it"),
+        (replace(PRESENT[0], unlogged=True), "not logged"),
         (replace(PRESENT[0], keyed=False), "no primary key"),
     ],
 )
@@ -548,7 +548,7 @@ def test_a_captured_table_that_slips_out_of_a_pattern_is_told(
     (slipped,) = judge("public.*", registration=registration, candidates=[now, items])
     assert "public.orders is captured" in slipped.message
     assert why in slipped.message
-    assert 'ALTER PUBLICATION shop DROP TABLE "public"."orders"' in slipped.message
+    assert 'ALTER PUBLICATION shop DROP TABLE ONLY "public"."orders"' in slipped.message
     # Who gives a table up, or lists it by its name, is not told; nor is one told that has become
     # part of another.
     given_up = replace(registration, tables={"public.items": Captured()})
