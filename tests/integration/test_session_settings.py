@@ -14,6 +14,8 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from cdc.errors import SourceError
+from cdc.migrations import migrate
 from cdc.model.session_settings import PINNED, session_options
 from cdc.postgres import source
 from tests.support.all_types import EXTENSIONS, SETUP, TABLES, create, insert
@@ -71,6 +73,13 @@ UNTURNED = {
 }
 """Settings that stay as they are, and why."""
 WRITTEN = ("CREATE TABLE written AS SELECT 1 AS n", "CREATE VIEW seen AS SELECT n FROM written")
+DEFAULTS = r"""
+CREATE TABLE defaults (
+    a interval DEFAULT '1-2',
+    b bytea DEFAULT '\xff',
+    c timestamptz DEFAULT '2013-01-02 10:00+02',
+    d date DEFAULT '2013-01-02'
+)"""
 LOCALES = "SELECT collcollate FROM pg_collation WHERE collprovider = 'c' AND collcollate ~ '^(de|fr|en_IN)'"
 
 
@@ -144,7 +153,7 @@ def database() -> Iterator[Database]:
     with strict_postgres("logical") as dsn, psycopg.connect(dsn, autocommit=True) as admin:
         for extension in EXTENSIONS:
             admin.execute(f"CREATE EXTENSION {extension}")
-        for statement in (*SETUP, *create(), *WRITTEN):
+        for statement in (*SETUP, *create(), *WRITTEN, DEFAULTS):
             admin.execute(statement)
         admin.execute(f"CREATE PUBLICATION settings FOR TABLE {', '.join(TABLES)}")
         admin.execute("SELECT pg_create_logical_replication_slot('settings', 'pgoutput')")
@@ -210,3 +219,34 @@ def test_every_pin_is_needed(
     monkeypatch.delitem(PINNED, name)
     results = [database.turned(name, value) for value in values]
     assert any(result != expected for result in results), values
+
+
+def test_a_database_without_an_encoding_is_refused(database: Database) -> None:
+    database.admin.execute("CREATE DATABASE bytes ENCODING 'SQL_ASCII' TEMPLATE template0")
+    dsn = database.dsn.rsplit("/", 1)[0] + "/bytes"
+    with source.connect(dsn) as conn:
+        with pytest.raises(SourceError, match="SQL_ASCII") as refusal:
+            migrate(conn)
+        assert conn.execute("SELECT to_regnamespace('cdc')").fetchone() == (None,)
+        with pytest.raises(SourceError, match="SQL_ASCII"):
+            source.preflight(conn)
+    assert refusal.value.code == "source-encoding"
+
+
+def test_the_journal_reads_the_same_in_every_session(database: Database) -> None:
+    """An application's session writes it, and a comparison reads it again in one of ours."""
+    migrate(database.admin)
+    query = (
+        "SELECT string_agg(cdc.described(name::regclass)::text, '') FROM unnest(%s::text[]) AS name"
+    )
+    with source.connect(database.dsn) as own, psycopg.connect(database.dsn) as application:
+        application.execute("SET quote_all_identifiers = on")
+        application.execute("SET intervalstyle = 'sql_standard'")
+        application.execute("SET bytea_output = 'escape'")
+        application.execute("SET datestyle = 'German, DMY'")
+        application.execute("SET timezone = 'Asia/Kolkata'")
+        own_text = own.execute(query, [[*TABLES, "defaults"]]).fetchone()
+        assert application.execute(query, [[*TABLES, "defaults"]]).fetchone() == own_text
+        # Without the settings of the function it would differ.
+        database.admin.execute("ALTER FUNCTION cdc.described(oid) RESET ALL")
+        assert application.execute(query, [[*TABLES, "defaults"]]).fetchone() != own_text

@@ -63,7 +63,10 @@ KINDS |= dict.fromkeys(
             "datemultirange",
         ),
         *(
+            "aclitem",
             "regclass",
+            "regconfig",
+            "regdictionary",
             "regtype",
             "regproc",
             "regprocedure",
