@@ -24,11 +24,43 @@ $$;
 
 -- `types`: of a column's type, at any depth, what is part of the text of rows: a domain's base, an enum's labels by the
 -- oid that a row holds, a composite's attributes. `labels` and `attributes` are those of the outermost type, as older
--- entries have them. Types of Postgres itself, with oids below 16384, have none of these.
-CREATE OR REPLACE FUNCTION cdc.described(relation oid) RETURNS jsonb
+-- entries have them. Types of Postgres itself, with oids below 16384, have none of these. All tables at once: planning
+-- this takes longer than describing one.
+CREATE FUNCTION cdc.descriptions(relations oid[], OUT relation oid, OUT columns jsonb) RETURNS SETOF record
     LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
-    SELECT coalesce(jsonb_agg(jsonb_build_object(
+    WITH attribute AS MATERIALIZED (
+        SELECT attrelid, attnum, attname, atttypid, atttypmod, attnotnull, atthasmissing
+        FROM pg_attribute WHERE attrelid = ANY (relations) AND attnum > 0 AND NOT attisdropped
+    ), root AS MATERIALIZED (
+        SELECT DISTINCT atttypid AS oid FROM attribute WHERE atttypid >= 16384
+    ), below AS MATERIALIZED (
+        SELECT root.oid AS root, below.oid FROM root CROSS JOIN LATERAL cdc.types_below(root.oid) AS below (oid)
+    ), composite AS (
+        SELECT t.oid, jsonb_agg(m.attname || ' ' || format_type(m.atttypid, m.atttypmod) ORDER BY m.attnum) AS attributes
+        FROM (SELECT DISTINCT oid FROM below) AS b JOIN pg_type t ON t.oid = b.oid AND t.typtype = 'c'
+        JOIN pg_attribute m ON m.attrelid = t.typrelid AND m.attnum > 0 AND NOT m.attisdropped
+        GROUP BY t.oid
+    ), enum AS (
+        SELECT enumtypid AS oid, jsonb_agg(enumlabel ORDER BY enumsortorder) AS labels,
+               jsonb_object_agg(oid, enumlabel) AS labels_by_oid
+        FROM pg_enum WHERE enumtypid IN (SELECT oid FROM below) GROUP BY enumtypid
+    ), part AS (
+        SELECT t.oid, jsonb_strip_nulls(jsonb_build_object(
+            'oid', t.oid::bigint,
+            'base', CASE t.typtype WHEN 'd' THEN format_type(t.typbasetype, t.typtypmod) END,
+            'labels', enum.labels_by_oid,
+            'attributes', composite.attributes)) AS definition
+        FROM (SELECT DISTINCT oid FROM below) AS b JOIN pg_type t ON t.oid = b.oid AND t.typtype IN ('c', 'd', 'e')
+        LEFT JOIN enum ON enum.oid = t.oid LEFT JOIN composite ON composite.oid = t.oid
+    ), made AS MATERIALIZED (
+        SELECT t.oid, enum.labels, composite.attributes,
+               (SELECT jsonb_agg(part.definition ORDER BY part.oid) FROM below JOIN part USING (oid)
+                WHERE below.root = t.oid) AS types
+        FROM root JOIN pg_type t ON t.oid = root.oid
+        LEFT JOIN enum ON enum.oid IN (t.oid, t.typelem) LEFT JOIN composite ON composite.oid IN (t.oid, t.typelem)
+    )
+    SELECT a.attrelid, jsonb_agg(jsonb_build_object(
                'name', a.attname,
                'number', a.attnum,
                'type', format_type(a.atttypid, a.atttypmod),
@@ -36,34 +68,21 @@ AS $$
                'default', pg_get_expr(d.adbin, d.adrelid),
                'missing', a.atthasmissing,
                'key', array_position(k.conkey, a.attnum),
-               'labels',
-                   (SELECT jsonb_agg(e.enumlabel ORDER BY e.enumsortorder) FROM pg_enum e
-                    WHERE e.enumtypid IN (t.oid, t.typelem)),
-               'attributes',
-                   (SELECT jsonb_agg(m.attname || ' ' || format_type(m.atttypid, m.atttypmod) ORDER BY m.attnum)
-                    FROM pg_type c JOIN pg_attribute m ON m.attrelid = c.typrelid
-                    WHERE c.oid IN (t.oid, t.typelem) AND c.typtype = 'c' AND m.attnum > 0 AND NOT m.attisdropped),
-               'types',
-                   CASE WHEN t.oid < 16384 THEN '[]' ELSE (
-                       SELECT coalesce(jsonb_agg(jsonb_strip_nulls(jsonb_build_object(
-                           'oid', b.oid::bigint,
-                           'base', CASE b.typtype WHEN 'd' THEN format_type(b.typbasetype, b.typtypmod) END,
-                           'labels',
-                               (SELECT jsonb_object_agg(e.oid, e.enumlabel) FROM pg_enum e WHERE e.enumtypid = b.oid),
-                           'attributes',
-                               (SELECT jsonb_agg(m.attname || ' ' || format_type(m.atttypid, m.atttypmod) ORDER BY m.attnum)
-                                FROM pg_attribute m
-                                WHERE b.typtype = 'c' AND m.attrelid = b.typrelid AND m.attnum > 0 AND NOT m.attisdropped)
-                       )) ORDER BY b.oid), '[]')
-                       FROM cdc.types_below(t.oid) AS below (oid) JOIN pg_type b ON b.oid = below.oid
-                       WHERE b.typtype IN ('c', 'd', 'e'))
-                   END
-           ) ORDER BY a.attnum), '[]')
-    FROM pg_attribute a
-    JOIN pg_type t ON t.oid = a.atttypid
+               'labels', made.labels,
+               'attributes', made.attributes,
+               'types', coalesce(made.types, '[]')
+           ) ORDER BY a.attnum)
+    FROM attribute a
+    LEFT JOIN made ON made.oid = a.atttypid
     LEFT JOIN pg_attrdef d ON (d.adrelid, d.adnum) = (a.attrelid, a.attnum)
     LEFT JOIN pg_constraint k ON k.conrelid = a.attrelid AND k.contype = 'p'
-    WHERE a.attrelid = relation AND a.attnum > 0 AND NOT a.attisdropped
+    GROUP BY a.attrelid
+$$;
+
+CREATE OR REPLACE FUNCTION cdc.described(relation oid) RETURNS jsonb
+    LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT coalesce((SELECT columns FROM cdc.descriptions(ARRAY[relation])), '[]')
 $$;
 
 -- Read with the calling statement's own snapshot, as the journal is: pg_partition_tree() already knows what was committed
@@ -117,21 +136,29 @@ BEGIN
     IF current_setting('cdc.adopting', true) = 'on' THEN
         RETURN;
     END IF;
-    SELECT array_agg(DISTINCT c.oid) INTO changed
-    FROM pg_event_trigger_ddl_commands() AS command
-    JOIN pg_class c ON CASE
-        -- A composite type's columns are a relation, so either may stand for it.
-        WHEN TG_TAG = 'ALTER TYPE' THEN EXISTS (SELECT FROM cdc.ddl d WHERE d.relation = c.oid) AND EXISTS (
-            SELECT FROM pg_attribute a
-            CROSS JOIN LATERAL cdc.types_below(a.atttypid) AS below (oid)
-            JOIN pg_type altered ON altered.oid = below.oid
-            WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped AND a.atttypid >= 16384
-              AND command.objid IN (altered.oid, altered.typrelid))
-        -- Another schema is another name of every table in it.
-        WHEN TG_TAG = 'ALTER SCHEMA' THEN c.relnamespace = command.objid
-        ELSE command.classid = 'pg_class'::regclass AND c.oid = command.objid
-        END
-    WHERE c.relkind IN ('r', 'p');
+    IF TG_TAG = 'ALTER TYPE' THEN
+        -- Types that known tables have, and the altered one below them. A composite type's columns are a relation, so
+        -- either may stand for it.
+        WITH used AS (
+            SELECT a.attrelid, a.atttypid FROM pg_attribute a
+            WHERE a.attrelid IN (SELECT d.relation FROM cdc.ddl d) AND a.attnum > 0 AND NOT a.attisdropped AND a.atttypid >= 16384
+        ), touched AS (
+            SELECT root.oid FROM (SELECT DISTINCT atttypid FROM used) AS root (oid)
+            WHERE EXISTS (
+                SELECT FROM cdc.types_below(root.oid) AS below (oid) JOIN pg_type t ON t.oid = below.oid
+                JOIN pg_event_trigger_ddl_commands() AS command ON command.objid IN (t.oid, t.typrelid))
+        )
+        SELECT array_agg(DISTINCT attrelid) INTO changed FROM used WHERE atttypid IN (SELECT oid FROM touched);
+    ELSE
+        SELECT array_agg(DISTINCT c.oid) INTO changed
+        FROM pg_event_trigger_ddl_commands() AS command
+        JOIN pg_class c ON CASE
+            -- Another schema is another name of every table in it.
+            WHEN TG_TAG = 'ALTER SCHEMA' THEN c.relnamespace = command.objid
+            ELSE command.classid = 'pg_class'::regclass AND c.oid = command.objid
+            END
+        WHERE c.relkind IN ('r', 'p');
+    END IF;
     PERFORM cdc.note(TG_TAG, changed);
     -- Their columns have changed with those of the table that the command names.
     PERFORM cdc.note(TG_TAG, cdc.captured_heirs(changed));
@@ -150,22 +177,33 @@ DROP FUNCTION cdc.differing();
 CREATE FUNCTION cdc.differing(OUT relation oid, OUT entry bigint, OUT grown boolean) RETURNS SETOF record
     LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
-    WITH candidate AS (
-        SELECT d.relation::oid AS oid FROM cdc.definition d WHERE d.columns IS NOT NULL
+    WITH RECURSIVE captured AS MATERIALIZED (
+        SELECT published.prrelid AS oid
+        FROM pg_publication_rel journal JOIN pg_publication_rel published USING (prpubid)
+        WHERE journal.prrelid = 'cdc.ddl'::regclass
         UNION
         SELECT c.oid FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
         JOIN cdc.ddl d ON d.command = 'PUBLISH' AND d.table_name = n.nspname || '.' || c.relname
         WHERE c.relkind IN ('r', 'p')
+    ), ours (oid, whole) AS (
+        SELECT oid, true FROM captured
+        UNION
+        SELECT i.inhrelid, i.inhrelid IN (SELECT oid FROM captured)
+        FROM ours JOIN pg_inherits i ON i.inhparent = ours.oid JOIN pg_class c ON c.oid = i.inhrelid AND c.relispartition
     ), actual AS (
-        SELECT c.oid, n.nspname || '.' || c.relname AS table_name,
-               CASE WHEN NOT c.relispartition OR cdc.is_captured(c.oid) THEN cdc.described(c.oid) END AS columns,
-               cdc.partitions(c.oid) AS partitions
-        FROM candidate JOIN pg_class c USING (oid) JOIN pg_namespace n ON n.oid = c.relnamespace
-        WHERE cdc.is_ours(c.oid)
+        SELECT c.oid, n.nspname || '.' || c.relname AS table_name, ours.whole,
+               CASE c.relkind WHEN 'p' THEN cdc.partitions(c.oid) END AS partitions
+        FROM ours JOIN pg_class c USING (oid) JOIN pg_namespace n ON n.oid = c.relnamespace AND n.nspname <> 'cdc'
+        WHERE c.relkind IN ('r', 'p')
+    ), description AS MATERIALIZED (
+        SELECT relation, columns FROM cdc.descriptions(ARRAY(SELECT oid FROM actual WHERE whole))
     ), compared AS (
-        SELECT a.oid, a.table_name, coalesce(a.columns, d.columns) AS columns, a.partitions,
+        SELECT a.oid, a.table_name, a.partitions,
+               CASE WHEN a.whole THEN coalesce(description.columns, '[]') ELSE d.columns END AS columns,
                d.id AS entry, d.table_name AS noted_name, d.columns AS noted_columns, d.partitions AS noted_partitions
-        FROM actual a LEFT JOIN cdc.definition d ON d.relation = a.oid
+        FROM actual a LEFT JOIN description ON description.relation = a.oid
+        LEFT JOIN cdc.definition d ON d.relation = a.oid
+        WHERE d.columns IS NOT NULL OR a.oid IN (SELECT oid FROM captured)
     )
     SELECT oid, entry, ((noted_name, noted_columns) IS NOT DISTINCT FROM (table_name, columns)
                AND noted_partitions <@ partitions AND NOT cdc.hold_rows(ARRAY(
@@ -230,5 +268,5 @@ BEGIN
 END
 $$;
 
-REVOKE ALL ON FUNCTION cdc.types_below(oid), cdc.is_captured(oid), cdc.captured_heirs(oid[]), cdc.differing()
+REVOKE ALL ON FUNCTION cdc.types_below(oid), cdc.descriptions(oid[]), cdc.is_captured(oid), cdc.captured_heirs(oid[]), cdc.differing()
     FROM PUBLIC;

@@ -85,7 +85,9 @@ class Table:
     index: IndexOptions = field(default=IndexOptions(), hash=False)
     derivation: Derivation | None = None
     """None for a captured table."""
-    has_children: bool = field(default=False, compare=False)
+    labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict, compare=False, repr=False)
+    """The labels of columns of an enum, by column."""
+    has_children: bool = field(default=False, compare=False, repr=False)
     """Whether other tables may inherit from it. They are captured under their own names, so its own
     rows are what `SELECT ... FROM ONLY` has.
     """

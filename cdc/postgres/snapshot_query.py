@@ -1,7 +1,9 @@
 """Read a table in a snapshot differently from what the connector would do by itself, so that the
 snapshot and the log bring the same rows and values.
 
-The log has the rows of tables that inherit from it under their own names. JDBC reads a date with a calendar that has no years BC, lacks ten days of 1582 and overflows at
+The log has the rows of tables that inherit from it under their own names.
+
+JDBC reads a date with a calendar that has no years BC, lacks ten days of 1582 and overflows at
 infinity. As a number of days it comes through untouched: the connector takes a number for a date as
 the days since 1970.
 """

@@ -38,7 +38,9 @@ WITH RECURSIVE bare (at, name, type, mod) AS (
 SELECT name, CASE WHEN e.typtype IN ('c', 'd') OR e.typtype <> 'e' AND e.typname <> ALL (%s)
                        AND e.typnamespace <> 'pg_catalog'::regnamespace
                   THEN CASE e.oid WHEN t.oid THEN 'unknown' ELSE 'unknown[]' END
-                  ELSE format_type(type, mod) END
+                  ELSE format_type(type, mod) END,
+       CASE WHEN t.typtype = 'e' THEN ARRAY(
+           SELECT enumlabel::text FROM pg_enum WHERE enumtypid = t.oid ORDER BY enumsortorder) END
 FROM bare JOIN pg_type t ON t.oid = type
 JOIN pg_type e ON e.oid = CASE t.typcategory WHEN 'A' THEN t.typelem ELSE t.oid END
 WHERE t.typtype <> 'd'
@@ -180,14 +182,23 @@ def _describe(
     _check_kind(entry.table, kind)
     unique = row_identity.key_index(conn, oid, entry.table, entry.key)
     key = entry.key or tuple(unique.columns)
-    columns = [
-        Column(*row) for row in conn.execute(COLUMNS, [oid, kinds, list(pg_types.CONNECTOR_TYPES)])
-    ]
+    rows = conn.execute(COLUMNS, [oid, kinds, list(pg_types.CONNECTOR_TYPES)]).fetchall()
+    columns = [Column(column, type_) for column, type_, _ in rows]
+    labels = {column: tuple(names) for column, _, names in rows if names is not None}
     _check_exclude(entry, [column.name for column in columns], key)
     captured = tuple(column for column in columns if column.name not in entry.exclude)
     index = IndexOptions(entry.index.fields, entry.index.settings)
     topic = pipeline.topic(entry.table)
-    table = Table(schema, name, captured, key, topic, index=index, has_children=has_children)
+    table = Table(
+        schema,
+        name,
+        captured,
+        key,
+        topic,
+        index=index,
+        labels=labels,
+        has_children=has_children,
+    )
     collisions = column_names.case_collisions(name for (name,) in conn.execute(NAMES, [oid]))
     if error := column_names.refusal_error(table, lambda table: [*collisions, *refusals(table)]):
         raise error

@@ -165,10 +165,25 @@ class _Resolver:
             raise
         except InvalidSetting as error:
             raise self.pipeline.mistake(keys, str(error), error.hint) from None
+        self._require_labels(table, term, keys)
         columns = term.columns()
         if term.operator == "column":
             return Expression(columns[0], columns), term
         return Expression(sql_text(term, quoted_name), columns, term), term
+
+    def _require_labels(self, table: Table, term: Term, keys: Keys) -> None:
+        """Refuse a text that is no label, as Postgres does: a renamed one would hide no row any
+        more.
+        """
+        for column, text in term.compared_labels():
+            labels = table.labels.get(column, (text,))
+            if text not in labels:
+                near = difflib.get_close_matches(text, labels, n=1)
+                raise self.pipeline.mistake(
+                    keys,
+                    f"{table.qualified}.{column} has no label '{text}'",
+                    f"did you mean '{near[0]}'?" if near else f"its labels: {', '.join(labels)}",
+                )
 
     def _condition(self, table: Table, text: str | None, keys: Keys) -> Expression | None:
         if text is None:

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from pathlib import Path
 
+import psycopg
 import pytest
 
 from cdc.config import settings
@@ -13,10 +14,12 @@ from cdc.views.source_checks import check_views
 
 TABLES = """
 CREATE SCHEMA lib;
+CREATE TYPE lib.stage AS ENUM ('draft', 'open', 'gone');
+CREATE DOMAIN lib.phase AS lib.stage;
 CREATE COLLATION lib.loose (provider = libc, locale = 'C');
 CREATE TABLE lib.a (
     id int PRIMARY KEY, b int, code text, loose text COLLATE lib.loose, german text COLLATE "C",
-    short varchar(3), plain text);
+    short varchar(3), plain text, stage lib.stage, phase lib.phase);
 CREATE TABLE lib.b (
     id int PRIMARY KEY, n int, m int NOT NULL, code text, word text COLLATE lib.loose, unsure int,
     french text COLLATE "POSIX", short varchar(3) UNIQUE, late int UNIQUE DEFERRABLE);
@@ -168,3 +171,42 @@ def test_a_query_that_postgres_refuses_is_named(
         connection.execute("RESET ROLE")
         connection.execute("DROP OWNED BY blind_reader")
         connection.execute("DROP ROLE blind_reader")
+
+
+CONDITIONS = (
+    "stage <> 'draft'",
+    "stage IN ('open', 'draft')",
+    "id > 1 AND NOT (phase = 'draft')",
+    "coalesce(stage, 'draft') = stage",
+    "stage = coalesce(phase, 'draft')",
+)
+
+
+@pytest.mark.parametrize("condition", CONDITIONS)
+def test_a_condition_with_a_label_that_is_renamed_is_refused_with_its_line(
+    connection: source.Connection, tmp_path: Path, condition: str
+) -> None:
+    """As Postgres refuses it: it would hide no row any more, and what it hid would be shown."""
+    text = FILE.format(dsn=connection.info.dsn, on="{m: id}", options="")
+    text = text.replace("    root: lib.a\n", f"    root: lib.a\n    where: {condition}\n")
+    check(connection, tmp_path, text)
+    connection.execute("ALTER TYPE lib.stage RENAME VALUE 'draft' TO 'hidden'")
+    with pytest.raises(SettingsError) as caught:
+        check(connection, tmp_path, text)
+    assert "lib.yaml:11: views.a_docs.where" in caught.value.message
+    assert "has no label 'draft'" in caught.value.message
+    assert caught.value.hint == "its labels: hidden, open, gone"
+    # A domain over an enum it doesn't even compare with a text.
+    with pytest.raises((psycopg.errors.DataError, psycopg.errors.UndefinedFunction)):
+        connection.execute(b"SELECT FROM lib.a WHERE " + condition.encode())
+    check(connection, tmp_path, text.replace("'draft'", "'hidden'"))
+
+
+def test_a_condition_with_a_misspelt_label_names_the_right_one(
+    connection: source.Connection, tmp_path: Path
+) -> None:
+    text = FILE.format(dsn=connection.info.dsn, on="{m: id}", options="")
+    text = text.replace("    root: lib.a\n", "    root: lib.a\n    where: phase <> 'drafts'\n")
+    with pytest.raises(SettingsError, match=r"lib\.a\.phase has no label 'drafts'") as caught:
+        check(connection, tmp_path, text)
+    assert caught.value.hint == "did you mean 'draft'?"

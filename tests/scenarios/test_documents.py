@@ -293,6 +293,14 @@ def hash_of(url: str, key: str) -> dict[str, str]:
 def test_a_view_that_no_longer_fits_its_tables_stops_only_itself(world: "World") -> None:
     shop(world)
     world.sql(
+        "CREATE TYPE kind AS ENUM ('draft', 'open')",
+        "ALTER TABLE customers ADD kind kind NOT NULL DEFAULT 'open'",
+        "INSERT INTO customers VALUES (52, 'Cid', 'x', 'draft')",
+    )
+    root = "    root: public.customers\n"
+    text = world.file.read_text()
+    world.file.write_text(text.replace(root, f"{root}    where: kind <> 'draft'\n"))
+    world.sql(
         "INSERT INTO customers VALUES (50, 'Ann', 'x'), (51, 'Bob', 'x')",
         "INSERT INTO orders VALUES (50, 50, now(), true), (51, 51, now(), true)",
     )
@@ -302,6 +310,16 @@ def test_a_view_that_no_longer_fits_its_tables_stops_only_itself(world: "World")
             client.view(world.file, "cache", f"view.{name}")
             for name in ("order_docs", "customer_docs")
         )
+        # A label of its `where`: what that hid isn't shown.
+        world.sql("ALTER TYPE kind RENAME VALUE 'draft' TO 'hidden'")
+        _follow_without_customer_docs(world, orders, customers, "third")
+        (finding,) = [f for f in world.json("status")["findings"] if "_docs" in f["message"]]
+        assert "public.customers.kind has no label 'draft'" in finding["message"]
+        with redis.Redis.from_url(world.cache) as server:
+            assert not server.exists(f"{world.name}:view.customer_docs:52")
+        world.sql("ALTER TYPE kind RENAME VALUE 'hidden' TO 'draft'")
+        _wait_until_all_views_fit(world)
+        compare(world)
         # A column that `where` of customer_docs names; order_docs has whatever columns there are.
         world.sql("ALTER TABLE orders RENAME COLUMN is_open TO is_active")
         _follow_without_customer_docs(world, orders, customers, "first")
@@ -327,19 +345,21 @@ def test_a_view_that_no_longer_fits_its_tables_stops_only_itself(world: "World")
         assert cached(world, "customer_docs", "50")["open_orders"][0]["id"] == 50
         # The column is back: all its documents are made again, and the deleted one's goes.
         world.sql("ALTER TABLE orders RENAME COLUMN is_active TO is_open")
-        wait_until(
-            lambda: (
-                "documents-waiting" not in [f["code"] for f in world.json("status")["findings"]]
-            ),
-            120,
-            "the view to fit again",
-        )
+        _wait_until_all_views_fit(world)
         compare(world)
         assert cached(world, "customer_docs", "51")["name"] == "second"
         with redis.Redis.from_url(world.cache) as server:
             assert not server.exists(f"{world.name}:view.customer_docs:50")
     for view in (orders, customers):
         view.close()
+
+
+def _wait_until_all_views_fit(world: "World") -> None:
+    wait_until(
+        lambda: "documents-waiting" not in [f["code"] for f in world.json("status")["findings"]],
+        120,
+        "the view to fit again",
+    )
 
 
 def _follow_without_customer_docs(

@@ -72,7 +72,8 @@ def sql_text(term: Term, column: ColumnSql) -> str:
     """Write a term as Postgres' SQL, in which `column` writes the columns of its row."""
     if term.operator == "column":
         name = column(str(term.detail))
-        # Labels of an enum that a text isn't one of are no error, only unequal.
+        # Read as text, so that a label that was renamed meanwhile is no error. A text that is none is
+        # refused when the view is resolved.
         return f"{name}::text" if term.group == terms.ENUM else name
     if term.operator == "constant":
         return _constant_sql(term)

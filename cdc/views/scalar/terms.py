@@ -3,6 +3,7 @@
 A group is a set of Postgres types whose values this package treats alike: compares, orders, joins.
 """
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from cdc.model.pg_types import base_type
@@ -51,6 +52,17 @@ class Term:
     group: str
     arguments: tuple["Term", ...] = ()
     detail: Value | None = None
+
+    def compared_labels(self) -> Iterator[tuple[str, str]]:
+        """Yield each text that a column of an enum is compared with, after the column's name."""
+        if self.operator in ("=", "<>", "coalesce"):
+            columns = [
+                name for part in self.arguments if part.group == ENUM for name in part.columns()
+            ]
+            texts = [part.detail for part in self.arguments if part.operator == "constant"]
+            yield from ((name, str(text)) for name in columns for text in texts)
+        for part in self.arguments:
+            yield from part.compared_labels()
 
     def columns(self) -> tuple[str, ...]:
         """Name the columns that it reads, each once."""
