@@ -18,6 +18,7 @@ from psycopg.rows import class_row
 
 from cdc.errors import SourceError
 from cdc.migrations.runner import CONTROL, migrations, recorded
+from cdc.model.row_security import HIDES_ROWS, policy_statement
 
 CONTROL_TABLES = ("heartbeat", "truncation", "ddl", "signal")
 RESERVED = ("cdc", "pg_catalog", "information_schema")
@@ -81,9 +82,7 @@ class Relation:
         return sql.Identifier(self.schema, self.name)
 
 
-# Row security is accepted only where a policy shows the connector every row: a snapshot would leave
-# out hidden rows without a word.
-RELATIONS = """
+RELATIONS = f"""
 SELECT c.oid, n.nspname AS schema, c.relname AS name, c.relkind, c.relpersistence AS persistence,
        pg_get_userbyid(c.relowner) AS owner, pg_has_role(c.relowner, 'USAGE') AS owned,
        EXISTS (SELECT FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
@@ -91,13 +90,7 @@ SELECT c.oid, n.nspname AS schema, c.relname AS name, c.relkind, c.relpersistenc
        ARRAY(SELECT a.attname::text FROM pg_attribute a
              WHERE a.attrelid = c.oid AND a.attgenerated = 'v' AND NOT a.attisdropped
              ORDER BY a.attnum) AS virtual_columns,
-       c.relrowsecurity AND coalesce((
-           SELECT bool_or(NOT p.polpermissive)
-               OR NOT bool_or(p.polpermissive AND pg_get_expr(p.polqual, p.polrelid) = 'true')
-           FROM pg_policy p
-           WHERE p.polrelid = c.oid AND p.polcmd IN ('r', '*')
-             AND p.polroles && ARRAY[0, coalesce(to_regrole(quote_ident(%(role)s)), 0)::oid]
-       ), true) AS filtered,
+       {HIDES_ROWS} AS filtered,
        ARRAY(SELECT c.oid UNION SELECT t.relid FROM pg_partition_tree(c.oid) t
              JOIN pg_class m ON m.oid = t.relid AND m.relkind IN ('r', 'p')) AS members
 FROM unnest(%(schemas)s::text[], %(names)s::text[]) WITH ORDINALITY AS wanted (nspname, relname, position)
@@ -197,7 +190,7 @@ def _refuse_rows(relation: Relation, role: str) -> None:
         raise SourceError(
             f"{table} has row security, which would hide rows from {role}",
             code="row-security",
-            hint=f"run CREATE POLICY {role} ON {table} FOR SELECT TO {role} USING (true);"
+            hint=f"run {policy_statement(table, role)}"
             f" if there is no such role yet, CREATE ROLE {role} before it",
             table=table,
         )

@@ -173,7 +173,19 @@ class SchemaFollower:
             if result.kind not in ("refresh", "cleanse") or waiting or result.id in self._requested:
                 continue
             table, name = self._tables[result.table], f"ddl-{result.id}-{result.kind}"
-            if resend(connection, table, id=name, reset_floor=result.kind == "cleanse"):
+            try:
+                sent = resend(
+                    connection,
+                    table,
+                    reader=self._pipeline.replication_user,
+                    id=name,
+                    reset_floor=result.kind == "cleanse",
+                )
+            except SourceError as error:
+                # Its views stay as they are until its rows can come.
+                self._refused[result.table] = [error.message, error.hint]
+                continue
+            if sent:
                 log.info("rows_sent_again", table=result.table, because=result.reason)
             self._requested.add(result.id)
 

@@ -239,7 +239,7 @@ class _RegistrationAttempt:
             self.progress(f"sending all rows of {request.table.qualified}: {request.reason}")
         self._stop_connector()
         return [request.table.qualified for request in backfills], new_tables.request_backfills(
-            self.conn, self.topics, backfills
+            self.conn, self.topics, backfills, self.pipeline.replication_user
         )
 
     def _new_topics(self, created: list[str]) -> set[str]:

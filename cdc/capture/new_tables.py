@@ -88,17 +88,18 @@ def find_backfills(
 
 
 def request_backfills(
-    conn: Connection, topics: Topics, requests: Iterable[Backfill]
+    conn: Connection, topics: Topics, requests: Iterable[Backfill], reader: str
 ) -> dict[str, Position]:
-    """Request all rows of tables. Returns the ends of the topics whose records are all dead from
-    now on.
+    """Request all rows of tables. `reader` is the connector's role.
+
+    Returns the ends of the topics whose records are all dead from now on.
     """
     listed = list(requests)
     ends = topics.log_ends([request.table.topic for request in listed])
     for request in listed:
         end = ends[request.table.topic]
         name = request_name(request.reason, end)
-        resend(conn, request.table, id=name, reset_floor=request.reset_floor)
+        resend(conn, request.table, reader=reader, id=name, reset_floor=request.reset_floor)
     return {
         request.table.topic: ends[request.table.topic] for request in listed if request.reset_floor
     }

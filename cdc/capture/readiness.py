@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from cdc.config.settings import CONTROL_TABLES, Pipeline
 from cdc.errors import SourceError
 from cdc.model.table import Table
+from cdc.postgres.incremental_snapshot import require_visible
 from cdc.postgres.replication_slot import Slot, slot
 from cdc.postgres.source import Connection
 
@@ -145,6 +146,8 @@ def _require_role(conn: Connection, pipeline: Pipeline, tables: Sequence[Table])
         raise SourceError(
             f"Role {role} lacks LOGIN or REPLICATION.", code="role-unfit", hint=MIGRATE, role=role
         )
+    for table in tables:
+        require_visible(conn, table, role)
     names = [(table.schema, table.name) for table in tables]
     names += [("cdc", table.removeprefix("cdc.")) for table in CONTROL_TABLES]
     schemas, relations = (list(part) for part in zip(*names, strict=True))

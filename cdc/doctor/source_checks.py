@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from cdc.config.settings import CONTROL_TABLES
 from cdc.doctor.source_facts import PublicationFacts, RoleFacts, SourceFacts
 from cdc.model.finding import Finding, find
+from cdc.model.row_security import policy_statement
 from cdc.model.source_server import server_fault
 from cdc.observe.forecast import find_slot_risk
 
@@ -181,9 +182,7 @@ def _check_tables(facts: SourceFacts) -> Iterator[Finding]:
             message = (
                 f"Policies of {table} hide rows from {facts.role_name}: a snapshot would lack them."
             )
-            fix = (
-                f'CREATE POLICY cdc_all ON {table} FOR SELECT TO "{facts.role_name}" USING (true);'
-            )
+            fix = policy_statement(table, facts.role_name)
             yield find("row-security", table, message, fix, table=table)
         if marks.unwatched:
             message = f"No trigger notes a TRUNCATE of {table}."

@@ -14,6 +14,7 @@ from cdc.capture.readiness import PUBLICATION, ROLE, UNREADABLE
 from cdc.config.settings import CONTROL_TABLES, Pipeline
 from cdc.control.definitions import Watch, watch
 from cdc.doctor.machine import is_loopback
+from cdc.model.row_security import HIDES_ROWS
 from cdc.postgres import table_survey
 from cdc.postgres.source import Connection, parse_dsn
 
@@ -39,13 +40,14 @@ SELECT (SELECT extract(epoch FROM clock_timestamp() - min(xact_start))::float8 F
         WHERE backend_xid IS NOT NULL AND pid <> pg_backend_pid()),
        (SELECT extract(epoch FROM clock_timestamp() - min(prepared))::float8 FROM pg_prepared_xacts)
 """
-# A partition's own identity counts, not that of its partitioned table.
-TABLES = """
-WITH RECURSIVE captured (oid, root) AS (
-    SELECT c.oid, n.nspname || '.' || c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+# A partition's own identity counts, not that of its partitioned table. Policies count of the table
+# that is read.
+TABLES = f"""
+WITH RECURSIVE captured (oid, root, top) AS (
+    SELECT c.oid, n.nspname || '.' || c.relname, true FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
     WHERE n.nspname || '.' || c.relname = ANY (%(tables)s)
     UNION ALL
-    SELECT i.inhrelid, captured.root FROM pg_inherits i JOIN captured ON i.inhparent = captured.oid
+    SELECT i.inhrelid, captured.root, false FROM pg_inherits i JOIN captured ON i.inhparent = captured.oid
     JOIN pg_class p ON p.oid = i.inhrelid WHERE p.relispartition
 )
 SELECT root, c.relpersistence::text = 'u' AS unlogged,
@@ -53,9 +55,7 @@ SELECT root, c.relpersistence::text = 'u' AS unlogged,
            AND EXISTS (SELECT FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
                        WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped AND t.typstorage <> 'p')
            AS partial,
-       c.relrowsecurity AND NOT coalesce(
-           (SELECT r.rolsuper OR r.rolbypassrls OR pg_has_role(r.oid, c.relowner, 'USAGE') AND NOT c.relforcerowsecurity
-            FROM pg_roles r WHERE rolname = %(role)s), true) AS hidden,
+       top AND {HIDES_ROWS} AS hidden,
        NOT EXISTS (SELECT FROM pg_trigger g JOIN pg_proc f ON f.oid = g.tgfoid
                    JOIN pg_namespace o ON o.oid = f.pronamespace
                    WHERE g.tgrelid = c.oid AND o.nspname = 'cdc' AND f.proname IN (

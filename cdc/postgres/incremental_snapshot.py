@@ -8,6 +8,7 @@ Invariant: a request has an id and is made once; a crash before the commit makes
 from psycopg import sql
 
 from cdc.errors import SourceError
+from cdc.model.row_security import HIDES_ROWS, policy_statement
 from cdc.model.table import Table
 from cdc.postgres.snapshot_request import request
 from cdc.postgres.source import Connection
@@ -28,13 +29,30 @@ WHERE i.indrelid = to_regclass(quote_ident(%s) || '.' || quote_ident(%s))
                   WHERE a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey) AND NOT a.attnotnull)
 """
 # A chunk asks it about its rows; where it is missing the connector's task would end.
+HIDDEN = f"""
+SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname || '.' || c.relname = %(table)s AND {HIDES_ROWS}
+"""
 CAN_LOOK = "SELECT to_regproc('cdc.is_current') IS NOT NULL"
+
+
+def require_visible(conn: Connection, table: Table, reader: str) -> None:
+    """Raise SourceError if policies of the table hide rows from the connector's role, `reader`."""
+    hidden = conn.execute(HIDDEN, {"table": table.qualified, "role": reader}).fetchone()
+    if hidden is not None:
+        raise SourceError(
+            f"Policies of {table.qualified} hide rows from {reader}, so they can't be sent again.",
+            hint=policy_statement(table.qualified, reader),
+            code="row-security",
+            table=table.qualified,
+        )
 
 
 def resend(
     conn: Connection,
     table: Table,
     *,
+    reader: str,
     id: str,  # noqa: A002  # the column's name
     reset_floor: bool = False,
     where: sql.Composable | None = None,
@@ -47,12 +65,12 @@ def resend(
     connector that is restarted meanwhile forgets it; all others are read beside the log, also
     across restarts.
 
-    With `reset_floor` rows that vanished without an event vanish from the views as well: a floor
-    is set, so that only rows sent again count.
+    `reader` is the connector's role. With `reset_floor` rows that vanished without an event vanish
+    from the views as well: a floor is set, so that only rows sent again count.
 
     Raises:
-        SourceError: the table has no key, or stays locked, or the database lacks a migration; no
-            request has been made then.
+        SourceError: the table has no key, or stays locked, policies hide its rows, or the database
+            lacks a migration. No request has been made then, and no floor set.
     """
     if len(id) > ID_CHARACTERS:
         raise ValueError(f"an id of {len(id)} characters: cdc.signal takes {ID_CHARACTERS}")
@@ -62,6 +80,7 @@ def resend(
             " without nulls.",
             hint="add one, or have all tables sent again: cdc -p FILE register --new-snapshot",
         )
+    require_visible(conn, table, reader)
     if conn.execute(CAN_LOOK).fetchone() != (True,):
         raise SourceError(
             f"{table.qualified} can't be sent again: the database was migrated by an older version.",

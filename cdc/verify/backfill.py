@@ -133,7 +133,7 @@ def _request_rows(
     mark_topics = [pipeline.topic(mark) for mark in MARKS]
     request_id = f"keys-{uuid4().hex}"
     read_ends = kafka.ends(mark_topics)
-    resend(conn, table, id=request_id, where=condition)
+    resend(conn, table, reader=pipeline.replication_user, id=request_id, where=condition)
     while True:
         ends = kafka.ends(mark_topics)
         for topic in mark_topics:

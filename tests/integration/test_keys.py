@@ -56,7 +56,7 @@ def test_a_table_without_a_primary_key(
         ("d", 3, None),
     ]
     assert {tuple(sorted(change.key)) for change in changes()} == {tuple(sorted(columns))}
-    resend(shop.conn, shop.table(name), id="again")
+    resend(shop.conn, shop.table(name), reader=shop.pipeline.replication_user, id="again")
     wait_until(lambda: len(changes()) == 11, 20, "the rows again")
     assert {change.key["a"] for change in changes()[8:]} == {1, 4, 5}
     assert {change.op for change in changes()[8:]} == {"r"}

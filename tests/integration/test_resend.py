@@ -108,8 +108,15 @@ def test_all_rows_come_again_while_others_write(shop: Shop) -> None:
     with writing(shop) as counter:
         wait_until(lambda: counter[0] > 20, 20, "the writer")
         rows = table_rows(shop, "shop.notes")
-        assert resend(shop.conn, shop.table("shop.notes"), id="again")
-        assert resend(shop.conn, shop.table("shop.counters"), id="another")
+        assert resend(
+            shop.conn, shop.table("shop.notes"), reader=shop.pipeline.replication_user, id="again"
+        )
+        assert resend(
+            shop.conn,
+            shop.table("shop.counters"),
+            reader=shop.pipeline.replication_user,
+            id="another",
+        )
         wait_until(
             lambda: reads(shop, "shop.counters") == 20,
             60,
@@ -118,7 +125,9 @@ def test_all_rows_come_again_while_others_write(shop: Shop) -> None:
         count = counter[0]
         wait_until(lambda: counter[0] > count + 20, 20, "the writer goes on")
         # The same request is not made twice, whoever asks.
-        assert not resend(shop.conn, shop.table("shop.notes"), id="again")
+        assert not resend(
+            shop.conn, shop.table("shop.notes"), reader=shop.pipeline.replication_user, id="again"
+        )
     wait_until(
         lambda: not differences(shop, "shop.notes"),
         20,
@@ -190,8 +199,15 @@ def resend_beside(shop: Shop, statement: str, op: str) -> None:
             "the change in the topic",
         )
         assert table_rows(shop, "shop.notes")[7]["note"] == "a"
-        assert resend(shop.conn, shop.table("shop.notes"), id="beside")
-        assert resend(shop.conn, shop.table("shop.counters"), id="behind")
+        assert resend(
+            shop.conn, shop.table("shop.notes"), reader=shop.pipeline.replication_user, id="beside"
+        )
+        assert resend(
+            shop.conn,
+            shop.table("shop.counters"),
+            reader=shop.pipeline.replication_user,
+            id="behind",
+        )
         wait_until(
             lambda: (
                 shop.conn.execute(WAITING_CHUNK).fetchone() is not None
@@ -240,7 +256,9 @@ def test_a_table_with_a_stored_column_comes_again_whole(shop: Shop) -> None:
     """
     shop.conn.execute("UPDATE shop.orders SET note = 'b' WHERE id = 1")
     wait_until(lambda: shop.rows("shop.orders")[1]["note"] == "b", 20, "the stream")
-    assert resend(shop.conn, shop.table("shop.orders"), id="again")
+    assert resend(
+        shop.conn, shop.table("shop.orders"), reader=shop.pipeline.replication_user, id="again"
+    )
     wait_until(lambda: reads(shop, "shop.orders") == 200, 30, "the rows again")
     shop.conn.execute(
         "UPDATE shop.orders SET note = 'c' WHERE id = 1; DELETE FROM shop.orders WHERE id = 2"
@@ -279,7 +297,7 @@ def test_keys_that_are_not_compared_with_text(shop: Shop) -> None:
         lambda: [reads(shop, name) for name in names] == [rows] * len(names), 60, "the first time"
     )
     for name in (*names, "shop.counters"):
-        assert resend(shop.conn, shop.table(name), id=name)
+        assert resend(shop.conn, shop.table(name), reader=shop.pipeline.replication_user, id=name)
     wait_until(
         lambda: [reads(shop, name) for name in names] == [2 * rows] * len(names),
         60,
@@ -301,7 +319,7 @@ def test_dates_that_jdbc_cannot_carry_come_again_as_they_were(shop: Shop) -> Non
     wait_until(lambda: reads(shop, "shop.days") == 3, 20, "the first time")
     days = {key: row["d"] for key, row in shop.rows("shop.days").items()}
     assert days == {1: 2147483647, 2: -735160, 3: -141432}
-    resend(shop.conn, shop.table("shop.days"), id="again")
+    resend(shop.conn, shop.table("shop.days"), reader=shop.pipeline.replication_user, id="again")
     wait_until(lambda: reads(shop, "shop.days") == 6, 20, "the second time")
     assert {key: row["d"] for key, row in shop.rows("shop.days").items()} == days
     shop.conn.execute("UPDATE shop.days SET d = '2026-01-01' WHERE id = 1")
@@ -317,7 +335,7 @@ def test_read_beside_the_log_a_stored_column_ends_the_task(
     )
     shop.conn.execute("UPDATE shop.orders SET note = 'b' WHERE id = 1")
     wait_until(lambda: shop.rows("shop.orders")[1]["note"] == "b", 20, "the stream")
-    resend(shop.conn, shop.table("shop.orders"), id="again")
+    resend(shop.conn, shop.table("shop.orders"), reader=shop.pipeline.replication_user, id="again")
     wait_until(lambda: reads(shop, "shop.orders") == 200, 30, "the rows again")
     assert "total" not in shop.rows("shop.orders")[5]
     shop.conn.execute("UPDATE shop.orders SET note = 'c' WHERE id = 1")
@@ -330,7 +348,13 @@ def test_read_beside_the_log_a_stored_column_ends_the_task(
 
 
 def test_cleansed_rows_are_above_the_floor_and_the_others_below(shop: Shop) -> None:
-    assert resend(shop.conn, shop.table("shop.counters"), id="clean", reset_floor=True)
+    assert resend(
+        shop.conn,
+        shop.table("shop.counters"),
+        reader=shop.pipeline.replication_user,
+        id="clean",
+        reset_floor=True,
+    )
     wait_until(lambda: reads(shop, "shop.counters") == 20, 30, "the rows again")
     ((lsn,),) = shop.conn.execute(
         "SELECT (lsn - '0/0')::bigint FROM cdc.truncation WHERE table_name = 'shop.counters'"
@@ -344,7 +368,13 @@ def test_cleansed_rows_are_above_the_floor_and_the_others_below(shop: Shop) -> N
     )
     # A request that was made before raises no floor.
     floors = shop.conn.execute("SELECT lsn, n FROM cdc.truncation").fetchall()
-    assert not resend(shop.conn, shop.table("shop.counters"), id="clean", reset_floor=True)
+    assert not resend(
+        shop.conn,
+        shop.table("shop.counters"),
+        reader=shop.pipeline.replication_user,
+        id="clean",
+        reset_floor=True,
+    )
     assert shop.conn.execute("SELECT lsn, n FROM cdc.truncation").fetchall() == floors
 
 
@@ -358,11 +388,23 @@ def test_a_floor_waits_for_who_has_written_below_it(
     with psycopg.connect(shop.pipeline.source.dsn) as application:
         application.execute("UPDATE shop.counters SET n = 0")
         with pytest.raises(SourceError, match="stayed locked"):
-            resend(shop.conn, shop.table("shop.counters"), id="clean", reset_floor=True)
+            resend(
+                shop.conn,
+                shop.table("shop.counters"),
+                reader=shop.pipeline.replication_user,
+                id="clean",
+                reset_floor=True,
+            )
         assert shop.conn.execute("SELECT FROM cdc.truncation").fetchall() == []
         assert shop.conn.execute("SELECT FROM cdc.signal").fetchall() == []
         application.rollback()
-    assert resend(shop.conn, shop.table("shop.counters"), id="clean", reset_floor=True)
+    assert resend(
+        shop.conn,
+        shop.table("shop.counters"),
+        reader=shop.pipeline.replication_user,
+        id="clean",
+        reset_floor=True,
+    )
 
 
 def test_chosen_rows_come_again_and_no_others(shop: Shop) -> None:
@@ -468,11 +510,11 @@ def test_what_earlier_requests_left_is_swept(shop: Shop) -> None:
         ).fetchall()
         return {row[0] for row in rows}
 
-    resend(shop.conn, shop.table("shop.counters"), id="one")
+    resend(shop.conn, shop.table("shop.counters"), reader=shop.pipeline.replication_user, id="one")
     wait_until(lambda: reads(shop, "shop.counters") == 20, 60, "the rows a second time")
     leftovers = windows()
     assert leftovers
-    resend(shop.conn, shop.table("shop.counters"), id="two")
+    resend(shop.conn, shop.table("shop.counters"), reader=shop.pipeline.replication_user, id="two")
     assert not windows() & leftovers
     wait_until(lambda: reads(shop, "shop.counters") == 30, 60, "the rows a third time")
     requests = shop.conn.execute(
@@ -485,5 +527,10 @@ def test_a_table_without_a_key(shop: Shop) -> None:
     shop.conn.execute("CREATE TABLE shop.keyless (id int UNIQUE)")
     for table in ("keyless", "nothing"):
         with pytest.raises(SourceError, match=f"shop.{table} can't be sent again"):
-            resend(shop.conn, Table("shop", table, (), (), ""), id="no")
+            resend(
+                shop.conn,
+                Table("shop", table, (), (), ""),
+                reader=shop.pipeline.replication_user,
+                id="no",
+            )
     assert shop.conn.execute("SELECT FROM cdc.signal").fetchall() == []

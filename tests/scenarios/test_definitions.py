@@ -4,6 +4,10 @@ anything.
 
 from typing import TYPE_CHECKING, Any
 
+import psycopg
+import redis
+
+from cdc.model.row_security import policy_statement
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
@@ -239,4 +243,29 @@ def test_tables_that_inherit_are_captured_each_with_its_own_rows(world: "World")
         for sink in ("search", "warehouse"):
             for table in sorted(children):
                 world.rebuild(sink, table)
+        equal_soon(world)
+
+
+def test_a_key_that_moves_while_policies_hide_the_rows(world: "World") -> None:
+    """Without its rows a floor would empty the views for good."""
+    world.sql(
+        "CREATE TABLE items (id int PRIMARY KEY, tenant int NOT NULL, v text)",
+        "INSERT INTO items SELECT id, 1, 'first' FROM generate_series(1, 20) id",
+    )
+    start(world, "public.items")
+    with world.running():
+        world.settle()
+        world.sql(
+            "ALTER TABLE items ENABLE ROW LEVEL SECURITY",
+            "CREATE POLICY own ON items USING (tenant = 2)",
+            "ALTER TABLE items DROP CONSTRAINT items_pkey, ADD PRIMARY KEY (tenant, id)",
+            "INSERT INTO items VALUES (21, 1, 'later')",
+        )
+        wait_until(lambda: "hide rows from" in str(aside(world)), 60, "the table to wait")
+        cache = redis.Redis.from_url(world.cache, decode_responses=True)
+        keys = sorted(cache.scan_iter(f"{world.name}:public.items:*"))
+        with psycopg.connect(world.dsn) as connection:
+            assert connection.execute("SELECT count(*) FROM cdc.truncation").fetchone() == (0,)
+        assert len(keys) == 20
+        world.sql(policy_statement("public.items", world.pipeline.replication_user))
         equal_soon(world)

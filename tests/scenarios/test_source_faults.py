@@ -110,7 +110,9 @@ def test_a_copy_and_a_worker_that_is_killed(shop: Shop, stack: Any) -> None:
     finally:
         stack.servers.start("connect")
     arrived(shop, {COPIED})
-    assert resend(shop.conn, shop.table("shop.notes"), id="lost")
+    assert resend(
+        shop.conn, shop.table("shop.notes"), reader=shop.pipeline.replication_user, id="lost"
+    )
     arrived(shop, set(range(COPIED + 1)))
 
 
