@@ -64,6 +64,8 @@ class Relation:
     owned: bool
     toastable: bool
     virtual_columns: list[str]
+    children: list[str]
+    """Tables that inherit from it and aren't its partitions."""
     filtered: bool
     members: list[int]
     key_index: Index | None = None
@@ -90,6 +92,9 @@ SELECT c.oid, n.nspname AS schema, c.relname AS name, c.relkind, c.relpersistenc
        ARRAY(SELECT a.attname::text FROM pg_attribute a
              WHERE a.attrelid = c.oid AND a.attgenerated = 'v' AND NOT a.attisdropped
              ORDER BY a.attnum) AS virtual_columns,
+       ARRAY(SELECT kn.nspname || '.' || k.relname FROM pg_inherits i JOIN pg_class k ON k.oid = i.inhrelid
+             JOIN pg_namespace kn ON kn.oid = k.relnamespace
+             WHERE i.inhparent = c.oid AND c.relkind = 'r' ORDER BY 1) AS children,
        {HIDES_ROWS} AS filtered,
        ARRAY(SELECT c.oid UNION SELECT t.relid FROM pg_partition_tree(c.oid) t
              JOIN pg_class m ON m.oid = t.relid AND m.relkind IN ('r', 'p')) AS members

@@ -90,9 +90,8 @@ def prepare_source(conn: psycopg.Connection, requirements: SourceRequirements) -
         with migration_lock(conn), conn.transaction():
             conn.execute("SELECT set_config('lock_timeout', %s, true)", [LOCK_TIMEOUT])
             require_complete(conn)
-            outcome = carry_out(
-                conn, required_statements(conn, requirements, check_source(conn, requirements))
-            )
+            captured = check_source(conn, requirements)
+            outcome = carry_out(conn, required_statements(conn, requirements, captured))
     except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
         raise SourceError(
             f"a table stayed locked for {LOCK_TIMEOUT} by another transaction",
@@ -105,7 +104,19 @@ def prepare_source(conn: psycopg.Connection, requirements: SourceRequirements) -
         ) from error
     if outcome.refused:
         raise Unprivileged(conn, outcome)
-    return [*outcome.messages, *(f"note: {note}" for note in outcome.notes)]
+    notes = [*outcome.notes, *_uncaptured_children(captured)]
+    return [*outcome.messages, *(f"note: {note}" for note in notes)]
+
+
+def _uncaptured_children(captured: Sequence[Relation]) -> Iterator[str]:
+    """Say of each table whose rows a query of it has that its views haven't."""
+    names = {relation.label for relation in captured}
+    for relation in captured:
+        if others := [child for child in relation.children if child not in names]:
+            yield (
+                f"rows of {', '.join(others)}, which inherit from {relation.label}, aren't in its views:"
+                " list these tables to capture them"
+            )
 
 
 def heartbeat_query(pipeline: str) -> str:

@@ -583,11 +583,12 @@ def test_a_table_is_published_without_those_that_inherit_from_it(
         "CREATE SCHEMA log; CREATE TABLE log.parent (id int PRIMARY KEY);"
         "CREATE TABLE log.child () INHERITS (log.parent)",
     )
-    prepare([("log", "parent")])
+    note = "note: rows of {}, which inherit from log.parent, aren't in its views: list these tables to capture them"
+    assert prepare([("log", "parent")])[-1] == note.format("log.child")
     assert published(conn) == {"log.parent"} | CONTROLS
     execute(conn, "CREATE TABLE log.later (PRIMARY KEY (id)) INHERITS (log.parent)")
-    assert prepare([("log", "parent")]) == []
-    prepare([("log", "parent"), ("log", "later")])
+    assert prepare([("log", "parent")]) == [note.format("log.child, log.later")]
+    assert prepare([("log", "parent"), ("log", "later")])[-1] == note.format("log.child")
     assert published(conn) == {"log.parent", "log.later"} | CONTROLS
     execute(conn, "ALTER PUBLICATION shop ADD TABLE log.child")
     prepare([("log", "parent")])
