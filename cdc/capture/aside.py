@@ -88,7 +88,7 @@ def choose_left_out(pipeline: Pipeline, moved: Collection[str]) -> dict[str, Obs
             left_out = {
                 name: obstacle
                 for name, obstacle in registration.aside.items()
-                if name in refused or (name in moved and obstacle is not Obstacle.KEYLESS)
+                if name in refused or (name in moved and not obstacle.in_definition)
             }
             if len(left_out) < len(registration.aside) and connect.state(pipeline.pipeline).running:
                 stuck = StuckTransaction(pipeline)

@@ -9,7 +9,7 @@ and tried again; the streams don't wait for it.
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 import structlog
@@ -25,13 +25,14 @@ from cdc.control import registrations
 from cdc.control.registrations import Registration
 from cdc.errors import SourceError
 from cdc.kafka.topics import Topics
-from cdc.model.obstacle import Obstacle
 from cdc.postgres import source, table_survey
 from cdc.sink.remedy import classify
 
 LOOK_S = 2.0
 LATE_S = 2.0
 """Seconds beyond its interval after which a heartbeat is late: then transactions are looked at."""
+LISTS = (INCLUDED, "column.exclude.list", "message.key.columns", "snapshot.select.statement")
+"""Settings with parts of single tables."""
 LOST = re.compile("ProducerFenced|InvalidProducerEpoch|InvalidTxnState")
 """Failures of a task that has lost its transaction: it reads the same changes again."""
 # One run of several acts at a time.
@@ -88,7 +89,9 @@ class _Lookout:
             with self._turn(pipeline) as is_ours:
                 if is_ours:
                     set_aside(pipeline, stuck=self._stuck, progress=_log_progress)
-        elif state.running and Obstacle.KEYLESS in registration.aside.values():
+        elif state.running and any(
+            obstacle.in_definition for obstacle in registration.aside.values()
+        ):
             with self._turn(pipeline) as is_ours:
                 if is_ours:
                     _take_back(pipeline, registration)
@@ -116,11 +119,16 @@ def _log_progress(text: str) -> None:
     log.warning("table_set_aside", what=text)
 
 
+def _without_tables(config: Mapping[str, str]) -> dict[str, str]:
+    """The settings but those that list tables: the registration has been compared with the file."""
+    return {name: value for name, value in config.items() if not name.startswith(LISTS)}
+
+
 def _take_back(pipeline: Pipeline, registration: Registration) -> None:
-    """Capture tables again that have a key now. Others wait for `cdc register`: what ails a row
-    isn't seen in its table's definition.
+    """Capture tables again whose definition is right now. Others wait for `cdc register`: what ails
+    a row isn't seen there.
     """
-    others = [name for name, word in registration.aside.items() if word is not Obstacle.KEYLESS]
+    others = [name for name, word in registration.aside.items() if not word.in_definition]
     left_out = choose_left_out(pipeline, others)
     if set(left_out) == set(registration.aside):
         return
@@ -138,7 +146,7 @@ def _take_back(pipeline: Pipeline, registration: Registration) -> None:
         )
     with Connect(pipeline.connect) as connect:
         current = connect.config(pipeline.pipeline)
-    if {**(current or {}), INCLUDED: ""} != {**expected, INCLUDED: ""}:
+    if _without_tables(current or {}) != _without_tables(expected):
         back = ", ".join(sorted(registration.aside.keys() - left_out.keys()))
         raise SourceError(
             f"{back} could be captured again, and the file has more that isn't registered yet.",

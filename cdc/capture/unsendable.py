@@ -22,12 +22,12 @@ EVENT_LSN = re.compile(r"Error while processing event at offset \{.*?\blsn=(\d+)
 # The relation is in each message of a change, after its kind: bytes 2 to 5.
 PENDING = """
 SELECT n.nspname || '.' || c.relname
-FROM pg_logical_slot_peek_binary_changes(%(slot)s, NULL, NULL, 'proto_version', '1',
-                                         'publication_names', quote_ident(%(slot)s)) AS change
+FROM pg_logical_slot_peek_binary_changes(%(slot)s::text::name, NULL, NULL, 'proto_version', '1',
+                                         'publication_names', quote_ident(%(slot)s::text)) AS change
 JOIN pg_class c ON c.oid::bigint = ('x' || encode(substr(change.data, 2, 4), 'hex'))::bit(32)::bigint
 JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE chr(get_byte(change.data, 0)) IN ('I', 'U', 'D')
-      AND (%(lsn)s::numeric IS NULL OR change.lsn = '0/0'::pg_lsn + %(lsn)s)
+      AND (%(lsn)s::numeric IS NULL OR change.lsn = '0/0'::pg_lsn + %(lsn)s::numeric)
 ORDER BY length(change.data) DESC LIMIT 1
 """
 

@@ -30,7 +30,7 @@ from cdc.cli.operation import log as operation_log
 from cdc.cli.operation.consent import require_consent
 from cdc.cli.operation.log import recorded
 from cdc.cli.workflow import WorkflowGroup
-from cdc.errors import CdcError, Interrupted, SettingsError
+from cdc.errors import CdcError, ConnectorError, Interrupted, SettingsError
 from cdc.model.trace import trace
 from cdc.runtime.context import Context
 from cdc.runtime.servers import local_stack
@@ -178,13 +178,22 @@ def register(
         warning = f"Connector and slot {name} will be removed: all rows are sent again"
         require_consent(warning, name, yes=yes)
     catalog_context = _capturable(context.obj, starts_over=another_server or new_snapshot)
-    registered = register_connector(
-        catalog_context.pipeline,
-        catalog_context.tables,
-        another_server=another_server,
-        new_snapshot=new_snapshot,
-        progress=say,
-    )
+    try:
+        registered = register_connector(
+            catalog_context.pipeline,
+            catalog_context.tables,
+            another_server=another_server,
+            new_snapshot=new_snapshot,
+            progress=say,
+        )
+    except ConnectorError:
+        # A task that has failed may run on for half a minute, by Connect's word.
+        catalog_context = _capturable(context.obj, starts_over=False)
+        if not catalog_context.left_out:
+            raise
+        registered = register_connector(
+            catalog_context.pipeline, catalog_context.tables, progress=say
+        )
     if as_json:
         return print_json(registered.to_dict())
     out.print(f"connector {context.obj.pipeline.pipeline} is running, its heartbeat has arrived")

@@ -11,6 +11,11 @@ class Obstacle(StrEnum):
     UNREADABLE = "unreadable"
 
     @property
+    def in_definition(self) -> bool:
+        """Whether it is the table's definition, which shows when it is over."""
+        return self is Obstacle.KEYLESS
+
+    @property
     def reason(self) -> str:
         """The reason, as the end of a sentence on a table."""
         return REASONS[self]

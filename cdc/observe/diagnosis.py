@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from cdc.apply.progress import WORKING
+from cdc.capture.arrival import ALIKE
 from cdc.config.view_settings import SCHEMA, STATE
 from cdc.model.finding import LOOK_AGAIN, Finding, exit_code, find, verdict, worst_first
 from cdc.model.wording import UNKNOWN, clock, duration
@@ -121,6 +122,8 @@ def _find_connector_trouble(status: Status, stopped: str, fix: str) -> Finding |
     if connector.unsendable:
         message = f"{stopped} at a change that can't be sent, of {connector.unsendable}."
         return find("table-unsendable", name, f"{message} {ASIDE}", fix)
+    if ALIKE in (connector.trace or ""):
+        fix = NEW_SNAPSHOT
     states = f"connector {connector.state}, task {', '.join(connector.tasks) or 'none'}"
     reason = f": {connector.trace}" if connector.trace else ""
     return find(code, name, f"{stopped} ({states}){reason}", fix)

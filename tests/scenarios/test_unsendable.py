@@ -11,6 +11,7 @@ import pytest
 
 from cdc.capture.lookout import looking_out
 from cdc.kafka.topics import Topics
+from cdc.kafka.transactions import end_transaction
 from tests.support.shop import PASSWORD, Shop, shop_on
 from tests.support.verbs import run_verb
 from tests.support.wait import wait_until
@@ -179,3 +180,26 @@ def test_a_run_sets_a_table_aside_and_takes_it_back(shop: Shop, neighbour: Shop)
         arrived(shop, "shop.notes")
     assert shop.floors().lsn("shop.notes"), "it was never aside"
     assert longest_silence_s(neighbour) < SILENT_S
+
+
+def test_a_task_that_has_lost_its_transaction_goes_on(shop: Shop) -> None:
+    """A transaction may be taken for stuck while the task is at work: nothing is lost then."""
+    with looking_out(lambda: shop.pipeline):
+        end_transaction(shop.kafka, f"cdc-connect-{shop.pipeline.pipeline}-0")
+        shop.conn.execute(b"UPDATE shop.counters SET n = 100 WHERE id = 1")
+        arrived(shop, "shop.counters")
+    assert len(shop.log("shop.counters")) == 11, "a change was sent twice"
+
+
+def test_a_row_that_is_too_large_sets_its_table_aside(shop: Shop, verbs: Verbs) -> None:
+    """The trace doesn't name the table: it is found in what the slot holds."""
+    shop.conn.execute(b"UPDATE shop.counters SET n = 100 WHERE id = 1")
+    shop.conn.execute(f"INSERT INTO shop.notes VALUES (100, {LONG % 1_900_000})".encode())
+    shop.conn.execute(b"UPDATE shop.counters SET n = 200 WHERE id = 2")
+    assert "shop.notes is set aside" in verbs.cdc("register")
+    arrived(shop, "shop.counters")
+    assert "shop.notes is aside" in verbs.findings()["table-aside"]
+    shop.conn.execute(b"UPDATE shop.notes SET note = 'short' WHERE id = 100")
+    verbs.cdc("register")
+    arrived(shop, "shop.notes")
+    assert verbs.findings() == {}

@@ -26,6 +26,11 @@ UNREADABLE = (
     " txId=2008, ts_usec=1795788690686666}\n"
     "Caused by: java.lang.StringIndexOutOfBoundsException: String index out of range: 3"
 )
+ALIKE = (
+    "org.apache.kafka.connect.errors.ConnectException: An exception occurred in the change event producer.\n"
+    "Caused by: io.debezium.DebeziumException: Table 'public.notes' has columns that differ only by case. Column"
+    " name: 'NOTE'. Please rename one of the duplicate columns before running Debezium."
+)
 LOST = (
     "org.apache.kafka.connect.errors.ConnectException: Failed to flush offsets and/or records for task shop-0\n"
     "Caused by: org.apache.kafka.common.errors.ProducerFencedException: There is a newer producer with the same"
@@ -39,6 +44,8 @@ BOTH = Registration(tables={ORDERS: Captured(), NOTES: Captured(("hidden",))})
     ("causes", "change"),
     [
         (FLUSH + KEYLESS, Unsendable(Obstacle.KEYLESS, "public.a-b.c")),
+        # Debezium refuses the table's description, also of a table that it doesn't capture.
+        (ALIKE, None),
         (TOO_LARGE, Unsendable(Obstacle.TOO_LARGE)),
         (UNREADABLE, Unsendable(Obstacle.UNREADABLE, lsn=102491552)),
         (LOST, None),
