@@ -44,6 +44,8 @@ class ConnectorState:
     """Of the part that has failed: the first line of its trace and, where that says more, the last
     cause.
     """
+    causes: str = ""
+    """All of its trace but the calls, which names what has failed. Not for messages: it is long."""
 
     @property
     def running(self) -> bool:
@@ -129,7 +131,10 @@ class Connect:
         trace = next((part.get("trace") for part in parts if part["state"] == "FAILED"), None)
         tasks = tuple(task["state"] for task in body["tasks"])
         return ConnectorState(
-            body["connector"]["state"], tasks, _summarize_trace(trace) if trace else None
+            body["connector"]["state"],
+            tasks,
+            _summarize_trace(trace) if trace else None,
+            _remove_calls(trace or ""),
         )
 
     def restart_failed(self, name: str) -> None:
@@ -263,6 +268,10 @@ def _summarize_trace(trace: str) -> str:
     summary = f"{first} (caused by {causes[-1]})" if causes and causes[-1] not in first else first
     # Debezium prints its whole offset, which would push the cause beyond the length that is shown.
     return redacted(re.sub(r"\w+OffsetContext \[.*\]", "its offset", summary))[:TRACE_CHARACTERS]
+
+
+def _remove_calls(trace: str) -> str:
+    return "\n".join(line for line in trace.splitlines() if not re.match(r"\s+(at|\.\.\.) ", line))
 
 
 def _invalid(name: str, faults: Mapping[str, list[str]]) -> ConnectorError:

@@ -6,7 +6,7 @@ correct.
 """
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import psycopg
@@ -98,7 +98,8 @@ class SchemaFollower:
                     refuse_another(registration, source.server(connection), self._pipeline)
                     _compare(connection)
                     self._describe(connection, vanished)
-                    self._request_rows(connection, results, vanished)
+                    # Of a table that is aside no row would come: all are sent when it is captured.
+                    self._request_rows(connection, results, {*vanished, *registration.aside})
                 self._described, self._registered = newest, registration
             except AnotherServer:
                 raise
@@ -166,10 +167,10 @@ class SchemaFollower:
         self,
         connection: Connection,
         results: Sequence[Consequence],
-        vanished: Mapping[str, list[str]],
+        waits: Collection[str],
     ) -> None:
         for result in results:
-            waiting = result.table in vanished or result.table in self._refused
+            waiting = result.table in waits or result.table in self._refused
             if result.kind not in ("refresh", "cleanse") or waiting or result.id in self._requested:
                 continue
             table, name = self._tables[result.table], f"ddl-{result.id}-{result.kind}"
@@ -210,8 +211,8 @@ def _as_registered(pipeline: Pipeline, registration: Registration) -> Pipeline:
     Raises:
         SettingsError: a pattern matches no registered table.
     """
-    refuse_meaningless(registration.tables, pipeline)
-    entries, pipeline = [], pipeline.with_tables(registration.tables)
+    refuse_meaningless(registration.names, pipeline)
+    entries, pipeline = [], pipeline.with_tables(registration.names)
     for entry in pipeline.source.tables:
         captured = registration.tables.get(entry.table)
         settings = {"exclude": captured.exclude, "key": captured.key} if captured else {}

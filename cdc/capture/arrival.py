@@ -28,8 +28,15 @@ restart.
 SILENT_S = 4.0
 """Seconds between two messages while waiting for the heartbeat."""
 POLL_S = 0.25
+ALIKE = "columns that differ only by case"
+"""Debezium's words for a table that it refuses, also where it doesn't capture it."""
 
 HINTS = (
+    (
+        ALIKE,
+        "rename one of them, then: cdc -p FILE register --new-snapshot, because the log keeps the description"
+        " of the table that the connector refuses",
+    ),
     (
         "no longer available on the server",
         "the slot has lost changes, which only a new snapshot makes up for: cdc -p FILE register --new-snapshot",

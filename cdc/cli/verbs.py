@@ -3,6 +3,7 @@ and exit.
 """
 
 import sys
+from dataclasses import replace
 from importlib.metadata import version
 from itertools import islice
 from pathlib import Path
@@ -29,7 +30,7 @@ from cdc.cli.operation import log as operation_log
 from cdc.cli.operation.consent import require_consent
 from cdc.cli.operation.log import recorded
 from cdc.cli.workflow import WorkflowGroup
-from cdc.errors import CdcError, Interrupted, SettingsError
+from cdc.errors import CdcError, ConnectorError, Interrupted, SettingsError
 from cdc.model.trace import trace
 from cdc.runtime.context import Context
 from cdc.runtime.servers import local_stack
@@ -171,28 +172,53 @@ def register(
     Returns once a heartbeat has come through it, so changes arrive.
     """
     from cdc.capture.connector import register as register_connector
-    from cdc.postgres import catalog, source
 
     if new_snapshot:
         name = context.obj.load().pipeline
         warning = f"Connector and slot {name} will be removed: all rows are sent again"
         require_consent(warning, name, yes=yes)
-    catalog_context = context.obj.from_catalog()
-    with source.connect(catalog_context.load().source.dsn) as connection:
-        catalog.refuse_published(connection, catalog_context.pipeline)
-        catalog_context.require_supported_columns(connection)
-        catalog_context.check_views(connection)
-    registered = register_connector(
-        catalog_context.pipeline,
-        catalog_context.tables,
-        another_server=another_server,
-        new_snapshot=new_snapshot,
-        progress=say,
-    )
+    catalog_context = _capturable(context.obj, starts_over=another_server or new_snapshot)
+    try:
+        registered = register_connector(
+            catalog_context.pipeline,
+            catalog_context.tables,
+            another_server=another_server,
+            new_snapshot=new_snapshot,
+            progress=say,
+        )
+    except ConnectorError:
+        # A task that has failed may run on for half a minute, by Connect's word.
+        catalog_context = _capturable(context.obj, starts_over=False)
+        if not catalog_context.left_out:
+            raise
+        registered = register_connector(
+            catalog_context.pipeline, catalog_context.tables, progress=say
+        )
     if as_json:
         return print_json(registered.to_dict())
     out.print(f"connector {context.obj.pipeline.pipeline} is running, its heartbeat has arrived")
     return None
+
+
+def _capturable(context: Context, *, starts_over: bool) -> Context:
+    """The pipeline with the tables that can be captured now, checked. Without a start over, tables
+    that have failed the connector are set aside first.
+    """
+    from cdc.capture.aside import choose_left_out, set_aside
+    from cdc.postgres import catalog, source
+
+    configured = context.load()
+    moved = {} if starts_over else set_aside(configured, progress=say)
+    left_out = choose_left_out(configured, moved)
+    for table, obstacle in left_out.items():
+        say(f"{table} stays aside: {obstacle.reason}")
+    capturable = replace(context.from_catalog(), left_out=tuple(left_out))
+    with source.connect(configured.source.dsn) as connection:
+        catalog.refuse_published(connection, capturable.pipeline, left_out)
+        capturable.require_supported_columns(connection)
+        if not left_out:
+            capturable.check_views(connection)
+    return capturable
 
 
 def hoist_global_options(words: list[str]) -> list[str]:

@@ -4,7 +4,7 @@ accepted form.
 
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache, reduce
 from operator import or_
 from pathlib import Path
@@ -188,6 +188,15 @@ class Pipeline(TopicNames):
         )
         resolved._listed = self.listed
         return resolved
+
+    def without_tables(self, names: Collection[str]) -> "Pipeline":
+        """The same pipeline without these tables."""
+        tables = tuple(entry for entry in self.source.tables if entry.table not in names)
+        narrowed = self.model_copy(
+            update={"source": self.source.model_copy(update={"tables": tables})}
+        )
+        narrowed._listed = self.listed
+        return narrowed
 
     @property
     def changes_kept_s(self) -> float:

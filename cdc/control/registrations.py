@@ -8,11 +8,12 @@ Invariant: written while the connector is stopped, so that it holds for every la
 
 import json
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 
 from cdc.config.settings import Pipeline
 from cdc.errors import AnotherServer, SettingsError, SourceError
 from cdc.kafka.topics import Topics
+from cdc.model.obstacle import Obstacle
 from cdc.model.position import Position, Server
 
 KEY = b"registration"
@@ -68,6 +69,15 @@ class Registration:
     """By topic of a table or a view: which topic of that name it was. Empty if an older version
     wrote it. A run that finds another one here looks at all of its topics again.
     """
+    aside: Mapping[str, Obstacle] = field(default_factory=dict)
+    """By table that was set aside: what keeps a change of it from being sent. It isn't among
+    `tables`, so that all of its rows are sent once it is captured again.
+    """
+
+    @property
+    def names(self) -> list[str]:
+        """All tables that the pipeline has views of: those that are captured, and those aside."""
+        return [*self.tables, *self.aside]
 
     def to_json(self) -> str:
         """The registration as JSON, for its topic."""
@@ -87,7 +97,13 @@ class Registration:
                 for topic, position in fields["since"].items()
             },
             fields.get("topic_ids", {}),
+            {name: Obstacle(word) for name, word in fields.get("aside", {}).items()},
         )
+
+    def set_aside(self, table: str, obstacle: Obstacle) -> "Registration":
+        """The same, with a table that isn't captured for now."""
+        captured = {name: how for name, how in self.tables.items() if name != table}
+        return replace(self, tables=captured, aside={**self.aside, table: obstacle})
 
     def renew(
         self,
@@ -98,7 +114,7 @@ class Registration:
         moved: bool,
     ) -> "Registration":
         """The next registration: `current`, with how tables were sent before, and the ends of dead
-        topics.
+        topics. A table that it doesn't capture stays aside.
         """
         captured = {
             name: table.with_withdrawn(previous.get(name, table))
@@ -110,6 +126,7 @@ class Registration:
             captured,
             {**self.since, **dead},
             current.topic_ids,
+            {name: word for name, word in self.aside.items() if name not in captured},
         )
 
     def start(self, topic: str, topic_id: str) -> tuple[int, ...]:
@@ -148,8 +165,10 @@ def refuse_meaningless(names: Collection[str], pipeline: Pipeline) -> None:
 
 
 def refuse_waiting(registration: Registration | None, names: Iterable[str]) -> None:
-    """Raise SettingsError for tables of the file that aren't captured yet."""
-    captured = registration.tables if registration else None
+    """Raise SettingsError for tables of the file that aren't captured yet. Those aside are a finding
+    of their own.
+    """
+    captured = registration.names if registration else None
     waiting = [] if captured is None else [name for name in names if name not in captured]
     if waiting:
         more = f" and {len(waiting) - 1} more" if waiting[1:] else ""

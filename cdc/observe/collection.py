@@ -17,6 +17,7 @@ from typing import Any
 import structlog
 
 from cdc.capture.new_tables import takes_snapshot
+from cdc.capture.unsendable import read_causes
 from cdc.config.settings import Pipeline
 from cdc.config.view_settings import STATE
 from cdc.control.definitions import Watch, watch
@@ -271,7 +272,9 @@ def read_connector(pipeline: Pipeline) -> ConnectorStatus:
 
     with Connect(pipeline.connect) as connect:
         state = connect.state(pipeline.pipeline)
-    return ConnectorStatus(state.connector, state.tasks, state.trace)
+    change = read_causes(state.causes, pipeline.pipeline)
+    unsendable = f"{change.table or 'a table'}: {change.obstacle.reason}" if change else None
+    return ConnectorStatus(state.connector, state.tasks, state.trace, unsendable)
 
 
 def _takes_snapshot(pipeline: Pipeline) -> bool:

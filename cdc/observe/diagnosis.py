@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from cdc.apply.progress import WORKING
+from cdc.capture.arrival import ALIKE
 from cdc.config.view_settings import SCHEMA, STATE
 from cdc.model.finding import LOOK_AGAIN, Finding, exit_code, find, verdict, worst_first
 from cdc.model.wording import UNKNOWN, clock, duration
@@ -28,6 +29,7 @@ take, and less than a request to a destination may.
 REGISTER = "cdc -p FILE register"
 NEW_SNAPSHOT = f"{REGISTER} --new-snapshot"
 WATCH = "cdc -p FILE status --watch"
+ASIDE = "`register`, or a running `run`, sets that table aside; the others go on."
 IDLE = ("not running", "stopped")
 STATES = {
     "caught up": "its run ended when it had caught up",
@@ -117,6 +119,11 @@ def _find_connector_trouble(status: Status, stopped: str, fix: str) -> Finding |
         return None
     code = "connector-missing" if connector.state == "MISSING" else "connector-stopped"
     code = "connector-failed" if "FAILED" in (connector.state, *connector.tasks) else code
+    if connector.unsendable:
+        message = f"{stopped} at a change that can't be sent, of {connector.unsendable}."
+        return find("table-unsendable", name, f"{message} {ASIDE}", fix)
+    if ALIKE in (connector.trace or ""):
+        fix = NEW_SNAPSHOT
     states = f"connector {connector.state}, task {', '.join(connector.tasks) or 'none'}"
     reason = f": {connector.trace}" if connector.trace else ""
     return find(code, name, f"{stopped} ({states}){reason}", fix)

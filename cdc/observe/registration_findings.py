@@ -7,7 +7,9 @@ from cdc.config.settings import Pipeline
 from cdc.control import registrations
 from cdc.errors import CdcError, Unexpected
 from cdc.kafka.pool import TopicsPool
-from cdc.model.finding import Finding, find_error
+from cdc.model.finding import Finding, find, find_error
+from cdc.model.obstacle import Obstacle
+from cdc.model.wording import full_stopped
 from cdc.postgres import catalog, source
 
 
@@ -22,7 +24,7 @@ def find_registration_troubles(pipeline: Pipeline, pool: TopicsPool) -> list[Fin
         if not registration:
             choice = _choose_tables(conn, pipeline)
             return [choice] if isinstance(choice, Finding) else []
-        captured = registration.tables
+        captured = registration.names
         findings = [
             *_refusal(
                 "another-server", registrations.refuse_another, registration, server, pipeline
@@ -32,6 +34,11 @@ def find_registration_troubles(pipeline: Pipeline, pool: TopicsPool) -> list[Fin
             *_refusal(
                 "server-promoted", registrations.refuse_promoted, registration, server, pipeline
             ),
+        ]
+        findings += [
+            _aside(table, obstacle)
+            for table, obstacle in registration.aside.items()
+            if any(entry.matches(table) for entry in pipeline.listed)
         ]
         # Last: the catalog may not answer, and that must hide none of the others.
         choice = _choose_tables(conn, pipeline)
@@ -59,6 +66,12 @@ def choose_findings(
     if unsure:
         return [unsure] if unsure.exit_code == Unexpected.exit_code or not silent else []
     return changed or []
+
+
+def _aside(table: str, obstacle: Obstacle) -> Finding:
+    message = f"{table} is aside, and its views keep the rows they had: {obstacle.reason}."
+    message += f" {full_stopped(obstacle.remedy)}"
+    return find("table-aside", table, message, "cdc -p FILE register", table=table)
 
 
 def _choose_tables(conn: source.Connection, pipeline: Pipeline) -> catalog.Choice | Finding:

@@ -27,6 +27,8 @@ class ConnectorStatus:
     state: str
     tasks: tuple[str, ...]
     trace: str | None
+    unsendable: str | None = None
+    """What keeps a change from being sent, and of which table, where the trace names that."""
 
     @property
     def running(self) -> bool:

@@ -8,7 +8,7 @@ tables than are captured.
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from psycopg import sql
@@ -153,10 +153,13 @@ def find_tables(conn: Connection, pipeline: Pipeline) -> Choice:
     return choose_tables(pipeline, candidates(conn) if pipeline.patterns else [])
 
 
-def refuse_published(conn: Connection, pipeline: Pipeline) -> None:
-    """Raise SourceError for a published table that exists and that a pattern now leaves out."""
+def refuse_published(conn: Connection, pipeline: Pipeline, aside: Collection[str] = ()) -> None:
+    """Raise SourceError for a published table that exists and that a pattern now leaves out, unless
+    it is aside.
+    """
     if pipeline.patterns:
         published = [name for (name,) in conn.execute(PUBLISHED, [pipeline.pipeline]).fetchall()]
+        published = [name for name in published if name not in aside]
         refuse_slipped(published, find_tables(conn, pipeline), pipeline)
 
 

@@ -19,7 +19,7 @@ def find_topics(pipeline: Pipeline, kafka: Topics) -> list[str]:
     """
     names = {*topic_specs(pipeline), *Ledger(pipeline, kafka).read().original_shapes}
     if registration := registrations.read(kafka, pipeline):
-        names |= {pipeline.topic(table) for table in registration.tables}
+        names |= {pipeline.topic(table) for table in registration.names}
     names |= {topic for topic in kafka.names() if topic.startswith(pipeline.view_topic(""))}
     return sorted(kafka.existing(names))
 

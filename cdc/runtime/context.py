@@ -63,6 +63,8 @@ class Context:
     """Called with the path of Connect's log each time the file is loaded; None where Connect isn't
     a local server.
     """
+    left_out: Collection[str] = ()
+    """Tables that are left out of `pipeline`: they are aside, and can't be captured as they are."""
 
     @cached_property
     def state(self) -> Path:
@@ -79,13 +81,15 @@ class Context:
         from cdc.control.registrations import refuse_meaningless
 
         configured = self.load()
-        if not configured.patterns:
-            return configured
-        captured = None if self.fresh else self._registered_tables(configured)
-        if captured is None:
-            return self._expand_from_catalog(configured)
-        refuse_meaningless(captured, configured)
-        return configured.with_tables(captured)
+        captured = (
+            None if self.fresh or not configured.patterns else self._registered_tables(configured)
+        )
+        if captured is not None:
+            refuse_meaningless(captured, configured)
+            configured = configured.with_tables(captured)
+        elif configured.patterns:
+            configured = self._expand_from_catalog(configured)
+        return configured.without_tables(self.left_out) if self.left_out else configured
 
     @cached_property
     def pipeline_to_show(self) -> settings.Pipeline:
@@ -131,7 +135,7 @@ class Context:
 
         with Topics(configured.kafka) as kafka:
             registration = registrations.read(kafka, configured)
-        return registration.tables.keys() if registration else None
+        return registration.names if registration else None
 
     def _expand_from_catalog(self, configured: settings.Pipeline) -> settings.Pipeline:
         with source.connect(configured.source.dsn) as connection:

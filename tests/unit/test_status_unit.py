@@ -167,6 +167,29 @@ LOWERED = trouble("settings-lowered", "Settings are lowered.")
             ["stopped", "Boom", "register"],
         ),
         (
+            replace(
+                GOOD,
+                connector=ConnectorStatus(
+                    "RUNNING", ("FAILED",), "Boom", "public.a: it is keyless"
+                ),
+            ),
+            [
+                "a change that can't be sent, of public.a: it is keyless.",
+                "sets that table aside",
+                "register.",
+            ],
+        ),
+        # What the connector refuses stays in the log, whatever becomes of the table.
+        (
+            replace(
+                GOOD,
+                connector=ConnectorStatus(
+                    "RUNNING", ("FAILED",), "Table 'a' has columns that differ only by case."
+                ),
+            ),
+            ["columns that differ only by case", "register --new-snapshot."],
+        ),
+        (
             replace(GOOD, connector=ConnectorStatus("MISSING", (), None)),
             ["stopped", "MISSING", "register"],
         ),

@@ -135,6 +135,7 @@ def _apply(
     them.
     """
     from cdc.apply.supervisor import supervise
+    from cdc.capture.lookout import looking_out
     from cdc.cli.screens.run import show_progress
     from cdc.control.definitions import compare_periodically
     from cdc.observe.run_log import writing_runs
@@ -162,6 +163,7 @@ def _apply(
         )
         with (
             compare_periodically(context.load) as uncompared_s,
+            looking_out(context.load),
             writing_runs(pipeline) as run_log,
             show_progress(err, quiet=quiet) as show,
         ):

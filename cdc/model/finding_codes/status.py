@@ -76,6 +76,18 @@ STATUS: Mapping[str, Kind] = {
     "connector-failed": Kind(
         "down", CAPTURE, ConnectorError, "No change leaves Postgres, and the slot keeps the log."
     ),
+    "table-unsendable": Kind(
+        "down",
+        CAPTURE,
+        ConnectorError,
+        "No change of any table leaves Postgres until this one is set aside.",
+    ),
+    "table-aside": Kind(
+        "degraded",
+        CAPTURE,
+        ConnectorError,
+        "Its views show none of its changes until it is captured again.",
+    ),
     "connector-stopped": Kind(
         "down", CAPTURE, ConnectorError, "No change leaves Postgres, and the slot keeps the log."
     ),

@@ -1,0 +1,124 @@
+"""Set a table aside: the connector goes on without it from where it was, so that the others move.
+
+In:  a connector whose task has failed. Out: its settings without the table, and a registration that
+says why.
+Invariant: the registration says that a table is aside before the connector passes a change of it.
+A table that is captured again is new: a floor is set, and all of its rows are sent.
+"""
+
+import time
+from collections.abc import Callable, Collection
+
+from cdc.capture.stuck import StuckTransaction
+from cdc.capture.unsendable import find_table, read_causes
+from cdc.config.settings import Pipeline
+from cdc.connectors.client import Connect, ConnectorState
+from cdc.connectors.debezium import name_patterns, parse_names
+from cdc.control import registrations
+from cdc.control.heartbeat import last_heartbeat
+from cdc.errors import ConnectorError
+from cdc.kafka.topics import Topics
+from cdc.model.obstacle import Obstacle
+from cdc.postgres import source, table_survey
+
+POLL_S = 0.25
+STILL_S = 60.0
+"""Seconds in which some heartbeat has to arrive from a connector that goes on."""
+INCLUDED = "table.include.list"
+LSN = "SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn"
+
+
+def set_aside(
+    pipeline: Pipeline,
+    *,
+    stuck: StuckTransaction | None = None,
+    progress: Callable[[str], None] = lambda _: None,
+) -> dict[str, Obstacle]:
+    """Set aside each table whose change fails the connector's task, and wait until the connector
+    has passed all that is committed now. Returns the tables set aside by this call.
+
+    Does nothing while the task is at work, and where its failure names no table. `stuck` is of the
+    pipeline, for a caller that looks again and again.
+
+    Raises:
+        SourceError, ConnectorError: a server can't be reached, or nothing moves.
+    """
+    name, moved = pipeline.pipeline, dict[str, Obstacle]()
+    stuck = stuck or StuckTransaction(pipeline)
+    with Connect(pipeline.connect) as connect:
+        while (state := connect.state(name)).running and stuck.look():
+            time.sleep(POLL_S)
+        while state.failed:
+            with source.connect(pipeline.source.dsn) as conn, Topics(pipeline.kafka) as topics:
+                registration, config = registrations.read(topics, pipeline), connect.config(name)
+                change = read_causes(state.causes, name)
+                if registration is None or config is None or change is None:
+                    break
+                table = find_table(conn, name, change, registration.tables)
+                if table is None:
+                    break
+                progress(f"{table} is set aside: {change.obstacle.reason}")
+                connect.stop(name)
+                registrations.write(
+                    topics, pipeline, registration.set_aside(table, change.obstacle)
+                )
+                remaining = [other for other in parse_names(config[INCLUDED]) if other != table]
+                connect.put(name, {**config, INCLUDED: name_patterns(remaining)})
+                connect.resume(name)
+                moved[table] = change.obstacle
+                state = _wait_until_passed(pipeline, conn, topics, connect, stuck)
+    return moved
+
+
+def choose_left_out(pipeline: Pipeline, moved: Collection[str]) -> dict[str, Obstacle]:
+    """Choose the tables that stay aside: those that can't be captured as they are now, and those
+    of `moved` whose obstacle a table's definition doesn't show. Returns when the connector has
+    passed what was committed while the others couldn't be captured.
+
+    Raises:
+        SourceError, ConnectorError: a server can't be reached, or nothing moves.
+    """
+    with Topics(pipeline.kafka) as topics:
+        registration = registrations.read(topics, pipeline)
+        if registration is None or not registration.aside:
+            return {}
+        with source.connect(pipeline.source.dsn) as conn, Connect(pipeline.connect) as connect:
+            resolved = pipeline.with_tables(registration.names)
+            refused = table_survey.survey(conn, resolved).refused
+            left_out = {
+                name: obstacle
+                for name, obstacle in registration.aside.items()
+                if name in refused or (name in moved and not obstacle.in_definition)
+            }
+            if len(left_out) < len(registration.aside) and connect.state(pipeline.pipeline).running:
+                stuck = StuckTransaction(pipeline)
+                _wait_until_passed(pipeline, conn, topics, connect, stuck)
+    return left_out
+
+
+def _wait_until_passed(
+    pipeline: Pipeline,
+    conn: source.Connection,
+    topics: Topics,
+    connect: Connect,
+    stuck: StuckTransaction,
+) -> ConnectorState:
+    """Wait until the connector has read what is committed now, or its task fails again."""
+    row = conn.execute(LSN).fetchone()
+    committed = int(row[0]) if row else 0
+    deadline, seen = time.monotonic() + STILL_S, 0
+    while True:
+        state, beat = connect.state(pipeline.pipeline), last_heartbeat(topics, pipeline)
+        if state.failed or (beat and beat.lsn >= committed):
+            return state
+        if beat and beat.lsn > seen:
+            seen, deadline = beat.lsn, time.monotonic() + STILL_S
+        if time.monotonic() > deadline:
+            raise ConnectorError(
+                f"The connector {pipeline.pipeline} goes on without the tables set aside, but nothing"
+                f" has moved for {STILL_S:.0f} s.",
+                hint="run cdc -p FILE status, and look at the worker's log",
+            )
+        if state.running:
+            stuck.look()
+        time.sleep(POLL_S)

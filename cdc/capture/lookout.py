@@ -1,0 +1,156 @@
+"""Look after the connector while a run is at work: set tables aside that fail it, and capture them
+again.
+
+In:  the pipeline file. Out: what `cdc register` would do about such a table, by itself.
+Invariant: nothing else of the file is registered: that waits for `cdc register`. A failure is logged
+and tried again; the streams don't wait for it.
+"""
+
+import re
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import structlog
+
+from cdc.capture.aside import INCLUDED, choose_left_out, set_aside
+from cdc.capture.configuration import configuration
+from cdc.capture.connector import register
+from cdc.capture.stuck import StuckTransaction
+from cdc.capture.unsendable import read_causes
+from cdc.config.settings import Pipeline
+from cdc.connectors.client import Connect, ConnectorState
+from cdc.control import registrations
+from cdc.control.registrations import Registration
+from cdc.errors import SourceError
+from cdc.kafka.topics import Topics
+from cdc.postgres import source, table_survey
+from cdc.sink.remedy import classify
+
+LOOK_S = 2.0
+LATE_S = 2.0
+"""Seconds beyond its interval after which a heartbeat is late: then transactions are looked at."""
+LISTS = (INCLUDED, "column.exclude.list", "message.key.columns", "snapshot.select.statement")
+"""Settings with parts of single tables."""
+LOST = re.compile("ProducerFenced|InvalidProducerEpoch|InvalidTxnState")
+"""Failures of a task that has lost its transaction: it reads the same changes again."""
+# One run of several acts at a time.
+LOCK = "SELECT pg_try_advisory_xact_lock(hashtextextended('cdc.lookout.' || %s, 0))"
+log = structlog.get_logger()
+
+
+@contextmanager
+def looking_out(load: Callable[[], Pipeline]) -> Iterator[None]:
+    """Look every few seconds, in a thread of its own."""
+    lookout = _Lookout(load)
+    threading.Thread(target=lookout.run, name="lookout", daemon=True).start()
+    try:
+        yield
+    finally:
+        lookout.stopping.set()
+
+
+class _Lookout:
+    def __init__(self, load: Callable[[], Pipeline]) -> None:
+        self.stopping = threading.Event()
+        self._load = load
+        self._beats, self._moved = 0, time.monotonic()
+        self._stuck = StuckTransaction(load())
+
+    def run(self) -> None:
+        reported: str | None = None
+        while not self.stopping.wait(LOOK_S):
+            try:
+                self._look(self._load())
+                reported = None
+            # After any failure this thread has to go on. `cdc status` says what is wrong.
+            except Exception as error:
+                failure = classify(error, "the connector")
+                if failure.message != reported:
+                    log.warning(
+                        "connector_not_looked_after", error=failure.message, hint=failure.hint
+                    )
+                reported = failure.message
+
+    def _look(self, pipeline: Pipeline) -> None:
+        with Connect(pipeline.connect) as connect:
+            state = connect.state(pipeline.pipeline)
+            if state.failed and LOST.search(state.causes):
+                log.info("connector_restarted", because="its transaction was ended")
+                connect.restart_failed(pipeline.pipeline)
+                return
+        with Topics(pipeline.kafka) as topics:
+            registration = registrations.read(topics, pipeline)
+            late = self._is_late(pipeline, topics)
+        if registration is None:
+            return
+        if _can_act(state, pipeline) or (state.running and late):
+            with self._turn(pipeline) as is_ours:
+                if is_ours:
+                    set_aside(pipeline, stuck=self._stuck, progress=_log_progress)
+        elif state.running and any(
+            obstacle.in_definition for obstacle in registration.aside.values()
+        ):
+            with self._turn(pipeline) as is_ours:
+                if is_ours:
+                    _take_back(pipeline, registration)
+
+    def _is_late(self, pipeline: Pipeline, topics: Topics) -> bool:
+        """Whether no heartbeat has been committed for longer than one takes."""
+        topic = pipeline.heartbeat_topic
+        beats = sum(topics.ends([topic])[topic].offsets)
+        if beats != self._beats:
+            self._beats, self._moved = beats, time.monotonic()
+        return time.monotonic() - self._moved > pipeline.source.heartbeat_s + LATE_S
+
+    @contextmanager
+    def _turn(self, pipeline: Pipeline) -> Iterator[bool]:
+        with source.connect(pipeline.source.dsn) as conn, conn.transaction():
+            row = conn.execute(LOCK, [pipeline.pipeline]).fetchone()
+            yield row == (True,)
+
+
+def _can_act(state: ConnectorState, pipeline: Pipeline) -> bool:
+    return state.failed and read_causes(state.causes, pipeline.pipeline) is not None
+
+
+def _log_progress(text: str) -> None:
+    log.warning("table_set_aside", what=text)
+
+
+def _without_tables(config: Mapping[str, str]) -> dict[str, str]:
+    """The settings but those that list tables: the registration has been compared with the file."""
+    return {name: value for name, value in config.items() if not name.startswith(LISTS)}
+
+
+def _take_back(pipeline: Pipeline, registration: Registration) -> None:
+    """Capture tables again whose definition is right now. Others wait for `cdc register`: what ails
+    a row isn't seen there.
+    """
+    others = [name for name, word in registration.aside.items() if not word.in_definition]
+    left_out = choose_left_out(pipeline, others)
+    if set(left_out) == set(registration.aside):
+        return
+    listed = pipeline.with_tables(registration.names)
+    unknown = {entry.table for entry in listed.source.tables} - set(registration.names)
+    narrowed = listed.without_tables({*left_out, *unknown})
+    registrations.refuse_changed(registration, narrowed)
+    with source.connect(pipeline.source.dsn) as conn, Topics(pipeline.kafka) as topics:
+        tables = table_survey.describe(conn, narrowed)
+        expected = configuration(
+            narrowed,
+            tables=tables,
+            cluster_id=topics.cluster_id(),
+            unpublished=table_survey.unreplicated_columns(conn, narrowed),
+        )
+    with Connect(pipeline.connect) as connect:
+        current = connect.config(pipeline.pipeline)
+    if _without_tables(current or {}) != _without_tables(expected):
+        back = ", ".join(sorted(registration.aside.keys() - left_out.keys()))
+        raise SourceError(
+            f"{back} could be captured again, and the file has more that isn't registered yet.",
+            hint="cdc -p FILE register",
+        )
+    register(narrowed, tables)
+    log.info("tables_captured_again", tables=sorted(registration.aside.keys() - left_out.keys()))

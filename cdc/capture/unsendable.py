@@ -1,0 +1,79 @@
+"""Find the table whose change has ended the connector's task.
+
+In:  the causes in the task's trace; the slot, which still holds the change. Out: the obstacle and
+the table.
+Invariant: a cause that isn't known is nobody's fault: nothing is found then.
+"""
+
+import re
+import time
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import psycopg
+
+from cdc.model.obstacle import Obstacle
+from cdc.postgres.source import Connection
+
+RELEASE_S = 10.0
+"""Seconds that Postgres may take to notice that a task which has ended reads the slot no more."""
+KEYLESS_TOPIC = re.compile(r"without key in topic partition (\S+)-\d+'")
+EVENT_LSN = re.compile(r"Error while processing event at offset \{.*?\blsn=(\d+)", re.DOTALL)
+# The relation is in each message of a change, after its kind: bytes 2 to 5.
+PENDING = """
+SELECT n.nspname || '.' || c.relname
+FROM pg_logical_slot_peek_binary_changes(%(slot)s::text::name, NULL, NULL, 'proto_version', '1',
+                                         'publication_names', quote_ident(%(slot)s::text)) AS change
+JOIN pg_class c ON c.oid::bigint = ('x' || encode(substr(change.data, 2, 4), 'hex'))::bit(32)::bigint
+JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE chr(get_byte(change.data, 0)) IN ('I', 'U', 'D')
+      AND (%(lsn)s::numeric IS NULL OR change.lsn = '0/0'::pg_lsn + %(lsn)s::numeric)
+ORDER BY length(change.data) DESC LIMIT 1
+"""
+
+
+@dataclass(frozen=True)
+class Unsendable:
+    """A change that can't be sent. `table` is None where the trace names only `lsn`, or neither."""
+
+    obstacle: Obstacle
+    table: str | None = None
+    lsn: int | None = None
+
+
+def read_causes(causes: str, pipeline: str) -> Unsendable | None:
+    """Read which change has ended a task, from the causes in its trace."""
+    if named := KEYLESS_TOPIC.search(causes):
+        return Unsendable(Obstacle.KEYLESS, named[1].removeprefix(f"{pipeline}."))
+    if "RecordTooLargeException" in causes:
+        return Unsendable(Obstacle.TOO_LARGE)
+    if event := EVENT_LSN.search(causes):
+        return Unsendable(Obstacle.UNREADABLE, lsn=int(event[1]))
+    return None
+
+
+def find_table(
+    conn: Connection, slot: str, change: Unsendable, captured: Collection[str]
+) -> str | None:
+    """Find the table of a change that can't be sent: by its name, else in what the slot holds: at
+    its LSN, or as the largest. None if it isn't one of these tables, or if this role may not look.
+
+    Takes as long as decoding all that the connector hasn't confirmed.
+    """
+    table = change.table or _find_pending(conn, slot, change.lsn)
+    return table if table in captured else None
+
+
+def _find_pending(conn: Connection, slot: str, lsn: int | None) -> str | None:
+    deadline = time.monotonic() + RELEASE_S
+    while True:
+        try:
+            row = conn.execute(PENDING, {"slot": slot, "lsn": lsn}).fetchone()
+        except psycopg.errors.ObjectInUse:
+            if time.monotonic() > deadline:
+                return None
+            time.sleep(0.25)
+            continue
+        except (psycopg.errors.InsufficientPrivilege, psycopg.errors.UndefinedObject):
+            return None
+        return row[0] if row else None
