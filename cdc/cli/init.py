@@ -72,7 +72,7 @@ def _draft_from_database(name: str, dsn: str, patterns: "Sequence[str]") -> draf
         unusable = {
             candidate.qualified: candidate.obstacle
             for candidate in candidates
-            if candidate.obstacle and candidate.schema != "cdc"
+            if candidate.obstacle
         }
         no_patterns = not patterns
         if no_patterns:

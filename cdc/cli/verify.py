@@ -13,7 +13,14 @@ from cdc.cli.console import Json, Master, MetricsAddress, out, print_error, prin
 from cdc.cli.observation.notification import notify_comparisons
 from cdc.cli.operation.log import recorded
 from cdc.cli.times import moment_ms, seconds
-from cdc.errors import CdcError, ConnectorError, DivergenceError, SettingsError, UndecidedError
+from cdc.errors import (
+    CdcError,
+    ConnectorError,
+    DivergenceError,
+    SettingsError,
+    SinkError,
+    UndecidedError,
+)
 from cdc.model.trace import trace
 from cdc.model.wording import full_stopped
 from cdc.postgres import table_survey
@@ -81,10 +88,11 @@ def verify(
     """Compare rows and columns of the views with Postgres.
 
     Applications may write meanwhile. Exit 8 when a view differs, 10 when some rows couldn't be
-    decided.
+    decided, or a view couldn't be compared.
     """
     from cdc.observe.metrics import Metrics
     from cdc.spark.session import exit_error
+    from cdc.verify.barrier import Obstacles
     from cdc.verify.comparison import Options
     from cdc.verify.repair import repair as repair_differences
     from cdc.verify.verification import verify as verify_views
@@ -98,7 +106,10 @@ def verify(
         chosen = current.sinks(sink)
         tables, waiting = _select(current, table, [destination.name for destination in chosen])
         options = Options(sample, moment_ms(since) if since else None, rate, timeout)
-        results = verify_views(spark, current.pipeline, tables, chosen, options, tell=say)
+        obstacles = Obstacles(lambda: find_obstacles(_read_progress(current.pipeline), tables))
+        results = verify_views(
+            spark, current.pipeline, tables, chosen, options, tell=say, obstacles=obstacles
+        )
         if repair:
             results = repair_differences(spark, current.pipeline, tables, chosen, options, results)
         notify_comparisons(current, results)
@@ -146,7 +157,12 @@ def _select(
         return context.select_views(name), []
     views = [view for view in context.fitting_views if view.qualified not in waiting]
     unfit = [
-        Comparison(sink, view.qualified, problem=waiting[view.qualified][0])
+        Comparison(
+            sink,
+            view.qualified,
+            problem=waiting[view.qualified][0],
+            hint=waiting[view.qualified][1],
+        )
         for view in table_survey.views_by_name_only(context.pipeline)
         for sink in sinks
         if view.qualified in waiting and name in (None, view.qualified) and view.is_in(sink)
@@ -189,6 +205,31 @@ def _read_progress(pipeline: "Pipeline") -> "Mapping[str, Progress]":
 
     with Topics(pipeline.kafka) as kafka:
         return read_runs(pipeline, kafka).progress
+
+
+def find_obstacles(
+    progress: "Mapping[str, Progress]", tables: "Sequence[Table]"
+) -> "dict[tuple[str, str], CdcError]":
+    """Find the views that a run has set aside until somebody acts, by sink and table, each with an
+    error that has the reason and the command. What a run has said that is over counts no more.
+
+    A table that documents are made from, set aside by what makes them, holds up each view made from
+    it.
+    """
+    from cdc.apply.progress import LIVING
+    from cdc.config.view_settings import STATE
+
+    obstacles: dict[tuple[str, str], CdcError] = {
+        (sink, table): SinkError(full_stopped(reason), hint=hint, sink=sink, table=table)
+        for sink, snapshot in progress.items()
+        if snapshot.state in LIVING
+        for table, (reason, hint) in snapshot.aside.items()
+    }
+    for view in tables:
+        for name, _ in view.derivation.tables if view.derivation else ():
+            if (STATE, name) in obstacles:
+                obstacles.setdefault((STATE, view.qualified), obstacles[STATE, name])
+    return obstacles
 
 
 def repeat(
@@ -261,10 +302,13 @@ def report(results: "Sequence[Comparison]", as_json: bool) -> None:
     if not results:
         raise UndecidedError("There was no view to compare.", hint="cdc -p FILE status")
     if uncompared := [result for result in results if result.problem]:
+        first = uncompared[0]
+        names = ", ".join(f"{result.table} in {result.sink}" for result in uncompared)
         raise UndecidedError(
-            f"{len(uncompared)} of {len(results)} views weren't compared, for they wait:"
-            f" {', '.join(sorted({result.table for result in uncompared}))}.",
-            hint="cdc -p FILE status",
+            f"{len(uncompared)} of {len(results)} views weren't compared, for they wait: {names}."
+            f" {full_stopped(first.problem or '')}",
+            hint=first.hint or "cdc -p FILE status",
+            more=len(uncompared) - 1,
         )
     if undecided:
         first = next(result for result in results if result.undecided)

@@ -31,7 +31,7 @@ SELECT n.nspname::text AS schema, c.relname::text AS name, c.relkind::text AS ki
         WHERE d.classid = 'pg_class'::regclass AND d.objid = c.oid AND d.deptype = 'e'
               AND d.refclassid = 'pg_extension'::regclass LIMIT 1) AS extension
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND n.nspname !~ '^pg_' AND n.nspname <> 'information_schema'
+WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND n.nspname !~ '^pg_' AND n.nspname NOT IN ('information_schema', 'cdc')
 ORDER BY 1, 2
 """
 PUBLISHED = (
@@ -68,7 +68,6 @@ class Candidate:
     def obstacle(self) -> str | None:
         """Why a pattern leaves the relation out; None if it doesn't."""
         reasons = {
-            "the pipeline's own": self.schema == "cdc",
             f"{KINDS.get(self.kind)}: the log has rows of tables only": self.kind in KINDS,
             f"a partition of {self.root}, which has its rows": self.root is not None,
             f"of the extension {self.extension}": self.extension is not None,
@@ -106,7 +105,9 @@ class Choice:
 
 
 def candidates(conn: Connection) -> list[Candidate]:
-    """All relations of the database that a pattern may match."""
+    """All relations of the database that a pattern may match: no tables of Postgres, and none of the
+    pipeline's own.
+    """
     with conn.cursor(row_factory=class_row(Candidate)) as cursor:
         return cursor.execute(CANDIDATES).fetchall()
 

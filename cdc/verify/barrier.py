@@ -5,13 +5,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cdc.config.settings import Pipeline
+from cdc.config.view_settings import STATE
 from cdc.control.control_topics import Truncations
 from cdc.control.floors import Floors
 from cdc.control.heartbeat import last_heartbeat
-from cdc.errors import ConnectorError, SinkUnavailable
-from cdc.kafka.log_refusals import refuse_incomparable
+from cdc.errors import CdcError, ConnectorError, SinkRejected, SinkUnavailable
+from cdc.kafka.log_refusals import Discontinued, refuse_incomparable
 from cdc.kafka.topics import Topics
-from cdc.model.position import Position, Reach, distance
+from cdc.model.position import Position, Reach, ViewCheckpoint, distance
 from cdc.model.table import Table
 from cdc.model.wording import full_stopped
 from cdc.postgres import source
@@ -24,20 +25,61 @@ SILENT_S = 4.0
 AWAY_S = 10.0
 """Seconds that a sink may be away during a wait. A server that starts, or a new shard, answers
 within them."""
+ASK_S = 1.0
+"""Seconds between two questions what runs say about views."""
+LASTING_S = 15.0
+"""Seconds for which a run has to say the same. It looks every 10 s whether a view can go on again, and
+publishes that within 5 s: what it still says then was not repaired before the wait."""
+View = tuple[str, str]
+"""A sink and a table, by their names."""
+
+
+class Obstacles:
+    """The views that don't move until somebody acts.
+
+    find    reads what runs say: an error with its command for each such view. Of the sink STATE it
+            is a view whose documents aren't made.
+    """
+
+    def __init__(self, find: Callable[[], Mapping[View, CdcError]]) -> None:
+        self._find = find
+        self._reported: Mapping[View, CdcError] = {}
+        self._first_seen: dict[View, float] = {}
+        self._asked_at = float("-inf")
+
+    def lasting(self) -> dict[View, CdcError]:
+        """The obstacles that have been reported for LASTING_S without a break."""
+        now = time.monotonic()
+        if now - self._asked_at >= ASK_S:
+            self._reported = self._find()
+            self._asked_at = now
+            self._first_seen = {view: self._first_seen.get(view, now) for view in self._reported}
+        return {
+            view: error
+            for view, error in self._reported.items()
+            if now - self._first_seen[view] >= LASTING_S
+        }
 
 
 @dataclass(frozen=True)
 class WaitOptions:
-    """Options of a wait: its limit and its callbacks. Both callbacks run in the thread that waits.
+    """Options of a wait: its limit and its callbacks. All callbacks run in the thread that waits.
 
     timeout_s   seconds after which the wait fails
     on_poll     called after every unsuccessful poll; ends the wait by raising
     tell        called every 4 s with a sentence: what the wait is for
+    obstacles   asked while a view is behind: one that doesn't move is not waited for. None: it is,
+                and one that never gets there ends the wait with its error
     """
 
     timeout_s: float
     on_poll: Callable[[], object] = lambda: None
     tell: Callable[[str], object] = lambda _: None
+    obstacles: Obstacles | None = None
+
+    def lasting_obstacles(self) -> Mapping[View, CdcError]:
+        """See `Obstacles.lasting`."""
+        return self.obstacles.lasting() if self.obstacles else {}
 
 
 @dataclass(frozen=True)
@@ -60,20 +102,47 @@ class Barrier:
 
     def problems(self, sink: Sink, tables: Sequence[Table]) -> dict[Table, str]:
         """Return `problem` of each view that has one, with as few requests as the sink needs."""
-        checkpoints, problems = positions(sink, tables), {}
+        checkpoints = positions(sink, tables)
+        listed = (
+            (table, self._problem(sink, table, checkpoints[table.qualified])) for table in tables
+        )
+        return {table: problem for table, problem in listed if problem}
+
+    def sort(
+        self, sink: Sink, tables: Sequence[Table]
+    ) -> tuple[dict[Table, str], dict[Table, CdcError]]:
+        """Return `problems`, and apart from them the views that never pass, each with its error."""
+        stopped: dict[Table, CdcError] = {}
+        checkpoints: dict[str, ViewCheckpoint | None] = {}
+        try:
+            checkpoints |= positions(sink, tables)
+        except SinkRejected:
+            # One view spoils the answer for all: each is asked by itself.
+            for table in tables:
+                try:
+                    checkpoints[table.qualified] = sink.position(table)
+                except SinkRejected as error:
+                    stopped[table] = error
+        problems: dict[Table, str] = {}
         for table in tables:
-            lag = distance(
-                checkpoints[table.qualified],
-                self.ends[table.topic],
-                self.floors.number(table.qualified),
-            )
-            refuse_incomparable(sink.name, table, lag)
-            if not lag.reached:
-                state = (
-                    f"is {lag.offsets} offsets behind" if lag.reach is Reach.BEHIND else lag.reach
-                )
-                problems[table] = f"{table.qualified} in {sink.name} {state}"
-        return problems
+            if table in stopped:
+                continue
+            try:
+                problem = self._problem(sink, table, checkpoints[table.qualified])
+            except Discontinued as error:
+                stopped[table] = error
+                continue
+            if problem:
+                problems[table] = problem
+        return problems, stopped
+
+    def _problem(self, sink: Sink, table: Table, stored: ViewCheckpoint | None) -> str | None:
+        lag = distance(stored, self.ends[table.topic], self.floors.number(table.qualified))
+        refuse_incomparable(sink.name, table, lag)
+        if lag.reached:
+            return None
+        state = f"is {lag.offsets} offsets behind" if lag.reach is Reach.BEHIND else lag.reach
+        return f"{table.qualified} in {sink.name} {state}"
 
 
 def wait_until_current(
@@ -84,10 +153,12 @@ def wait_until_current(
     timeout_s: float,
     on_poll: Callable[[], object] = lambda: None,
     tell: Callable[[str], object] = lambda _: None,
-) -> float:
-    """Wait until the views hold what is committed now; return the seconds it took.
+    obstacles: Obstacles | None = None,
+) -> dict[View, CdcError]:
+    """Wait until the views hold what is committed now.
 
-    Callbacks: see `WaitOptions`.
+    Returns the views that weren't waited for, since they don't move, each with its error. Without
+    `obstacles` there are none. Options: see `WaitOptions`.
 
     Raises:
         ConnectorError: not within timeout_s; names the hop that is behind.
@@ -100,11 +171,10 @@ def wait_until_current(
         ).fetchone() or (0,)
     with Topics(pipeline.kafka) as kafka:
         barrier = place_barrier(
-            pipeline, kafka, tables, now_ms, WaitOptions(timeout_s, on_poll, tell)
+            pipeline, kafka, tables, now_ms, WaitOptions(timeout_s, on_poll, tell, obstacles)
         )
     remaining_s = start + timeout_s - time.monotonic()
-    await_barrier(barrier, tables, sinks, WaitOptions(remaining_s, on_poll, tell))
-    return time.monotonic() - start
+    return await_barrier(barrier, tables, sinks, WaitOptions(remaining_s, on_poll, tell, obstacles))
 
 
 def place_barrier(
@@ -118,7 +188,8 @@ def place_barrier(
     topics one by one.
 
     A view of several tables has a second hop: what was committed is in its topic once the documents
-    are current in all topics that they are made of.
+    are current in all topics that they are made of. A view whose documents aren't made until
+    somebody acts isn't waited for.
 
     Raises:
         ConnectorError: no heartbeat in time, or documents aren't current.
@@ -155,8 +226,13 @@ def _await_documents(
 
     def lagging_documents() -> list[str]:
         notes = read()
+        late = {view: late_topics(notes, view, ends, floors.number) for view in views}
+        stopped = options.lasting_obstacles() if any(late.values()) else {}
         behind = dict.fromkeys(
-            topic for view in views for topic in late_topics(notes, view, ends, floors.number)
+            topic
+            for view, names in late.items()
+            if (STATE, view.qualified) not in stopped
+            for topic in names
         )
         return [f"documents are behind in {topic}: is `cdc run` at work?" for topic in behind]
 
@@ -165,33 +241,63 @@ def _await_documents(
 
 def await_barrier(
     barrier: Barrier, tables: Sequence[Table], sinks: Sequence[Sink], options: WaitOptions
-) -> None:
+) -> dict[View, CdcError]:
     """Wait until every view has passed a barrier.
 
+    Returns the views that weren't waited for, since they don't move, each with its error. Without
+    `options.obstacles` there are none.
+
     Raises:
+        CdcError: there are no `obstacles`, and a view never gets there.
         ConnectorError: not in time; names the hop that is behind.
         SinkUnavailable: a sink has been away for 10 s.
     """
     waiting = [(sink, [table for table in tables if table.is_in(sink.name)]) for sink in sinks]
     last_answer = time.monotonic()
+    not_awaited: dict[View, CdcError] = {}
 
     def lagging_views() -> list[str]:
         nonlocal last_answer
         # A view that has passed isn't polled again: with many tables the requests are what takes
         # the time.
         try:
-            problems = [
-                (sink, barrier.problems(sink, pending)) for sink, pending in waiting if pending
+            sorted_views = [
+                (sink, *barrier.sort(sink, pending)) for sink, pending in waiting if pending
             ]
-        except SinkUnavailable as error:
+        except SinkUnavailable as away:
             if time.monotonic() - last_answer > AWAY_S:
                 raise
-            return [error.message]
+            return [away.message]
         last_answer = time.monotonic()
-        waiting[:] = [(sink, list(late)) for sink, late in problems]
-        return [problem for _, late in problems for problem in late.values()]
+        is_late = any(late for _, late, _ in sorted_views)
+        lasting = options.lasting_obstacles() if is_late else {}
+        waiting.clear()
+        problems: list[str] = []
+        for sink, late, stopped in sorted_views:
+            if stopped and not options.obstacles:
+                raise next(iter(stopped.values()))
+            errors = stopped | {
+                table: lasting[sink.name, table.qualified]
+                for table in late
+                if (sink.name, table.qualified) in lasting
+            }
+            not_awaited.update({(sink.name, table.qualified): errors[table] for table in errors})
+            pending = [table for table in late if table not in errors]
+            waiting.append((sink, pending))
+            problems += [late[table] for table in pending]
+        return problems
 
     _wait_while(lagging_views, options)
+    if any(table.derivation for table in tables):
+        # A view that gets no documents isn't behind its own topic, and isn't current either.
+        lasting = options.lasting_obstacles()
+        not_awaited |= {
+            (sink.name, table.qualified): lasting[STATE, table.qualified]
+            for sink in sinks
+            for table in tables
+            if table.is_in(sink.name) and (STATE, table.qualified) in lasting
+        }
+    return not_awaited
 
 
 def _wait_while(find_problems: Callable[[], list[str]], options: WaitOptions) -> None:

@@ -23,6 +23,7 @@ from cdc.model.table import Table
 from cdc.postgres.row_query import BUCKET_DIGITS, BUCKETS, Sample, sample_condition
 from cdc.sink.capabilities import GroupScanner
 from cdc.sink.contract import Sink
+from cdc.verify.barrier import View
 from cdc.verify.comparison import Comparison
 from cdc.verify.row_sums import Comparable, RowSums, sum_rows
 from cdc.verify.source_group import group_tables, rows_of_group, table_sizes
@@ -35,8 +36,6 @@ SCHEMA = "side string, table string, unread boolean, rows long, folded long, tot
 SUM_COLUMNS = ["side", "table", "unread", "rows", "folded", "total"]
 SOURCE = ""
 """The side of Postgres, in place of a sink's name."""
-View = tuple[str, str]
-"""A sink's name and a table's."""
 SumsByView = dict[View, RowSums | None]
 """None: the view couldn't be read. A view without an entry has no rows."""
 Read = Callable[[Iterator["pa.RecordBatch"]], Iterator["pa.RecordBatch"]]

@@ -29,7 +29,7 @@ from cdc.model.table import Table
 from cdc.postgres.row_query import Sample, sample_condition
 from cdc.sink.contract import Sink
 from cdc.verify import bucket_hashes, recent_changes
-from cdc.verify.barrier import Barrier, WaitOptions, await_barrier, place_barrier
+from cdc.verify.barrier import Barrier, Obstacles, WaitOptions, await_barrier, place_barrier
 from cdc.verify.comparison import MAX_DIFFERENCES, Comparison, Difference, Options
 from cdc.verify.source_rows import SourceReader, SourceSnapshot
 
@@ -49,6 +49,7 @@ class VerificationTask:
     options: Options
     sample: Sample | None = None
     tell: Tell = lambda _: None
+    obstacles: Obstacles | None = None
 
 
 class TableVerification:
@@ -59,7 +60,8 @@ class TableVerification:
     ) -> None:
         self._spark, self._pipeline, self._kafka = spark, pipeline, kafka
         self._table, self._sinks, self._options = task.table, task.sinks, task.options
-        self._sample, self._tell = task.sample, task.tell
+        self._sample = task.sample
+        self._wait = WaitOptions(task.options.timeout_s, tell=task.tell, obstacles=task.obstacles)
         self._reader = SourceReader(spark, task.options.rate)
         self._truncations = Truncations(pipeline, kafka)
         self._comparisons = {
@@ -129,6 +131,7 @@ class TableVerification:
                     source_rows = self._reader.rows_in_buckets(snapshot, buckets)
                 expected = bucket_hashes.persist(frames, source_rows)
             barrier = self._await_barrier(snapshot.taken_ms, sinks)
+            sinks = [sink for sink in sinks if not self._comparisons[sink.name].problem]
             wrong = {}
             for sink in sinks:
                 if suspects:
@@ -174,9 +177,12 @@ class TableVerification:
         return ids
 
     def _await_barrier(self, taken_ms: float, sinks: Sequence[Sink]) -> Barrier:
-        options = WaitOptions(self._options.timeout_s, tell=self._tell)
-        barrier = place_barrier(self._pipeline, self._kafka, [self._table], taken_ms, options)
-        await_barrier(barrier, [self._table], sinks, options)
+        """Wait for the views. One that doesn't move until somebody acts gets its problem noted."""
+        barrier = place_barrier(self._pipeline, self._kafka, [self._table], taken_ms, self._wait)
+        not_awaited = await_barrier(barrier, [self._table], sinks, self._wait)
+        for (name, _), error in not_awaited.items():
+            self._comparisons[name].problem = error.message
+            self._comparisons[name].hint = error.hint
         return barrier
 
     def _still_past(self, barrier: Barrier, sink: Sink) -> bool:

@@ -18,8 +18,8 @@ from cdc.kafka.topics import Topics
 from cdc.model.table import Table
 from cdc.sink.contract import Sink
 from cdc.verify import bucket_hashes
-from cdc.verify.barrier import wait_until_current
-from cdc.verify.census import View, equal_small_views, sample_range
+from cdc.verify.barrier import Obstacles, View, wait_until_current
+from cdc.verify.census import equal_small_views, sample_range
 from cdc.verify.comparison import Comparison, Options
 from cdc.verify.source_rows import SourceReader, SourceSnapshot
 from cdc.verify.table_verification import (
@@ -41,26 +41,38 @@ def verify(
     options: Options = ALL_ROWS,
     *,
     tell: Tell = lambda _: None,
+    obstacles: Obstacles | None = None,
 ) -> list[Comparison]:
     """Wait for the views, compare them, and compare again what changed.
 
     Returns a comparison per table and sink. `tell` is called with sentences about steps and waits.
+    With `obstacles`, a view that doesn't move until somebody acts isn't waited for: its comparison
+    has the problem, and the other views are compared.
 
     Raises:
-        ConnectorError: a view isn't past the barrier in time; names the hop that is late.
+        ConnectorError: a view isn't past the barrier in time; names the hop that is late. Without
+            `obstacles`, also for a view that never gets there.
         SettingsError: more keys have changed than can be compared one by one.
         SourceError, SinkError: a server can't be read.
     """
-    wait_until_current(pipeline, tables, sinks, timeout_s=options.timeout_s, tell=tell)
-    compared: dict[View, Comparison] = {}
+    not_awaited = wait_until_current(
+        pipeline, tables, sinks, timeout_s=options.timeout_s, tell=tell, obstacles=obstacles
+    )
+    compared = {
+        view: Comparison(*view, scope=options.scope, problem=error.message, hint=error.hint)
+        for view, error in not_awaited.items()
+    }
+    compared_tables = [table for table in tables if _pending(table, sinks, compared)]
     # The same sample for all comparisons: rows that differ in the census must be among those
     # compared next.
     sample = sample_range(options.sample) if options.sample is not None else None
     if options.since_ms is None:
         reader = SourceReader(spark, options.rate)
-        equal = equal_small_views(reader, pipeline.source.dsn, tables, sinks, sample, tell)
+        equal = equal_small_views(reader, pipeline.source.dsn, compared_tables, sinks, sample, tell)
         compared |= {
-            view: replace(comparison, scope=options.scope) for view, comparison in equal.items()
+            view: replace(comparison, scope=options.scope)
+            for view, comparison in equal.items()
+            if view not in compared
         }
     with Topics(pipeline.kafka) as kafka:
         for number, table in enumerate(tables, start=1):
@@ -69,7 +81,7 @@ def verify(
                 continue
             names = ", ".join(sink.name for sink in pending)
             tell(f"comparing {table.qualified} ({number} of {len(tables)}) with {names}")
-            task = VerificationTask(table, pending, options, sample, tell)
+            task = VerificationTask(table, pending, options, sample, tell, obstacles)
             results = TableVerification(spark, pipeline, kafka, task).result()
             compared |= {(comparison.sink, comparison.table): comparison for comparison in results}
     return _in_order(compared, tables, sinks)

@@ -7,9 +7,11 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
+from cdc.config.settings import CONTROL_TABLES
 from cdc.errors import SettingsError, SourceError
+from cdc.migrations import migrate
 from cdc.model.table import Column
-from cdc.postgres import replication_slot, source, table_survey
+from cdc.postgres import catalog, replication_slot, source, table_survey
 from tests.support.pipelines import NOWHERE, pipeline
 from tests.support.postgres import PASSWORD, strict_postgres
 from tests.support.wait import wait_until
@@ -221,3 +223,30 @@ def test_a_dsn_that_is_none() -> None:
     with pytest.raises(SettingsError) as caught:
         source.connect("postgresql://owner:s3cret@@ half/x")
     assert "s3cret" not in caught.value.message
+
+
+@pytest.mark.parametrize("pattern", ["*.*", "c*.*"])
+def test_no_pattern_means_the_pipelines_own_tables(postgres_dsn: str, pattern: str) -> None:
+    """They are published, and no refusal of a table that a pattern leaves out is about them: its
+    advice would be to publish the journal no more.
+    """
+    chosen = pipeline("shop", postgres_dsn, pattern)
+    with source.connect(postgres_dsn) as connection:
+        connection.execute("CREATE SCHEMA crm; CREATE TABLE crm.orders (id int PRIMARY KEY)")
+        migrate(connection)
+        tables = ", ".join(["crm.orders", *CONTROL_TABLES])
+        connection.execute(f"CREATE PUBLICATION shop FOR TABLE {tables}".encode())
+        catalog.refuse_published(connection, chosen)
+        choice = catalog.find_tables(connection, chosen)
+    assert choice == catalog.Choice(("crm.orders",), {})
+
+
+def test_a_pattern_of_the_pipelines_own_schema_matches_nothing(postgres_dsn: str) -> None:
+    with source.connect(postgres_dsn) as connection:
+        connection.execute("CREATE SCHEMA crm; CREATE TABLE crm.orders (id int PRIMARY KEY)")
+        migrate(connection)
+        with pytest.raises(
+            SettingsError, match=r"cdc\.\* in source.tables matches no table"
+        ) as caught:
+            catalog.find_tables(connection, pipeline("shop", postgres_dsn, "cdc.*"))
+    assert "tables are in: crm" in caught.value.hint

@@ -40,7 +40,8 @@ from cdc.sink import factory
 from cdc.sink.capabilities import GroupScanner
 from cdc.sink.contract import Sink
 from cdc.verify import barrier
-from cdc.verify.census import View, take_census
+from cdc.verify.barrier import View
+from cdc.verify.census import take_census
 from cdc.verify.comparison import Comparison
 from cdc.verify.source_rows import SourceReader
 from cdc.verify.verification import compare

@@ -5,12 +5,13 @@ from dataclasses import dataclass
 import pytest
 
 from cdc.control.floors import Floors
-from cdc.errors import ConnectorError, SinkUnavailable
+from cdc.errors import ConnectorError, SinkError, SinkUnavailable
 from cdc.model.position import Position, ViewCheckpoint
 from cdc.model.table import Table
+from cdc.sink.contract import SchemaMismatch
 from cdc.sinks.memory import Memory
 from cdc.verify import barrier
-from cdc.verify.barrier import Barrier, WaitOptions, await_barrier
+from cdc.verify.barrier import Barrier, Obstacles, View, WaitOptions, await_barrier
 
 TABLE = Table("public", "items", (), ("id",), "shop.public.items")
 END = Position("id", (3,))
@@ -53,3 +54,63 @@ def test_a_view_that_never_gets_there_is_told() -> None:
     sink.stored.clear()
     with pytest.raises(ConnectorError, match="3 offsets behind"):
         await_barrier(Barrier({TABLE.topic: END}, Floors()), [TABLE], [sink], WaitOptions(0))
+
+
+OTHER_TABLE = Table("public", "orders", (), ("id",), "shop.public.orders")
+BOTH = Barrier({TABLE.topic: END, OTHER_TABLE.topic: END}, Floors())
+STOPPED = SinkError("The view was made for other columns.", hint="cdc -p FILE rebuild cache")
+
+
+def test_a_view_that_a_run_has_set_aside_does_not_hold_up_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(barrier, "LASTING_S", 0.2)
+    monkeypatch.setattr(barrier, "ASK_S", 0.0)
+    sink = Starting(0)
+    sink.stored[OTHER_TABLE.qualified] = ViewCheckpoint(Position("id", (2,)))
+    stopped = {("cache", OTHER_TABLE.qualified): STOPPED}
+    options = WaitOptions(30, obstacles=Obstacles(lambda: stopped))
+    assert await_barrier(BOTH, [TABLE, OTHER_TABLE], [sink], options) == stopped
+
+
+def test_what_a_run_says_no_more_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run looks now and then whether a view can go on: what it said before may be over."""
+    monkeypatch.setattr(barrier, "ASK_S", 0.0)
+    sink = Starting(0)
+    sink.stored[OTHER_TABLE.qualified] = ViewCheckpoint(Position("id", (2,)))
+    reports = iter([{("cache", OTHER_TABLE.qualified): STOPPED}] * 2)
+
+    def find() -> dict[View, SinkError]:
+        report = next(reports, None)
+        if report is None:
+            sink.stored[OTHER_TABLE.qualified] = ViewCheckpoint(END)
+        return report or {}
+
+    options = WaitOptions(30, obstacles=Obstacles(find))
+    assert await_barrier(BOTH, [TABLE, OTHER_TABLE], [sink], options) == {}
+
+
+def test_a_view_of_a_former_topic_does_not_hold_up_the_others() -> None:
+    """Its offsets count other records, whatever a run says: it never gets there."""
+    sink = Starting(0)
+    sink.stored[OTHER_TABLE.qualified] = ViewCheckpoint(Position("former", (3,)))
+    options = WaitOptions(30, obstacles=Obstacles(dict))
+    not_awaited = await_barrier(BOTH, [TABLE, OTHER_TABLE], [sink], options)
+    (error,) = not_awaited.values()
+    assert not_awaited == {("cache", OTHER_TABLE.qualified): error}
+    assert error.hint == "cdc -p FILE rebuild cache --table public.orders"
+    # Who needs every view is refused.
+    with pytest.raises(ConnectorError, match="another topic"):
+        await_barrier(BOTH, [TABLE, OTHER_TABLE], [sink], WaitOptions(30))
+
+
+def test_a_view_whose_position_is_refused_does_not_hold_up_the_others() -> None:
+    class Refusing(Starting):
+        def position(self, table: Table) -> ViewCheckpoint | None:
+            if table == OTHER_TABLE:
+                raise SchemaMismatch(table, self.name)
+            return super().position(table)
+
+    options = WaitOptions(30, obstacles=Obstacles(dict))
+    not_awaited = await_barrier(BOTH, [TABLE, OTHER_TABLE], [Refusing(0)], options)
+    assert not_awaited.keys() == {("cache", OTHER_TABLE.qualified)}

@@ -5,15 +5,20 @@ from collections.abc import Sequence
 
 import pytest
 
+from cdc.apply.progress import Progress, RunState
 from cdc.cli.console import out
 from cdc.cli.screens.verify import draw_comparisons
-from cdc.cli.verify import report
+from cdc.cli.verify import find_obstacles, report
 from cdc.errors import DivergenceError, UndecidedError
+from cdc.model.table import Derivation, Table
 from cdc.verify.comparison import PROOFS, Comparison, prove
 
 EQUAL = Comparison("cache", "public.busy", source_rows=10, view_rows=10)
 UNDECIDED = Comparison("search", "public.busy", source_rows=10, view_rows=10, undecided=3)
 REBUILD = "cdc -p FILE rebuild search --table public.busy"
+WAITING = Comparison(
+    "search", "public.items", problem="The view was made for other columns.", hint=REBUILD
+)
 WRONG = Comparison("warehouse", "public.busy", source_rows=10, view_rows=9, missing=1, undecided=2)
 
 
@@ -39,6 +44,8 @@ def test_what_is_undecided_after_a_repair_is_not_repaired() -> None:
         ([EQUAL, UNDECIDED], UndecidedError, 10),
         ([UNDECIDED, WRONG], DivergenceError, 8),
         ([], UndecidedError, 10),
+        ([EQUAL, WAITING], UndecidedError, 10),
+        ([WAITING, WRONG], DivergenceError, 8),
     ],
 )
 def test_each_verdict_has_its_exit_code(
@@ -73,6 +80,40 @@ def test_the_table_says_it_in_words(capsys: pytest.CaptureFixture[str]) -> None:
     assert "3 undecided" in lines[2]
     assert "equal" not in lines[2]
     assert "differs" in lines[3]
+
+
+def test_a_view_that_was_not_compared_has_its_reason_and_its_command(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.raises(UndecidedError, match=r"public\.items in search.*other columns") as caught:
+        report([EQUAL, WAITING], as_json=False)
+    assert caught.value.hint == REBUILD
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "not compared" in printed
+    assert "other columns" in printed
+    assert "rebuild search --table public.busy" in printed
+
+
+def test_a_run_that_works_says_which_views_do_not_move() -> None:
+    """An ended one may have been right, and the view repaired since."""
+    items = Table("public", "items", (), ("id",), "shop.public.items")
+    derivation = Derivation("", (("public.items", items.topic),), ("cache",))
+    view = Table("view", "item_docs", (), ("id",), "shop.view.item_docs", derivation=derivation)
+    aside = {"public.items": ["there is no topic", "cdc -p FILE register"]}
+    progress = {
+        "cache": Progress("cache", RunState.STOPPED, aside=aside),
+        "search": Progress("search", RunState.APPLYING, aside=aside),
+        "documents": Progress("documents", RunState.APPLYING, aside=aside),
+    }
+    obstacles = find_obstacles(progress, [items, view])
+    # Documents are made from a table that waits: none of theirs is current.
+    assert obstacles.keys() == {
+        ("search", "public.items"),
+        ("documents", "public.items"),
+        ("documents", "view.item_docs"),
+    }
+    error = obstacles["search", "public.items"]
+    assert (error.message, error.hint) == ("there is no topic.", "cdc -p FILE register")
 
 
 def test_a_proof_looks_again_at_what_it_could_not_decide() -> None:

@@ -8,6 +8,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from cdc.cli.screens.grid import make_grid
+from cdc.cli.screens.phrases import with_advice
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,7 +41,7 @@ def draw_comparisons(results: Sequence[Comparison]) -> RenderableType:
         for difference in result.sample
     ]
     waiting = [
-        Text(f"{result.table} in {result.sink}: {result.problem}")
+        Text(with_advice(f"{result.table} in {result.sink}: {result.problem}", result.hint or ""))
         for result in results
         if result.problem
     ]
