@@ -141,6 +141,7 @@ def _take_back(pipeline: Pipeline, registration: Registration) -> None:
         expected = configuration(
             narrowed,
             tables=tables,
+            server_version=conn.info.server_version,
             cluster_id=topics.cluster_id(),
             unpublished=table_survey.unreplicated_columns(conn, narrowed),
         )

@@ -23,7 +23,7 @@ class Administration(Elasticsearch):
         super().__init__([node(url)])
         self._request = request
 
-    def perform_request(  # noqa: PLR0913
+    def perform_request(
         self,
         method: str,
         path: str,
