@@ -155,3 +155,35 @@ def test_each_comparison_is_of_the_tables_as_they_are_then(world: "World") -> No
         finally:
             verifying.terminate()
             verifying.wait(60)
+
+
+def test_a_view_that_waits_for_a_rebuild_does_not_hold_up_the_others(world: "World") -> None:
+    """It is named with its command, and no verdict is of success."""
+    world.sql(
+        "CREATE TABLE retyped (id int PRIMARY KEY, n int)",
+        "INSERT INTO retyped VALUES (1, 1)",
+        "CREATE TABLE calm (id int PRIMARY KEY)",
+        "INSERT INTO calm SELECT generate_series(1, 20)",
+    )
+    world.write_file("public.retyped", "public.calm")
+    world.cdc("migrate")
+    world.cdc("register")
+    with world.running("search"):
+        world.settle(sinks=["search"])
+        world.sql(
+            "ALTER TABLE retyped ALTER COLUMN n TYPE text USING n::text",
+            "INSERT INTO retyped VALUES (2, 'two')",
+        )
+        wait_until(lambda: world.progress()["search"].aside, 60, "the view to be set aside")
+        verified = world.cdc("verify", "--sink", "search", "--timeout", "90", "--json", code=10)
+        views = {view["table"]: view for view in json.loads(verified.stdout)["views"]}
+        assert views["public.calm"]["verdict"] == "equal"
+        assert views["public.calm"]["source_rows"] == 20
+        assert views["public.retyped"]["verdict"] == "undecided"
+        command = "cdc -p FILE rebuild search --table public.retyped"
+        assert views["public.retyped"]["hint"] == command
+        assert "public.retyped in search" in verified.stderr + verified.stdout
+        # Whoever does what is printed gets a verdict.
+        world.rebuild("search", "public.retyped")
+        world.settle(sinks=["search"])
+        world.cdc("verify", "--sink", "search")
