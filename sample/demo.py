@@ -15,9 +15,11 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
+import deltalake
 import httpx
 import psutil
 import psycopg
+import pyarrow as pa
 import redis
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
@@ -41,6 +43,11 @@ REPLAYED = (date(2013, 2, 1), date(2013, 2, 3))
 RATE = 300.0
 CAUGHT_UP_S = 120.0
 WATCHED = "public.flights"
+BUSIEST = "SELECT carrier, count(*), round(avg(arr_delay), 1) FROM flights GROUP BY 1 ORDER BY 2 DESC LIMIT 3"
+READ_MIRROR = (
+    'deltalake.QueryBuilder().register("flights", DeltaTable(".../public.flights/mirror"))'
+)
+"""The call that reads a mirror in every state, also with deletion vectors."""
 console = Console(highlight=False)
 
 
@@ -182,11 +189,17 @@ class Demo:
 
         spark = session("local[*]", artifacts.spark_jars())
         comparisons = compare(spark, self.tables, self.dsn, self.sinks)
-        flights = f"delta.`{self.pipeline.sinks['warehouse'].path}/public.flights/mirror`"  # type: ignore[attr-defined]
-        query = f"SELECT carrier, count(*), round(avg(arr_delay), 1) FROM {flights} GROUP BY 1 ORDER BY 2 DESC LIMIT 3"
-        busiest = [tuple(row) for row in spark.sql(query).collect()]
         spark.stop()
-        return comparisons, busiest
+        return comparisons, self.busiest()
+
+    def busiest(self) -> list[Any]:
+        """Read the mirror of the flights as an application would: by a call that knows deletion
+        vectors.
+        """
+        path = f"{self.pipeline.sinks['warehouse'].path}/public.flights/mirror"  # type: ignore[attr-defined]
+        query = deltalake.QueryBuilder().register("flights", deltalake.DeltaTable(path))
+        rows = pa.table(query.execute(BUSIEST).read_all())
+        return list(zip(*(column.to_pylist() for column in rows.columns), strict=True))
 
 
 def show_views(comparisons: Sequence[Comparison]) -> None:
@@ -262,6 +275,7 @@ def show_reads(demo: Demo, busiest: Sequence[Any]) -> None:
     console.print(
         "warehouse  " + ", ".join(f"{c}: {n:,} flights, {d} min late" for c, n, d in busiest)
     )
+    console.print(f"           {READ_MIRROR}", markup=False)
 
 
 def find(search: Any, demo: Demo, table: str, query: dict[str, Any]) -> Any:

@@ -30,6 +30,8 @@ SETTINGS = {
     # Correctness: the default writes nanoseconds, which overflow in other readers of the warehouse:
     # they read infinity as a day of 1969.
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    # Correctness of comparisons: json may have a key twice, and of its values the last one counts.
+    "spark.sql.variant.allowDuplicateKeys": "true",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
     # Adaptive plans off: batches are small and their plans don't change, so adapting costs more

@@ -15,6 +15,10 @@ SAME_TEXT = ("text", "json")
 STRING, NUMBER = "\ufdd1", "\ufdd0"
 """Marks of strings and numbers: code points that no text has (Unicode noncharacters)."""
 VALUE = r'"((?:[^"\\]++|\\.)*+)"|(-?[0-9][0-9.eE+-]*+)'
+LONG_NUMBER = rf"{STRING}(-?[0-9][0-9.eE+-]{{999,}}){NUMBER}"
+"""A string that is a number of a thousand characters and more: an index takes no such number, and
+gets it as a string. Such a string and the number are called equal, in every view.
+"""
 MEMBER_NAME = rf'"{STRING}((?:[^"\\{NUMBER}]++|\\.)*+){NUMBER}"(\s*+:)'
 
 
@@ -90,8 +94,10 @@ def _comparable(compare: str, value: Column) -> Column:
     if compare in ("real", "double"):
         return _number(compare, value)
     if compare == "json":
-        # Text that isn't one JSON value (an object with a member twice, say) is compared as it is.
-        return F.coalesce(F.to_json(F.try_parse_json(value)), value)
+        # Text that isn't one JSON value is compared as it is. Of a member twice the last counts.
+        long = F.regexp_replace(value, LONG_NUMBER, f"{STRING}{NUMBER}$1")
+        same = F.when(F.length(value) < 1000, value).otherwise(long)
+        return F.coalesce(F.to_json(F.try_parse_json(same)), same)
     if compare in ("reals", "doubles"):
         return _numbers(compare.removesuffix("s"), value)
     if compare == "path":

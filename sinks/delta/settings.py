@@ -44,7 +44,8 @@ class Delta(SinkSettings):
     """The warehouse's folder; a relative path is the pipeline file's."""
     without_deletion_vectors: tuple[str, ...] = Field(default=(), examples=[["public.orders"]])
     """Tables, or patterns of them, whose mirror is for readers that don't support deletion vectors
-    (pandas, pyarrow): a merge writes the files again instead of marking rows in them as deleted."""
+    (`to_pandas()`, `to_pyarrow_table()`, `count()` of deltalake). The price: a merge writes every file again in
+    which a row has changed, instead of marking rows as deleted."""
     trigger_s: float = Field(default=5.0, ge=0, description=TRIGGER)
 
     @property

@@ -2,7 +2,6 @@
 is read.
 """
 
-import re
 import time
 from collections.abc import Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager
@@ -35,6 +34,7 @@ from cdc.sinks.elasticsearch.client import (
 )
 from cdc.sinks.elasticsearch.documents import documents
 from cdc.sinks.elasticsearch.ids import OWN_ID, document_id
+from cdc.sinks.elasticsearch.refused import describe, repair
 
 CHUNK = ChunkLimits(rows=20_000, bytes=20_000_000)
 """Memory of a chunk, of which a quarter is sent: records and documents both count."""
@@ -47,7 +47,9 @@ BUSY = (429, 502, 503, 504)
 NOT_FOUND, STALE = 404, 409
 ROW_REJECTED = (400, 413)
 """Status of an item that will never be accepted; any other error concerns the index."""
-FIELDS = "errors,items.*.status,items.*.error.type,items.*.error.reason"
+FIELDS = (
+    "errors,items.*.status,items.*.error.type,items.*.error.reason,items.*.error.caused_by.reason"
+)
 
 
 class BulkItem(NamedTuple):
@@ -105,7 +107,7 @@ class ElasticsearchWriter:
                 if answer["status"] == STALE:
                     stored_rows[item.row.id] = SUPERSEDED
                 elif answer["status"] >= 300 and answer["status"] != NOT_FOUND:
-                    raise unavailable(f"The index {alias} can't be asked: {_reason(answer)}.")
+                    raise unavailable(f"The index {alias} can't be asked: {_reason(answer, item)}.")
         return stored_rows
 
     def write(self, parts: Sequence[Part]) -> Sequence[Verdicts]:
@@ -116,15 +118,15 @@ class ElasticsearchWriter:
         stale: list[set[str]] = [set() for _ in parts]
         items = [item for index, part in enumerate(parts) for item in self._items(index, part)]
         with _reporting_failures():
-            for item, (action, answer) in self._answers(items):
+            for item, (action, answer) in self._repairing_answers(items, parts):
                 status = answer["status"]
                 if status == STALE:
                     stale[item.part].add(item.row.id)
                 elif status in ROW_REJECTED:
-                    reasons[item.part][item.row.id] = _reason(answer)
+                    reasons[item.part][item.row.id] = _reason(answer, item)
                 elif status >= 300 and not (action == "delete" and status == NOT_FOUND):
                     alias = self.aliases[parts[item.part].topic]
-                    raise unavailable(f"The index {alias} takes nothing: {_reason(answer)}.")
+                    raise unavailable(f"The index {alias} takes nothing: {_reason(answer, item)}.")
         self._sent_partitions.update((part.topic, part.partition) for part in parts if part.rows)
         return [Verdicts(*verdict) for verdict in zip(reasons, map(frozenset, stale), strict=True)]
 
@@ -132,12 +134,28 @@ class ElasticsearchWriter:
         alias = self.aliases[part.topic]
         for row in part.rows.values():
             if row.value is not None:
-                yield BulkItem(row, part_index, _index(alias, row))
+                yield BulkItem(row, part_index, _index(alias, row, row.value))
             elif (
                 part.topic not in self.fresh
                 or (part.topic, part.partition) in self._sent_partitions
             ):
                 yield BulkItem(row, part_index, _delete(alias, row))
+
+    def _repairing_answers(
+        self, items: Sequence[BulkItem], parts: Sequence[Part]
+    ) -> Iterator[tuple[BulkItem, tuple[str, dict[str, Any]]]]:
+        """Send items; a refused document in which something can be repaired is sent once more."""
+        repaired_items = []
+        for item, outcome in self._answers(items):
+            _, answer = outcome
+            if answer["status"] in ROW_REJECTED and item.row.value is not None:
+                document = repair(item.row.value)
+                if document is not None:
+                    alias = self.aliases[parts[item.part].topic]
+                    repaired_items.append(item._replace(line=_index(alias, item.row, document)))
+                    continue
+            yield item, outcome
+        yield from self._answers(repaired_items)
 
     def _documents(self, alias: str, rows: Sequence[FoldedRow]) -> Iterator[tuple[str, bytes]]:
         """Read what the view holds of these rows, each document as the text that was indexed."""
@@ -227,18 +245,15 @@ def _delete(alias: str, row: FoldedRow) -> bytes:
     return _head(b"delete", alias, row)
 
 
-def _index(alias: str, row: FoldedRow) -> bytes:
-    document = row.value
+def _index(alias: str, row: FoldedRow, document: bytes) -> bytes:
     if document_id(row.id) != row.id:
         own_id = b'{"%b":%b' % (OWN_ID.encode(), encode(row.id))
         document = own_id + (b"," if document != b"{}" else b"") + document[1:]
     return b"%b%b\n" % (_head(b"index", alias, row), document)
 
 
-def _reason(answer: Mapping[str, Any]) -> str:
-    """Describe an item's error by its type and field. The server's own reason quotes values."""
+def _reason(answer: Mapping[str, Any], item: BulkItem) -> str:
+    """Describe an item's error. The server's own reason quotes values."""
     error = answer.get("error", {})
-    field_name = re.search(r"field \[([^\]]+)\]", error.get("reason", ""))
-    return f"{error.get('type', answer['status'])}" + (
-        f", field {field_name[1]}" if field_name else ""
-    )
+    _, _, document = item.line.partition(b"\n")
+    return describe(document, {"type": answer["status"], **error})

@@ -107,7 +107,8 @@ class Tables:
         try:
             self._server.create(index, body)
         except Refusal as error:
-            raise layout_error(table, self._sink, error) from None
+            properties = body["mappings"]["properties"]
+            raise layout_error(table, self._sink, error, properties) from None
 
     def _adapt(self, table: Table, index: str) -> None:
         """Add the fields of new columns to an index, and settings that it takes while it is open.
@@ -115,7 +116,8 @@ class Tables:
         Raises:
             SchemaMismatch: it was made with others, and can't be changed.
         """
-        layout, existing = Layout.of(table), self._layout(index)
+        layout, existing_mapping = Layout.of(table), self._mapping(index)
+        existing = Layout.from_mapping(existing_mapping)
         require_same_fields(table, self._sink, layout, existing)
         if changed := layout.changed_settings(existing):
             settings = {f"index.{name}": value for name, value in changed.items()}
@@ -131,8 +133,12 @@ class Tables:
                 index=index, meta=mapping["_meta"], properties=mapping["properties"]
             )
         except Refusal as error:
-            raise layout_error(table, self._sink, error) from None
+            both = existing_mapping.get("properties", {}), mapping["properties"]
+            raise layout_error(table, self._sink, error, *both) from None
 
     def _layout(self, index: str) -> Layout:
-        mappings = self._server.client.indices.get_mapping(index=index)
-        return Layout.from_mapping(mappings[index]["mappings"])
+        return Layout.from_mapping(self._mapping(index))
+
+    def _mapping(self, index: str) -> Mapping[str, Any]:
+        mapping: Mapping[str, Any] = self._server.client.indices.get_mapping(index=index)[index]
+        return mapping["mappings"]  # type: ignore[no-any-return]

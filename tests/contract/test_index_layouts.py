@@ -202,12 +202,30 @@ def test_planted_changes_that_nobody_compares(
 
 
 def test_more_fields_than_an_index_takes(sink: Elasticsearch) -> None:
-    """A decimal is two of them. The hint is what helps."""
-    names = " ".join(f"n{number}" for number in range(500))
+    """A decimal is two of them. The hint is what helps, and one field less would not."""
+    names = " ".join(f"n{number}" for number in range(1000))
+    needed = limit_asked_for(sink, items(f"id name a.b.c {names}"))
+    with pytest.raises(SchemaMismatch, match="total fields"):
+        sink.prepare(items(f"id name a.b.c {names}", settings={LIMIT: needed - 1}))
+    sink.prepare(items(f"id name a.b.c {names}", settings={LIMIT: needed}))
+    # Columns that come later, beside those that were dropped.
+    settings = {LIMIT: needed}
+    more = limit_asked_for(sink, items("id a.b.d more", settings=settings))
+    with pytest.raises(SchemaMismatch, match="total fields"):
+        sink.prepare(items("id a.b.d more", settings={LIMIT: more - 1}))
+    sink.prepare(items("id a.b.d more", settings={LIMIT: more}))
+
+
+LIMIT = "mapping.total_fields.limit"
+
+
+def limit_asked_for(sink: Elasticsearch, table: Table) -> int:
+    """Return the limit that the refusal of a table names, in its message and in its hint."""
     with pytest.raises(SchemaMismatch, match="total fields") as caught:
-        sink.prepare(items(f"id {names}"))
-    (setting,) = re.findall(r"mapping\.[a-z_.]+", caught.value.hint)
-    sink.prepare(items(f"id {names}", settings={setting: 1100}))
+        sink.prepare(table)
+    (limit,) = re.findall(rf"\{{settings: \{{{re.escape(LIMIT)}: (\d+)}}}}", caught.value.hint)
+    assert f"it needs {int(limit):,}" in caught.value.message
+    return int(limit)
 
 
 def test_settings_are_those_of_the_file(server: httpx.Client, sink: Elasticsearch) -> None:

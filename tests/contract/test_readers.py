@@ -6,6 +6,7 @@ and the first one is gone in the end: so what they read names no place outside o
 """
 
 import importlib.util
+import random
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -20,6 +21,7 @@ import pytest
 from cdc.errors import SinkUnavailable
 from cdc.model.generation import new_generation
 from cdc.model.table import Column
+from cdc.sinks.delta.batch_commit import REWRITE_BYTES
 from cdc.sinks.delta.files.links import is_absolute
 from cdc.sinks.delta.log import add_files, spark_generations
 from cdc.sinks.delta.log.commits import Commits, number_commits
@@ -274,6 +276,53 @@ def test_it_is_read(history: History, spark: "SparkSession", reader: Open, state
 @pytest.mark.parametrize("reader", READERS, ids=lambda reader: reader.__name__)
 def test_it_is_read_while_it_is_switched(history: History, reader: Open) -> None:
     assert history.open_reads[reader.__name__] in history.either
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_rows_are_counted(history: History, state: str) -> None:
+    """By a query always; by `count()`, which knows no marks, only in mirrors without any."""
+    view_state = history.states[state]
+    table = deltalake.DeltaTable(view_state.folder)
+    query = deltalake.QueryBuilder().register("mirror", table)
+    counted = query.execute("SELECT count(*) AS n FROM mirror").read_all()
+    assert counted["n"].to_pylist() == [len(view_state.rows)]
+    marked_rows = add_files.has_deleted_rows(table)
+    assert (table.count() == len(view_state.rows)) is not marked_rows
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_a_large_mirror_that_was_updated(
+    spark: "SparkSession", tmp_path: Path, plain: bool
+) -> None:
+    """The setting decides whether it has marks, and so who can read it."""
+    items = table("readers.public.items")
+    harness = Harness(
+        spark,
+        lambda: Delta(
+            "warehouse",
+            str(tmp_path),
+            "readers",
+            without_deletion_vectors=["public.*"] if plain else [],
+        ),
+        items,
+    )
+    chance = random.Random(1)
+    for number in range(6):
+        harness.topic.add("c", row(f"k{number}", number, chance.randbytes(600_000).hex()))
+    harness.apply()
+    folder = str(tmp_path / "public.items" / "mirror")
+    sizes = deltalake.DeltaTable(folder).get_add_actions(flatten=True)["size_bytes"]
+    assert sum(sizes.to_pylist()) > REWRITE_BYTES
+    harness.topic.add("u", row("k1", 1, "updated"))
+    harness.apply()
+    expected = {key: str(value["v"]) for key, value in harness.topic.model().items()}
+    for reader in READERS:
+        if plain or reader not in UNMARKED:
+            assert reader(spark, folder)() == expected
+        else:
+            with pytest.raises(deltalake.exceptions.DeltaProtocolError, match="deletionVectors"):
+                reader(spark, folder)()
+    assert deltalake.DeltaTable(folder).count() == (len(expected) if plain else len(expected) + 1)
 
 
 def lying_elsewhere(source: str, path: str, target: str) -> str:

@@ -67,3 +67,29 @@ def test_long_documents(spark: "SparkSession") -> None:
         "other": (f'{{"id":1,"v":"{long}"}}', f'{{"id":1,"v":"{long[:-1]}8"}}'),
     }
     assert differing(spark, make_table(("v", "text")), pairs) == {"other": ("different", "v")}
+
+
+def test_json_is_compared_as_an_index_can_have_it(spark: "SparkSession") -> None:
+    """Of a key twice the last value counts, and nothing else does; a number that no index takes
+    equals the string of its text.
+    """
+    number, short = "-1" + "0" * 999 + ".5", "1" * 900
+
+    def document(value: str) -> str:
+        return f'{{"id":1,"v":{value}}}'
+
+    values = {
+        "the last": ('{"a":1,"b":3,"a":2}', '{"b":3,"a":2}'),
+        "the last within": ('[{"a":{"b":1},"a":{"c":1}}]', '[{"a":{"c":1}}]'),
+        "long": (f'{{"n":{number}}}', f'{{"n":"{number}"}}'),
+        "long, by itself": (number, f'"{number}"'),
+        "the first": ('{"a":1,"a":2}', '{"a":1}'),
+        "another last": ('{"a":1,"a":2}', '{"a":1,"a":3}'),
+        "another number": (f'{{"n":{number}}}', f'{{"n":"{number}1"}}'),
+        "short": (f'{{"n":{short}}}', f'{{"n":"{short}"}}'),
+        "its key": (f'{{"{number}":1}}', f'{{"{short}":1}}'),
+    }
+    pairs = {key: (document(source), document(view)) for key, (source, view) in values.items()}
+    for type_ in ("json", "double precision"):
+        differences = differing(spark, make_table(("v", "json"), ("n", type_)), pairs)
+        assert set(differences) == set(list(pairs)[4:])

@@ -19,6 +19,7 @@ from cdc.sinks.elasticsearch.checkpoint import Record
 from cdc.sinks.elasticsearch.client import join_names
 from cdc.sinks.elasticsearch.executor import ElasticsearchWriter
 from cdc.sinks.elasticsearch.ids import LONGEST_ID, document_id
+from cdc.sinks.elasticsearch.refused import describe, repair
 from cdc.sinks.elasticsearch.server import Server
 from cdc.sinks.elasticsearch.sink import Elasticsearch
 
@@ -146,3 +147,44 @@ def test_a_record_comes_back() -> None:
     ):
         item = {"_source": json.loads(state.to_json()), "_seq_no": 4, "_primary_term": 1}
         assert Record.from_item(item, "g") == state
+
+
+PARSING = "document_parsing_exception"
+SOURCE = ' at [Source: (byte[])"{...field [secret]'
+"""What the server's reasons quote of a row."""
+REASONS = {
+    f"[1:22] failed to parse: Duplicate field 'secret'\n{SOURCE}": (
+        f"{PARSING}, field second: it has a key twice in an object"
+    ),
+    f"[1:20] failed to parse: [1:25] Duplicate field 'field [first]'\n{SOURCE}": (
+        f"{PARSING}, field second: it has a key twice in an object"
+    ),
+    "[1:32] failed to parse: Number value length (1001) exceeds the maximum allowed": (
+        f"{PARSING}, field b.c: it has a number of over 1,000 characters"
+    ),
+    "[1:2] failed to parse field [b.c] of type [long] in document with id 'secret'": (
+        f"{PARSING}, field b.c"
+    ),
+    "[1:13] failed to parse: something else about secret": f"{PARSING}, field second",
+    "Duplicate": PARSING,
+    "": PARSING,
+}
+
+
+@pytest.mark.parametrize("reason", REASONS)
+def test_a_refusal_names_column_and_cause_alone(reason: str) -> None:
+    """The place in a reason is one at or after the member's name."""
+    document = b'{"first":1, "second":"first:", "b.c" : {"second":[]}}'
+    assert document.index(b'"second"') + 1 == 13
+    assert document.index(b'"b.c"') + 1 == 32
+    assert describe(document, {"type": PARSING, "reason": reason}) == REASONS[reason]
+
+
+def test_only_what_is_refused_for_is_repaired() -> None:
+    long = "1" * 1001
+    document = f'{{"a":{{"n":1.10,"u":"\\u00e9","long":"{long}"}},"b":{long},"c":"x"}}'
+    assert repair(document.encode()) == document.replace(f'"b":{long}', f'"b":"{long}"').encode()
+    assert repair(document.replace(f'"b":{long}', f'"b":{long[1:]}').encode()) is None
+    assert repair(b"[" * 5000) is None
+    deep = "[" * 5000 + "]" * 5000
+    assert repair(f'{{"a":{deep}}}'.encode()) is None

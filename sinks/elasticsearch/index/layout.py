@@ -136,10 +136,13 @@ def require_same_fields(table: Table, sink: str, layout: Layout, existing: Layou
     )
 
 
-def layout_error(table: Table, sink: str, error: Refusal) -> SchemaMismatch | Refusal:
+def layout_error(
+    table: Table, sink: str, error: Refusal, *properties: Mapping[str, Any]
+) -> SchemaMismatch | Refusal:
     """Build the error for a refused layout.
 
-    The server's words concern the layout alone, so they may be shown.
+    properties: those of the mappings that the index would have together. The server's words concern
+    the layout alone, so they may be shown.
     """
     if error.status != 400 or error.kind == CLOSED:
         return error
@@ -147,7 +150,12 @@ def layout_error(table: Table, sink: str, error: Refusal) -> SchemaMismatch | Re
     columns = list(_columns_concerned(table, reason))
     hint = f"correct `index` in the entry of {table.qualified} in the pipeline file, then: cdc -p FILE run"
     if FIELD_LIMIT_REASON in reason:
-        hint = f"write index: {{settings: {{mapping.total_fields.limit: N}}}} in the entry of {table.qualified}"
+        needed = len({path for listed in properties for path in _paths(listed)})
+        reason = f"{reason}, it needs {needed:,}"
+        hint = (
+            f"write index: {{settings: {{mapping.total_fields.limit: {needed}}}}} in the entry of"
+            f" {table.qualified} in the pipeline file, then: cdc -p FILE run"
+        )
     subject = f"column{'s' if len(columns) > 1 else ''} {', '.join(columns)}: " if columns else ""
     return SchemaMismatch(
         table,
@@ -188,6 +196,19 @@ def _flat(mapping: Mapping[str, Any], outer: str = "") -> Iterator[tuple[str, An
             yield from _flat(properties, f"{outer}{name}.")
         else:
             yield f"{outer}{name}", properties
+
+
+def _paths(properties: Mapping[str, Any], outer: str = "") -> Iterator[str]:
+    """List the paths of all that the server counts as a field: also sub-fields and objects, and the
+    objects that it makes of names with dots.
+    """
+    for name, field in properties.items():
+        parts = name.split(".")
+        for count in range(1, len(parts) + 1):
+            yield f"{outer}{'.'.join(parts[:count])}"
+        yield from _paths(
+            {**field.get("fields", {}), **field.get("properties", {})}, f"{outer}{name}."
+        )
 
 
 def _columns_concerned(table: Table, reason: str) -> Iterator[str]:
