@@ -130,6 +130,9 @@ VALUES: dict[str, tuple[str, ...]] = {
             "'[]'",
         ),
         r"""E'{"u":"\\u00e9\\ud83d\\ude00",\n "n":1e400}'""",
+        # What an index refuses at first.
+        """'{"b":1.10,"a":{"c":1,"c":2},"b":2.50}'""",
+        "('[' || repeat('7', 1500) || ']')::json",
     ),
     "jsonb": (
         *(
@@ -141,6 +144,8 @@ VALUES: dict[str, tuple[str, ...]] = {
             "'true'",
         ),
         """'{"":0,"n":{"z":12345678901234567890.123,"y":1.10}}'""",
+        "('{\"n\":' || repeat('7', 1500) || '.5}')::jsonb",
+        "repeat('7', 1500)::jsonb",
     ),
     "one.mood": ("'sad'", """'ha"p,py'"""),
     "two.mood": ("'sad'",),
