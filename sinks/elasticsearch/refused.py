@@ -20,7 +20,6 @@ CAUSES = {
     "Duplicate field '": "it has a key twice in an object",
     "Number value length (": f"it has a number of over {NUMBER_LENGTH:,} characters",
     "Document nesting depth (": "it is nested deeper than 1,000 levels",
-    "Name length (": "it has a key of over 50,000 characters",
     "The provided [flattened] field [": "it is nested deeper than 20 levels",
 }
 """How the server's reasons begin, and what they say. The reasons themselves quote the row."""

@@ -21,9 +21,9 @@ from cdc.model.finding import find_error, is_command
 from cdc.model.generation import new_generation
 from cdc.model.outcome import Advance
 from cdc.model.position import Position
-from cdc.model.table import Table, row_id
+from cdc.model.table import Column, IndexOptions, Table, row_id
 from cdc.sink.capabilities import GroupScanner
-from cdc.sink.contract import Sink
+from cdc.sink.contract import RowsRejected, Sink
 from cdc.sink.lane import ChunkLimits
 from cdc.sinks.elasticsearch.executor import ElasticsearchWriter
 from cdc.sinks.elasticsearch.sink import Elasticsearch
@@ -712,6 +712,82 @@ def test_points_in_time_are_closed(harness: Harness, server: httpx.Client) -> No
     assert contexts() <= count + 1
     harness.sink.close()
     assert contexts() == count
+
+
+LONG_NUMBER = "-" + "7" * 1500 + ".5"
+REPAIRED = {
+    '{"a":1,"b":{"c":"first","c":"\\u00e9 last"},"a":2.50}': '{"a":2.50,"b":{"c":"é last"}}',
+    f'[1.10,{LONG_NUMBER},{{"n":{LONG_NUMBER}}}]': f'[1.10,"{LONG_NUMBER}",{{"n":"{LONG_NUMBER}"}}]',
+    LONG_NUMBER: f'"{LONG_NUMBER}"',
+    f'{{"a":[],"a":{LONG_NUMBER}}}': f'{{"a":"{LONG_NUMBER}"}}',
+}
+"""JSON of Postgres that an index refuses, and what it gets in its place."""
+
+
+@pytest.fixture
+def json_harness(spark: "SparkSession", proxy: Proxy, unique: str) -> Iterator[Harness]:
+    """A view of a table with json: of one column readers see all, the other is found by path."""
+    columns = (Column("id", "bigint"), Column("v", "json"), Column("by_path", "json"))
+    options = IndexOptions({"by_path": {"type": "flattened"}})
+    items = Table("public", "items", columns, ("id",), f"{unique}.public.items", index=options)
+    harness = Harness(spark, lambda: Elasticsearch("search", proxy.url, unique), items)
+    yield harness
+    harness.sink.close()
+
+
+def test_json_that_an_index_refuses_is_repaired(
+    json_harness: Harness, server: httpx.Client
+) -> None:
+    """Rows beside it, and values beside it in its row, are as they were sent."""
+    sink = json_harness.sink
+    assert isinstance(sink, Elasticsearch)
+    plain = '{"n": 1.10, "u": "\\u00e9"}'
+    values = {**REPAIRED, plain: plain}
+    for number, text in enumerate(values):
+        by_path = text if text.startswith("{") else plain
+        json_harness.topic.add("c", {"id": number, "v": text, "by_path": plain})
+        json_harness.topic.add("c", {"id": 100 + number, "v": plain, "by_path": by_path})
+    json_harness.apply()
+    for number, (text, indexed) in enumerate(values.items()):
+        by_path = indexed if text.startswith("{") else plain
+        for key, v, path in ((number, indexed, plain), (100 + number, plain, by_path)):
+            source = server.get(f"/{sink.alias(json_harness.table)}/_doc/{key}").text
+            assert f'"v":{v},"by_path":{path}}}' in source
+    json_harness.topic.add("d", {"id": 0, "v": None, "by_path": None})
+    json_harness.apply()
+    assert len(json_harness.view()) == 2 * len(values) - 1
+
+
+UNREPAIRABLE = {
+    "levels": ("v", "[" * 1100 + "]" * 1100, "it is nested deeper than 1,000 levels"),
+    "levels of a path": (
+        "by_path",
+        '{"secret":' * 30 + "1" + "}" * 30,
+        "it is nested deeper than 20 levels",
+    ),
+    "a long key": ("by_path", json.dumps({"secret" * 10_000: 1}), ""),
+    "a key twice beside what is no text": (
+        "v",
+        r'{"secret":"\ud800","secret":2}',
+        "it has a key twice in an object",
+    ),
+    "no object": ("by_path", '"secret"', ""),
+}
+"""By what is wrong: the column, its value, and what is said of it."""
+
+
+@pytest.mark.parametrize("wrong", UNREPAIRABLE)
+def test_a_refused_document_is_named_with_column_and_cause(
+    json_harness: Harness, wrong: str
+) -> None:
+    column, value, cause = UNREPAIRABLE[wrong]
+    row = {"id": 1, "v": json.dumps(value), "by_path": "{}", column: value}
+    json_harness.topic.add("c", row)
+    with pytest.raises(RowsRejected) as caught:
+        json_harness.apply()
+    expected = f"document_parsing_exception, field {column}{cause and ': ' + cause}."
+    assert expected in caught.value.message
+    assert "secret" not in caught.value.message
 
 
 MANY = 40
