@@ -33,7 +33,7 @@ def codes_of_errors() -> Iterator[str]:
 
 def test_every_code_of_an_error_is_in_the_catalogue() -> None:
     codes = set(codes_of_errors())
-    assert {"publication-missing", "table-refused", "topic-policy", "wal-level"} <= codes
+    assert {"publication-missing", "table-refused", "topic-policy", "row-security"} <= codes
     assert codes - set(CODES) == set()
     classes: list[type[CdcError]] = [CdcError, *_below(CdcError)]
     assert {cls.code for cls in classes if cls.code} <= set(CODES)
