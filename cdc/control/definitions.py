@@ -34,9 +34,6 @@ SELECT CASE WHEN (SELECT count(*) = 4 FROM pg_event_trigger WHERE evtenabled IN 
             ELSE 'comparison' END
 """
 COMPARABLE = "SELECT to_regprocedure('cdc.compare_definitions()') IS NOT NULL"
-COMPARABLE = "SELECT to_regprocedure('cdc.compare_definitions()') IS NOT NULL"
-COMPARABLE = "SELECT to_regprocedure('cdc.compare_definitions()') IS NOT NULL"
-COMPARABLE = "SELECT to_regprocedure('cdc.compare_definitions()') IS NOT NULL"
 PARTITIONED = """
 SELECT t.tgrelid FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
 WHERE t.tgfoid = 'cdc.begin_truncation()'::regprocedure AND pg_has_role(c.relowner, 'USAGE') ORDER BY t.tgrelid

@@ -58,6 +58,9 @@ FROM pg_control_system()
 """
 
 
+STORED_UNITS = "SELECT ('x' || encode(cash_send(1::money), 'hex'))::bit(64)::bigint"
+
+
 def connect(dsn: str) -> Connection:
     """Open a connection in autocommit mode, with the settings of `cdc.model.session_settings`.
 
@@ -84,6 +87,17 @@ def open_session(dsn: str) -> Connection:
     for name, value in settings_since(OLDEST_VERSION, conn.info.server_version).items():
         conn.execute("SELECT set_config(%s, %s, false)", [name, value])
     return conn
+
+
+def stored_units(conn: Connection) -> int:
+    """Read how many units of money the database's own `lc_monetary` stores for an amount of 1: 100
+    for a currency with two decimals. Asks in a session of its own, which pins nothing.
+    """
+    own = make_conninfo(conn.info.dsn, password=conn.info.password, options="")
+    with psycopg.connect(own) as unpinned:
+        row = unpinned.execute(STORED_UNITS).fetchone()
+    assert row is not None
+    return int(row[0])
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from cdc.config.view_settings import SCHEMA, tables_of
 from cdc.errors import SettingsError, SourceError
 from cdc.model import column_names, pg_types
 from cdc.model.table import Column, Derivation, IndexOptions, Table
-from cdc.postgres import catalog, row_identity
+from cdc.postgres import catalog, row_identity, source
 from cdc.postgres.source import Connection
 
 TABLES = """
@@ -93,7 +93,8 @@ def survey(
     """Describe each captured table on its own, so that one that can't be captured doesn't stop the
     others.
     """
-    tables, refused = [], {}
+    tables: list[Table] = []
+    refused: dict[str, SourceError] = {}
     # format_type leaves the schema out when the search path reaches the type; the rollback restores
     # the path.
     with conn.transaction(force_rollback=True):
@@ -104,8 +105,33 @@ def survey(
                 tables.append(_describe(conn, entry, pipeline, kinds, refusals))
             except SourceError as error:
                 refused[entry.table] = error
+        refused |= _odd_money(conn, tables)
         refused |= catalog.listed_partitions(conn, [table.qualified for table in tables])
     return Survey(tuple(table for table in tables if table.qualified not in refused), refused)
+
+
+def _odd_money(conn: Connection, tables: Sequence[Table]) -> dict[str, SourceError]:
+    """An error for each table with a column of money, if the database's currency hasn't two decimals:
+    every session of the pipeline prints money with two.
+    """
+    named = {
+        table.qualified: column.name
+        for table in tables
+        for column in table.columns
+        if pg_types.base_type(column.type) == "money"
+    }
+    if not named or source.stored_units(conn) == 100:
+        return {}
+    return {
+        table: SourceError(
+            f"{table}.{column} has the type money, and lc_monetary of the database is a currency that hasn't two"
+            " decimals: the connector can't read its amounts.",
+            code="table-refused",
+            hint=f"exclude {column}, or make it numeric: ALTER TABLE {table} ALTER {column} TYPE numeric",
+            table=table,
+        )
+        for table, column in named.items()
+    }
 
 
 def unreplicated_columns(conn: Connection, pipeline: Pipeline) -> dict[str, tuple[str, ...]]:

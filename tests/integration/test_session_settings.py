@@ -6,8 +6,11 @@ does and as the log is written.
 """
 
 import hashlib
+import os
+import subprocess
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -17,8 +20,9 @@ from psycopg import sql
 from cdc.errors import SourceError
 from cdc.migrations import migrate
 from cdc.model.session_settings import PINNED, session_options
-from cdc.postgres import source
+from cdc.postgres import source, table_survey
 from tests.support.all_types import EXTENSIONS, SETUP, TABLES, create, insert
+from tests.support.pipelines import pipeline
 from tests.support.postgres import strict_postgres
 
 OTHERS: Mapping[str, tuple[str, ...]] = {
@@ -56,6 +60,7 @@ UNTURNED = {
     "dynamic_library_path": "where C code is",
     "extension_control_path": "where extensions are",
     "event_source": "of Windows",
+    "lc_monetary": "its own test makes locales",
     "lc_messages": "the language of messages",
     "lc_numeric": "of to_char()",
     "lc_time": "of to_char()",
@@ -80,7 +85,6 @@ CREATE TABLE defaults (
     c timestamptz DEFAULT '2013-01-02 10:00+02',
     d date DEFAULT '2013-01-02'
 )"""
-LOCALES = "SELECT collcollate FROM pg_collation WHERE collprovider = 'c' AND collcollate ~ '^(de|fr|en_IN)'"
 
 
 @dataclass
@@ -173,16 +177,13 @@ def other_values(admin: psycopg.Connection[Any]) -> Iterator[tuple[str, str]]:
     """Every setting that a session can have, with its other values; of numbers the smallest and a
     middle one.
     """
-    locale = admin.execute(LOCALES).fetchone()
     for name, kind, value, least, most, values in admin.execute(
         "SELECT lower(name), vartype, setting, min_val, max_val, enumvals FROM pg_settings"
         " WHERE context IN ('user', 'superuser') AND name !~ '[.]'"
         # Which isn't listed.
         " UNION ALL SELECT 'role', 'string', 'none', NULL, NULL, NULL ORDER BY 1"
     ):
-        if name == "lc_monetary":
-            yield from [(name, locale[0])] if locale else []
-        elif name in OTHERS:
+        if name in OTHERS:
             yield from ((name, other) for other in OTHERS[name])
         elif kind == "bool":
             yield name, "off" if value == "on" else "on"
@@ -212,9 +213,7 @@ def test_no_setting_of_the_database_changes_what_is_read(
 def test_every_pin_is_needed(
     database: Database, expected: dict[str, str], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without it some value of the setting is noticed, so the test above finds one that is missing.
-    A locale with another form of money isn't on every machine.
-    """
+    """Without it some value of the setting is noticed, so the test above finds one that is missing."""
     values = [value for turned, value in other_values(database.admin) if turned == name]
     monkeypatch.delitem(PINNED, name)
     results = [database.turned(name, value) for value in values]
@@ -239,7 +238,10 @@ def test_the_journal_reads_the_same_in_every_session(database: Database) -> None
     query = (
         "SELECT string_agg(cdc.described(name::regclass)::text, '') FROM unnest(%s::text[]) AS name"
     )
-    with source.connect(database.dsn) as own, psycopg.connect(database.dsn) as application:
+    with (
+        source.connect(database.dsn) as own,
+        psycopg.connect(database.dsn, autocommit=True) as application,
+    ):
         application.execute("SET quote_all_identifiers = on")
         application.execute("SET intervalstyle = 'sql_standard'")
         application.execute("SET bytea_output = 'escape'")
@@ -248,5 +250,41 @@ def test_the_journal_reads_the_same_in_every_session(database: Database) -> None
         own_text = own.execute(query, [[*TABLES, "defaults"]]).fetchone()
         assert application.execute(query, [[*TABLES, "defaults"]]).fetchone() == own_text
         # Without the settings of the function it would differ.
-        database.admin.execute("ALTER FUNCTION cdc.described(oid) RESET ALL")
+        database.admin.execute("ALTER FUNCTION cdc.descriptions(oid[]) RESET ALL")
         assert application.execute(query, [[*TABLES, "defaults"]]).fetchone() != own_text
+
+
+@pytest.fixture(scope="module")
+def locales(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Dutch and Japanese, for the server that is started next; this machine keeps nothing of them."""
+    folder = tmp_path_factory.mktemp("locales")
+    for name in ("nl_NL", "ja_JP"):
+        command = ["localedef", "-i", name, "-f", "UTF-8", folder / f"{name}.UTF-8"]
+        if subprocess.run(command, check=False, capture_output=True).returncode:
+            assert "CI" not in os.environ, "apt-get install locales"
+            pytest.skip("needs the package locales")
+    for path in (folder, *folder.parents):
+        if path.stat().st_uid == os.getuid() and path != Path("/"):
+            path.chmod(path.stat().st_mode | 0o055)
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("LOCPATH", str(folder))
+        yield
+
+
+@pytest.mark.usefixtures("locales")
+def test_money_is_read_in_every_currency_with_two_decimals_and_refused_in_others() -> None:
+    with strict_postgres("logical") as dsn, psycopg.connect(dsn, autocommit=True) as admin:
+        admin.execute("CREATE TABLE paid (id int PRIMARY KEY, amount money)")
+        results = {}
+        for locale in ("C", "nl_NL.UTF-8", "ja_JP.UTF-8"):
+            admin.execute(f"ALTER DATABASE postgres SET lc_monetary = '{locale}'")
+            with psycopg.connect(dsn) as application:
+                application.execute("TRUNCATE paid")
+                application.execute("INSERT INTO paid VALUES (1, 1234.56::money)")
+            with source.connect(dsn) as conn:
+                (amount,) = conn.execute("SELECT amount::text FROM paid").fetchone() or ("",)
+                survey = table_survey.survey(conn, pipeline("shop", dsn, "public.paid"))
+            results[locale] = [amount, *(error.message for error in survey.refused.values())]
+    assert results.pop("C") == results.pop("nl_NL.UTF-8") == ["$1,234.56"]
+    (_, refusal) = results["ja_JP.UTF-8"]
+    assert "public.paid.amount has the type money" in refusal
