@@ -163,7 +163,8 @@ class _RegistrationAttempt:
         Returns the tables that are backfilled.
         """
         name = self.pipeline.pipeline
-        failed = self.connect.state(name).failed
+        before = self.connect.state(name)
+        failed = before.failed
         if previous_config is None:
             self.connect.create_stopped(name, config)
             self.stopped = True
@@ -185,9 +186,10 @@ class _RegistrationAttempt:
         )
         if next_registration != self.previous:
             registrations.write(self.topics, self.pipeline, next_registration)
-        # An earlier registration may have left it stopped, or somebody has paused it; Connect
-        # reports that late.
-        if self.stopped or self.connect.state(name).connector in ("STOPPED", "PAUSED"):
+        # An earlier registration may have left it stopped, or somebody has paused it. Connect
+        # reports that late, and may name another state for a moment after a configuration was put.
+        idle = {before.connector, self.connect.state(name).connector} & {"STOPPED", "PAUSED"}
+        if self.stopped or idle:
             self.connect.resume(name)
         # A stop ends failed tasks, a pause leaves them as they are.
         if failed and not self.stopped:
