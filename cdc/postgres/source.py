@@ -32,6 +32,10 @@ REFUSALS = (
     ("role ", "source.dsn names a user that the server lacks: check it, or CREATE ROLE ... LOGIN"),
     ("database ", "source.dsn names a database that the server lacks: check it, or createdb"),
     ("no pg_hba.conf entry", "allow this client in the server's pg_hba.conf"),
+    (
+        "unsupported startup parameter",
+        "source.dsn leads to a pooler, which refuses settings of a session: write the server's own address",
+    ),
     ("too many clients", "raise max_connections, or close idle clients"),
 )
 UNTRUSTED = {
