@@ -250,9 +250,10 @@ def test_a_key_that_moves_while_policies_hide_the_rows(world: "World") -> None:
     """Without its rows a floor would empty the views for good."""
     world.sql(
         "CREATE TABLE items (id int PRIMARY KEY, tenant int NOT NULL, v text)",
+        "CREATE TABLE others (id int PRIMARY KEY)",
         "INSERT INTO items SELECT id, 1, 'first' FROM generate_series(1, 20) id",
     )
-    start(world, "public.items")
+    start(world, "public.items", "public.others")
     with world.running():
         world.settle()
         world.sql(
