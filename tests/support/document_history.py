@@ -17,6 +17,7 @@ from uuid import uuid4
 
 import redis
 from psycopg import sql
+from psycopg.conninfo import make_conninfo
 
 from cdc.codec.decode_options import DecodeOptions
 from cdc.codec.table import codec
@@ -181,7 +182,8 @@ class History:
         `prepare`: and begin with them.
         """
         name, bootstrap = self._broker or ("lib", "localhost:1")
-        head = HEAD.format(name=name, dsn=self.connection.info.dsn, state=self.url, kafka=bootstrap)
+        dsn = make_conninfo(self.connection.info.dsn, options="")
+        head = HEAD.format(name=name, dsn=dsn, state=self.url, kafka=bootstrap)
         path = self._folder / "lib.yaml"
         path.write_text(f"{head}views:\n{views}")
         pipeline = settings.load(path, {})
