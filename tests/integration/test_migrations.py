@@ -28,6 +28,7 @@ from cdc.migrations import (
 )
 from cdc.migrations.runner import LOCK
 from cdc.postgres.row_identity import key_index
+from tests.support.postgres import strict_postgres
 from tests.support.wait import wait_until
 
 SHOP = """
@@ -226,25 +227,12 @@ def test_two_migrators_take_turns(
         ]
 
 
-def test_a_server_without_logical_decoding_is_refused(
-    conn: psycopg.Connection, postgres_dsn: str
-) -> None:
-    """wal_level changes with a restart only, so a function of that name stands in for such a
-    server.
-    """
-    execute(
-        conn,
-        "CREATE SCHEMA other; CREATE FUNCTION other.current_setting(text) RETURNS text"
-        " LANGUAGE sql RETURN CASE $1 WHEN 'wal_level' THEN 'replica' END",
-    )
-    dsn = make_conninfo(postgres_dsn, options="-c search_path=other,pg_catalog")
-    with (
-        psycopg.connect(dsn) as limited,
-        pytest.raises(SourceError, match="wal_level is replica") as caught,
-    ):
-        migrate(limited)
-    assert "ALTER SYSTEM SET wal_level = 'logical'" in caught.value.hint
-    assert rows(conn, "SELECT to_regnamespace('cdc')") == [(None,)]
+def test_a_server_without_logical_decoding_is_refused() -> None:
+    with strict_postgres("replica") as dsn, psycopg.connect(dsn) as limited:
+        with pytest.raises(SourceError, match="wal_level = replica") as caught:
+            migrate(limited)
+        assert "ALTER SYSTEM SET wal_level = 'logical'" in caught.value.hint
+        assert rows(limited, "SELECT to_regnamespace('cdc')") == [(None,)]
 
 
 def test_a_missing_privilege_is_named(
