@@ -69,7 +69,6 @@ def _table(type_: str) -> Table:
 
 def _record(row: dict[str, object]) -> bytes:
     event = {
-        "before": None,
         "after": row,
         "source": SOURCE,
         "transaction": None,
