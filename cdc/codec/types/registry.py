@@ -65,6 +65,7 @@ KINDS |= dict.fromkeys(
         *(
             "aclitem",
             "regclass",
+            "regcollation",
             "regconfig",
             "regdictionary",
             "regtype",
