@@ -43,7 +43,8 @@ def set_aside(
     Raises:
         SourceError, ConnectorError: a server can't be reached, or nothing moves.
     """
-    name, moved = pipeline.pipeline, dict[str, Obstacle]()
+    name = pipeline.pipeline
+    moved = dict[str, Obstacle]()
     stuck = stuck or StuckTransaction(pipeline)
     with Connect(pipeline.connect) as connect:
         while (state := connect.state(name)).running and stuck.look():
@@ -106,13 +107,15 @@ def _wait_until_passed(
     """Wait until the connector has read what is committed now, or its task fails again."""
     row = conn.execute(LSN).fetchone()
     committed = int(row[0]) if row else 0
-    deadline, seen = time.monotonic() + STILL_S, 0
+    deadline = time.monotonic() + STILL_S
+    seen = 0
     while True:
         state, beat = connect.state(pipeline.pipeline), last_heartbeat(topics, pipeline)
         if state.failed or (beat and beat.lsn >= committed):
             return state
         if beat and beat.lsn > seen:
-            seen, deadline = beat.lsn, time.monotonic() + STILL_S
+            seen = beat.lsn
+            deadline = time.monotonic() + STILL_S
         if time.monotonic() > deadline:
             raise ConnectorError(
                 f"The connector {pipeline.pipeline} goes on without the tables set aside, but nothing"

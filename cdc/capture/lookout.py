@@ -55,7 +55,8 @@ class _Lookout:
     def __init__(self, load: Callable[[], Pipeline]) -> None:
         self.stopping = threading.Event()
         self._load = load
-        self._beats, self._moved = 0, time.monotonic()
+        self._beats = 0
+        self._moved = time.monotonic()
         self._stuck = StuckTransaction(load())
 
     def run(self) -> None:
@@ -101,7 +102,8 @@ class _Lookout:
         topic = pipeline.heartbeat_topic
         beats = sum(topics.ends([topic])[topic].offsets)
         if beats != self._beats:
-            self._beats, self._moved = beats, time.monotonic()
+            self._beats = beats
+            self._moved = time.monotonic()
         return time.monotonic() - self._moved > pipeline.source.heartbeat_s + LATE_S
 
     @contextmanager

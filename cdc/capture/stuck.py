@@ -30,9 +30,11 @@ class StuckTransaction:
     """Looks for the pipeline's transaction that stays open. One thread uses it."""
 
     def __init__(self, pipeline: Pipeline) -> None:
-        self._bootstrap, self._name = pipeline.kafka, pipeline.pipeline
+        self._bootstrap = pipeline.kafka
+        self._name = pipeline.pipeline
         self._seen: OpenTransaction | None = None
-        self._since, self._patience_s = 0.0, OPEN_S
+        self._since = 0.0
+        self._patience_s = OPEN_S
         self._fails_until = 0.0
 
     def look(self) -> bool:
@@ -45,7 +47,8 @@ class StuckTransaction:
         """
         # Connect's name for the writer of a task: its group, the connector, the task's number.
         opened = find_open(self._bootstrap, f"-{self._name}-0", f"{self._name}.")
-        former, self._seen = self._seen, opened[0] if opened else None
+        former = self._seen
+        self._seen = opened[0] if opened else None
         if self._seen is None:
             return time.monotonic() < self._fails_until
         if self._seen != former:
