@@ -204,7 +204,7 @@ def times(
     """
     hops: dict[str, list[float]] = {"Kafka": [], "begun": [], "durable": []}
     for mark, (partition, offset, arrival) in arrived.items():
-        batch = next(batch for batch in batches if batch.ends[topic][str(partition)] > offset)
+        batch = next(batch for batch in batches if batch.ends[topic][partition] > offset)
         for hop, moment in zip(hops, (arrival, batch.began, batch.durable), strict=True):
             hops[hop].append(moment - marks[mark].timestamp())
     return hops

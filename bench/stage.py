@@ -12,7 +12,7 @@ from pathlib import Path
 import psycopg
 from pyspark.sql import DataFrame, SparkSession
 
-from bench.batches import REMEMBERED, Watched
+from bench.batches import Watched
 from bench.output.cost import Meter
 from bench.workload import Data
 from cdc.apply.stream import Stream
@@ -62,8 +62,8 @@ class Servers:
         master = f"local[{3 * (os.cpu_count() or 2)}]"
         # Many pipelines, one after the other: `cdc run`, with its own 1 GB, is a process that is
         # measured alone.
-        remembered = {**REMEMBERED, "spark.driver.memory": "2g"}
-        self.spark: SparkSession = session(master, artifacts.spark_jars(), remembered)
+        settings = {"spark.driver.memory": "2g"}
+        self.spark: SparkSession = session(master, artifacts.spark_jars(), settings)
 
     def close(self) -> None:
         self.spark.stop()

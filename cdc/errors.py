@@ -10,6 +10,8 @@
     +- ConnectorError       5  Kafka Connect, Debezium, topics
     |  +- KafkaUnavailable     may come back by itself: wait and try again
     |  |  +- RecordRefused            it is larger than its topic takes, since a setting was lowered
+    |  |  +- LogUnread                records that are there aren't handed over
+    |  +- RecordsGone          the log no longer holds what a view needs
     |  +- TopicMissing         until it is created, or created anew
     +- DecodeError          6  a record that the connector can't have written
     +- SinkError            7  a destination
@@ -98,6 +100,8 @@ class ConnectorError(CdcError):
     """Kafka Connect, the connector or a topic isn't as the pipeline needs it."""
 
     exit_code = 5
+    kind = "refused"
+    """What executors report it as: see `cdc.sink.remedy.REPORTED`."""
 
 
 class KafkaUnavailable(ConnectorError):
@@ -105,7 +109,6 @@ class KafkaUnavailable(ConnectorError):
 
     code = "kafka-unreachable"
     kind = "broker"
-    """What executors report it as: see `cdc.sink.remedy.REPORTED`."""
 
 
 class RecordRefused(KafkaUnavailable):
@@ -115,6 +118,18 @@ class RecordRefused(KafkaUnavailable):
 
     code = "topic-small-records"
     kind = "topic"
+
+
+class LogUnread(KafkaUnavailable):
+    """The broker doesn't hand over records of a partition. It may be away, or the topic may be."""
+
+    kind = "unread"
+
+
+class RecordsGone(ConnectorError):
+    """The log no longer holds records that a view needs, or it is another topic's."""
+
+    kind = "gone"
 
 
 class TopicMissing(ConnectorError):

@@ -10,7 +10,7 @@ from cdc.apply.progress import Progress
 from cdc.model.outcome import Applied
 
 STALE_S = 30.0
-"""How long a lag of 0 stays valid: an idle query reports every ten seconds."""
+"""How long a lag of 0 stays valid once the topics' ends are seen no more."""
 WINDOW_S = 5.0
 """The window of the rate; it covers the last batch at least."""
 RESOLUTION = 0.05
@@ -24,7 +24,6 @@ class Lag:
 
     def __init__(self) -> None:
         self._ends: Ends = {}
-        self._planned: Ends = {}
         self._looked_at = 0.0
         self._unreached: deque[tuple[float, Ends]] = deque()
         """What was seen of the ends and isn't applied, and when, the oldest first: a stream under a
@@ -36,20 +35,14 @@ class Lag:
         """Start anew: a plan has been loaded, and the topics end at `ends`. What waited before waits
         still; a topic may be another one by now, so that its ends of before don't count.
         """
-        self._ends, self._planned, self._looked_at = ends, {}, time.time()
+        self._ends, self._looked_at = ends, time.time()
         since = self._unreached[0][0] if self._unreached else self._looked_at
         self._unreached = deque([(since, ends)])
 
-    def take(self, ends: Ends, looked_at: float) -> None:
-        """Take ends of the topics that were seen at `looked_at`, in Unix seconds."""
-        if looked_at > self._looked_at:
-            self._note(ends, looked_at)
-            self._ends, self._looked_at = ends, looked_at
-
-    def plan(self, ends: Ends) -> None:
-        """Take the ends of the batch at hand."""
-        self._note(ends, time.time())
-        self._planned = ends
+    def see(self, ends: Ends, seen_at: float) -> None:
+        """See that the topics ended there at `seen_at`, in Unix seconds."""
+        self._note(ends, seen_at)
+        self._ends, self._looked_at = ends, seen_at
 
     def _note(self, ends: Ends, seen_at: float) -> None:
         """Note that the topics end there. Ends that are seen soon after others take their place,
@@ -88,7 +81,7 @@ class Lag:
         """Offsets to the ends seen last. There may be more by now, so that 0 is valid for a while
         only.
         """
-        offsets = max(plan.behind(self._ends), plan.behind(self._planned))
+        offsets = plan.behind(self._ends)
         return offsets if offsets or now - self._looked_at < STALE_S else None
 
     def _rate(self, now: float, rows: int) -> float:

@@ -4,8 +4,8 @@ Pure: the owner of the stream observes and acts. The first row that fits applies
 a failure that trying again won't change, unless readers are being shown other views.
 
 Three things aren't decided here. What follows `failed` is in `cdc.apply.restarts`. A sink that is
-paused when its query starts waits until it is resumed, or fails where the run was to end once it has
-caught up. After a full batch the owner restarts where another batch size suits what is left.
+paused when its stream starts waits until it is resumed, or fails where the run was to end once it
+has caught up.
 
 | state   | event                                               | next                     | guarantee             |
 |---------|-----------------------------------------------------|--------------------------|-----------------------|
@@ -57,7 +57,6 @@ class Reason(StrEnum):
     TOPIC = "topic"
     VIEW = "view"
     QUARANTINE = "quarantine"
-    BATCH_SIZE = "batch size"
     DOCUMENTS = "documents"
     FAILURE = "failure"
     ERROR = "error"

@@ -97,13 +97,12 @@ class ResumePlan:
             live=dict(live),
         )
 
-    def offsets(self) -> dict[str, dict[str, int]]:
-        """Where reading starts, per topic and partition, as Spark takes it."""
-        starts = {}
-        for topic, position in self.positions.items():
-            offsets = position.offsets if position else (0,) * self.shapes[topic].partition_count
-            starts[topic] = {str(partition): offset for partition, offset in enumerate(offsets)}
-        return starts
+    def starts(self) -> dict[str, tuple[int, ...]]:
+        """Where reading starts, by topic the offset in each partition."""
+        return {
+            topic: position.offsets if position else (0,) * self.shapes[topic].partition_count
+            for topic, position in self.positions.items()
+        }
 
     def behind(self, ends: Ends) -> int:
         """How many offsets the live views lack to `ends`."""

@@ -1,29 +1,25 @@
-"""Run one sink's streaming query: resume at the sink's position, apply batch after batch, go on
-after a failure.
+"""Run one sink's stream: resume at the sink's position, apply batch after batch, go on after a
+failure.
 
-Only the sink's own position counts. Spark's checkpoint is created for every start and thrown away.
-So a restart is cheap, and answers everything that changes under a running query: see `machine`.
+    ends of the topics -> a batch's ends -> observe, decide -> a job -> positions -> again
+
+Only the sink's own position counts. So a restart, which loads the plan again, is cheap, and answers
+everything that changes under a running stream: see `machine`.
 
 One thread owns a stream, the one in `run`: it alone observes, applies, decides and publishes.
-Spark's thread hands each batch over and waits. `stop` sets an event. `progress` is a snapshot that
-any thread may read.
+`stop` sets an event. `progress` is a snapshot that any thread may read.
 """
 
 import threading
 import time
 from collections import Counter
-from contextlib import suppress
 from uuid import uuid4
 
 import structlog
-from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql import SparkSession
 
-from cdc.apply.batch.size import BatchSize
+from cdc.apply.batch.size import LEAST, BatchSize
 from cdc.apply.batch.writer import BatchWriter
-from cdc.apply.handover import Handover
 from cdc.apply.lag import Lag
 from cdc.apply.machine import (
     Continue,
@@ -35,16 +31,18 @@ from cdc.apply.machine import (
     WaitForPromotion,
     decide,
 )
+from cdc.apply.plan import Ends
 from cdc.apply.progress import Progress, RunState
-from cdc.apply.query import Planned, checkpoint, latest, light, planned_ends, read, start
 from cdc.apply.recovery import FIRST_PAUSE_S, Recovery
 from cdc.apply.schema_follower import DescribeTables
 from cdc.apply.stream_options import StreamOptions
 from cdc.apply.views import Views
 from cdc.apply.watch import Watch
 from cdc.config.settings import Pipeline
-from cdc.errors import CdcError
+from cdc.errors import CdcError, TopicMissing
 from cdc.generations.pause import paused_error
+from cdc.kafka.log_ends import LogEnds
+from cdc.kafka.log_reader import gone_error
 from cdc.kafka.topics import Topics
 from cdc.sink.contract import Sink
 
@@ -53,7 +51,9 @@ LOOK_S = 1.0
 batch.
 """
 POLL_S = 0.05
-"""Seconds between checks whether a promotion is still under way."""
+"""Seconds between looks at the topics' ends while there is nothing to do, and between checks whether
+a promotion is still under way.
+"""
 log = structlog.get_logger()
 
 
@@ -73,15 +73,14 @@ class Stream:
         connector's.
         """
         self.sink, self.progress = sink, Progress(sink.name)
-        spark = light(spark) if sink.row_format == "documents" else spark
         self._spark, self._pipeline, self._writer = spark, pipeline, uuid4().hex
         self._kafka, names = Topics(pipeline.kafka), options.names
+        self._ends = LogEnds(pipeline.kafka)
         self._trigger_s, self._worker = options.trigger_s, options.worker
         self._is_working = False
         """Whether the worker has more to do."""
         self._views = Views(sink, pipeline, self._kafka, describe, placeholder, names)
         self._watch = Watch(self._views)
-        self._handover = Handover[Planned]()
         self._stopping = threading.Event()
         self._recovery = Recovery(self._views, self._watch, self._stopping, self._publish)
         self._batches = BatchWriter(
@@ -118,14 +117,13 @@ class Stream:
         self._kafka.close()
 
     def stop(self) -> None:
-        """Finish the batch at hand, begin no other; returns at once."""
+        """Finish the current batch, begin no other; returns at once."""
         self._stopping.set()
-        self._handover.wake()
 
     def _attempt(self, until_caught_up: bool) -> Decision:
-        """Run the query once, from loading its plan to the decision that ends it."""
+        """Load the plan and follow the log, until a decision ends that."""
         try:
-            return self._run_query(until_caught_up)
+            return self._resume(until_caught_up)
         except Exception as error:
             return self._recovery.decide(error)
 
@@ -142,7 +140,7 @@ class Stream:
         failure = {"error": stop.error.message, "hint": stop.error.hint} if stop.error else {}
         self._publish(state=stop.state, **failure, **lag)
 
-    def _run_query(self, until_caught_up: bool) -> Decision:
+    def _resume(self, until_caught_up: bool) -> Decision:
         if (pause := self._views.read_pause()) and until_caught_up:
             return Stop(RunState.FAILED, paused_error(pause, self.sink.name))
         if pause and not self._outwait_pause():
@@ -151,23 +149,17 @@ class Stream:
         self._watch.begin()
         if self._worker:
             self._worker.begin()
+        # Each sink has a scheduler pool, so that a long warehouse job doesn't delay the cache.
+        self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", self.sink.name)
         self._batches.process_redrives()
-        self._lag.begin({topic: dict(enumerate(end.offsets)) for topic, end in plan.shapes.items()})
-        self._handover = Handover()
+        self._batch_size.begin(plan)
+        ends = {topic: dict(enumerate(end.offsets)) for topic, end in plan.shapes.items()}
+        self._lag.begin(ends)
         if self._stopping.is_set():
             return Stop(RunState.STOPPED)
-        with checkpoint(self.sink.name) as folder:
-            query = self._start(folder, until_caught_up)
-            try:
-                if self.progress.state is RunState.LOADING:
-                    self._publish(state=RunState.APPLYING)
-                return self._follow(query, folder)
-            finally:
-                self._handover.close()
-                # Spark's process may be gone, which is reported elsewhere; without an owner its
-                # batches do nothing.
-                with suppress(PySparkException, Py4JError, OSError):
-                    query.stop()
+        if self.progress.state is RunState.LOADING:
+            self._publish(state=RunState.APPLYING)
+        return self._follow(ends if until_caught_up else None)
 
     def _outwait_pause(self) -> bool:
         """Wait until the sink is resumed; False when the stream is stopped meanwhile."""
@@ -178,27 +170,65 @@ class Stream:
         self._publish(state=RunState.LOADING)
         return True
 
-    def _follow(self, query: StreamingQuery, folder: str) -> Decision:
-        """Apply the query's batches, and observe while there are none, until a decision ends the
-        query.
+    def _follow(self, last_ends: Ends | None) -> Decision:
+        """Apply batch after batch, and observe while there are none, until a decision ends that.
+
+        last_ends: where to end; None: go on.
         """
         decision: Decision = Continue()
+        due_at, looked_at = 0.0, time.monotonic()
         while isinstance(decision, Continue | WaitForPromotion):
-            with self._handover.receive(0.0 if self._is_working else LOOK_S) as batch:
-                if self._stopping.is_set():
-                    return Stop(RunState.STOPPED)
-                if batch is not None:
-                    decision = self._apply(batch.records, folder, batch.number)
-                elif query.isActive:
-                    decision = self._observe_idle(query)
-                elif (error := query.exception()) is not None:
-                    raise error
-                else:
-                    return self._finish_work()
+            if self._stopping.is_set():
+                return Stop(RunState.STOPPED)
+            ends = last_ends or self._see_ends()
+            batch_ends = self._batch_size.limited(self._views.plan, ends) if ends else None
+            size = self._views.plan.behind(batch_ends) if batch_ends else 0
+            began = time.monotonic()
+            if batch_ends and (began >= due_at or size >= LEAST or last_ends):
+                decision = self._apply(batch_ends)
+                # No pause after a large batch: what came meanwhile would wait for nothing.
+                due_at = began + (self._trigger_s if size < LEAST else 0.0)
+                looked_at = time.monotonic()
+            elif last_ends and not batch_ends:
+                return self._finish_work()
+            elif began - looked_at >= LOOK_S:
+                decision = self._observe_idle()
+                looked_at = time.monotonic()
             if self._worker and isinstance(decision, Continue):
                 with self._batches.account.measured("documents"):
                     self._is_working = self._worker.work(self._views.plan.positions)
+            if not self._is_working and not last_ends:
+                self._stopping.wait(POLL_S)
         return decision
+
+    def _see_ends(self) -> Ends | None:
+        """Read the topics' ends; None while the broker is away, which is published.
+
+        Raises:
+            RecordsGone: a topic ends before the views' position. TopicMissing.
+        """
+        plan = self._views.plan
+        try:
+            ends = self._ends.read(plan.shapes)
+        except TopicMissing:
+            raise
+        except CdcError as error:
+            self._report_unread(error)
+            return None
+        for topic, starts in plan.starts().items():
+            for partition, start in enumerate(starts):
+                if ends[topic][partition] < start:
+                    place = f"{topic} partition {partition}"
+                    raise gone_error(
+                        topic, f"{place} ends at {ends[topic][partition]}, before {start}"
+                    )
+        self._lag.see(ends, time.time())
+        return ends
+
+    def _report_unread(self, error: CdcError) -> None:
+        if self.progress.error != error.message:
+            log.warning("log_not_read", sink=self.sink.name, error=error.message)
+        self._publish(state=RunState.RETRYING, error=error.message, hint=error.hint)
 
     def _finish_work(self) -> Decision:
         """Decide what follows the query's end, once all is done that its batches gave rise to."""
@@ -218,33 +248,25 @@ class Stream:
         )
         return decide(plan, observed)
 
-    def _start(self, folder: str, until_caught_up: bool) -> StreamingQuery:
-        plan = self._views.plan
-        records = read(
-            self._spark, self._pipeline.kafka, self._writer, plan, self._batch_size.limit(plan)
-        )
-        trigger_s = None if until_caught_up else self._trigger_s
-        return start(records, folder, self.sink.name, trigger_s, self._handover.give)
-
-    def _apply(self, records: DataFrame, folder: str, number: int) -> Decision:
+    def _apply(self, ends: Ends) -> Decision:
         """Apply one batch, unless an observation calls for a restart first."""
-        ends = planned_ends(folder, number)
         # Observed after the batch's end is known, so that nothing is missed that the batch could
         # depend on.
         with self._batches.account.measured("observe"):
             decision = self._observe_before_batch()
         if not isinstance(decision, Continue):
             return decision
-        plan, began = self._views.plan, time.monotonic()
-        self._lag.plan(ends)
+        plan = self._views.plan
+        began = time.monotonic()
         self._publish(busy=True)
         try:
-            self._batches.write(records, ends)
+            self._batches.write(ends)
         finally:
             self._publish(busy=False)
-        took_s, waited = time.monotonic() - began, self.progress.state is RunState.RETRYING
+        if self.progress.state is not RunState.RETRYING:
+            self._batch_size.adapt(plan.behind(ends), time.monotonic() - began)
         self._publish(state=RunState.APPLYING, error=None, hint=None)
-        return Continue() if waited else self._adapt_limit(plan.behind(ends), took_s)
+        return Continue()
 
     def _observe_before_batch(self) -> Decision:
         """Observe, and decide; while a promotion is under way, the batch waits for a time."""
@@ -261,27 +283,19 @@ class Stream:
             decision = decide(self._views.plan, observed)
         return Stop(RunState.STOPPED) if isinstance(decision, WaitForPromotion) else decision
 
-    def _observe_idle(self, query: StreamingQuery) -> Decision:
+    def _observe_idle(self) -> Decision:
         """Observe between batches, and decide. A server that doesn't answer is asked again
         later.
         """
-        self._lag.take(*latest(query))
         try:
             observed = self._watch.observe(
                 self._views.plan, quarantine=self._batches.redrive_requested()
             )
         except CdcError as error:
-            if self.progress.error != error.message:
-                log.warning("control_topics_not_read", sink=self.sink.name, error=error.message)
-            self._publish(state=RunState.RETRYING, error=error.message, hint=error.hint)
+            self._report_unread(error)
             return Continue()
         self._publish(state=RunState.APPLYING, error=None, hint=None)
         return decide(self._views.plan, observed)
-
-    def _adapt_limit(self, offsets: int, took_s: float) -> Decision:
-        """After a full batch, restart if another limit suits the remaining records."""
-        fits = self._batch_size.fits(self._views.plan, offsets, took_s)
-        return Continue() if fits else Restart(Reason.BATCH_SIZE)
 
     def _publish(self, **news: object) -> None:
         """Publish a new snapshot."""

@@ -41,7 +41,6 @@ from cdc.postgres.table_definition import Definition
 from cdc.rebuild.catch_up import catch_up, keep_current, only_tables
 from cdc.sink.contract import SchemaMismatch, Sink, positions
 from cdc.sink.promotion import GenerationReplaced, are_live
-from cdc.spark.kafka_source import read_until
 
 RETRY_LIMIT_S = 120.0
 """Seconds that the replay retries a batch while the sink is away."""
@@ -197,8 +196,7 @@ class Rebuild:
         )
         writer = uuid4().hex
         batches = BatchWriter(self._spark, views, writer, _retry_while_away, shadow=True)
-        tasks = int(self._spark.conf.get("spark.sql.shuffle.partitions") or 1)
-        batches.write(read_until(self._spark, self._pipeline.kafka, shapes).coalesce(tasks), ends)
+        batches.write(ends)
 
     def _verify_generation(self, candidate: Sink) -> None:
         try:

@@ -28,7 +28,7 @@ from cdc.model.outcome import Advance, Applied
 from cdc.model.position import ViewCheckpoint
 from cdc.model.table import RowFormat, Table
 from cdc.sink.capabilities import PositionReader
-from cdc.sink.lane import Entries, Lane, Writer
+from cdc.sink.lane import BatchRecords, Entries, Lane, Writer
 from cdc.sink.rejection import Rejected, Rejection, Stop
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Sink(Protocol):
     the standby. `for_generation` gives a sink for that one; all its methods mean those views.
 
     Threads: an instance needs no locks. In `cdc run` the thread that owns the sink's stream makes
-    every call; Spark's own thread only plans batches and hands them over (`cdc.apply.handover`).
+    every call.
     Other verbs use an instance of their own in their main thread, as a rule in another process and
     while `cdc run` writes. So whatever a method compares and then changes, it has to compare and
     change in one step at the destination.
@@ -244,8 +244,7 @@ class Batch:
 
     writer      name of this run, for fencing
     advances    a step of each table: from which position to which
-    records     `COLUMNS` of Spark's Kafka source; lazy. Each Kafka partition is in one task, in the
-                order of offsets
+    records     the records that the steps lack; nobody has read them yet
     reading     how records are decoded: placeholder, floors
     rejection   what becomes of records that can't be applied
     entries     what the sink has in quarantine
@@ -254,7 +253,7 @@ class Batch:
 
     writer: str
     advances: tuple[Advance, ...]
-    records: DataFrame
+    records: BatchRecords
     reading: DecodeOptions
     rejection: Rejection = field(default_factory=Stop)
     entries: Entries = field(default_factory=dict)

@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING
 from cdc.codec.forms import Documents
 from cdc.codec.record import Change
 from cdc.model.outcome import Advance
-from cdc.sink.lane import ChunkLimits, Entries, FoldedRow, Lane, Part, Verdicts
+from cdc.sink.lane import BatchRecords, ChunkLimits, Entries, FoldedRow, Lane, Part, Verdicts
 from cdc.sink.lane_run import run_on_executors
 from cdc.sink.rejection import Source, Stop
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-
     from cdc.codec.decode_options import DecodeOptions
     from cdc.sink.contract import Key
 
@@ -51,7 +49,7 @@ class PassedWriter:
 
 def find_cures(
     advances: Sequence[Advance],
-    records: DataFrame,
+    records: BatchRecords,
     reading: DecodeOptions,
     entries: Entries,
     sink: str,

@@ -11,7 +11,7 @@ plain Python over bytes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -26,13 +26,11 @@ if TYPE_CHECKING:
     from cdc.codec.decode_options import DecodeOptions
 
 COLUMNS = ("key", "value", "topic", "partition", "offset")
-"""Columns of the records that a lane reads, as Spark's Kafka source has them."""
+"""Columns of a frame of records, as Spark's Kafka source has them."""
 Entries = Mapping[tuple[str, int], Mapping[int, str | None]]
 """What a sink has in quarantine: by topic and partition, then by offset, the id of the record's
 row; None where the key doesn't tell it.
 """
-REPORT = "report"
-"""Name of the column that a task returns to Spark: one `PartitionOutcome` as JSON per row."""
 TAINTED = "its row is in quarantine"
 UNKNOWN = "a value that the log doesn't carry isn't known here either"
 REPORTED_ROWS = 1000
@@ -217,3 +215,17 @@ class Lane:
     rejection: Rejection
     entries: Entries = field(default_factory=dict)
     only: Mapping[str, frozenset[str]] = field(default_factory=dict)
+
+
+class BatchRecords(Protocol):
+    """The records of a batch. Nobody has read them yet."""
+
+    def run(self, lane: Lane) -> Iterable[PartitionOutcome]:
+        """Run a lane over the records on the executors, one Spark job; returns when all tasks have
+        ended.
+        """
+
+    def run_here(self, lane: Lane) -> Iterable[PartitionOutcome]:
+        """Run a lane over the records in this process: for the reference sink, whose view is in
+        it.
+        """

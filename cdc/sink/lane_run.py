@@ -8,29 +8,23 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import cache, partial
-from typing import TYPE_CHECKING, Any, TypeVar
-
-import msgspec
+from functools import cache
+from typing import Any, TypeVar
 
 from cdc.errors import CdcError, DecodeError, ValueNotRepresentable
 from cdc.model.outcome import Applied
 from cdc.sink.contract import Outcome, RowsRejected
-from cdc.sink.lane import REPORT, Lane, PartitionOutcome
-from cdc.sink.lane_task import LaneRun, run_task
+from cdc.sink.lane import BatchRecords, Lane, PartitionOutcome
 from cdc.sink.rejection import DECODE, UNHOLDABLE, Rejected
 from cdc.sink.remedy import REPORTED
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
-    from pyspark.sql.types import StructType
 
 COMMON_HINTS = {
     "broker": "no action needed; retried automatically; is Kafka up?",
     "topic": "cdc -p FILE topics",
+    "unread": "no action needed; retried automatically; is Kafka up?",
+    "refused": "look at the broker's log, then: cdc -p FILE topics",
 }
 """Hints by kind of a failure that every sink has."""
-_decode = msgspec.json.Decoder(PartitionOutcome).decode
 In = TypeVar("In")
 """Parts of what a task of Spark is handed."""
 Out = TypeVar("Out")
@@ -38,7 +32,7 @@ Out = TypeVar("Out")
 
 
 def run_on_executors(
-    lane: Lane, records: DataFrame, sink: str, hints: Mapping[str, str]
+    lane: Lane, records: BatchRecords, sink: str, hints: Mapping[str, str]
 ) -> Outcome:
     """Run a lane over a batch's records, one Spark job; returns when all tasks have ended.
 
@@ -47,37 +41,12 @@ def run_on_executors(
     Raises:
         CdcError: of the first failure that is reported, or of a record that ends the batch.
     """
-    task = freeze_gc_after(partial(run_task, lane))
-    rows = records.mapInArrow(task, _report_schema()).collect()
-    return collect_outcome(lane, [_decode(row[REPORT]) for row in rows], sink, hints)
+    return collect_outcome(lane, records.run(lane), sink, hints)
 
 
-@cache
-def _report_schema() -> StructType:
-    """Build the schema once: Spark's Java would parse the text of one for every batch, which takes
-    11 ms of a small one.
-    """
-    from pyspark.sql.types import BinaryType, StructField, StructType
-
-    return StructType([StructField(REPORT, BinaryType())])
-
-
-def run_in_process(lane: Lane, records: DataFrame, sink: str) -> Outcome:
+def run_in_process(lane: Lane, records: BatchRecords, sink: str) -> Outcome:
     """Run a lane in this process: for the reference sink, whose view is in it."""
-    task = LaneRun(lane)
-    rows = records.collect()
-    for row in sorted(rows, key=lambda row: (row["topic"], row["partition"], row["offset"])):
-        if not task.stopped:
-            task.fold(
-                row["topic"],
-                row["partition"],
-                [(_bytes(row["key"]), _bytes(row["value"]), row["offset"])],
-            )
-    return collect_outcome(lane, task.finish(), sink, {})
-
-
-def _bytes(part: bytearray | None) -> bytes | None:
-    return None if part is None else bytes(part)
+    return collect_outcome(lane, records.run_here(lane), sink, {})
 
 
 def collect_outcome(
@@ -94,7 +63,7 @@ def collect_outcome(
             raise reported_error(
                 report.failure,
                 report.message,
-                hints,
+                {"gone": f"cdc -p FILE rebuild {sink}", **hints},
                 topic=report.topic,
                 partition=report.partition,
             )
@@ -145,12 +114,12 @@ def freeze_gc_after(
 
     def work_then_freeze(parts: Iterable[In]) -> Iterator[Out]:
         yield from work(iter(parts))
-        _freeze_gc(getattr(work, "func", work).__qualname__)
+        freeze_gc(getattr(work, "func", work).__qualname__)
 
     return work_then_freeze
 
 
 @cache
-def _freeze_gc(_: str) -> None:
+def freeze_gc(_: str) -> None:
     """Exclude what is loaded from garbage collection, after the first task of each kind."""
     gc.freeze()

@@ -1,5 +1,5 @@
-"""One task of a lane: decodes the records that Spark hands it, and has them folded, filled and
-written by chunks (`cdc.sink.lane_chunk`).
+"""One task of a lane: decodes the records that it is given, and has them folded, filled and written
+by chunks (`cdc.sink.lane_chunk`).
 
 A view is taken from one offset to a later one as if record by record, wherever chunks are cut. One
 thing depends on that: changes that carry all of a row only together, of which the view has nothing,
@@ -12,64 +12,38 @@ completed across it, and is rejected, too; a later one that carries all cures it
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING
-
-import msgspec
 
 from cdc.codec.record import RecordDecoder, Unreadable, ValueNotRepresentable
+from cdc.errors import ConnectorError
 from cdc.model.outcome import Advance
-from cdc.sink.lane import REPORT, Failure, Lane, Part, PartitionOutcome
+from cdc.sink.lane import Failure, Lane, Part, PartitionOutcome
 from cdc.sink.lane_chunk import Chunks, Decoded
 from cdc.sink.lane_state import PartitionState
 from cdc.sink.rejection import DECODE, UNHOLDABLE, Source
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-
-def run_task(lane: Lane, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Run a lane over one task's records: COLUMNS in, REPORT out.
-
-    All records of a Kafka partition are in the same task, in the order of offsets.
-    """
-    import pyarrow as pa
-
-    lane_run = LaneRun(lane)
-    for topic, partition, records in itertools.chain.from_iterable(
-        map(split_by_partition, batches)
-    ):
-        # To its end, even where nothing is left to do: Spark throws a worker away that hasn't read
-        # all.
-        if not lane_run.stopped:
-            lane_run.fold(topic, partition, records)
-    reports = [msgspec.json.encode(report) for report in lane_run.finish()]
-    yield pa.RecordBatch.from_arrays([pa.array(reports, pa.binary())], [REPORT])
-
-
 Records = Iterable[tuple[bytes | None, bytes | None, int]]
 """Key, value, offset."""
+Blocks = Iterable[tuple[str, int, Records]]
+"""Topic, partition, and some of its records in the order of offsets. All records of a partition are
+in the same task.
+"""
 
 
-def split_by_partition(batch: pa.RecordBatch) -> Iterator[tuple[str, int, Records]]:
-    """Split a batch by Kafka partition: topic, partition, records in the order of offsets."""
-    topics, partitions, offsets = (
-        batch.column(name).to_pylist() for name in ("topic", "partition", "offset")
-    )
-    keys, values = batch.column("key").to_pylist(), batch.column("value").to_pylist()
-    row_partitions = list(zip(topics, partitions, strict=True))
-    start = 0
-    while start < len(row_partitions):
-        place, end = row_partitions[start], len(row_partitions)
-        if row_partitions[-1] != place:
-            end = next(
-                index
-                for index in range(start, len(row_partitions))
-                if row_partitions[index] != place
-            )
-        yield *place, zip(keys[start:end], values[start:end], offsets[start:end], strict=True)
-        start = end
+def run_task(lane: Lane, blocks: Blocks) -> list[PartitionOutcome]:
+    """Run a lane over one task's records. Returns what became of each partition's records, also
+    where they can't be read to the end.
+    """
+    lane_run = LaneRun(lane)
+    try:
+        for topic, partition, records in blocks:
+            # To the end, even where nothing is left to do: of a frame, Spark throws a worker away
+            # that hasn't read all.
+            if not lane_run.stopped:
+                lane_run.fold(topic, partition, records)
+    except ConnectorError as error:
+        lane_run.fail(Failure(error.kind, error.message))
+    return lane_run.finish()
 
 
 class LaneRun:
@@ -105,6 +79,11 @@ class LaneRun:
             self._chunks.fold(state, self._decode_changes(state, records))
         except Failure as failure:
             self._fail(topic, partition, failure)
+
+    def fail(self, failure: Failure) -> None:
+        """End the task: its records can't be read to the end."""
+        first_topic = self._lane.advances[0].table.topic
+        self._fail(*next(iter(self._partitions), (first_topic, 0)), failure)
 
     def finish(self) -> list[PartitionOutcome]:
         """Write the last chunk; returns what became of each partition's records."""

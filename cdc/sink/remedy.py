@@ -16,7 +16,9 @@ from cdc.errors import (
     DecodeError,
     Fenced,
     KafkaUnavailable,
+    LogUnread,
     RecordRefused,
+    RecordsGone,
     SettingsError,
     SinkBlocked,
     SinkError,
@@ -65,6 +67,8 @@ REMEDIES: Mapping[type[BaseException], Remedy] = {
     KafkaUnavailable: Remedy.RETRY,
     RecordRefused: Remedy.RETRY,
     TopicMissing: Remedy.RETRY,
+    # A start finds out whether the topic is still there.
+    LogUnread: Remedy.RESTART,
     ConnectorError: Remedy.STOP,
     # Postgres that is away while tables are described; what it says about them.
     SourceUnavailable: Remedy.RETRY,
@@ -97,8 +101,10 @@ REPORTED: Mapping[str, type[CdcError]] = {
     **dict.fromkeys(("trust", "certificate", "client", "plain"), SinkRejected),
     "fenced": Fenced,
     "rewound": PositionLost,
-    "broker": KafkaUnavailable,
-    "topic": RecordRefused,
+    **{
+        error.kind: error
+        for error in (ConnectorError, KafkaUnavailable, RecordRefused, LogUnread, RecordsGone)
+    },
 }
 """Error classes by the kind that executors report: an exception would lose its class on the way."""
 

@@ -61,15 +61,6 @@ SETTINGS = {
     "spark.sql.unionOutputPartitioning": "false",
     "spark.locality.wait": "0",
     "spark.scheduler.mode": "FAIR",
-    "spark.sql.streaming.noDataMicroBatches.enabled": "false",
-    "spark.sql.streaming.pollingDelay": "20ms",
-    "spark.sql.streaming.minBatchesToRetain": "2",
-    "spark.sql.streaming.metricsEnabled": "false",
-    # Latency: the default starts seven processes to write one of a batch's two files, most of them to
-    # look for symbolic links: 42 ms of CPU a file instead of 10, and 60 ms of the batch's time
-    # instead of 15.
-    "spark.sql.streaming.checkpointFileManagerClass": "org.apache.spark.sql.execution.streaming.checkpointing."
-    "FileSystemBasedCheckpointFileManager",
     # Local log store: the default starts two dozen processes per commit to look for symbolic links,
     # and is no safer on a local disk.
     "spark.delta.logStore.file.impl": "io.delta.storage.LocalLogStore",
@@ -92,9 +83,6 @@ SETTINGS = {
     "spark.sql.maxPlanStringLength": "0",
     # Latency: over TCP each job of a Python worker waits 40 ms for a delayed acknowledgement.
     "spark.python.unix.domain.socket.enabled": "true",
-    # Consumers that an executor keeps. The default is 64: with more partitions in all streams
-    # together, each batch makes new consumers.
-    "spark.kafka.consumer.cache.capacity": "1000",
     "spark.driver.bindAddress": "127.0.0.1",
 }
 LOCAL = {
@@ -116,7 +104,14 @@ STARTUP_NOISE = (
     "To adjust logging level",
     "Using Spark's",
 )
-WORKER_MODULES = ("pyspark.worker", "pyarrow", "pandas", "pyarrow.parquet", "cdc.sink.lane_run")
+WORKER_MODULES = (
+    "pyspark.worker",
+    "pyarrow",
+    "pandas",
+    "pyarrow.parquet",
+    "confluent_kafka",
+    "cdc.spark.lane_records",
+)
 """Modules that every worker needs. With its first array Arrow imports pandas, where it is
 installed.
 """

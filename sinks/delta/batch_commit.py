@@ -91,7 +91,9 @@ class BatchCommit:
 
     @property
     def _spark(self) -> "SparkSession":
-        return self.batch.records.sparkSession
+        from pyspark.sql import SparkSession
+
+        return SparkSession.active()
 
     def _write_files(self) -> Outcome:
         writer = WarehouseWriter(

@@ -20,10 +20,11 @@ from cdc.model.position import Position, Reach, distance
 from cdc.model.table import Table, row_id
 from cdc.sink.contract import Batch, PositionLost, RowsRejected, Sink, positions
 from cdc.spark.failures import explain
+from cdc.spark.lane_records import FramedRecords
 from tests.support.envelopes import PLACEHOLDER, Row, Topic, frame, in_lanes
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 TOPIC_ID = "topic-1"
 UP_TO = Position(TOPIC_ID, (0, 0))
@@ -71,7 +72,7 @@ class Harness:
             {self.table.topic: self.floors.lsn(self.name)},
             {self.table.topic: self.server_start},
         )
-        return Batch(writer, (advance,), in_lanes(records), reading)
+        return Batch(writer, (advance,), FramedRecords(in_lanes(records)), reading)
 
     def repair(self, position: Position | None, writer: str) -> Batch:
         """Return all records below a position once more, as a batch of no length."""
@@ -103,6 +104,12 @@ class Harness:
             key: {n: v for n, v in row.items() if not n.startswith("_cdc")}
             for key, row in documents.items()
         }
+
+
+def frame_of(batch: Batch) -> "DataFrame":
+    """The records of a batch that a harness has made."""
+    assert isinstance(batch.records, FramedRecords)
+    return batch.records.frame
 
 
 def row(a: str, b: int, v: str | None = "x", n: int | None = 1) -> Row:

@@ -28,7 +28,9 @@ from cdc.sinks.delta.sink import Delta
 from cdc.sinks.elasticsearch.sink import Elasticsearch
 from cdc.sinks.memory import Memory
 from cdc.sinks.redis.sink import Redis
+from cdc.spark.lane_records import FramedRecords
 from tests.contract import laws
+from tests.contract.laws import frame_of
 from tests.support import http
 from tests.support.envelopes import table
 from tests.support.warehouse import begin, columns, staged, write
@@ -218,11 +220,12 @@ class Unfolded(Memory):
     def apply(self, batch: Batch) -> Outcome:
         keys = Window.partitionBy("topic", "partition", "key").orderBy("offset")
         first = (
-            batch.records.withColumn("turn", F.row_number().over(keys))
+            frame_of(batch)
+            .withColumn("turn", F.row_number().over(keys))
             .where("turn = 1")
             .drop("turn")
         )
-        return super().apply(replace(batch, records=first))
+        return super().apply(replace(batch, records=FramedRecords(first)))
 
 
 def test_a_commit_that_meets_another_is_tried_again(spark: "SparkSession", tmp_path: Path) -> None:
@@ -443,7 +446,8 @@ class KeepsDeleted(Memory):
 
     def apply(self, batch: Batch) -> Outcome:
         deletes = F.col("value").isNull() | F.col("value").cast("string").contains('"op":"d"')
-        return super().apply(replace(batch, records=batch.records.where(~deletes)))
+        kept = FramedRecords(frame_of(batch).where(~deletes))
+        return super().apply(replace(batch, records=kept))
 
 
 @pytest.mark.parametrize(

@@ -26,6 +26,7 @@ from cdc.sink.rejection import Skip
 from cdc.sinks.delta.executor import Staged, WarehouseWriter
 from cdc.sinks.delta.mirror.stored_rows import StoredRows
 from cdc.sinks.delta.sink import Delta
+from cdc.spark.lane_records import FramedRecords
 from tests.contract.laws import TOPIC_ID, row
 from tests.support.envelopes import PLACEHOLDER, Topic, frame
 from tests.support.envelopes import table as items
@@ -66,7 +67,7 @@ class Warehouse:
             advances.append(
                 Advance(topic.table, stored.position if stored else None, Position(TOPIC_ID, ends))
             )
-        log = in_tasks(frame(self.spark, records))
+        log = FramedRecords(in_tasks(frame(self.spark, records)))
         return Batch(
             f"run {next(self.runs)}", tuple(advances), log, DecodeOptions(PLACEHOLDER), Skip()
         )

@@ -22,8 +22,9 @@ from cdc.codec.record import Change
 from cdc.model.outcome import Advance
 from cdc.model.position import Position
 from cdc.sink.lane import COLUMNS, ChunkLimits, FoldedRow, Lane, Part, Verdicts
-from cdc.sink.lane_task import LaneRun, split_by_partition
+from cdc.sink.lane_task import LaneRun
 from cdc.sink.rejection import Source, Stop
+from cdc.spark.lane_records import split_by_partition
 from tests.support.envelopes import PLACEHOLDER, encoded, envelope, table
 
 BATCH_ROWS, BATCH_BYTES = 1000, 8 * 2**20

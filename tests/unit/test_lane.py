@@ -26,8 +26,8 @@ from cdc.sink.lane import (
     Lane,
     PartitionOutcome,
 )
-from cdc.sink.lane_task import split_by_partition
 from cdc.sink.rejection import DECODE, REFUSED, Rejected, Skip, Source, Stop
+from cdc.spark.lane_records import split_by_partition
 from tests.support import twin
 from tests.support.budget import budget
 from tests.support.envelopes import PLACEHOLDER, Topic, encoded

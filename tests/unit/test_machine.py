@@ -130,9 +130,9 @@ def test_the_table_of_states(facts: dict[str, Any], expected: Decision) -> None:
 
 
 def test_every_reason_is_in_the_table() -> None:
-    """But for two that are no fact outside: how large batches are, and that the stream had ended."""
+    """But for one that is no fact outside: that the stream had ended."""
     reached = {decision.reason for _, decision in TABLE if isinstance(decision, Restart)}
-    assert reached == set(Reason) - {Reason.BATCH_SIZE, Reason.ERROR}
+    assert reached == set(Reason) - {Reason.ERROR}
 
 
 def rows_of_states(text: str) -> list[list[str]]:
@@ -153,7 +153,7 @@ def test_the_page_has_the_table_of_the_module() -> None:
     _, _, section = page.read_text().partition("## What a stream does next\n")
     assert rows_of_states(section) == rows
     reasons = {next_state.removeprefix("starting: ") for _, _, next_state in rows}
-    assert set(Reason) - reasons == {Reason.BATCH_SIZE, Reason.FAILURE, Reason.ERROR}
+    assert set(Reason) - reasons == {Reason.FAILURE, Reason.ERROR}
 
 
 @pytest.mark.parametrize("planted", ["find_set_back", "find_reshaped", "find_switched"])
@@ -220,7 +220,7 @@ def test_a_steady_load_leaves_a_stream_no_further_behind() -> None:
     reached = PLAN
     # Each is applied before the next but one is seen; what is seen last always waits.
     for number, age in enumerate(range(60, 0, -10)):
-        lag.take({TOPIC: {0: 6 + number, 1: 5}}, now + 100 - age)
+        lag.see({TOPIC: {0: 6 + number, 1: 5}}, now + 100 - age)
         reached = replace(PLAN, live={TOPIC: Position("id", (5 + number, 5))})
         lag.progress(Progress("cache"), reached, Applied())
     with pytest.MonkeyPatch.context() as patch:
@@ -246,7 +246,7 @@ def test_a_long_catch_up_under_writes_keeps_few_of_the_ends_that_it_has_seen() -
     for number in range(1, 10_001):
         ends = SeenEnds({TOPIC: {0: 5 + number, 1: 5}})
         references.append(weakref.ref(ends))
-        lag.take(ends, now + number)
+        lag.see(ends, now + number)
         lag.progress(
             Progress("cache"), replace(PLAN, live={TOPIC: Position("id", (4, 5))}), Applied()
         )

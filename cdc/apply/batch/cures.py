@@ -11,12 +11,12 @@ from pyspark.sql import SparkSession
 
 from cdc.apply.batch.size import MOST
 from cdc.apply.views import Views
+from cdc.kafka.log_reader import OffsetRange
 from cdc.model.outcome import Advance
 from cdc.quarantine.store import SinkQuarantine
 from cdc.sink.contract import Key
 from cdc.sink.cures import find_cures
-from cdc.sink.lane import COLUMNS
-from cdc.spark import kafka_source
+from cdc.spark.lane_records import LoggedRecords
 
 
 def last_steps(views: Views) -> list[Advance]:
@@ -43,7 +43,7 @@ def cures_of(
         CdcError: from the broker.
     """
     entries = quarantine.entries(step.table.topic for step in steps)
-    spans: kafka_source.OffsetRanges = {}
+    spans: dict[tuple[str, int], tuple[int, int]] = {}
     for step in steps:
         topic = step.table.topic
         for partition, (start, end) in enumerate(
@@ -53,12 +53,12 @@ def cures_of(
                 # Only what comes after an entry can cure its row.
                 spans[topic, partition] = max(start, min(offsets) + 1), end
     starts = views.kafka.starts(sorted({topic for topic, _ in spans})) if spans else {}
-    spans = {
-        (topic, partition): (first, end)
+    ranges = tuple(
+        OffsetRange(topic, partition, first, end)
         for (topic, partition), (start, end) in spans.items()
         if (first := max(start, starts[topic].offsets[partition])) < end
-    }
-    if not spans:
+    )
+    if not ranges:
         return {}
-    records = kafka_source.read_ranges(spark, views.pipeline.kafka, spans).select(*COLUMNS)
+    records = LoggedRecords(spark, views.pipeline.kafka, ranges)
     return find_cures(steps, records, views.reading, entries, views.sink.name)

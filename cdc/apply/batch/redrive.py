@@ -6,7 +6,7 @@ win.
 
 from collections.abc import Collection, Mapping
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
 from cdc.apply.views import Views
 from cdc.codec.record import RecordDecoder
@@ -19,6 +19,7 @@ from cdc.sink.contract import Batch, Outcome
 from cdc.sink.lane import COLUMNS
 from cdc.sink.rejection import Rejection
 from cdc.spark import kafka_source
+from cdc.spark.lane_records import FramedRecords
 
 ADDRESS = ["topic", "partition", "offset"]
 Rows = Mapping[QuarantineKey, str]
@@ -92,7 +93,7 @@ class Redrive:
             self._writer, (step,), records, self._views.reading, self._rejection, entries, only
         )
 
-    def _records(self, table: Table, position: Position, rows: Rows) -> DataFrame:
+    def _records(self, table: Table, position: Position, rows: Rows) -> FramedRecords:
         """The records in quarantine, and all records of their partitions from the first of them
         on.
         """
@@ -102,7 +103,7 @@ class Redrive:
             spans[table.topic, partition] = first, position.offsets[partition]
         logged = kafka_source.read_ranges(self._spark, self._kafka, spans).select(*COLUMNS)
         merged = self._quarantine.read_records(rows).unionByName(logged).dropDuplicates(ADDRESS)
-        return merged.coalesce(1).sortWithinPartitions(*ADDRESS)
+        return FramedRecords(merged.coalesce(1).sortWithinPartitions(*ADDRESS))
 
 
 def _rows_before(rows: Rows, position: Position) -> Rows:

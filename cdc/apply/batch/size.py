@@ -5,12 +5,12 @@ changed often. A batch that takes long is stopped late and, after a crash, repea
 duration also limits its bytes, whatever the size of a record.
 """
 
-from cdc.apply.plan import ResumePlan
+from cdc.apply.plan import Ends, ResumePlan
 from cdc.kafka.topics import Topics
 from cdc.model.position import distance
 
 LEAST, MOST = 10_000, 1_000_000
-"""Offsets: the bounds of a batch."""
+"""Offsets: the bounds of a batch's limit."""
 FIRST, FIRST_BYTES = 500_000, 64 << 20
 """Of a sink's first batch, at most: offsets, and bytes as the broker keeps them, compressed."""
 TARGET_S = 10.0
@@ -22,9 +22,9 @@ class BatchSize:
     def __init__(self, kafka: Topics) -> None:
         self._kafka, self._limit = kafka, 0
 
-    def limit(self, plan: ResumePlan) -> int:
-        """The present limit, in offsets. The first follows from the size of records, since no batch
-        was timed yet.
+    def begin(self, plan: ResumePlan) -> None:
+        """Set the first limit, which follows from the size of records, since no batch was timed
+        yet.
         """
         if not self._limit:
             topics = list(plan.shapes)
@@ -33,20 +33,40 @@ class BatchSize:
                 distance(start, plan.shapes[topic]).offsets for topic, start in starts.items()
             )
             self._limit = first_limit(available, self._kafka.log_size_bytes(topics))
-        return self._limit
 
-    def fits(self, plan: ResumePlan, offsets: int, took_s: float) -> bool:
-        """Whether the limit suits the remaining offsets, after a batch of `offsets` took `took_s`;
-        else it changes.
+    def limited(self, plan: ResumePlan, ends: Ends) -> Ends | None:
+        """The ends of a batch of what the topics have up to `ends`, of so many offsets at most as
+        the limit says; each partition gives its share of them. None: there is nothing new.
         """
-        if offsets < self._limit / 2:
-            return True
-        ends = self._kafka.ends(list(plan.shapes))
-        remaining = plan.behind(
-            {topic: dict(enumerate(end.offsets)) for topic, end in ends.items()}
-        )
-        previous, self._limit = self._limit, fitting_limit(self._limit, offsets, took_s, remaining)
-        return self._limit == previous
+        missing = {
+            topic: {
+                partition: end - start
+                for partition, start in enumerate(starts)
+                if (end := ends[topic][partition]) > start
+            }
+            for topic, starts in plan.starts().items()
+        }
+        total = sum(sum(of_topic.values()) for of_topic in missing.values())
+        if not total:
+            return None
+        share = min(1.0, self._limit / total)
+        return {
+            topic: {
+                # At least one, so that every partition moves.
+                partition: start + max(1, int(share * missing[topic][partition]))
+                if partition in missing[topic]
+                else start
+                for partition, start in enumerate(starts)
+            }
+            for topic, starts in plan.starts().items()
+        }
+
+    def adapt(self, offsets: int, took_s: float) -> None:
+        """Adapt the limit after a batch of so many offsets, which took so long. A batch that is
+        small for the limit says nothing about it.
+        """
+        if offsets >= self._limit / 2:
+            self._limit = fitting_limit(offsets, took_s)
 
 
 def first_limit(offsets: int, size_bytes: int) -> int:
@@ -56,16 +76,6 @@ def first_limit(offsets: int, size_bytes: int) -> int:
     return max(LEAST, min(FIRST, offsets * FIRST_BYTES // size_bytes)) if size_bytes else FIRST
 
 
-def fitting_limit(limit: int, offsets: int, took_s: float, remaining: int) -> int:
-    """The limit from now on, after a batch of `offsets` took `took_s` and `remaining` offsets are
-    left.
-
-    Unchanged unless it is far off: a new limit costs a start of the query, and half a batch takes
-    more than half the time.
-    """
-    ideal = min(MOST, max(LEAST, int(offsets * TARGET_S / took_s)))
-    slower, quicker = (
-        ideal < limit / 4 and remaining > ideal,
-        ideal > limit * 2 and remaining > limit * 2,
-    )
-    return ideal if slower or quicker else limit
+def fitting_limit(offsets: int, took_s: float) -> int:
+    """The limit from now on, after a batch of `offsets` took `took_s`."""
+    return min(MOST, max(LEAST, int(offsets * TARGET_S / took_s)))

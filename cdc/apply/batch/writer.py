@@ -4,7 +4,7 @@ cured rows.
 
 from collections.abc import Callable, Mapping
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from tenacity import Retrying
 
 from cdc.apply.batch.cures import cures_of, last_steps
@@ -19,6 +19,7 @@ from cdc.quarantine.rejection import ToQuarantine
 from cdc.quarantine.store import SinkQuarantine
 from cdc.sink.contract import Batch, Key, Outcome
 from cdc.sink.rejection import Rejection, Stop
+from cdc.spark.lane_records import LoggedRecords
 
 
 class BatchWriter:
@@ -84,9 +85,8 @@ class BatchWriter:
             if (position := live.get(request.topic)) and is_before(request, position)
         ]
 
-    def write(self, records: DataFrame, ends: Ends) -> None:
-        """Make a batch durable in the sink. Takes records of Spark's Kafka source, and the offsets
-        where they end.
+    def write(self, ends: Ends) -> None:
+        """Make a batch durable in the sink: what the views lack up to these ends.
 
         Raises:
             CdcError: from the sink; from a record if the pipeline says `on_error: stop`.
@@ -110,7 +110,7 @@ class BatchWriter:
                 batch = Batch(
                     self._writer,
                     tuple(steps),
-                    records,
+                    LoggedRecords(self._spark, self._pipeline.kafka),
                     self._views.reading,
                     self._rejection,
                     entries,

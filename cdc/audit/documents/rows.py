@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from cdc.codec.record import Change
 from cdc.model.outcome import Advance
 from cdc.sink.lane import ChunkLimits, FoldedRow, Lane, Part, Verdicts
-from cdc.sink.lane_task import LaneRun, split_by_partition
+from cdc.sink.lane_task import LaneRun
 from cdc.sink.rejection import Source
+from cdc.spark.lane_records import split_by_partition
 from cdc.views.entries import entry_maker
 from cdc.views.plan import StatePlan
 from cdc.views.rows import ConnectorRows

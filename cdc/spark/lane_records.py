@@ -1,0 +1,179 @@
+"""The records of a batch: ranges of the log, which tasks read themselves, or a frame, where they come
+from elsewhere.
+
+In:  a lane. Out: what became of each partition's records.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from cdc.kafka.log_reader import OffsetRange, read_records
+from cdc.sink.lane import Lane, PartitionOutcome
+from cdc.sink.lane_run import freeze_gc, freeze_gc_after
+from cdc.sink.lane_task import Blocks, run_task
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyspark import SparkContext
+    from pyspark.core.rdd import RDD
+    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql.types import StructType
+
+REPORT = "report"
+"""Name of the column that a task returns for a frame: one `PartitionOutcome` as JSON a row."""
+SPLIT = 1000
+"""Offsets that make a further task worth its while."""
+_decode_report = msgspec.json.Decoder(PartitionOutcome).decode
+_decode_reports = msgspec.json.Decoder(list[PartitionOutcome]).decode
+_encode = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True)
+class LoggedRecords:
+    """Records of the log: of the ranges, or else of a lane's steps."""
+
+    spark: SparkSession
+    bootstrap: str
+    ranges: tuple[OffsetRange, ...] | None = None
+
+    def run(self, lane: Lane) -> list[PartitionOutcome]:
+        """See `cdc.sink.lane.BatchRecords`."""
+        parts = balanced(self._ranges(lane), _tasks_at_most(self.spark))
+        if not parts:
+            return []
+        task = _Task(lane, self.bootstrap, parts)
+        numbers = _numbers(self.spark.sparkContext, len(parts))
+        answers = numbers.mapPartitionsWithIndex(task).collect()
+        return [report for answer in answers for report in _decode_reports(answer)]
+
+    def run_here(self, lane: Lane) -> list[PartitionOutcome]:
+        """See `cdc.sink.lane.BatchRecords`."""
+        return run_task(lane, read_records(self.bootstrap, self._ranges(lane)))
+
+    def _ranges(self, lane: Lane) -> Sequence[OffsetRange]:
+        return ranges_of(lane) if self.ranges is None else self.ranges
+
+
+class _Task:
+    """The work of a task, by its index: the lane over its ranges."""
+
+    def __init__(self, lane: Lane, bootstrap: str, parts: Sequence[Sequence[OffsetRange]]) -> None:
+        self._lane, self._bootstrap, self._parts = lane, bootstrap, parts
+
+    def __call__(self, index: int, numbers: Iterable[int]) -> Iterator[bytes]:
+        for _ in numbers:
+            # Spark throws a worker away that hasn't read all that it was sent.
+            pass
+        yield _encode(run_task(self._lane, read_records(self._bootstrap, self._parts[index])))
+        freeze_gc(type(self).__qualname__)
+
+
+def ranges_of(lane: Lane) -> list[OffsetRange]:
+    """The ranges that a lane's steps lack."""
+    return [
+        OffsetRange(step.table.topic, partition, start, end)
+        for step in lane.advances
+        for partition, (start, end) in enumerate(
+            zip(step.start_offsets, step.end.offsets, strict=True)
+        )
+        if start < end
+    ]
+
+
+def balanced(ranges: Sequence[OffsetRange], tasks: int) -> list[list[OffsetRange]]:
+    """Divide ranges among so many tasks at most: the largest first, each to the task that has
+    least so far. Few offsets make fewer tasks, as each costs a worker's time.
+    """
+    total = sum(asked.size for asked in ranges)
+    count = min(tasks, len(ranges), -(-total // SPLIT))
+    parts: list[list[OffsetRange]] = [[] for _ in range(count)]
+    sizes = [0] * count
+    for asked in sorted(ranges, key=lambda asked: -asked.size):
+        least = sizes.index(min(sizes))
+        sizes[least] += asked.size
+        parts[least].append(asked)
+    return parts
+
+
+@cache
+def _tasks_at_most(spark: SparkSession) -> int:
+    return int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
+
+
+@cache
+def _numbers(context: SparkContext, tasks: int) -> RDD[int]:
+    """What the tasks of a job are made from. Made once: it takes the driver longer than a small job."""
+    return context.parallelize(range(tasks), tasks)
+
+
+@dataclass(frozen=True)
+class FramedRecords:
+    """Records of a frame with `cdc.sink.lane.COLUMNS`. All of a Kafka partition are in one of the frame's
+    partitions, in the order of offsets.
+    """
+
+    frame: DataFrame
+
+    def run(self, lane: Lane) -> list[PartitionOutcome]:
+        """See `cdc.sink.lane.BatchRecords`."""
+        task = freeze_gc_after(partial(_run_framed, lane))
+        rows = self.frame.mapInArrow(task, _report_schema()).collect()
+        return [_decode_report(row[REPORT]) for row in rows]
+
+    def run_here(self, lane: Lane) -> list[PartitionOutcome]:
+        """See `cdc.sink.lane.BatchRecords`."""
+        rows = self.frame.collect()
+        rows.sort(key=lambda row: (row["topic"], row["partition"], row["offset"]))
+        return run_task(lane, map(_block, rows))
+
+
+def _block(row: Any) -> tuple[str, int, list[tuple[bytes | None, bytes | None, int]]]:
+    key = None if row["key"] is None else bytes(row["key"])
+    value = None if row["value"] is None else bytes(row["value"])
+    return row["topic"], row["partition"], [(key, value, row["offset"])]
+
+
+@cache
+def _report_schema() -> StructType:
+    """Build the schema once: Spark's Java would parse the text of one for every batch, which takes
+    11 ms of a small one.
+    """
+    from pyspark.sql.types import BinaryType, StructField, StructType
+
+    return StructType([StructField(REPORT, BinaryType())])
+
+
+def _run_framed(lane: Lane, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Run a lane over the records of one task: COLUMNS in, REPORT out."""
+    import pyarrow as pa
+
+    outcomes = run_task(lane, chain.from_iterable(map(split_by_partition, batches)))
+    reports = [_encode(outcome) for outcome in outcomes]
+    yield pa.RecordBatch.from_arrays([pa.array(reports, pa.binary())], [REPORT])
+
+
+def split_by_partition(batch: pa.RecordBatch) -> Blocks:
+    """Split a batch by Kafka partition: topic, partition, records in the order of offsets."""
+    topics, partitions, offsets = (
+        batch.column(name).to_pylist() for name in ("topic", "partition", "offset")
+    )
+    keys, values = batch.column("key").to_pylist(), batch.column("value").to_pylist()
+    row_partitions = list(zip(topics, partitions, strict=True))
+    start = 0
+    while start < len(row_partitions):
+        place, end = row_partitions[start], len(row_partitions)
+        if row_partitions[-1] != place:
+            end = next(
+                index
+                for index in range(start, len(row_partitions))
+                if row_partitions[index] != place
+            )
+        yield *place, zip(keys[start:end], values[start:end], offsets[start:end], strict=True)
+        start = end
