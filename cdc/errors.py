@@ -24,7 +24,7 @@
     |  +- Fenced               another writer moved the position: this one must stop
     +- DivergenceError      8  a view differs from its source
     +- SparkError           9  Spark itself: its memory, its process
-    |  +- WorkerLost           a worker was killed: the query is restarted
+    |  +- WorkerLost           a worker was killed: the stream is restarted
     +- UndecidedError      10  a view couldn't be proved equal or different
     +- Interrupted        130  by Ctrl-C
 
@@ -195,7 +195,7 @@ class SparkError(CdcError):
 
 
 class WorkerLost(SparkError):
-    """A Spark worker was killed during a task: the query restarts from the sink's position."""
+    """A Spark worker was killed during a task: the stream restarts from the sink's position."""
 
 
 class UndecidedError(CdcError):

@@ -45,7 +45,7 @@ HOLD_S = 5.0
 
 
 class Reason(StrEnum):
-    """The reason for a restart of a query."""
+    """The reason for a restart of a stream."""
 
     REGISTRATION = "registration"
     TRUNCATE = "truncate"
@@ -71,7 +71,7 @@ class Continue:
 
 @dataclass(frozen=True)
 class Restart:
-    """Load the plan anew and start the query from there; `table` is whose change it is, where it is
+    """Load the plan anew and start again from there; `table` is whose change it is, where it is
     of one.
     """
 
@@ -127,8 +127,8 @@ class Observed:
     quarantine: bool = False
     """There are requests to redrive entries of the sink."""
     stopping: bool = False
-    query_ended: bool = False
-    """The query has applied all records that existed when it started."""
+    log_ended: bool = False
+    """All records are applied that were there when the stream started."""
     unfinished: bool = False
     """What the records give rise to besides isn't done, and needs more of the log."""
     failure: CdcError | None = None
@@ -144,7 +144,7 @@ def decide(plan: ResumePlan, observed: Observed) -> Decision:
         return _after_failure(observed, observed.failure)
     if observed.stopping:
         return Stop(RunState.STOPPED)
-    if observed.query_ended:
+    if observed.log_ended:
         return Restart(Reason.DOCUMENTS) if observed.unfinished else _at_end(plan)
     if observed.control.version != plan.control.version:
         return _after_control(plan.control, observed.control)
@@ -211,7 +211,7 @@ def find_switched(plan: ResumePlan, views: Mapping[str, ViewCheckpoint | None]) 
 
 
 def find_reshaped(plan: ResumePlan, topics: Mapping[str, Position]) -> str | None:
-    """A table whose topic was created anew, or has partitions that the query doesn't read."""
+    """A table whose topic was created anew, or has partitions that the stream doesn't read."""
     for table in plan.tables:
         planned, current = plan.shapes[table.topic], topics.get(table.topic)
         if current is None:

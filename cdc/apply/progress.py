@@ -69,7 +69,7 @@ class Progress:
     """When this run first saw that a table waits, by name, in Unix seconds."""
     since: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     restarts: Mapping[str, int] = field(default_factory=dict)
-    """Restarts of the query by reason, see `cdc.apply.machine.Reason`."""
+    """Restarts by reason, see `cdc.apply.machine.Reason`."""
     retries: Mapping[str, int] = field(default_factory=dict)
     """Attempts after a failure, by its class of errors."""
     restarted: str | None = None

@@ -1,4 +1,4 @@
-"""What follows a failure of a stream: its batch is tried again, its query starts again, or it ends.
+"""What follows a failure of a stream: its batch is tried again, it starts again, or it ends.
 
 Used by the thread that owns the stream. Which errors pass is in `cdc.sink.remedy`, what is decided
 about the others in `machine`.
@@ -44,7 +44,7 @@ class Recovery:
         self._stopping, self._publish = stopping, publish
         self._patience = Patience()
         self.retries = Counter[str]()
-        """Attempts after a failure, of batches and of the query, by its class of errors."""
+        """Attempts after a failure, of batches and of the stream, by its class of errors."""
 
     def decide(self, error: Exception) -> Decision:
         """Decide what follows a failure; a transient one is waited out here."""
@@ -83,7 +83,7 @@ class Recovery:
         """Retry a step after a pause, until the stream is stopped.
 
         Not once the log may have lost records that the views need, or the sink is paused: a start of
-        the query checks that.
+        the stream checks that.
         """
         return Retrying(
             retry=retry_if_exception(lambda error: remedy(error) is Remedy.RETRY),

@@ -50,10 +50,11 @@ LOOK_S = 1.0
 """Seconds between checks of the control topics while idle. A busy stream checks before each
 batch.
 """
-POLL_S = 0.05
-"""Seconds between looks at the topics' ends while there is nothing to do, and between checks whether
-a promotion is still under way.
+POLL_S, IDLE_POLL_S = 0.05, 0.2
+"""Seconds between looks at the topics' ends, and while nothing has come for `IDLE_S`. A look takes
+about a millisecond of CPU, half of it the broker's.
 """
+IDLE_S = 2.0
 log = structlog.get_logger()
 
 
@@ -176,29 +177,35 @@ class Stream:
         last_ends: where to end; None: go on.
         """
         decision: Decision = Continue()
-        due_at, looked_at = 0.0, time.monotonic()
+        due_at = 0.0
+        applied_at = looked_at = time.monotonic()
         while isinstance(decision, Continue | WaitForPromotion):
             if self._stopping.is_set():
                 return Stop(RunState.STOPPED)
-            ends = last_ends or self._see_ends()
+            is_turn = self._is_working
+            ends = self._see_ends() if last_ends is None else last_ends
             batch_ends = self._batch_size.limited(self._views.plan, ends) if ends else None
             size = self._views.plan.behind(batch_ends) if batch_ends else 0
             began = time.monotonic()
-            if batch_ends and (began >= due_at or size >= LEAST or last_ends):
+            if batch_ends and (size >= LEAST or last_ends or began >= due_at):
                 decision = self._apply(batch_ends)
-                # No pause after a large batch: what came meanwhile would wait for nothing.
-                due_at = began + (self._trigger_s if size < LEAST else 0.0)
-                looked_at = time.monotonic()
-            elif last_ends and not batch_ends:
+                # No pause after a large batch: what has come meanwhile would wait for nothing.
+                due_at = 0.0 if size >= LEAST else began + self._trigger_s
+                applied_at = looked_at = time.monotonic()
+                is_turn = True
+            elif last_ends is not None:
                 return self._finish_work()
             elif began - looked_at >= LOOK_S:
                 decision = self._observe_idle()
                 looked_at = time.monotonic()
-            if self._worker and isinstance(decision, Continue):
+                is_turn = True
+            if self._worker and is_turn and isinstance(decision, Continue):
                 with self._batches.account.measured("documents"):
                     self._is_working = self._worker.work(self._views.plan.positions)
-            if not self._is_working and not last_ends:
-                self._stopping.wait(POLL_S)
+            is_busy = self._is_working or last_ends is not None or size >= LEAST
+            if not is_busy:
+                is_idle = time.monotonic() - applied_at > IDLE_S
+                self._stopping.wait(IDLE_POLL_S if is_idle else POLL_S)
         return decision
 
     def _see_ends(self) -> Ends | None:
@@ -231,7 +238,7 @@ class Stream:
         self._publish(state=RunState.RETRYING, error=error.message, hint=error.hint)
 
     def _finish_work(self) -> Decision:
-        """Decide what follows the query's end, once all is done that its batches gave rise to."""
+        """Decide what follows the end of the log, once all is done that its batches gave rise to."""
         plan = self._views.plan
         while self._worker and self._worker.work(plan.positions):
             if self._stopping.is_set():
@@ -242,7 +249,7 @@ class Stream:
             self._stopping.wait(FIRST_PAUSE_S)
         observed = Observed(
             self._views.control,
-            query_ended=True,
+            log_ended=True,
             unfinished=unfinished,
             stopping=self._stopping.is_set(),
         )

@@ -4,10 +4,9 @@ A view is promoted once it is proved equal to the source.
 
 In:  a sink, its tables, the topics. Out: a new generation of the views, promoted; the previous one,
      retained.
-Phases: replay (one pass over the log as it is now), catch up (a stream continues from there),
-verify, promote. However
-a rebuild ends, the same command continues it. Until the promotion readers see the previous
-generation.
+Phases: replay (a stream applies the log as it was at the start), catch up (the stream goes on),
+verify, promote. However a rebuild ends, the same command continues it. Until the promotion readers
+see the previous generation.
 """
 
 import threading
@@ -15,19 +14,16 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
-from uuid import uuid4
 
 import structlog
 from pyspark.sql import SparkSession
-from tenacity import Retrying, retry_if_exception_type, stop_after_delay
-from tenacity.wait import wait_exponential
 
-from cdc.apply.batch.writer import BatchWriter
 from cdc.apply.schema_follower import DescribeTables
+from cdc.apply.stream import Stream
 from cdc.apply.views import Views
 from cdc.config.settings import Pipeline
 from cdc.control.registrations import Registration
-from cdc.errors import CdcError, DivergenceError, SinkUnavailable
+from cdc.errors import CdcError, DivergenceError
 from cdc.generations.claim import claim
 from cdc.generations.pause import refuse_paused
 from cdc.generations.registry import GenerationBuild, Progress, Registry, RetainedView
@@ -38,12 +34,10 @@ from cdc.kafka.topics import Topics
 from cdc.model.generation import new_generation
 from cdc.model.table import Table
 from cdc.postgres.table_definition import Definition
-from cdc.rebuild.catch_up import catch_up, keep_current, only_tables
+from cdc.rebuild.catch_up import apply_all, catch_up, keep_current, only_tables
 from cdc.sink.contract import SchemaMismatch, Sink, positions
 from cdc.sink.promotion import GenerationReplaced, are_live
 
-RETRY_LIMIT_S = 120.0
-"""Seconds that the replay retries a batch while the sink is away."""
 Verify = Callable[[Sink, Sequence[Table]], None]
 """Raises DivergenceError when the views of a sink differ from their source, UndecidedError when it
 can't be decided."""
@@ -80,6 +74,7 @@ class Rebuild:
         self._spark, self._pipeline, self._kafka, self._job = spark, pipeline, kafka, job
         self._sink, self._tables = job.sink, tuple(job.tables)
         self._registry, self._lock = Registry(pipeline, kafka), threading.Lock()
+        self._stream: Stream | None = None
 
     def run(self) -> dict[str, RetainedView]:
         """Run the phases that remain, and return the retained previous views, by table.
@@ -105,7 +100,6 @@ class Rebuild:
             self._publish()
             self._claim.forget_retained(list(self._build.names))
             self._sink.drop_unreferenced(self._tables, self._build.names)
-            self._started_at = time.monotonic()
             self._claim.progress = self._progress
             return self._finish(self._build_and_promote())
 
@@ -158,12 +152,12 @@ class Rebuild:
     def _build_and_promote(self) -> Mapping[str, str]:
         """Replay, catch up, verify, promote. Returns the previous generation, by table."""
         candidate = self._sink.for_generation(self._build.names)
-        if self._build.phase != "replay" and (error := self._resume_error(candidate)):
+        if error := self._resume_error(candidate):
             log.warning("build_begun_again", sink=self._sink.name, error=error.message)
+            for table in self._tables:
+                candidate.clear(table)
             self._publish(phase="replay", done=0)
-        if self._build.phase == "replay":
-            self._replay(candidate)
-            self._publish(phase="catch up", done=self._build.total)
+        self._refuse_incomplete(candidate)
         with keep_current(
             self._spark,
             candidate,
@@ -172,31 +166,34 @@ class Rebuild:
             self._describe_tables,
             self._job.placeholder,
         ) as stream:
+            self._stream = stream
+            if self._build.phase == "replay":
+                apply_all(self._kafka, candidate, self._tables, lambda: stream.progress)
+                self._publish(phase="catch up", done=self._build.total)
             catch_up(self._kafka, candidate, self._tables, lambda: stream.progress)
             self._publish(phase="verify")
             self._verify_generation(candidate)
             self._publish(phase="promote")
             return self._sink.promote(self._tables, self._build.names)
 
-    def _replay(self, candidate: Sink) -> None:
-        """Read the topics once, from zero to their present ends; write each key's newest row."""
-        for table in self._tables:
-            candidate.clear(table)
+    def _refuse_incomplete(self, candidate: Sink) -> None:
+        """Raise the refusal of a table that the log can't make. A run goes on with the others; a
+        generation has all of its tables, or it is none.
+        """
         views = Views(
-            candidate, self._pipeline, self._kafka, self._describe_tables, self._job.placeholder
+            candidate,
+            self._pipeline,
+            self._kafka,
+            self._describe_tables,
+            self._job.placeholder,
+            self._build.names,
         )
         plan = views.load()
         if plan.refused:
-            # A run goes on with the other tables. This generation has all of them, or it is none.
             raise plan.refused[0]
-        shapes = plan.shapes
-        ends = {topic: dict(enumerate(shape.offsets)) for topic, shape in shapes.items()}
-        self._build = replace(
-            self._build, total=sum(sum(shape.offsets) for shape in shapes.values())
-        )
-        writer = uuid4().hex
-        batches = BatchWriter(self._spark, views, writer, _retry_while_away, shadow=True)
-        batches.write(ends)
+        total = sum(sum(shape.offsets) for shape in plan.shapes.values())
+        with self._lock:
+            self._build = replace(self._build, total=total)
 
     def _verify_generation(self, candidate: Sink) -> None:
         try:
@@ -249,27 +246,13 @@ class Rebuild:
     def _progress(self) -> Progress:
         """Return the progress of the build. Called every second, in the claim's thread."""
         with self._lock:
-            if self._build.phase == "replay":
-                replayed = max(self._build.done, _records_read(self._spark, self._build.total))
-                speed = round(replayed / (time.monotonic() - self._started_at), 1)
-                self._build = replace(self._build, done=replayed, rows_per_s=speed)
+            if self._build.phase == "replay" and self._stream:
+                progress = self._stream.progress
+                remaining = progress.lag_records
+                done = self._build.done
+                if remaining is not None:
+                    done = max(done, self._build.total - remaining)
+                self._build = replace(self._build, done=done, rows_per_s=progress.rows_per_s)
             build = self._build
         self._job.show(build)
         return Progress(time.time(), build.done, build.total, build.rows_per_s)
-
-
-def _retry_while_away() -> Retrying:
-    return Retrying(
-        retry=retry_if_exception_type(SinkUnavailable),
-        wait=wait_exponential(multiplier=0.25, max=10),
-        stop=stop_after_delay(RETRY_LIMIT_S),
-        reraise=True,
-    )
-
-
-def _records_read(spark: SparkSession, total: int) -> int:
-    """Count the records that the running stages have read."""
-    active: Any = spark._jsc.sc().statusStore().activeStages()
-    return min(
-        total, sum(int(active.apply(index).inputRecords()) for index in range(active.size()))
-    )

@@ -1,4 +1,4 @@
-"""The phase of a rebuild that follows its replay: a stream applies what came meanwhile.
+"""The stream of a rebuild, and the waits until it has replayed the log and has caught up.
 
 In:  a sink of a generation that isn't live, and its tables. Out: a stream that is at work on it until
      the context of `keep_current` ends, and the wait until it keeps pace with the topics.
@@ -27,6 +27,8 @@ from cdc.sink.contract import Sink, positions
 from cdc.sink.promotion import GenerationReplaced
 
 POLL_S = 0.1
+RETRY_LIMIT_S = 120.0
+"""Seconds that a rebuild waits for a sink, or for the broker, that is away."""
 CAUGHT_UP_S = 1.0
 """Seconds within which a view that has caught up applies what is in the topics."""
 log = structlog.get_logger()
@@ -82,6 +84,25 @@ def keep_current(
         thread.join()
 
 
+def apply_all(
+    kafka: Topics, sink: Sink, tables: Sequence[Table], progress: Callable[[], Progress]
+) -> None:
+    """Wait until a stream has applied to the sink what is in the topics now.
+
+    Raises:
+        SinkError: the stream has failed, goes on without one of its tables, or has waited for the
+            sink for `RETRY_LIMIT_S`.
+    """
+    is_caught_up = _caught_up_check(kafka, sink, tables)
+    worked_at = time.monotonic()
+    while not is_caught_up():
+        now = progress()
+        if now.state is not RunState.RETRYING:
+            worked_at = time.monotonic()
+        _refuse_stopped(now, time.monotonic() - worked_at)
+        time.sleep(POLL_S)
+
+
 def catch_up(
     kafka: Topics, sink: Sink, tables: Sequence[Table], progress: Callable[[], Progress]
 ) -> None:
@@ -91,25 +112,24 @@ def catch_up(
     every `POLL_S` seconds.
 
     Raises:
-        SinkError: the stream has failed, or goes on without one of its tables.
+        SinkError: see `apply_all`.
     """
     duration_s = float("inf")
     while True:
         previous_s, start = duration_s, time.monotonic()
-        is_caught_up = _caught_up_check(kafka, sink, tables)
-        while not is_caught_up():
-            _refuse_stopped(progress())
-            time.sleep(POLL_S)
+        apply_all(kafka, sink, tables, progress)
         duration_s = time.monotonic() - start
         if duration_s < CAUGHT_UP_S or duration_s > previous_s / 2:
             return
 
 
-def _refuse_stopped(progress: Progress) -> None:
-    """Raise SinkError where a stream applies no more to one of its tables, or to none."""
+def _refuse_stopped(progress: Progress, waits_s: float) -> None:
+    """Raise SinkError where a stream no longer applies to one of its tables, or to none."""
     reason, hint = progress.error, progress.hint
     if progress.aside:
         reason, hint = next(iter(progress.aside.values()))
+    elif waits_s > RETRY_LIMIT_S:
+        hint = "the same command goes on"
     elif progress.state is not RunState.FAILED:
         return
     raise SinkError(

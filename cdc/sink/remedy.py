@@ -70,6 +70,7 @@ REMEDIES: Mapping[type[BaseException], Remedy] = {
     # A start finds out whether the topic is still there.
     LogUnread: Remedy.RESTART,
     ConnectorError: Remedy.STOP,
+    RecordsGone: Remedy.STOP,
     # Postgres that is away while tables are described; what it says about them.
     SourceUnavailable: Remedy.RETRY,
     SourceError: Remedy.STOP,

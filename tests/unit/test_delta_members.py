@@ -19,7 +19,7 @@ PROMISED = {
     *("ArrayList", "add", "fromString", "get", "getProperty", "toASCIIString", "toUri"),
     *("_1", "_2", "apply", "asJava", "asScala", "removed", "toSeq"),
     *("productArity", "productElement", "productElementName"),
-    *("Update", "collectAsList"),
+    *("Update", "collectAsList", "setActiveSession"),
     *("keys", "rpartition", "split", "to_json"),
 }
 """Methods of Java, Scala, Spark and Python that `jvm` calls; their libraries promise them."""

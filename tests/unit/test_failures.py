@@ -126,6 +126,9 @@ def test_what_executors_report_passes_or_not_by_its_class() -> None:
         "rewound": Remedy.RESTART,
         "broker": Remedy.RETRY,
         "topic": Remedy.RETRY,
+        "unread": Remedy.RESTART,
+        "gone": Remedy.STOP,
+        "refused": Remedy.STOP,
     }
 
 

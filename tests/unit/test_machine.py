@@ -68,9 +68,9 @@ TABLE: list[tuple[dict[str, Any], Decision]] = [
     ({"views": view(Position("id", (6, 5)))}, Continue()),
     ({"stopping": True}, Stop(RunState.STOPPED)),
     ({"stopping": True, "control": ControlState(4)}, Stop(RunState.STOPPED)),
-    ({"query_ended": True}, Stop(RunState.CAUGHT_UP)),
-    ({"query_ended": True, "unfinished": True}, Restart(Reason.DOCUMENTS)),
-    ({"query_ended": True, "unfinished": True, "stopping": True}, Stop(RunState.STOPPED)),
+    ({"log_ended": True}, Stop(RunState.CAUGHT_UP)),
+    ({"log_ended": True, "unfinished": True}, Restart(Reason.DOCUMENTS)),
+    ({"log_ended": True, "unfinished": True, "stopping": True}, Stop(RunState.STOPPED)),
     ({"failure": AWAY, "tolerable": True}, Restart(Reason.FAILURE)),
     ({"failure": AWAY, "tolerable": True, "stopping": True}, Stop(RunState.STOPPED)),
     ({"failure": LOST, "tolerable": True}, Restart(Reason.FAILURE)),
@@ -174,7 +174,7 @@ def test_a_failure_that_comes_back_too_often_says_so() -> None:
 
 
 def test_views_that_somebody_has_to_make_again_are_no_success() -> None:
-    assert decide(replace(PLAN, refused=(REFUSED,)), observed(query_ended=True)) == Stop(
+    assert decide(replace(PLAN, refused=(REFUSED,)), observed(log_ended=True)) == Stop(
         RunState.FAILED, REFUSED
     )
 

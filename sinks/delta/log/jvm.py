@@ -239,7 +239,7 @@ def _uri(path: Any) -> str:
 def _log(spark: "SparkSession", folder: str) -> Any:
     # Delta's classes ask for the thread's session, which only an action of SQL would set:
     # DELTA_SPARK_SESSION_NOT_SET at the first commit after a checkpoint of the log.
-    sessions = type(spark)._get_j_spark_session_class(spark._jvm)
+    sessions = _named(spark, "org.apache.spark.sql.classic.SparkSession")
     sessions.setActiveSession(spark._jsparkSession)
     log_class = _named(spark, members.open_log.class_name)
     return members.open_log(log_class, spark._jsparkSession, folder)
