@@ -51,10 +51,10 @@ LOOK_S = 1.0
 batch.
 """
 POLL_S, IDLE_POLL_S = 0.05, 0.2
-"""Seconds between looks at the topics' ends, and while nothing has come for `IDLE_S`. A look takes
-about a millisecond of CPU, half of it the broker's.
-"""
+"""Seconds between looks at the topics' ends, and while nothing has come for `IDLE_S`."""
 IDLE_S = 2.0
+LOOK_SHARE = 0.05
+"""The most of a core that looks take: with hundreds of tables one takes longer than a millisecond."""
 log = structlog.get_logger()
 
 
@@ -183,10 +183,11 @@ class Stream:
             if self._stopping.is_set():
                 return Stop(RunState.STOPPED)
             is_turn = self._is_working
+            began = time.monotonic()
             ends = self._see_ends() if last_ends is None else last_ends
             batch_ends = self._batch_size.limited(self._views.plan, ends) if ends else None
             size = self._views.plan.behind(batch_ends) if batch_ends else 0
-            began = time.monotonic()
+            look_s = time.monotonic() - began
             if batch_ends and (size >= LEAST or last_ends or began >= due_at):
                 decision = self._apply(batch_ends)
                 # No pause after a large batch: what has come meanwhile would wait for nothing.
@@ -205,7 +206,8 @@ class Stream:
             is_busy = self._is_working or last_ends is not None or size >= LEAST
             if not is_busy:
                 is_idle = time.monotonic() - applied_at > IDLE_S
-                self._stopping.wait(IDLE_POLL_S if is_idle else POLL_S)
+                pause_s = IDLE_POLL_S if is_idle else POLL_S
+                self._stopping.wait(min(LOOK_S, max(pause_s, look_s / LOOK_SHARE)))
         return decision
 
     def _see_ends(self) -> Ends | None:

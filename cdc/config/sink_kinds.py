@@ -15,7 +15,10 @@ from cdc.config.section import Section
 from cdc.errors import SettingsError
 
 GROUP = "cdc.sinks"
-TRIGGER = "Seconds from the start of a batch to that of the next, at least; none while a batch takes longer or 10,000 changes wait."
+TRIGGER = (
+    "Seconds from the start of a batch to that of the next, at least; none while a batch takes longer,"
+    " or 10,000 changes wait."
+)
 """The description of `trigger_s`, the same for every kind."""
 
 
