@@ -59,7 +59,13 @@ class LogEnds:
     def _error(self, place: Any, error: Any) -> ConnectorError:
         from confluent_kafka import KafkaError
 
-        if error.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION):
+        # _NOENT: the client has no entry of the topic in what the brokers describe.
+        if error.code() in (
+            KafkaError.UNKNOWN_TOPIC_OR_PART,
+            KafkaError._UNKNOWN_PARTITION,
+            KafkaError._UNKNOWN_TOPIC,
+            KafkaError._NOENT,
+        ):
             return missing_topic(place.topic)
         return KafkaUnavailable(
             f"Kafka at {self._bootstrap} doesn't answer: {error.name()}.",

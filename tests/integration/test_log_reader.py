@@ -1,0 +1,348 @@
+"""Ranges of the log, read by executors, on a real broker: exactly what another client reads, or an
+error.
+"""
+
+import multiprocessing
+import random
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+import confluent_kafka
+import pytest
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+
+from cdc.errors import KafkaUnavailable, LogUnread, RecordsGone, TopicMissing
+from cdc.kafka import log_reader
+from cdc.kafka.clients import kafka
+from cdc.kafka.log_ends import LogEnds
+from cdc.kafka.log_reader import OffsetRange, Record, read_records
+from cdc.model.position import Position
+from tests.support.wait import wait_until
+
+COMPACTED = {
+    "cleanup.policy": "compact",
+    "segment.ms": "100",
+    "segment.bytes": "1048576",
+    "min.cleanable.dirty.ratio": "0.01",
+    "max.compaction.lag.ms": "100",
+    "delete.retention.ms": "100",
+}
+Log = dict[int, list[Record]]
+
+
+class Broker:
+    """The broker of the stack, and topics of the test."""
+
+    def __init__(self, address: str, prefix: str) -> None:
+        self.address = address
+        self._prefix = prefix
+        self._admin = AdminClient({"bootstrap.servers": address})
+        self._topics: list[str] = []
+
+    def topic(self, partitions: int, **settings: str) -> str:
+        name = f"{self._prefix}-{len(self._topics)}"
+        self._topics.append(name)
+        self.create(name, partitions, **settings)
+        return name
+
+    def create(self, name: str, partitions: int, **settings: str) -> None:
+        made = self._admin.create_topics([NewTopic(name, partitions, 1, config=settings)])
+        made[name].result()
+        wait_until(lambda: self._is_led(name, partitions), 30, "the topic's leaders")
+
+    def _is_led(self, name: str, partitions: int) -> bool:
+        with suppress(TopicMissing, KafkaUnavailable):
+            return len(self.ends(name, partitions)) == partitions
+        return False
+
+    def remove(self, name: str) -> None:
+        self._admin.delete_topics([name])[name].result()
+
+    def remove_all(self) -> None:
+        for topic in self._topics:
+            with suppress(confluent_kafka.KafkaException):
+                self.remove(topic)
+
+    def delete_records(self, topic: str, below: int) -> None:
+        place = TopicPartition(topic, 0, below)
+        self._admin.delete_records([place])[place].result()
+
+    def ends(self, topic: str, partitions: int) -> dict[int, int]:
+        shape = Position("any", (0,) * partitions)
+        return LogEnds(self.address).read({topic: shape})[topic]
+
+    def producer(self, **settings: Any) -> Producer:
+        return Producer(
+            {"bootstrap.servers": self.address, "linger.ms": 0, "log_level": 0, **settings}
+        )
+
+    def transactions(self, name: str, **settings: Any) -> Producer:
+        producer = self.producer(**{"transactional.id": name, **settings})
+        producer.init_transactions()
+        return producer
+
+    def written_by(self, topic: str, count: int) -> None:
+        """Write records in one transaction: offsets from 0 on, and a marker."""
+        producer = self.transactions(topic)
+        producer.begin_transaction()
+        for number in range(count):
+            producer.produce(topic, key=b"k", value=b"%d" % number, partition=0)
+        producer.commit_transaction()
+
+
+@pytest.fixture
+def broker(stack: Any, unique: str) -> Iterator[Broker]:
+    broker = Broker(stack.endpoints.kafka, unique)
+    yield broker
+    broker.remove_all()
+
+
+def read(address: str, ranges: Sequence[OffsetRange]) -> dict[tuple[str, int], list[Record]]:
+    records: dict[tuple[str, int], list[Record]] = defaultdict(list)
+    for topic, partition, block in read_records(address, ranges):
+        records[topic, partition] += block
+    return records
+
+
+def read_by_another_client(address: str, topic: str, ends: dict[int, int]) -> Log:
+    consumer = kafka.KafkaConsumer(
+        bootstrap_servers=address,
+        isolation_level="read_committed",
+        enable_auto_commit=False,
+        group_id=None,
+        auto_offset_reset="earliest",
+        fetch_max_wait_ms=20,
+    )
+    places = {kafka.TopicPartition(topic, partition): end for partition, end in ends.items()}
+    consumer.assign(list(places))
+    records: Log = {partition: [] for partition in ends}
+
+    def is_read() -> bool:
+        for place, block in consumer.poll(100).items():
+            records[place.partition] += [(r.key, r.value, r.offset) for r in block]
+        return all(consumer.position(place) >= end for place, end in places.items())
+
+    try:
+        wait_until(is_read, 30, "the other client to have read all")
+    finally:
+        consumer.close()
+    return {p: [r for r in records[p] if r[2] < end] for p, end in ends.items()}
+
+
+def write_at_random(chance: random.Random, broker: Broker, topic: str, partitions: int) -> Any:
+    """Write transactions: committed, aborted, empty, open amid others. Returns the ends of the
+    topic that were seen meanwhile, and the transaction that is still open.
+    """
+    compression = chance.choice(["none", "lz4"])
+    producer = broker.transactions(topic, **{"compression.type": compression})
+    other = broker.transactions(f"{topic}-other")
+    is_open = False
+    ends = [broker.ends(topic, partitions)]
+    for _ in range(chance.randint(8, 20)):
+        if is_open and chance.random() < 0.4:
+            end = other.commit_transaction if chance.random() < 0.5 else other.abort_transaction
+            end()
+            is_open = False
+        elif not is_open and chance.random() < 0.2:
+            other.begin_transaction()
+            other.produce(topic, key=b"o", value=b"o", partition=chance.randrange(partitions))
+            other.flush()
+            is_open = True
+        producer.begin_transaction()
+        for _ in range(chance.choice([0, 1, 3, 40])):
+            key = b"k%d" % chance.randrange(5)
+            value = chance.choice([None, b"v" * chance.choice([1, 100, 20_000])])
+            producer.produce(topic, key=key, value=value, partition=chance.randrange(partitions))
+        producer.flush()
+        end = producer.commit_transaction if chance.random() < 0.6 else producer.abort_transaction
+        end()
+        if chance.random() < 0.5:
+            ends.append(broker.ends(topic, partitions))
+    if is_open and chance.random() < 0.5:
+        other.commit_transaction()
+        is_open = False
+    ends.append(broker.ends(topic, partitions))
+    return ends, other if is_open else None
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_ranges_of_random_logs(broker: Broker, seed: int) -> None:
+    chance = random.Random(seed)
+    partitions = chance.choice([1, 2, 4])
+    topic = broker.topic(partitions, **(COMPACTED if seed % 2 else {}))
+    ends, is_open = write_at_random(chance, broker, topic, partitions)
+    if seed % 2:
+        written = len(read_all(broker, topic, ends[-1]))
+        deadline = time.monotonic() + 5
+        while len(read_all(broker, topic, ends[-1])) == written and time.monotonic() < deadline:
+            time.sleep(0.2)
+    expected = read_by_another_client(broker.address, topic, ends[-1])
+    for _ in range(25):
+        first, last = sorted(chance.choices(range(len(ends)), k=2))
+        ranges = [
+            OffsetRange(topic, partition, start + chance.randint(0, min(2, end - start)), end)
+            for partition in range(partitions)
+            for start, end in [(ends[first][partition], ends[last][partition])]
+        ]
+        records = read(broker.address, ranges)
+        for asked in ranges:
+            assert records[topic, asked.partition] == [
+                record
+                for record in expected[asked.partition]
+                if asked.start <= record[2] < asked.end
+            ]
+    if is_open:
+        is_open.abort_transaction()
+
+
+def read_all(broker: Broker, topic: str, ends: dict[int, int]) -> list[Record]:
+    ranges = [OffsetRange(topic, partition, 0, end) for partition, end in ends.items()]
+    return [record for block in read(broker.address, ranges).values() for record in block]
+
+
+def test_what_the_log_no_longer_has_is_an_error(broker: Broker) -> None:
+    topic = broker.topic(1)
+    broker.written_by(topic, 10)
+    broker.delete_records(topic, 4)
+    for start, end in [(0, 11), (5, 50), (40, 50)]:
+        with pytest.raises(RecordsGone, match=f"{topic} partition 0"):
+            read(broker.address, [OffsetRange(topic, 0, start, end)])
+        # The consumer is kept, and reads on.
+        assert len(read(broker.address, [OffsetRange(topic, 0, 4, 11)])[topic, 0]) == 6
+
+
+def test_a_topic_that_was_made_again_is_no_part_of_the_log(broker: Broker) -> None:
+    topic = broker.topic(1)
+    broker.written_by(topic, 10)
+    assert len(read(broker.address, [OffsetRange(topic, 0, 0, 11)])[topic, 0]) == 10
+    broker.remove(topic)
+    wait_until(lambda: is_missing(broker, topic), 30, "the topic to be gone")
+    broker.create(topic, 1)
+    broker.written_by(topic, 3)
+    with pytest.raises(RecordsGone, match="ends at"):
+        read(broker.address, [OffsetRange(topic, 0, 0, 11)])
+    assert len(read(broker.address, [OffsetRange(topic, 0, 0, 4)])[topic, 0]) == 3
+
+
+def is_missing(broker: Broker, topic: str) -> bool:
+    try:
+        broker.ends(topic, 1)
+    except TopicMissing:
+        return True
+    return False
+
+
+def test_what_is_not_there_is_not_taken_for_empty(
+    broker: Broker, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_reader, "PATIENCE_S", 2.0)
+    topic = broker.topic(1)
+    broker.written_by(topic, 3)
+    for name, partition in [(f"{unique}-absent", 0), (topic, 7)]:
+        with pytest.raises(LogUnread, match=f"{name} partition {partition}"):
+            read(broker.address, [OffsetRange(name, partition, 0, 3), OffsetRange(topic, 0, 0, 4)])
+    assert len(read(broker.address, [OffsetRange(topic, 0, 0, 4)])[topic, 0]) == 3
+    with pytest.raises(TopicMissing, match=f"{unique}-absent"):
+        broker.ends(f"{unique}-absent", 1)
+
+
+def test_a_broker_that_is_away_is_reported_and_read_again_later(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_reader, "PATIENCE_S", 2.0)
+    with pytest.raises(LogUnread, match="t partition 0"):
+        read("127.0.0.1:1", [OffsetRange("t", 0, 0, 3)])
+    monkeypatch.setattr("cdc.kafka.log_ends.TIMEOUT_S", 1.0)
+    with pytest.raises(KafkaUnavailable):
+        LogEnds("127.0.0.1:1").read({"t": Position("any", (0,))})
+
+
+def test_a_read_that_is_ended_early_leaves_nothing_for_the_next(broker: Broker) -> None:
+    first, second = broker.topic(1), broker.topic(1)
+    for topic in (first, second):
+        broker.written_by(topic, 5000)
+    blocks = read_records(broker.address, [OffsetRange(first, 0, 0, 5001)])
+    next(blocks)
+    blocks.close()  # type: ignore[attr-defined]
+    records = read(broker.address, [OffsetRange(second, 0, 100, 5001)])
+    assert list(records) == [(second, 0)]
+    assert [record[2] for record in records[second, 0]] == list(range(100, 5000))
+
+
+def test_many_partitions_and_a_large_record(broker: Broker) -> None:
+    many = broker.topic(300)
+    producer = broker.producer()
+    for partition in range(300):
+        producer.produce(many, key=b"k", value=b"v", partition=partition)
+    producer.flush()
+    ranges = [OffsetRange(many, partition, 0, 1) for partition in range(300)]
+    for _ in range(2):
+        assert sum(map(len, read(broker.address, ranges).values())) == 300
+    large = broker.topic(1, **{"max.message.bytes": "20000000"})
+    producer = broker.producer(**{"message.max.bytes": 20_000_000})
+    value = random.Random(1).randbytes(10_000_000)
+    producer.produce(large, key=b"k", value=value, partition=0)
+    producer.flush()
+    assert read(broker.address, [OffsetRange(large, 0, 0, 1)])[large, 0] == [(b"k", value, 0)]
+
+
+def _count_in_child(address: str, asked: OffsetRange, answers: Any) -> None:
+    answers.put(len(read(address, [asked])[asked.topic, asked.partition]))
+
+
+def test_a_process_that_was_forked_reads_by_a_consumer_of_its_own(broker: Broker) -> None:
+    topic = broker.topic(1)
+    broker.written_by(topic, 10)
+    asked = OffsetRange(topic, 0, 0, 11)
+    assert len(read(broker.address, [asked])[topic, 0]) == 10
+    forking = multiprocessing.get_context("fork")
+    answers = forking.Queue()
+    child = forking.Process(target=_count_in_child, args=(broker.address, asked, answers))
+    child.start()
+    assert answers.get(timeout=30) == 10
+    child.join(30)
+    assert child.exitcode == 0
+    assert len(read(broker.address, [asked])[topic, 0]) == 10
+
+
+def test_an_open_transaction_is_beyond_the_end(broker: Broker) -> None:
+    topic = broker.topic(1)
+    broker.written_by(topic, 3)
+    producer = broker.transactions(f"{topic}-open")
+    producer.begin_transaction()
+    producer.produce(topic, key=b"k", value=b"open", partition=0)
+    producer.flush()
+    assert broker.ends(topic, 1) == {0: 4}
+    producer.commit_transaction()
+    wait_until(lambda: broker.ends(topic, 1) == {0: 6}, 10, "the commit to be seen")
+
+
+def test_planted_a_reader_that_takes_any_end_for_its_own(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = broker.topic(1)
+    broker.written_by(topic, 3)
+    monkeypatch.setattr(log_reader, "_is_end", lambda *_: True)
+    assert len(read(broker.address, [OffsetRange(topic, 0, 0, 50)])[topic, 0]) == 3
+
+
+def test_planted_a_reader_of_what_is_not_committed(
+    broker: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = broker.topic(1)
+    producer = broker.transactions(topic)
+    producer.begin_transaction()
+    producer.produce(topic, key=b"k", value=b"aborted", partition=0)
+    producer.flush()
+    producer.abort_transaction()
+    wait_until(lambda: broker.ends(topic, 1) == {0: 2}, 10, "the marker")
+    asked = [OffsetRange(topic, 0, 0, 2)]
+    assert read(broker.address, asked) == {}
+    settings = {**log_reader.SETTINGS, "isolation.level": "read_uncommitted"}
+    monkeypatch.setattr(log_reader, "SETTINGS", settings)
+    monkeypatch.setattr(log_reader, "_consumers", {})
+    assert len(read(broker.address, asked)[topic, 0]) == 1
