@@ -32,7 +32,8 @@ RELEASE = 5000
 fetch ahead of it otherwise. Releasing costs more than it saves where a read is small.
 """
 SETTINGS = {
-    # The client demands a group. None is joined, and nothing is committed to it.
+    # The client demands a group, and looks up its coordinator. The group isn't joined, and nothing
+    # is committed to it.
     "group.id": "cdc",
     "enable.auto.commit": False,
     "enable.auto.offset.store": False,
@@ -135,8 +136,10 @@ def _blocks(
                 yield place, messages
                 deadline = time.monotonic() + PATIENCE_S
             elif place[0] is None:
-                # Of a connection: the client makes another one by itself.
-                problem = next(messages).error().name()
+                # Of a connection, of which the client makes another one by itself; or of the group,
+                # which a reader doesn't need.
+                name = next(messages).error().name()
+                problem = problem if "GROUP" in name else name
 
 
 def _place(message: Any) -> tuple[str, int]:
@@ -166,7 +169,7 @@ def _is_end(error: Any, message: Any, end: int) -> bool:
             return True
         raise gone_error(topic, f"{place} ends at {message.offset()}, before {end}")
     if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
-        raise gone_error(topic, f"{place} no longer starts where the view goes on")
+        raise gone_error(topic, f"{place} doesn't hold the record that comes next")
     if "AUTHORIZATION" in error.name() or error.code() == KafkaError._BAD_MSG:
         raise ConnectorError(
             f"Kafka refuses to read {place}: {error.name()}.",
