@@ -7,7 +7,6 @@ and tried again; the streams don't wait for it.
 """
 
 import re
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -23,10 +22,10 @@ from cdc.config.settings import Pipeline
 from cdc.connectors.client import Connect, ConnectorState
 from cdc.control import registrations
 from cdc.control.registrations import Registration
+from cdc.control.repetition import repeating
 from cdc.errors import SourceError
 from cdc.kafka.topics import Topics
 from cdc.postgres import source, table_survey
-from cdc.sink.remedy import classify
 
 LOOK_S = 2.0
 LATE_S = 2.0
@@ -44,37 +43,21 @@ log = structlog.get_logger()
 def looking_out(load: Callable[[], Pipeline]) -> Iterator[None]:
     """Look every few seconds, in a thread of its own."""
     lookout = _Lookout(load)
-    threading.Thread(target=lookout.run, name="lookout", daemon=True).start()
-    try:
+    with repeating(
+        lookout.look, LOOK_S, subject="the connector", event="connector_not_looked_after"
+    ):
         yield
-    finally:
-        lookout.stopping.set()
 
 
 class _Lookout:
     def __init__(self, load: Callable[[], Pipeline]) -> None:
-        self.stopping = threading.Event()
         self._load = load
         self._beats = 0
         self._moved = time.monotonic()
         self._stuck = StuckTransaction(load())
 
-    def run(self) -> None:
-        reported: str | None = None
-        while not self.stopping.wait(LOOK_S):
-            try:
-                self._look(self._load())
-                reported = None
-            # After any failure this thread has to go on. `cdc status` says what is wrong.
-            except Exception as error:
-                failure = classify(error, "the connector")
-                if failure.message != reported:
-                    log.warning(
-                        "connector_not_looked_after", error=failure.message, hint=failure.hint
-                    )
-                reported = failure.message
-
-    def _look(self, pipeline: Pipeline) -> None:
+    def look(self) -> None:
+        pipeline = self._load()
         with Connect(pipeline.connect) as connect:
             state = connect.state(pipeline.pipeline)
             if state.failed and LOST.search(state.causes):

@@ -1,27 +1,25 @@
-"""Compare definitions of captured tables with the journal, whether or not event triggers write it.
+"""Compare the definitions of captured tables with the journal, with event triggers and without.
 
-Event triggers are sooner, but don't see every change: a command that changes another table than it
-names, and what is done while they are off.
+Event triggers note a change at once, but don't see every change: not those that a command makes to
+a table that it doesn't name, and none while they are off.
 
 In:  a connection of the tables' owner. Out: entries of `cdc.ddl`, which come through the log like
 an event trigger's.
 Invariant: a failure is logged and retried; only the caller waits.
 """
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Literal
 
 import psycopg
-import structlog
 
 from cdc.config.settings import Pipeline
+from cdc.control.repetition import repeating
 from cdc.errors import SourceError
 from cdc.postgres import source
 from cdc.postgres.source import Connection
-from cdc.sink.remedy import classify
 
 COMPARE_S = 5.0
 PATIENCE_S = 60.0
@@ -39,7 +37,6 @@ SELECT t.tgrelid FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
 WHERE t.tgfoid = 'cdc.begin_truncation()'::regprocedure AND pg_has_role(c.relowner, 'USAGE') ORDER BY t.tgrelid
 """
 """Only tables that this role owns: those of another owner are adopted by that owner's run."""
-log = structlog.get_logger()
 
 
 def watch(conn: Connection) -> Watch:
@@ -82,40 +79,25 @@ def _adopt(conn: Connection) -> None:
 
 @contextmanager
 def compare_periodically(load: Callable[[], Pipeline]) -> Iterator[Callable[[], float]]:
-    """Compare every few seconds in a thread of its own: a table that is locked keeps nobody else
-    waiting.
+    """Compare every few seconds in a thread of its own, so that a locked table holds up nobody else.
 
     Yields a function that returns the seconds since the last comparison.
     """
-    comparisons = _Comparisons(load)
-    threading.Thread(target=comparisons.run, name="definitions", daemon=True).start()
-    try:
-        yield lambda: time.monotonic() - comparisons.compared
-    finally:
-        comparisons.stopping.set()
+    compared = time.monotonic()
 
+    def compare_once() -> None:
+        nonlocal compared
+        with (
+            source.connect(load().source.dsn) as connection,
+            source.within(connection, PATIENCE_S),
+        ):
+            compare(connection)
+        compared = time.monotonic()
 
-class _Comparisons:
-    def __init__(self, load: Callable[[], Pipeline]) -> None:
-        self.stopping, self.compared = threading.Event(), time.monotonic()
-        self._load = load
-
-    def run(self) -> None:
-        reported: str | None = None
-        while not self.stopping.wait(COMPARE_S):
-            try:
-                with (
-                    source.connect(self._load().source.dsn) as connection,
-                    source.within(connection, PATIENCE_S),
-                ):
-                    compare(connection)
-                self.compared, reported = time.monotonic(), None
-            # After any failure this thread has to go on. `cdc status` says if nothing was compared
-            # for long.
-            except Exception as error:
-                failure = classify(error, "the comparison of definitions")
-                if failure.message != reported:
-                    log.warning(
-                        "definitions_not_compared", error=failure.message, hint=failure.hint
-                    )
-                reported = failure.message
+    with repeating(
+        compare_once,
+        COMPARE_S,
+        subject="the comparison of definitions",
+        event="definitions_not_compared",
+    ):
+        yield lambda: time.monotonic() - compared
