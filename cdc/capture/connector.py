@@ -187,7 +187,7 @@ class _RegistrationAttempt:
         if next_registration != self.previous:
             registrations.write(self.topics, self.pipeline, next_registration)
         # An earlier registration may have left it stopped, or somebody has paused it. Connect
-        # reports that late, and may name another state for a moment after a configuration was put.
+        # reports that late, and briefly reports another state after a configuration was put.
         idle = {before.connector, self.connect.state(name).connector} & {"STOPPED", "PAUSED"}
         if self.stopped or idle:
             self.connect.resume(name)

@@ -210,11 +210,11 @@ def _read_progress(pipeline: "Pipeline") -> "Mapping[str, Progress]":
 def find_obstacles(
     progress: "Mapping[str, Progress]", tables: "Sequence[Table]"
 ) -> "dict[tuple[str, str], CdcError]":
-    """Find the views that a run has set aside until somebody acts, by sink and table, each with an
-    error that has the reason and the command. What a run has said that is over counts no more.
+    """Find the views that a run has set aside until somebody acts, by sink and table. Each has an
+    error with the reason and the command.
 
-    A table that documents are made from, set aside by what makes them, holds up each view made from
-    it.
+    Runs that have ended don't count. A table that is set aside where documents are made holds up
+    every view of documents made from it.
     """
     from cdc.apply.progress import LIVING
     from cdc.config.view_settings import STATE
@@ -305,7 +305,7 @@ def report(results: "Sequence[Comparison]", as_json: bool) -> None:
         first = uncompared[0]
         names = ", ".join(f"{result.table} in {result.sink}" for result in uncompared)
         raise UndecidedError(
-            f"{len(uncompared)} of {len(results)} views weren't compared, for they wait: {names}."
+            f"{len(uncompared)} of {len(results)} views are waiting and weren't compared: {names}."
             f" {full_stopped(first.problem or '')}",
             hint=first.hint or "cdc -p FILE status",
             more=len(uncompared) - 1,

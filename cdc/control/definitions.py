@@ -14,10 +14,11 @@ from contextlib import contextmanager
 from typing import Literal
 
 import psycopg
+import structlog
 
 from cdc.config.settings import Pipeline
 from cdc.control.repetition import repeating
-from cdc.errors import SourceError
+from cdc.errors import CdcError, SourceError
 from cdc.postgres import source
 from cdc.postgres.source import Connection
 
@@ -37,6 +38,7 @@ SELECT t.tgrelid FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
 WHERE t.tgfoid = 'cdc.begin_truncation()'::regprocedure AND pg_has_role(c.relowner, 'USAGE') ORDER BY t.tgrelid
 """
 """Only tables that this role owns: those of another owner are adopted by that owner's run."""
+log = structlog.get_logger()
 
 
 def watch(conn: Connection) -> Watch:
@@ -77,6 +79,10 @@ def _adopt(conn: Connection) -> None:
         raise failure
 
 
+def _log_failure(failure: CdcError) -> None:
+    log.warning("definitions_not_compared", error=failure.message, hint=failure.hint)
+
+
 @contextmanager
 def compare_periodically(load: Callable[[], Pipeline]) -> Iterator[Callable[[], float]]:
     """Compare every few seconds in a thread of its own, so that a locked table holds up nobody else.
@@ -94,10 +100,11 @@ def compare_periodically(load: Callable[[], Pipeline]) -> Iterator[Callable[[], 
             compare(connection)
         compared = time.monotonic()
 
+    # `cdc status` reports it if nothing was compared for long.
     with repeating(
         compare_once,
         COMPARE_S,
         subject="the comparison of definitions",
-        event="definitions_not_compared",
+        report=_log_failure,
     ):
         yield lambda: time.monotonic() - compared

@@ -1,28 +1,29 @@
 """Repeat a step in a thread of its own while a run is at work.
 
 In:  the step. Out: what it does, every few seconds.
-Invariant: no failure ends the thread. A failure is logged once, until the step succeeds or fails in
-another way.
+Invariant: no failure ends the thread. A failure is reported once, until the step succeeds or fails
+in another way.
 """
 
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import structlog
-
+from cdc.errors import CdcError
 from cdc.sink.remedy import classify
-
-log = structlog.get_logger()
 
 
 @contextmanager
 def repeating(
-    step: Callable[[], object], every_s: float, *, subject: str, event: str
+    step: Callable[[], object],
+    every_s: float,
+    *,
+    subject: str,
+    report: Callable[[CdcError], object],
 ) -> Iterator[None]:
-    """Call `step` every `every_s` seconds until the block ends.
+    """Call `step` every `every_s` seconds until the block ends, and `report` with its failures.
 
-    `subject` names the step in messages; `event` is the log's name for a failure of it.
+    `subject` names the step in messages.
     """
     stopping = threading.Event()
 
@@ -35,7 +36,7 @@ def repeating(
             except Exception as error:
                 failure = classify(error, subject)
                 if failure.message != reported:
-                    log.warning(event, error=failure.message, hint=failure.hint)
+                    report(failure)
                 reported = failure.message
 
     threading.Thread(target=repeat, name=subject, daemon=True).start()

@@ -26,18 +26,18 @@ AWAY_S = 10.0
 """Seconds that a sink may be away during a wait. A server that starts, or a new shard, answers
 within them."""
 ASK_S = 1.0
-"""Seconds between two questions what runs say about views."""
+"""Seconds between two looks at what runs report about views."""
 LASTING_S = 15.0
-"""Seconds for which a run has to say the same. It looks every 10 s whether a view can go on again, and
-publishes that within 5 s: what it still says then was not repaired before the wait."""
+"""Seconds for which a run has to report an obstacle. A run checks every 10 s whether a view can go on,
+and publishes that within 5 s, so an obstacle that is still reported wasn't mended before the wait."""
 View = tuple[str, str]
-"""A sink and a table, by their names."""
+"""The names of a sink and a table."""
 
 
 class Obstacles:
     """The views that don't move until somebody acts.
 
-    find    reads what runs say: an error with its command for each such view. Of the sink STATE it
+    find    reads what runs report: for each such view an error with a command. With the sink STATE it
             is a view whose documents aren't made.
     """
 
@@ -68,8 +68,8 @@ class WaitOptions:
     timeout_s   seconds after which the wait fails
     on_poll     called after every unsuccessful poll; ends the wait by raising
     tell        called every 4 s with a sentence: what the wait is for
-    obstacles   asked while a view is behind: one that doesn't move is not waited for. None: it is,
-                and one that never gets there ends the wait with its error
+    obstacles   with it, a view that doesn't move isn't waited for. Without it, a view that can never
+                get there ends the wait with its error
     """
 
     timeout_s: float
@@ -98,26 +98,20 @@ class Barrier:
         Raises:
             Discontinued: the view never will.
         """
-        return self.problems(sink, [table]).get(table)
-
-    def problems(self, sink: Sink, tables: Sequence[Table]) -> dict[Table, str]:
-        """Return `problem` of each view that has one, with as few requests as the sink needs."""
-        checkpoints = positions(sink, tables)
-        listed = (
-            (table, self._problem(sink, table, checkpoints[table.qualified])) for table in tables
-        )
-        return {table: problem for table, problem in listed if problem}
+        return self._problem(sink, table, positions(sink, [table])[table.qualified])
 
     def sort(
         self, sink: Sink, tables: Sequence[Table]
     ) -> tuple[dict[Table, str], dict[Table, CdcError]]:
-        """Return `problems`, and apart from them the views that never pass, each with its error."""
+        """Return the views that haven't passed yet, each with its `problem`, and those that never
+        will, each with its error. Makes as few requests as the sink allows.
+        """
         stopped: dict[Table, CdcError] = {}
         checkpoints: dict[str, ViewCheckpoint | None] = {}
         try:
             checkpoints |= positions(sink, tables)
         except SinkRejected:
-            # One view spoils the answer for all: each is asked by itself.
+            # One view fails the request for all of them, so each is asked for alone.
             for table in tables:
                 try:
                     checkpoints[table.qualified] = sink.position(table)
@@ -157,8 +151,8 @@ def wait_until_current(
 ) -> dict[View, CdcError]:
     """Wait until the views hold what is committed now.
 
-    Returns the views that weren't waited for, since they don't move, each with its error. Without
-    `obstacles` there are none. Options: see `WaitOptions`.
+    Returns the views that weren't waited for because they don't move, each with its error; none
+    without `obstacles`. Options: see `WaitOptions`.
 
     Raises:
         ConnectorError: not within timeout_s; names the hop that is behind.
@@ -244,11 +238,11 @@ def await_barrier(
 ) -> dict[View, CdcError]:
     """Wait until every view has passed a barrier.
 
-    Returns the views that weren't waited for, since they don't move, each with its error. Without
-    `options.obstacles` there are none.
+    Returns the views that weren't waited for because they don't move, each with its error; none
+    without `options.obstacles`.
 
     Raises:
-        CdcError: there are no `obstacles`, and a view never gets there.
+        CdcError: without `options.obstacles`, if a view can never get there.
         ConnectorError: not in time; names the hop that is behind.
         SinkUnavailable: a sink has been away for 10 s.
     """
@@ -289,7 +283,7 @@ def await_barrier(
 
     _wait_while(lagging_views, options)
     if any(table.derivation for table in tables):
-        # A view that gets no documents isn't behind its own topic, and isn't current either.
+        # A view that gets no documents isn't behind its topic, but isn't current either.
         lasting = options.lasting_obstacles()
         not_awaited |= {
             (sink.name, table.qualified): lasting[STATE, table.qualified]

@@ -177,7 +177,7 @@ class TableVerification:
         return ids
 
     def _await_barrier(self, taken_ms: float, sinks: Sequence[Sink]) -> Barrier:
-        """Wait for the views. One that doesn't move until somebody acts gets its problem noted."""
+        """Wait for the views. The comparison of a view that doesn't move gets a problem instead."""
         barrier = place_barrier(self._pipeline, self._kafka, [self._table], taken_ms, self._wait)
         not_awaited = await_barrier(barrier, [self._table], sinks, self._wait)
         for (name, _), error in not_awaited.items():

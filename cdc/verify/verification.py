@@ -47,11 +47,11 @@ def verify(
 
     Returns a comparison per table and sink. `tell` is called with sentences about steps and waits.
     With `obstacles`, a view that doesn't move until somebody acts isn't waited for: its comparison
-    has the problem, and the other views are compared.
+    has a problem, and the other views are compared.
 
     Raises:
         ConnectorError: a view isn't past the barrier in time; names the hop that is late. Without
-            `obstacles`, also for a view that never gets there.
+            `obstacles`, also for a view that can never get there.
         SettingsError: more keys have changed than can be compared one by one.
         SourceError, SinkError: a server can't be read.
     """
