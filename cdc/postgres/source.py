@@ -19,7 +19,7 @@ from cdc.errors import SettingsError, SourceError, SourceUnavailable
 from cdc.model.causes import UNKNOWN, cause
 from cdc.model.position import Server
 from cdc.model.session_settings import session_options, settings_since
-from cdc.model.source_server import OLDEST_VERSION, QUERY, server_fault
+from cdc.model.source_server import OLDEST_VERSION
 from cdc.postgres import row_identity
 
 Connection = row_identity.Connection
@@ -60,8 +60,6 @@ SELECT system_identifier::text,
             THEN ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::int END
 FROM pg_control_system()
 """
-
-
 STORED_UNITS = "SELECT ('x' || encode(cash_send(1::money), 'hex'))::bit(64)::bigint"
 
 
@@ -182,11 +180,3 @@ def server(conn: Connection) -> Server | None:
     except psycopg.errors.InsufficientPrivilege:
         return None
     return Server(system, timeline) if timeline is not None else None
-
-
-def preflight(conn: Connection) -> None:
-    """Raise SourceError for a server that can't be captured from."""
-    row = conn.execute(QUERY).fetchone()
-    assert row is not None
-    if fault := server_fault(*row):
-        raise SourceError(fault.message, code=fault.code, hint=fault.hint)

@@ -128,7 +128,8 @@ def arrived(shop: Shop, table: str) -> None:
     """Wait until the topic has the table's rows as they are now."""
 
     def equal() -> bool:
-        topic, expected = sent(shop, table), rows(shop, table)
+        topic = sent(shop, table)
+        expected = rows(shop, table)
         return topic.keys() == expected.keys() and all(
             row.items() <= expected[key].items() for key, row in topic.items()
         )
