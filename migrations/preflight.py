@@ -65,7 +65,7 @@ class Relation:
     toastable: bool
     virtual_columns: list[str]
     children: list[str]
-    """Tables that inherit from it, without partitions."""
+    """Tables that inherit from it and aren't its partitions."""
     filtered: bool
     members: list[int]
     key_index: Index | None = None

@@ -1,7 +1,7 @@
-"""Whether row level security hides rows of a table from the connector's role: one rule for
+"""Whether row level security hides rows of a table from the connector's role: the one rule of
 `migrate`, `register`, `run` and `doctor`.
 
-The log has all rows. A snapshot, and rows that are sent again, lack what policies hide.
+The log has all rows. A snapshot, and whatever is sent again, has those that policies show.
 """
 
 HIDES_ROWS = """
@@ -18,11 +18,11 @@ HIDES_ROWS = """
          WHERE holder = 0 OR pg_has_role(to_regrole(quote_ident(%(role)s))::oid, holder, 'USAGE'))
  ), true))
 """
-"""A condition on a row `c` of pg_class, with the parameter `role`. Only a policy with the condition
-`true` is taken to show every row; a restrictive policy never is.
+"""A condition on a row `c` of pg_class, with the parameter `role`. Only a policy whose condition is
+`true` counts as one that shows every row, and a restrictive one never does.
 """
 
 
 def policy_statement(table: str, role: str) -> str:
-    """Write the statement that shows all rows of a table to a role. `table` isn't quoted."""
+    """Write the statement that shows a table's rows to a role. Both names are written as given."""
     return f'CREATE POLICY "{role}" ON {table} FOR SELECT TO "{role}" USING (true);'

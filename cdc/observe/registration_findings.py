@@ -69,10 +69,8 @@ def choose_findings(
 
 
 def _aside(table: str, obstacle: Obstacle) -> Finding:
-    message = (
-        f"{table} is set aside, and its views keep the rows they have: {obstacle.reason}."
-        f" {full_stopped(obstacle.remedy)}"
-    )
+    message = f"{table} is aside, and its views keep the rows they had: {obstacle.reason}."
+    message += f" {full_stopped(obstacle.remedy)}"
     return find("table-aside", table, message, "cdc -p FILE register", table=table)
 
 

@@ -41,7 +41,7 @@ def require_visible(conn: Connection, table: Table, reader: str) -> None:
     hidden = conn.execute(HIDDEN, {"table": table.qualified, "role": reader}).fetchone()
     if hidden is not None:
         raise SourceError(
-            f"Policies of {table.qualified} hide rows from {reader}, so its rows can't be sent again.",
+            f"Policies of {table.qualified} hide rows from {reader}, so they can't be sent again.",
             hint=policy_statement(table.qualified, reader),
             code="row-security",
             table=table.qualified,
