@@ -45,7 +45,7 @@ class ConnectorState:
     cause.
     """
     causes: str = ""
-    """All of its trace but the calls, which names what has failed. Not for messages: it is long."""
+    """The whole trace without its calls: what has failed, and why. Too long for messages."""
 
     @property
     def running(self) -> bool:

@@ -60,8 +60,8 @@ TEMPLATE = {
     # A larger queue would be moved about in memory before anybody takes its records. Bounded in
     # bytes, because rows may be large.
     "max.queue.size.in.bytes": "67108864",
-    # Nobody reads the row before a change. With it, an update of a row of 8 MiB under REPLICA
-    # IDENTITY FULL is larger than a topic takes, which stops every table.
+    # Nothing reads the row before a change. With it, an update of a row of 8 MiB under REPLICA
+    # IDENTITY FULL makes a record larger than a topic takes, which stops every table.
     "transforms": "before",
     "transforms.before.type": "org.apache.kafka.connect.transforms.ReplaceField$Value",
     "transforms.before.exclude": "before",

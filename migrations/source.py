@@ -109,7 +109,7 @@ def prepare_source(conn: psycopg.Connection, requirements: SourceRequirements) -
 
 
 def _uncaptured_children(captured: Sequence[Relation]) -> Iterator[str]:
-    """Say of each table whose rows a query of it has that its views haven't."""
+    """A note for each captured table with children that aren't captured."""
     names = {relation.label for relation in captured}
     for relation in captured:
         if others := [child for child in relation.children if child not in names]:
@@ -233,7 +233,7 @@ def _ensure_publication(
     name = sql.Identifier(pipeline)
     expected = {(relation.schema, relation.name) for relation in captured}
     expected |= {("cdc", table) for table in CONTROL_TABLES}
-    # Without ONLY tables that inherit from them would be published, too.
+    # Without ONLY, tables that inherit from them would be published too.
     tables = sql.SQL(", ").join(
         sql.SQL("ONLY {}").format(sql.Identifier(*table)) for table in sorted(expected)
     )

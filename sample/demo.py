@@ -47,7 +47,7 @@ BUSIEST = "SELECT carrier, count(*), round(avg(arr_delay), 1) FROM flights GROUP
 READ_MIRROR = (
     'deltalake.QueryBuilder().register("flights", DeltaTable(".../public.flights/mirror"))'
 )
-"""The call that reads a mirror in every state, also with deletion vectors."""
+"""A call that reads every mirror, with deletion vectors or without."""
 console = Console(highlight=False)
 
 
@@ -193,7 +193,7 @@ class Demo:
         return comparisons, self.busiest()
 
     def busiest(self) -> list[Any]:
-        """Read the mirror of the flights as an application would: by a call that knows deletion
+        """Read the mirror of the flights as an application would, with a call that supports deletion
         vectors.
         """
         path = f"{self.pipeline.sinks['warehouse'].path}/public.flights/mirror"  # type: ignore[attr-defined]

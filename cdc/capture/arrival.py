@@ -29,7 +29,7 @@ SILENT_S = 4.0
 """Seconds between two messages while waiting for the heartbeat."""
 POLL_S = 0.25
 ALIKE = "columns that differ only by case"
-"""Debezium's words for a table that it refuses, also where it doesn't capture it."""
+"""From the message with which Debezium refuses a table, even one that it doesn't capture."""
 
 HINTS = (
     (

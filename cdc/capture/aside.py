@@ -1,9 +1,10 @@
-"""Set a table aside: the connector goes on without it from where it was, so that the others move.
+"""Set a table aside: the connector resumes without it from its stored offset, and the other tables
+move again.
 
 In:  a connector whose task has failed. Out: its settings without the table, and a registration that
-says why.
-Invariant: the registration says that a table is aside before the connector passes a change of it.
-A table that is captured again is new: a floor is set, and all of its rows are sent.
+gives the reason.
+Invariant: the registration lists a table as aside before the connector passes a change of it. A
+table that is captured again counts as new: a floor is set, and all of its rows are sent.
 """
 
 import time
@@ -23,7 +24,7 @@ from cdc.postgres import source, table_survey
 
 POLL_S = 0.25
 STILL_S = 60.0
-"""Seconds in which some heartbeat has to arrive from a connector that goes on."""
+"""Seconds without a heartbeat after which a resumed connector counts as stuck."""
 INCLUDED = "table.include.list"
 LSN = "SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn"
 
@@ -34,14 +35,14 @@ def set_aside(
     stuck: StuckTransaction | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Obstacle]:
-    """Set aside each table whose change fails the connector's task, and wait until the connector
-    has passed all that is committed now. Returns the tables set aside by this call.
+    """Set aside each table that has a change which fails the connector's task, and wait until the
+    connector has read everything that is committed now. Returns the tables set aside by this call.
 
-    Does nothing while the task is at work, and where its failure names no table. `stuck` is of the
-    pipeline, for a caller that looks again and again.
+    Does nothing while the task runs, or if the table can't be named. A caller that looks repeatedly
+    passes the same `stuck` each time.
 
     Raises:
-        SourceError, ConnectorError: a server can't be reached, or nothing moves.
+        SourceError, ConnectorError: a server can't be reached, or no heartbeat arrives.
     """
     name = pipeline.pipeline
     moved = dict[str, Obstacle]()
@@ -51,7 +52,8 @@ def set_aside(
             time.sleep(POLL_S)
         while state.failed:
             with source.connect(pipeline.source.dsn) as conn, Topics(pipeline.kafka) as topics:
-                registration, config = registrations.read(topics, pipeline), connect.config(name)
+                registration = registrations.read(topics, pipeline)
+                config = connect.config(name)
                 change = read_causes(state.causes, name)
                 if registration is None or config is None or change is None:
                     break
@@ -72,12 +74,14 @@ def set_aside(
 
 
 def choose_left_out(pipeline: Pipeline, moved: Collection[str]) -> dict[str, Obstacle]:
-    """Choose the tables that stay aside: those that can't be captured as they are now, and those
-    of `moved` whose obstacle a table's definition doesn't show. Returns when the connector has
-    passed what was committed while the others couldn't be captured.
+    """Choose which of the tables set aside can't be captured yet: a table whose definition is still
+    refused, and one of `moved` with an obstacle that no definition shows.
+
+    If others can be captured again, waits until the connector has read everything that was
+    committed while they couldn't.
 
     Raises:
-        SourceError, ConnectorError: a server can't be reached, or nothing moves.
+        SourceError, ConnectorError: a server can't be reached, or no heartbeat arrives.
     """
     with Topics(pipeline.kafka) as topics:
         registration = registrations.read(topics, pipeline)
@@ -104,13 +108,14 @@ def _wait_until_passed(
     connect: Connect,
     stuck: StuckTransaction,
 ) -> ConnectorState:
-    """Wait until the connector has read what is committed now, or its task fails again."""
+    """Wait until the connector has read everything that is committed now, or its task fails."""
     row = conn.execute(LSN).fetchone()
     committed = int(row[0]) if row else 0
     deadline = time.monotonic() + STILL_S
     seen = 0
     while True:
-        state, beat = connect.state(pipeline.pipeline), last_heartbeat(topics, pipeline)
+        state = connect.state(pipeline.pipeline)
+        beat = last_heartbeat(topics, pipeline)
         if state.failed or (beat and beat.lsn >= committed):
             return state
         if beat and beat.lsn > seen:
@@ -118,9 +123,9 @@ def _wait_until_passed(
             deadline = time.monotonic() + STILL_S
         if time.monotonic() > deadline:
             raise ConnectorError(
-                f"The connector {pipeline.pipeline} goes on without the tables set aside, but nothing"
-                f" has moved for {STILL_S:.0f} s.",
-                hint="run cdc -p FILE status, and look at the worker's log",
+                f"The connector {pipeline.pipeline} was resumed without the tables set aside, but sent no"
+                f" heartbeat for {STILL_S:.0f} s.",
+                hint="run cdc -p FILE status, and read the worker's log",
             )
         if state.running:
             stuck.look()

@@ -33,7 +33,7 @@ def configuration(
 ) -> dict[str, str]:
     """Make the whole configuration, passwords included: never print it.
 
-    `server_version` is Postgres' `server_version_num`. `unpublished` names, by table, generated
+    `server_version` is Postgres' `server_version_num`. `unpublished` lists by table the generated
     columns that the log doesn't carry (`table_survey.unreplicated_columns`).
 
     Raises:
@@ -57,7 +57,7 @@ def configuration(
         "heartbeat.interval.ms": str(int(pipeline.source.heartbeat_s * 1000)),
         "heartbeat.action.query": heartbeat_query(name),
         "unavailable.value.placeholder": placeholder(name, cluster_id),
-        # The driver passes it on for the log as well, where `database.initial.statements` isn't run.
+        # Applies to the replication session as well. `database.initial.statements` doesn't.
         "driver.options": session_options(server_version),
         **_database(pipeline),
         **overrides(tables),

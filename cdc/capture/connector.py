@@ -22,6 +22,7 @@ from cdc.control.registrations import Captured, Registration
 from cdc.kafka.topic_setup import CreatedTopic, ensure_topics
 from cdc.kafka.topics import Topics
 from cdc.migrations.removal import drop_slot
+from cdc.migrations.runner import require_capturable
 from cdc.migrations.statement import carry_out
 from cdc.migrations.truncation import reset_floors
 from cdc.model.position import Position
@@ -75,7 +76,7 @@ def register(
         Topics(pipeline.kafka, DEADLINE_S) as topics,
         Connect(pipeline.connect) as connect,
     ):
-        source.preflight(conn)
+        require_capturable(conn)
         server, previous = source.server(conn), registrations.read(topics, pipeline)
         if not another_server:
             registrations.refuse_another(previous, server, pipeline)
@@ -187,7 +188,7 @@ class _RegistrationAttempt:
         if next_registration != self.previous:
             registrations.write(self.topics, self.pipeline, next_registration)
         # An earlier registration may have left it stopped, or somebody has paused it. Connect
-        # reports that late, and may name another state for a moment after a configuration was put.
+        # reports that late, and briefly reports another state after a configuration was put.
         idle = {before.connector, self.connect.state(name).connector} & {"STOPPED", "PAUSED"}
         if self.stopped or idle:
             self.connect.resume(name)

@@ -1,13 +1,12 @@
-"""Look after the connector while a run is at work: set tables aside that fail it, and capture them
-again.
+"""Watch the connector during a run: set aside tables that fail its task, and capture them again once
+they can be captured.
 
-In:  the pipeline file. Out: what `cdc register` would do about such a table, by itself.
-Invariant: nothing else of the file is registered: that waits for `cdc register`. A failure is logged
-and tried again; the streams don't wait for it.
+In:  the pipeline file. Out: what `cdc register` would do about such a table.
+Invariant: no other change of the file is registered; that takes `cdc register`. A failure is logged
+and retried, and the streams don't wait for it.
 """
 
 import re
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -23,58 +22,40 @@ from cdc.config.settings import Pipeline
 from cdc.connectors.client import Connect, ConnectorState
 from cdc.control import registrations
 from cdc.control.registrations import Registration
-from cdc.errors import SourceError
+from cdc.control.repetition import repeating
+from cdc.errors import CdcError, SourceError
 from cdc.kafka.topics import Topics
 from cdc.postgres import source, table_survey
-from cdc.sink.remedy import classify
 
 LOOK_S = 2.0
 LATE_S = 2.0
-"""Seconds beyond its interval after which a heartbeat is late: then transactions are looked at."""
+"""Seconds beyond its interval after which a heartbeat is late, and stuck transactions are looked for."""
 LISTS = (INCLUDED, "column.exclude.list", "message.key.columns", "snapshot.select.statement")
-"""Settings with parts of single tables."""
+"""The beginnings of the settings that list tables."""
 LOST = re.compile("ProducerFenced|InvalidProducerEpoch|InvalidTxnState")
-"""Failures of a task that has lost its transaction: it reads the same changes again."""
-# One run of several acts at a time.
+"""Failures of a task that has lost its transaction. After a restart it reads the same changes again."""
+# Several runs may watch the same connector; one at a time acts.
 LOCK = "SELECT pg_try_advisory_xact_lock(hashtextextended('cdc.lookout.' || %s, 0))"
 log = structlog.get_logger()
 
 
 @contextmanager
 def looking_out(load: Callable[[], Pipeline]) -> Iterator[None]:
-    """Look every few seconds, in a thread of its own."""
+    """Look at the connector every few seconds, in a separate thread."""
     lookout = _Lookout(load)
-    threading.Thread(target=lookout.run, name="lookout", daemon=True).start()
-    try:
+    with repeating(lookout.look, LOOK_S, subject="the connector", report=_log_failure):
         yield
-    finally:
-        lookout.stopping.set()
 
 
 class _Lookout:
     def __init__(self, load: Callable[[], Pipeline]) -> None:
-        self.stopping = threading.Event()
         self._load = load
         self._beats = 0
         self._moved = time.monotonic()
         self._stuck = StuckTransaction(load())
 
-    def run(self) -> None:
-        reported: str | None = None
-        while not self.stopping.wait(LOOK_S):
-            try:
-                self._look(self._load())
-                reported = None
-            # After any failure this thread has to go on. `cdc status` says what is wrong.
-            except Exception as error:
-                failure = classify(error, "the connector")
-                if failure.message != reported:
-                    log.warning(
-                        "connector_not_looked_after", error=failure.message, hint=failure.hint
-                    )
-                reported = failure.message
-
-    def _look(self, pipeline: Pipeline) -> None:
+    def look(self) -> None:
+        pipeline = self._load()
         with Connect(pipeline.connect) as connect:
             state = connect.state(pipeline.pipeline)
             if state.failed and LOST.search(state.causes):
@@ -98,7 +79,7 @@ class _Lookout:
                     _take_back(pipeline, registration)
 
     def _is_late(self, pipeline: Pipeline, topics: Topics) -> bool:
-        """Whether no heartbeat has been committed for longer than one takes."""
+        """Whether the next heartbeat is overdue."""
         topic = pipeline.heartbeat_topic
         beats = sum(topics.ends([topic])[topic].offsets)
         if beats != self._beats:
@@ -117,23 +98,30 @@ def _can_act(state: ConnectorState, pipeline: Pipeline) -> bool:
     return state.failed and read_causes(state.causes, pipeline.pipeline) is not None
 
 
+def _log_failure(failure: CdcError) -> None:
+    log.warning("connector_not_looked_after", error=failure.message, hint=failure.hint)
+
+
 def _log_progress(text: str) -> None:
     log.warning("table_set_aside", what=text)
 
 
 def _without_tables(config: Mapping[str, str]) -> dict[str, str]:
-    """The settings but those that list tables: the registration has been compared with the file."""
+    """The settings without those that list tables: for these, the registration is compared."""
     return {name: value for name, value in config.items() if not name.startswith(LISTS)}
 
 
 def _take_back(pipeline: Pipeline, registration: Registration) -> None:
-    """Capture tables again whose definition is right now. Others wait for `cdc register`: what ails
-    a row isn't seen there.
+    """Capture tables again that lacked something in their definition and have it now.
+
+    Tables with another obstacle wait for `cdc register`, since only their rows would show that it is
+    gone.
     """
-    others = [name for name, word in registration.aside.items() if not word.in_definition]
+    others = [name for name, obstacle in registration.aside.items() if not obstacle.in_definition]
     left_out = choose_left_out(pipeline, others)
     if set(left_out) == set(registration.aside):
         return
+    captured_again = sorted(registration.aside.keys() - left_out.keys())
     listed = pipeline.with_tables(registration.names)
     unknown = {entry.table for entry in listed.source.tables} - set(registration.names)
     narrowed = listed.without_tables({*left_out, *unknown})
@@ -150,10 +138,10 @@ def _take_back(pipeline: Pipeline, registration: Registration) -> None:
     with Connect(pipeline.connect) as connect:
         current = connect.config(pipeline.pipeline)
     if _without_tables(current or {}) != _without_tables(expected):
-        back = ", ".join(sorted(registration.aside.keys() - left_out.keys()))
         raise SourceError(
-            f"{back} could be captured again, and the file has more that isn't registered yet.",
+            f"{', '.join(captured_again)} can be captured again, but the pipeline file has other"
+            " changes that aren't registered yet.",
             hint="cdc -p FILE register",
         )
     register(narrowed, tables)
-    log.info("tables_captured_again", tables=sorted(registration.aside.keys() - left_out.keys()))
+    log.info("tables_captured_again", tables=captured_again)

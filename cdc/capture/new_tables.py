@@ -90,9 +90,10 @@ def find_backfills(
 def request_backfills(
     conn: Connection, topics: Topics, requests: Iterable[Backfill], reader: str
 ) -> dict[str, Position]:
-    """Request all rows of tables. `reader` is the connector's role.
+    """Request all rows of tables.
 
-    Returns the ends of the topics whose records are all dead from now on.
+    `reader` is the connector's role. Returns the ends of the topics whose records are all dead from
+    now on.
     """
     listed = list(requests)
     ends = topics.log_ends([request.table.topic for request in listed])

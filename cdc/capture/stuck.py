@@ -1,14 +1,13 @@
-"""End a transaction that a failed task keeps open.
+"""Abort a transaction that a failed task keeps open.
 
-A task that fails while its records are committed asks for its stored offsets before it gives its
-transaction up, and those are read only up to an open transaction: its own. Until the broker aborts
-that, after a minute, Connect calls the task RUNNING, and every other connector of the worker waits
-at the same topic of offsets.
+A task that fails while it commits records reads its stored offsets before it gives up its
+transaction. That read waits for open transactions, and so for the task's own. Until the broker
+aborts it, after a minute, Connect reports the task as RUNNING, and the worker's other connectors
+wait too, because all offsets are in one topic.
 
-In:  the broker's transactions. Out: the transaction is aborted, so that the task ends with the
-error that it had.
-Invariant: a task that is at work loses a transaction only if that was open for seconds; it reads
-the same changes again then.
+In:  the broker's transactions. Out: the transaction is aborted, and the task ends with its error.
+Invariant: a healthy task loses a transaction only if it was open for seconds. It then reads the
+same changes again.
 """
 
 import time
@@ -17,17 +16,17 @@ from cdc.config.settings import Pipeline
 from cdc.kafka.transactions import OpenTransaction, end_transaction, find_open
 
 OPEN_S = 3.0
-"""Seconds after which a transaction is taken for one that nobody commits. Each takes milliseconds:
-it holds what the connector sends at once.
+"""Seconds after which an open transaction counts as stuck. It normally takes milliseconds: it holds
+one batch of the connector.
 """
 FAILS_S = 5.0
-"""Seconds in which a task notices that its transaction is over, and Connect says that it failed."""
+"""Seconds until a task whose transaction was aborted has failed, and Connect reports it."""
 LONGEST_S = 60.0
-"""After so many seconds the broker has aborted it."""
+"""Seconds after which the broker aborts an open transaction."""
 
 
 class StuckTransaction:
-    """Looks for the pipeline's transaction that stays open. One thread uses it."""
+    """Finds a transaction of the pipeline that stays open, and aborts it. Not thread-safe."""
 
     def __init__(self, pipeline: Pipeline) -> None:
         self._bootstrap = pipeline.kafka
@@ -38,9 +37,8 @@ class StuckTransaction:
         self._fails_until = 0.0
 
     def look(self) -> bool:
-        """Look once, and end the transaction that has been open for too long. False if none is
-        open, or another one than at the last look; not yet just after the end of one, when the task
-        is about to fail.
+        """Look once, and abort a transaction that has been open for too long. Returns whether to
+        look again soon: one stays open, or one has just been aborted and the task is about to fail.
 
         Raises:
             KafkaUnavailable: the broker can't be reached, or refuses.
@@ -57,6 +55,6 @@ class StuckTransaction:
         if time.monotonic() - self._since >= self._patience_s:
             end_transaction(self._bootstrap, self._seen.name)
             self._fails_until = time.monotonic() + FAILS_S
-            # Where the task was at work after all, it gets longer for what it does.
+            # If the task was healthy after all, its next transaction gets more time.
             self._patience_s = min(2 * self._patience_s, LONGEST_S)
         return True

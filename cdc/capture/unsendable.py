@@ -1,8 +1,8 @@
-"""Find the table whose change has ended the connector's task.
+"""Find the table with the change that has failed the connector's task.
 
 In:  the causes in the task's trace; the slot, which still holds the change. Out: the obstacle and
 the table.
-Invariant: a cause that isn't known is nobody's fault: nothing is found then.
+Invariant: an unknown cause is blamed on no table.
 """
 
 import re
@@ -16,10 +16,10 @@ from cdc.model.obstacle import Obstacle
 from cdc.postgres.source import Connection
 
 RELEASE_S = 10.0
-"""Seconds that Postgres may take to notice that a task which has ended reads the slot no more."""
+"""Seconds until Postgres releases the slot of a task that has ended."""
 KEYLESS_TOPIC = re.compile(r"without key in topic partition (\S+)-\d+'")
 EVENT_LSN = re.compile(r"Error while processing event at offset \{.*?\blsn=(\d+)", re.DOTALL)
-# The relation is in each message of a change, after its kind: bytes 2 to 5.
+# Bytes 2 to 5 of a message hold the relation's oid; the first is the kind of change.
 PENDING = """
 SELECT n.nspname || '.' || c.relname
 FROM pg_logical_slot_peek_binary_changes(%(slot)s::text::name, NULL, NULL, 'proto_version', '1',
@@ -34,7 +34,7 @@ ORDER BY length(change.data) DESC LIMIT 1
 
 @dataclass(frozen=True)
 class Unsendable:
-    """A change that can't be sent. `table` is None where the trace names only `lsn`, or neither."""
+    """A change that can't be sent. The trace names `table`, `lsn` or neither; the others are None."""
 
     obstacle: Obstacle
     table: str | None = None
@@ -42,7 +42,7 @@ class Unsendable:
 
 
 def read_causes(causes: str, pipeline: str) -> Unsendable | None:
-    """Read which change has ended a task, from the causes in its trace."""
+    """Read from the causes in a task's trace which change has failed it; None if they name none."""
     if named := KEYLESS_TOPIC.search(causes):
         return Unsendable(Obstacle.KEYLESS, named[1].removeprefix(f"{pipeline}."))
     if "RecordTooLargeException" in causes:
@@ -55,10 +55,11 @@ def read_causes(causes: str, pipeline: str) -> Unsendable | None:
 def find_table(
     conn: Connection, slot: str, change: Unsendable, captured: Collection[str]
 ) -> str | None:
-    """Find the table of a change that can't be sent: by its name, else in what the slot holds: at
-    its LSN, or as the largest. None if it isn't one of these tables, or if this role may not look.
+    """Find the table of a change that can't be sent. None if it isn't one of `captured`, or if the
+    role of `conn` may not read the slot.
 
-    Takes as long as decoding all that the connector hasn't confirmed.
+    If the change has no table, the slot's content is searched: for the change at its LSN, or else
+    for the largest one. That decodes everything that the connector hasn't confirmed.
     """
     table = change.table or _find_pending(conn, slot, change.lsn)
     return table if table in captured else None

@@ -187,7 +187,7 @@ def register(
             progress=say,
         )
     except ConnectorError:
-        # A task that has failed may run on for half a minute, by Connect's word.
+        # Connect may report a failed task as RUNNING for half a minute.
         catalog_context = _capturable(context.obj, starts_over=False)
         if not catalog_context.left_out:
             raise
@@ -201,8 +201,9 @@ def register(
 
 
 def _capturable(context: Context, *, starts_over: bool) -> Context:
-    """The pipeline with the tables that can be captured now, checked. Without a start over, tables
-    that have failed the connector are set aside first.
+    """Return the pipeline with the tables that can be captured now, and check them.
+
+    First sets aside tables that have failed the connector, unless it `starts_over`.
     """
     from cdc.capture.aside import choose_left_out, set_aside
     from cdc.postgres import catalog, source
@@ -211,7 +212,7 @@ def _capturable(context: Context, *, starts_over: bool) -> Context:
     moved = {} if starts_over else set_aside(configured, progress=say)
     left_out = choose_left_out(configured, moved)
     for table, obstacle in left_out.items():
-        say(f"{table} stays aside: {obstacle.reason}")
+        say(f"{table} can't be captured yet: {obstacle.reason}")
     capturable = replace(context.from_catalog(), left_out=tuple(left_out))
     with source.connect(configured.source.dsn) as connection:
         catalog.refuse_published(connection, capturable.pipeline, left_out)

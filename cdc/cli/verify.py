@@ -92,7 +92,7 @@ def verify(
     """
     from cdc.observe.metrics import Metrics
     from cdc.spark.session import exit_error
-    from cdc.verify.barrier import Obstacles
+    from cdc.verify.barrier import StalledViews
     from cdc.verify.comparison import Options
     from cdc.verify.repair import repair as repair_differences
     from cdc.verify.verification import verify as verify_views
@@ -106,9 +106,9 @@ def verify(
         chosen = current.sinks(sink)
         tables, waiting = _select(current, table, [destination.name for destination in chosen])
         options = Options(sample, moment_ms(since) if since else None, rate, timeout)
-        obstacles = Obstacles(lambda: find_obstacles(_read_progress(current.pipeline), tables))
+        stalled = StalledViews(lambda: find_stalled(_read_progress(current.pipeline), tables))
         results = verify_views(
-            spark, current.pipeline, tables, chosen, options, tell=say, obstacles=obstacles
+            spark, current.pipeline, tables, chosen, options, tell=say, stalled=stalled
         )
         if repair:
             results = repair_differences(spark, current.pipeline, tables, chosen, options, results)
@@ -207,19 +207,19 @@ def _read_progress(pipeline: "Pipeline") -> "Mapping[str, Progress]":
         return read_runs(pipeline, kafka).progress
 
 
-def find_obstacles(
+def find_stalled(
     progress: "Mapping[str, Progress]", tables: "Sequence[Table]"
 ) -> "dict[tuple[str, str], CdcError]":
-    """Find the views that a run has set aside until somebody acts, by sink and table, each with an
-    error that has the reason and the command. What a run has said that is over counts no more.
+    """Find the views that a run has set aside until somebody acts, by sink and table. Each has an
+    error with the reason and the command.
 
-    A table that documents are made from, set aside by what makes them, holds up each view made from
-    it.
+    Runs that have ended don't count. A table that is set aside where documents are made holds up
+    every view of documents made from it.
     """
     from cdc.apply.progress import LIVING
     from cdc.config.view_settings import STATE
 
-    obstacles: dict[tuple[str, str], CdcError] = {
+    stalled: dict[tuple[str, str], CdcError] = {
         (sink, table): SinkError(full_stopped(reason), hint=hint, sink=sink, table=table)
         for sink, snapshot in progress.items()
         if snapshot.state in LIVING
@@ -227,9 +227,9 @@ def find_obstacles(
     }
     for view in tables:
         for name, _ in view.derivation.tables if view.derivation else ():
-            if (STATE, name) in obstacles:
-                obstacles.setdefault((STATE, view.qualified), obstacles[STATE, name])
-    return obstacles
+            if (STATE, name) in stalled:
+                stalled.setdefault((STATE, view.qualified), stalled[STATE, name])
+    return stalled
 
 
 def repeat(
@@ -305,7 +305,7 @@ def report(results: "Sequence[Comparison]", as_json: bool) -> None:
         first = uncompared[0]
         names = ", ".join(f"{result.table} in {result.sink}" for result in uncompared)
         raise UndecidedError(
-            f"{len(uncompared)} of {len(results)} views weren't compared, for they wait: {names}."
+            f"{len(uncompared)} of {len(results)} views are waiting and weren't compared: {names}."
             f" {full_stopped(first.problem or '')}",
             hint=first.hint or "cdc -p FILE status",
             more=len(uncompared) - 1,

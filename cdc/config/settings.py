@@ -190,7 +190,7 @@ class Pipeline(TopicNames):
         return resolved
 
     def without_tables(self, names: Collection[str]) -> "Pipeline":
-        """The same pipeline without these tables."""
+        """This pipeline without these tables."""
         tables = tuple(entry for entry in self.source.tables if entry.table not in names)
         narrowed = self.model_copy(
             update={"source": self.source.model_copy(update={"tables": tables})}

@@ -1,14 +1,13 @@
-"""Compare definitions of captured tables with the journal, whether or not event triggers write it.
+"""Compare the definitions of captured tables with the journal, with event triggers and without.
 
-Event triggers are sooner, but don't see every change: a command that changes another table than it
-names, and what is done while they are off.
+Event triggers note a change at once, but don't see every change: not those that a command makes to
+a table that it doesn't name, and none while they are off.
 
 In:  a connection of the tables' owner. Out: entries of `cdc.ddl`, which come through the log like
 an event trigger's.
 Invariant: a failure is logged and retried; only the caller waits.
 """
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,10 +17,10 @@ import psycopg
 import structlog
 
 from cdc.config.settings import Pipeline
-from cdc.errors import SourceError
+from cdc.control.repetition import repeating
+from cdc.errors import CdcError, SourceError
 from cdc.postgres import source
 from cdc.postgres.source import Connection
-from cdc.sink.remedy import classify
 
 COMPARE_S = 5.0
 PATIENCE_S = 60.0
@@ -80,42 +79,32 @@ def _adopt(conn: Connection) -> None:
         raise failure
 
 
+def _log_failure(failure: CdcError) -> None:
+    log.warning("definitions_not_compared", error=failure.message, hint=failure.hint)
+
+
 @contextmanager
 def compare_periodically(load: Callable[[], Pipeline]) -> Iterator[Callable[[], float]]:
-    """Compare every few seconds in a thread of its own: a table that is locked keeps nobody else
-    waiting.
+    """Compare every few seconds in a thread of its own, so that a locked table holds up nobody else.
 
     Yields a function that returns the seconds since the last comparison.
     """
-    comparisons = _Comparisons(load)
-    threading.Thread(target=comparisons.run, name="definitions", daemon=True).start()
-    try:
-        yield lambda: time.monotonic() - comparisons.compared
-    finally:
-        comparisons.stopping.set()
+    compared = time.monotonic()
 
+    def compare_once() -> None:
+        nonlocal compared
+        with (
+            source.connect(load().source.dsn) as connection,
+            source.within(connection, PATIENCE_S),
+        ):
+            compare(connection)
+        compared = time.monotonic()
 
-class _Comparisons:
-    def __init__(self, load: Callable[[], Pipeline]) -> None:
-        self.stopping, self.compared = threading.Event(), time.monotonic()
-        self._load = load
-
-    def run(self) -> None:
-        reported: str | None = None
-        while not self.stopping.wait(COMPARE_S):
-            try:
-                with (
-                    source.connect(self._load().source.dsn) as connection,
-                    source.within(connection, PATIENCE_S),
-                ):
-                    compare(connection)
-                self.compared, reported = time.monotonic(), None
-            # After any failure this thread has to go on. `cdc status` says if nothing was compared
-            # for long.
-            except Exception as error:
-                failure = classify(error, "the comparison of definitions")
-                if failure.message != reported:
-                    log.warning(
-                        "definitions_not_compared", error=failure.message, hint=failure.hint
-                    )
-                reported = failure.message
+    # `cdc status` reports it if nothing was compared for long.
+    with repeating(
+        compare_once,
+        COMPARE_S,
+        subject="the comparison of definitions",
+        report=_log_failure,
+    ):
+        yield lambda: time.monotonic() - compared

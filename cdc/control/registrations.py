@@ -70,13 +70,13 @@ class Registration:
     wrote it. A run that finds another one here looks at all of its topics again.
     """
     aside: Mapping[str, Obstacle] = field(default_factory=dict)
-    """By table that was set aside: what keeps a change of it from being sent. It isn't among
-    `tables`, so that all of its rows are sent once it is captured again.
+    """Tables that are set aside, each with the obstacle. They aren't in `tables`, so all of their
+    rows are sent once they are captured again.
     """
 
     @property
     def names(self) -> list[str]:
-        """All tables that the pipeline has views of: those that are captured, and those aside."""
+        """All tables that the pipeline has views of: captured, or set aside."""
         return [*self.tables, *self.aside]
 
     def to_json(self) -> str:
@@ -97,12 +97,12 @@ class Registration:
                 for topic, position in fields["since"].items()
             },
             fields.get("topic_ids", {}),
-            {name: Obstacle(word) for name, word in fields.get("aside", {}).items()},
+            {table: Obstacle(name) for table, name in fields.get("aside", {}).items()},
         )
 
     def set_aside(self, table: str, obstacle: Obstacle) -> "Registration":
-        """The same, with a table that isn't captured for now."""
-        captured = {name: how for name, how in self.tables.items() if name != table}
+        """This registration with one table set aside."""
+        captured = {name: entry for name, entry in self.tables.items() if name != table}
         return replace(self, tables=captured, aside={**self.aside, table: obstacle})
 
     def renew(
@@ -114,7 +114,7 @@ class Registration:
         moved: bool,
     ) -> "Registration":
         """The next registration: `current`, with how tables were sent before, and the ends of dead
-        topics. A table that it doesn't capture stays aside.
+        topics. A table that was aside remains so unless `current` captures it.
         """
         captured = {
             name: table.with_withdrawn(previous.get(name, table))
@@ -126,7 +126,7 @@ class Registration:
             captured,
             {**self.since, **dead},
             current.topic_ids,
-            {name: word for name, word in self.aside.items() if name not in captured},
+            {table: entry for table, entry in self.aside.items() if table not in captured},
         )
 
     def start(self, topic: str, topic_id: str) -> tuple[int, ...]:
@@ -165,8 +165,8 @@ def refuse_meaningless(names: Collection[str], pipeline: Pipeline) -> None:
 
 
 def refuse_waiting(registration: Registration | None, names: Iterable[str]) -> None:
-    """Raise SettingsError for tables of the file that aren't captured yet. Those aside are a finding
-    of their own.
+    """Raise SettingsError for tables of the file that aren't captured yet, except those set aside,
+    which have a separate finding.
     """
     captured = registration.names if registration else None
     waiting = [] if captured is None else [name for name in names if name not in captured]

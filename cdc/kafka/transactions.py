@@ -170,15 +170,15 @@ def writing_records(
 
 
 class OpenTransaction(NamedTuple):
-    """A transaction under way: the name of its writer, and when the broker began it."""
+    """An ongoing transaction: the transactional id of its writer, and when it began."""
 
     name: str
     began_ms: int
 
 
 def find_open(bootstrap: str, ending: str, topics: str) -> list[OpenTransaction]:
-    """Find the transactions under way whose writers' names end so, and that hold a topic whose name
-    begins so.
+    """Find the ongoing transactions whose transactional id ends with `ending`, and that have written
+    to a topic whose name begins with `topics`.
 
     Raises:
         KafkaUnavailable: the broker can't be reached, or refuses.
@@ -200,7 +200,7 @@ def find_open(bootstrap: str, ending: str, topics: str) -> list[OpenTransaction]
 
 
 def end_transaction(bootstrap: str, name: str) -> None:
-    """Abort the transaction that the writer of a name has open, at once; the writer is fenced.
+    """Abort the open transaction of a writer, by its transactional id. Fences the writer.
 
     Raises:
         KafkaUnavailable: the broker can't be reached, or refuses.

@@ -1,10 +1,10 @@
-"""Obstacles: what keeps a change from being sent, so that its table is set aside."""
+"""Obstacles: why a change can't be sent, and its table is set aside."""
 
 from enum import StrEnum
 
 
 class Obstacle(StrEnum):
-    """What the connector, or the log, can't take of a change."""
+    """Why a change can't be sent."""
 
     KEYLESS = "keyless"
     TOO_LARGE = "too large"
@@ -12,28 +12,28 @@ class Obstacle(StrEnum):
 
     @property
     def in_definition(self) -> bool:
-        """Whether it is the table's definition, which shows when it is over."""
+        """Whether the table's definition is the cause, and shows when it is mended."""
         return self is Obstacle.KEYLESS
 
     @property
     def reason(self) -> str:
-        """The reason, as the end of a sentence on a table."""
+        """The reason, to follow a table's name and a colon."""
         return REASONS[self]
 
     @property
     def remedy(self) -> str:
-        """What ends it, as a sentence."""
+        """What to do about it, as a sentence."""
         return REMEDIES[self]
 
 
 REASONS = {
-    Obstacle.KEYLESS: "a change of it has no key",
-    Obstacle.TOO_LARGE: "a row of it is larger than the largest message (16 MiB)",
-    Obstacle.UNREADABLE: "the connector can't read a change of it",
+    Obstacle.KEYLESS: "one of its changes has no key",
+    Obstacle.TOO_LARGE: "one of its rows is larger than a message can be (16 MiB)",
+    Obstacle.UNREADABLE: "the connector can't read one of its changes",
 }
 REMEDIES = {
-    Obstacle.KEYLESS: "Once it has a primary key, a running `run` captures it again by itself",
-    Obstacle.TOO_LARGE: "Shorten the row, or leave its column out with `exclude`, then register",
-    Obstacle.UNREADABLE: "The worker's log has the reason: change the value, or leave its column out"
-    " with `exclude`, then register",
+    Obstacle.KEYLESS: "Give it a primary key; a running `run` then captures it again",
+    Obstacle.TOO_LARGE: "Shorten the row or exclude its column with `exclude`, then run register",
+    Obstacle.UNREADABLE: "Read the reason in the worker's log, change the value or exclude its column"
+    " with `exclude`, then run register",
 }

@@ -1,8 +1,8 @@
-"""Settings of Postgres that each session of a pipeline fixes for itself.
+"""Settings of Postgres that every session of a pipeline pins.
 
-The owner of a database or a role can set them for others (`ALTER DATABASE ... SET`). Some change
-how a value is written, so that the log and the views would differ; others end a session that waits
-for a long time.
+The owner of a database or a role can set them for its sessions (`ALTER DATABASE ... SET`). Some
+change how values are written, which would make views differ from the source; others end a session
+that waits or works for long.
 """
 
 PINNED: dict[str, str] = {
@@ -13,7 +13,7 @@ PINNED: dict[str, str] = {
     "intervalstyle": "postgres",
     "lc_monetary": "C",
     "timezone": "UTC",
-    # The connector finds a column's type by its name, which this would put in quotes.
+    # The connector looks a column's type up by its name, which this setting would quote.
     "quote_all_identifiers": "off",
     # How statements are read.
     "array_nulls": "on",
@@ -31,21 +31,21 @@ PINNED: dict[str, str] = {
     "row_security": "on",
     "statement_timeout": "0",
     "transaction_timeout": "0",
-    # How long the server waits for a sign of life before it ends the connector's session.
+    # How long the server waits for a silent connector before it ends its session.
     "wal_sender_timeout": "60s",
 }
-"""The value of each setting, by its name. A test over all settings of a server finds those that are
-missing here.
+"""The value of each setting, by its name. A test turns every setting of a server, and fails for one
+that is missing here.
 """
 SINCE = {"transaction_timeout": 170000, "restrict_nonsystem_relation_kind": 170000}
-"""The first `server_version_num` of settings that Postgres 14 lacks. It refuses a session that
-names a setting which it doesn't know.
+"""The first `server_version_num` with a setting that Postgres 14 lacks. A server refuses a session
+with a setting that it doesn't know.
 """
 
 
 def session_options(version: int) -> str:
-    """Write the settings as the parameter `options` of a connection: from its first statement on,
-    they take precedence over those of the database and the role. `version` is `server_version_num`.
+    """Write the settings as the parameter `options` of a connection, where they take precedence over
+    those of the database and the role. `version` is `server_version_num`.
     """
     return " ".join(
         "-c {}={}".format(name, value.replace(" ", "\\ "))
@@ -55,5 +55,5 @@ def session_options(version: int) -> str:
 
 
 def settings_since(oldest: int, version: int) -> dict[str, str]:
-    """The settings that a server of this version has and the oldest one lacks."""
+    """The settings that a server of `version` has, and one of `oldest` lacks."""
     return {name: value for name, value in PINNED.items() if oldest < SINCE.get(name, 0) <= version}

@@ -1,4 +1,4 @@
-"""Whether a Postgres server can be captured from: the one rule of `migrate`, `register` and
+"""Whether changes can be captured from a Postgres server: one rule for `migrate`, `register` and
 `doctor`.
 """
 
@@ -7,18 +7,18 @@ from dataclasses import dataclass
 OLDEST_VERSION = 140000
 """As `server_version_num`."""
 ON_DEMAND_VERSION = 190000
-"""From here on a server with `wal_level = replica` writes for logical decoding once there is a
-logical slot (its `effective_wal_level`).
+"""Since this version `wal_level = replica` is enough: the server logs what logical decoding needs as
+soon as it has a logical slot (`effective_wal_level`).
 """
 QUERY = """
 SELECT current_setting('server_version_num')::int, current_setting('wal_level'), current_setting('server_encoding')
 """
-"""What `server_fault` takes."""
+"""Reads the arguments of `server_fault`."""
 
 
 @dataclass(frozen=True)
 class ServerFault:
-    """Why changes can't be captured, and the statement or the advice that mends it."""
+    """Why changes can't be captured, and a statement or advice that mends it."""
 
     code: str
     subject: str
@@ -44,13 +44,14 @@ def server_fault(version: int, wal_level: str, encoding: str) -> ServerFault | N
             f"ALTER SYSTEM SET wal_level = '{sufficient[-1]}', then restart the server",
         )
     if encoding == "SQL_ASCII":
-        # The server stores any byte in it and converts none, so that a value needn't be text. The
-        # connector then restarts at that value without end.
+        # The server stores any bytes and converts none, so a value may be invalid in every encoding.
+        # At such a value the connector restarts forever.
         return ServerFault(
             "source-encoding",
             "server_encoding",
-            "The database has the encoding SQL_ASCII, which lets values be no text in any encoding.",
+            "The database has the encoding SQL_ASCII, so its values may be invalid text, which the connector"
+            " can't read.",
             "move it into a database with another encoding: createdb --encoding UTF8 --template template0 NEW,"
-            " then pg_dump --encoding of what the values are, and restore",
+            " then pg_dump --encoding with the encoding of the values, and restore",
         )
     return None

@@ -86,10 +86,10 @@ class Table:
     derivation: Derivation | None = None
     """None for a captured table."""
     labels: Mapping[str, tuple[str, ...]] = field(default_factory=dict, compare=False, repr=False)
-    """The labels of columns of an enum, by column."""
+    """The labels of each column that has an enum type."""
     has_children: bool = field(default=False, compare=False, repr=False)
-    """Whether other tables may inherit from it. They are captured under their own names, so its own
-    rows are what `SELECT ... FROM ONLY` has.
+    """Whether other tables may inherit from it. The log has their rows under their own names, so
+    this table's rows are those of `SELECT ... FROM ONLY`.
     """
 
     def __hash__(self) -> int:

@@ -29,7 +29,7 @@ take, and less than a request to a destination may.
 REGISTER = "cdc -p FILE register"
 NEW_SNAPSHOT = f"{REGISTER} --new-snapshot"
 WATCH = "cdc -p FILE status --watch"
-ASIDE = "`register`, or a running `run`, sets that table aside; the others go on."
+ASIDE = "A running `run`, or `register`, sets that table aside, and the others go on."
 IDLE = ("not running", "stopped")
 STATES = {
     "caught up": "its run ended when it had caught up",

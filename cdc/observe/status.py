@@ -28,7 +28,7 @@ class ConnectorStatus:
     tasks: tuple[str, ...]
     trace: str | None
     unsendable: str | None = None
-    """What keeps a change from being sent, and of which table, where the trace names that."""
+    """Why a change can't be sent, after the name of its table if the trace has that."""
 
     @property
     def running(self) -> bool:

@@ -105,8 +105,8 @@ class Choice:
 
 
 def candidates(conn: Connection) -> list[Candidate]:
-    """All relations of the database that a pattern may match: no tables of Postgres, and none of the
-    pipeline's own.
+    """All relations of the database that a pattern may match: not the tables of Postgres, nor the
+    pipeline's.
     """
     with conn.cursor(row_factory=class_row(Candidate)) as cursor:
         return cursor.execute(CANDIDATES).fetchall()
@@ -156,7 +156,7 @@ def find_tables(conn: Connection, pipeline: Pipeline) -> Choice:
 
 def refuse_published(conn: Connection, pipeline: Pipeline, aside: Collection[str] = ()) -> None:
     """Raise SourceError for a published table that exists and that a pattern now leaves out, unless
-    it is aside.
+    it is set aside.
     """
     if pipeline.patterns:
         published = [name for (name,) in conn.execute(PUBLISHED, [pipeline.pipeline]).fetchall()]

@@ -28,11 +28,11 @@ WHERE i.indrelid = to_regclass(quote_ident(%s) || '.' || quote_ident(%s))
   AND NOT EXISTS (SELECT FROM pg_attribute a
                   WHERE a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey) AND NOT a.attnotnull)
 """
-# A chunk asks it about its rows; where it is missing the connector's task would end.
 HIDDEN = f"""
 SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname || '.' || c.relname = %(table)s AND {HIDES_ROWS}
 """
+# A chunk asks it about its rows; where it is missing the connector's task would end.
 CAN_LOOK = "SELECT to_regproc('cdc.is_current') IS NOT NULL"
 
 

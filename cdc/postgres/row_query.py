@@ -47,9 +47,7 @@ def source_names(table: Table) -> list[str]:
 
 
 def own_rows(table: Table) -> sql.Composable:
-    """Build what the rows are selected from: the table without its children, or the query of a
-    view.
-    """
+    """Build what to select the rows from: the table without its children, or the query of a view."""
     if table.derivation:
         # The text is of the pipeline's own making, see `cdc.views.sql`.
         query = sql.SQL(table.derivation.query)

@@ -221,15 +221,15 @@ def _column_changed(was: ColumnDefinition, now: ColumnDefinition, table: str) ->
 def _types_changed(
     was: Sequence[TypeDefinition], now: Sequence[TypeDefinition], column: str
 ) -> Iterator[str]:
-    """Reasons why values of a column read differently, though its type has the same name.
+    """Reasons why values of a column read differently although its type has the same name.
 
-    A label is known by its oid: two labels may change places.
+    Labels are matched by their oids, because two labels may swap names.
     """
     current = {part.oid: part for part in now}
     for old in was:
         new = current.get(old.oid)
         if new is None:
-            yield f"a part of the type of {column} is another one"
+            yield f"a part of the type of {column} was replaced"
             continue
         if any(new.labels.get(oid) != label for oid, label in old.labels.items()):
             yield f"a label of {column} was renamed"

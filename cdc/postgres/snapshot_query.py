@@ -1,7 +1,8 @@
-"""Read a table in a snapshot differently from what the connector would do by itself, so that the
-snapshot and the log bring the same rows and values.
+"""The queries with which a snapshot reads a table where the connector's default would bring other
+rows or values than the log.
 
-The log has the rows of tables that inherit from it under their own names.
+A query of a table also returns the rows of tables that inherit from it. The log has them under
+their own names.
 
 JDBC reads a date with a calendar that has no years BC, lacks ten days of 1582 and overflows at
 infinity. As a number of days it comes through untouched: the connector takes a number for a date as
@@ -22,7 +23,7 @@ DAYS = sql.SQL(
 
 
 def overrides(tables: Sequence[Table]) -> dict[str, str]:
-    """The connector's settings that override the snapshot's query for each table with a date or with
+    """The connector's settings that override the snapshot's query for each table with dates or
     children.
     """
     overridden = [
@@ -40,7 +41,7 @@ def overrides(tables: Sequence[Table]) -> dict[str, str]:
 
 
 def query(table: Table) -> sql.Composed:
-    """The query for all rows of a table itself, each date as a number."""
+    """The query for all rows of a table without its children, with each date as a number."""
     columns = [
         DAYS.format(sql.Identifier(column.name))
         if column.type == "date"

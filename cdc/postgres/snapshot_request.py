@@ -45,8 +45,8 @@ CHILDREN = """
 SELECT c.relkind = 'r', c.relkind = 'r' AND c.relhassubclass
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = %s AND c.relname = %s
 """
-# An incremental snapshot reads the rows of tables that inherit from this one as well. One may be
-# created after the request, so every request leaves them out.
+# An incremental snapshot also reads the rows of tables that inherit from this one. Such a table may
+# be created after the request, so every request leaves them out.
 OWN = "tableoid = {}::regclass"
 
 MARKS = ("cdc.signal", "cdc.heartbeat")
@@ -77,10 +77,8 @@ def request(conn: Connection, table: Table, id: str, where: sql.Composable | Non
     """
     name = table.qualified
     columns = conn.execute(COLUMNS, [name]).fetchall()
-    plain, has_children = conn.execute(CHILDREN, [table.schema, table.name]).fetchone() or (
-        True,
-        False,
-    )
+    row = conn.execute(CHILDREN, [table.schema, table.name]).fetchone()
+    is_plain, has_children = row or (True, False)
     table = replace(table, has_children=has_children)
     dates = [column for column, kind, _ in columns if kind == "date"]
     uncarried = _has_uncarried_dates(conn, table, dates)
@@ -90,7 +88,7 @@ def request(conn: Connection, table: Table, id: str, where: sql.Composable | Non
     if not (uncarried or uncompared or (stored and conn.info.server_version >= 180000)):
         literal = sql.Literal(sql.Identifier(table.schema, table.name).as_string(None))
         conditions = [sql.SQL("({})").format(where)] if where else []
-        conditions += [sql.SQL(OWN).format(literal)] if plain else []
+        conditions += [sql.SQL(OWN).format(literal)] if is_plain else []
         conditions += [sql.SQL(CURRENT).format(literal)]
         return _data(
             "incremental",

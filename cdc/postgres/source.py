@@ -19,7 +19,7 @@ from cdc.errors import SettingsError, SourceError, SourceUnavailable
 from cdc.model.causes import UNKNOWN, cause
 from cdc.model.position import Server
 from cdc.model.session_settings import session_options, settings_since
-from cdc.model.source_server import OLDEST_VERSION, QUERY, server_fault
+from cdc.model.source_server import OLDEST_VERSION
 from cdc.postgres import row_identity
 
 Connection = row_identity.Connection
@@ -34,7 +34,7 @@ REFUSALS = (
     ("no pg_hba.conf entry", "allow this client in the server's pg_hba.conf"),
     (
         "unsupported startup parameter",
-        "source.dsn leads to a pooler, which refuses settings of a session: write the server's own address",
+        "source.dsn leads to a pooler that refuses session settings: write the address of the server itself",
     ),
     ("too many clients", "raise max_connections, or close idle clients"),
 )
@@ -60,8 +60,6 @@ SELECT system_identifier::text,
             THEN ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::int END
 FROM pg_control_system()
 """
-
-
 STORED_UNITS = "SELECT ('x' || encode(cash_send(1::money), 'hex'))::bit(64)::bigint"
 
 
@@ -79,23 +77,23 @@ def connect(dsn: str) -> Connection:
 
 
 def open_session(dsn: str) -> Connection:
-    """Open the same connection; a server that is down or refuses raises psycopg.OperationalError."""
+    """Like `connect`, but raise psycopg.OperationalError if the server is down or refuses."""
     parameters = parse_dsn(dsn)
-    # The last of two options counts, so nothing in the DSN undoes ours.
+    # The last value of an option counts, so ours override those in the DSN.
     options = f"{parameters.get('options', '')} {session_options(OLDEST_VERSION)}"
     defaults = {"connect_timeout": str(CONNECT_TIMEOUT_S), "application_name": "cdc"}
     fixed = {"options": options, "client_encoding": "UTF8"}
     settings = {**defaults, **parameters, **fixed}
     conn = psycopg.connect(make_conninfo("", **settings), autocommit=True)
-    # An older server refuses these in `options`, and only now is its version known.
+    # Older servers refuse these in `options`, and the version is known only now.
     for name, value in settings_since(OLDEST_VERSION, conn.info.server_version).items():
         conn.execute("SELECT set_config(%s, %s, false)", [name, value])
     return conn
 
 
 def stored_units(conn: Connection) -> int:
-    """Read how many units of money the database's own `lc_monetary` stores for an amount of 1: 100
-    for a currency with two decimals. Asks in a session of its own, which pins nothing.
+    """Read how many units the database's `lc_monetary` stores for an amount of money of 1: 100 for a
+    currency with two decimals. Opens another session, without pinned settings.
     """
     own = make_conninfo(conn.info.dsn, password=conn.info.password, options="")
     with psycopg.connect(own) as unpinned:
@@ -182,11 +180,3 @@ def server(conn: Connection) -> Server | None:
     except psycopg.errors.InsufficientPrivilege:
         return None
     return Server(system, timeline) if timeline is not None else None
-
-
-def preflight(conn: Connection) -> None:
-    """Raise SourceError for a server that can't be captured from."""
-    row = conn.execute(QUERY).fetchone()
-    assert row is not None
-    if fault := server_fault(*row):
-        raise SourceError(fault.message, code=fault.code, hint=fault.hint)

@@ -15,9 +15,10 @@ from cdc.errors import DecodeError
 
 @dataclass(frozen=True)
 class TypeDefinition:
-    """A type that values of a column are made of. `labels`: of an enum, by the oid that a row holds.
+    """A type that values of a column are made of.
 
-    `base`: of a domain; `attributes`: of a composite type, each with its type.
+    `labels` are those of an enum, by the oid that rows hold; `base` is a domain's; `attributes` are
+    those of a composite type, each with its type.
     """
 
     oid: int
@@ -30,8 +31,8 @@ class TypeDefinition:
 class ColumnDefinition:
     """One column in the journal; `number` survives a rename, and is None in old entries.
 
-    `labels` and `attributes` are those of the outermost type. `types` are its parts at any depth,
-    and None in old entries.
+    `labels` and `attributes` are those of the outermost type. `types` has its parts at any depth; it
+    is None in old entries.
     """
 
     name: str

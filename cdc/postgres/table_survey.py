@@ -111,8 +111,9 @@ def survey(
 
 
 def _odd_money(conn: Connection, tables: Sequence[Table]) -> dict[str, SourceError]:
-    """An error for each table with a column of money, if the database's currency hasn't two decimals:
-    every session of the pipeline prints money with two.
+    """An error for each table with a money column, unless the database's currency has two decimals.
+
+    Every session of the pipeline prints money with two.
     """
     named = {
         table.qualified: column.name
@@ -124,8 +125,8 @@ def _odd_money(conn: Connection, tables: Sequence[Table]) -> dict[str, SourceErr
         return {}
     return {
         table: SourceError(
-            f"{table}.{column} has the type money, and lc_monetary of the database is a currency that hasn't two"
-            " decimals: the connector can't read its amounts.",
+            f"{table}.{column} has the type money, and the database's lc_monetary has a currency without two decimals:"
+            " the connector can't read its amounts.",
             code="table-refused",
             hint=f"exclude {column}, or make it numeric: ALTER TABLE {table} ALTER {column} TYPE numeric",
             table=table,

@@ -64,7 +64,7 @@ class Context:
     a local server.
     """
     left_out: Collection[str] = ()
-    """Tables that are left out of `pipeline`: they are aside, and can't be captured as they are."""
+    """Tables to leave out of `pipeline`: they are set aside, and can't be captured yet."""
 
     @cached_property
     def state(self) -> Path:
@@ -81,14 +81,13 @@ class Context:
         from cdc.control.registrations import refuse_meaningless
 
         configured = self.load()
-        captured = (
-            None if self.fresh or not configured.patterns else self._registered_tables(configured)
-        )
-        if captured is not None:
-            refuse_meaningless(captured, configured)
-            configured = configured.with_tables(captured)
-        elif configured.patterns:
-            configured = self._expand_from_catalog(configured)
+        if configured.patterns:
+            captured = None if self.fresh else self._registered_tables(configured)
+            if captured is None:
+                configured = self._expand_from_catalog(configured)
+            else:
+                refuse_meaningless(captured, configured)
+                configured = configured.with_tables(captured)
         return configured.without_tables(self.left_out) if self.left_out else configured
 
     @cached_property

@@ -26,18 +26,18 @@ AWAY_S = 10.0
 """Seconds that a sink may be away during a wait. A server that starts, or a new shard, answers
 within them."""
 ASK_S = 1.0
-"""Seconds between two questions what runs say about views."""
+"""Seconds between two looks at what runs report about views."""
 LASTING_S = 15.0
-"""Seconds for which a run has to say the same. It looks every 10 s whether a view can go on again, and
-publishes that within 5 s: what it still says then was not repaired before the wait."""
+"""Seconds for which a run has to report a view as stalled. A run checks every 10 s whether a view can go
+on, and publishes that within 5 s, so a view that is still reported wasn't mended before the wait."""
 View = tuple[str, str]
-"""A sink and a table, by their names."""
+"""The names of a sink and a table."""
 
 
-class Obstacles:
+class StalledViews:
     """The views that don't move until somebody acts.
 
-    find    reads what runs say: an error with its command for each such view. Of the sink STATE it
+    find    reads what runs report: for each such view an error with a command. With the sink STATE it
             is a view whose documents aren't made.
     """
 
@@ -48,7 +48,7 @@ class Obstacles:
         self._asked_at = float("-inf")
 
     def lasting(self) -> dict[View, CdcError]:
-        """The obstacles that have been reported for LASTING_S without a break."""
+        """The views that have been reported for LASTING_S without a break."""
         now = time.monotonic()
         if now - self._asked_at >= ASK_S:
             self._reported = self._find()
@@ -68,18 +68,18 @@ class WaitOptions:
     timeout_s   seconds after which the wait fails
     on_poll     called after every unsuccessful poll; ends the wait by raising
     tell        called every 4 s with a sentence: what the wait is for
-    obstacles   asked while a view is behind: one that doesn't move is not waited for. None: it is,
-                and one that never gets there ends the wait with its error
+    stalled     with it, a view that doesn't move isn't waited for. Without it, a view that can never
+                get there ends the wait with its error
     """
 
     timeout_s: float
     on_poll: Callable[[], object] = lambda: None
     tell: Callable[[str], object] = lambda _: None
-    obstacles: Obstacles | None = None
+    stalled: StalledViews | None = None
 
-    def lasting_obstacles(self) -> Mapping[View, CdcError]:
-        """See `Obstacles.lasting`."""
-        return self.obstacles.lasting() if self.obstacles else {}
+    def stalled_views(self) -> Mapping[View, CdcError]:
+        """See `StalledViews.lasting`."""
+        return self.stalled.lasting() if self.stalled else {}
 
 
 @dataclass(frozen=True)
@@ -98,26 +98,20 @@ class Barrier:
         Raises:
             Discontinued: the view never will.
         """
-        return self.problems(sink, [table]).get(table)
-
-    def problems(self, sink: Sink, tables: Sequence[Table]) -> dict[Table, str]:
-        """Return `problem` of each view that has one, with as few requests as the sink needs."""
-        checkpoints = positions(sink, tables)
-        listed = (
-            (table, self._problem(sink, table, checkpoints[table.qualified])) for table in tables
-        )
-        return {table: problem for table, problem in listed if problem}
+        return self._problem(sink, table, positions(sink, [table])[table.qualified])
 
     def sort(
         self, sink: Sink, tables: Sequence[Table]
     ) -> tuple[dict[Table, str], dict[Table, CdcError]]:
-        """Return `problems`, and apart from them the views that never pass, each with its error."""
+        """Return the views that haven't passed yet, each with its `problem`, and those that never
+        will, each with its error. Makes as few requests as the sink allows.
+        """
         stopped: dict[Table, CdcError] = {}
         checkpoints: dict[str, ViewCheckpoint | None] = {}
         try:
             checkpoints |= positions(sink, tables)
         except SinkRejected:
-            # One view spoils the answer for all: each is asked by itself.
+            # One view fails the request for all of them, so each is asked for alone.
             for table in tables:
                 try:
                     checkpoints[table.qualified] = sink.position(table)
@@ -153,12 +147,12 @@ def wait_until_current(
     timeout_s: float,
     on_poll: Callable[[], object] = lambda: None,
     tell: Callable[[str], object] = lambda _: None,
-    obstacles: Obstacles | None = None,
+    stalled: StalledViews | None = None,
 ) -> dict[View, CdcError]:
     """Wait until the views hold what is committed now.
 
-    Returns the views that weren't waited for, since they don't move, each with its error. Without
-    `obstacles` there are none. Options: see `WaitOptions`.
+    Returns the views that weren't waited for because they don't move, each with its error; none
+    without `stalled`. Options: see `WaitOptions`.
 
     Raises:
         ConnectorError: not within timeout_s; names the hop that is behind.
@@ -171,10 +165,10 @@ def wait_until_current(
         ).fetchone() or (0,)
     with Topics(pipeline.kafka) as kafka:
         barrier = place_barrier(
-            pipeline, kafka, tables, now_ms, WaitOptions(timeout_s, on_poll, tell, obstacles)
+            pipeline, kafka, tables, now_ms, WaitOptions(timeout_s, on_poll, tell, stalled)
         )
     remaining_s = start + timeout_s - time.monotonic()
-    return await_barrier(barrier, tables, sinks, WaitOptions(remaining_s, on_poll, tell, obstacles))
+    return await_barrier(barrier, tables, sinks, WaitOptions(remaining_s, on_poll, tell, stalled))
 
 
 def place_barrier(
@@ -227,7 +221,7 @@ def _await_documents(
     def lagging_documents() -> list[str]:
         notes = read()
         late = {view: late_topics(notes, view, ends, floors.number) for view in views}
-        stopped = options.lasting_obstacles() if any(late.values()) else {}
+        stopped = options.stalled_views() if any(late.values()) else {}
         behind = dict.fromkeys(
             topic
             for view, names in late.items()
@@ -244,11 +238,11 @@ def await_barrier(
 ) -> dict[View, CdcError]:
     """Wait until every view has passed a barrier.
 
-    Returns the views that weren't waited for, since they don't move, each with its error. Without
-    `options.obstacles` there are none.
+    Returns the views that weren't waited for because they don't move, each with its error; none
+    without `options.stalled`.
 
     Raises:
-        CdcError: there are no `obstacles`, and a view never gets there.
+        CdcError: without `options.stalled`, if a view can never get there.
         ConnectorError: not in time; names the hop that is behind.
         SinkUnavailable: a sink has been away for 10 s.
     """
@@ -270,11 +264,11 @@ def await_barrier(
             return [away.message]
         last_answer = time.monotonic()
         is_late = any(late for _, late, _ in sorted_views)
-        lasting = options.lasting_obstacles() if is_late else {}
+        lasting = options.stalled_views() if is_late else {}
         waiting.clear()
         problems: list[str] = []
         for sink, late, stopped in sorted_views:
-            if stopped and not options.obstacles:
+            if stopped and not options.stalled:
                 raise next(iter(stopped.values()))
             errors = stopped | {
                 table: lasting[sink.name, table.qualified]
@@ -289,8 +283,8 @@ def await_barrier(
 
     _wait_while(lagging_views, options)
     if any(table.derivation for table in tables):
-        # A view that gets no documents isn't behind its own topic, and isn't current either.
-        lasting = options.lasting_obstacles()
+        # A view that gets no documents isn't behind its topic, but isn't current either.
+        lasting = options.stalled_views()
         not_awaited |= {
             (sink.name, table.qualified): lasting[STATE, table.qualified]
             for sink in sinks

@@ -16,8 +16,8 @@ STRING, NUMBER = "\ufdd1", "\ufdd0"
 """Marks of strings and numbers: code points that no text has (Unicode noncharacters)."""
 VALUE = r'"((?:[^"\\]++|\\.)*+)"|(-?[0-9][0-9.eE+-]*+)'
 LONG_NUMBER = rf"{STRING}(-?[0-9][0-9.eE+-]{{999,}}){NUMBER}"
-"""A string that is a number of a thousand characters and more: an index takes no such number, and
-gets it as a string. Such a string and the number are called equal, in every view.
+"""A string with a number of a thousand characters or more. An index gets such a number as a string,
+so in every view the string and the number count as equal.
 """
 MEMBER_NAME = rf'"{STRING}((?:[^"\\{NUMBER}]++|\\.)*+){NUMBER}"(\s*+:)'
 
@@ -94,7 +94,8 @@ def _comparable(compare: str, value: Column) -> Column:
     if compare in ("real", "double"):
         return _number(compare, value)
     if compare == "json":
-        # Text that isn't one JSON value is compared as it is. Of a member twice the last counts.
+        # Text that isn't one JSON value is compared as it is. Of two members with one name the last
+        # counts.
         long = F.regexp_replace(value, LONG_NUMBER, f"{STRING}{NUMBER}$1")
         same = F.when(F.length(value) < 1000, value).otherwise(long)
         return F.coalesce(F.to_json(F.try_parse_json(same)), same)

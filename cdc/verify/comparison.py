@@ -72,7 +72,7 @@ class Comparison:
     problem: str | None = None
     """Why the view couldn't be compared, in a sentence: it waits for something."""
     hint: str | None = None
-    """The command that ends that."""
+    """The command that ends the wait."""
     sample: list[Difference] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list, repr=False)
     """Up to MAX_DIFFERENCES of the differing rows; `sample` is their beginning. Not part of a

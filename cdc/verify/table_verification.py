@@ -29,7 +29,7 @@ from cdc.model.table import Table
 from cdc.postgres.row_query import Sample, sample_condition
 from cdc.sink.contract import Sink
 from cdc.verify import bucket_hashes, recent_changes
-from cdc.verify.barrier import Barrier, Obstacles, WaitOptions, await_barrier, place_barrier
+from cdc.verify.barrier import Barrier, StalledViews, WaitOptions, await_barrier, place_barrier
 from cdc.verify.comparison import MAX_DIFFERENCES, Comparison, Difference, Options
 from cdc.verify.source_rows import SourceReader, SourceSnapshot
 
@@ -49,7 +49,7 @@ class VerificationTask:
     options: Options
     sample: Sample | None = None
     tell: Tell = lambda _: None
-    obstacles: Obstacles | None = None
+    stalled: StalledViews | None = None
 
 
 class TableVerification:
@@ -61,7 +61,7 @@ class TableVerification:
         self._spark, self._pipeline, self._kafka = spark, pipeline, kafka
         self._table, self._sinks, self._options = task.table, task.sinks, task.options
         self._sample = task.sample
-        self._wait = WaitOptions(task.options.timeout_s, tell=task.tell, obstacles=task.obstacles)
+        self._wait = WaitOptions(task.options.timeout_s, tell=task.tell, stalled=task.stalled)
         self._reader = SourceReader(spark, task.options.rate)
         self._truncations = Truncations(pipeline, kafka)
         self._comparisons = {
@@ -177,7 +177,7 @@ class TableVerification:
         return ids
 
     def _await_barrier(self, taken_ms: float, sinks: Sequence[Sink]) -> Barrier:
-        """Wait for the views. One that doesn't move until somebody acts gets its problem noted."""
+        """Wait for the views. The comparison of a view that doesn't move gets a problem instead."""
         barrier = place_barrier(self._pipeline, self._kafka, [self._table], taken_ms, self._wait)
         not_awaited = await_barrier(barrier, [self._table], sinks, self._wait)
         for (name, _), error in not_awaited.items():

@@ -18,7 +18,7 @@ from cdc.kafka.topics import Topics
 from cdc.model.table import Table
 from cdc.sink.contract import Sink
 from cdc.verify import bucket_hashes
-from cdc.verify.barrier import Obstacles, View, wait_until_current
+from cdc.verify.barrier import StalledViews, View, wait_until_current
 from cdc.verify.census import equal_small_views, sample_range
 from cdc.verify.comparison import Comparison, Options
 from cdc.verify.source_rows import SourceReader, SourceSnapshot
@@ -41,22 +41,22 @@ def verify(
     options: Options = ALL_ROWS,
     *,
     tell: Tell = lambda _: None,
-    obstacles: Obstacles | None = None,
+    stalled: StalledViews | None = None,
 ) -> list[Comparison]:
     """Wait for the views, compare them, and compare again what changed.
 
     Returns a comparison per table and sink. `tell` is called with sentences about steps and waits.
-    With `obstacles`, a view that doesn't move until somebody acts isn't waited for: its comparison
-    has the problem, and the other views are compared.
+    With `stalled`, a view that doesn't move until somebody acts isn't waited for: its comparison
+    has a problem, and the other views are compared.
 
     Raises:
         ConnectorError: a view isn't past the barrier in time; names the hop that is late. Without
-            `obstacles`, also for a view that never gets there.
+            `stalled`, also for a view that can never get there.
         SettingsError: more keys have changed than can be compared one by one.
         SourceError, SinkError: a server can't be read.
     """
     not_awaited = wait_until_current(
-        pipeline, tables, sinks, timeout_s=options.timeout_s, tell=tell, obstacles=obstacles
+        pipeline, tables, sinks, timeout_s=options.timeout_s, tell=tell, stalled=stalled
     )
     compared = {
         view: Comparison(*view, scope=options.scope, problem=error.message, hint=error.hint)
@@ -81,7 +81,7 @@ def verify(
                 continue
             names = ", ".join(sink.name for sink in pending)
             tell(f"comparing {table.qualified} ({number} of {len(tables)}) with {names}")
-            task = VerificationTask(table, pending, options, sample, tell, obstacles)
+            task = VerificationTask(table, pending, options, sample, tell, stalled)
             results = TableVerification(spark, pipeline, kafka, task).result()
             compared |= {(comparison.sink, comparison.table): comparison for comparison in results}
     return _in_order(compared, tables, sinks)

@@ -172,8 +172,9 @@ class _Resolver:
         return Expression(sql_text(term, quoted_name), columns, term), term
 
     def _require_labels(self, table: Table, term: Term, keys: Keys) -> None:
-        """Refuse a text that is no label, as Postgres does: a renamed one would hide no row any
-        more.
+        """Refuse to compare an enum with a text that isn't one of its labels, as Postgres does.
+
+        If a label were renamed, a condition with its old name would let through what it hid.
         """
         for column, text in term.compared_labels():
             labels = table.labels.get(column, (text,))

@@ -43,9 +43,9 @@ class Delta(SinkSettings):
     path: Folder = Field(examples=["/srv/warehouse"])
     """The warehouse's folder; a relative path is the pipeline file's."""
     without_deletion_vectors: tuple[str, ...] = Field(default=(), examples=[["public.orders"]])
-    """Tables, or patterns of them, whose mirror is for readers that don't support deletion vectors
-    (`to_pandas()`, `to_pyarrow_table()`, `count()` of deltalake). The price: a merge writes every file again in
-    which a row has changed, instead of marking rows as deleted."""
+    """Tables, or patterns of tables, whose mirror has readers without support for deletion vectors (deltalake's
+    `to_pandas()`, `to_pyarrow_table()`, `count()`). The price: instead of marking rows as deleted, a merge
+    rewrites every file with a changed row."""
     trigger_s: float = Field(default=5.0, ge=0, description=TRIGGER)
 
     @property

@@ -1,7 +1,7 @@
-"""Documents that an index refuses: why, in words that name no value; and the same document as the
-index takes it.
+"""Documents that an index refuses: why, without quoting a value, and a repaired document that the
+index accepts.
 
-Only what was refused is looked at, so no other row is held up.
+Only refused documents are examined, so no other row is held up.
 """
 
 import json
@@ -15,16 +15,16 @@ from cdc.codec.members import encode, joined, members
 from cdc.codec.problem import Unreadable
 
 NUMBER_LENGTH = 1000
-"""Characters that a number may have for the server's parser (Jackson's `StreamReadConstraints`)."""
+"""Characters that the server's parser allows in a number (Jackson's `StreamReadConstraints`)."""
 CAUSES = {
     "Duplicate field '": "it has a key twice in an object",
     "Number value length (": f"it has a number of over {NUMBER_LENGTH:,} characters",
     "Document nesting depth (": "it is nested deeper than 1,000 levels",
     "The provided [flattened] field [": "it is nested deeper than 20 levels",
 }
-"""How the server's reasons begin, and what they say. The reasons themselves quote the row."""
+"""How the server's reasons begin, and what they mean. The reasons themselves quote the row."""
 PLACE = re.compile(r"^(?:\[1:(\d+)\] )?(?:failed to parse: )?(?:\[1:\d+\] )?")
-"""How a reason begins: with the byte of the document, counted from 1, at or after the name of the
+"""How a reason begins: with an offset in the document, counted from 1, at or after the name of the
 member concerned."""
 FIELD = re.compile(r"field \[([^\]]+)\]")
 NAME_END = re.compile(rb"\s*:")
@@ -32,8 +32,7 @@ TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*+"|[{}\[\]]')
 
 
 def describe(document: bytes, error: Mapping[str, Any]) -> str:
-    """Say why a document was refused: the error's type, the field, and the cause where it is one of
-    CAUSES.
+    """Say why a document was refused: the error's type, the field, and the cause if CAUSES has it.
 
     error: the item's, with its `caused_by`. document: as it was sent.
     """
@@ -52,7 +51,7 @@ def describe(document: bytes, error: Mapping[str, Any]) -> str:
 def _field(document: bytes, reason: str, plain_reason: str) -> str | None:
     """Return the name of the field that a reason is about.
 
-    What the reason quotes of the row may look like a name, so only a member of the document counts.
+    A value that the reason quotes may look like a field, so only members of the document count.
     """
     places = dict(_places(document))
     quoted = None if plain_reason.startswith(tuple(CAUSES)) else FIELD.search(reason)
@@ -66,9 +65,9 @@ def _field(document: bytes, reason: str, plain_reason: str) -> str | None:
 
 
 def _places(document: bytes) -> Iterator[tuple[str, int]]:
-    """List the members of a document, each with the place at which its name begins.
+    """List the members of a document, each with the offset of its name.
 
-    No parser, since these have the limits that the document may be beyond.
+    Doesn't use a parser, since the document may exceed a parser's limits.
     """
     depth = 0
     for token in TOKEN.finditer(document):
@@ -81,10 +80,10 @@ def _places(document: bytes) -> Iterator[tuple[str, int]]:
 
 
 def repair(document: bytes) -> bytes | None:
-    """Return a document as the index takes it; None when there is nothing to repair.
+    """Return a document that the index accepts, or None if there is nothing to repair.
 
-    Of a key that an object has twice the last value counts, as in jsonb. A number that is too long
-    becomes a string. `verify` calls both equal to what Postgres has, see `cdc.verify.canonical`.
+    If an object has a key twice, the last value counts, as in jsonb. A number that is too long
+    becomes a string. `verify` treats both as equal to Postgres, see `cdc.verify.canonical`.
     """
     try:
         values = {name: bytes(value) for name, value in members(document).items()}
@@ -118,5 +117,5 @@ def _repair(value: bytes) -> bytes:
         parsed = decoder.decode(value.decode())
         return encode(parsed) if is_changed else value
     except (ValueError, RecursionError):
-        # Nested deeper than Python goes, or half of a surrogate pair.
+        # Nested deeper than Python's limit, or half of a surrogate pair.
         return value

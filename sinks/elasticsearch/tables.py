@@ -116,7 +116,8 @@ class Tables:
         Raises:
             SchemaMismatch: it was made with others, and can't be changed.
         """
-        layout, existing_mapping = Layout.of(table), self._mapping(index)
+        layout = Layout.of(table)
+        existing_mapping = self._mapping(index)
         existing = Layout.from_mapping(existing_mapping)
         require_same_fields(table, self._sink, layout, existing)
         if changed := layout.changed_settings(existing):

@@ -9,6 +9,7 @@ import psycopg
 import pytest
 
 from cdc.migrations import SourceRequirements, migrate, prepare_source
+from cdc.migrations.runner import require_capturable
 from cdc.postgres import source, table_survey
 from cdc.postgres.row_identity import key_index
 from cdc.sinks.elasticsearch.sink import Elasticsearch
@@ -86,7 +87,7 @@ def test_a_source_is_prepared_described_and_decoded(source_dsn: str, unique: str
         connection.execute("SELECT pg_drop_replication_slot(%s)", [unique])
     captured = pipeline(unique, source_dsn, "shop.orders")
     with source.connect(source_dsn) as connection:
-        source.preflight(connection)
+        require_capturable(connection)
         (described,) = table_survey.describe(connection, captured)
     assert described.key == ("id",)
     assert [(column.name, column.type) for column in described.columns] == [

@@ -19,6 +19,7 @@ from psycopg import sql
 
 from cdc.errors import SourceError
 from cdc.migrations import migrate
+from cdc.migrations.runner import require_capturable
 from cdc.model.session_settings import PINNED, session_options
 from cdc.postgres import source, table_survey
 from tests.support.all_types import EXTENSIONS, SETUP, TABLES, create, insert
@@ -190,7 +191,8 @@ def other_values(admin: psycopg.Connection[Any]) -> Iterator[tuple[str, str]]:
         elif kind == "enum":
             yield from ((name, other) for other in values if other != value)
         elif kind in ("integer", "real"):
-            lowest, highest = float(least), float(most)
+            lowest = float(least)
+            highest = float(most)
             number = lowest if lowest > 0 or kind == "real" else min(1.0, highest)
             yield name, f"{number:g}" if kind == "real" else str(int(number))
         elif name not in UNTURNED:
@@ -228,7 +230,7 @@ def test_a_database_without_an_encoding_is_refused(database: Database) -> None:
             migrate(conn)
         assert conn.execute("SELECT to_regnamespace('cdc')").fetchone() == (None,)
         with pytest.raises(SourceError, match="SQL_ASCII"):
-            source.preflight(conn)
+            require_capturable(conn)
     assert refusal.value.code == "source-encoding"
 
 

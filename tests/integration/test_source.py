@@ -10,6 +10,7 @@ from psycopg.conninfo import make_conninfo
 from cdc.config.settings import CONTROL_TABLES
 from cdc.errors import SettingsError, SourceError
 from cdc.migrations import migrate
+from cdc.migrations.runner import require_capturable
 from cdc.model.table import Column
 from cdc.postgres import catalog, replication_slot, source, table_survey
 from tests.support.pipelines import NOWHERE, pipeline
@@ -176,7 +177,7 @@ def test_a_transaction_that_holds_the_slot_back(
 
 
 def test_a_server_that_is_fit(conn: source.Connection, unique: str) -> None:
-    source.preflight(conn)
+    require_capturable(conn)
 
 
 def test_a_server_without_logical_decoding(guarded: str, unique: str) -> None:
@@ -184,7 +185,7 @@ def test_a_server_without_logical_decoding(guarded: str, unique: str) -> None:
         source.connect(guarded) as conn,
         pytest.raises(SourceError, match="wal_level = replica") as caught,
     ):
-        source.preflight(conn)
+        require_capturable(conn)
     assert "ALTER SYSTEM SET wal_level = 'logical'" in caught.value.hint
     assert "restart" in caught.value.hint
 
@@ -228,7 +229,7 @@ def test_a_dsn_that_is_none() -> None:
 @pytest.mark.parametrize("pattern", ["*.*", "c*.*"])
 def test_no_pattern_means_the_pipelines_own_tables(postgres_dsn: str, pattern: str) -> None:
     """They are published, and no refusal of a table that a pattern leaves out is about them: its
-    advice would be to publish the journal no more.
+    advice would be to stop publishing the journal.
     """
     chosen = pipeline("shop", postgres_dsn, pattern)
     with source.connect(postgres_dsn) as connection:

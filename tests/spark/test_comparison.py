@@ -73,7 +73,8 @@ def test_json_is_compared_as_an_index_can_have_it(spark: "SparkSession") -> None
     """Of a key twice the last value counts, and nothing else does; a number that no index takes
     equals the string of its text.
     """
-    number, short = "-1" + "0" * 999 + ".5", "1" * 900
+    number = "-1" + "0" * 999 + ".5"
+    short = "1" * 900
 
     def document(value: str) -> str:
         return f'{{"id":1,"v":{value}}}'

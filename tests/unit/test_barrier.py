@@ -11,7 +11,7 @@ from cdc.model.table import Table
 from cdc.sink.contract import SchemaMismatch
 from cdc.sinks.memory import Memory
 from cdc.verify import barrier
-from cdc.verify.barrier import Barrier, Obstacles, View, WaitOptions, await_barrier
+from cdc.verify.barrier import Barrier, StalledViews, View, WaitOptions, await_barrier
 
 TABLE = Table("public", "items", (), ("id",), "shop.public.items")
 END = Position("id", (3,))
@@ -69,7 +69,7 @@ def test_a_view_that_a_run_has_set_aside_does_not_hold_up_the_others(
     sink = Starting(0)
     sink.stored[OTHER_TABLE.qualified] = ViewCheckpoint(Position("id", (2,)))
     stopped = {("cache", OTHER_TABLE.qualified): STOPPED}
-    options = WaitOptions(30, obstacles=Obstacles(lambda: stopped))
+    options = WaitOptions(30, stalled=StalledViews(lambda: stopped))
     assert await_barrier(BOTH, [TABLE, OTHER_TABLE], [sink], options) == stopped
 
 
@@ -86,7 +86,7 @@ def test_what_a_run_says_no_more_is_waited_for(monkeypatch: pytest.MonkeyPatch) 
             sink.stored[OTHER_TABLE.qualified] = ViewCheckpoint(END)
         return report or {}
 
-    options = WaitOptions(30, obstacles=Obstacles(find))
+    options = WaitOptions(30, stalled=StalledViews(find))
     assert await_barrier(BOTH, [TABLE, OTHER_TABLE], [sink], options) == {}
 
 
@@ -94,7 +94,7 @@ def test_a_view_of_a_former_topic_does_not_hold_up_the_others() -> None:
     """Its offsets count other records, whatever a run says: it never gets there."""
     sink = Starting(0)
     sink.stored[OTHER_TABLE.qualified] = ViewCheckpoint(Position("former", (3,)))
-    options = WaitOptions(30, obstacles=Obstacles(dict))
+    options = WaitOptions(30, stalled=StalledViews(dict))
     not_awaited = await_barrier(BOTH, [TABLE, OTHER_TABLE], [sink], options)
     (error,) = not_awaited.values()
     assert not_awaited == {("cache", OTHER_TABLE.qualified): error}
@@ -111,6 +111,6 @@ def test_a_view_whose_position_is_refused_does_not_hold_up_the_others() -> None:
                 raise SchemaMismatch(table, self.name)
             return super().position(table)
 
-    options = WaitOptions(30, obstacles=Obstacles(dict))
+    options = WaitOptions(30, stalled=StalledViews(dict))
     not_awaited = await_barrier(BOTH, [TABLE, OTHER_TABLE], [Refusing(0)], options)
     assert not_awaited.keys() == {("cache", OTHER_TABLE.qualified)}

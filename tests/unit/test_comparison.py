@@ -8,7 +8,7 @@ import pytest
 from cdc.apply.progress import Progress, RunState
 from cdc.cli.console import out
 from cdc.cli.screens.verify import draw_comparisons
-from cdc.cli.verify import find_obstacles, report
+from cdc.cli.verify import find_stalled, report
 from cdc.errors import DivergenceError, UndecidedError
 from cdc.model.table import Derivation, Table
 from cdc.verify.comparison import PROOFS, Comparison, prove
@@ -105,14 +105,14 @@ def test_a_run_that_works_says_which_views_do_not_move() -> None:
         "search": Progress("search", RunState.APPLYING, aside=aside),
         "documents": Progress("documents", RunState.APPLYING, aside=aside),
     }
-    obstacles = find_obstacles(progress, [items, view])
+    stalled = find_stalled(progress, [items, view])
     # Documents are made from a table that waits: none of theirs is current.
-    assert obstacles.keys() == {
+    assert stalled.keys() == {
         ("search", "public.items"),
         ("documents", "public.items"),
         ("documents", "view.item_docs"),
     }
-    error = obstacles["search", "public.items"]
+    error = stalled["search", "public.items"]
     assert (error.message, error.hint) == ("there is no topic.", "cdc -p FILE register")
 
 

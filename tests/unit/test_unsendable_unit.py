@@ -62,7 +62,7 @@ def test_a_table_that_is_aside_is_not_captured_and_is_kept_in_mind() -> None:
     assert list(aside.tables) == [ORDERS]
     assert sorted(aside.names) == [NOTES, ORDERS]
     assert Registration.from_json(aside.to_json()) == aside
-    # It has a finding of its own.
+    # It has a separate finding.
     refuse_waiting(aside, [ORDERS, NOTES])
 
 

@@ -13,7 +13,7 @@ POSTGRES: Mapping[str, Kind] = {
         "down",
         SOURCE,
         SourceError,
-        "At a value that is no text the connector restarts without end, so `migrate` refuses.",
+        "The connector can't read a value that isn't valid text, and restarts there forever.",
     ),
     "wal-level": Kind(
         "down",

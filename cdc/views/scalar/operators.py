@@ -72,8 +72,8 @@ def sql_text(term: Term, column: ColumnSql) -> str:
     """Write a term as Postgres' SQL, in which `column` writes the columns of its row."""
     if term.operator == "column":
         name = column(str(term.detail))
-        # Read as text, so that a label that was renamed meanwhile is no error. A text that is none is
-        # refused when the view is resolved.
+        # Compared as text, so that a label that was renamed meanwhile raises no error. A text that
+        # isn't a label is refused when the view is resolved.
         return f"{name}::text" if term.group == terms.ENUM else name
     if term.operator == "constant":
         return _constant_sql(term)

@@ -54,7 +54,7 @@ class Term:
     detail: Value | None = None
 
     def compared_labels(self) -> Iterator[tuple[str, str]]:
-        """Yield each text that a column of an enum is compared with, after the column's name."""
+        """Yield the name of each enum column that is compared with a text, and that text."""
         if self.operator in ("=", "<>", "coalesce"):
             columns = [
                 name for part in self.arguments if part.group == ENUM for name in part.columns()

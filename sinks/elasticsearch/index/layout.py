@@ -141,8 +141,8 @@ def layout_error(
 ) -> SchemaMismatch | Refusal:
     """Build the error for a refused layout.
 
-    properties: those of the mappings that the index would have together. The server's words concern
-    the layout alone, so they may be shown.
+    properties: of the mappings that the index would combine. The server's message concerns only the
+    layout, so it may be shown.
     """
     if error.status != 400 or error.kind == CLOSED:
         return error
@@ -199,8 +199,8 @@ def _flat(mapping: Mapping[str, Any], outer: str = "") -> Iterator[tuple[str, An
 
 
 def _paths(properties: Mapping[str, Any], outer: str = "") -> Iterator[str]:
-    """List the paths of all that the server counts as a field: also sub-fields and objects, and the
-    objects that it makes of names with dots.
+    """List the paths of everything that the server counts as a field, including sub-fields, objects,
+    and the objects that names with dots create.
     """
     for name, field in properties.items():
         parts = name.split(".")

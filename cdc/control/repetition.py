@@ -1,0 +1,46 @@
+"""Repeat a step in a thread of its own while a run is at work.
+
+In:  the step. Out: what it does, every few seconds.
+Invariant: no failure ends the thread. A failure is reported once, until the step succeeds or fails
+in another way.
+"""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from cdc.errors import CdcError
+from cdc.sink.remedy import classify
+
+
+@contextmanager
+def repeating(
+    step: Callable[[], object],
+    every_s: float,
+    *,
+    subject: str,
+    report: Callable[[CdcError], object],
+) -> Iterator[None]:
+    """Call `step` every `every_s` seconds until the block ends, and `report` with its failures.
+
+    `subject` names the step in messages.
+    """
+    stopping = threading.Event()
+
+    def repeat() -> None:
+        reported: str | None = None
+        while not stopping.wait(every_s):
+            try:
+                step()
+                reported = None
+            except Exception as error:
+                failure = classify(error, subject)
+                if failure.message != reported:
+                    report(failure)
+                reported = failure.message
+
+    threading.Thread(target=repeat, name=subject, daemon=True).start()
+    try:
+        yield
+    finally:
+        stopping.set()
