@@ -18,7 +18,8 @@ from psycopg.rows import class_row
 
 from cdc.errors import SourceError
 from cdc.migrations.runner import CONTROL, migrations, recorded
-from cdc.model.row_security import HIDES_ROWS, policy_statement
+from cdc.model.row_security import HIDDEN_BY, show_rows
+from cdc.model.wording import quoted_name
 
 CONTROL_TABLES = ("heartbeat", "truncation", "ddl", "signal")
 RESERVED = ("cdc", "pg_catalog", "information_schema")
@@ -66,7 +67,7 @@ class Relation:
     virtual_columns: list[str]
     children: list[str]
     """Tables that inherit from it and aren't its partitions."""
-    filtered: bool
+    hidden_by: str
     members: list[int]
     key_index: Index | None = None
     """The unique index of the key that the pipeline file names; None where the primary key
@@ -95,7 +96,7 @@ SELECT c.oid, n.nspname AS schema, c.relname AS name, c.relkind, c.relpersistenc
        ARRAY(SELECT kn.nspname || '.' || k.relname FROM pg_inherits i JOIN pg_class k ON k.oid = i.inhrelid
              JOIN pg_namespace kn ON kn.oid = k.relnamespace
              WHERE i.inhparent = c.oid AND c.relkind = 'r' ORDER BY 1) AS children,
-       {HIDES_ROWS} AS filtered,
+       {HIDDEN_BY} AS hidden_by,
        ARRAY(SELECT c.oid UNION SELECT t.relid FROM pg_partition_tree(c.oid) t
              JOIN pg_class m ON m.oid = t.relid AND m.relkind IN ('r', 'p')) AS members
 FROM unnest(%(schemas)s::text[], %(names)s::text[]) WITH ORDINALITY AS wanted (nspname, relname, position)
@@ -182,7 +183,7 @@ def _refuse_kind(relation: Relation) -> None:
         raise SourceError(
             f"{table} is {'unlogged' if unlogged else 'temporary'}: its rows never reach the log",
             code="table-unlogged",
-            hint=f"run ALTER TABLE {table} SET LOGGED"
+            hint=f"run ALTER TABLE {quoted_name(table)} SET LOGGED"
             if unlogged
             else "create it as a lasting table",
             table=table,
@@ -191,12 +192,12 @@ def _refuse_kind(relation: Relation) -> None:
 
 def _refuse_rows(relation: Relation, role: str) -> None:
     table = relation.label
-    if relation.filtered:
+    if relation.hidden_by:
         raise SourceError(
             f"{table} has row security, which would hide rows from {role}",
             code="row-security",
-            hint=f"run {policy_statement(table, role)}"
-            f" if there is no such role yet, CREATE ROLE {role} before it",
+            hint=f"{show_rows(table, role, relation.hidden_by)}"
+            f" If there is no such role yet, CREATE ROLE {role} comes before it",
             table=table,
         )
     if relation.toastable and relation.virtual_columns:

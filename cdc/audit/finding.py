@@ -10,7 +10,7 @@ from cdc.model.finding import Finding, find
 
 MAX_KEYS = 100
 """Most keys that a finding lists; its count is of all."""
-RENEW_HINT = "cdc -p FILE topics renew --table TABLE, then cdc -p FILE rebuild of its views"
+RENEW_HINT = "cdc -p FILE topics renew --table TABLE; then rebuild its views"
 # By kind: the defect of the rows or records, and the next command. --repair mends the first two.
 ROW_DEFECTS: Mapping[str, tuple[str, str]] = {
     "unknown": (
@@ -19,7 +19,7 @@ ROW_DEFECTS: Mapping[str, tuple[str, str]] = {
     ),
     "outdated": (
         "rows have no record since the table's definition changed what they hold",
-        "cdc -p FILE topics audit --repair, or cdc run, which has all rows sent again by itself",
+        "cdc -p FILE topics audit --repair; a run has all rows sent again by itself",
     ),
     "moved": ("keys have records in several partitions, so that these have no order", RENEW_HINT),
     "keyless": ("records have no key: compaction drops them, no view can apply them", RENEW_HINT),
@@ -29,6 +29,15 @@ ROW_DEFECTS: Mapping[str, tuple[str, str]] = {
         "a rebuild puts them into quarantine: cdc -p FILE quarantine list",
     ),
 }
+TOPIC_HINTS: Mapping[str, str] = {
+    "missing": "cdc -p FILE register",
+    "start": RENEW_HINT,
+    "retention": "cdc -p FILE topics: it brings the topic up to the file",
+    "compaction lag": "cdc -p FILE topics: it brings the topic up to the file",
+    "holes": "a longer changes_retention_hours in the pipeline file, then cdc -p FILE topics, "
+    "keeps it from coming again",
+}
+"""By kind: the next command for a topic."""
 REPAIRABLE_KINDS = ("unknown", "outdated")
 WARNING_KINDS = ("unreadable", "retention", "compaction lag", "holes")
 VIEW_KINDS = ("behind", "deletes")

@@ -7,7 +7,7 @@ first one that a view hasn't applied.
 
 from collections.abc import Iterator, Mapping
 
-from cdc.audit.finding import RENEW_HINT, Flaw
+from cdc.audit.finding import TOPIC_HINTS, Flaw
 from cdc.config.settings import Pipeline
 from cdc.errors import ConnectorError
 from cdc.kafka.log_continuity import COMPACTION_LAG, RETENTION, Continuity
@@ -19,10 +19,6 @@ from cdc.model.table import Table
 
 CONTROL_TABLES = ("cdc.truncation", "cdc.ddl")
 """Tables of the control schema whose topics a replay reads as well."""
-RETENTION_HINT = (
-    "a longer changes_retention_hours in the pipeline file, then cdc -p FILE topics, "
-    "keeps it from coming again"
-)
 
 
 def topic_flaws(kafka: Topics, pipeline: Pipeline, table: Table) -> list[Flaw]:
@@ -31,7 +27,7 @@ def topic_flaws(kafka: Topics, pipeline: Pipeline, table: Table) -> list[Flaw]:
     existing = kafka.existing(topics)
     missing = [topic for topic in topics if topic not in existing]
     flaws = [
-        Flaw("missing", 1, f"there is no topic {topic}", "cdc -p FILE register")
+        Flaw("missing", 1, f"there is no topic {topic}", TOPIC_HINTS["missing"])
         for topic in missing
     ]
     present = [topic for topic in topics if topic in existing]
@@ -53,7 +49,7 @@ def topic_flaws(kafka: Topics, pipeline: Pipeline, table: Table) -> list[Flaw]:
             actual_h = int(settings[table.topic][name]) / 3_600_000
             if actual_h < required_h:
                 what = f"{subject} are kept for {actual_h:g} h, the pipeline file says {required_h:g} h"
-                flaws.append(Flaw(kind, 1, what, "cdc -p FILE topics brings it up to the file"))
+                flaws.append(Flaw(kind, 1, what, TOPIC_HINTS[kind]))
     return flaws
 
 
@@ -68,7 +64,7 @@ def view_flaws(
             "holes",
             1,
             f"the log of changes in {name} may lack superseded records: {hole}",
-            RETENTION_HINT,
+            TOPIC_HINTS["holes"],
             sink=name,
         )
         for name in views
@@ -102,5 +98,5 @@ def _shape_flaws(topic: str, partitions: int, start: Position, policy: str) -> I
             "start",
             lost,
             f"{lost} partitions of {topic} no longer hold their first records",
-            RENEW_HINT,
+            TOPIC_HINTS["start"],
         )

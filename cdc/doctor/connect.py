@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from cdc.connectors.client import SECRET, Connect
 from cdc.connectors.debezium import PLUGIN
 from cdc.errors import ConnectorError
-from cdc.model.finding import Finding, find
+from cdc.model.finding import LOOK_AGAIN, Finding, find
 from cdc.model.wording import full_stopped
 
 REGISTER = "cdc -p FILE register"
@@ -90,7 +90,7 @@ def check_connect(facts: ConnectFacts) -> Iterator[Finding]:
         yield find("plugin-missing", "plugin.path", message, "ls /path/of/plugin.path")
     elif facts.plugin.startswith(LOSING):
         message = f"Debezium {facts.plugin} loses rows when it is restarted."
-        yield find("plugin-loses-rows", "Debezium", message, REGISTER)
+        yield find("plugin-loses-rows", "Debezium", message, "ls /path/of/plugin.path")
     if facts.refusal:
         yield _refusal(facts.refusal)
     if facts.current is not None:
@@ -99,15 +99,18 @@ def check_connect(facts: ConnectFacts) -> Iterator[Finding]:
 
 def _refusal(text: str) -> Finding:
     if "exactly.once.support" in text or "exactly-once" in text:
-        message = "The worker has exactly.once.source.support off."
+        message = (
+            "The worker has exactly.once.source.support off. It takes a restart to be turned on."
+        )
         fix = "echo exactly.once.source.support=enabled >> connect-distributed.properties"
         return find("worker-not-exactly-once", "exactly.once.source.support", message, fix)
     if ".override." in text:
         message = full_stopped(f"The worker doesn't let the connector set its producer: {text}")
+        message += " It takes a restart to let it."
         fix = "echo connector.client.config.override.policy=All >> connect-distributed.properties"
         subject = "connector.client.config.override.policy"
         return find("worker-refuses-overrides", subject, message, fix)
-    return find("connector-refused", "the connector", full_stopped(text), REGISTER)
+    return find("connector-refused", "the connector", full_stopped(text), LOOK_AGAIN)
 
 
 def _check_settings(

@@ -5,11 +5,12 @@ from collections.abc import Iterator
 from cdc.config.settings import CONTROL_TABLES
 from cdc.doctor.source_facts import PublicationFacts, RoleFacts, SourceFacts
 from cdc.model.finding import Finding, find
-from cdc.model.row_security import policy_statement
+from cdc.model.row_security import show_rows
 from cdc.model.source_server import server_fault
 from cdc.observe.forecast import find_slot_risk
 
 MIGRATE, REGISTER = "cdc -p FILE migrate", "cdc -p FILE register"
+RELOAD = "SELECT pg_reload_conf();"
 LONG_S = 300.0
 """Seconds after which an open transaction is a risk: the slot keeps the log since its begin."""
 IDLE_BYTES = 1 << 30
@@ -62,20 +63,22 @@ def _check_limits(facts: SourceFacts) -> Iterator[Finding]:
     )
     if facts.slot is None and len(facts.slots) >= slots:
         message = f"All of the {slots} slots are taken, so that none can be made for the connector."
+        message += " More of them take a restart of the server after this statement."
         fix = f"ALTER SYSTEM SET max_replication_slots = {slots + 4};"
         yield find("slots-exhausted", "max_replication_slots", message, fix)
     if not (facts.slot and facts.slot.active) and facts.senders >= senders:
         message = f"All of the {senders} senders are at work, so that the connector gets none."
+        message += " More of them take a restart of the server after this statement."
         fix = f"ALTER SYSTEM SET max_wal_senders = {senders + 4};"
         yield find("senders-exhausted", "max_wal_senders", message, fix)
     if facts.settings.get("idle_replication_slot_timeout", "0") != "0":
         minutes = int(facts.settings["idle_replication_slot_timeout"]) // 60
         message = f"A slot that nobody reads for {minutes} minutes is given up."
-        fix = "ALTER SYSTEM SET idle_replication_slot_timeout = 0;"
+        fix = f"ALTER SYSTEM SET idle_replication_slot_timeout = 0; {RELOAD}"
         yield find("slot-idle-limit", "idle_replication_slot_timeout", message, fix)
     if facts.settings.get("max_slot_wal_keep_size") == "-1":
         message = "max_slot_wal_keep_size = -1: a slot that nobody reads keeps log without a limit."
-        fix = "ALTER SYSTEM SET max_slot_wal_keep_size = '100GB';"
+        fix = f"ALTER SYSTEM SET max_slot_wal_keep_size = '100GB'; {RELOAD}"
         yield find("slot-unlimited", "max_slot_wal_keep_size", message, fix)
 
 
@@ -85,7 +88,7 @@ def _check_slots(facts: SourceFacts) -> Iterator[Finding]:
         if candidate is slot or candidate.active or (candidate.retained_bytes or 0) < IDLE_BYTES:
             continue
         message = f"Nobody reads slot {candidate.name}, which keeps {(candidate.retained_bytes or 0) >> 20} MiB of log."
-        fix = f"SELECT pg_drop_replication_slot('{candidate.name}');"
+        fix = f"SELECT * FROM pg_replication_slots WHERE slot_name = '{candidate.name}';"
         yield find("slot-of-others-idle", candidate.name, message, fix)
     if slot is None:
         return
@@ -146,7 +149,7 @@ def _check_publication(
         message = (
             f"Publication {name} belongs to {publication.owner}, not to the user of source.dsn."
         )
-        fix = f'ALTER PUBLICATION "{name}" OWNER TO CURRENT_USER;'
+        fix = f"use {publication.owner} in source.dsn, or give the pipeline another name"
         yield find("publication-foreign", name, message, fix)
     captured = [table for table in facts.tables if table not in facts.refused]
     missing = [table for table in (*captured, *CONTROL_TABLES) if table not in publication.tables]
@@ -170,19 +173,18 @@ def _check_tables(facts: SourceFacts) -> Iterator[Finding]:
             continue
         if marks.unlogged:
             message = f"{table} isn't logged: its changes never reach the log."
-            yield find(
-                "table-unlogged", table, message, f"ALTER TABLE {table} SET LOGGED;", table=table
-            )
+            fix = f"ALTER TABLE {marks.unlogged} SET LOGGED;"
+            yield find("table-unlogged", table, message, fix, table=table)
         if not facts.control:
             continue
         if marks.partial:
             message = f"{table} has columns that may be TOASTed, and no REPLICA IDENTITY FULL."
             yield find("identity-partial", table, message, MIGRATE, table=table)
-        if marks.hidden:
+        if marks.hidden_by:
             message = (
                 f"Policies of {table} hide rows from {facts.role_name}: a snapshot would lack them."
             )
-            fix = policy_statement(table, facts.role_name)
+            fix = show_rows(table, facts.role_name, marks.hidden_by)
             yield find("row-security", table, message, fix, table=table)
         if marks.unwatched:
             message = f"No trigger notes a TRUNCATE of {table}."

@@ -14,7 +14,7 @@ from cdc.capture.readiness import PUBLICATION, ROLE, UNREADABLE
 from cdc.config.settings import CONTROL_TABLES, Pipeline
 from cdc.control.definitions import Watch, watch
 from cdc.doctor.machine import is_loopback
-from cdc.model.row_security import HIDES_ROWS
+from cdc.model.row_security import HIDDEN_BY
 from cdc.postgres import table_survey
 from cdc.postgres.source import Connection, parse_dsn
 
@@ -50,12 +50,14 @@ WITH RECURSIVE captured (oid, root, top) AS (
     SELECT i.inhrelid, captured.root, false FROM pg_inherits i JOIN captured ON i.inhparent = captured.oid
     JOIN pg_class p ON p.oid = i.inhrelid WHERE p.relispartition
 )
-SELECT root, c.relpersistence::text = 'u' AS unlogged,
+SELECT root,
+       CASE WHEN c.relpersistence::text = 'u' THEN c.relnamespace::regnamespace::text || '.' || quote_ident(c.relname)
+            ELSE '' END AS unlogged,
        c.relkind = 'r' AND c.relreplident::text <> 'f'
            AND EXISTS (SELECT FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
                        WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped AND t.typstorage <> 'p')
            AS partial,
-       top AND {HIDES_ROWS} AS hidden,
+       CASE WHEN top THEN {HIDDEN_BY} ELSE '' END AS hidden,
        NOT EXISTS (SELECT FROM pg_trigger g JOIN pg_proc f ON f.oid = g.tgfoid
                    JOIN pg_namespace o ON o.oid = f.pronamespace
                    WHERE g.tgrelid = c.oid AND o.nspname = 'cdc' AND f.proname IN (
@@ -84,11 +86,12 @@ class SlotFacts:
 class TableFacts:
     """A captured table: what would keep changes of it out of the log. A part of it counts, too."""
 
-    unlogged: bool = False
+    unlogged: str = ""
+    """The table, or the part of it, that isn't logged, as a statement takes its name."""
     partial: bool = False
     """Whether an update leaves large values out of the log."""
-    hidden: bool = False
-    """Whether a policy hides rows from the connector's role."""
+    hidden_by: str = ""
+    """The kind of policies that hide rows from the connector's role."""
     unwatched: bool = False
     """Whether no trigger notes a TRUNCATE."""
 
@@ -235,10 +238,15 @@ def _publication(conn: Connection, name: str) -> PublicationFacts | None:
 
 def _tables(conn: Connection, names: list[str], role: str) -> dict[str, TableFacts]:
     facts: dict[str, TableFacts] = {}
-    for root, *marks in conn.execute(TABLES, {"tables": names, "role": role}).fetchall():
+    rows = conn.execute(TABLES, {"tables": names, "role": role}).fetchall()
+    for root, unlogged, partial, hidden_by, unwatched in rows:
         earlier = facts.get(root, TableFacts())
-        fields = (earlier.unlogged, earlier.partial, earlier.hidden, earlier.unwatched)
-        facts[root] = TableFacts(*(a or b for a, b in zip(fields, marks, strict=True)))
+        facts[root] = TableFacts(
+            earlier.unlogged or unlogged,
+            earlier.partial or partial,
+            earlier.hidden_by or hidden_by,
+            earlier.unwatched or unwatched,
+        )
     return facts
 
 

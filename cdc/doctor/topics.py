@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from cdc.config.settings import Pipeline
 from cdc.errors import ConnectorError
 from cdc.kafka.log_continuity import COMPACTION_LAG, RETENTION
-from cdc.kafka.log_refusals import check_shape
+from cdc.kafka.log_refusals import check_shape, renewal, renewed_name
 from cdc.kafka.topic_specs import topic_settings, topic_specs
 from cdc.kafka.topics import Topics
 from cdc.model.finding import Finding, find
 
-TOPICS = "cdc -p FILE topics"
+TOPICS, REGISTER = "cdc -p FILE topics", "cdc -p FILE register"
+RESTART = " Each broker takes the setting at its next start."
 MESSAGE_BYTES = "max.message.bytes"
 
 
@@ -74,16 +75,18 @@ def check_log(facts: LogFacts) -> Iterator[Finding]:
     """Judge brokers and topics."""
     if facts.broker_settings.get("auto.create.topics.enable") == "true":
         message = "Brokers create topics by themselves, with other partitions and another policy."
+        message += RESTART
         fix = "echo auto.create.topics.enable=false >> server.properties"
         yield find("broker-creates-topics", "auto.create.topics.enable", message, fix)
     if facts.broker_settings.get("log.cleaner.enable") == "false":
         message = "Brokers don't compact: topics grow with every change."
+        message += RESTART
         fix = "echo log.cleaner.enable=true >> server.properties"
         yield find("broker-never-compacts", "log.cleaner.enable", message, fix)
     missing = [topic for topic, topic_facts in facts.topics.items() if topic_facts is None]
     if missing and facts.registered:
         more = f" and {len(missing) - 1} more" if missing[1:] else ""
-        yield find("topic-missing", missing[0], f"There is no topic {missing[0]}{more}.", TOPICS)
+        yield find("topic-missing", missing[0], f"There is no topic {missing[0]}{more}.", REGISTER)
     for topic, topic_facts in facts.topics.items():
         if topic_facts is not None:
             yield from _check_shape(topic, topic_facts, topic in facts.tables)
@@ -104,7 +107,9 @@ def _check_shape(topic: str, facts: TopicFacts, of_table: bool) -> Iterator[Find
             yield find(code, topic, error.message, error.hint)
     if of_table and facts.truncated:
         message = f"{facts.truncated} partitions of {topic} no longer hold their first records."
-        yield find("topic-truncated", topic, message, "cdc -p FILE topics audit")
+        name = renewed_name(topic) or topic
+        fix = f"{renewal(name)}; then rebuild its views"
+        yield find("topic-truncated", topic, message, fix)
 
 
 def _check_settings(topic: str, facts: TopicFacts) -> Iterator[Finding]:

@@ -29,7 +29,7 @@ class Severity(StrEnum):
 
 
 ORDER = tuple(Severity)
-PROGRAMS = "cdc|apt|curl|df|du|echo|kafka-[a-z]+(?:\\.sh)?|ls|pip|ps|redis-cli|timedatectl"
+PROGRAMS = "cdc|(?:/\\S+/)?python[\\d.]*|apt|curl|df|du|echo|kafka-[a-z]+(?:\\.sh)?|ls|pip|ps|redis-cli|timedatectl"
 SHELL = rf"(?:{PROGRAMS})(?: (?!&&)[^ ,;:]\S*(?<![,;:]))+"
 """A command of the shell: no word ends as those of a sentence do."""
 COMMAND = re.compile(rf"{SHELL}(?: && {SHELL})*|[A-Z]+ .+;", re.DOTALL)
@@ -37,6 +37,13 @@ COMMAND = re.compile(rf"{SHELL}(?: && {SHELL})*|[A-Z]+ .+;", re.DOTALL)
 COMMAND_FIRST = re.compile(rf"({SHELL}(?: && {SHELL})*)[;:] (.+)", re.DOTALL)
 COMMAND_LAST = re.compile(rf".+?: ({SHELL}(?: && {SHELL})*)", re.DOTALL)
 """Hints that have a command before a sentence, or at the end of one."""
+LOOKS = re.compile(
+    r"cdc -p FILE (?:doctor|plan|quarantine list|status|topics audit|verify)(?!.* --repair).*"
+    r"|(?:SELECT (?!pg_)|SHOW ).*|(?:df|du|ls|ps|timedatectl) .*|curl (?!.*-X ).*"
+    r"|kafka-\S+ .*--describe .*|redis-cli .*INFO \w+",
+    re.DOTALL,
+)
+"""Commands that change nothing."""
 LOOK_AGAIN, AUDIT_AGAIN = "cdc -p FILE doctor", "cdc -p FILE topics audit"
 """The commands to run next where only a sentence says what is to be done."""
 
@@ -84,10 +91,14 @@ def find(
     sink: str | None = None,
 ) -> Finding:
     """Make a finding of a code of the catalogue, which has its severity, hop and consequence. Where
-    `fix` is more than a command, its sentence joins the message.
+    `fix` is more than a command, its sentence joins the message; where it is no more than a look,
+    what a person has to decide does.
     """
     kind = CODES[code]
     sentence, command = _split(fix)
+    command = command or (AUDIT_AGAIN if code in AUDIT else LOOK_AGAIN)
+    if not sentence and only_looks(command):
+        sentence = kind.decision
     if sentence:
         message = f"{full_stopped(message)} {full_stopped(_capitalised(sentence))}"
     hop = f"Kafka -> {sink}" if sink and kind.hop == "Kafka -> SINK" else kind.hop
@@ -98,7 +109,7 @@ def find(
         subject,
         message,
         kind.why,
-        command or (AUDIT_AGAIN if code in AUDIT else LOOK_AGAIN),
+        command,
         kind.failure.exit_code,
         table,
         sink,
@@ -108,6 +119,11 @@ def find(
 def is_command(text: str) -> bool:
     """Whether a text can be pasted as it is, into a shell or, where it is a statement, into psql."""
     return COMMAND.fullmatch(text) is not None
+
+
+def only_looks(command: str) -> bool:
+    """Whether a command changes nothing, so that no finding ends by it."""
+    return LOOKS.fullmatch(command) is not None
 
 
 def _split(hint: str) -> tuple[str, str]:

@@ -17,6 +17,11 @@ def full_stopped(text: str) -> str:
     return text if text.endswith(ENDS) else f"{text}."
 
 
+def quoted_name(table: str) -> str:
+    """The name of a table, as schema.table, as a statement takes it."""
+    return ".".join('"' + part.replace('"', '""') + '"' for part in table.split(".", 1))
+
+
 def advice(message: str, hint: str) -> str:
     """A problem and what to do next, as two sentences."""
     return f"{full_stopped(message)} Next: {full_stopped(hint)}"

@@ -195,8 +195,6 @@ def _find_lag(status: Status, sink: SinkStatus) -> Iterator[Finding]:
     fix = WATCH if at_work or sink.state == UNKNOWN else _start(status, sink)
     if at_work and sink.catch_up_s is not None:
         message += f" At the present pace it has caught up in {duration(sink.catch_up_s)}."
-    elif at_work:
-        message += " If the lag doesn't shrink, it needs more cores (`run --master`)."
     yield find("sink-behind", sink.name, message, fix, sink=sink.name)
 
 

@@ -127,7 +127,7 @@ def find_memory_risk(status: Status) -> Iterator[Finding]:
     if needed is not None and needed > limit:
         message = (
             f"The state of documents may not fit: with the records that wait its server uses about"
-            f" {needed >> 20:,} MiB, and maxmemory is {limit >> 20:,} MiB. Raise it while the run goes on."
+            f" {needed >> 20:,} MiB, and maxmemory is {limit >> 20:,} MiB."
         )
         yield find("state-will-not-fit", STATE, message, LOOK_AGAIN, sink=STATE)
 

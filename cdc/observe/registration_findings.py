@@ -36,7 +36,7 @@ def find_registration_troubles(pipeline: Pipeline, pool: TopicsPool) -> list[Fin
             ),
         ]
         findings += [
-            _aside(table, obstacle)
+            find_aside(table, obstacle)
             for table, obstacle in registration.aside.items()
             if any(entry.matches(table) for entry in pipeline.listed)
         ]
@@ -68,7 +68,8 @@ def choose_findings(
     return changed or []
 
 
-def _aside(table: str, obstacle: Obstacle) -> Finding:
+def find_aside(table: str, obstacle: Obstacle) -> Finding:
+    """Make the finding on a table that was set aside."""
     message = f"{table} is aside, and its views keep the rows they had: {obstacle.reason}."
     message += f" {full_stopped(obstacle.remedy)}"
     return find("table-aside", table, message, "cdc -p FILE register", table=table)

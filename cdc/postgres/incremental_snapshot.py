@@ -8,7 +8,7 @@ Invariant: a request has an id and is made once; a crash before the commit makes
 from psycopg import sql
 
 from cdc.errors import SourceError
-from cdc.model.row_security import HIDES_ROWS, policy_statement
+from cdc.model.row_security import HIDDEN_BY, show_rows
 from cdc.model.table import Table
 from cdc.postgres.snapshot_request import request
 from cdc.postgres.source import Connection
@@ -29,8 +29,8 @@ WHERE i.indrelid = to_regclass(quote_ident(%s) || '.' || quote_ident(%s))
                   WHERE a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey) AND NOT a.attnotnull)
 """
 HIDDEN = f"""
-SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-WHERE n.nspname || '.' || c.relname = %(table)s AND {HIDES_ROWS}
+SELECT {HIDDEN_BY} FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname || '.' || c.relname = %(table)s
 """
 # A chunk asks it about its rows; where it is missing the connector's task would end.
 CAN_LOOK = "SELECT to_regproc('cdc.is_current') IS NOT NULL"
@@ -38,11 +38,12 @@ CAN_LOOK = "SELECT to_regproc('cdc.is_current') IS NOT NULL"
 
 def require_visible(conn: Connection, table: Table, reader: str) -> None:
     """Raise SourceError if policies of the table hide rows from the connector's role, `reader`."""
-    hidden = conn.execute(HIDDEN, {"table": table.qualified, "role": reader}).fetchone()
-    if hidden is not None:
+    row = conn.execute(HIDDEN, {"table": table.qualified, "role": reader}).fetchone()
+    hidden_by = row[0] if row else ""
+    if hidden_by:
         raise SourceError(
             f"Policies of {table.qualified} hide rows from {reader}, so they can't be sent again.",
-            hint=policy_statement(table.qualified, reader),
+            hint=show_rows(table.qualified, reader, hidden_by),
             code="row-security",
             table=table.qualified,
         )

@@ -135,7 +135,7 @@ def classify(error: Exception, part: str, following: str = "the same command") -
         return _of_postgres(error)
     return Unexpected(
         f"{part} has failed: {kind(error)} in {place(error)}.",
-        hint=f"{following} goes on from where the views stand; the log has the trace",
+        hint=f"{following}: it goes on from where the views stand; the log has the trace",
         part=part,
     )
 

@@ -28,7 +28,9 @@ def read_info(sink: str, url: str) -> Info | Finding:
         return dict(client(url).info())
     except redis.exceptions.RedisError as error:
         message = failure(error, url, "INFO").message
-        return find("sink-unreachable", sink, message, "cdc -p FILE status", sink=sink)
+        return find(
+            "sink-unreachable", sink, message, "is the server up? cdc -p FILE status", sink=sink
+        )
 
 
 def check_info(sink: str, url: str, info: Info) -> Iterator[Finding]:

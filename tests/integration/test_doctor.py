@@ -1,10 +1,13 @@
-"""`cdc doctor` on real servers: a planted misconfiguration gives exactly its finding, and a healthy
-pipeline none above a remark.
+"""`cdc doctor` and `cdc status` on real servers: a planted misconfiguration gives exactly its finding,
+a healthy pipeline none above a remark. What is printed as `fix` is run as it is printed, and ends the
+finding.
 """
 
-from collections.abc import Callable
+import shlex
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +15,27 @@ import httpx
 import psycopg
 import pytest
 import redis
+import yaml
 
 from cdc.connectors.client import Connect
 from cdc.doctor.examination import Examination
+from cdc.doctor.source_checks import check_source
+from cdc.doctor.source_facts import read_source
 from cdc.errors import SourceError
-from cdc.kafka.topic_setup import ensure_topics
+from cdc.kafka.clients import kafka
 from cdc.kafka.topics import Topics
-from cdc.model.finding import Finding, Severity
+from cdc.model.finding import Finding, Severity, only_looks
+from cdc.observe.collection import collect
+from cdc.observe.diagnosis import diagnose
 from cdc.postgres import source
 from cdc.sink import factory
+from cdc.sink.contract import positions
 from cdc.sinks.redis.settings import Redis
 from tests.support.cache import cache as server_of
 from tests.support.pipelines import NOWHERE
 from tests.support.shop import Shop
+from tests.support.verbs import run_verb
+from tests.support.wait import wait_until
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -34,11 +45,20 @@ REFUSED = (
     *("table-refused", "heartbeat-row-missing"),
 )
 """Faults that `register` refuses, and calls what the doctor calls them."""
-DECIDED_BY_A_PERSON = {
-    "table-refused": "which columns are the key",
-    "topic-policy": "when the views may be built again, which the renewal of a topic takes",
+MISCONFIGURED = {
+    "slot.drop.on.stop": "true",
+    "tombstones.on.delete": "false",
+    "decimal.handling.mode": "double",
+    "snapshot.mode": "no_data",
+    "include.unknown.datatypes": "false",
+    "heartbeat.interval.ms": "0",
 }
-"""Findings whose `fix` isn't run here, by what has to be decided first."""
+MISCONFIGURED_CODES = (
+    *("connector-drops-slot", "connector-skips-tombstones", "connector-rounds-numbers"),
+    *("connector-snapshot-mode", "connector-leaves-out-columns", "connector-without-heartbeat"),
+)
+WITHOUT_A_RUN = ("sink-not-running", "sink-behind")
+"""What `status` says of each destination here: there is no run, and none is needed."""
 
 
 @dataclass
@@ -48,44 +68,89 @@ class Clinic:
     shop: Shop
     endpoints: Any
     folder: Path
+    tree: Mapping[str, Any]
+    """The pipeline file."""
 
     def examine(self, **settings: Any) -> tuple[Finding, ...]:
         pipeline = self.shop.pipeline.model_copy(update=settings)
         sinks = [factory.build(pipeline, name) for name in pipeline.sinks]
         return Examination(pipeline, sinks, self.folder).findings()
 
-    def troubles(self, **settings: Any) -> list[str]:
-        """The codes of all findings above a remark, each with its command."""
+    def look(self, **settings: Any) -> list[Finding]:
+        """What doctor finds above a remark, each with its command."""
         findings = self.examine(**settings)
         assert all(finding.fix and finding.why for finding in findings)
         # The machine that runs the tests isn't what is tested.
         machine_codes = ("memory-low", "state-disk-low", "warehouse-disk-low", "source-disk-low")
         crowded = ("index-disk-high", "slot-of-others-idle")
         return [
-            finding.code
+            finding
             for finding in findings
             if finding.severity is not Severity.INFO
             and finding.code not in (*machine_codes, *crowded)
         ]
 
+    def troubles(self, **settings: Any) -> list[str]:
+        return [finding.code for finding in self.look(**settings)]
+
     def sql(self, *statements: str) -> None:
         for statement in statements:
             self.shop.conn.execute(statement.encode())
 
-    def carry_out_fixes(self) -> None:
-        """Run what is printed next to each finding above a remark."""
-        for finding in self.examine():
-            if finding.severity is Severity.INFO:
+    def advice(self) -> dict[str, str]:
+        """What doctor and status print next to each finding above a remark, by code, but for those
+        of runs. For one code both begin with the same command.
+        """
+        pipeline, fixes = self.shop.pipeline, dict[str, str]()
+        sinks = [factory.build(pipeline, name) for name in pipeline.sinks]
+        looks = {sink.name: partial(positions, sink) for sink in sinks}
+        status = diagnose(collect(pipeline, positions=looks)).findings
+        for finding in (*self.look(), *status):
+            if finding.severity is Severity.INFO or finding.code in WITHOUT_A_RUN:
                 continue
-            if finding.fix == "cdc -p FILE migrate":
-                self.shop.migrate()
-            elif finding.fix == "cdc -p FILE register":
-                self.shop.register()
-            elif finding.fix == "cdc -p FILE topics":
-                with Topics(self.shop.pipeline.kafka) as topics:
-                    ensure_topics(topics, self.shop.pipeline)
+            fix = fixes.setdefault(finding.code, finding.fix)
+            assert first_command(fix) == first_command(finding.fix)
+        return fixes
+
+    def cdc(self, *words: str) -> None:
+        file = self.folder / "shop.yaml"
+        file.write_text(yaml.safe_dump(dict(self.tree)))
+        if "--new-snapshot" in words:
+            words = (*words, "--yes")  # at a terminal it asks
+        answer = run_verb(["-p", str(file), "--state", str(self.folder), *words])
+        assert answer.returncode == 0, f"{words}: {answer.stdout}{answer.stderr}"
+
+    def carry_out(self, fix: str) -> None:
+        """Run what is printed, as it is printed."""
+        if fix.endswith(";"):
+            self.sql(*filter(None, map(str.strip, fix.split(";"))))
+            return
+        for command in fix.split(" && "):
+            program, *words = shlex.split(command)
+            if program == "redis-cli":
+                host, port = words[words.index("-h") + 1], words[words.index("-p") + 1]
+                with redis.Redis(host=host, port=int(port)) as server:
+                    server.execute_command(*words[words.index("-p") + 2 :])
             else:
-                self.sql(finding.fix)
+                assert [program, *words[:2]] == ["cdc", "-p", "FILE"]
+                self.cdc(*words[2:])
+
+    def carry_out_advice(self, besides: Collection[str] = ()) -> None:
+        """Check that all findings of one fault begin with one command, looks aside, and run what
+        the first of them says.
+        """
+        advice = {
+            code: fix
+            for code, fix in self.advice().items()
+            if code not in besides and not only_looks(fix)
+        }
+        assert len(set(map(first_command, advice.values()))) <= 1, advice
+        for fix in [*advice.values()][:1]:
+            self.carry_out(fix)
+
+
+def first_command(fix: str) -> str:
+    return fix.partition(" && ")[0]
 
 
 @pytest.fixture
@@ -97,24 +162,23 @@ def clinic(shop: Shop, stack: Any, unique: str, tmp_path: Path) -> Clinic:
         "cache": {"type": "redis", "url": endpoints.redis, "prefix": unique},
         "warehouse": {"type": "delta", "path": str(tmp_path / "warehouse")},
     }
-    fresh = type(shop.pipeline).from_tree(
-        {
-            "pipeline": unique,
-            "source": {
-                "dsn": shop.pipeline.source.dsn,
-                "tables": [
-                    {"table": "shop.orders", "partitions": 2, "exclude": ["hidden"]},
-                    {"table": "shop.counters", "partitions": 1},
-                ],
-                "replication_password": tree["source"]["replication_password"].get_secret_value(),
-                "heartbeat_s": 0.5,
-            },
-            "sinks": sinks,
-            "kafka": endpoints.kafka,
-            "connect": endpoints.connect,
-        }
-    )
-    return Clinic(replace(shop, pipeline=fresh), endpoints, tmp_path)
+    file = {
+        "pipeline": unique,
+        "source": {
+            "dsn": shop.pipeline.source.dsn,
+            "tables": [
+                {"table": "shop.orders", "partitions": 2, "exclude": ["hidden"]},
+                {"table": "shop.counters", "partitions": 1},
+            ],
+            "replication_password": tree["source"]["replication_password"].get_secret_value(),
+            "heartbeat_s": 0.5,
+        },
+        "sinks": sinks,
+        "kafka": endpoints.kafka,
+        "connect": endpoints.connect,
+    }
+    fresh = type(shop.pipeline).from_tree(file)
+    return Clinic(replace(shop, pipeline=fresh), endpoints, tmp_path, file)
 
 
 def test_the_doctor_before_and_after_register(clinic: Clinic) -> None:
@@ -149,61 +213,61 @@ def test_the_doctor_before_and_after_register(clinic: Clinic) -> None:
             with pytest.raises(SourceError) as refused:
                 shop.register()
             refusals[code] = refused.value.code
-        if code in DECIDED_BY_A_PERSON:
+        clinic.carry_out_advice({"connector-stopped"})
+        if code == "table-refused":
+            # The advice has a place for columns, which a person chooses.
+            (refused_table,) = clinic.examine()[:1]
+            assert only_looks(refused_table.fix)
+            assert "ALTER TABLE shop.counters ADD PRIMARY KEY (...)" in refused_table.message
             clinic.sql("ALTER TABLE shop.counters ADD PRIMARY KEY (id)")
-        else:
-            clinic.carry_out_fixes()
         assert (code, clinic.troubles()) == (code, [])
     assert codes == {code: [code] for code in faults}
     assert refusals == {code: code for code in REFUSED}
     assert clinic.troubles() == []
-    assert _connector_faults(clinic) == {
-        code: [code]
-        for code in ("connector-skips-errors", "connector-rounds-numbers", "connector-differs")
-    }
-    assert _topic_faults(clinic) == {
-        code: [code]
-        for code in ("topic-retention", "topic-policy", "topic-small-records", "topic-missing")
-    }
 
 
-def _connector_faults(clinic: Clinic) -> dict[str, list[str]]:
-    name, codes = clinic.shop.pipeline.pipeline, {}
-    with Connect(clinic.shop.connect) as connect:
-        config = connect.config(name)
-        assert config is not None
-        for code, setting, value in (
-            ("connector-skips-errors", "errors.tolerance", "all"),
-            ("connector-rounds-numbers", "decimal.handling.mode", "double"),
-            ("connector-differs", "max.batch.size", "100"),
-        ):
-            connect.put(name, {**config, setting: value})
-            codes[code] = clinic.troubles()
-            clinic.carry_out_fixes()
-            assert (code, clinic.troubles()) == (code, [])
-    return codes
-
-
-def _topic_faults(clinic: Clinic) -> dict[str, list[str]]:
+def test_what_is_advised_about_topics_ends_it(clinic: Clinic) -> None:
+    """After each fix the topic has all rows: the finding alone would also go with an empty topic."""
+    clinic.shop.migrate()
+    clinic.shop.register()
     pipeline, codes = clinic.shop.pipeline, {}
     topic = pipeline.topic("shop.counters")
+
+    def set_to(setting: str, value: str) -> Callable[[Topics], None]:
+        return lambda topics: topics.override({topic: {setting: value}})
+
+    def split(_: Topics) -> None:
+        with kafka.KafkaAdminClient(bootstrap_servers=pipeline.kafka) as admin:
+            admin.create_partitions({topic: 2})
+
+    def cut(topics: Topics) -> None:
+        topics.override({topic: {"cleanup.policy": "compact,delete"}})
+        with kafka.KafkaAdminClient(bootstrap_servers=pipeline.kafka) as admin:
+            admin.delete_records({kafka.TopicPartition(topic, 0): 3})
+        topics.override({topic: {"cleanup.policy": "compact"}})
+
+    faults: dict[str, Callable[[Topics], None]] = {
+        "topic-retention": set_to("delete.retention.ms", "1000"),
+        "topic-compaction-lag": set_to("min.compaction.lag.ms", "1000"),
+        "topic-small-records": set_to("max.message.bytes", "1000"),
+        "topic-policy": set_to("cleanup.policy", "delete"),
+        "topic-partitions": split,
+        "topic-truncated": cut,
+        "topic-missing": lambda topics: topics.remove([topic]),
+    }
+    expected = {key for (key,) in clinic.shop.conn.execute("SELECT id FROM shop.counters")}
     with Topics(pipeline.kafka) as topics:
-        for code, setting, value in (
-            ("topic-retention", "delete.retention.ms", "1000"),
-            ("topic-policy", "cleanup.policy", "delete"),
-            ("topic-small-records", "max.message.bytes", "1000"),
-        ):
-            previous = topics.overrides([topic])[topic].get(setting)
-            topics.override({topic: {setting: value}})
+        for code, plant in faults.items():
+            plant(topics)
             codes[code] = clinic.troubles()
-            if code in DECIDED_BY_A_PERSON:
-                topics.override({topic: {setting: previous}})
-            else:
-                clinic.carry_out_fixes()
+            clinic.carry_out_advice()
             assert (code, clinic.troubles()) == (code, [])
-        topics.remove([topic])
-        codes["topic-missing"] = clinic.troubles()
-    return codes
+            wait_until(
+                lambda: clinic.shop.rows("shop.counters").keys() == expected,
+                20,
+                f"all rows are in the topic after the fix of {code}",
+            )
+    assert codes == {code: [code] for code in faults}
 
 
 def _index(clinic: Clinic, method: str, path: str, body: Any = None) -> None:
@@ -258,6 +322,66 @@ def test_the_doctor_on_destinations_and_on_servers_that_are_away(clinic: Clinic)
     assert clinic.troubles() == []
 
 
+def test_what_status_advises_about_the_capture_ends_it(clinic: Clinic) -> None:
+    shop, name = clinic.shop, clinic.shop.pipeline.pipeline
+    shop.migrate()
+    shop.register()
+    assert clinic.advice() == {}
+    with Connect(shop.connect) as connect:
+        config = connect.config(name)
+        assert config is not None
+        for code, setting, value in (
+            ("connector-skips-errors", "errors.tolerance", "all"),
+            ("connector-differs", "max.batch.size", "100"),
+        ):
+            connect.put(name, {**config, setting: value})
+            assert clinic.troubles() == [code]
+            clinic.carry_out_advice()
+            assert (code, clinic.troubles()) == (code, [])
+
+        def lose_slot() -> None:
+            connect.stop(name)
+            shop.drop_slot()
+
+        def misconfigure() -> None:
+            connect.stop(name)
+            connect.put(name, {**config, **MISCONFIGURED})
+
+        faults: dict[str, tuple[Callable[[], object], set[str]]] = {
+            "paused": (
+                lambda: httpx.put(f"{shop.connect}/connectors/{name}/pause").raise_for_status(),
+                {"connector-stopped"},
+            ),
+            "stopped": (lambda: connect.stop(name), {"connector-stopped"}),
+            "deleted": (lambda: connect.delete(name), {"connector-missing"}),
+            "no slot": (lose_slot, {"connector-stopped", "slot-missing"}),
+            "settings": (misconfigure, {"connector-stopped", *MISCONFIGURED_CODES}),
+            "no publication": (
+                lambda: clinic.sql(f"DROP PUBLICATION {name}"),
+                {"publication-missing"},
+            ),
+        }
+        for fault, (plant, expected) in faults.items():
+            plant()
+            wait_until(
+                lambda codes=expected: codes <= clinic.advice().keys(),  # type: ignore[misc]
+                20,
+                f"{fault} is seen",
+            )
+            advice = clinic.advice()
+            assert (fault, set(advice)) == (fault, expected)
+            (fix,) = set(advice.values())  # doctor and status advise the same
+            clinic.carry_out(fix)
+            assert (fault, clinic.advice()) == (fault, {})
+            shop.conn.execute(b"UPDATE shop.counters SET n = n + 1 WHERE id = 1")
+            (row,) = shop.conn.execute(b"SELECT n FROM shop.counters WHERE id = 1").fetchall()
+            wait_until(
+                lambda n=row[0]: shop.rows("shop.counters")[1]["n"] == n,  # type: ignore[misc]
+                20,
+                f"changes come through after the fix of {fault}",
+            )
+
+
 def test_a_second_reader_of_the_slot_is_told(clinic: Clinic) -> None:
     """A slot of the pipeline's name that another program made."""
     shop = clinic.shop
@@ -272,3 +396,50 @@ def test_a_second_reader_of_the_slot_is_told(clinic: Clinic) -> None:
         finally:
             with suppress(psycopg.Error):
                 shop.drop_slot()
+
+
+def test_a_statement_that_is_advised_fits_names_in_upper_case_and_ends_its_finding(
+    shop: Shop,
+) -> None:
+    shop.migrate()
+    capturing = shop.capturing("Shop.Orders")
+    role = shop.pipeline.replication_user
+    conn = shop.conn
+
+    def findings() -> dict[str, Finding]:
+        facts = read_source(conn, capturing.pipeline, connected=False)
+        return {finding.code: finding for finding in check_source(facts)}
+
+    def run(fix: str) -> None:
+        for statement in filter(None, map(str.strip, fix.split(";"))):
+            conn.execute(statement.encode())
+
+    for statement in (
+        'CREATE SCHEMA "Shop"',
+        'CREATE TABLE "Shop"."Orders" (id int PRIMARY KEY) PARTITION BY RANGE (id)',
+        'CREATE UNLOGGED TABLE "Shop"."Part" PARTITION OF "Shop"."Orders" DEFAULT',
+        'ALTER TABLE "Shop"."Orders" ENABLE ROW LEVEL SECURITY',
+        "ALTER SYSTEM SET idle_replication_slot_timeout = '10h'",
+        "ALTER SYSTEM SET max_slot_wal_keep_size = -1",
+        "SELECT pg_reload_conf()",
+    ):
+        conn.execute(statement.encode())
+    codes = {"table-unlogged", "row-security", "slot-idle-limit", "slot-unlimited"}
+    try:
+        wait_until(lambda: codes <= findings().keys(), 20, "the faults are seen")
+        for code in codes:
+            run(findings()[code].fix)
+        wait_until(lambda: not codes & findings().keys(), 20, "the fixes have ended them")
+    finally:
+        for setting in ("idle_replication_slot_timeout", "max_slot_wal_keep_size"):
+            conn.execute(f"ALTER SYSTEM RESET {setting}".encode())
+        conn.execute("SELECT pg_reload_conf()")
+    # No other policy undoes a restrictive one.
+    conn.execute(
+        f'CREATE POLICY few ON "Shop"."Orders" AS RESTRICTIVE FOR SELECT TO {role} USING (id > 5)'.encode()
+    )
+    hidden = findings()["row-security"]
+    assert only_looks(hidden.fix)
+    assert "name the other roles instead" in hidden.message
+    conn.execute(b'ALTER POLICY few ON "Shop"."Orders" TO pg_monitor')
+    assert "row-security" not in findings()

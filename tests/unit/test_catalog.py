@@ -52,6 +52,7 @@ def test_a_pattern_means_what_can_be_captured_and_says_what_not() -> None:
     )
     assert finding.message == (
         "public.report is left out: a view: the log has rows of tables only."
+        " No action needed, unless its rows are wanted."
     )
 
 

@@ -87,7 +87,7 @@ def publication(**changes: Any) -> Iterable[Finding]:
     return source(publication=replace(SOURCE.publication, **changes))
 
 
-def table(**marks: bool) -> Iterable[Finding]:
+def table(**marks: Any) -> Iterable[Finding]:
     return source(tables={TABLE: TableFacts(**marks)})
 
 
@@ -117,14 +117,14 @@ SOURCE_FAULTS: dict[str, Callable[[], Iterable[Finding]]] = {
     "role-unfit": lambda: role(can_replicate=False),
     "role-superuser": lambda: role(superuser=True),
     "role-unreadable": lambda: role(unreadable=(TABLE,)),
-    "row-security": lambda: table(hidden=True),
+    "row-security": lambda: table(hidden_by="permissive"),
     "publication-missing": lambda: source(publication=None),
     "publication-foreign": lambda: publication(owned=False),
     "publication-incomplete": lambda: publication(tables=CONTROL_TABLES),
     "publication-partial": lambda: publication(partial=(TABLE,)),
     "publication-extra": lambda: publication(tables=(TABLE, "public.old", *CONTROL_TABLES)),
     "table-refused": lambda: source(refused={TABLE: ("No key.", "add one")}),
-    "table-unlogged": lambda: table(unlogged=True),
+    "table-unlogged": lambda: table(unlogged=TABLE),
     "identity-partial": lambda: table(partial=True),
     "truncation-unwatched": lambda: table(unwatched=True),
     "heartbeat-row-missing": lambda: source(beats=False),

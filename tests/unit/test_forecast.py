@@ -128,7 +128,7 @@ def test_a_sink_that_catches_up_needs_nobody() -> None:
         (finding,) = [f for f in diagnose(status).findings if f.code == "sink-behind"]
         messages.append(finding.message)
         assert finding.fix == "cdc -p FILE status --watch"
-    assert "If the lag doesn't shrink, it needs more cores" in messages[0]
+    assert "If the lag doesn't shrink, the run needs more cores" in messages[0]
     assert "At the present pace it has caught up in 4 min." in messages[1]
 
 

@@ -74,10 +74,10 @@ def test_the_screen_of_status(monkeypatch: pytest.MonkeyPatch) -> None:
             (sink,),
         )
     )
-    shown = Console(file=io.StringIO(), width=200)
+    shown = Console(file=io.StringIO(), width=120)
     shown.print(draw_status(state, slow_hop(state)))
     printed: Any = shown.file
-    lines = printed.getvalue().splitlines()
+    lines = [line.rstrip() for line in printed.getvalue().splitlines()]
     assert [line for line in screens(ROOT / "README.md", "degraded:") if line not in lines] == []
     skipped = ("$ ", "(exit code")
     of_page = screens(FOLDER / "operate" / "status.md", "degraded:")

@@ -9,13 +9,18 @@ from cdc.model.finding_codes.kind import CAPTURE, LOG, Kind
 
 CONNECTOR: Mapping[str, Kind] = {
     "plugin-missing": Kind(
-        "down", CAPTURE, ConnectorError, "The worker can't run the connector, so `register` fails."
+        "down",
+        CAPTURE,
+        ConnectorError,
+        "The worker can't run the connector, so `register` fails.",
+        "Unpack Debezium's connector for Postgres there, and restart the worker.",
     ),
     "plugin-loses-rows": Kind(
         "warning",
         CAPTURE,
         ConnectorError,
         "Rows may be missing in every view after a restart of the worker.",
+        "Put a newer version into plugin.path, and restart the worker.",
     ),
     "worker-not-exactly-once": Kind(
         "down", CAPTURE, ConnectorError, "The worker refuses the connector, so `register` fails."
@@ -23,7 +28,13 @@ CONNECTOR: Mapping[str, Kind] = {
     "worker-refuses-overrides": Kind(
         "down", CAPTURE, ConnectorError, "The worker refuses the connector, so `register` fails."
     ),
-    "connector-refused": Kind("down", CAPTURE, ConnectorError, "`register` fails at this."),
+    "connector-refused": Kind(
+        "down",
+        CAPTURE,
+        ConnectorError,
+        "`register` fails at this.",
+        "Mend what the worker names: in the pipeline file, in Postgres, or in the worker's own settings.",
+    ),
     "connector-drops-slot": Kind(
         "degraded",
         CAPTURE,
@@ -111,30 +122,45 @@ TOPICS: Mapping[str, Kind] = {
         "warning", LOG, ConnectorError, "A large row ends the connector's task."
     ),
     "topic-single-copy": Kind(
-        "warning", LOG, ConnectorError, "With that broker's disk the log is gone."
+        "warning",
+        LOG,
+        ConnectorError,
+        "With that broker's disk the log is gone.",
+        "Decide how many brokers may be lost, and reassign its partitions.",
     ),
     "topic-needs-all-copies": Kind(
-        "warning", LOG, ConnectorError, "No change comes through while one broker is restarted."
+        "warning",
+        LOG,
+        ConnectorError,
+        "No change comes through while one broker is restarted.",
+        "Lower min.insync.replicas, or add a copy.",
     ),
     "topic-stores-once": Kind(
         "warning",
         LOG,
         ConnectorError,
         "A broker that fails may take changes with it that the slot has confirmed.",
+        "Raise min.insync.replicas to 2, unless writes may be lost with one broker.",
     ),
     "topic-under-replicated": Kind(
         "degraded",
         LOG,
         ConnectorError,
         "The next broker that fails may stop the log, or lose some of it.",
+        "Bring the broker back that holds the other copy.",
     ),
     "topic-leaderless": Kind(
         "down",
         LOG,
         ConnectorError,
         "Nothing can be written to these partitions, or read from them.",
+        "Bring the brokers back that hold their copies.",
     ),
     "topic-unclean-leader": Kind(
-        "warning", LOG, ConnectorError, "Changes that the slot has confirmed may be lost."
+        "warning",
+        LOG,
+        ConnectorError,
+        "Changes that the slot has confirmed may be lost.",
+        "Turn unclean.leader.election.enable off, unless lost records are the lesser evil.",
     ),
 }

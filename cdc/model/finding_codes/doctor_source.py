@@ -26,6 +26,7 @@ POSTGRES: Mapping[str, Kind] = {
         SOURCE,
         SourceError,
         "A standby takes no heartbeat and no request, so `register` fails.",
+        "Name the primary in source.dsn, or promote this server.",
     ),
     "slots-exhausted": Kind(
         "down", SOURCE, SourceError, "`register` can't make the connector's slot."
@@ -33,12 +34,19 @@ POSTGRES: Mapping[str, Kind] = {
     "senders-exhausted": Kind(
         "down", SOURCE, SourceError, "The connector's task fails until a sender is free."
     ),
-    "slot-foreign": Kind("down", SOURCE, SourceError, "The name is taken, so `register` refuses."),
+    "slot-foreign": Kind(
+        "down",
+        SOURCE,
+        SourceError,
+        "The name is taken, so `register` refuses.",
+        "Give the pipeline another name: it names slot, publication and topics.",
+    ),
     "slot-in-use": Kind(
         "down",
         SOURCE,
         SourceError,
         "Two connectors on one slot take changes from each other, so `register` refuses.",
+        "Stop the other reader, or give this pipeline another name.",
     ),
     "slot-unlimited": Kind(
         "info",
@@ -50,34 +58,46 @@ POSTGRES: Mapping[str, Kind] = {
         "warning", SOURCE, SourceError, "A connector that is away for longer needs a new snapshot."
     ),
     "slot-of-others-idle": Kind(
-        "warning", SOURCE, SourceError, "The log that it keeps fills the disk of Postgres."
+        "warning",
+        SOURCE,
+        SourceError,
+        "The log that it keeps fills the disk of Postgres.",
+        "Ask its owner: once nobody needs it, pg_drop_replication_slot drops it.",
     ),
     "slot-not-failover": Kind(
         "warning",
         SOURCE,
         SourceError,
         "After a failover the slot is missing, and changes are lost to the log.",
+        "Decide whether to make the slot again with failover, or to run `register` and `verify` after each failover.",
     ),
     "transaction-long": Kind(
         "warning",
         SOURCE,
         SourceError,
         "The slot keeps all log since its begin, and a snapshot waits for it.",
+        "Ask its owner to end it, or end it by pg_terminate_backend.",
     ),
     "transaction-prepared": Kind(
         "warning",
         SOURCE,
         SourceError,
         "The slot keeps all log since its begin, through every restart.",
+        "Ask its owner whether it is to be committed or rolled back.",
     ),
     "source-unencrypted": Kind(
         "warning",
         SOURCE,
         SourceError,
         "Whoever is on the way reads every row, and the password's exchange.",
+        "Turn TLS on in the server, and write sslmode=verify-full into source.dsn.",
     ),
     "source-disk-low": Kind(
-        "warning", SOURCE, SourceError, "Postgres stops when its disk is full."
+        "warning",
+        SOURCE,
+        SourceError,
+        "Postgres stops when its disk is full.",
+        "Make room, or drop a slot whose reader is gone for good.",
     ),
     "control-missing": Kind(
         "down",

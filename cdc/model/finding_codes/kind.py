@@ -17,3 +17,7 @@ class Kind:
     hop: str
     failure: type[CdcError]
     why: str
+    decision: str = ""
+    """What a person has to decide, or that it ends by itself, where the command to run next only
+    shows something.
+    """

@@ -57,7 +57,13 @@ STATUS: Mapping[str, Kind] = {
     "tables-undecided": Kind(
         "degraded", SOURCE, SettingsError, "Which tables a pattern means can't be said."
     ),
-    "table-left-out": Kind("info", SOURCE, SettingsError, "There are no views of it."),
+    "table-left-out": Kind(
+        "info",
+        SOURCE,
+        SettingsError,
+        "There are no views of it.",
+        "No action needed, unless its rows are wanted.",
+    ),
     "table-slipped": Kind(
         "degraded", SOURCE, SourceError, "The next `register` would lose the table's changes."
     ),
@@ -102,6 +108,7 @@ STATUS: Mapping[str, Kind] = {
         SOURCE,
         SourceError,
         "Beyond max_slot_wal_keep_size Postgres gives the slot up: a new snapshot is needed.",
+        "End what holds the slot back, or raise max_slot_wal_keep_size.",
     ),
     "definitions-unwatched": Kind(
         "degraded",
@@ -110,35 +117,64 @@ STATUS: Mapping[str, Kind] = {
         "A changed type may make views wrong without a word.",
     ),
     "definitions-uncompared": Kind(
-        "degraded", SOURCE, SourceError, "A change of a table may go unseen until then."
+        "degraded",
+        SOURCE,
+        SourceError,
+        "A change of a table may go unseen until then.",
+        "Mend what the log names, or restart the run.",
     ),
     "heartbeat-missing": Kind(
         "down", CAPTURE, ConnectorError, "Nobody can tell whether changes come through."
     ),
     "snapshot-running": Kind(
-        "info", CAPTURE, ConnectorError, "Views lack rows until it has ended; changes follow then."
+        "info",
+        CAPTURE,
+        ConnectorError,
+        "Views lack rows until it has ended; changes follow then.",
+        "It ends by itself.",
     ),
     "heartbeat-late": Kind(
-        "degraded", CAPTURE, ConnectorError, "Every view is at least that late."
+        "degraded",
+        CAPTURE,
+        ConnectorError,
+        "Every view is at least that late.",
+        "It ends by itself once the connector has caught up; a transaction that holds it back is for its owner to end.",
     ),
     "sink-failed": Kind("down", APPLY, SinkError, "Its views get no changes."),
     "sink-waiting": Kind(
         "down", APPLY, SinkError, "Its views get no changes until the server is back."
     ),
-    "sink-silent": Kind("down", APPLY, SinkError, "Its views get no changes while it hangs."),
+    "sink-silent": Kind(
+        "down",
+        APPLY,
+        SinkError,
+        "Its views get no changes while it hangs.",
+        "Look at the destination and its network, or restart the run.",
+    ),
     "sink-stuck": Kind(
-        "degraded", APPLY, SinkError, "Its views get no changes until the batch at hand ends."
+        "degraded",
+        APPLY,
+        SinkError,
+        "Its views get no changes until the batch at hand ends.",
+        "Look at the destination, or restart the run.",
     ),
     "sink-not-running": Kind("down", APPLY, SinkError, "Its views get no changes."),
     "sink-paused": Kind(
         "info", APPLY, SinkPaused, "Its views stay as they are until it is resumed."
     ),
-    "sink-behind": Kind("degraded", APPLY, SinkError, "Readers see rows as they were."),
+    "sink-behind": Kind(
+        "degraded",
+        APPLY,
+        SinkError,
+        "Readers see rows as they were.",
+        "If the lag doesn't shrink, the run needs more cores (`run --master`).",
+    ),
     "tombstones-at-risk": Kind(
         "warning",
         APPLY,
         SinkError,
         "After that it may miss deletes, and its views have to be built again.",
+        "If the lag doesn't shrink, the run needs more cores (`run --master`).",
     ),
     "view-stopped": Kind(
         "degraded", APPLY, ConnectorError, "The log can't continue this view; others go on."
@@ -157,9 +193,14 @@ STATUS: Mapping[str, Kind] = {
         APPLY,
         SinkError,
         "The stream of documents ends when the memory is full, after all the time of reading.",
+        "Raise maxmemory while the run goes on.",
     ),
     "records-quarantined": Kind(
-        "degraded", APPLY, DecodeError, "These rows may be older in the view than in Postgres."
+        "degraded",
+        APPLY,
+        DecodeError,
+        "These rows may be older in the view than in Postgres.",
+        "Mend what the list names, then redrive them, or discard them.",
     ),
     "view-differs": Kind(
         "degraded", APPLY, DivergenceError, "Readers of the view get wrong answers."

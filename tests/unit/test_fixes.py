@@ -1,0 +1,261 @@
+"""What each finding advises: a command that the command line takes, or what a person has to decide."""
+
+import re
+import shlex
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from cdc.audit.finding import ROW_DEFECTS, TOPIC_HINTS, Flaw, row_flaw
+from cdc.config.view_settings import STATE
+from cdc.control import registrations
+from cdc.control.registrations import Captured, Registration
+from cdc.doctor.examination import Examination
+from cdc.doctor.source_checks import check_source
+from cdc.doctor.source_facts import TableFacts
+from cdc.errors import CdcError
+from cdc.kafka.log_refusals import check_shape, missing_topic, refuse_gap, unfilled_topic
+from cdc.model.finding import LOOK_AGAIN, Finding, find, find_error, is_command, only_looks
+from cdc.model.finding_codes.catalogue import CODES
+from cdc.model.generation import GENERATION
+from cdc.model.obstacle import Obstacle
+from cdc.model.position import Position, Server
+from cdc.model.row_security import RESTRICTIVE
+from cdc.model.table import Table
+from cdc.notify.comparisons import find_differences
+from cdc.observe.collection import collect
+from cdc.observe.diagnosis import diagnose
+from cdc.observe.forecast import find_slot_risk
+from cdc.observe.registration_findings import find_aside
+from cdc.observe.status import (
+    ConnectorStatus,
+    HeartbeatStatus,
+    SinkStatus,
+    Status,
+    ViewStatus,
+)
+from cdc.observe.topic_report import find_tombstones_at_risk
+from cdc.postgres import catalog
+from cdc.sink import factory
+from cdc.sink.contract import SchemaMismatch
+from cdc.sink.remedy import classify
+from cdc.sinks.redis.documents.room import Forecast, require_room
+from cdc.verify.comparison import Comparison
+from cdc.views.plan import StatePlan
+from cdc.views.state import StateSizes
+from tests.support.pages import refusal
+from tests.support.pipelines import pipeline, position_by_table
+from tests.unit.test_doctor import FAULTS, SOURCE
+from tests.unit.test_forecast import LOADING
+from tests.unit.test_status_unit import GOOD, SLOT
+from tests.unit.test_view_settings import GOOD as GOOD_VIEWS
+from tests.unit.test_view_settings import resolve
+
+TABLE = "public.orders"
+SHOP = pipeline(
+    "shop", "postgresql://127.0.0.1:1/x", {"table": TABLE, "exclude": ["note"]}, "app.*"
+)
+REGISTERED = Registration(Server("1", 1), tables={TABLE: Captured()})
+RUNNING = Status("shop", ConnectorStatus("RUNNING", ("RUNNING",), None))
+WORDED = (
+    *("postgres-too-old", "wal-level", "source-encoding", "table-refused", "publication-foreign"),
+    *("spark-missing", "machine-unreadable", "registration-unreadable", "sink-unreachable"),
+    *("sink-waiting", "another-server", "server-promoted", "tables-undecided", "table-slipped"),
+    *("view-stopped", "records-unreadable", "changes-incomplete", "row-security"),
+)
+"""Codes whose hint differs from case to case, and is in words: they are in the message."""
+
+ELSEWHERE = {
+    "view-refused": "tests/integration/test_view_checks.py",
+    "documents-waiting": "tests/scenarios/test_document_failures.py",
+    "settings-lowered": "tests/scenarios/test_compaction.py",
+}
+"""Codes that take servers to be made, by the test that has them."""
+
+
+def of_sink(**fields: object) -> Status:
+    sink = replace(SinkStatus("cache", "running"), **fields)  # type: ignore[arg-type]
+    return replace(RUNNING, sinks=(sink,))
+
+
+def of_connector(state: str, *tasks: str, unsendable: str | None = None) -> Status:
+    return replace(RUNNING, connector=ConnectorStatus(state, tasks, None, unsendable))
+
+
+def raised(code: str, check: object, *arguments: object) -> Finding:
+    with pytest.raises(CdcError) as caught:
+        check(*arguments)  # type: ignore[operator]
+    return find_error(code, "it", caught.value)
+
+
+def of_status() -> Iterator[Finding]:
+    slot_lost, at_risk = replace(SLOT, wal_status="lost"), replace(SLOT, safe_wal_size=10)
+    view = ViewStatus(TABLE, 5, 90.0, generation=GENERATION)
+    statuses = [
+        of_connector("MISSING"),
+        of_connector("RUNNING", "FAILED"),
+        of_connector("RUNNING", "FAILED", unsendable=f"{TABLE}: keyless"),
+        of_connector("STOPPED"),
+        of_connector("PAUSED", "PAUSED"),
+        replace(GOOD, slot=None),
+        replace(GOOD, slot=slot_lost),
+        replace(GOOD, definitions="nothing"),
+        replace(GOOD, definitions="comparison", sinks=(replace(GOOD.sinks[0], compared_s=90.0),)),
+        replace(GOOD, heartbeat=None),
+        replace(GOOD, heartbeat=None, slot=None, snapshot_records=4),
+        replace(GOOD, heartbeat=HeartbeatStatus(60, 0.1, 2)),
+        replace(GOOD, documents=replace(LOADING, limit_bytes=1)),
+        of_sink(paused_by="me"),
+        of_sink(state="failed", error="Full."),
+        of_sink(state="waiting", error="Away.", hint="no action needed; retried automatically"),
+        of_sink(looked_s=40.0),
+        of_sink(stands_s=40.0),
+        of_sink(state="not running"),
+        of_sink(views=(view,)),
+        of_sink(views=(view,), state="caught up"),
+        of_sink(views=(ViewStatus(TABLE, quarantined=2),)),
+    ]
+    for status in statuses:
+        yield from diagnose(status).findings
+    yield from find_slot_risk("shop", at_risk.safe_wal_size, 90)
+    late = replace(GOOD.sinks[0], views=(replace(view, lag_seconds=1e6),))
+    for state in ("running", "failed"):
+        yield from find_tombstones_at_risk(SHOP, [replace(late, state=state)], time.time())
+
+
+def of_registration() -> Iterator[Finding]:
+    yield raised("another-server", registrations.refuse_another, REGISTERED, Server("2", 1), SHOP)
+    yield raised("server-promoted", registrations.refuse_promoted, REGISTERED, Server("1", 2), SHOP)
+    yield raised("settings-changed", registrations.refuse_changed, REGISTERED, SHOP)
+    yield raised("pattern-meaningless", registrations.refuse_meaningless, [TABLE], SHOP)
+    yield raised("tables-waiting", registrations.refuse_waiting, REGISTERED, ["app.new"])
+    yield raised("tables-undecided", catalog.choose_tables, SHOP, [])
+    keyless = [catalog.Candidate("app", "a"), catalog.Candidate("app", "b", keyed=False)]
+    choice = catalog.choose_tables(SHOP, keyless)
+    yield from choice.findings
+    yield raised("table-slipped", catalog.refuse_slipped, ["app.b"], choice, SHOP)
+    facts = replace(SOURCE, tables={TABLE: TableFacts(hidden_by=RESTRICTIVE)})
+    yield from check_source(facts)
+    for obstacle in Obstacle:
+        yield find_aside(TABLE, obstacle)
+
+
+def of_log() -> Iterator[Finding]:
+    """Of audits, and of views that the log can't continue."""
+    for kind in ROW_DEFECTS:
+        yield row_flaw(kind, 2).for_table(TABLE).finding(TABLE)
+    for kind, hint in TOPIC_HINTS.items():
+        yield Flaw(kind, 1, "it is so", hint).for_table(TABLE).finding(TABLE)
+    table, end = Table("public", "orders", (), (), f"shop.{TABLE}"), Position("id-1", (10, 20))
+    stored = (
+        None,
+        Position("id-0", (1, 2)),
+        Position("id-1", (1,)),
+        Position("id-1", (1, 2)),
+        Position("id-1", (11, 20)),
+    )
+    for sink in ("cache", STATE):
+        for position in stored:
+            error = raised(
+                "view-stopped", refuse_gap, sink, table, Position("id-1", (5, 5)), end, position
+            )
+            yield error
+        yield find_error("view-stopped", TABLE, unfilled_topic(table))
+    yield find_error("topic-missing", TABLE, missing_topic(table.topic))
+    for name in (TABLE, "cdc.ddl", "cdc.heartbeat"):
+        for code, partitions, policy in (
+            ("topic-partitions", 2, "compact"),
+            ("topic-policy", 1, "delete"),
+        ):
+            yield raised(code, check_shape, f"shop.{name}", 1, partitions, policy)
+    yield find_error("view-unfit", TABLE, SchemaMismatch(table, "cache"), sink="cache")
+    yield find_error("table-waiting", TABLE, SchemaMismatch(table, "cache"), sink="cache")
+
+
+def of_documents(folder: Path) -> Iterator[Finding]:
+    (folder / "views").mkdir()
+    plan = StatePlan(resolve(folder / "views", GOOD_VIEWS))
+    none = dict.fromkeys((table.qualified for table in plan.tables), 0)
+    sizes = StateSizes(none, none, none, 0, 10, 100, {})
+    url = "redis://:secret@cache:6380/4"
+    yield raised("state-too-large", require_room, url, Forecast(1000, 1000), sizes)
+    risk = require_room(url, Forecast(100, 100), sizes)
+    assert risk
+    yield risk
+
+
+def of_servers_away(folder: Path) -> Iterator[Finding]:
+    sinks = [factory.build(SHOP, name) for name in SHOP.sinks]
+    yield from Examination(SHOP, sinks, folder).findings()
+    positions = {"cache": position_by_table(sinks[0].position)}
+    yield from collect(SHOP, positions=positions).findings
+    for part in ("machine", "registration"):
+        error = classify(OSError("no"), part, "cdc -p FILE doctor")
+        yield find_error(f"{part}-unreadable", part, error)
+
+
+@pytest.fixture(scope="module")
+def findings(tmp_path_factory: pytest.TempPathFactory) -> tuple[Finding, ...]:
+    folder = tmp_path_factory.mktemp("fixes")
+    return (
+        *(finding for fault in FAULTS.values() for finding in fault()),
+        *of_status(),
+        *of_registration(),
+        *of_log(),
+        *of_documents(folder),
+        *of_servers_away(folder),
+        *find_differences([Comparison("cache", TABLE, different=1)]),
+    )
+
+
+def test_there_is_a_finding_of_every_code(findings: tuple[Finding, ...]) -> None:
+    assert set(CODES) - {finding.code for finding in findings} == set(ELSEWHERE)
+
+
+def test_what_is_advised_can_be_typed(findings: tuple[Finding, ...]) -> None:
+    """A word of `cdc` that isn't one, and a sentence that was taken for a command, are seen here."""
+    wrong = []
+    for finding in findings:
+        assert is_command(finding.fix), finding
+        for command in finding.fix.split(" && "):
+            program, *words = shlex.split(command) if not command.endswith(";") else [command]
+            if program == "cdc" and (reason := refusal(words)):
+                wrong.append((finding.code, reason))
+    assert wrong == []
+
+
+def test_what_a_command_does_not_end_a_person_decides(findings: tuple[Finding, ...]) -> None:
+    silent = set()
+    for finding in findings:
+        decision = CODES[finding.code].decision
+        if only_looks(finding.fix) and not (decision and decision in finding.message):
+            sentences = re.findall(r"[.:;?] +\w", finding.message)
+            if not (finding.code in WORDED and sentences):
+                silent.add((finding.code, finding.message, finding.fix))
+    assert silent == set()
+
+
+def test_planted_a_look_without_a_word_of_what_to_decide() -> None:
+    made = find("connector-differs", "it", "It differs.", LOOK_AGAIN)
+    assert only_looks(made.fix)
+    assert made.message == "It differs."
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "cdc -p FILE topics audit --repair",
+        "cdc -p FILE verify --repair --table t",
+        "cdc -p FILE register",
+        "SELECT pg_drop_replication_slot('a');",
+        "ALTER TABLE a SET LOGGED;",
+        "redis-cli -h h CONFIG SET maxmemory 1",
+        "curl -s -X PUT h/a",
+        "apt install openjdk-17-jre-headless",
+    ],
+)
+def test_what_acts_is_no_look(command: str) -> None:
+    assert not only_looks(command)
