@@ -151,7 +151,7 @@ def _records_before(end: int, messages: Iterator[Any]) -> tuple[list[Record], bo
     records: list[Record] = []
     for message in messages:
         if error := message.error():
-            return records, _is_end(error, message, end)
+            return records, is_end(error, message, end)
         offset = message.offset()
         if offset >= end:
             return records, True
@@ -159,8 +159,8 @@ def _records_before(end: int, messages: Iterator[Any]) -> tuple[list[Record], bo
     return records, records[-1][2] == end - 1
 
 
-def _is_end(error: Any, message: Any, end: int) -> bool:
-    """Say that a partition is at its end, which the client reports as an error; raise any other."""
+def is_end(error: Any, message: Any, end: int) -> bool:
+    """Whether a message's error says that its partition has come to `end`. Raises all others."""
     from confluent_kafka import KafkaError
 
     topic, place = message.topic(), f"{message.topic()} partition {message.partition()}"
