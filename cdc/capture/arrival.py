@@ -14,6 +14,7 @@ from cdc.connectors.client import Connect, ConnectorState
 from cdc.control.heartbeat import Heartbeat, last_heartbeat
 from cdc.errors import ConnectorError
 from cdc.kafka.topics import Topics
+from cdc.model.session_settings import WORKER_ZONE
 from cdc.model.table import Table
 from cdc.postgres import replication_slot, source
 
@@ -45,6 +46,7 @@ HINTS = (
         "password authentication failed",
         "check source.replication_password, then: cdc -p FILE migrate",
     ),
+    (WORKER_ZONE, "the worker goes on once it is started with that option"),
     ("publication", "cdc -p FILE migrate"),
     ("permission denied", "cdc -p FILE migrate"),
     (

@@ -42,6 +42,24 @@ SINCE = {"transaction_timeout": 170000, "restrict_nonsystem_relation_kind": 1700
 with a setting that it doesn't know.
 """
 
+WORKER_ZONE = "The Kafka Connect worker's time zone is"
+"""The beginning of the message of `ZONE_GUARD`."""
+ZONE_GUARD = f"""\
+DO $$ BEGIN
+IF (SELECT bool_or(extract(timezone FROM moment) <> 0)
+    FROM unnest('{{1900-07-01,1950-07-01,2025-01-01,2025-07-01}}'::timestamptz[]) AS moment) THEN
+RAISE EXCEPTION USING ERRCODE = '28000', MESSAGE =
+    $m${WORKER_ZONE} $m$ || current_setting('timezone') || $m$: start it with -Duser.timezone=UTC$m$;
+END IF;
+END $$"""
+"""A statement that fails in a session whose time zone isn't UTC.
+
+pgjdbc sends the zone of its JVM when a session starts, after the options, and nothing overrides it in
+the session that reads the log. Time stamps within ranges and composite types would be written in that
+zone. Debezium ends its task at errors of class 28 only (`PostgresErrorHandler`); after others it
+tries again.
+"""
+
 
 def session_options(version: int) -> str:
     """Write the settings as the parameter `options` of a connection, where they take precedence over

@@ -587,3 +587,37 @@ def test_definitions_are_compared_while_they_change(watched: Connection, postgre
         looking.join()
     assert failures == []
     assert "COMPARE" not in {entry.command for entry in history(watched)}
+
+
+NESTED = """
+CREATE SCHEMA shop;
+CREATE TABLE shop.all_parts (id int PRIMARY KEY, n int) PARTITION BY RANGE (id);
+CREATE TABLE shop.year PARTITION OF shop.all_parts FOR VALUES FROM (0) TO (100) PARTITION BY RANGE (id);
+CREATE TABLE shop.low PARTITION OF shop.year FOR VALUES FROM (0) TO (10);
+CREATE TABLE shop.mid PARTITION OF shop.year FOR VALUES FROM (10) TO (20);
+INSERT INTO shop.all_parts VALUES (1, 1), (11, 1);
+"""
+
+
+@pytest.mark.parametrize("has_event_triggers", [True, False])
+@pytest.mark.parametrize(
+    ("statement", "kind"),
+    [
+        ("TRUNCATE shop.low", "cleanse"),
+        ("ALTER TABLE shop.all_parts ALTER n TYPE int USING -n", "refresh"),
+        ("DROP TABLE shop.low", "cleanse"),
+        ("ALTER TABLE shop.year DETACH PARTITION shop.low", "cleanse"),
+        ("ALTER TABLE shop.all_parts ADD c int DEFAULT 7", "refresh"),
+    ],
+)
+def test_a_captured_table_may_be_a_partition_of_one_that_is_not(
+    postgres_dsn: str, unique: str, statement: str, kind: str, has_event_triggers: bool
+) -> None:
+    with prepared(postgres_dsn, unique, NESTED, "shop.year") as conn:
+        if not has_event_triggers:
+            drop_event_triggers(conn)
+        assert definitions.compare(conn) == 0
+        conn.execute(statement.encode())
+        definitions.compare(conn)
+        assert set(verdicts(conn, "shop.year")) == {("shop.year", kind)}
+        assert definitions.compare(conn) == 0

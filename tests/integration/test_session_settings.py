@@ -16,11 +16,12 @@ from typing import Any
 import psycopg
 import pytest
 from psycopg import sql
+from psycopg.errors import InvalidAuthorizationSpecification
 
 from cdc.errors import SourceError
 from cdc.migrations import migrate
 from cdc.migrations.runner import require_capturable
-from cdc.model.session_settings import PINNED, session_options
+from cdc.model.session_settings import PINNED, ZONE_GUARD, session_options
 from cdc.postgres import source, table_survey
 from tests.support.all_types import EXTENSIONS, SETUP, TABLES, create, insert
 from tests.support.pipelines import pipeline
@@ -290,3 +291,19 @@ def test_money_is_read_in_every_currency_with_two_decimals_and_refused_in_others
     assert results.pop("C") == results.pop("nl_NL.UTF-8") == ["$1,234.56"]
     (_, refusal) = results["ja_JP.UTF-8"]
     assert "public.paid.amount has the type money" in refusal
+
+
+@pytest.mark.parametrize("zone", ["UTC", "Etc/UTC", "GMT", "Zulu", "Etc/GMT0"])
+def test_a_worker_in_utc_may_begin(server: str, zone: str) -> None:
+    with psycopg.connect(server) as session:
+        session.execute("SELECT set_config('timezone', %s, false)", [zone])
+        session.execute(ZONE_GUARD)
+
+
+@pytest.mark.parametrize("zone", ["Europe/London", "Africa/Abidjan", "Asia/Kolkata", "-00:30"])
+def test_a_worker_in_another_zone_is_refused(server: str, zone: str) -> None:
+    """Also one that has UTC's time today. Of class 28, or Debezium would try again for ever."""
+    with psycopg.connect(server) as session:
+        session.execute("SELECT set_config('timezone', %s, false)", [zone])
+        with pytest.raises(InvalidAuthorizationSpecification, match=f"time zone is .*{zone}"):
+            session.execute(ZONE_GUARD)

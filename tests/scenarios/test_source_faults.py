@@ -11,6 +11,7 @@ import psycopg
 import pytest
 
 from cdc.connectors.client import Connect
+from cdc.errors import ConnectorError
 from cdc.postgres.incremental_snapshot import resend
 from tests.support import http
 from tests.support.shop import Shop, shop_on
@@ -114,6 +115,39 @@ def test_a_copy_and_a_worker_that_is_killed(shop: Shop, stack: Any) -> None:
         shop.conn, shop.table("shop.notes"), reader=shop.pipeline.replication_user, id="lost"
     )
     arrived(shop, set(range(COPIED + 1)))
+
+
+def test_a_worker_of_another_time_zone_sends_nothing(
+    shop: Shop, stack: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranges of time stamps would be written in its zone."""
+    shop.conn.execute("INSERT INTO shop.notes VALUES (1, 'before')")
+    arrived(shop, {1})
+    stack.servers.stop("connect")
+    with monkeypatch.context() as patch:
+        # It takes precedence over the option of the command line.
+        patch.setenv("_JAVA_OPTIONS", "-Duser.timezone=Asia/Kolkata")
+        stack.servers.start("connect")
+    try:
+        shop.conn.execute("INSERT INTO shop.notes VALUES (2, 'meanwhile')")
+        with Connect(shop.connect) as connect:
+            state = wait_until(
+                lambda: (
+                    state
+                    if "FAILED" in (state := connect.state(shop.pipeline.pipeline)).tasks
+                    else None
+                ),
+                60,
+                "the task to fail",
+            )
+        assert state is not None
+        assert "time zone is Asia/Kolkata: start it with -Duser.timezone=UTC" in (state.trace or "")
+        with pytest.raises(ConnectorError, match="time zone is Asia/Kolkata"):
+            shop.register()
+    finally:
+        stack.servers.stop("connect")
+        stack.servers.start("connect")
+    arrived(shop, {1, 2})
 
 
 def test_small_transactions_with_restarts_between(shop: Shop) -> None:
