@@ -294,16 +294,16 @@ def test_money_is_read_in_every_currency_with_two_decimals_and_refused_in_others
 
 
 @pytest.mark.parametrize("zone", ["UTC", "Etc/UTC", "GMT", "Zulu", "Etc/GMT0"])
-def test_a_worker_in_utc_may_begin(server: str, zone: str) -> None:
-    with psycopg.connect(server) as session:
+def test_a_worker_in_utc_may_begin(postgres_dsn: str, zone: str) -> None:
+    with psycopg.connect(postgres_dsn) as session:
         session.execute("SELECT set_config('timezone', %s, false)", [zone])
         session.execute(ZONE_GUARD)
 
 
 @pytest.mark.parametrize("zone", ["Europe/London", "Africa/Abidjan", "Asia/Kolkata", "-00:30"])
-def test_a_worker_in_another_zone_is_refused(server: str, zone: str) -> None:
+def test_a_worker_in_another_zone_is_refused(postgres_dsn: str, zone: str) -> None:
     """Also one that has UTC's time today. Of class 28, or Debezium would try again for ever."""
-    with psycopg.connect(server) as session:
+    with psycopg.connect(postgres_dsn) as session:
         session.execute("SELECT set_config('timezone', %s, false)", [zone])
         with pytest.raises(InvalidAuthorizationSpecification, match=f"time zone is .*{zone}"):
             session.execute(ZONE_GUARD)

@@ -10,6 +10,7 @@ from typing import Any
 import psycopg
 import pytest
 
+from cdc.compose.servers import JavaServer, ServerDirs
 from cdc.connectors.client import Connect
 from cdc.errors import ConnectorError
 from cdc.postgres.incremental_snapshot import resend
@@ -124,9 +125,15 @@ def test_a_worker_of_another_time_zone_sends_nothing(
     shop.conn.execute("INSERT INTO shop.notes VALUES (1, 'before')")
     arrived(shop, {1})
     stack.servers.stop("connect")
+    environment = JavaServer.environment
+
+    def elsewhere(server: JavaServer, dirs: ServerDirs) -> dict[str, str]:
+        # The variable takes precedence over the option of the command line.
+        option = "-Duser.timezone=Asia/Kolkata"
+        return {**environment(server, dirs), "_JAVA_OPTIONS": option}
+
     with monkeypatch.context() as patch:
-        # It takes precedence over the option of the command line.
-        patch.setenv("_JAVA_OPTIONS", "-Duser.timezone=Asia/Kolkata")
+        patch.setattr(JavaServer, "environment", elsewhere)
         stack.servers.start("connect")
     try:
         shop.conn.execute("INSERT INTO shop.notes VALUES (2, 'meanwhile')")
