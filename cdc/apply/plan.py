@@ -104,6 +104,17 @@ class ResumePlan:
             for topic, position in self.positions.items()
         }
 
+    def find_cut(self, ends: Ends) -> str | None:
+        """A table whose topic ends before its position: it is another topic, or its log was cut."""
+        starts = self.starts()
+        for table in self.tables:
+            of_topic = ends[table.topic]
+            if any(
+                of_topic[partition] < start for partition, start in enumerate(starts[table.topic])
+            ):
+                return table.qualified
+        return None
+
     def behind(self, ends: Ends) -> int:
         """How many offsets the live views lack to `ends`."""
         return sum(

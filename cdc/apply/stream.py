@@ -42,7 +42,6 @@ from cdc.config.settings import Pipeline
 from cdc.errors import CdcError, TopicMissing
 from cdc.generations.pause import paused_error
 from cdc.kafka.log_ends import LogEnds
-from cdc.kafka.log_reader import gone_error
 from cdc.kafka.topics import Topics
 from cdc.sink.contract import Sink
 
@@ -185,6 +184,8 @@ class Stream:
             is_turn = self._is_working
             began = time.monotonic()
             ends = self._see_ends() if last_ends is None else last_ends
+            if ends and (table := self._views.plan.find_cut(ends)):
+                return Restart(Reason.TOPIC, table)
             batch_ends = self._batch_size.limited(self._views.plan, ends) if ends else None
             size = self._views.plan.behind(batch_ends) if batch_ends else 0
             look_s = time.monotonic() - began
@@ -211,26 +212,16 @@ class Stream:
         return decision
 
     def _see_ends(self) -> Ends | None:
-        """Read the topics' ends; None while the broker is away, which is published.
-
-        Raises:
-            RecordsGone: a topic ends before the views' position. TopicMissing.
+        """Read the topics' ends; None while the broker is away, which is published. Raises
+        TopicMissing.
         """
-        plan = self._views.plan
         try:
-            ends = self._ends.read(plan.shapes)
+            ends = self._ends.read(self._views.plan.shapes)
         except TopicMissing:
             raise
         except CdcError as error:
             self._report_unread(error)
             return None
-        for topic, starts in plan.starts().items():
-            for partition, start in enumerate(starts):
-                if ends[topic][partition] < start:
-                    place = f"{topic} partition {partition}"
-                    raise gone_error(
-                        topic, f"{place} ends at {ends[topic][partition]}, before {start}"
-                    )
         self._lag.see(ends, time.time())
         return ends
 

@@ -51,16 +51,20 @@ class LogEnds:
         )
         for place, answer in answers.items():
             try:
-                ends[place.topic][place.partition] = answer.result().offset
+                offset = answer.result().offset
             except KafkaException as error:
-                raise self._error(place, error.args[0]) from None
+                raise self._error(place, error.args[0].code(), error.args[0].name()) from None
+            if offset < 0:
+                # Without an error, from a broker that has just started: -1001, no offset.
+                raise self._error(place, None, "it has no end yet")
+            ends[place.topic][place.partition] = offset
         return ends
 
-    def _error(self, place: Any, error: Any) -> ConnectorError:
+    def _error(self, place: Any, code: int | None, name: str) -> ConnectorError:
         from confluent_kafka import KafkaError
 
         # _NOENT: the client has no entry of the topic in what the brokers describe.
-        if error.code() in (
+        if code in (
             KafkaError.UNKNOWN_TOPIC_OR_PART,
             KafkaError._UNKNOWN_PARTITION,
             KafkaError._UNKNOWN_TOPIC,
@@ -68,7 +72,7 @@ class LogEnds:
         ):
             return missing_topic(place.topic)
         return KafkaUnavailable(
-            f"Kafka at {self._bootstrap} doesn't answer: {error.name()}.",
+            f"Kafka at {self._bootstrap} doesn't answer for {place.topic}: {name}.",
             hint="no action needed; retried automatically",
             server=self._bootstrap,
         )

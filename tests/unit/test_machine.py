@@ -266,3 +266,8 @@ def test_a_long_catch_up_under_writes_keeps_few_of_the_ends_that_it_has_seen() -
 
 def test_a_pause_of_the_sink_is_none_of_views_that_readers_do_not_see() -> None:
     assert decide(replace(PLAN, shadow=True), observed(paused=True)) == Continue()
+
+
+def test_a_topic_that_ends_before_its_view_is_found() -> None:
+    assert PLAN.find_cut({TOPIC: {0: 5, 1: 5}}) is None
+    assert PLAN.find_cut({TOPIC: {0: 9, 1: 4}}) == NAME
