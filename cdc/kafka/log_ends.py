@@ -3,28 +3,25 @@ the same costs with the other client.
 """
 
 from collections.abc import Mapping
-from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cdc.errors import ConnectorError, KafkaUnavailable
 from cdc.kafka.log_refusals import missing_topic
 from cdc.model.position import Position
+
+if TYPE_CHECKING:
+    from confluent_kafka.admin import AdminClient
 
 TIMEOUT_S = 5.0
 SETTINGS = {"socket.nagle.disable": True, "log_level": 0}
 
 
 class LogEnds:
-    """Asks for the ends of topics whose partitions are known. Any thread may use it."""
+    """Asks for the ends of topics whose partitions are known. One thread uses it."""
 
     def __init__(self, bootstrap: str) -> None:
         self._bootstrap = bootstrap
-
-    @cached_property
-    def _admin(self) -> Any:
-        from confluent_kafka.admin import AdminClient
-
-        return AdminClient({"bootstrap.servers": self._bootstrap, **SETTINGS})
+        self._admin: AdminClient | None = None
 
     def read(self, shapes: Mapping[str, Position]) -> dict[str, dict[int, int]]:
         """The last stable offset of each partition, by topic: what a read_committed reader gets is
@@ -44,6 +41,8 @@ class LogEnds:
         ends: dict[str, dict[int, int]] = {topic: {} for topic in shapes}
         if not wanted:
             return ends
+        if self._admin is None:
+            self._admin = admin.AdminClient({"bootstrap.servers": self._bootstrap, **SETTINGS})
         answers = self._admin.list_offsets(
             wanted,
             isolation_level=IsolationLevel.READ_COMMITTED,
@@ -63,6 +62,9 @@ class LogEnds:
     def _error(self, place: Any, code: int | None, name: str) -> ConnectorError:
         from confluent_kafka import KafkaError
 
+        # The client would go on with the leaders that it knows, for five minutes: of a broker that
+        # has started again each answer would be FENCED_LEADER_EPOCH.
+        self._admin = None
         # _NOENT: the client has no entry of the topic in what the brokers describe.
         if code in (
             KafkaError.UNKNOWN_TOPIC_OR_PART,

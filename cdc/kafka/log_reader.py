@@ -102,9 +102,16 @@ def read_records(
                 del unread[place]
             if is_at_end and releases and unread:
                 consumer.incremental_unassign([TopicPartition(*place)])
-    finally:
         # Not `pause`, which would outlast the next `assign`.
         consumer.unassign()
+    except LogUnread:
+        # What the client knows of the brokers may be the reason.
+        del _consumers[bootstrap, os.getpid()]
+        consumer.close()
+        raise
+    except BaseException:
+        consumer.unassign()
+        raise
 
 
 def _consumer(bootstrap: str) -> "Consumer":
