@@ -10,11 +10,11 @@ from typing import Any
 import psycopg
 import pytest
 
-from cdc.compose.servers import JavaServer, ServerDirs
 from cdc.connectors.client import Connect
 from cdc.errors import ConnectorError
 from cdc.postgres.incremental_snapshot import resend
 from tests.support import http
+from tests.support.server_control import connect_with
 from tests.support.shop import Shop, shop_on
 from tests.support.wait import wait_until
 
@@ -118,42 +118,22 @@ def test_a_copy_and_a_worker_that_is_killed(shop: Shop, stack: Any) -> None:
     arrived(shop, set(range(COPIED + 1)))
 
 
-def test_a_worker_of_another_time_zone_sends_nothing(
-    shop: Shop, stack: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_worker_of_another_time_zone_sends_nothing(shop: Shop, stack: Any) -> None:
     """Ranges of time stamps would be written in its zone."""
     shop.conn.execute("INSERT INTO shop.notes VALUES (1, 'before')")
     arrived(shop, {1})
-    stack.servers.stop("connect")
-    environment = JavaServer.environment
-
-    def elsewhere(server: JavaServer, dirs: ServerDirs) -> dict[str, str]:
-        # The variable takes precedence over the option of the command line.
-        option = "-Duser.timezone=Asia/Kolkata"
-        return {**environment(server, dirs), "_JAVA_OPTIONS": option}
-
-    with monkeypatch.context() as patch:
-        patch.setattr(JavaServer, "environment", elsewhere)
-        stack.servers.start("connect")
-    try:
+    with connect_with(stack.servers, "-Duser.timezone=Asia/Kolkata"):
         shop.conn.execute("INSERT INTO shop.notes VALUES (2, 'meanwhile')")
         with Connect(shop.connect) as connect:
-            state = wait_until(
-                lambda: (
-                    state
-                    if "FAILED" in (state := connect.state(shop.pipeline.pipeline)).tasks
-                    else None
-                ),
+            wait_until(
+                lambda: "FAILED" in connect.state(shop.pipeline.pipeline).tasks,
                 60,
                 "the task to fail",
             )
-        assert state is not None
-        assert "time zone is Asia/Kolkata: start it with -Duser.timezone=UTC" in (state.trace or "")
+            trace = connect.state(shop.pipeline.pipeline).trace or ""
+        assert "time zone is Asia/Kolkata: start it with -Duser.timezone=UTC" in trace
         with pytest.raises(ConnectorError, match="time zone is Asia/Kolkata"):
             shop.register()
-    finally:
-        stack.servers.stop("connect")
-        stack.servers.start("connect")
     arrived(shop, {1, 2})
 
 

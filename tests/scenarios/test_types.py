@@ -21,6 +21,7 @@ from tests.support.all_types import (
     create,
     insert,
 )
+from tests.support.server_control import connect_with
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
@@ -86,6 +87,9 @@ SETTINGS = {
 """What an owner may have set for all sessions of a database."""
 
 
+FOREIGN_WORKER = "-Duser.language=tr -Duser.country=TR -Dfile.encoding=ISO-8859-1"
+
+
 def test_every_type_from_snapshot_and_log(world: "World") -> None:
     """In a database whose settings would change values and end sessions that take their time."""
     database = world.dsn.rsplit("/", 1)[1]
@@ -97,11 +101,12 @@ def test_every_type_from_snapshot_and_log(world: "World") -> None:
     )
     world.sql("SET TRANSACTION READ WRITE", *insert(0))
     world.cdc("migrate")
-    world.cdc("register")
-    with world.running():
-        world.settle(300)
-        world.sql("SET TRANSACTION READ WRITE", *insert(1000))
-        world.settle(300)
+    with connect_with(world.stack.servers, FOREIGN_WORKER):
+        world.cdc("register")
+        with world.running():
+            world.settle(300)
+            world.sql("SET TRANSACTION READ WRITE", *insert(1000))
+            world.settle(300)
     world.assert_equal()
     for first in (0, 1000):
         assert_documents(world, first)

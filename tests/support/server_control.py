@@ -7,8 +7,10 @@ from pathlib import Path
 from typing import Protocol
 
 import psutil
+import pytest
 
 from cdc.compose import stack
+from cdc.compose.servers import JavaServer, ServerDirs
 from cdc.compose.stack_state import locked_state
 
 
@@ -57,3 +59,23 @@ class ProcessControl:
         finally:
             for process in processes:
                 process.resume()
+
+
+@contextmanager
+def connect_with(servers: ServerControl, options: str) -> Iterator[None]:
+    """Kafka Connect with options of its JVM that somebody else has chosen, until the block ends."""
+    environment = JavaServer.environment
+
+    def chosen(server: JavaServer, dirs: ServerDirs) -> dict[str, str]:
+        # The variable takes precedence over the command line.
+        return {**environment(server, dirs), "_JAVA_OPTIONS": options}
+
+    servers.stop("connect")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(JavaServer, "environment", chosen)
+        servers.start("connect")
+    try:
+        yield
+    finally:
+        servers.stop("connect")
+        servers.start("connect")
