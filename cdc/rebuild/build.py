@@ -156,7 +156,8 @@ class Rebuild:
             log.warning("build_begun_again", sink=self._sink.name, error=error.message)
             for table in self._tables:
                 candidate.clear(table)
-            self._publish(phase="replay", done=0)
+            if self._build.phase != "replay":
+                self._publish(phase="replay", done=0)
         self._refuse_incomplete(candidate)
         with keep_current(
             self._spark,

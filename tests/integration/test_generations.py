@@ -483,4 +483,4 @@ def test_a_rebuild_ends_with_the_reason_why_a_table_is_refused(shop: Pipeline, u
     command = Command(shop, unique, Refusing(SINK))
     with pytest.raises(SchemaMismatch, match=r"public\.orders"):
         command.run()
-    assert command.phases == ["replay"]
+    assert set(command.phases) == {"replay"}
