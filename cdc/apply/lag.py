@@ -10,7 +10,7 @@ from cdc.apply.progress import Progress
 from cdc.model.outcome import Applied
 
 STALE_S = 30.0
-"""How long a lag of 0 stays valid once the topics' ends are seen no more."""
+"""How long a lag of 0 stays valid after the last look at the topics' ends."""
 WINDOW_S = 5.0
 """The window of the rate; it covers the last batch at least."""
 RESOLUTION = 0.05
@@ -35,14 +35,16 @@ class Lag:
         """Start anew: a plan has been loaded, and the topics end at `ends`. What waited before waits
         still; a topic may be another one by now, so that its ends of before don't count.
         """
-        self._ends, self._looked_at = ends, time.time()
+        self._ends = ends
+        self._looked_at = time.time()
         since = self._unreached[0][0] if self._unreached else self._looked_at
         self._unreached = deque([(since, ends)])
 
     def see(self, ends: Ends, seen_at: float) -> None:
         """See that the topics ended there at `seen_at`, in Unix seconds."""
         self._note(ends, seen_at)
-        self._ends, self._looked_at = ends, seen_at
+        self._ends = ends
+        self._looked_at = seen_at
 
     def _note(self, ends: Ends, seen_at: float) -> None:
         """Note that the topics end there. Ends that are seen soon after others take their place,

@@ -71,7 +71,7 @@ class Continue:
 
 @dataclass(frozen=True)
 class Restart:
-    """Load the plan anew and start again from there; `table` is whose change it is, where it is
+    """Load the plan again and go on from there; `table` is whose change it is, where it is
     of one.
     """
 
@@ -211,7 +211,7 @@ def find_switched(plan: ResumePlan, views: Mapping[str, ViewCheckpoint | None]) 
 
 
 def find_reshaped(plan: ResumePlan, topics: Mapping[str, Position]) -> str | None:
-    """A table whose topic was created anew, or has partitions that the stream doesn't read."""
+    """A table whose topic was created again, or has partitions that the stream doesn't read."""
     for table in plan.tables:
         planned, current = plan.shapes[table.topic], topics.get(table.topic)
         if current is None:

@@ -39,7 +39,7 @@ from cdc.apply.stream_options import StreamOptions
 from cdc.apply.views import Views
 from cdc.apply.watch import Watch
 from cdc.config.settings import Pipeline
-from cdc.errors import CdcError, TopicMissing
+from cdc.errors import CdcError, KafkaUnavailable
 from cdc.generations.pause import paused_error
 from cdc.kafka.log_ends import LogEnds
 from cdc.kafka.topics import Topics
@@ -217,9 +217,7 @@ class Stream:
         """
         try:
             ends = self._ends.read(self._views.plan.shapes)
-        except TopicMissing:
-            raise
-        except CdcError as error:
+        except KafkaUnavailable as error:
             self._report_unread(error)
             return None
         self._lag.see(ends, time.time())

@@ -16,8 +16,8 @@ from cdc.errors import SettingsError
 
 GROUP = "cdc.sinks"
 TRIGGER = (
-    "Seconds from the start of a batch to that of the next, at least; none while a batch takes longer,"
-    " or 10,000 changes wait."
+    "The least seconds between the starts of two batches. While 10,000 changes or more wait, the next batch"
+    " starts at once."
 )
 """The description of `trigger_s`, the same for every kind."""
 

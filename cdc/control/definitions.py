@@ -85,7 +85,7 @@ def _log_failure(failure: CdcError) -> None:
 
 @contextmanager
 def compare_periodically(load: Callable[[], Pipeline]) -> Iterator[Callable[[], float]]:
-    """Compare every few seconds in a thread of its own, so that a locked table holds up nobody else.
+    """Compare every few seconds in a separate thread, so that a locked table holds up nobody else.
 
     Yields a function that returns the seconds since the last comparison.
     """

@@ -1,4 +1,4 @@
-"""Repeat a step in a thread of its own while a run is at work.
+"""Repeat a step in a separate thread while a run is at work.
 
 In:  the step. Out: what it does, every few seconds.
 Invariant: no failure ends the thread. A failure is reported once, until the step succeeds or fails

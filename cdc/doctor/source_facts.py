@@ -40,8 +40,8 @@ SELECT (SELECT extract(epoch FROM clock_timestamp() - min(xact_start))::float8 F
         WHERE backend_xid IS NOT NULL AND pid <> pg_backend_pid()),
        (SELECT extract(epoch FROM clock_timestamp() - min(prepared))::float8 FROM pg_prepared_xacts)
 """
-# The replica identity is the partition's, not its partitioned table's. The policies are those of the
-# table that is queried.
+# The replica identity is the partition's, not its partitioned table's. Only the
+# policies of the table that is queried apply.
 TABLES = f"""
 WITH RECURSIVE captured (oid, root, top) AS (
     SELECT c.oid, n.nspname || '.' || c.relname, true FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace

@@ -6,13 +6,13 @@ Invariant: all committed records of a range are handed over, or an error is rais
 
 Transaction markers and compaction leave offsets without a record, so a range has come to its end
 with a record at `end - 1` or beyond, or once the client reports that the partition ends at `end` or
-beyond. A partition that ends *before* `end` belongs to another topic than the one that was asked
-for its end (tests/integration/test_log_reader.py: each of these against kafka-python's read).
+beyond. A partition that ends *before* `end` belongs to a topic that was made again since
+(tests/integration/test_log_reader.py compares all this with kafka-python's read).
 """
 
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -50,7 +50,7 @@ SETTINGS = {
     "queued.max.messages.kbytes": 8192,
     "queued.min.messages": 10_000,
     "socket.nagle.disable": True,
-    # Lines of the client's own would go to the executor's standard error.
+    # The client's log would go to the executor's standard error.
     "log_level": 0,
 }
 Record = tuple[bytes | None, bytes | None, int]
@@ -74,7 +74,7 @@ class OffsetRange(NamedTuple):
 
 def read_records(
     bootstrap: str, ranges: Sequence[OffsetRange]
-) -> Iterator[tuple[str, int, list[Record]]]:
+) -> Generator[tuple[str, int, list[Record]]]:
     """Read ranges of different partitions: topic, partition, and a block of its records.
 
     Blocks of different partitions come in any order. One thread of a process reads at a time, and
@@ -129,8 +129,9 @@ def _consumer(bootstrap: str) -> "Consumer":
 def _blocks(
     consumer: "Consumer", unread: dict[tuple[str, int], int]
 ) -> Iterator[tuple[tuple[str, int], Iterator[Any]]]:
-    """Messages of partitions that are unread, until the caller has taken all of these out."""
-    deadline, problem = time.monotonic() + PATIENCE_S, "no answer"
+    """Messages of the partitions in `unread`, until the caller has removed all of them from it."""
+    deadline = time.monotonic() + PATIENCE_S
+    problem = "no answer"
     while unread:
         # Not `consume(BLOCK, timeout)`, which waits for so many messages or all of the time.
         first = consumer.poll(0.1)
@@ -146,7 +147,8 @@ def _blocks(
                 # Of a connection, of which the client makes another one by itself; or of the group,
                 # which a reader doesn't need.
                 name = next(messages).error().name()
-                problem = problem if "GROUP" in name else name
+                if "GROUP" not in name:
+                    problem = name
 
 
 def _place(message: Any) -> tuple[str, int]:
@@ -170,7 +172,8 @@ def is_end(error: Any, message: Any, end: int) -> bool:
     """Whether a message's error says that its partition has come to `end`. Raises all others."""
     from confluent_kafka import KafkaError
 
-    topic, place = message.topic(), f"{message.topic()} partition {message.partition()}"
+    topic = message.topic()
+    place = f"{topic} partition {message.partition()}"
     if error.code() == KafkaError._PARTITION_EOF:
         if message.offset() >= end:
             return True

@@ -91,8 +91,8 @@ def find(
     sink: str | None = None,
 ) -> Finding:
     """Make a finding of a code of the catalogue, which has its severity, hop and consequence. Where
-    `fix` is more than a command, its sentence joins the message; where it is no more than a look,
-    what a person has to decide does.
+    `fix` is more than a command, its sentence joins the message. If the command only shows
+    something, what a person has to decide joins it.
     """
     kind = CODES[code]
     sentence, command = _split(fix)

@@ -63,7 +63,7 @@ tries again.
 
 def session_options(version: int) -> str:
     """Write the settings as the parameter `options` of a connection, where they take precedence over
-    those of the database and the role. `version` is `server_version_num`.
+    the settings of the database and the role. `version` is `server_version_num`.
     """
     return " ".join(
         "-c {}={}".format(name, value.replace(" ", "\\ "))

@@ -89,7 +89,7 @@ class Table:
     """The labels of each column that has an enum type."""
     has_children: bool = field(default=False, compare=False, repr=False)
     """Whether other tables may inherit from it. The log has their rows under their own names, so
-    this table's rows are those of `SELECT ... FROM ONLY`.
+    `SELECT ... FROM ONLY` gives this table's rows.
     """
 
     def __hash__(self) -> int:

@@ -17,8 +17,8 @@ from cdc.errors import DecodeError
 class TypeDefinition:
     """A type that values of a column are made of.
 
-    `labels` are those of an enum, by the oid that rows hold; `base` is a domain's; `attributes` are
-    those of a composite type, each with its type.
+    An enum has `labels`, by the oid that rows hold; a domain has a `base`; a composite type has
+    `attributes`, each with its type.
     """
 
     oid: int
@@ -31,8 +31,8 @@ class TypeDefinition:
 class ColumnDefinition:
     """One column in the journal; `number` survives a rename, and is None in old entries.
 
-    `labels` and `attributes` are those of the outermost type. `types` has its parts at any depth; it
-    is None in old entries.
+    `labels` and `attributes` belong to the outermost type. `types` has its parts at any depth; it is
+    None in old entries.
     """
 
     name: str

@@ -19,9 +19,8 @@ from cdc.sink.rejection import DECODE, UNHOLDABLE, Rejected
 from cdc.sink.remedy import REPORTED
 
 COMMON_HINTS = {
-    "broker": "no action needed; retried automatically; is Kafka up?",
+    **dict.fromkeys(("broker", "unread"), "no action needed; retried automatically; is Kafka up?"),
     "topic": "cdc -p FILE topics",
-    "unread": "no action needed; retried automatically; is Kafka up?",
     "refused": "look at the broker's log, then: cdc -p FILE topics",
 }
 """Hints by kind of a failure that every sink has."""

@@ -37,10 +37,9 @@ def run_task(lane: Lane, blocks: Blocks) -> list[PartitionOutcome]:
     lane_run = LaneRun(lane)
     try:
         for topic, partition, records in blocks:
-            # To the end, even where nothing is left to do: of a frame, Spark throws a worker away
-            # that hasn't read all.
-            if not lane_run.stopped:
-                lane_run.fold(topic, partition, records)
+            lane_run.fold(topic, partition, records)
+            if lane_run.stopped:
+                break
     except ConnectorError as error:
         lane_run.fail(Failure(error.kind, error.message))
     return lane_run.finish()

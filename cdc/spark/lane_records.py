@@ -7,9 +7,10 @@ In:  a lane. Out: what became of each partition's records.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from functools import cache, partial
-from itertools import chain
+from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -55,7 +56,7 @@ class LoggedRecords:
 
     def run_here(self, lane: Lane) -> list[PartitionOutcome]:
         """See `cdc.sink.lane.BatchRecords`."""
-        return run_task(lane, read_records(self.bootstrap, self._ranges(lane)))
+        return _run_ranges(lane, self.bootstrap, self._ranges(lane))
 
     def _ranges(self, lane: Lane) -> Sequence[OffsetRange]:
         return ranges_of(lane) if self.ranges is None else self.ranges
@@ -65,14 +66,24 @@ class _Task:
     """The work of a task, by its index: the lane over its ranges."""
 
     def __init__(self, lane: Lane, bootstrap: str, parts: Sequence[Sequence[OffsetRange]]) -> None:
-        self._lane, self._bootstrap, self._parts = lane, bootstrap, parts
+        self._lane = lane
+        self._bootstrap = bootstrap
+        self._parts = parts
 
     def __call__(self, index: int, numbers: Iterable[int]) -> Iterator[bytes]:
         for _ in numbers:
             # Spark throws a worker away that hasn't read all that it was sent.
             pass
-        yield _encode(run_task(self._lane, read_records(self._bootstrap, self._parts[index])))
+        yield _encode(_run_ranges(self._lane, self._bootstrap, self._parts[index]))
         freeze_gc(type(self).__qualname__)
+
+
+def _run_ranges(
+    lane: Lane, bootstrap: str, ranges: Sequence[OffsetRange]
+) -> list[PartitionOutcome]:
+    # A lane that stops early leaves the rest unread.
+    with closing(read_records(bootstrap, ranges)) as blocks:
+        return run_task(lane, blocks)
 
 
 def ranges_of(lane: Lane) -> list[OffsetRange]:
@@ -115,8 +126,8 @@ def _numbers(context: SparkContext, tasks: int) -> RDD[int]:
 
 @dataclass(frozen=True)
 class FramedRecords:
-    """Records of a frame with `cdc.sink.lane.COLUMNS`. All of a Kafka partition are in one of the frame's
-    partitions, in the order of offsets.
+    """Records of a frame with `cdc.sink.lane.COLUMNS`. All records of a Kafka partition are in one
+    partition of the frame, in the order of offsets.
     """
 
     frame: DataFrame
@@ -154,26 +165,22 @@ def _run_framed(lane: Lane, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Re
     """Run a lane over the records of one task: COLUMNS in, REPORT out."""
     import pyarrow as pa
 
+    batches = iter(batches)
     outcomes = run_task(lane, chain.from_iterable(map(split_by_partition, batches)))
+    for _ in batches:
+        # Spark throws a worker away that hasn't read all that it was sent.
+        pass
     reports = [_encode(outcome) for outcome in outcomes]
     yield pa.RecordBatch.from_arrays([pa.array(reports, pa.binary())], [REPORT])
 
 
 def split_by_partition(batch: pa.RecordBatch) -> Blocks:
     """Split a batch by Kafka partition: topic, partition, records in the order of offsets."""
-    topics, partitions, offsets = (
-        batch.column(name).to_pylist() for name in ("topic", "partition", "offset")
+    topics, partitions, *records = (
+        batch.column(name).to_pylist() for name in ("topic", "partition", "key", "value", "offset")
     )
-    keys, values = batch.column("key").to_pylist(), batch.column("value").to_pylist()
-    row_partitions = list(zip(topics, partitions, strict=True))
     start = 0
-    while start < len(row_partitions):
-        place, end = row_partitions[start], len(row_partitions)
-        if row_partitions[-1] != place:
-            end = next(
-                index
-                for index in range(start, len(row_partitions))
-                if row_partitions[index] != place
-            )
-        yield *place, zip(keys[start:end], values[start:end], offsets[start:end], strict=True)
+    for (topic, partition), rows in groupby(zip(topics, partitions, strict=True)):
+        end = start + sum(1 for _ in rows)
+        yield topic, partition, zip(*(column[start:end] for column in records), strict=True)
         start = end

@@ -101,7 +101,8 @@ class Clinic:
         """What doctor and status print next to each finding above a remark, by code, but for those
         of runs. For one code both begin with the same command.
         """
-        pipeline, fixes = self.shop.pipeline, dict[str, str]()
+        pipeline = self.shop.pipeline
+        fixes: dict[str, str] = {}
         sinks = [factory.build(pipeline, name) for name in pipeline.sinks]
         looks = {sink.name: partial(positions, sink) for sink in sinks}
         status = diagnose(collect(pipeline, positions=looks)).findings
@@ -128,21 +129,22 @@ class Clinic:
         for command in fix.split(" && "):
             program, *words = shlex.split(command)
             if program == "redis-cli":
-                host, port = words[words.index("-h") + 1], words[words.index("-p") + 1]
+                host = words[words.index("-h") + 1]
+                port = words[words.index("-p") + 1]
                 with redis.Redis(host=host, port=int(port)) as server:
                     server.execute_command(*words[words.index("-p") + 2 :])
             else:
                 assert [program, *words[:2]] == ["cdc", "-p", "FILE"]
                 self.cdc(*words[2:])
 
-    def carry_out_advice(self, besides: Collection[str] = ()) -> None:
+    def carry_out_advice(self, ignored: Collection[str] = ()) -> None:
         """Check that all findings of one fault begin with one command, looks aside, and run what
         the first of them says.
         """
         advice = {
             code: fix
             for code, fix in self.advice().items()
-            if code not in besides and not only_looks(fix)
+            if code not in ignored and not only_looks(fix)
         }
         assert len(set(map(first_command, advice.values()))) <= 1, advice
         for fix in [*advice.values()][:1]:
@@ -183,7 +185,8 @@ def clinic(shop: Shop, stack: Any, unique: str, tmp_path: Path) -> Clinic:
 
 def test_the_doctor_before_and_after_register(clinic: Clinic) -> None:
     """What `register` would meet; then health, and faults of Postgres, Connect and Kafka."""
-    shop, name = clinic.shop, clinic.shop.pipeline.pipeline
+    shop = clinic.shop
+    name = shop.pipeline.pipeline
     assert clinic.troubles() == ["control-missing"]
     shop.migrate()
     assert clinic.troubles() == []
@@ -323,7 +326,8 @@ def test_the_doctor_on_destinations_and_on_servers_that_are_away(clinic: Clinic)
 
 
 def test_what_status_advises_about_the_capture_ends_it(clinic: Clinic) -> None:
-    shop, name = clinic.shop, clinic.shop.pipeline.pipeline
+    shop = clinic.shop
+    name = shop.pipeline.pipeline
     shop.migrate()
     shop.register()
     assert clinic.advice() == {}

@@ -262,12 +262,13 @@ def test_a_broker_that_is_away_is_reported_and_read_again_later(
 
 
 def test_a_read_that_is_ended_early_leaves_nothing_for_the_next(broker: Broker) -> None:
-    first, second = broker.topic(1), broker.topic(1)
+    first = broker.topic(1)
+    second = broker.topic(1)
     for topic in (first, second):
         broker.written_by(topic, 5000)
     blocks = read_records(broker.address, [OffsetRange(first, 0, 0, 5001)])
     next(blocks)
-    blocks.close()  # type: ignore[attr-defined]
+    blocks.close()
     records = read(broker.address, [OffsetRange(second, 0, 100, 5001)])
     assert list(records) == [(second, 0)]
     assert [record[2] for record in records[second, 0]] == list(range(100, 5000))

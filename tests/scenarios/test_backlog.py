@@ -1,5 +1,6 @@
 """Sinks that are far behind: how large their batches are."""
 
+import threading
 from typing import TYPE_CHECKING
 
 import pytest
@@ -57,3 +58,34 @@ def test_a_backlog_is_taken_at_the_pace_of_the_sink(
         comparison.equal
         for comparison in compare(world.spark, world.described[:1], world.dsn, [cache])
     ] == [True]
+
+
+def test_a_backlog_does_not_wait_for_the_next_trigger(
+    world: "World", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor does what comes while a large batch is applied."""
+    items(world)
+    monkeypatch.setattr("cdc.apply.stream.LEAST", 100)
+    text = world.file.read_text()
+    world.file.write_text(text.replace("{type: redis,", "{type: redis, trigger_s: 3600,"))
+    context = Context(world.file, world.folder)
+    (cache,) = context.sinks(["cache"])
+    (stream,) = Streams(context).of_sinks(world.spark, [cache])
+    thread = threading.Thread(target=stream.run)
+    thread.start()
+    try:
+        number = 0
+        for count in (10, 500, 10):
+            world.sql(
+                "INSERT INTO items SELECT n::text, n, 'v', n"
+                f" FROM generate_series({number + 1}, {number + count}) n"
+            )
+            number += count
+            wait_until(
+                lambda expected=number: stream.progress.applied.rows >= expected,  # type: ignore[misc]
+                120,
+                f"{number} rows to be applied",
+            )
+    finally:
+        stream.stop()
+        thread.join()

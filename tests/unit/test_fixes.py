@@ -92,7 +92,8 @@ def raised(code: str, check: object, *arguments: object) -> Finding:
 
 
 def of_status() -> Iterator[Finding]:
-    slot_lost, at_risk = replace(SLOT, wal_status="lost"), replace(SLOT, safe_wal_size=10)
+    slot_lost = replace(SLOT, wal_status="lost")
+    at_risk = replace(SLOT, safe_wal_size=10)
     view = ViewStatus(TABLE, 5, 90.0, generation=GENERATION)
     statuses = [
         of_connector("MISSING"),
@@ -149,7 +150,8 @@ def of_log() -> Iterator[Finding]:
         yield row_flaw(kind, 2).for_table(TABLE).finding(TABLE)
     for kind, hint in TOPIC_HINTS.items():
         yield Flaw(kind, 1, "it is so", hint).for_table(TABLE).finding(TABLE)
-    table, end = Table("public", "orders", (), (), f"shop.{TABLE}"), Position("id-1", (10, 20))
+    table = Table("public", "orders", (), (), f"shop.{TABLE}")
+    end = Position("id-1", (10, 20))
     stored = (
         None,
         Position("id-0", (1, 2)),

@@ -5,6 +5,8 @@ changed often. A batch that takes long is stopped late and, after a crash, repea
 duration also limits its bytes, whatever the size of a record.
 """
 
+from math import ceil
+
 from cdc.apply.plan import Ends, ResumePlan
 from cdc.kafka.topics import Topics
 from cdc.model.position import distance
@@ -38,27 +40,24 @@ class BatchSize:
         """The ends of a batch of what the topics have up to `ends`, of so many offsets at most as
         the limit says; each partition gives its share of them. None: there is nothing new.
         """
+        starts = plan.starts()
         missing = {
-            topic: {
-                partition: end - start
-                for partition, start in enumerate(starts)
-                if (end := ends[topic][partition]) > start
-            }
-            for topic, starts in plan.starts().items()
+            topic: [
+                max(0, ends[topic][partition] - start) for partition, start in enumerate(of_topic)
+            ]
+            for topic, of_topic in starts.items()
         }
-        total = sum(sum(of_topic.values()) for of_topic in missing.values())
+        total = sum(map(sum, missing.values()))
         if not total:
             return None
         share = min(1.0, self._limit / total)
         return {
             topic: {
-                # At least one, so that every partition moves.
-                partition: start + max(1, int(share * missing[topic][partition]))
-                if partition in missing[topic]
-                else start
-                for partition, start in enumerate(starts)
+                # Rounded up, so that every partition moves.
+                partition: start + ceil(share * missing[topic][partition])
+                for partition, start in enumerate(of_topic)
             }
-            for topic, starts in plan.starts().items()
+            for topic, of_topic in starts.items()
         }
 
     def adapt(self, offsets: int, took_s: float) -> None:

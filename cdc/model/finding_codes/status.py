@@ -155,7 +155,7 @@ STATUS: Mapping[str, Kind] = {
         "degraded",
         APPLY,
         SinkError,
-        "Its views get no changes until the batch at hand ends.",
+        "Its views get no changes until the current batch ends.",
         "Look at the destination, or restart the run.",
     ),
     "sink-not-running": Kind("down", APPLY, SinkError, "Its views get no changes."),
