@@ -85,9 +85,13 @@ def open_session(dsn: str) -> Connection:
     fixed = {"options": options, "client_encoding": "UTF8"}
     settings = {**defaults, **parameters, **fixed}
     conn = psycopg.connect(make_conninfo("", **settings), autocommit=True)
-    # Older servers refuse these in `options`, and the version is known only now.
-    for name, value in settings_since(OLDEST_VERSION, conn.info.server_version).items():
-        conn.execute("SELECT set_config(%s, %s, false)", [name, value])
+    try:
+        # Older servers refuse these in `options`, and the version is known only now.
+        for name, value in settings_since(OLDEST_VERSION, conn.info.server_version).items():
+            conn.execute("SELECT set_config(%s, %s, false)", [name, value])
+    except BaseException:
+        conn.close()
+        raise
     return conn
 
 
