@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from cdc.config.settings import CONTROL_TABLES, Pipeline
 from cdc.errors import SourceError
 from cdc.model.table import Table
+from cdc.postgres import row_identity
 from cdc.postgres.incremental_snapshot import require_visible
 from cdc.postgres.replication_slot import Slot, slot
 from cdc.postgres.source import Connection
@@ -45,7 +46,7 @@ MIGRATE = "cdc -p FILE migrate"
 def require_ready(
     conn: Connection, pipeline: Pipeline, tables: Sequence[Table], *, ours: bool
 ) -> Slot | None:
-    """Check slot, publication, role and heartbeat. Returns the slot, if there is one already.
+    """Check slot, publication, identities, role and heartbeat. Returns the slot, if there is one already.
 
     `ours`: Connect has a connector of the pipeline's name.
 
@@ -54,6 +55,8 @@ def require_ready(
     """
     replication_slot = _require_slot(conn, pipeline.pipeline, ours)
     _require_publication(conn, pipeline.pipeline, [table.qualified for table in tables])
+    for error in row_identity.unidentified(conn, tables).values():
+        raise error
     _require_role(conn, pipeline, tables)
     _require_heartbeat(conn, pipeline.pipeline)
     return replication_slot

@@ -177,7 +177,10 @@ def _check_tables(facts: SourceFacts) -> Iterator[Finding]:
             yield find("table-unlogged", table, message, fix, table=table)
         if not facts.control:
             continue
-        if marks.partial:
+        if table in facts.unidentified:
+            message, hint = facts.unidentified[table]
+            yield find("identity-without-key", table, message, hint, table=table)
+        elif marks.partial:
             message = f"{table} has columns that may be TOASTed, and no REPLICA IDENTITY FULL."
             yield find("identity-partial", table, message, MIGRATE, table=table)
         if marks.hidden_by:

@@ -15,7 +15,7 @@ from cdc.config.settings import CONTROL_TABLES, Pipeline
 from cdc.control.definitions import Watch, watch
 from cdc.doctor.machine import is_loopback
 from cdc.model.row_security import HIDDEN_BY
-from cdc.postgres import table_survey
+from cdc.postgres import row_identity, table_survey
 from cdc.postgres.source import Connection, parse_dsn
 
 SETTINGS = """
@@ -146,6 +146,8 @@ class SourceFacts:
     tables: Mapping[str, TableFacts]
     refused: Mapping[str, tuple[str, str]]
     """The message and the hint for tables that can't be captured."""
+    unidentified: Mapping[str, tuple[str, str]]
+    """The same for tables whose replica identity lacks the key."""
     encrypted: bool = True
     """Whether the connection is encrypted, or doesn't leave this machine."""
     clock_off_s: float = 0.0
@@ -175,6 +177,7 @@ def read_source(conn: Connection, pipeline: Pipeline, *, connected: bool) -> Sou
     senders, standbys = _row(conn, SENDERS)
     transaction_s, prepared_s = _row(conn, TRANSACTIONS)
     survey = table_survey.survey(conn, pipeline)
+    unidentified = row_identity.unidentified(conn, survey.tables)
     return SourceFacts(
         name,
         conn.info.server_version,
@@ -193,6 +196,7 @@ def read_source(conn: Connection, pipeline: Pipeline, *, connected: bool) -> Sou
         _publication(conn, name),
         _tables(conn, names, role),
         {table: (error.message, error.hint) for table, error in survey.refused.items()},
+        {table: (error.message, error.hint) for table, error in unidentified.items()},
         _encrypted(conn),
         _clock_off(conn),
         _disk_free_share(conn),

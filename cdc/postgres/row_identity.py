@@ -7,13 +7,15 @@ Invariant: at every moment no two rows have the same key, and none has a null in
 
 import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import psycopg
+from psycopg.types.json import Jsonb
 
 from cdc.errors import SourceError
+from cdc.model.table import Table
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
@@ -32,6 +34,30 @@ WHERE i.indrelid = %s AND i.indisunique AND i.indisvalid AND i.indpred IS NULL A
 ORDER BY i.indisprimary DESC, array_length(i.indkey, 1), 1
 """
 
+# Each table of a JSON object, whose values are the columns of its key, with the first of its
+# partitions whose replica identity lacks one of them.
+UNIDENTIFIED = """
+WITH RECURSIVE member (name, key, oid) AS (
+    SELECT wanted.name, wanted.key, c.oid FROM jsonb_each(%s) AS wanted (name, key)
+    JOIN pg_class c ON true JOIN pg_namespace n ON n.oid = c.relnamespace
+    WHERE n.nspname || '.' || c.relname = wanted.name
+    UNION ALL
+    SELECT member.name, member.key, i.inhrelid FROM member JOIN pg_inherits i ON i.inhparent = member.oid
+    JOIN pg_class p ON p.oid = i.inhrelid AND p.relispartition
+)
+SELECT member.name, min(n.nspname || '.' || c.relname)
+FROM member JOIN pg_class c USING (oid) JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE c.relkind = 'r' AND c.relreplident <> 'f' AND NOT EXISTS (
+    SELECT FROM pg_index i
+    WHERE i.indrelid = c.oid
+      AND CASE c.relreplident WHEN 'd' THEN i.indisprimary WHEN 'i' THEN i.indisreplident ELSE false END
+      AND member.key <@ (
+          SELECT jsonb_agg(a.attname) FROM unnest(i.indkey) WITH ORDINALITY AS part (attnum, at)
+          JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = part.attnum
+          WHERE part.at <= i.indnkeyatts))
+GROUP BY member.name
+"""
+
 
 @dataclass(frozen=True)
 class Index:
@@ -47,6 +73,25 @@ class Index:
 def indexes(conn: Connection, relation: int) -> list[Index]:
     """The indexes of a relation that can identify a row, the primary key first."""
     return [Index(*row) for row in conn.execute(INDEXES, [relation])]
+
+
+def unidentified(conn: Connection, tables: Iterable[Table]) -> dict[str, SourceError]:
+    """An error for each table, by name, whose replica identity lacks a column of its key.
+
+    If the identity is another index, a delete is logged without the key, and the connector writes it
+    with made-up values (`TableSchemaBuilder.createKeyGenerator`): it would delete another row.
+    Without an identity Postgres refuses updates and deletes.
+    """
+    keys = {table.qualified: list(table.key) for table in tables}
+    errors = {}
+    for name, part in conn.execute(UNIDENTIFIED, [Jsonb(keys)]).fetchall():
+        errors[name] = SourceError(
+            f"The replica identity of {part} lacks the key ({', '.join(keys[name])}): a delete wouldn't name its row.",
+            code="identity-without-key",
+            hint="cdc -p FILE migrate",
+            table=name,
+        )
+    return errors
 
 
 def key_index(conn: Connection, relation: int, table: str, key: Sequence[str]) -> Index:

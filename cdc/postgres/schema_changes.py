@@ -187,7 +187,7 @@ def _compare_columns(
             belated = current.command in BELATED_COMMANDS
             yield from _column_added(column, current.table, used_names, belated=belated)
         else:
-            yield from _column_changed(was, column, current.table)
+            yield from _column_changed(was, column, current.table, has_key=bool(current.key))
 
 
 def _column_added(
@@ -202,12 +202,17 @@ def _column_added(
         yield "refresh", f"{column} was added some time before it was noticed"
 
 
-def _column_changed(was: ColumnDefinition, now: ColumnDefinition, table: str) -> Iterator[Verdict]:
+def _column_changed(
+    was: ColumnDefinition, now: ColumnDefinition, table: str, *, has_key: bool
+) -> Iterator[Verdict]:
     column = f"column {now.name} of {table}"
     if was.name != now.name:
         yield "refresh", f"column {was.name} of {table} was renamed to {now.name}"
     # A key of another form is another key, in another partition.
     impact: Impact = "refresh" if now.key is None else "cleanse"
+    # Without a primary key the columns that the pipeline file names are the key; it may be this one.
+    if now.identified and not was.identified and (now.key is not None or not has_key):
+        yield "cleanse", f"{column} was missing from what the log holds of deleted rows"
     if not same_text(was.type, now.type):
         yield impact, f"{column} has another type"
     elif was.types is not None and now.types is not None:

@@ -32,7 +32,7 @@ class ColumnDefinition:
     """One column in the journal; `number` survives a rename, and is None in old entries.
 
     `labels` and `attributes` belong to the outermost type. `types` has its parts at any depth; it is
-    None in old entries.
+    None in old entries. `identified` is False if the replica identity is an index without the column.
     """
 
     name: str
@@ -44,6 +44,7 @@ class ColumnDefinition:
     labels: tuple[str, ...] | None = None
     attributes: tuple[str, ...] | None = None
     types: tuple[TypeDefinition, ...] | None = None
+    identified: bool = True
 
 
 @dataclass(frozen=True)
@@ -115,6 +116,7 @@ def _columns(columns: list[dict[str, Any]] | None) -> tuple[ColumnDefinition, ..
             labels=_tuple(column.get("labels")),
             attributes=_tuple(column.get("attributes")),
             types=_types(column.get("types")),
+            identified=column.get("identified", True),
         )
         for column in columns
     )

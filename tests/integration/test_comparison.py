@@ -17,7 +17,7 @@ from cdc.control.registrations import Registration
 from cdc.migrations import SourceRequirements, migrate, prepare_source
 from cdc.observe.collection import collect
 from cdc.postgres import table_survey
-from cdc.postgres.row_identity import key_index
+from cdc.postgres.row_identity import key_index, unidentified
 from cdc.postgres.schema_changes import consequences
 from cdc.postgres.table_definition import Definition, parse
 from tests.support.pipelines import pipeline
@@ -35,6 +35,8 @@ INSERT INTO shop.high VALUES (15, 1);
 """
 EVENT_TRIGGERS = ("cdc_ddl", "cdc_ddl_around", "cdc_drop", "cdc_rewrite")
 CAPTURED = ("shop.orders", "shop.parts")
+KEYS = {"shop.marks": ["a"]}
+"""Keys that the pipeline file names."""
 Connection = psycopg.Connection[tuple[Any, ...]]
 
 
@@ -58,14 +60,18 @@ def prepared(dsn: str, unique: str, schema: str, *tables: str) -> Iterator[Conne
     with psycopg.connect(dsn, autocommit=True) as connection:
         connection.execute(schema.encode())
         migrate(connection)
-        pairs = [(table.split(".")[0], table.split(".")[1]) for table in tables]
-        requirements = SourceRequirements(unique, pairs, f"{unique}_replication", key_index)
-        prepare_source(connection, requirements)
+        needs = requirements(unique, *tables)
+        prepare_source(connection, needs)
         yield connection
-        role = sql.Identifier(requirements.role)
+        role = sql.Identifier(needs.role)
         connection.execute(
             sql.SQL("DROP OWNED BY {role} CASCADE; DROP ROLE {role}").format(role=role)
         )
+
+
+def requirements(name: str, *tables: str) -> SourceRequirements:
+    pairs = [(table.split(".")[0], table.split(".")[1]) for table in tables]
+    return SourceRequirements(name, pairs, f"{name}_replication", key_index, keys=KEYS)
 
 
 def history(conn: Connection) -> list[Definition]:
@@ -393,6 +399,50 @@ def test_without_depth_a_label_below_a_domain_changes_unseen(
         conn.execute(RENAMED.encode())
         definitions.compare(conn)
         assert verdicts(conn, table) == entries
+
+
+LINES = """
+CREATE SCHEMA shop;
+CREATE TABLE shop.lines (id int PRIMARY KEY, "order" int NOT NULL UNIQUE);
+CREATE TABLE shop.parts (id int, day int NOT NULL, PRIMARY KEY (id, day), UNIQUE (day)) PARTITION BY RANGE (day);
+CREATE TABLE shop.january PARTITION OF shop.parts FOR VALUES FROM (1) TO (32);
+CREATE TABLE shop.february PARTITION OF shop.parts FOR VALUES FROM (32) TO (60);
+CREATE TABLE shop.marks (a int NOT NULL UNIQUE, b int NOT NULL UNIQUE);
+"""
+
+
+@pytest.mark.parametrize("watched", [True, False], ids=["event triggers", "comparison"])
+@pytest.mark.parametrize(
+    ("table", "part", "identity"),
+    [
+        ("shop.lines", "shop.lines", "USING INDEX lines_order_key"),
+        ("shop.parts", "shop.january", "USING INDEX january_day_key"),
+        ("shop.marks", "shop.marks", "USING INDEX marks_b_key"),
+        ("shop.lines", "shop.lines", "NOTHING"),
+    ],
+)
+def test_an_identity_without_the_key(
+    postgres_dsn: str, unique: str, table: str, part: str, identity: str, *, watched: bool
+) -> None:
+    """Its views wait, and deletes that named no row are made up for. NOTHING lets no delete pass."""
+    tables = ("shop.lines", "shop.parts", "shop.marks")
+    entries = [{"table": name, "key": KEYS.get(name, [])} for name in tables]
+    file = pipeline(unique, postgres_dsn, *entries)
+    with prepared(postgres_dsn, unique, LINES, *tables) as conn:
+        if not watched:
+            drop_event_triggers(conn)
+        follower = SchemaFollower(lambda: file, table_survey.survey(conn, file).tables)
+        assert follower(history(conn), Registration())[1] == {}
+        conn.execute(f"ALTER TABLE {part} REPLICA IDENTITY {identity}".encode())
+        definitions.compare(conn)
+        _, problems = follower(history(conn), Registration())
+        assert list(problems) == [table]
+        assert f"identity of {part} lacks the key" in str(problems)
+        prepare_source(conn, requirements(unique, *tables))
+        definitions.compare(conn)
+        assert unidentified(conn, table_survey.survey(conn, file).tables) == {}
+        lost = set() if identity == "NOTHING" else {(table, "cleanse")}
+        assert set(verdicts(conn, *tables)) == lost
 
 
 def test_a_composite_type_gets_an_attribute_at_any_depth(postgres_dsn: str, unique: str) -> None:

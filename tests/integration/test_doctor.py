@@ -42,7 +42,7 @@ pytestmark = pytest.mark.timeout(300)
 
 REFUSED = (
     *("role-unfit", "role-unreadable", "publication-incomplete", "publication-partial"),
-    *("table-refused", "heartbeat-row-missing"),
+    *("identity-without-key", "table-refused", "heartbeat-row-missing"),
 )
 """Faults that `register` refuses, and calls what the doctor calls them."""
 MISCONFIGURED = {
@@ -201,6 +201,7 @@ def test_the_doctor_before_and_after_register(clinic: Clinic) -> None:
         "publication-incomplete": f"ALTER PUBLICATION {name} DROP TABLE shop.orders",
         "publication-partial": f"ALTER PUBLICATION {name} SET (publish = 'insert')",
         "identity-partial": "ALTER TABLE shop.orders REPLICA IDENTITY DEFAULT",
+        "identity-without-key": "ALTER TABLE shop.counters REPLICA IDENTITY NOTHING",
         "table-refused": "ALTER TABLE shop.counters DROP CONSTRAINT counters_pkey",
         "truncation-unwatched": "ALTER TABLE shop.orders DISABLE TRIGGER USER",
         "heartbeat-row-missing": f"DELETE FROM cdc.heartbeat WHERE pipeline = '{name}'",

@@ -154,6 +154,12 @@ POSTGRES: Mapping[str, Kind] = {
     "table-unlogged": Kind(
         "degraded", SOURCE, SourceError, "Its view holds the snapshot's rows, and never a change."
     ),
+    "identity-without-key": Kind(
+        "down",
+        SOURCE,
+        SourceError,
+        "A delete doesn't name its row, so `register` refuses and views of the table wait.",
+    ),
     "identity-partial": Kind(
         "degraded",
         SOURCE,
