@@ -126,7 +126,9 @@ SOURCE_FAULTS: dict[str, Callable[[], Iterable[Finding]]] = {
     "publication-extra": lambda: publication(tables=(TABLE, "public.old", *CONTROL_TABLES)),
     "table-refused": lambda: source(refused={TABLE: ("No key.", "add one")}),
     "table-unlogged": lambda: table(unlogged=TABLE),
-    "identity-without-key": lambda: source(unidentified={TABLE: ("No key.", "cdc -p FILE migrate")}),
+    "identity-without-key": lambda: source(
+        unidentified={TABLE: ("No key.", "cdc -p FILE migrate")}
+    ),
     "identity-partial": lambda: table(partial=True),
     "truncation-unwatched": lambda: table(unwatched=True),
     "heartbeat-row-missing": lambda: source(beats=False),
