@@ -80,7 +80,7 @@ class Stream:
         self._is_working = False
         """Whether the worker has more to do."""
         self._views = Views(sink, pipeline, self._kafka, describe, placeholder, names)
-        self._watch = Watch(self._views)
+        self._watch = Watch(self._views, self._ends)
         self._stopping = threading.Event()
         self._recovery = Recovery(self._views, self._watch, self._stopping, self._publish)
         self._batches = BatchWriter(
@@ -216,7 +216,8 @@ class Stream:
         TopicMissing.
         """
         try:
-            ends = self._ends.read(self._views.plan.shapes)
+            shapes = self._views.plan.shapes
+            ends = self._ends.read({name: shape.partition_count for name, shape in shapes.items()})
         except KafkaUnavailable as error:
             self._report_unread(error)
             return None

@@ -8,15 +8,20 @@ from dataclasses import replace
 from typing import Any
 
 from cdc.apply.machine import Continue, Observed, decide
-from cdc.apply.plan import ResumePlan
+from cdc.apply.plan import Ends, ResumePlan
 from cdc.apply.views import Views
 from cdc.errors import SinkRejected
 from cdc.generations.registry import GenerationBuild, RetainedView
 from cdc.kafka.log_continuity import Continuity
+from cdc.kafka.log_ends import LogEnds
 from cdc.kafka.log_refusals import Discontinued
 from cdc.model.table import Table
 from cdc.sink.contract import SchemaMismatch
 
+TOPICS_S = 1.0
+"""Seconds between checks that control topics are still the same topics: one that was created again
+may have as many records.
+"""
 RECHECK_S = 10.0
 """Seconds between checks of the sink itself: a waiting table may fit by now, a view may be lost or
 cleared.
@@ -28,8 +33,12 @@ SETTLING_S = 10.0
 class Watch:
     """The observer of one sink; used by the thread that owns its stream."""
 
-    def __init__(self, views: Views) -> None:
+    def __init__(self, views: Views, ends: LogEnds) -> None:
         self._views = views
+        self._ends = ends
+        self._control_ends: Ends = {}
+        """Where the control topics ended when they were read last, at `_control_read_at`."""
+        self._control_read_at = 0.0
         self._looked_at = 0.0
         self._changed_at = -1
         self._retained: Mapping[str, RetainedView] = {}
@@ -50,10 +59,11 @@ class Watch:
             CdcError: from the broker and, if they are asked, from the sink and Postgres.
         """
         views = self._views
-        ends = views.kafka.log_ends([*views.control_topics, views.registry.topic])
-        control = views.read_control(ends)
-        if views.registry.has_changed(ends):
-            views.registry.read()
+        topics = [*views.control_topics, views.registry.topic]
+        ends = self._ends.read(dict.fromkeys(topics, 1), is_committed=False)
+        if ends != self._control_ends or time.monotonic() - self._control_read_at >= TOPICS_S:
+            self._read_control(topics)
+        control = views.control
         generations, sink = views.sink_generations, views.sink
         level = isinstance(generations.work, GenerationBuild) or sink.is_caught_up
         observed = Observed(
@@ -69,6 +79,15 @@ class Watch:
         if not isinstance(decide(plan, replace(observed, quarantine=False)), Continue):
             return observed
         return replace(observed, **self._check_sink(plan, waited_s))
+
+    def _read_control(self, topics: Sequence[str]) -> None:
+        views, began = self._views, time.monotonic()
+        ends = views.kafka.log_ends(topics)
+        views.read_control(ends)
+        if views.registry.has_changed(ends):
+            views.registry.read()
+        self._control_ends = {topic: dict(enumerate(end.offsets)) for topic, end in ends.items()}
+        self._control_read_at = began
 
     def _check_sink(self, plan: ResumePlan, waited_s: float) -> dict[str, Any]:
         """The facts that cost requests to the sink, if they are due."""

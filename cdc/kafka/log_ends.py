@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from cdc.errors import ConnectorError, KafkaUnavailable
 from cdc.kafka.log_refusals import missing_topic
-from cdc.model.position import Position
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
@@ -23,9 +22,13 @@ class LogEnds:
         self._bootstrap = bootstrap
         self._admin: AdminClient | None = None
 
-    def read(self, shapes: Mapping[str, Position]) -> dict[str, dict[int, int]]:
-        """The last stable offset of each partition, by topic: what a read_committed reader gets is
-        before it. `shapes` say how many partitions a topic has.
+    def read(
+        self, partitions: Mapping[str, int], *, is_committed: bool = True
+    ) -> dict[str, dict[int, int]]:
+        """The end of each partition, by topic. `partitions`: how many a topic has.
+
+        is_committed: the last stable offset, which all that a read_committed reader gets is before;
+        else the end behind all records, also those of open transactions.
 
         Raises:
             TopicMissing: a topic, or a partition of it, isn't there. KafkaUnavailable.
@@ -35,17 +38,19 @@ class LogEnds:
         latest = admin.OffsetSpec.latest()  # type: ignore[attr-defined, no-untyped-call]
         wanted = {
             TopicPartition(topic, partition): latest
-            for topic, shape in shapes.items()
-            for partition in range(shape.partition_count)
+            for topic, count in partitions.items()
+            for partition in range(count)
         }
-        ends: dict[str, dict[int, int]] = {topic: {} for topic in shapes}
+        ends: dict[str, dict[int, int]] = {topic: {} for topic in partitions}
         if not wanted:
             return ends
         if self._admin is None:
             self._admin = admin.AdminClient({"bootstrap.servers": self._bootstrap, **SETTINGS})
         answers = self._admin.list_offsets(
             wanted,
-            isolation_level=IsolationLevel.READ_COMMITTED,
+            isolation_level=IsolationLevel.READ_COMMITTED
+            if is_committed
+            else IsolationLevel.READ_UNCOMMITTED,
             request_timeout=TIMEOUT_S,
         )
         for place, answer in answers.items():

@@ -61,5 +61,5 @@ def test_rows_of_a_child_are_not_its_parents(
         conn.execute(SHOP.encode())
         (table,) = table_survey.describe(conn, pipeline(unique, postgres_dsn, name))
         statement = sql.SQL("SELECT count(*) FROM ({}) AS rows")
-        text = sql.SQL(query(conn, table))  # type: ignore[arg-type]
+        text = sql.SQL(query(conn, table))
         assert conn.execute(statement.format(text)).fetchone() == (1,)
