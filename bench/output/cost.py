@@ -2,16 +2,18 @@
 process by name.
 """
 
+import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import TracebackType
 
 import psutil
 
-EVERY_S = 0.25
-"""Looking takes 20 ms of a core."""
+EVERY_S = 1.0
+"""The CPU of a process that ends is known as of the last look at it."""
 
 
 @dataclass
@@ -29,8 +31,8 @@ class Meter:
     """Use as a context manager; what it found is in `cost` afterwards. `roots` are process ids by
     name.
 
-    Children count for their root. Those of this process are looked for anew: Java among them is
-    `spark`, Python that runs `bench.rivals.plain` is `rival`, any other Python is a worker of Spark's.
+    Children count for their root. Of this process' own children Java is `spark`, Python that runs
+    `bench.rivals.plain` is `rival`, and any other Python is a worker of Spark's.
     """
 
     def __init__(self, roots: Mapping[str, int]) -> None:
@@ -82,25 +84,40 @@ class Meter:
             self.cost.peak_mb[name] = max(now, self.cost.peak_mb.get(name, 0.0))
 
     def _processes(self) -> list[tuple[str, psutil.Process]]:
+        children = _children()
         processes: list[tuple[str, psutil.Process]] = []
         for name, pid in self._roots.items():
-            processes += [(name, process) for process in _tree(pid)]
-        bench, servers = psutil.Process(), {process.pid for _, process in processes}
-        processes.append(("bench", bench))
+            processes += [(name, process) for process in _tree(pid, children)]
         # The servers are children of this process as well.
-        children = [child for child in bench.children(recursive=True) if child.pid not in servers]
-        return processes + [(role, child) for child in children if (role := _role(child))]
+        servers = {process for _, process in processes}
+        for process in _tree(os.getpid(), children):
+            if process not in servers and (role := _role(process)):
+                processes.append((role, process))
+        return processes
 
 
-def _tree(pid: int) -> list[psutil.Process]:
+def _children() -> dict[int, list[psutil.Process]]:
+    """The children of every process: `psutil.Process.children` reads all of /proc for each root."""
+    children: dict[int, list[psutil.Process]] = {}
+    for process in psutil.process_iter():
+        with suppress(psutil.NoSuchProcess):
+            children.setdefault(process.ppid(), []).append(process)
+    return children
+
+
+def _tree(pid: int, children: Mapping[int, Sequence[psutil.Process]]) -> list[psutil.Process]:
     try:
-        root = psutil.Process(pid)
-        return [root, *root.children(recursive=True)]
+        tree = [psutil.Process(pid)]
     except psutil.NoSuchProcess:
         return []
+    for process in tree:
+        tree += children.get(process.pid, [])
+    return tree
 
 
 def _role(process: psutil.Process) -> str:
+    if process.pid == os.getpid():
+        return "bench"
     try:
         words = process.cmdline()
     except (psutil.NoSuchProcess, psutil.ZombieProcess):
