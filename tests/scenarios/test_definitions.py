@@ -270,3 +270,26 @@ def test_a_key_that_moves_while_policies_hide_the_rows(world: "World") -> None:
         assert len(keys) == 20
         world.sql(show_rows("public.items", world.pipeline.replication_user, "permissive"))
         equal_soon(world)
+
+
+def test_deletes_that_name_no_row_are_made_up_for(world: "World") -> None:
+    """The log has made-up keys of them: there is a row with such a key, and it stays."""
+    world.sql(
+        "CREATE TABLE items (id int PRIMARY KEY, code int NOT NULL UNIQUE)",
+        "INSERT INTO items SELECT id, -id FROM generate_series(0, 20) id",
+        "CREATE TABLE others (id int PRIMARY KEY)",
+    )
+    start(world, "public.items", "public.others")
+    with world.running():
+        world.settle()
+        world.sql(
+            "ALTER TABLE items REPLICA IDENTITY USING INDEX items_code_key",
+            "DELETE FROM items WHERE id = 5",
+            "UPDATE items SET id = 30 WHERE id = 6",
+        )
+        wait_until(lambda: "lacks the key" in str(aside(world)), 60, "the table to wait")
+        assert "identity-without-key" in world.cdc("doctor", code=4).stdout
+        world.sql("INSERT INTO others VALUES (1)")
+        world.cdc("migrate")
+        equal_soon(world)
+        assert {world.census()[sink, "public.items"] for sink in world.pipeline.sinks} == {20}
