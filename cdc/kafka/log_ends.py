@@ -1,5 +1,5 @@
-"""The ends of topics, in one request of librdkafka: 0.6 ms of CPU for ten partitions, a third of what
-the same costs with the other client.
+"""Ask for the ends of topics with librdkafka, in one call. For ten partitions it takes 0.6 ms of
+CPU, a third of what kafka-python takes.
 """
 
 from collections.abc import Mapping
@@ -17,18 +17,18 @@ SETTINGS = {"socket.nagle.disable": True, "log_level": 0}
 
 
 class LogEnds:
-    """Asks for the ends of topics whose partitions are known. One thread uses it."""
+    """Asks for the ends of topics. Not thread-safe."""
 
     def __init__(self, bootstrap: str) -> None:
         self._bootstrap = bootstrap
         self._admin: AdminClient | None = None
 
     def read(self, shapes: Mapping[str, Position]) -> dict[str, dict[int, int]]:
-        """The last stable offset of each partition, by topic: what a read_committed reader gets is
-        before it. `shapes` say how many partitions a topic has.
+        """Return the last stable offset of each partition, by topic. A read_committed reader gets
+        all records before it. `shapes` gives each topic's number of partitions.
 
         Raises:
-            TopicMissing: a topic, or a partition of it, isn't there. KafkaUnavailable.
+            TopicMissing: a topic or a partition doesn't exist. KafkaUnavailable.
         """
         from confluent_kafka import IsolationLevel, KafkaException, TopicPartition, admin
 
@@ -54,7 +54,7 @@ class LogEnds:
             except KafkaException as error:
                 raise self._error(place, error.args[0].code(), error.args[0].name()) from None
             if offset < 0:
-                # Without an error, from a broker that has just started: -1001, no offset.
+                # A broker that has just started may answer -1001, no offset, without an error.
                 raise self._error(place, None, "it has no end yet")
             ends[place.topic][place.partition] = offset
         return ends
@@ -62,10 +62,10 @@ class LogEnds:
     def _error(self, place: Any, code: int | None, name: str) -> ConnectorError:
         from confluent_kafka import KafkaError
 
-        # The client would go on with the leaders that it knows, for five minutes: of a broker that
-        # has started again each answer would be FENCED_LEADER_EPOCH.
+        # The client keeps its metadata for five minutes. After a broker's restart, every answer
+        # would be FENCED_LEADER_EPOCH until then.
         self._admin = None
-        # _NOENT: the client has no entry of the topic in what the brokers describe.
+        # _NOENT: the topic isn't in the brokers' metadata.
         if code in (
             KafkaError.UNKNOWN_TOPIC_OR_PART,
             KafkaError._UNKNOWN_PARTITION,
