@@ -66,8 +66,8 @@ def picture() -> str:
     notes += [
         (270, 134, "from the sink's positions"),
         (290, 240, "a failure that may pass: any state waits, then starts"),
-        (325, 51, "a person has paused the sink, until it is resumed"),
-        (612, 140, "told to stop"),
+        (325, 51, "somebody paused the sink, until it is resumed"),
+        (612, 140, "asked to stop"),
         (612, 260, "no retry helps"),
         (612, 36, "all is applied"),
     ]

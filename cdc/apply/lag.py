@@ -32,8 +32,8 @@ class Lag:
         self._rows: deque[tuple[float, int]] = deque()
 
     def begin(self, ends: Ends) -> None:
-        """Start anew: a plan has been loaded, and the topics end at `ends`. What waited before waits
-        still; a topic may be another one by now, so that its ends of before don't count.
+        """Begin from a plan that has just been loaded; the topics end at `ends`. The longest wait so far
+        still counts. Earlier ends don't, because a topic may have been recreated.
         """
         self._ends = ends
         self._looked_at = time.time()

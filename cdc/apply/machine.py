@@ -1,33 +1,33 @@
 """Decide a stream's next step from its plan and from what was observed since.
 
 Pure: the owner of the stream observes and acts. The first row that fits applies. Another writer is
-a failure that trying again won't change, unless readers are being shown other views.
+a failure that a retry can't fix, unless a promotion is under way.
 
-Three things aren't decided here. What follows `failed` is in `cdc.apply.restarts`. A sink that is
-paused when its stream starts waits until it is resumed, or fails where the run was to end once it
-has caught up.
+Two things are decided elsewhere. What follows `failed` is in `cdc.apply.restarts`. `Stream` decides
+what it notices without an observation: a sink that is paused when the stream starts, and a topic
+that ends before its view's position.
 
-| state   | event                                               | next                     | guarantee             |
-|---------|-----------------------------------------------------|--------------------------|-----------------------|
-| any     | a failure that trying again at once won't change    | failed, says why         | loud                  |
-| any     | told to stop                                        | stopped, after the batch | positions tell        |
-| any     | a failure that may pass, not the same for ever      | waiting, then starting   | the view goes on      |
-| running | another writer while readers are shown other views  | starting: switched       | one writer a view     |
-| running | all that was there is applied, and no more is asked | caught up, or failed     | a refused view fails  |
-| running | the same, but documents wait for more of the log    | starting: documents      | none with a late row  |
-| running | the registration is new                             | starting: registration   | its tables first      |
-| running | a floor is new: rows went with a TRUNCATE           | starting: truncate       | floors first          |
-| running | a definition of a table is new                      | starting: schema         | columns first         |
-| running | readers are being shown views that must draw level  | waits, 5 s at most       | no reader goes back   |
-| running | a person has paused the sink                        | starting: paused         | none till resumed     |
-| running | readers see another generation                      | starting: switched       | what is seen goes on  |
-| running | another standby is due, or one can be tried again   | starting: standby        | rollback never waits  |
-| running | the log may have lost what a view needs             | starting: continuity     | no delete is missed   |
-| running | a table that waited can go on                       | starting: unblocked      | every table that can  |
-| running | a topic is another one, or has other partitions     | starting: topic          | order within a key    |
-| running | a view went back, or can't be held any more         | starting: view           | the view is the log's |
-| running | rows in quarantine are to be tried again            | starting: quarantine     | asked for, answered   |
-| running | none of that                                        | running                  | positions last        |
+| state   | event                                              | next                     | guarantee              |
+|---------|----------------------------------------------------|--------------------------|------------------------|
+| any     | a failure that an immediate retry can't fix        | failed, with the reason  | never silent           |
+| any     | asked to stop                                      | stopped, after the batch | positions are stored   |
+| any     | a failure that may pass, and hasn't kept recurring | waiting, then starting   | the view continues     |
+| running | another writer, while a promotion is under way     | starting: switched       | one writer a view      |
+| running | the end of the log, and the run was to end there   | caught up, or failed     | a refused view fails   |
+| running | the same, but documents need more of the log       | starting: documents      | none with a late row   |
+| running | a new registration                                 | starting: registration   | its tables first       |
+| running | a new floor: rows went with a TRUNCATE             | starting: truncate       | floors first           |
+| running | a new definition of a table                        | starting: schema         | columns first          |
+| running | a promotion waits for its views to catch up        | waits, 5 s at most       | no reader goes back    |
+| running | somebody paused the sink                           | starting: paused         | no batch meanwhile     |
+| running | readers see another generation                     | starting: switched       | readers' view moves on |
+| running | another standby is due, or one can be retried      | starting: standby        | rollback never waits   |
+| running | the log may have lost what a view needs            | starting: continuity     | no delete is missed    |
+| running | a waiting table can continue                       | starting: unblocked      | no needless wait       |
+| running | a topic was recreated, cut or repartitioned        | starting: topic          | order within a key     |
+| running | a view went back, or no longer fits its table      | starting: view           | the view is the log's  |
+| running | a redrive was requested                            | starting: quarantine     | requests are answered  |
+| running | none of these                                      | running                  | positions last         |
 """
 
 from collections.abc import Mapping
@@ -41,7 +41,9 @@ from cdc.model.position import Position, Reach, ViewCheckpoint, distance
 from cdc.sink.remedy import exhausted
 
 HOLD_S = 5.0
-"""How long the live views wait at most for a promotion: the command that promotes may be dead."""
+"""Seconds that a live view waits for a promotion. No longer, because the command that promotes may
+be dead.
+"""
 
 
 class Reason(StrEnum):
@@ -66,13 +68,13 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True)
 class Continue:
-    """Nothing that the run goes by has changed."""
+    """Nothing that the plan depends on has changed."""
 
 
 @dataclass(frozen=True)
 class Restart:
-    """Load the plan again and go on from there; `table` is whose change it is, where it is
-    of one.
+    """Load the plan again and continue from the sink's positions. `table` is the table that
+    changed, if the reason is one table.
     """
 
     reason: Reason
@@ -84,14 +86,12 @@ class Restart:
 
 @dataclass(frozen=True)
 class WaitForPromotion:
-    """Apply nothing for a moment, so that the generation that readers are being shown can draw
-    level.
-    """
+    """Apply nothing for a moment, so that the generation that is being promoted can catch up."""
 
 
 @dataclass(frozen=True)
 class Stop:
-    """The stream ends, in this state; `error` is why, if it has failed."""
+    """The stream ends in this state; with the `error` if it failed."""
 
     state: RunState
     error: CdcError | None = None
@@ -102,7 +102,7 @@ Decision = Continue | Restart | WaitForPromotion | Stop
 
 @dataclass(frozen=True)
 class Observed:
-    """The facts since the plan was loaded. None where a fact wasn't looked up this time."""
+    """The facts since the plan was loaded. A fact that wasn't looked up this time is None."""
 
     control: ControlState
     standby: Mapping[str, str] = field(default_factory=dict)
@@ -112,7 +112,7 @@ class Observed:
     paused: bool = False
     """A person has paused the sink."""
     promoting: bool = False
-    """A promotion is under way, to a generation that is caught up or catches up by itself."""
+    """A promotion is under way, to a generation that has caught up or catches up by itself."""
     waited_s: float = 0.0
     now: float = 0.0
     """Unix seconds."""
@@ -121,7 +121,7 @@ class Observed:
     topics: Mapping[str, Position] | None = None
     """Ends of topics."""
     unheld: str | None = None
-    """A table whose view can't be held any more."""
+    """A table whose view no longer fits it."""
     unblocked: str | None = None
     """A table that waited and can go on."""
     quarantine: bool = False
@@ -130,16 +130,16 @@ class Observed:
     log_ended: bool = False
     """All records are applied that were there when the stream started."""
     unfinished: bool = False
-    """What the records give rise to besides isn't done, and needs more of the log."""
+    """Documents that follow from the records aren't sent yet, and need more of the log."""
     failure: CdcError | None = None
     tolerable: bool = False
-    """The failure may pass, and hasn't come back too often: see `cdc.sink.remedy.Patience`."""
+    """The failure may pass, and hasn't recurred too often: see `cdc.sink.remedy.Patience`."""
     switching: bool = False
-    """Another writer may be at the views because a promotion is under way, or has just been."""
+    """A promotion is under way, or has just ended, so another writer may be at the views."""
 
 
 def decide(plan: ResumePlan, observed: Observed) -> Decision:
-    """The next step: the table above, row by row."""
+    """Decide the next step by the table above, row by row."""
     if observed.failure:
         return _after_failure(observed, observed.failure)
     if observed.stopping:
@@ -162,13 +162,13 @@ def _after_failure(observed: Observed, failure: CdcError) -> Decision:
 
 
 def _at_end(plan: ResumePlan) -> Stop:
-    """Views that somebody has to make again are no success."""
+    """A run that ends while views have to be rebuilt has failed."""
     return Stop(RunState.FAILED, plan.refused[0]) if plan.refused else Stop(RunState.CAUGHT_UP)
 
 
 def _after_control(previous: ControlState, current: ControlState) -> Restart:
-    """Restart for anything new in the control topics, before records are applied that may depend on
-    it.
+    """Restart for anything new in the control topics, before a record that may depend on it is
+    applied.
     """
     if current.registration == previous.registration:
         for table, lsn in current.floors.lsns.items():
@@ -180,11 +180,9 @@ def _after_control(previous: ControlState, current: ControlState) -> Restart:
 
 
 def _after_look(plan: ResumePlan, observed: Observed) -> Restart | Continue:
-    """Restart for the first reason that holds, with its table."""
-    views, standby = (
-        observed.views or {},
-        observed.standby != plan.standby or observed.standby_returns,
-    )
+    """Restart for the first reason that applies, with its table."""
+    views = observed.views or {}
+    standby = observed.standby != plan.standby or observed.standby_returns
     reasons: dict[Reason, str | bool | None] = {
         Reason.PAUSED: observed.paused and not plan.shadow,
         Reason.SWITCHED: find_switched(plan, views),
@@ -202,18 +200,20 @@ def _after_look(plan: ResumePlan, observed: Observed) -> Restart | Continue:
 
 
 def find_switched(plan: ResumePlan, views: Mapping[str, ViewCheckpoint | None]) -> str | None:
-    """A table whose live view is of another generation than the plan's."""
+    """Find a table whose live view is of another generation than the plan's."""
     for table in plan.tables:
-        generation, stored = plan.generations.get(table.topic), views.get(table.topic)
+        generation = plan.generations.get(table.topic)
+        stored = views.get(table.topic)
         if generation is not None and stored and stored.generation != generation:
             return table.qualified
     return None
 
 
 def find_reshaped(plan: ResumePlan, topics: Mapping[str, Position]) -> str | None:
-    """A table whose topic was created again, or has partitions that the stream doesn't read."""
+    """Find a table whose topic was recreated, or has partitions that the stream doesn't read."""
     for table in plan.tables:
-        planned, current = plan.shapes[table.topic], topics.get(table.topic)
+        planned = plan.shapes[table.topic]
+        current = topics.get(table.topic)
         if current is None:
             continue
         if (current.topic_id, current.partition_count) != (
@@ -225,8 +225,8 @@ def find_reshaped(plan: ResumePlan, topics: Mapping[str, Position]) -> str | Non
 
 
 def find_set_back(plan: ResumePlan, views: Mapping[str, ViewCheckpoint | None]) -> str | None:
-    """A table whose view is behind its planned position. One that is ahead has another writer:
-    `apply` tells.
+    """Find a table whose view is behind its planned position. A view that is ahead has another
+    writer, which the next `apply` reports.
     """
     for table in plan.tables:
         left_at = plan.live.get(table.topic)

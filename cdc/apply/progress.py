@@ -95,8 +95,8 @@ class Progress:
 
 
 Phase = Literal["observe", "apply", "settle", "documents"]
-"""What a batch's time goes to: looking at the control topics before it; the sink's work, with Spark
-reading and decoding; the quarantine after it; documents besides it.
+"""The phases of a batch's time: checking the control topics before it; the sink's job, which reads,
+decodes and writes; the quarantine after it; documents between batches.
 """
 TABLES = 50
 OTHERS = "other"

@@ -1,12 +1,12 @@
-"""Run one sink's stream: resume at the sink's position, apply batch after batch, go on after a
+"""Run one sink's stream: resume at the sink's position, apply batch after batch, continue after a
 failure.
 
     ends of the topics -> a batch's ends -> observe, decide -> a job -> positions -> again
 
-Only the sink's own position counts. So a restart, which loads the plan again, is cheap, and answers
-everything that changes under a running stream: see `machine`.
+Only the sink's own position counts. So a restart, which loads the plan again, is cheap, and is the
+response to everything that changes during a run: see `machine`.
 
-One thread owns a stream, the one in `run`: it alone observes, applies, decides and publishes.
+The thread that calls `run` owns the stream: it alone observes, applies, decides and publishes.
 `stop` sets an event. `progress` is a snapshot that any thread may read.
 """
 
@@ -50,10 +50,12 @@ LOOK_S = 1.0
 batch.
 """
 POLL_S, IDLE_POLL_S = 0.05, 0.2
-"""Seconds between looks at the topics' ends, and while nothing has come for `IDLE_S`."""
+"""Seconds between requests for the topics' ends; the second one after `IDLE_S` without a batch."""
 IDLE_S = 2.0
 LOOK_SHARE = 0.05
-"""The most of a core that looks take: with hundreds of tables one takes longer than a millisecond."""
+"""The largest share of a core that these requests take. With hundreds of tables, one takes longer
+than a millisecond.
+"""
 log = structlog.get_logger()
 
 
@@ -72,13 +74,18 @@ class Stream:
         """`describe` returns the tables as they are now, at every start; `placeholder` is the
         connector's.
         """
-        self.sink, self.progress = sink, Progress(sink.name)
-        self._spark, self._pipeline, self._writer = spark, pipeline, uuid4().hex
-        self._kafka, names = Topics(pipeline.kafka), options.names
+        self.sink = sink
+        self.progress = Progress(sink.name)
+        self._spark = spark
+        self._pipeline = pipeline
+        self._writer = uuid4().hex
+        self._kafka = Topics(pipeline.kafka)
         self._ends = LogEnds(pipeline.kafka)
-        self._trigger_s, self._worker = options.trigger_s, options.worker
+        self._trigger_s = options.trigger_s
+        self._worker = options.worker
         self._is_working = False
         """Whether the worker has more to do."""
+        names = options.names
         self._views = Views(sink, pipeline, self._kafka, describe, placeholder, names)
         self._watch = Watch(self._views, self._ends)
         self._stopping = threading.Event()
@@ -86,15 +93,16 @@ class Stream:
         self._batches = BatchWriter(
             spark, self._views, self._writer, self._recovery.retry_batch, shadow=names is not None
         )
-        self._lag, self._restarts = Lag(), Counter[str]()
+        self._lag = Lag()
+        self._restarts = Counter[str]()
         self._batch_size = BatchSize(self._kafka)
 
     def run(self, *, until_caught_up: bool = False) -> None:
-        """Apply until stopped, or until all records are applied that were in the topics at the
-        start.
+        """Apply until stopped. With `until_caught_up`, until all records are applied that were in
+        the topics at the start.
 
         Raises:
-            CdcError: no retry at once can mend it. It may be called again later.
+            CdcError: an immediate retry can't fix it. `run` may be called again later.
         """
         decision: Decision = Continue()
         while not isinstance(decision, Stop):
@@ -106,29 +114,29 @@ class Stream:
             raise decision.error
 
     def note_restart(self) -> None:
-        """Count and publish that `run` is called again after an error. The error stays to be seen
-        until a batch, or a look, has gone well.
+        """Count and publish that `run` is called again after an error. The error remains published
+        until a batch or an observation succeeds.
         """
         self._report_restart(Restart(Reason.ERROR))
         self._publish(state=RunState.LOADING)
 
     def close(self) -> None:
-        """Close the connection to the broker, once `run` isn't called any more."""
+        """Close the connection to the broker. `run` must not be called again."""
         self._kafka.close()
 
     def stop(self) -> None:
-        """Finish the current batch, begin no other; returns at once."""
+        """Finish the current batch and begin no other. Returns at once."""
         self._stopping.set()
 
     def _attempt(self, until_caught_up: bool) -> Decision:
-        """Load the plan and follow the log, until a decision ends that."""
+        """Load the plan and follow the log until a decision ends it."""
         try:
             return self._resume(until_caught_up)
         except Exception as error:
             return self._recovery.decide(error)
 
     def _report_restart(self, restart: Restart) -> None:
-        """Count and log every restart: none is free, and a person may look for its cause."""
+        """Count and log every restart, so that its cause can be found."""
         self._restarts[restart.reason] += 1
         log.info(
             "query_restarted", sink=self.sink.name, reason=str(restart.reason), table=restart.table
@@ -141,7 +149,8 @@ class Stream:
         self._publish(state=stop.state, **failure, **lag)
 
     def _resume(self, until_caught_up: bool) -> Decision:
-        if (pause := self._views.read_pause()) and until_caught_up:
+        pause = self._views.read_pause()
+        if pause and until_caught_up:
             return Stop(RunState.FAILED, paused_error(pause, self.sink.name))
         if pause and not self._outwait_pause():
             return Stop(RunState.STOPPED)
@@ -162,7 +171,7 @@ class Stream:
         return self._follow(ends if until_caught_up else None)
 
     def _outwait_pause(self) -> bool:
-        """Wait until the sink is resumed; False when the stream is stopped meanwhile."""
+        """Wait until the sink is resumed. False if the stream is stopped first."""
         self._publish(state=RunState.PAUSED, error=None, hint=None)
         while self._views.read_pause():
             if self._stopping.wait(LOOK_S):
@@ -171,9 +180,9 @@ class Stream:
         return True
 
     def _follow(self, last_ends: Ends | None) -> Decision:
-        """Apply batch after batch, and observe while there are none, until a decision ends that.
+        """Apply batch after batch, and observe while there is none, until a decision ends it.
 
-        last_ends: where to end; None: go on.
+        last_ends: the offsets to end at; None to continue.
         """
         decision: Decision = Continue()
         due_at = 0.0
@@ -191,7 +200,7 @@ class Stream:
             look_s = time.monotonic() - began
             if batch_ends and (size >= LEAST or last_ends or began >= due_at):
                 decision = self._apply(batch_ends)
-                # No pause after a large batch: what has come meanwhile would wait for nothing.
+                # No pause after a large batch, because more has arrived meanwhile.
                 due_at = 0.0 if size >= LEAST else began + self._trigger_s
                 applied_at = looked_at = time.monotonic()
                 is_turn = True
@@ -212,7 +221,7 @@ class Stream:
         return decision
 
     def _see_ends(self) -> Ends | None:
-        """Read the topics' ends; None while the broker is away, which is published. Raises
+        """Read the topics' ends. None while the broker can't be reached, which is published. Raises
         TopicMissing.
         """
         try:
@@ -230,14 +239,14 @@ class Stream:
         self._publish(state=RunState.RETRYING, error=error.message, hint=error.hint)
 
     def _finish_work(self) -> Decision:
-        """Decide what follows the end of the log, once all is done that its batches gave rise to."""
+        """Decide what follows the end of the log, once the worker has sent its documents."""
         plan = self._views.plan
         while self._worker and self._worker.work(plan.positions):
             if self._stopping.is_set():
                 return Stop(RunState.STOPPED)
         unfinished = self._worker is not None and not self._worker.is_current(plan.positions)
         if unfinished:
-            # The log has to go on first; the connector may be in its snapshot.
+            # The documents need later records; the connector may still be in its snapshot.
             self._stopping.wait(FIRST_PAUSE_S)
         observed = Observed(
             self._views.control,
@@ -249,8 +258,8 @@ class Stream:
 
     def _apply(self, ends: Ends) -> Decision:
         """Apply one batch, unless an observation calls for a restart first."""
-        # Observed after the batch's end is known, so that nothing is missed that the batch could
-        # depend on.
+        # After the batch's end is known, so that no control record is missed that the batch depends
+        # on.
         with self._batches.account.measured("observe"):
             decision = self._observe_before_batch()
         if not isinstance(decision, Continue):
@@ -268,9 +277,10 @@ class Stream:
         return Continue()
 
     def _observe_before_batch(self) -> Decision:
-        """Observe, and decide; while a promotion is under way, the batch waits for a time."""
-        # Asked for here, too: a stream whose changes keep coming is never idle.
-        began, quarantine = time.monotonic(), self._batches.redrive_requested()
+        """Observe and decide. While a promotion is under way, the batch waits for a time."""
+        began = time.monotonic()
+        # Checked before each batch as well, because a busy stream is never idle.
+        quarantine = self._batches.redrive_requested()
         decision = decide(
             self._views.plan, self._watch.observe(self._views.plan, quarantine=quarantine)
         )
@@ -283,8 +293,8 @@ class Stream:
         return Stop(RunState.STOPPED) if isinstance(decision, WaitForPromotion) else decision
 
     def _observe_idle(self) -> Decision:
-        """Observe between batches, and decide. A server that doesn't answer is asked again
-        later.
+        """Observe between batches, and decide. If a server doesn't answer, the next observation
+        asks again.
         """
         try:
             observed = self._watch.observe(

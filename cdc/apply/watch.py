@@ -44,7 +44,7 @@ class Watch:
         self._retained: Mapping[str, RetainedView] = {}
 
     def begin(self) -> None:
-        """Start anew: a plan has just been loaded, with everything that it depends on."""
+        """Begin from a plan that has just been loaded, with everything that it depends on."""
         generations = self._views.sink_generations
         self._looked_at = time.monotonic()
         self._changed_at, self._retained = generations.changed_at, dict(generations.retained)

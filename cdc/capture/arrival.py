@@ -1,8 +1,8 @@
-"""Arrival: wait until a heartbeat has come through the connector as it was put, or say why none does.
+"""Wait until a heartbeat comes through the connector with its new configuration, or raise the
+reason why none does.
 
-In:  the connections of a registration. Out: the heartbeat, or the error with the command that repairs
-it.
-Invariant: a heartbeat counts only if the new task has sent it.
+In:  the connections of a registration. Out: the heartbeat, or an error with the command that
+repairs the cause. Invariant: a heartbeat counts only if the new task has sent it.
 """
 
 import time
@@ -19,18 +19,17 @@ from cdc.model.table import Table
 from cdc.postgres import replication_slot, source
 
 DEADLINE_S = 60.0
-"""Seconds without any progress after which a registration fails. A snapshot that moves has no
-limit, nor have topics that are being made.
+"""Seconds without any progress after which a registration fails. There is no limit while a snapshot
+progresses or topics are being created.
 """
 STALE_S = 10.0
-"""Seconds for which Connect may still report the failure of a task that it was just told to
-restart.
+"""Seconds for which Connect may still report a failure of a task after it was asked to restart it.
 """
 SILENT_S = 4.0
 """Seconds between two messages while waiting for the heartbeat."""
 POLL_S = 0.25
 ALIKE = "columns that differ only by case"
-"""From the message with which Debezium refuses a table, even one that it doesn't capture."""
+"""Part of the message with which Debezium refuses a table, even one that it doesn't capture."""
 
 HINTS = (
     (
@@ -69,8 +68,8 @@ class Arrival:
     min_offset: int = 0
     """Offset in the heartbeat topic: a heartbeat at or after it is newer than the registration."""
     old_pid: int | None = None
-    """Process that reads the slot before its task restarts: the last heartbeats of the old task
-    don't count.
+    """The process that reads the slot for the old task. Heartbeats don't count until another
+    process reads it.
     """
     stale_until: float = 0.0
     state: ConnectorState | None = None
@@ -80,12 +79,13 @@ class Arrival:
         self.min_offset = self._end_offset()
 
     def excuse_failures(self) -> None:
-        """Bear failures for STALE_S: tasks that have failed were just told to restart."""
+        """Ignore failures for STALE_S, because failed tasks were just asked to restart."""
         self.stale_until = time.monotonic() + STALE_S
 
     def wait(self) -> Heartbeat:
         """Wait for a heartbeat that the new task has sent. Raises ConnectorError."""
-        deadline, previous_records = time.monotonic() + DEADLINE_S, self._count_records()
+        deadline = time.monotonic() + DEADLINE_S
+        previous_records = self._count_records()
         reported_at = time.monotonic()
         while True:
             beat = self._check_heartbeat()
@@ -93,7 +93,8 @@ class Arrival:
                 return beat
             records = self._count_records()
             if records != previous_records:
-                previous_records, deadline = records, time.monotonic() + DEADLINE_S
+                previous_records = records
+                deadline = time.monotonic() + DEADLINE_S
             if time.monotonic() > reported_at + SILENT_S:
                 self.progress(
                     f"waiting for a heartbeat to come through; {records} records in the topics"
@@ -118,7 +119,8 @@ class Arrival:
         if self.old_pid is not None:
             slot = replication_slot.slot(self.conn, self.pipeline.pipeline)
             if slot and slot.active and slot.active_pid != self.old_pid:
-                self.old_pid, self.min_offset = None, end
+                self.old_pid = None
+                self.min_offset = end
             return None
         beat = last_heartbeat(self.topics, self.pipeline)
         return beat if beat and beat.offset >= self.min_offset else None

@@ -1,10 +1,10 @@
-"""Set a table aside: the connector resumes without it from its stored offset, and the other tables
-move again.
+"""Set a table aside: the connector resumes from its stored offset without the table, and the other
+tables continue.
 
 In:  a connector whose task has failed. Out: its settings without the table, and a registration that
-gives the reason.
-Invariant: the registration lists a table as aside before the connector passes a change of it. A
-table that is captured again counts as new: a floor is set, and all of its rows are sent.
+has the reason.
+Invariant: the registration lists a table as set aside before the connector passes a change of it. A
+table that is captured again is treated as new: a floor is set, and all of its rows are sent.
 """
 
 import time
@@ -35,11 +35,11 @@ def set_aside(
     stuck: StuckTransaction | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Obstacle]:
-    """Set aside each table that has a change which fails the connector's task, and wait until the
+    """Set aside each table with a change that fails the connector's task, and wait until the
     connector has read everything that is committed now. Returns the tables set aside by this call.
 
-    Does nothing while the task runs, or if the table can't be named. A caller that looks repeatedly
-    passes the same `stuck` each time.
+    Sets nothing aside while the task runs, or if the table can't be found. A caller that calls this
+    repeatedly passes the same `stuck` each time.
 
     Raises:
         SourceError, ConnectorError: a server can't be reached, or no heartbeat arrives.
@@ -74,11 +74,11 @@ def set_aside(
 
 
 def choose_left_out(pipeline: Pipeline, moved: Collection[str]) -> dict[str, Obstacle]:
-    """Choose which of the tables set aside can't be captured yet: a table whose definition is still
-    refused, and one of `moved` with an obstacle that no definition shows.
+    """Choose which of the tables set aside can't be captured yet: tables whose definition is still
+    refused, and tables of `moved` with an obstacle that isn't in the definition.
 
-    If others can be captured again, waits until the connector has read everything that was
-    committed while they couldn't.
+    If other tables can be captured again, waits until the connector has read everything that was
+    committed before.
 
     Raises:
         SourceError, ConnectorError: a server can't be reached, or no heartbeat arrives.

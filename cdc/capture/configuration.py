@@ -1,8 +1,8 @@
-"""Configuration of the Debezium connector, made from the pipeline file.
+"""The configuration of the Debezium connector, from the pipeline file.
 
 In:  the pipeline file, its tables, the id of the Kafka cluster.
-Out: the JSON object that `PUT /connectors/NAME/config` takes.
-Invariant: the same input gives the same text, so registering twice restarts nothing.
+Out: the JSON object for `PUT /connectors/NAME/config`.
+Invariant: the same input gives the same text, so a repeated registration restarts nothing.
 """
 
 import hashlib
@@ -20,7 +20,7 @@ from cdc.postgres.snapshot_query import overrides
 from cdc.postgres.source import parse_dsn
 
 CONNECTOR = {**TEMPLATE, "producer.override.max.request.size": str(MAX_MESSAGE_BYTES)}
-"""Settings that are the same for every pipeline. A record may be as long as a topic accepts."""
+"""Settings that are the same for every pipeline. A record may be as large as a topic accepts."""
 
 
 def configuration(
@@ -31,7 +31,7 @@ def configuration(
     cluster_id: str = "",
     unpublished: Mapping[str, Iterable[str]] | None = None,
 ) -> dict[str, str]:
-    """Make the whole configuration, passwords included: never print it.
+    """Make the whole configuration. It has passwords: never print it.
 
     `server_version` is Postgres' `server_version_num`. `unpublished` lists by table the generated
     columns that the log doesn't carry (`table_survey.unreplicated_columns`).
@@ -57,9 +57,9 @@ def configuration(
         "heartbeat.interval.ms": str(int(pipeline.source.heartbeat_s * 1000)),
         "heartbeat.action.query": heartbeat_query(name),
         "unavailable.value.placeholder": placeholder(name, cluster_id),
-        # Applies to the replication session as well. `database.initial.statements` doesn't.
+        # Also applies to the replication session; `database.initial.statements` doesn't.
         "driver.options": session_options(server_version),
-        # Statements end with `;`, and `;;` stands for the character.
+        # The connector splits statements at `;`, and reads `;;` as the character.
         "database.initial.statements": ZONE_GUARD.replace(";", ";;"),
         **_database(pipeline),
         **overrides(tables),
@@ -101,9 +101,9 @@ def placeholder(pipeline: str, cluster_id: str) -> str:
     """Derive the placeholder: what the connector writes for a TOASTed value that the log doesn't
     carry.
 
-    It has to live exactly as long as the topics, so it is derived from the id of the cluster that
-    holds them: the same after a connector was deleted, and unknown to somebody who may only write
-    rows and would like to forge it.
+    It must stay the same as long as the topics exist, so it is derived from the id of their Kafka
+    cluster. It survives the deletion of a connector, and somebody who may only write rows can't
+    forge it.
     """
     return (
         f"__cdc_unavailable_{hashlib.sha256(f'{cluster_id}/{pipeline}'.encode()).hexdigest()[:32]}"
@@ -125,8 +125,7 @@ def _database(pipeline: Pipeline) -> dict[str, str]:
         "database.dbname": parameters.get("dbname") or parameters.get("user") or "postgres",
         "database.user": user,
     }
-    # Passed on as it is: "${file:...}" and the like are resolved by a config provider of the
-    # worker.
+    # Passed on unchanged: the worker's config providers resolve "${file:...}" and the like.
     if pipeline.source.replication_password:
         config["database.password"] = pipeline.source.replication_password.get_secret_value()
     for name in ("sslmode", "sslrootcert"):

@@ -1,7 +1,7 @@
-"""Registration: put the connector, and wait until a change has come through it.
+"""Register the connector, and wait until a change has come through it.
 
-In:  the pipeline file and its tables. Out: `RegistrationResult`, or the first error with the
-command that repairs it.
+In:  the pipeline file and its tables. Out: `RegistrationResult`, or the first error, with the
+command that repairs the cause.
 Invariant: everything that can be checked is checked before the first topic is created.
 """
 
@@ -33,8 +33,8 @@ from cdc.quarantine.log import settle_topics
 
 @dataclass(frozen=True)
 class RegistrationResult:
-    """The outcome of a registration. `changed` is false when the connector had this configuration
-    already.
+    """The outcome of a registration. `changed` is false if the connector already had this
+    configuration.
     """
 
     connector: str
@@ -42,8 +42,8 @@ class RegistrationResult:
     created: list[str]
     """Topics that were created."""
     sent: list[str]
-    """Tables that are backfilled: new in a running pipeline, or with another key or other
-    columns.
+    """Tables that are backfilled: new tables of a running pipeline, and tables with another key or
+    other columns.
     """
     waited_s: float
     beat: Heartbeat
@@ -63,21 +63,25 @@ def register(
 ) -> RegistrationResult:
     """Create or update the connector.
 
-    With `another_server` Postgres may have been replaced; with `new_snapshot` the connector begins
-    anew, with another slot. Its rows then replace all that the topics hold.
+    With `another_server`, Postgres may have been replaced by another server. With `new_snapshot`,
+    the connector and its slot are created again. In both cases the new snapshot replaces everything
+    that the topics have.
 
     Raises:
-        SourceError, ConnectorError: with the command that repairs it. Topics are created only for
-            a valid configuration.
+        SourceError, ConnectorError: with the command that repairs the cause. Topics are created
+        only
+            for a valid configuration.
     """
-    name, started = pipeline.pipeline, time.monotonic()
+    name = pipeline.pipeline
+    started = time.monotonic()
     with (
         source.connect(pipeline.source.dsn) as conn,
         Topics(pipeline.kafka, DEADLINE_S) as topics,
         Connect(pipeline.connect) as connect,
     ):
         require_capturable(conn)
-        server, previous = source.server(conn), registrations.read(topics, pipeline)
+        server = source.server(conn)
+        previous = registrations.read(topics, pipeline)
         if not another_server:
             registrations.refuse_another(previous, server, pipeline)
         if new_snapshot:
@@ -121,13 +125,13 @@ def register(
 
 @dataclass
 class _RegistrationAttempt:
-    """A registration at work: its connections, and what it has observed so far."""
+    """A registration in progress: its connections, and what it has done so far."""
 
     pipeline: Pipeline
     tables: Sequence[Table]
     registration: Registration
     previous: Registration | None
-    """The previous registration, if there is a record of it."""
+    """The previous registration, if it was recorded."""
     conn: source.Connection
     connect: Connect
     topics: Topics
@@ -135,7 +139,7 @@ class _RegistrationAttempt:
     another_server: bool
     """Whether Postgres may have been replaced since the last registration."""
     arrival: Arrival = field(init=False)
-    """The wait for the first heartbeat, which knows from `put` which one counts."""
+    """The wait for the first heartbeat. `put` tells it which heartbeats count."""
     stopped: bool = False
     """Whether this registration has stopped the connector."""
 
@@ -146,8 +150,9 @@ class _RegistrationAttempt:
 
     @property
     def server_changed(self) -> bool:
-        """Whether the topics hold the log of another server."""
-        previous, server = self.previous, self.registration.server
+        """Whether the topics have the log of another server."""
+        previous = self.previous
+        server = self.registration.server
         return self.another_server and (
             previous is None or server is None or previous.server != server
         )
@@ -159,7 +164,7 @@ class _RegistrationAttempt:
         created: list[str],
         slot: replication_slot.Slot | None,
     ) -> list[str]:
-        """Put the configuration unless it runs already, and restart failed tasks.
+        """Put the configuration if it has changed, and restart failed tasks.
 
         Returns the tables that are backfilled.
         """
@@ -179,20 +184,21 @@ class _RegistrationAttempt:
         if previous_config is not None and config != previous_config:
             self.connect.put(name, config)
             self.arrival.old_pid = slot.active_pid if slot else None
-        # A redrive would write what they hold over the rows that are sent now.
+        # A redrive of their quarantine entries would overwrite the rows that are sent now.
         settle_topics(self.topics, self.pipeline, self._new_topics(created) | void_ends.keys())
-        # Last: a registration that is killed before this finds the same backfills again.
+        # Last, so that a registration that is killed before finds the same backfills again.
         next_registration = (self.previous or self.registration).renew(
             self.registration, captured or {}, void_ends, moved=self.server_changed
         )
         if next_registration != self.previous:
             registrations.write(self.topics, self.pipeline, next_registration)
-        # An earlier registration may have left it stopped, or somebody has paused it. Connect
-        # reports that late, and briefly reports another state after a configuration was put.
+        # An earlier registration may have left the connector stopped, or somebody may have paused
+        # it. Connect reports that late, and briefly reports another state after a configuration was
+        # put.
         idle = {before.connector, self.connect.state(name).connector} & {"STOPPED", "PAUSED"}
         if self.stopped or idle:
             self.connect.resume(name)
-        # A stop ends failed tasks, a pause leaves them as they are.
+        # A stop ends failed tasks, a pause doesn't.
         if failed and not self.stopped:
             self.connect.restart_failed(name)
             self.arrival.excuse_failures()
@@ -201,8 +207,8 @@ class _RegistrationAttempt:
     def _captured_before(
         self, previous_config: Mapping[str, str] | None
     ) -> Mapping[str, Captured] | None:
-        """Find out how tables were captured until now; None where no registration and no
-        configuration tells.
+        """How tables were captured until now. None if there is neither a registration nor a
+        configuration.
         """
         if self.previous:
             return self.previous.tables
@@ -211,7 +217,7 @@ class _RegistrationAttempt:
     def _send_missing_rows(
         self, previous: Mapping[str, Captured] | None, created: list[str], *, restarts: bool
     ) -> tuple[list[str], Mapping[str, Position]]:
-        """Request the rows that the topics lack, while the connector is stopped.
+        """Request the rows that are missing from the topics, while the connector is stopped.
 
         Returns the tables that are backfilled, and the ends of topics whose records are all dead.
         """
@@ -219,8 +225,8 @@ class _RegistrationAttempt:
         if new_tables.takes_snapshot(self.connect.offsets(name)):
             if not restarts:
                 return [], {}
-            # Asked again with the task stopped: a floor above a snapshot that ends just now would
-            # make all of it dead.
+            # Checked again with the task stopped: if the snapshot has just ended, a floor would
+            # make all of its records dead.
             self._stop_connector()
             if new_tables.takes_snapshot(self.connect.offsets(name)):
                 if void_ends := new_tables.set_floor_before_snapshot(
@@ -246,7 +252,7 @@ class _RegistrationAttempt:
         )
 
     def _new_topics(self, created: list[str]) -> set[str]:
-        """The topics made since the last registration: just now, or by one that ended half way."""
+        """The topics created since the last registration: by this one, or by one that failed."""
         known_ids = self.previous.topic_ids if self.previous else {}
         return {
             topic
@@ -255,7 +261,7 @@ class _RegistrationAttempt:
         }
 
     def _start_over(self) -> None:
-        """Delete the connector's offsets: they are of another server's log."""
+        """Delete the connector's offsets, which belong to another server's log."""
         self.progress("another server: its rows replace what the topics hold")
         self._stop_connector()
         self.connect.delete_offsets(self.pipeline.pipeline)
@@ -263,8 +269,8 @@ class _RegistrationAttempt:
             self.progress(line)
 
     def _void_control_topics(self) -> list[str]:
-        """Name the control topics whose entries are another server's: the snapshot sends them
-        again.
+        """The control topics with entries of another server. The snapshot sends the new server's
+        entries.
         """
         return (
             [self.pipeline.topic(table) for table in ("cdc.truncation", "cdc.ddl")]
@@ -281,8 +287,8 @@ class _RegistrationAttempt:
 def _remove_connector(
     pipeline: Pipeline, conn: source.Connection, connect: Connect, progress: Callable[[str], None]
 ) -> None:
-    """Remove the connector with its offsets, and its slot. May be repeated: a registration without
-    them takes a new snapshot.
+    """Remove the connector with its offsets, and its slot. Repeating it is safe: a registration
+    without them takes a new snapshot.
     """
     name = pipeline.pipeline
     connect.reset(name)

@@ -1,8 +1,8 @@
-"""Watch the connector during a run: set aside tables that fail its task, and capture them again once
-they can be captured.
+"""Watch the connector during a run: set aside tables that fail its task, and capture them again
+once that is possible.
 
 In:  the pipeline file. Out: what `cdc register` would do about such a table.
-Invariant: no other change of the file is registered; that takes `cdc register`. A failure is logged
+Invariant: no other change of the file is registered. That takes `cdc register`. A failure is logged
 and retried, and the streams don't wait for it.
 """
 
@@ -29,12 +29,16 @@ from cdc.postgres import source, table_survey
 
 LOOK_S = 2.0
 LATE_S = 2.0
-"""Seconds beyond its interval after which a heartbeat is late, and stuck transactions are looked for."""
+"""Seconds beyond its interval after which a heartbeat is late. Then a stuck transaction is looked
+for.
+"""
 LISTS = (INCLUDED, "column.exclude.list", "message.key.columns", "snapshot.select.statement")
-"""The beginnings of the settings that list tables."""
+"""Prefixes of the settings that list tables."""
 LOST = re.compile("ProducerFenced|InvalidProducerEpoch|InvalidTxnState")
-"""Failures of a task that has lost its transaction. After a restart it reads the same changes again."""
-# Several runs may watch the same connector; one at a time acts.
+"""Failures of a task that has lost its transaction. After a restart it reads the same changes
+again.
+"""
+# Several runs may watch the same connector, but only one may act at a time.
 LOCK = "SELECT pg_try_advisory_xact_lock(hashtextextended('cdc.lookout.' || %s, 0))"
 log = structlog.get_logger()
 
@@ -112,10 +116,10 @@ def _without_tables(config: Mapping[str, str]) -> dict[str, str]:
 
 
 def _take_back(pipeline: Pipeline, registration: Registration) -> None:
-    """Capture tables again that lacked something in their definition and have it now.
+    """Capture tables again whose obstacle was in their definition and is gone.
 
-    Tables with another obstacle wait for `cdc register`, since only their rows would show that it is
-    gone.
+    Tables with another obstacle wait for `cdc register`, because only their rows would show whether
+    it is gone.
     """
     others = [name for name, obstacle in registration.aside.items() if not obstacle.in_definition]
     left_out = choose_left_out(pipeline, others)

@@ -1,12 +1,12 @@
 """Backfills at a registration: rows that the connector wouldn't send by itself.
 
-These are the rows of tables that come to a pipeline after its first snapshot, and of tables that
-are sent with other columns or another key from now on.
+These are the rows of tables that join a pipeline after its first snapshot, and of tables that get
+other columns or another key.
+
 In:  the registration's connections, how tables were captured before. Out: requests for their rows;
 floors.
-Invariant: nothing here runs while the connector does, so that a request is read by a connector that
-knows the table. A crash at any point leaves a trace by which the next registration finds what is
-missing.
+Invariant: the connector is stopped meanwhile, so that it knows the table when it reads a request.
+After a crash at any point, the next registration finds what is missing.
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -27,8 +27,8 @@ from cdc.postgres.truncation_floor import raise_floor
 
 @dataclass(frozen=True)
 class Backfill:
-    """A table whose rows have to be sent. `reset_floor`: the records its topic holds by now are
-    dead from then on.
+    """A table whose rows have to be sent. With `reset_floor`, the records that its topic has now
+    are dead.
     """
 
     table: Table
@@ -37,10 +37,12 @@ class Backfill:
 
 
 def takes_snapshot(offsets: Sequence[Mapping[str, object]]) -> bool:
-    """Whether a connector with these offsets begins with a snapshot: it has never finished one."""
+    """Whether a connector with these offsets begins with a snapshot, because it has never finished
+    one.
+    """
 
     def finished(offset: Mapping[str, object]) -> bool:
-        # A blocking snapshot is one on request, after the first, and isn't begun again.
+        # A blocking snapshot was requested after the first one, and isn't restarted.
         return offset.get("snapshot") in (None, "BLOCKING") or bool(
             offset.get("snapshot_completed")
         )
@@ -56,12 +58,12 @@ def find_backfills(
     current: Mapping[str, Captured],
     created: Collection[str],
 ) -> list[Backfill]:
-    """Find tables that no snapshot will copy, yet whose topics lack rows as they are sent from now
-    on.
+    """Find tables whose topics lack rows as they are sent from now on, and that no snapshot will
+    copy.
 
-    `previous` is how tables were captured until now; None when nobody knows: the connector was
-    deleted by somebody who had registered it with an older version. `created` are the topics that
-    were made since then.
+    `previous` is how tables were captured until now. None if that is unknown, because the connector
+    was registered by an older version and then deleted. `created` are the topics created since
+    then.
     """
     ends = topics.ends([table.topic for table in tables])
 
@@ -70,8 +72,8 @@ def find_backfills(
             return True
         if previous is not None:
             return table.qualified not in previous
-        # Nobody knows what a deleted connector captured: an empty topic of a table with rows was
-        # never filled.
+        # It is unknown what a deleted connector captured. If a table has rows and its topic is
+        # empty, it wasn't captured.
         return not any(ends[table.topic].offsets) and _has_rows(conn, table)
 
     backfills = []
@@ -79,7 +81,8 @@ def find_backfills(
         if is_new(table):
             backfills.append(Backfill(table, "it is new here", any(ends[table.topic].offsets)))
         elif previous is not None:
-            old_capture, new_capture = previous[table.qualified], current[table.qualified]
+            old_capture = previous[table.qualified]
+            new_capture = current[table.qualified]
             if old_capture.key != new_capture.key:
                 backfills.append(Backfill(table, "it has another key", True))
             elif old_capture.unsent != new_capture.unsent:
@@ -92,8 +95,7 @@ def request_backfills(
 ) -> dict[str, Position]:
     """Request all rows of tables.
 
-    `reader` is the connector's role. Returns the ends of the topics whose records are all dead from
-    now on.
+    `reader` is the connector's role. Returns the ends of the topics whose present records are dead.
     """
     listed = list(requests)
     ends = topics.log_ends([request.table.topic for request in listed])
@@ -109,10 +111,10 @@ def request_backfills(
 def set_floor_before_snapshot(
     conn: Connection, topics: Topics, tables: Sequence[Table], control_topics: Sequence[str]
 ) -> dict[str, Position]:
-    """Set a floor before another first snapshot, because rows deleted since the last one have no
-    record.
+    """Set a floor before another first snapshot, because a row that was deleted since the last one
+    has no record.
 
-    Returns the ends of the topics that hold records; `control_topics` are void as well.
+    Returns the ends of the topics that have records, `control_topics` among them.
     """
     ends = topics.log_ends([*(table.topic for table in tables), *control_topics])
     filled = [table.qualified for table in tables if any(ends[table.topic].offsets)]

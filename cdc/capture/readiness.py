@@ -1,4 +1,6 @@
-"""Checks of Postgres before the connector is put. They only read; each refusal names the repair."""
+"""Checks of Postgres before the connector is registered. They only read, and each refusal names the
+repair.
+"""
 
 import time
 from collections.abc import Sequence
@@ -12,7 +14,7 @@ from cdc.postgres.replication_slot import Slot, slot
 from cdc.postgres.source import Connection
 
 RELEASE_S = 10.0
-"""Seconds that Postgres may take to notice that a connector which was just deleted is gone."""
+"""Seconds until Postgres notices that a deleted connector is gone."""
 
 # to_jsonb: before 15 a publication has neither row filters nor column lists.
 PUBLICATION = """
@@ -46,9 +48,9 @@ MIGRATE = "cdc -p FILE migrate"
 def require_ready(
     conn: Connection, pipeline: Pipeline, tables: Sequence[Table], *, ours: bool
 ) -> Slot | None:
-    """Check slot, publication, identities, role and heartbeat. Returns the slot, if there is one already.
+    """Check slot, publication, identities, role and heartbeat. Returns the slot if it exists.
 
-    `ours`: Connect has a connector of the pipeline's name.
+    `ours`: Connect has a connector with the pipeline's name.
 
     Raises:
         SourceError: the first check that fails, with its repair.

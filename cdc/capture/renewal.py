@@ -1,10 +1,10 @@
-"""Renewal of topics that can't make views any more: of another shape, cut, or with keys in other
-partitions.
+"""Renew topics from which views can no longer be made: topics with another number of partitions,
+cut topics, and topics with records of a key in several partitions.
 
 In:  the pipeline file, the tables. Out: empty topics as the file says, and requests for all rows of
 their tables.
-Invariant: the connector is stopped while a topic is deleted, and nothing is deleted that can't be
-created again. The next registration mends what a crash leaves.
+Invariant: the connector is stopped while topics are deleted, and nothing is deleted that can't be
+created again. After a crash, the next registration completes the work.
 """
 
 from collections.abc import Callable, Sequence
@@ -22,9 +22,9 @@ from cdc.postgres.table_survey import table_named, views_by_name_only
 def select_renewed(
     kafka: Topics, pipeline: Pipeline, tables: Sequence[Table], names: Sequence[str]
 ) -> list[Table]:
-    """Select the tables and views of these names, and the views of these tables that the file gives
-    another number of partitions: a view's topic has as many as its root's. Other views keep their
-    topics, so that readers keep their documents.
+    """Select the tables and views with these names. A view's topic has as many partitions as its
+    root's, so the views of these tables are selected as well if the number changes. Other views
+    keep their topics, so that readers keep their documents.
 
     Raises:
         SettingsError: an unknown name. ConnectorError: from the broker.
@@ -48,12 +48,12 @@ def renew(
     *,
     progress: Callable[[str], None] = lambda _: None,
 ) -> RegistrationResult:
-    """Delete the topics of some of the pipeline's tables and views, create them again, have the
-    rows of the tables sent. Documents are sent by the run, whose state notices.
+    """Delete the topics of some tables and views, create them again, and request the tables' rows.
+    `cdc run` sends the documents of the views again.
 
     Raises:
-        ConnectorError: another topic isn't as the file says; nothing is deleted then.
-        SourceError, ConnectorError: see `register`, which goes on from there.
+        ConnectorError: another topic isn't as the file says. Nothing has been deleted then.
+        SourceError, ConnectorError: see `register`, which completes the work.
     """
     with Topics(pipeline.kafka) as kafka, Connect(pipeline.connect) as connect:
         refuse_others(kafka, pipeline, [table.topic for table in renewed])

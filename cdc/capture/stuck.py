@@ -2,12 +2,12 @@
 
 A task that fails while it commits records reads its stored offsets before it gives up its
 transaction. That read waits for open transactions, and so for the task's own. Until the broker
-aborts it, after a minute, Connect reports the task as RUNNING, and the worker's other connectors
-wait too, because all offsets are in one topic.
+aborts it, after a minute, Connect reports the task as RUNNING. The worker's other connectors wait
+too, because the offsets of all are in one topic.
 
 In:  the broker's transactions. Out: the transaction is aborted, and the task ends with its error.
-Invariant: a healthy task loses a transaction only if it was open for seconds. It then reads the
-same changes again.
+Invariant: a healthy task loses a transaction only if it was open for seconds. The task then reads
+the same changes again.
 """
 
 import time
@@ -16,11 +16,11 @@ from cdc.config.settings import Pipeline
 from cdc.kafka.transactions import OpenTransaction, end_transaction, find_open
 
 OPEN_S = 3.0
-"""Seconds after which an open transaction counts as stuck. It normally takes milliseconds: it holds
-one batch of the connector.
+"""Seconds after which an open transaction counts as stuck. It has one batch of the connector, and
+normally takes milliseconds.
 """
 FAILS_S = 5.0
-"""Seconds until a task whose transaction was aborted has failed, and Connect reports it."""
+"""Seconds within which a task fails whose transaction was aborted, and Connect reports it."""
 LONGEST_S = 60.0
 """Seconds after which the broker aborts an open transaction."""
 
@@ -38,7 +38,8 @@ class StuckTransaction:
 
     def look(self) -> bool:
         """Look once, and abort a transaction that has been open for too long. Returns whether to
-        look again soon: one stays open, or one has just been aborted and the task is about to fail.
+        look again soon: a transaction stays open, or was just aborted and the task is about to
+        fail.
 
         Raises:
             KafkaUnavailable: the broker can't be reached, or refuses.

@@ -1,8 +1,8 @@
-"""Find the table with the change that has failed the connector's task.
+"""Find the table with the change that failed the connector's task.
 
-In:  the causes in the task's trace; the slot, which still holds the change. Out: the obstacle and
-the table.
-Invariant: an unknown cause is blamed on no table.
+In:  the causes in the task's trace; the slot, which still has the change. Out: the obstacle and the
+table.
+Invariant: for an unknown cause no table is returned.
 """
 
 import re
@@ -16,7 +16,7 @@ from cdc.model.obstacle import Obstacle
 from cdc.postgres.source import Connection
 
 RELEASE_S = 10.0
-"""Seconds until Postgres releases the slot of a task that has ended."""
+"""Seconds within which Postgres releases the slot of a task that has ended."""
 KEYLESS_TOPIC = re.compile(r"without key in topic partition (\S+)-\d+'")
 EVENT_LSN = re.compile(r"Error while processing event at offset \{.*?\blsn=(\d+)", re.DOTALL)
 # Bytes 2 to 5 of a message hold the relation's oid; the first is the kind of change.
@@ -34,7 +34,7 @@ ORDER BY length(change.data) DESC LIMIT 1
 
 @dataclass(frozen=True)
 class Unsendable:
-    """A change that can't be sent. The trace names `table`, `lsn` or neither; the others are None."""
+    """A change that can't be sent. The trace has its `table`, its `lsn`, or neither."""
 
     obstacle: Obstacle
     table: str | None = None
@@ -42,7 +42,7 @@ class Unsendable:
 
 
 def read_causes(causes: str, pipeline: str) -> Unsendable | None:
-    """Read from the causes in a task's trace which change has failed it; None if they name none."""
+    """Find the change that failed a task in the causes of its trace. None if there is none."""
     if named := KEYLESS_TOPIC.search(causes):
         return Unsendable(Obstacle.KEYLESS, named[1].removeprefix(f"{pipeline}."))
     if "RecordTooLargeException" in causes:
@@ -58,8 +58,8 @@ def find_table(
     """Find the table of a change that can't be sent. None if it isn't one of `captured`, or if the
     role of `conn` may not read the slot.
 
-    If the change has no table, the slot's content is searched: for the change at its LSN, or else
-    for the largest one. That decodes everything that the connector hasn't confirmed.
+    If the trace didn't name the table, this searches the slot for the change at its LSN, or else
+    for the largest change. That decodes everything that the connector hasn't confirmed.
     """
     table = change.table or _find_pending(conn, slot, change.lsn)
     return table if table in captured else None

@@ -27,7 +27,7 @@ class Refusal:
 
     @classmethod
     def of(cls, error: CdcError) -> "Refusal":
-        """The refusal that an error tells."""
+        """The refusal from an error's message and hint."""
         return cls(error.message, error.hint)
 
 
@@ -43,11 +43,11 @@ class CurrentState:
     config: Mapping[str, str] | None = None
     """The connector's configuration."""
     topics: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """Settings of existing topics of tables and of views of several, by table."""
+    """Settings of existing topics, by the table or the view of several tables."""
     views: Mapping[str, Mapping[str, Refusal | bool]] = field(default_factory=dict)
-    """By sink and table: why a view can't go on, or whether there is one."""
+    """By sink and table: why a view can't continue, or whether it exists."""
     idle: Sequence[str] = ()
-    """Pipelines that were prepared in this database and whose slots no connector reads."""
+    """Pipelines that were prepared in this database, and whose slots no connector reads."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class RequestedState:
     tables: Mapping[str, Captured]
     config: Mapping[str, str] = field(default_factory=dict)
     settings: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """Settings of topics, by table, also of views of several, which aren't captured."""
+    """Settings of topics, by the table or the view of several tables."""
     refused: Sequence[Refusal] = ()
     left_out: Mapping[str, str] = field(default_factory=dict)
 
@@ -74,7 +74,7 @@ class Plan:
     refused: tuple[Refusal, ...] = ()
     left_out: Mapping[str, str] = field(default_factory=dict)
     idle: tuple[str, ...] = ()
-    """Pipelines that may be this one under its former name."""
+    """Pipelines that may be this one under a former name."""
 
     @property
     def empty(self) -> bool:
@@ -139,7 +139,8 @@ def _table_lines(table: str, was: Captured | None, now: Captured) -> list[str]:
         return [
             f"give {table} another key: what was sent of it until now is dead, all its rows are sent again"
         ]
-    hidden, shown = sorted(now.unsent - was.unsent), sorted(was.unsent - now.unsent)
+    hidden = sorted(now.unsent - was.unsent)
+    shown = sorted(was.unsent - now.unsent)
     lines = (
         [f"withdraw {', '.join(hidden)} of {table} from every view: all its rows are sent again"]
         if hidden
@@ -153,7 +154,7 @@ def _table_lines(table: str, was: Captured | None, now: Captured) -> list[str]:
 def _changed_settings(
     current: Mapping[str, str], requested: Mapping[str, str], excluded: Collection[str] = ()
 ) -> list[str]:
-    """The names of settings that differ; not their values, since one of the connector's is a
+    """The names of settings that differ. Not their values, because one is the connector's
     password.
     """
     names = [name for name in requested if current.get(name) != requested[name]]

@@ -1,10 +1,11 @@
 """Read the control topics: floors of tables, their definitions over time, and how the connector
 sends them.
 
-In:  the topics of `cdc.truncation` and `cdc.ddl`, the registration. Out: floors, definitions, and whether they have
-changed since.
-Invariant: asked after the end of a batch is known, `moved` misses nothing that was committed before any change in it:
-the connector writes both in commit order, and a broker that hasn't yet shown one of them is waited for.
+In:  the topics of `cdc.truncation` and `cdc.ddl`, the registration. Out: floors, definitions, and
+whether they have changed.
+Invariant: a `has_changed` and `read` after the end of a batch is known miss nothing that was
+committed before a change in the batch. The connector writes both in commit order, and `read` waits
+for a transaction that the broker hasn't completed in every topic.
 """
 
 import json
@@ -30,7 +31,8 @@ class Truncations:
     """Floors alone, for readers that don't need the journal. One instance per thread."""
 
     def __init__(self, pipeline: Pipeline, kafka: Topics) -> None:
-        self._kafka, self._pipeline = kafka, pipeline
+        self._kafka = kafka
+        self._pipeline = pipeline
         self._truncation = pipeline.topic("cdc.truncation")
         self._tails = {
             self._truncation: Tail(kafka, self._truncation, begin=self._forget, take=self._take)
@@ -42,7 +44,7 @@ class Truncations:
 
     @property
     def topics(self) -> list[str]:
-        """The topics that `has_changed` takes the ends of."""
+        """The topics whose ends `has_changed` needs."""
         return [*self._tails, self._pipeline.registered_topic]
 
     @property
@@ -53,8 +55,9 @@ class Truncations:
         return Floors(self.registration.epoch, lsns)
 
     def read(self) -> None:
-        """Take the records written since the last call. Raises ConnectorError."""
-        ends, registered_topic = self._settled_ends(), self._pipeline.registered_topic
+        """Read the records written since the last call. Raises ConnectorError."""
+        ends = self._settled_ends()
+        registered_topic = self._pipeline.registered_topic
         if ends[registered_topic] != self._ends_read.get(registered_topic):
             self.registration = registrations.read(self._kafka, self._pipeline) or Registration()
         self._ends_read = ends
@@ -62,24 +65,25 @@ class Truncations:
             tail.read(ends[topic])
 
     def has_changed(self, ends: Mapping[str, Position] | None = None) -> bool:
-        """Whether `read` would find something. `ends`: the ends of the topics' logs."""
+        """Whether there is something new to `read`. `ends`: the ends of the topics' logs."""
         current_ends = ends or self._kafka.log_ends(self.topics)
         registered_topic = self._pipeline.registered_topic
         renewed = current_ends[registered_topic] != self._ends_read.get(registered_topic)
         return renewed or any(tail.has_changed(current_ends) for tail in self._tails.values())
 
     def _start(self, topic: str) -> int:
-        """The first offset with a record of the current server; LSNs of another server can't be
+        """The first offset with a record of the current server. LSNs of different servers can't be
         compared.
         """
         end = self._ends_read.get(topic)
         return sum(self.registration.start(topic, end.topic_id)) if end else 0
 
     def _settled_ends(self) -> dict[str, Position]:
-        """The ends of the topics, once every record is committed or aborted: markers reach topics
-        one by one.
+        """The ends of the topics, once every record is committed or aborted. The broker writes a
+        transaction's markers into one topic after another.
         """
-        log_ends, deadline = self._kafka.log_ends(self.topics), time.monotonic() + WAIT_S
+        deadline = time.monotonic() + WAIT_S
+        log_ends = self._kafka.log_ends(self.topics)
         while (ends := self._kafka.ends(self.topics)) != log_ends:
             if time.monotonic() > deadline:
                 raise KafkaUnavailable(
@@ -100,7 +104,7 @@ class Truncations:
 
 
 class Control(Truncations):
-    """Floors, and the journal of definitions in its order."""
+    """Floors, and the definitions in the order of the journal."""
 
     def __init__(self, pipeline: Pipeline, kafka: Topics) -> None:
         super().__init__(pipeline, kafka)

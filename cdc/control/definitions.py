@@ -1,11 +1,11 @@
-"""Compare the definitions of captured tables with the journal, with event triggers and without.
+"""Compare the definitions of captured tables with the journal, with or without event triggers.
 
-Event triggers note a change at once, but don't see every change: not those that a command makes to
-a table that it doesn't name, and none while they are off.
+Event triggers record a change at once, but they miss some: changes that a command makes to a table
+that it doesn't name, and every change while they are disabled.
 
-In:  a connection of the tables' owner. Out: entries of `cdc.ddl`, which come through the log like
+In:  a connection of the tables' owner. Out: entries of `cdc.ddl`, which arrive through the log like
 an event trigger's.
-Invariant: a failure is logged and retried; only the caller waits.
+Invariant: a failure is logged and retried. Nothing but the caller waits.
 """
 
 import time
@@ -37,22 +37,24 @@ PARTITIONED = """
 SELECT t.tgrelid FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
 WHERE t.tgfoid = 'cdc.begin_truncation()'::regprocedure AND pg_has_role(c.relowner, 'USAGE') ORDER BY t.tgrelid
 """
-"""Only tables that this role owns: those of another owner are adopted by that owner's run."""
+"""Only tables that this role owns. The run of another owner adopts partitions of that owner's
+tables.
+"""
 log = structlog.get_logger()
 
 
 def watch(conn: Connection) -> Watch:
-    """The mechanism that notes a changed definition; "nothing" before `cdc migrate`."""
+    """The mechanism that records a changed definition; "nothing" before `cdc migrate`."""
     row: tuple[Watch] | None = conn.execute(WATCH).fetchone()
     return row[0] if row else "nothing"
 
 
 def compare(conn: Connection) -> int:
     """Write an entry for each definition that differs from the journal, and adopt new partitions.
-    Returns the entries.
+    Returns the number of entries.
 
     Raises:
-        SourceError: `cdc migrate` has to run first. psycopg.Error: among others while a table is
+        SourceError: `cdc migrate` has to run first. psycopg.Error: for example while a table is
             locked.
     """
     if conn.execute(COMPARABLE).fetchone() != (True,):
@@ -62,8 +64,7 @@ def compare(conn: Connection) -> int:
             code="control-missing",
         )
     row: tuple[int] | None = conn.execute("SELECT cdc.compare_definitions()").fetchone()
-    # In a transaction of its own, because it locks tables: the entries must not depend on the
-    # locks.
+    # Each in its own transaction: these lock tables, and the entries must not wait for the locks.
     _adopt(conn)
     return row[0] if row else 0
 
@@ -85,7 +86,8 @@ def _log_failure(failure: CdcError) -> None:
 
 @contextmanager
 def compare_periodically(load: Callable[[], Pipeline]) -> Iterator[Callable[[], float]]:
-    """Compare every few seconds in a separate thread, so that a locked table holds up nobody else.
+    """Compare every few seconds in a separate thread, so that nothing else waits for a locked
+    table.
 
     Yields a function that returns the seconds since the last comparison.
     """
@@ -100,7 +102,7 @@ def compare_periodically(load: Callable[[], Pipeline]) -> Iterator[Callable[[], 
             compare(connection)
         compared = time.monotonic()
 
-    # `cdc status` reports it if nothing was compared for long.
+    # `cdc status` reports it if nothing has been compared for a minute.
     with repeating(
         compare_once,
         COMPARE_S,

@@ -1,9 +1,9 @@
 """Floors of tables: which changes are dead, and which views are older than the floor.
 
-In:  the TRUNCATEs of the current server, the number of servers so far. Out: numbers that can be
+In:  the TRUNCATEs of the current server, the number of earlier servers. Out: numbers that can be
 compared, LSNs.
-Invariant: a view's number is at least its table's floor if and only if the view was made after it,
-on any server: the LSNs of a new server begin low again.
+Invariant: a view's number is at least its table's floor if and only if the view was made after the
+floor. That is also true across servers, though the LSNs of a new server begin low again.
 """
 
 from collections.abc import Mapping
@@ -15,19 +15,17 @@ EPOCH = 1 << 64
 
 @dataclass(frozen=True)
 class Floors:
-    """`lsns` are of the current server's log, by table; `epoch` counts the servers before it."""
+    """`lsns` are LSNs of the current server, by table. `epoch` is the number of earlier servers."""
 
     epoch: int = 0
     lsns: Mapping[str, int] = field(default_factory=dict)
 
     def number(self, table: str) -> int:
-        """What a view of a table (schema.table) has to be made after, see
+        """The number that a view of the table (schema.table) must have reached, see
         `ViewCheckpoint.floor`.
         """
         return self.epoch * EPOCH + self.lsn(table)
 
     def lsn(self, table: str) -> int:
-        """The LSN below which changes of the table on the current server are dead; 0 if there is
-        none.
-        """
+        """The LSN below which the table's changes on the current server are dead, or 0."""
         return self.lsns.get(table, 0)

@@ -1,7 +1,7 @@
 """Read the newest heartbeat of a pipeline: the row that its connector updates in Postgres, as it
 arrived in Kafka.
 
-It proves that changes come through; a connector can be RUNNING without that.
+It proves that changes come through. A connector can be RUNNING while none do.
 """
 
 import json
@@ -12,15 +12,15 @@ from cdc.kafka.records import Record
 from cdc.kafka.topics import Topics
 
 RECORDS = 32
-"""Records among which the first heartbeat since a time is looked for: some are another pipeline's,
-and some offsets are markers of transactions.
+"""Offsets in which to look for the first heartbeat since a time. Some are other pipelines' records,
+some are transaction markers.
 """
 
 
 @dataclass(frozen=True)
 class Heartbeat:
-    """A heartbeat; times are Unix milliseconds: `committed_ms` by Postgres' clock, `arrived_ms` by
-    the connector's. `lsn`: its place in the log of Postgres, in bytes.
+    """A heartbeat. Times are Unix milliseconds: `committed_ms` by Postgres' clock, `arrived_ms` by
+    the connector's. `lsn` is its position in Postgres' log, in bytes.
     """
 
     offset: int
@@ -35,9 +35,7 @@ class Heartbeat:
 
 
 def last_heartbeat(topics: Topics, pipeline: Pipeline) -> Heartbeat | None:
-    """The newest heartbeat that came from the log. The connector sends none before its snapshot is
-    complete.
-    """
+    """The newest heartbeat from the log. None before the connector's snapshot is complete."""
 
     def streamed(record: Record) -> bool:
         return _heartbeat(record, pipeline.pipeline) is not None
@@ -47,8 +45,8 @@ def last_heartbeat(topics: Topics, pipeline: Pipeline) -> Heartbeat | None:
 
 
 def first_heartbeat_since(topics: Topics, pipeline: Pipeline, since: float) -> Heartbeat | None:
-    """The first heartbeat that arrived at a time or later, in Unix seconds; None also where other
-    pipelines' rows fill the records that are looked at.
+    """The first heartbeat that arrived at `since` (Unix seconds) or later. Also None if the first
+    RECORDS offsets have only other pipelines' heartbeats.
     """
     topic = pipeline.heartbeat_topic
     ends = topics.ends([topic])
@@ -59,11 +57,10 @@ def first_heartbeat_since(topics: Topics, pipeline: Pipeline, since: float) -> H
 
 
 def _heartbeat(record: Record, pipeline: str) -> Heartbeat | None:
-    """The heartbeat in a record; None for another pipeline's row, and for a record that isn't from
-    the log.
-    """
+    """The heartbeat in a record. None for another pipeline's row, and for a snapshot's record."""
     envelope = json.loads(record.value) if record.value else {}
-    row, source = envelope.get("after") or {}, envelope.get("source") or {}
+    row = envelope.get("after") or {}
+    source = envelope.get("source") or {}
     if envelope.get("op") not in ("c", "u") or row.get("pipeline") != pipeline:
         return None
     return Heartbeat(record.offset, int(source["ts_ms"]), record.timestamp_ms, int(source["lsn"]))

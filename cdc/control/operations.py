@@ -1,8 +1,8 @@
-"""The operation log: who ran which changing command, when, with what result; in the topic
-`<pipeline>.operations`.
+"""The operation log: who ran which changing command, when, and with what result. It is stored in
+the topic `<pipeline>.operations`.
 
-Each record has a key of its own, so that compaction removes none. Messages of errors are in it,
-which name neither secrets nor values of rows.
+Each record has its own key, so compaction removes none. The log has messages of errors, which never
+contain secrets or values of rows.
 """
 
 import json
@@ -27,7 +27,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True)
 class Operation:
-    """A command that has ended. `at` is when it began, in Unix seconds; `by` is who ran it."""
+    """A command that has ended. `at` is its start in Unix seconds, `by` is who ran it."""
 
     at: float
     by: str
@@ -43,20 +43,25 @@ class Operation:
 def recording(
     pipeline: Pipeline, verb: str, arguments: Mapping[str, Any], by: str
 ) -> Iterator[None]:
-    """Write the block's outcome to the log when it ends. What the block raises is raised all the
-    same; a log that can't be written is told, and ends nothing.
+    """Write the outcome of the block to the log. Exceptions of the block pass through. If the log
+    can't be written, a warning is logged.
     """
-    began, result, exit_code = time.time(), DONE, 0
+    began = time.time()
+    result = DONE
+    exit_code = 0
     try:
         yield
     except CdcError as error:
-        result, exit_code = error.message, error.exit_code
+        result = error.message
+        exit_code = error.exit_code
         raise
     except KeyboardInterrupt:
-        result, exit_code = "interrupted", Interrupted.exit_code
+        result = "interrupted"
+        exit_code = Interrupted.exit_code
         raise
     except Exception as error:
-        result, exit_code = kind(error), 1
+        result = kind(error)
+        exit_code = 1
         raise
     finally:
         took_s = round(time.time() - began, 1)
@@ -64,7 +69,7 @@ def recording(
 
 
 def write(pipeline: Pipeline, operation: Operation) -> None:
-    """Append an operation to the log; one that can't be written is logged instead."""
+    """Append an operation to the log. If that fails, a warning is logged instead."""
     try:
         with Topics(pipeline.kafka) as kafka:
             ensure_topic(kafka, pipeline, pipeline.operations_topic)

@@ -1,9 +1,9 @@
 """The registration: what `cdc register` last gave the connector, stored in Kafka beside the topics
 it describes.
 
-In:  the topic `<pipeline>.registered`, one record. Out: `Registration`: whose log the topics hold,
-since which offsets, and with which columns and keys.
-Invariant: written while the connector is stopped, so that it holds for every later record.
+In:  the topic `<pipeline>.registered`, one record. Out: `Registration`: which server's log the
+topics have, from which offsets on, and with which columns and keys.
+Invariant: the record is written while the connector is stopped, so every later record follows it.
 """
 
 import json
@@ -31,9 +31,9 @@ class Captured:
     """`exclude` of the pipeline file."""
     key: tuple[str, ...] = ()
     unpublished: tuple[str, ...] = ()
-    """Generated columns that the log doesn't carry: they are left out of snapshots as well."""
+    """Generated columns that the log doesn't carry. They are excluded from snapshots as well."""
     withdrawn: tuple[str, ...] = ()
-    """Excluded columns that were sent once, so that the topic still holds their values."""
+    """Excluded columns that were sent once. The topic still has their values."""
 
     @property
     def unsent(self) -> frozenset[str]:
@@ -46,8 +46,8 @@ class Captured:
         return cls(**{name: tuple(columns) for name, columns in fields.items()})
 
     def with_withdrawn(self, previous: "Captured") -> "Captured":
-        """The same, with the columns whose values the topic holds since the previous
-        registration.
+        """The same, with the withdrawn columns: those of the previous registration, and those that
+        were sent until now.
         """
         hidden = (set(previous.withdrawn) | (self.unsent - previous.unsent)) & set(self.exclude)
         return Captured(self.exclude, self.key, self.unpublished, tuple(sorted(hidden)))
@@ -55,23 +55,23 @@ class Captured:
 
 @dataclass(frozen=True)
 class Registration:
-    """`epoch` counts the servers that the topics hold records of: LSNs of two epochs can't be
-    compared.
+    """`epoch` is the number of earlier servers whose records the topics have. LSNs of different
+    epochs can't be compared.
     """
 
     server: Server | None = None
-    """None if the server doesn't tell its identity."""
+    """None if the server's identity can't be read."""
     epoch: int = 0
     tables: Mapping[str, Captured] = field(default_factory=dict)
     since: Mapping[str, Position] = field(default_factory=dict)
     """By topic: the position below which all records are dead."""
     topic_ids: Mapping[str, str] = field(default_factory=dict)
-    """By topic of a table or a view: which topic of that name it was. Empty if an older version
-    wrote it. A run that finds another one here looks at all of its topics again.
+    """Ids of the topics of tables and views, by topic. Empty if an older version wrote it. When an
+    id changes, a run checks all of its topics again.
     """
     aside: Mapping[str, Obstacle] = field(default_factory=dict)
     """Tables that are set aside, each with the obstacle. They aren't in `tables`, so all of their
-    rows are sent once they are captured again.
+    rows are sent when they are captured again.
     """
 
     @property
@@ -113,8 +113,8 @@ class Registration:
         *,
         moved: bool,
     ) -> "Registration":
-        """The next registration: `current`, with how tables were sent before, and the ends of dead
-        topics. A table that was aside remains so unless `current` captures it.
+        """The next registration: `current`, with the columns withdrawn since `previous`, and the
+        ends of dead topics. A table stays set aside unless `current` captures it.
         """
         captured = {
             name: table.with_withdrawn(previous.get(name, table))
@@ -130,14 +130,14 @@ class Registration:
         )
 
     def start(self, topic: str, topic_id: str) -> tuple[int, ...]:
-        """The first offsets of a topic that count; empty if the topic was created anew since."""
+        """The first offsets of a topic that aren't dead; empty if the topic was recreated since."""
         position = self.since.get(topic)
         return position.offsets if position and position.topic_id == topic_id else ()
 
 
 def refuse_changed(registration: Registration | None, pipeline: Pipeline) -> None:
-    """Raise SettingsError if the file has other columns or another key for a table than the
-    connector sends.
+    """Raise SettingsError if the file has other columns or another key for a table than are
+    registered.
     """
     for entry in pipeline.source.tables:
         captured = registration.tables.get(entry.table) if registration else None
@@ -152,8 +152,8 @@ def refuse_changed(registration: Registration | None, pipeline: Pipeline) -> Non
 
 
 def refuse_meaningless(names: Collection[str], pipeline: Pipeline) -> None:
-    """Raise SettingsError for a pattern that matches no registered table: checks of no table always
-    pass.
+    """Raise SettingsError for a pattern that matches no registered table, because a check of no
+    table always passes.
     """
     for entry in pipeline.patterns:
         if not any(entry.matches(name) for name in names):
@@ -183,8 +183,8 @@ def refuse_waiting(registration: Registration | None, names: Iterable[str]) -> N
 def refuse_another(
     registration: Registration | None, server: Server | None, pipeline: Pipeline
 ) -> None:
-    """Raise AnotherServer if the topics hold the log of another server, as far as both are
-    known.
+    """Raise AnotherServer if the topics have the log of another server. Passes if either server is
+    unknown.
     """
     registered = registration.server if registration else None
     if registered is None or server is None or registered.system == server.system:
@@ -200,8 +200,8 @@ def refuse_another(
 def refuse_promoted(
     registration: Registration | None, server: Server | None, pipeline: Pipeline
 ) -> None:
-    """Raise SourceError if a standby was promoted since: the topics may hold changes that it hadn't
-    received.
+    """Raise SourceError if a standby was promoted since the registration. The topics may have
+    changes that the standby hadn't received.
     """
     registered = registration.server if registration else None
     if (
@@ -222,7 +222,7 @@ def refuse_promoted(
 
 
 def read(topics: Topics, pipeline: Pipeline) -> Registration | None:
-    """The last registration; None if there is none, or an older version wrote it. Raises
+    """The last registration. None if there is none, or only an older version's. Raises
     ConnectorError.
     """
     if not topics.existing([pipeline.registered_topic]):
@@ -232,15 +232,15 @@ def read(topics: Topics, pipeline: Pipeline) -> Registration | None:
 
 
 def write(topics: Topics, pipeline: Pipeline, registration: Registration) -> None:
-    """Write the registration; durable on return. Raises ConnectorError."""
+    """Write the registration. It is durable on return. Raises ConnectorError."""
     topics.write(pipeline.registered_topic, [(KEY, registration.to_json().encode())])
 
 
 def describe(
     topics: Topics, pipeline: Pipeline, server: Server | None, tables: Mapping[str, Captured]
 ) -> Registration:
-    """The registration of these tables, with the topics that are there now, those of the views
-    among them. Raises ConnectorError.
+    """The registration of these tables, with the current ids of their topics and the views' topics.
+    Raises ConnectorError.
     """
     views = map(pipeline.view_topic, pipeline.views)
     ends = topics.ends([*map(pipeline.topic, tables), *views])

@@ -1,8 +1,7 @@
-"""Repeat a step in a separate thread while a run is at work.
+"""Repeat a step in a separate thread during a run.
 
-In:  the step. Out: what it does, every few seconds.
-Invariant: no failure ends the thread. A failure is reported once, until the step succeeds or fails
-in another way.
+In:  the step. Out: its effects, every few seconds. Invariant: no failure ends the thread. A failure
+that recurs is reported once, until the step succeeds or fails in another way.
 """
 
 import threading

@@ -1,5 +1,5 @@
-"""The ends of topics, in one request of librdkafka: 0.6 ms of CPU for ten partitions, a third of what
-the same costs with the other client.
+"""Ask for the ends of topics with librdkafka, in one call. For ten partitions it takes 0.6 ms of
+CPU, a third of what kafka-python takes.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ SETTINGS = {"socket.nagle.disable": True, "log_level": 0}
 
 
 class LogEnds:
-    """Asks for the ends of topics whose partitions are known. One thread uses it."""
+    """Asks for the ends of topics. Not thread-safe."""
 
     def __init__(self, bootstrap: str) -> None:
         self._bootstrap = bootstrap
@@ -25,13 +25,14 @@ class LogEnds:
     def read(
         self, partitions: Mapping[str, int], *, is_committed: bool = True
     ) -> dict[str, dict[int, int]]:
-        """The end of each partition, by topic. `partitions`: how many a topic has.
+        """Return the end of each partition, by topic. `partitions` gives each topic's number of
+        partitions.
 
-        is_committed: the last stable offset, which all that a read_committed reader gets is before;
-        else the end behind all records, also those of open transactions.
+        is_committed: the last stable offset, before which a read_committed reader gets all records;
+        otherwise the end after all records, including those of open transactions.
 
         Raises:
-            TopicMissing: a topic, or a partition of it, isn't there. KafkaUnavailable.
+            TopicMissing: a topic or a partition doesn't exist. KafkaUnavailable.
         """
         from confluent_kafka import IsolationLevel, KafkaException, TopicPartition, admin
 
@@ -59,7 +60,7 @@ class LogEnds:
             except KafkaException as error:
                 raise self._error(place, error.args[0].code(), error.args[0].name()) from None
             if offset < 0:
-                # Without an error, from a broker that has just started: -1001, no offset.
+                # A broker that has just started may answer -1001, no offset, without an error.
                 raise self._error(place, None, "it has no end yet")
             ends[place.topic][place.partition] = offset
         return ends
@@ -67,10 +68,10 @@ class LogEnds:
     def _error(self, place: Any, code: int | None, name: str) -> ConnectorError:
         from confluent_kafka import KafkaError
 
-        # The client would go on with the leaders that it knows, for five minutes: of a broker that
-        # has started again each answer would be FENCED_LEADER_EPOCH.
+        # The client keeps its metadata for five minutes. After a broker's restart, every answer
+        # would be FENCED_LEADER_EPOCH until then.
         self._admin = None
-        # _NOENT: the client has no entry of the topic in what the brokers describe.
+        # _NOENT: the topic isn't in the brokers' metadata.
         if code in (
             KafkaError.UNKNOWN_TOPIC_OR_PART,
             KafkaError._UNKNOWN_PARTITION,

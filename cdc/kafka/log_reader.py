@@ -1,13 +1,14 @@
-"""Read ranges of the log with librdkafka, where a task runs: no record passes the JVM or the driver.
+"""Read ranges of the log with librdkafka, in the task itself. No record passes through the JVM or
+the driver.
 
-In:  ranges of offsets whose ends were last stable offsets once. Out: committed records by partition,
-in the order of offsets.
-Invariant: all committed records of a range are handed over, or an error is raised.
+In:  ranges of offsets. Each end was once the last stable offset of its partition, or is before it.
+Out: committed records by partition, in the order of offsets.
+Invariant: all committed records of a range are returned, or an error is raised.
 
-Transaction markers and compaction leave offsets without a record, so a range has come to its end
-with a record at `end - 1` or beyond, or once the client reports that the partition ends at `end` or
-beyond. A partition that ends *before* `end` belongs to a topic that was made again since
-(tests/integration/test_log_reader.py compares all this with kafka-python's read).
+Transaction markers and compaction leave offsets without a record. So a range is complete once a
+record at `end - 1` or later arrives, or once the client reports that the partition ends at `end` or
+later. If the partition ends *before* `end`, the topic was recreated or cut.
+tests/integration/test_log_reader.py compares this with what kafka-python reads.
 """
 
 import os
@@ -22,18 +23,18 @@ if TYPE_CHECKING:
     from confluent_kafka import Consumer
 
 PATIENCE_S = 30.0
-"""Seconds without any answer after which a read fails. A partition that doesn't exist is never
-answered for.
+"""Seconds without any answer after which a read fails. The client never answers for a partition
+that doesn't exist.
 """
 BLOCK = 1000
-"""The most messages that are taken from the client at once."""
+"""The most messages to take from the client at once."""
 RELEASE = 5000
-"""Offsets of a read from which a partition is released as soon as it is at its end: the client would
-fetch ahead of it otherwise. Releasing costs more than it saves where a read is small.
+"""In a read of more offsets than this, each partition is released once its range is complete, so
+that the client doesn't fetch beyond it. In a small read, releasing costs more than it saves.
 """
 SETTINGS = {
-    # The client demands a group, and looks up its coordinator. The group isn't joined, and nothing
-    # is committed to it.
+    # The client requires a group, and looks up its coordinator. It doesn't join the group, and
+    # commits nothing.
     "group.id": "cdc",
     "enable.auto.commit": False,
     "enable.auto.offset.store": False,
@@ -41,16 +42,16 @@ SETTINGS = {
     "auto.offset.reset": "error",
     "enable.partition.eof": True,
     "check.crcs": True,
-    # A fetch that waits for records has to come back before the next read's can be sent: 12.3 ms
-    # with 10 instead of 3.4 ms for forty records.
+    # The next read can't begin to fetch before a waiting fetch has returned. Forty records take
+    # 12.3 ms with 10, and 3.4 ms with 1.
     "fetch.wait.max.ms": 1,
-    # Compressed bytes. Of a small range in a large log all else that was fetched is thrown away.
+    # Compressed bytes. What is fetched beyond a small range is discarded.
     "fetch.message.max.bytes": 1 << 20,
     "fetch.max.bytes": 4 << 20,
     "queued.max.messages.kbytes": 8192,
     "queued.min.messages": 10_000,
     "socket.nagle.disable": True,
-    # The client's log would go to the executor's standard error.
+    # The client would log to the executor's standard error.
     "log_level": 0,
 }
 Record = tuple[bytes | None, bytes | None, int]
@@ -68,21 +69,21 @@ class OffsetRange(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many offsets it has; there may be fewer records."""
+        """Number of offsets; there may be fewer records."""
         return self.end - self.start
 
 
 def read_records(
     bootstrap: str, ranges: Sequence[OffsetRange]
 ) -> Generator[tuple[str, int, list[Record]]]:
-    """Read ranges of different partitions: topic, partition, and a block of its records.
+    """Read ranges of different partitions. Yields topic, partition and a block of its records.
 
-    Blocks of different partitions come in any order. One thread of a process reads at a time, and
-    reads to the end or closes the iterator.
+    Blocks of different partitions are in any order. Only one thread of a process may read at a
+    time. It has to read to the end, or close the iterator.
 
     Raises:
-        RecordsGone: the log no longer has a range's start, or ends before its end. LogUnread: the
-            broker doesn't answer. ConnectorError: it refuses.
+        RecordsGone: the log no longer has a range's start, or ends before the range does.
+        LogUnread: the broker doesn't answer. ConnectorError: it refuses.
     """
     ranges = [asked for asked in ranges if asked.size]
     if not ranges:
@@ -105,7 +106,7 @@ def read_records(
         # Not `pause`, which would outlast the next `assign`.
         consumer.unassign()
     except LogUnread:
-        # What the client knows of the brokers may be the reason.
+        # The client's metadata of the brokers may be out of date: the next read gets a new client.
         del _consumers[bootstrap, os.getpid()]
         consumer.close()
         raise
@@ -115,8 +116,9 @@ def read_records(
 
 
 def _consumer(bootstrap: str) -> "Consumer":
-    """The consumer of this process, kept for its next reads: an idle one has nothing assigned and
-    fetches nothing. By process, since the client's threads don't survive a fork.
+    """Return the consumer of this process, which is kept for later reads. While idle it has no
+    partitions and fetches nothing. Each process has its own, because the client's threads don't
+    survive a fork.
     """
     place = bootstrap, os.getpid()
     if place not in _consumers:
@@ -129,11 +131,14 @@ def _consumer(bootstrap: str) -> "Consumer":
 def _blocks(
     consumer: "Consumer", unread: dict[tuple[str, int], int]
 ) -> Iterator[tuple[tuple[str, int], Iterator[Any]]]:
-    """Messages of the partitions in `unread`, until the caller has removed all of them from it."""
+    """Yield messages of the partitions in `unread` until the caller has removed all partitions from
+    it.
+    """
     deadline = time.monotonic() + PATIENCE_S
     problem = "no answer"
     while unread:
-        # Not `consume(BLOCK, timeout)`, which waits for so many messages or all of the time.
+        # Not `consume(BLOCK, timeout)`, which waits until it has BLOCK messages or the time is
+        # over.
         first = consumer.poll(0.1)
         if first is None:
             if time.monotonic() > deadline:
@@ -144,8 +149,8 @@ def _blocks(
                 yield place, messages
                 deadline = time.monotonic() + PATIENCE_S
             elif place[0] is None:
-                # Of a connection, of which the client makes another one by itself; or of the group,
-                # which a reader doesn't need.
+                # An error of a connection, which the client reopens by itself, or of the group,
+                # which isn't used.
                 name = next(messages).error().name()
                 if "GROUP" not in name:
                     problem = name
@@ -156,7 +161,7 @@ def _place(message: Any) -> tuple[str, int]:
 
 
 def _records_before(end: int, messages: Iterator[Any]) -> tuple[list[Record], bool]:
-    """The records of a partition's messages before `end`, and whether it has come to that end."""
+    """Return a partition's records before `end`, and whether the range is complete."""
     records: list[Record] = []
     for message in messages:
         if error := message.error():
@@ -169,7 +174,7 @@ def _records_before(end: int, messages: Iterator[Any]) -> tuple[list[Record], bo
 
 
 def is_end(error: Any, message: Any, end: int) -> bool:
-    """Whether a message's error says that its partition has come to `end`. Raises all others."""
+    """Whether an error means that the partition was read to `end`. Raises any other error."""
     from confluent_kafka import KafkaError
 
     topic = message.topic()
@@ -190,7 +195,7 @@ def is_end(error: Any, message: Any, end: int) -> bool:
 
 
 def gone_error(topic: str, detail: str) -> RecordsGone:
-    """The error of a log that no longer holds what is to be read of it; `detail` has no values."""
+    """The error if the log no longer has the records to read. `detail` must not contain values."""
     return RecordsGone(
         f"Kafka no longer holds records that a view still needs: {detail}.",
         hint="cdc -p FILE status says which view, and how to rebuild it",

@@ -51,7 +51,7 @@ class Metrics:
             "cdc_verify_up", "0 once a comparison can't be made, until one can.", registry=registry
         )
         self._up.set(1)
-        restarts = "How often a sink's query was started again since its run began."
+        restarts = "How often a sink's stream restarted since its run began."
         self._restarts = Gauge(
             "cdc_query_restarts", restarts, ("sink", "reason"), registry=registry
         )

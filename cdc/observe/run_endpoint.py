@@ -69,7 +69,7 @@ class PublishedState(Collector):
         )
         restarts = CounterMetricFamily(
             "cdc_restarts",
-            "Restarts of a sink's query since the run began.",
+            "Restarts of a sink's stream since the run began.",
             labels=["sink", "reason"],
         )
         retries = CounterMetricFamily(

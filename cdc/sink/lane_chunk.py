@@ -145,11 +145,11 @@ class Chunks:
         self.stopped |= self._lane.rejection.stops
 
     def flush(self) -> None:
-        """Write the chunk: first what is rejected of it, then its rows.
+        """Write the chunk: first its rejected records, then its rows.
 
-        Also the last one leads to the last record that has come, not to the end of the batch: where
-        Spark calls a task off, because another has failed, its records just end. That all have come
-        the driver knows, once all tasks have ended well.
+        The last chunk also moves the position to its last record, not to the end of the batch. If
+        Spark cancels a task because another one failed, the task's records may just end. Only the
+        driver knows that all records were read, once all tasks have ended well.
         """
         states, self._states = list(self._states.values()), {}
         for state in states:

@@ -45,9 +45,8 @@ class Remedy(StrEnum):
     Positions say what is still to do.
     """
     RESTART = "restart"
-    """Start the query again from the sink's positions.
-
-    When it keeps failing in the same way, stop, see `Patience`.
+    """Restart the stream from the sink's positions. If it keeps failing in the same way, stop: see
+    `Patience`.
     """
     STOP = "stop"
     """End the sink's stream and say why: trying again would change nothing, or would do harm."""

@@ -1,7 +1,7 @@
-"""Topics as one Spark batch: every committed record below a position, or in ranges of offsets.
+"""Read topics into a frame with Spark's Kafka source: every committed record below a position, or in
+ranges of offsets. Audits and the state of documents use it. Streams don't: see `lane_records`.
 
-In:  the broker, the positions to read up to. Out: records as Spark's Kafka source gives them;
-counts of them.
+In:  the broker, the positions to read up to. Out: a frame of records; counts of them.
 Invariant: no row leaves the executors.
 """
 
@@ -16,11 +16,11 @@ from cdc.model.position import Position
 
 FETCH_OPTIONS = {
     "kafka.isolation.level": "read_committed",
-    # Milliseconds that the broker may hold an empty answer: paid for each partition whose last
-    # offsets are markers.
+    # Milliseconds that the broker may delay an empty answer. Each partition whose last offsets are
+    # markers costs that long.
     "kafka.fetch.max.wait.ms": "1",
-    # Large polls: Spark asks for the topic's first and last offset at every poll, and throws away
-    # what was fetched ahead.
+    # Large polls, because Spark asks for the topic's first and last offset at every poll, and
+    # discards what was fetched ahead.
     "kafka.max.poll.records": "2000",
 }
 
@@ -30,15 +30,9 @@ OffsetRanges = dict[tuple[str, int], tuple[int, int]]
 """By topic and partition: the offset to start from, and the one to stop before."""
 
 
-def reader_options(bootstrap: str, group: str | None = None) -> dict[str, str]:
-    """Return options of Spark's Kafka source, for a stream or a batch: the broker, and how records
-    are fetched.
-
-    group: executors keep consumers, with what these have fetched ahead, for the next reader of the
-    same group, for five minutes. A reader with a group of its own leaves such consumers behind.
-    """
-    group_option = {"kafka.group.id": group} if group else {}
-    return {"kafka.bootstrap.servers": bootstrap, **FETCH_OPTIONS, **group_option}
+def reader_options(bootstrap: str) -> dict[str, str]:
+    """Return options of Spark's Kafka source: the broker, and how records are fetched."""
+    return {"kafka.bootstrap.servers": bootstrap, **FETCH_OPTIONS}
 
 
 @dataclass(frozen=True)

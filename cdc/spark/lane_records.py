@@ -1,5 +1,5 @@
-"""The records of a batch: ranges of the log, which tasks read themselves, or a frame, where they come
-from elsewhere.
+"""Run a lane over the records of a batch: ranges of the log, which the tasks read themselves, or a
+frame, for a redrive.
 
 In:  a lane. Out: what became of each partition's records.
 """
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 REPORT = "report"
 """Name of the column that a task returns for a frame: one `PartitionOutcome` as JSON a row."""
 SPLIT = 1000
-"""Offsets that make a further task worth its while."""
+"""The least offsets per task: fewer don't pay for another one."""
 _decode_report = msgspec.json.Decoder(PartitionOutcome).decode
 _decode_reports = msgspec.json.Decoder(list[PartitionOutcome]).decode
 _encode = msgspec.json.Encoder().encode
@@ -38,7 +38,7 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True)
 class LoggedRecords:
-    """Records of the log: of the ranges, or else of a lane's steps."""
+    """Records of the log. Without `ranges`, the records of the lane's steps."""
 
     spark: SparkSession
     bootstrap: str
@@ -63,7 +63,7 @@ class LoggedRecords:
 
 
 class _Task:
-    """The work of a task, by its index: the lane over its ranges."""
+    """The work of a task: runs the lane over the ranges with the task's index."""
 
     def __init__(self, lane: Lane, bootstrap: str, parts: Sequence[Sequence[OffsetRange]]) -> None:
         self._lane = lane
@@ -72,7 +72,7 @@ class _Task:
 
     def __call__(self, index: int, numbers: Iterable[int]) -> Iterator[bytes]:
         for _ in numbers:
-            # Spark throws a worker away that hasn't read all that it was sent.
+            # Spark discards a Python worker that hasn't read all of its input.
             pass
         yield _encode(_run_ranges(self._lane, self._bootstrap, self._parts[index]))
         freeze_gc(type(self).__qualname__)
@@ -81,13 +81,13 @@ class _Task:
 def _run_ranges(
     lane: Lane, bootstrap: str, ranges: Sequence[OffsetRange]
 ) -> list[PartitionOutcome]:
-    # A lane that stops early leaves the rest unread.
+    # A lane may stop before it has read all records.
     with closing(read_records(bootstrap, ranges)) as blocks:
         return run_task(lane, blocks)
 
 
 def ranges_of(lane: Lane) -> list[OffsetRange]:
-    """The ranges that a lane's steps lack."""
+    """The ranges from the start to the end of each of a lane's steps."""
     return [
         OffsetRange(step.table.topic, partition, start, end)
         for step in lane.advances
@@ -99,8 +99,8 @@ def ranges_of(lane: Lane) -> list[OffsetRange]:
 
 
 def balanced(ranges: Sequence[OffsetRange], tasks: int) -> list[list[OffsetRange]]:
-    """Divide ranges among so many tasks at most: the largest first, each to the task that has
-    least so far. Few offsets make fewer tasks, as each costs a worker's time.
+    """Divide ranges among at most `tasks` tasks: the largest range first, each to the task with the
+    fewest offsets so far. There is a task for each SPLIT offsets at most, because each has a cost.
     """
     total = sum(asked.size for asked in ranges)
     count = min(tasks, len(ranges), -(-total // SPLIT))
@@ -120,14 +120,16 @@ def _tasks_at_most(spark: SparkSession) -> int:
 
 @cache
 def _numbers(context: SparkContext, tasks: int) -> RDD[int]:
-    """What the tasks of a job are made from. Made once: it takes the driver longer than a small job."""
+    """The input of a job with so many tasks. Cached: to make it takes longer than to run a small
+    job.
+    """
     return context.parallelize(range(tasks), tasks)
 
 
 @dataclass(frozen=True)
 class FramedRecords:
-    """Records of a frame with `cdc.sink.lane.COLUMNS`. All records of a Kafka partition are in one
-    partition of the frame, in the order of offsets.
+    """Records of a frame with the columns `cdc.sink.lane.COLUMNS`. All records of a Kafka partition
+    must be in one partition of the frame, in the order of offsets.
     """
 
     frame: DataFrame
@@ -153,9 +155,7 @@ def _block(row: Any) -> tuple[str, int, list[tuple[bytes | None, bytes | None, i
 
 @cache
 def _report_schema() -> StructType:
-    """Build the schema once: Spark's Java would parse the text of one for every batch, which takes
-    11 ms of a small one.
-    """
+    """Build the schema once. Spark would parse its text form for every batch, which takes 11 ms."""
     from pyspark.sql.types import BinaryType, StructField, StructType
 
     return StructType([StructField(REPORT, BinaryType())])

@@ -126,7 +126,7 @@ RUNNER: Mapping[str, Kind] = {
         "warning",
         MACHINE,
         SparkError,
-        "The system may end a worker, so that queries are restarted.",
+        "The system may end one of Spark's workers, so that streams restart.",
         "Stop what needs the memory, or run on a larger machine.",
     ),
     "state-disk-low": Kind(
