@@ -1,12 +1,12 @@
 """Run a lane over the records of a batch: ranges of the log, which the tasks read themselves, or a
 frame, for a redrive.
 
-In:  a lane. Out: what became of each partition's records.
+In:  a lane. Out: what became of each partition's records. `read_on_executors` takes any other work.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cache, partial
@@ -46,27 +46,53 @@ class LoggedRecords:
 
     def run(self, lane: Lane) -> list[PartitionOutcome]:
         """See `cdc.sink.lane.BatchRecords`."""
-        parts = balanced(self._ranges(lane), _tasks_at_most(self.spark))
-        if not parts:
-            return []
-        task = _Task(lane, self.bootstrap, parts)
-        numbers = _numbers(self.spark.sparkContext, len(parts))
-        answers = numbers.mapPartitionsWithIndex(task).collect()
+        answers = read_on_executors(
+            self.spark, self.bootstrap, self._ranges(lane), partial(_run_blocks, lane)
+        )
         return [report for answer in answers for report in _decode_reports(answer)]
 
     def run_here(self, lane: Lane) -> list[PartitionOutcome]:
         """See `cdc.sink.lane.BatchRecords`."""
-        return _run_ranges(lane, self.bootstrap, self._ranges(lane))
+        with closing(read_records(self.bootstrap, self._ranges(lane))) as blocks:
+            return run_task(lane, blocks)
 
     def _ranges(self, lane: Lane) -> Sequence[OffsetRange]:
         return ranges_of(lane) if self.ranges is None else self.ranges
 
 
-class _Task:
-    """The work of a task: runs the lane over the ranges with the task's index."""
+def _run_blocks(lane: Lane, blocks: Blocks) -> bytes:
+    return _encode(run_task(lane, blocks))
 
-    def __init__(self, lane: Lane, bootstrap: str, parts: Sequence[Sequence[OffsetRange]]) -> None:
-        self._lane = lane
+
+def read_on_executors(
+    spark: SparkSession,
+    bootstrap: str,
+    ranges: Sequence[OffsetRange],
+    work: Callable[[Blocks], bytes],
+) -> list[bytes]:
+    """Read ranges of the log in the tasks of one job, each of which calls `work` with its records.
+    Returns what the tasks return; empty without ranges.
+
+    `work` is pickled. It may stop before it has read all records. Reading raises ConnectorError in
+    it.
+    """
+    parts = balanced(ranges, _tasks_at_most(spark))
+    if not parts:
+        return []
+    task = _Task(work, bootstrap, parts)
+    return _numbers(spark.sparkContext, len(parts)).mapPartitionsWithIndex(task).collect()
+
+
+class _Task:
+    """A task: works on the ranges with its index."""
+
+    def __init__(
+        self,
+        work: Callable[[Blocks], bytes],
+        bootstrap: str,
+        parts: Sequence[Sequence[OffsetRange]],
+    ) -> None:
+        self._work = work
         self._bootstrap = bootstrap
         self._parts = parts
 
@@ -74,16 +100,9 @@ class _Task:
         for _ in numbers:
             # Spark discards a Python worker that hasn't read all of its input.
             pass
-        yield _encode(_run_ranges(self._lane, self._bootstrap, self._parts[index]))
-        freeze_gc(type(self).__qualname__)
-
-
-def _run_ranges(
-    lane: Lane, bootstrap: str, ranges: Sequence[OffsetRange]
-) -> list[PartitionOutcome]:
-    # A lane may stop before it has read all records.
-    with closing(read_records(bootstrap, ranges)) as blocks:
-        return run_task(lane, blocks)
+        with closing(read_records(self._bootstrap, self._parts[index])) as blocks:
+            yield self._work(blocks)
+        freeze_gc(getattr(self._work, "func", self._work).__qualname__)
 
 
 def ranges_of(lane: Lane) -> list[OffsetRange]:

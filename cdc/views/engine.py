@@ -16,6 +16,7 @@ take documents back that are no more.
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -23,6 +24,7 @@ import structlog
 
 from cdc.config.settings import Pipeline
 from cdc.control.heartbeat import last_heartbeat
+from cdc.kafka.log_reader import OffsetRange
 from cdc.kafka.log_refusals import missing_topic
 from cdc.kafka.topics import Topics
 from cdc.model.position import Position, ViewCheckpoint, distance
@@ -30,14 +32,14 @@ from cdc.model.table import Table
 from cdc.sink.contract import positions as checkpoints
 from cdc.sink.lane import Failure
 from cdc.sink.lane_run import freeze_gc_after, reported_error
-from cdc.spark.kafka_source import OffsetRanges, read_ranges
+from cdc.spark.lane_records import read_on_executors
 from cdc.views.needs import all_needs, require_room
 from cdc.views.plan import StatePlan
 from cdc.views.resolve import Resolution
 from cdc.views.state import State, StateSink, Turn
 from cdc.views.tables import Waiting, waiting
 from cdc.views.tasks.emission import Emission
-from cdc.views.tasks.marking import REPORT, Marking
+from cdc.views.tasks.marking import mark
 from cdc.views.tasks.report import Report, read_report
 
 if TYPE_CHECKING:
@@ -48,6 +50,8 @@ HINTS = {
     "unavailable": "it is tried again; is the server of `state` up?",
     "rejected": "repair the server's setting or memory, then start `cdc run` again",
     "oversized": "lower `limit` of the view's lists, or name fewer `columns`; then start `cdc run` again",
+    "gone": "find what deletes records of the view's topic; then end `cdc run`, empty the state's database, and start"
+    " it again",
     "rewound": "no action needed: its changes are applied again from where it stands",
 }
 """What a person can do about a failure, by its kind."""
@@ -174,15 +178,12 @@ class DocumentEngine:
         with self._failures():
             notes = self._state.current()
         noted = {topic: notes.get(name, {}).get(topic) for name, topic in topics.items()}
-        spans = _unnoted(ends, noted)
-        if spans:
-            tables = {
-                topics[view.name]: (view.name, view.root.table) for view in self._sink.plan.views
-            }
-            keys = read_ranges(self._spark, self._pipeline.kafka, spans).select("topic", "key")
-            marking = Marking(self._sink.open_state(), tables)
-            for row in keys.mapInArrow(freeze_gc_after(marking.run), REPORT).collect():
-                read_report(row["report"])
+        tables = {topics[view.name]: (view.name, view.root.table) for view in self._sink.plan.views}
+        marking = partial(mark, self._sink.open_state(), tables)
+        ranges = _unnoted(ends, noted)
+        with self._failures():
+            for report in read_on_executors(self._spark, self._pipeline.kafka, ranges, marking):
+                read_report(report)
         self._recovered = True
 
     def _is_released(self, positions: Positions) -> bool:
@@ -272,9 +273,9 @@ class DocumentEngine:
 
 def _unnoted(
     ends: Mapping[str, Position], noted: Mapping[str, ViewCheckpoint | None]
-) -> OffsetRanges:
+) -> list[OffsetRange]:
     """The ranges of topics that a note doesn't cover: all of a topic that it doesn't know."""
-    spans: OffsetRanges = {}
+    ranges = []
     for topic, end in ends.items():
         former = noted[topic]
         is_comparable = former is not None and distance(former, end).comparable
@@ -282,5 +283,5 @@ def _unnoted(
         starts = former.position.offsets if former and is_comparable else unknown
         for partition, (start, stop) in enumerate(zip(starts, end.offsets, strict=True)):
             if start < stop:
-                spans[topic, partition] = start, stop
-    return spans
+                ranges.append(OffsetRange(topic, partition, start, stop))
+    return ranges

@@ -322,10 +322,7 @@ def test_case_41_a_move_that_the_state_lost_is_looked_for_in_the_topic(
     server.go_back()
     history.do("UPDATE lib.books SET author_id = 3")
     if not recovers:
-        monkeypatch.setattr(
-            "cdc.views.engine.read_ranges",
-            lambda *_: spark.createDataFrame([], "topic string, key binary"),
-        )
+        monkeypatch.setattr("cdc.views.engine.read_on_executors", lambda *_: [])
     engine = Engine(spark, history)
     history.apply()
     engine.work()
