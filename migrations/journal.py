@@ -32,6 +32,11 @@ SELECT wanted.oid FROM unnest(%s::oid[]) AS wanted (oid) JOIN pg_class c USING (
 WHERE c.relkind = 'r' AND NOT cdc.has_event_triggers()
   AND NOT EXISTS (SELECT FROM cdc.storage s WHERE s.relation = c.oid)
 """
+WITHDRAWN = "SELECT 1 FROM cdc.published WHERE publication = %s AND relation <> ALL (%s::oid[])"
+UNREMEMBERED = """
+SELECT oid FROM unnest(%s::oid[]) AS oid
+WHERE oid NOT IN (SELECT relation FROM cdc.published WHERE publication = %s)
+"""
 # The same as in cdc.watch_ddl(). They are repeated, because an administrator shouldn't have to run
 # the owner's code.
 EVENT_TRIGGERS: dict[LiteralString, LiteralString] = {
@@ -74,6 +79,27 @@ def ensure_journal(
         yield Statement(sql.SQL("SELECT cdc.remember_storage()"))
 
 
+def ensure_published(
+    conn: psycopg.Connection, pipeline: str, captured: Sequence[Relation]
+) -> Iterator[Statement]:
+    """Remember what the publication holds. A table that the file no longer names is forgotten:
+    when it comes back, `cdc register` asks for its rows.
+    """
+    remember = Statement(sql.SQL("SELECT cdc.remember_publications()"))
+    if conn.execute("SELECT to_regclass('cdc.published')").fetchone() == (None,):
+        yield remember  # In a plan, whose migrations come before it.
+        return
+    oids = [relation.oid for relation in captured]
+    if conn.execute(WITHDRAWN, [pipeline, oids]).fetchone():
+        yield Statement(
+            sql.SQL(
+                "DELETE FROM cdc.published WHERE publication = {} AND relation <> ALL ({})"
+            ).format(sql.Literal(pipeline), _oids(conn, captured))
+        )
+    if conn.execute(UNREMEMBERED, [oids, pipeline]).fetchone():
+        yield remember
+
+
 def ensure_event_triggers(conn: psycopg.Connection) -> Iterator[Statement]:
     """Create the event triggers that are missing, which takes a superuser."""
     present = {name for (name,) in conn.execute("SELECT evtname FROM pg_event_trigger").fetchall()}
@@ -93,10 +119,12 @@ def ensure_event_triggers(conn: psycopg.Connection) -> Iterator[Statement]:
 
 
 def _note(conn: psycopg.Connection, command: str, relations: Sequence[Relation]) -> sql.Composed:
+    return sql.SQL("SELECT cdc.note({}, {})").format(sql.Literal(command), _oids(conn, relations))
+
+
+def _oids(conn: psycopg.Connection, relations: Sequence[Relation]) -> sql.Composed:
     names = [
         sql.SQL("{}::regclass").format(sql.Literal(relation.identifier.as_string(conn)))
         for relation in relations
     ]
-    return sql.SQL("SELECT cdc.note({}, ARRAY[{}]::oid[])").format(
-        sql.Literal(command), sql.SQL(", ").join(names)
-    )
+    return sql.SQL("ARRAY[{}]::oid[]").format(sql.SQL(", ").join(names))

@@ -87,6 +87,8 @@ def script(
             lines += ["COMMIT;"] if actor else []
             actor = statement.actor
             lines += ["", "BEGIN;", f"SET LOCAL lock_timeout = '{LOCK_TIMEOUT}';"]
+            # The administrator's path may lead to other functions and tables of the same names.
+            lines += ["SET LOCAL search_path = pg_catalog, pg_temp;"]
             lines += (
                 [f"SET LOCAL ROLE {sql.Identifier(owner).as_string(conn)};"]
                 if actor == "owner"

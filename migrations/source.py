@@ -16,7 +16,12 @@ import psycopg
 from psycopg import sql
 
 from cdc.errors import SourceError
-from cdc.migrations.journal import ensure_event_triggers, ensure_journal, published
+from cdc.migrations.journal import (
+    ensure_event_triggers,
+    ensure_journal,
+    ensure_published,
+    published,
+)
 from cdc.migrations.preflight import (
     CONTROL_TABLES,
     KeyIndex,
@@ -168,6 +173,7 @@ def required_statements(
     yield from ensure_triggers(conn, pipeline, captured)
     yield from reset_floors(conn)
     yield from ensure_journal(conn, captured, published_before)
+    yield from ensure_published(conn, pipeline, captured)
     yield from ensure_event_triggers(conn)
 
 

@@ -14,7 +14,7 @@ from cdc.control.registrations import Captured
 from cdc.errors import SettingsError
 from cdc.kafka.topic_specs import MAX_MESSAGE_BYTES
 from cdc.migrations import heartbeat_query
-from cdc.model.session_settings import ZONE_GUARD, session_options
+from cdc.model.session_settings import CATALOG_FIRST, ZONE_GUARD, session_options
 from cdc.model.table import Table
 from cdc.postgres.snapshot_query import overrides
 from cdc.postgres.source import parse_dsn
@@ -60,7 +60,9 @@ def configuration(
         # Also applies to the replication session; `database.initial.statements` doesn't.
         "driver.options": session_options(server_version),
         # The connector splits statements at `;`, and reads `;;` as the character.
-        "database.initial.statements": ZONE_GUARD.replace(";", ";;"),
+        "database.initial.statements": ";".join(
+            statement.replace(";", ";;") for statement in (CATALOG_FIRST, ZONE_GUARD)
+        ),
         **_database(pipeline),
         **overrides(tables),
     }

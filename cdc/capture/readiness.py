@@ -16,10 +16,12 @@ from cdc.postgres.source import Connection
 RELEASE_S = 10.0
 """Seconds until Postgres notices that a deleted connector is gone."""
 
-# to_jsonb: before 15 a publication has neither row filters nor column lists.
+# to_jsonb: before 15 a publication has neither row filters nor column lists, and before 18 no
+# generated columns.
 PUBLICATION = """
 SELECT pg_get_userbyid(p.pubowner), pg_has_role(p.pubowner, 'USAGE'),
-       p.pubinsert AND p.pubupdate AND p.pubdelete AND p.pubviaroot,
+       p.pubinsert AND p.pubupdate AND p.pubdelete AND p.pubviaroot
+           AND coalesce(to_jsonb(p) ->> 'pubgencols', 's') = 's',
        ARRAY(SELECT schemaname || '.' || tablename FROM pg_publication_tables t WHERE t.pubname = p.pubname),
        ARRAY(SELECT r.prrelid::regclass::text FROM pg_publication_rel r
              WHERE r.prpubid = p.oid AND (to_jsonb(r) ->> 'prqual' IS NOT NULL
@@ -127,7 +129,7 @@ def _require_publication(conn: Connection, name: str, tables: Sequence[str]) -> 
         problem = (
             f"leaves out rows or columns of {', '.join(partial)}"
             if partial
-            else "leaves out operations or roots"
+            else "leaves out operations, roots or generated columns"
         )
         raise SourceError(
             f"Publication {name} {problem}.",

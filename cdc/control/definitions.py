@@ -32,7 +32,8 @@ SELECT CASE WHEN (SELECT count(*) = 4 FROM pg_event_trigger WHERE evtenabled IN 
             WHEN to_regprocedure('cdc.compare_definitions()') IS NULL THEN 'nothing'
             ELSE 'comparison' END
 """
-COMPARABLE = "SELECT to_regprocedure('cdc.compare_definitions()') IS NOT NULL"
+COMPARABLE = "SELECT to_regprocedure('cdc.compare_publications()') IS NOT NULL"
+COMPARE = "SELECT cdc.compare_definitions() + cdc.compare_publications()"
 PARTITIONED = """
 SELECT t.tgrelid FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
 WHERE t.tgfoid = 'cdc.begin_truncation()'::regprocedure AND pg_has_role(c.relowner, 'USAGE') ORDER BY t.tgrelid
@@ -50,8 +51,8 @@ def watch(conn: Connection) -> Watch:
 
 
 def compare(conn: Connection) -> int:
-    """Write an entry for each definition that differs from the journal, and adopt new partitions.
-    Returns the number of entries.
+    """Write an entry for each definition that differs from the journal, and for each table of which
+    a publication left out changes for a while. Adopt new partitions. Returns the number of entries.
 
     Raises:
         SourceError: `cdc migrate` has to run first. psycopg.Error: for example while a table is
@@ -63,7 +64,7 @@ def compare(conn: Connection) -> int:
             hint="cdc -p FILE migrate",
             code="control-missing",
         )
-    row: tuple[int] | None = conn.execute("SELECT cdc.compare_definitions()").fetchone()
+    row: tuple[int] | None = conn.execute(COMPARE).fetchone()
     # Each in its own transaction: these lock tables, and the entries must not wait for the locks.
     _adopt(conn)
     return row[0] if row else 0

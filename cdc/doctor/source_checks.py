@@ -158,7 +158,7 @@ def _check_publication(
         yield find("publication-incomplete", name, message, MIGRATE)
     if publication.partial or not publication.complete:
         lacks = f"rows or columns of {', '.join(publication.partial)}"
-        lacks = lacks if publication.partial else "operations or roots"
+        lacks = lacks if publication.partial else "operations, roots or generated columns"
         yield find("publication-partial", name, f"Publication {name} leaves out {lacks}.", MIGRATE)
     if extra := sorted(set(publication.tables) - {*facts.tables, *CONTROL_TABLES}):
         message = f"Publication {name} offers {', '.join(extra)}, which the file doesn't name."

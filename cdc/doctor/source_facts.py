@@ -65,6 +65,16 @@ SELECT root,
                          AND g.tgenabled IN ('O', 'A')) AS unwatched
 FROM captured JOIN pg_class c ON c.oid = captured.oid
 """
+# The log never has them, and each change must have the whole old row.
+VIRTUAL = """
+SELECT n.nspname || '.' || c.relname, string_agg(DISTINCT a.attname, ', ')
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+CROSS JOIN LATERAL (SELECT c.oid UNION SELECT relid FROM pg_partition_tree(c.oid)) AS part (oid)
+JOIN pg_class member ON member.oid = part.oid AND member.relkind = 'r' AND member.relreplident = 'f'
+JOIN pg_attribute a ON a.attrelid = member.oid AND a.attgenerated = 'v' AND NOT a.attisdropped
+WHERE n.nspname || '.' || c.relname = ANY (%s)
+GROUP BY 1
+"""
 
 
 @dataclass(frozen=True)
@@ -145,7 +155,7 @@ class SourceFacts:
     publication: PublicationFacts | None
     tables: Mapping[str, TableFacts]
     refused: Mapping[str, tuple[str, str]]
-    """The message and the hint for tables that can't be captured."""
+    """The message and the hint for tables that can't be captured, or can't be written any more."""
     unidentified: Mapping[str, tuple[str, str]]
     """The same for tables whose replica identity lacks the key."""
     encrypted: bool = True
@@ -195,7 +205,8 @@ def read_source(conn: Connection, pipeline: Pipeline, *, connected: bool) -> Sou
         _role(conn, role, names),
         _publication(conn, name),
         _tables(conn, names, role),
-        {table: (error.message, error.hint) for table, error in survey.refused.items()},
+        _without_updates(conn, names)
+        | {table: (error.message, error.hint) for table, error in survey.refused.items()},
         {table: (error.message, error.hint) for table, error in unidentified.items()},
         _encrypted(conn),
         _clock_off(conn),
@@ -252,6 +263,18 @@ def _tables(conn: Connection, names: list[str], role: str) -> dict[str, TableFac
             earlier.unwatched or unwatched,
         )
     return facts
+
+
+def _without_updates(conn: Connection, names: list[str]) -> dict[str, tuple[str, str]]:
+    """The message and the hint for tables with virtual columns that got them after `migrate`."""
+    return {
+        table: (
+            f"{table} has virtual generated columns ({columns}): under REPLICA IDENTITY FULL Postgres refuses every"
+            " UPDATE and DELETE of it.",
+            "make them STORED, or drop them",
+        )
+        for table, columns in conn.execute(VIRTUAL, [names]).fetchall()
+    }
 
 
 def _encrypted(conn: Connection) -> bool:

@@ -42,6 +42,16 @@ SINCE = {"transaction_timeout": 170000, "restrict_nonsystem_relation_kind": 1700
 with a setting that it doesn't know.
 """
 
+CATALOG_FIRST = """
+SELECT pg_catalog.set_config('search_path', pg_catalog.rtrim(
+    pg_catalog.concat_ws(', ', 'pg_catalog', pg_catalog.current_setting('search_path')), ', '), false)
+""".strip()
+"""A statement that puts Postgres' own functions, operators, types and tables before all others.
+
+A path may name another schema before `pg_catalog`, with a function `now`, an operator `=` or a type
+`date`, as Orafce advises. The rest of the path stays as it is: it leads to the operators of
+extensions.
+"""
 WORKER_ZONE = "The Kafka Connect worker's time zone is"
 """The beginning of the message of `ZONE_GUARD`."""
 ZONE_GUARD = f"""\

@@ -61,10 +61,10 @@ def resend(
     """Ask for all rows of a table, or those that meet a condition. False if a request with this id
     exists.
 
-    A table with stored generated columns, with a time or a time stamp in its key, or with dates
-    that JDBC can't carry (infinite, before 1582-10-15), holds up the log while it is read, and a
-    connector that is restarted meanwhile forgets it; all others are read beside the log, also
-    across restarts.
+    A table holds up the log while it is read if it has stored generated columns, dates that JDBC
+    can't carry (infinite, before 1582-10-15), or a key that the connector can't compare: with times,
+    time stamps, bits, money, or types of extensions outside of the search path. A connector that is
+    restarted meanwhile forgets it. All others are read beside the log, also across restarts.
 
     `reader` is the connector's role. With `reset_floor` rows that vanished without an event vanish
     from the views as well: a floor is set, so that only rows sent again count.

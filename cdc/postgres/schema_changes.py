@@ -127,6 +127,8 @@ class _Journal:
             return identity
         if entry.command == "TRUNCATE PARTITION":
             return "cleanse", f"a partition of {entry.table} was truncated alone"
+        if entry.command == "PUBLICATION":
+            return "cleanse", f"a publication left out changes of {entry.table} for a while"
         verdict = self._compare(entry, previous)
         if entry.command == "DETACH PARTITION":
             reason = f"a partition of {entry.table} was another one, or detached, for a while"

@@ -69,6 +69,14 @@ UNCOMPARED = (
     ),
     *("bit", "money"),
 )
+# A type of an extension has operators of its own. If the path doesn't lead to them, Postgres
+# compares citext as text, which isn't the order of the rows, and ltree not at all. Enums and arrays
+# have those of Postgres.
+UNREACHED = """
+SELECT EXISTS (
+    SELECT FROM pg_type WHERE oid = ANY (%s::text[]::regtype[]) AND typtype = 'b' AND typcategory <> 'A'
+    AND typnamespace <> 'pg_catalog'::regnamespace AND NOT pg_type_is_visible(oid))
+"""
 
 
 def request(conn: Connection, table: Table, id: str, where: sql.Composable | None = None) -> str:  # noqa: A002
@@ -83,7 +91,9 @@ def request(conn: Connection, table: Table, id: str, where: sql.Composable | Non
     dates = [column for column, kind, _ in columns if kind == "date"]
     uncarried = _has_uncarried_dates(conn, table, dates)
     stored = any(generated == "s" for _, _, generated in columns)
-    uncompared = any(base_type(table.column(name).type) in UNCOMPARED for name in table.key)
+    key_types = [table.column(name).type for name in table.key]
+    uncompared = any(base_type(type_) in UNCOMPARED for type_ in key_types)
+    uncompared = uncompared or conn.execute(UNREACHED, [key_types]).fetchone() == (True,)
     concurrent_mark, blocking_mark = MARKS
     if not (uncarried or uncompared or (stored and conn.info.server_version >= 180000)):
         literal = sql.Literal(sql.Identifier(table.schema, table.name).as_string(None))

@@ -18,7 +18,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from cdc.errors import SettingsError, SourceError, SourceUnavailable
 from cdc.model.causes import UNKNOWN, cause
 from cdc.model.position import Server
-from cdc.model.session_settings import session_options, settings_since
+from cdc.model.session_settings import CATALOG_FIRST, session_options, settings_since
 from cdc.model.source_server import OLDEST_VERSION
 from cdc.postgres import row_identity
 
@@ -86,6 +86,7 @@ def open_session(dsn: str) -> Connection:
     settings = {**defaults, **parameters, **fixed}
     conn = psycopg.connect(make_conninfo("", **settings), autocommit=True)
     try:
+        conn.execute(CATALOG_FIRST)
         # Older servers refuse these in `options`, and the version is known only now.
         for name, value in settings_since(OLDEST_VERSION, conn.info.server_version).items():
             conn.execute("SELECT set_config(%s, %s, false)", [name, value])
@@ -101,6 +102,7 @@ def stored_units(conn: Connection) -> int:
     """
     own = make_conninfo(conn.info.dsn, password=conn.info.password, options="")
     with psycopg.connect(own) as unpinned:
+        unpinned.execute(CATALOG_FIRST)
         row = unpinned.execute(STORED_UNITS).fetchone()
     assert row is not None
     return int(row[0])

@@ -34,6 +34,7 @@ IN_CONTROL = """
 SELECT 'heartbeat ' || pipeline FROM cdc.heartbeat
 UNION ALL SELECT DISTINCT 'floor ' || table_name FROM cdc.truncation
 UNION ALL SELECT DISTINCT 'definition ' || table_name FROM cdc.ddl
+UNION ALL SELECT DISTINCT 'published by ' || publication FROM cdc.published
 """
 
 

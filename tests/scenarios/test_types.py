@@ -87,6 +87,13 @@ SETTINGS = {
 """What an owner may have set for all sessions of a database."""
 
 
+OTHER = (
+    "CREATE SCHEMA other",
+    "CREATE DOMAIN other.date AS timestamp(0)",
+    "CREATE FUNCTION other.isfinite(pg_catalog.date) RETURNS boolean RETURN false",
+    "CREATE FUNCTION other.clock_timestamp() RETURNS timestamptz RETURN '-infinity'::timestamptz",
+)
+"""What a path may lead to before Postgres' own, as that of Orafce does."""
 FOREIGN_WORKER = "-Duser.language=tr -Duser.country=TR -Dfile.encoding=ISO-8859-1"
 
 
@@ -95,9 +102,10 @@ def test_every_type_from_snapshot_and_log(world: "World") -> None:
     database = world.dsn.rsplit("/", 1)[1]
     world.write_file(*(f"public.{table}" for table in TABLES))
     world.sql(*(f"CREATE EXTENSION {name}" for name in EXTENSIONS), *SETUP)
-    world.sql(*create())
+    world.sql(*create(), *OTHER)
     world.sql(
-        *(f"ALTER DATABASE {database} SET {name} = '{value}'" for name, value in SETTINGS.items())
+        *(f"ALTER DATABASE {database} SET {name} = '{value}'" for name, value in SETTINGS.items()),
+        f"ALTER DATABASE {database} SET search_path = other, pg_catalog, public",
     )
     world.sql("SET TRANSACTION READ WRITE", *insert(0))
     world.cdc("migrate")
