@@ -10,14 +10,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import psycopg
+
 from cdc.capture.readiness import PUBLICATION, ROLE, UNREADABLE
 from cdc.config.settings import CONTROL_TABLES, Pipeline
 from cdc.control.definitions import Watch, watch
 from cdc.doctor.machine import is_loopback
+from cdc.errors import SourceError
 from cdc.model.row_security import HIDDEN_BY
 from cdc.postgres import row_identity, table_survey
 from cdc.postgres.source import Connection, parse_dsn
 
+LOCK_TIMEOUT = "5s"
 SETTINGS = """
 SELECT name, setting FROM pg_settings WHERE name IN (
     'wal_level', 'server_encoding', 'max_replication_slots', 'max_wal_senders', 'max_slot_wal_keep_size',
@@ -177,8 +181,19 @@ def read_source(conn: Connection, pipeline: Pipeline, *, connected: bool) -> Sou
     """Read the facts. `connected`: Connect has a connector of the pipeline's name.
 
     Raises:
-        SourceError: Postgres refuses or is away. psycopg.Error likewise.
+        SourceError: Postgres refuses or is away, or a table stays locked. psycopg.Error likewise.
     """
+    conn.execute("SELECT set_config('lock_timeout', %s, false)", [LOCK_TIMEOUT])
+    try:
+        return _read_source(conn, pipeline, connected=connected)
+    except psycopg.errors.LockNotAvailable as error:
+        raise SourceError(
+            f"A captured table, or one of the schema cdc, stayed locked for {LOCK_TIMEOUT} by an open transaction.",
+            hint="end it (see xact_start in pg_stat_activity), then run the command again",
+        ) from error
+
+
+def _read_source(conn: Connection, pipeline: Pipeline, *, connected: bool) -> SourceFacts:
     name, role = pipeline.pipeline, pipeline.replication_user
     names = [entry.table for entry in pipeline.source.tables]
     (in_recovery,) = _row(conn, "SELECT pg_is_in_recovery()")

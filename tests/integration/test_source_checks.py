@@ -1,7 +1,11 @@
 """Faults of a source that `doctor` names, on a real Postgres alone."""
 
+import psycopg
+import pytest
+
 from cdc.doctor.source_checks import check_source
 from cdc.doctor.source_facts import read_source
+from cdc.errors import SourceError
 from cdc.postgres import source
 from tests.integration.test_comparison import alter_publication, prepared
 from tests.support.pipelines import pipeline
@@ -42,3 +46,15 @@ def test_a_virtual_column_that_stops_updates_is_named(postgres_dsn: str, unique:
             conn.execute(f"ALTER TABLE {table} ADD v int GENERATED ALWAYS AS (id + 1) VIRTUAL")
         conn.execute("UPDATE shop.fixed SET n = 1")
         assert faults(postgres_dsn, unique) == {("table-refused", WIDE), ("table-refused", PARTS)}
+
+
+@pytest.mark.timeout(60)
+def test_a_locked_table_is_not_waited_for_without_end(postgres_dsn: str, unique: str) -> None:
+    with (
+        prepared(postgres_dsn, unique, SCHEMA, *TABLES),
+        psycopg.connect(postgres_dsn) as application,
+    ):
+        application.execute("ALTER TABLE shop.wide ADD more int")
+        with pytest.raises(SourceError, match="stayed locked"):
+            faults(postgres_dsn, unique)
+        application.rollback()

@@ -89,6 +89,7 @@ SETTINGS = {
 
 OTHER = (
     "CREATE SCHEMA other",
+    "GRANT USAGE ON SCHEMA other TO PUBLIC",
     "CREATE DOMAIN other.date AS timestamp(0)",
     "CREATE FUNCTION other.isfinite(pg_catalog.date) RETURNS boolean RETURN false",
     "CREATE FUNCTION other.clock_timestamp() RETURNS timestamptz RETURN '-infinity'::timestamptz",
