@@ -951,7 +951,13 @@ def test_definitions_of_tables_are_journalled(conn: psycopg.Connection) -> None:
     (first,) = rows(
         conn, "SELECT columns FROM cdc.ddl WHERE table_name = 'public.t' ORDER BY id LIMIT 1"
     )
-    plain: dict[str, Any] = {"missing": False, "labels": None, "attributes": None, "types": []}
+    plain: dict[str, Any] = {
+        "missing": False,
+        "labels": None,
+        "attributes": None,
+        "types": [],
+        "identified": True,
+    }
     assert first[0] == [
         {
             "name": "b",
