@@ -84,12 +84,14 @@ def open_session(dsn: str) -> Connection:
     defaults = {"connect_timeout": str(CONNECT_TIMEOUT_S), "application_name": "cdc"}
     fixed = {"options": options, "client_encoding": "UTF8"}
     settings = {**defaults, **parameters, **fixed}
+    limit_s = float(settings["connect_timeout"] or 0)
     conn = psycopg.connect(make_conninfo("", **settings), autocommit=True)
     try:
-        conn.execute(CATALOG_FIRST)
-        # Older servers refuse these in `options`, and the version is known only now.
-        for name, value in settings_since(OLDEST_VERSION, conn.info.server_version).items():
-            conn.execute("SELECT set_config(%s, %s, false)", [name, value])
+        with within(conn, limit_s if limit_s > 0 else CONNECT_TIMEOUT_S):
+            conn.execute(CATALOG_FIRST)
+            # Older servers refuse these in `options`, and the version is known only now.
+            for name, value in settings_since(OLDEST_VERSION, conn.info.server_version).items():
+                conn.execute("SELECT set_config(%s, %s, false)", [name, value])
     except BaseException:
         conn.close()
         raise

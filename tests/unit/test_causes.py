@@ -39,20 +39,40 @@ def cache(url: str) -> None:
     Redis("cache", url, "shop").position(TABLE)
 
 
+READY = b"Z\x00\x00\x00\x05I"
+
+
 def wordless_postgres(client: socket.socket) -> None:
     """Lets a client in, and says nothing from then on: as one that is stopped, or behind a network
     that is.
     """
     client.recv(1024)
-    client.sendall(b"R\x00\x00\x00\x08\x00\x00\x00\x00" + b"Z\x00\x00\x00\x05I")
+    client.sendall(b"R\x00\x00\x00\x08\x00\x00\x00\x00" + READY)
+    silent(client)
+
+
+def falling_silent(client: socket.socket) -> None:
+    """The same after the statement with which a session begins."""
+    client.recv(1024)
+    client.sendall(b"R\x00\x00\x00\x08\x00\x00\x00\x00" + READY)
+    client.recv(1024)
+    client.sendall(b"C\x00\x00\x00\x0dSELECT 1\x00" + READY)
     silent(client)
 
 
 WORDLESS = "postgresql://owner@127.0.0.1:{port}/shop?sslmode=disable&gssencmode=disable"
 
 
-def test_a_postgres_that_falls_silent_is_not_waited_for_without_end() -> None:
+def test_a_session_that_never_begins_is_not_waited_for_without_end() -> None:
     with answering(wordless_postgres) as port:
+        began, url = time.monotonic(), WORDLESS.format(port=port) + "&connect_timeout=2"
+        with pytest.raises(SourceUnavailable, match="can't be reached"):
+            source.connect(url)
+        assert 1.9 < time.monotonic() - began < 60
+
+
+def test_a_postgres_that_falls_silent_is_not_waited_for_without_end() -> None:
+    with answering(falling_silent) as port:
         began, url = time.monotonic(), WORDLESS.format(port=port)
         with (
             pytest.raises(psycopg.OperationalError) as caught,
@@ -69,7 +89,7 @@ def test_a_run_goes_on_with_the_tables_as_they_were_when_postgres_falls_silent(
 ) -> None:
     """It could not be stopped either as long as it waited."""
     monkeypatch.setattr(schema_follower, "PATIENCE_S", 0.3)
-    with answering(wordless_postgres) as port:
+    with answering(falling_silent) as port:
         shop = pipeline("shop", WORDLESS.format(port=port), "public.items")
         began = time.monotonic()
         tables, aside = schema_follower.SchemaFollower(lambda: shop, [TABLE])([], Registration())
