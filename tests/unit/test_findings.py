@@ -32,7 +32,7 @@ from tests.support.pages import ROOT, refusal
 
 RUNBOOKS = FOLDER / "operate" / "runbooks"
 PARTS_OF_CODE = ("cdc", "sinks", "connectors", "compose")
-PARTS = ("What it means.", "What to look at.", "What to type.", "How one sees that it is over.")
+PARTS = ("What it means.", "What to look at.", "What to type.", "How you know it is over.")
 
 
 def test_every_code_has_a_page_and_every_page_a_code() -> None:
