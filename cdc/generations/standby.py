@@ -33,7 +33,7 @@ from cdc.spark.failures import explain
 
 RETRY_S = 20.0
 """Seconds until a standby is resumed whose destination was only away. Resuming restarts the live
-views' query."""
+views' stream."""
 log = structlog.get_logger()
 
 

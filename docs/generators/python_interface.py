@@ -9,9 +9,9 @@ from cdc import client
 HEAD = """\
 # The Python interface
 
-What an application calls to [read its own writes](../use/read-your-writes.md): `from cdc import client`. Made from
-the code by `python -m docs.generate`; a test compares them. Errors are classes of `cdc.errors`
-([exit codes](../operate/exit-codes.md) lists them).
+An application calls these functions to [read its own writes](../use/read-your-writes.md): `from cdc import client`.
+Errors are classes of `cdc.errors` ([exit codes](../operate/exit-codes.md) lists them). `python -m docs.generate` makes
+this page from the code, and a test compares the two.
 """
 PUBLIC = (client.view, client.token, client.wait_for, client.View.close)
 
