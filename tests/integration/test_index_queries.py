@@ -191,6 +191,8 @@ def make_pair(
 ) -> "Iterator[Callable[[list[Case]], Pair]]":
     sink = Elasticsearch("search", stack.endpoints.elasticsearch, unique)
     with source.connect(postgres_dsn) as conn:
+        # A session of ours begins with pg_catalog, where nothing can be made.
+        conn.execute("SET search_path = public")
 
         def make(cases: list[Case]) -> Pair:
             columns = ", ".join(f"c{index} {case.type}" for index, case in enumerate(cases))
