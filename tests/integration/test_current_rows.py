@@ -15,7 +15,8 @@ from tests.support.wait import wait_until
 
 Connection = psycopg.Connection[Any]
 ALL = [1, 2, 3]
-AT_WORK = "SELECT FROM pg_stat_activity WHERE pid = %s AND state = 'active' AND query LIKE '%%is_current%%'"
+# A statement that is only active may not have its snapshot yet.
+WAITING = "SELECT FROM pg_stat_activity WHERE pid = %s AND wait_event = 'PgSleep' AND query LIKE '%%is_current%%'"
 
 
 @pytest.fixture
@@ -71,9 +72,9 @@ def begin_reading(conn: Connection, observer: Connection) -> Reader:
     reader = Reader(conn)
     reader.start()
     wait_until(
-        lambda: observer.execute(AT_WORK, [conn.info.backend_pid]).fetchone() is not None,
+        lambda: observer.execute(WAITING, [conn.info.backend_pid]).fetchone() is not None,
         20,
-        "the statement to be begun",
+        "the statement to wait for a writer",
     )
     return reader
 
