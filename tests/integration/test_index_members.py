@@ -150,6 +150,8 @@ def shop(stack: "Stack", postgres_dsn: str, unique: str, tmp_path: "Path") -> "I
     file.write_text(FILE.format(name=unique, dsn=postgres_dsn, url=url))
     sink = Elasticsearch("search", url, unique)
     with source.connect(postgres_dsn) as conn:
+        # A session of ours begins with pg_catalog, where nothing can be made.
+        conn.execute("SET search_path = public")
         conn.execute(SETUP)
         write_rows(conn, random.Random(5))
         result = Shop(conn, sink, settings.load(file, {}))
