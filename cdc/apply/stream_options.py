@@ -9,7 +9,7 @@ from cdc.model.position import Position
 
 class BackgroundWorker(Protocol):
     """Work that a stream does between its batches, in the same thread. `positions` are the positions
-    that the batches have reached, by topic; None stands for offset zero.
+    that the batches have reached, by topic; None means offset zero.
 
     Every method may raise CdcError. The stream treats it like the error of a batch.
     """

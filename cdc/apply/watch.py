@@ -81,7 +81,8 @@ class Watch:
         return replace(observed, **self._check_sink(plan, waited_s))
 
     def _read_control(self, topics: Sequence[str]) -> None:
-        views, began = self._views, time.monotonic()
+        views = self._views
+        began = time.monotonic()
         ends = views.kafka.log_ends(topics)
         views.read_control(ends)
         if views.registry.has_changed(ends):

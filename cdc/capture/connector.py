@@ -139,7 +139,7 @@ class _RegistrationAttempt:
     another_server: bool
     """Whether Postgres may have been replaced since the last registration."""
     arrival: Arrival = field(init=False)
-    """The wait for the first heartbeat. `put` tells it which heartbeats count."""
+    """The wait for the first heartbeat. `put` sets which heartbeats count."""
     stopped: bool = False
     """Whether this registration has stopped the connector."""
 

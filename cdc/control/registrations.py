@@ -46,7 +46,7 @@ class Captured:
         return cls(**{name: tuple(columns) for name, columns in fields.items()})
 
     def with_withdrawn(self, previous: "Captured") -> "Captured":
-        """The same, with the withdrawn columns: those of the previous registration, and those that
+        """The same, with the withdrawn columns: the previous registration's, and those that
         were sent until now.
         """
         hidden = (set(previous.withdrawn) | (self.unsent - previous.unsent)) & set(self.exclude)

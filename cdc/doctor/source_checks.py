@@ -175,6 +175,15 @@ def _check_tables(facts: SourceFacts) -> Iterator[Finding]:
             message = f"{table} isn't logged: its changes never reach the log."
             fix = f"ALTER TABLE {marks.unlogged} SET LOGGED;"
             yield find("table-unlogged", table, message, fix, table=table)
+        if marks.virtual:
+            columns = ", ".join(marks.virtual)
+            message = (
+                f"{table} has virtual generated columns ({columns}): under REPLICA IDENTITY FULL Postgres refuses every"
+                " UPDATE and DELETE of it."
+            )
+            yield find(
+                "table-refused", table, message, "make them STORED, or drop them", table=table
+            )
         if not facts.control:
             continue
         if table in facts.unidentified:

@@ -66,18 +66,11 @@ SELECT root,
                    JOIN pg_namespace o ON o.oid = f.pronamespace
                    WHERE g.tgrelid = c.oid AND o.nspname = 'cdc' AND f.proname IN (
                        'record_truncation', 'begin_truncation', 'record_partition_truncation')
-                         AND g.tgenabled IN ('O', 'A')) AS unwatched
+                         AND g.tgenabled IN ('O', 'A')) AS unwatched,
+       ARRAY(SELECT a.attname::text FROM pg_attribute a
+             WHERE c.relkind = 'r' AND c.relreplident::text = 'f' AND a.attrelid = c.oid
+               AND a.attgenerated::text = 'v' AND NOT a.attisdropped ORDER BY a.attnum) AS virtual
 FROM captured JOIN pg_class c ON c.oid = captured.oid
-"""
-# The log never has them, and each change must have the whole old row.
-VIRTUAL = """
-SELECT n.nspname || '.' || c.relname, string_agg(DISTINCT a.attname, ', ')
-FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-CROSS JOIN LATERAL (SELECT c.oid UNION SELECT relid FROM pg_partition_tree(c.oid)) AS part (oid)
-JOIN pg_class member ON member.oid = part.oid AND member.relkind = 'r' AND member.relreplident = 'f'
-JOIN pg_attribute a ON a.attrelid = member.oid AND a.attgenerated = 'v' AND NOT a.attisdropped
-WHERE n.nspname || '.' || c.relname = ANY (%s)
-GROUP BY 1
 """
 
 
@@ -108,6 +101,10 @@ class TableFacts:
     """The kind of policies that hide rows from the connector's role."""
     unwatched: bool = False
     """Whether no trigger notes a TRUNCATE."""
+    virtual: tuple[str, ...] = ()
+    """Virtual generated columns, if Postgres refuses updates because of them: the log never has such
+    a column, and the replica identity is FULL.
+    """
 
 
 @dataclass(frozen=True)
@@ -159,7 +156,7 @@ class SourceFacts:
     publication: PublicationFacts | None
     tables: Mapping[str, TableFacts]
     refused: Mapping[str, tuple[str, str]]
-    """The message and the hint for tables that can't be captured, or can't be written any more."""
+    """The message and the hint for tables that can't be captured."""
     unidentified: Mapping[str, tuple[str, str]]
     """The same for tables whose replica identity lacks the key."""
     encrypted: bool = True
@@ -220,8 +217,7 @@ def _read_source(conn: Connection, pipeline: Pipeline, *, connected: bool) -> So
         _role(conn, role, names),
         _publication(conn, name),
         _tables(conn, names, role),
-        _without_updates(conn, names)
-        | {table: (error.message, error.hint) for table, error in survey.refused.items()},
+        {table: (error.message, error.hint) for table, error in survey.refused.items()},
         {table: (error.message, error.hint) for table, error in unidentified.items()},
         _encrypted(conn),
         _clock_off(conn),
@@ -269,27 +265,16 @@ def _publication(conn: Connection, name: str) -> PublicationFacts | None:
 def _tables(conn: Connection, names: list[str], role: str) -> dict[str, TableFacts]:
     facts: dict[str, TableFacts] = {}
     rows = conn.execute(TABLES, {"tables": names, "role": role}).fetchall()
-    for root, unlogged, partial, hidden_by, unwatched in rows:
+    for root, unlogged, partial, hidden_by, unwatched, virtual in rows:
         earlier = facts.get(root, TableFacts())
         facts[root] = TableFacts(
             earlier.unlogged or unlogged,
             earlier.partial or partial,
             earlier.hidden_by or hidden_by,
             earlier.unwatched or unwatched,
+            earlier.virtual or tuple(virtual),
         )
     return facts
-
-
-def _without_updates(conn: Connection, names: list[str]) -> dict[str, tuple[str, str]]:
-    """The message and the hint for tables with virtual columns that got them after `migrate`."""
-    return {
-        table: (
-            f"{table} has virtual generated columns ({columns}): under REPLICA IDENTITY FULL Postgres refuses every"
-            " UPDATE and DELETE of it.",
-            "make them STORED, or drop them",
-        )
-        for table, columns in conn.execute(VIRTUAL, [names]).fetchall()
-    }
 
 
 def _encrypted(conn: Connection) -> bool:

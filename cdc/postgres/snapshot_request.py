@@ -69,9 +69,9 @@ UNCOMPARED = (
     ),
     *("bit", "money"),
 )
-# A type of an extension has operators of its own. If the path doesn't lead to them, Postgres
+# A type of an extension brings its operators along. If the path doesn't lead to them, Postgres
 # compares citext as text, which isn't the order of the rows, and ltree not at all. Enums and arrays
-# have those of Postgres.
+# use the operators of Postgres.
 UNREACHED = """
 SELECT EXISTS (
     SELECT FROM pg_type WHERE oid = ANY (%s::text[]::regtype[]) AND typtype = 'b' AND typcategory <> 'A'

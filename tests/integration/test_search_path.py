@@ -1,4 +1,4 @@
-"""A database whose `search_path` has objects of somebody else before those of Postgres.
+"""A database whose `search_path` leads to somebody else's objects before Postgres' own.
 
 Orafce, for example, advises such a path for its functions and its type `date`. Each function and
 operator of Postgres gets a twin there that fails, each type one that is another, each table of the

@@ -94,7 +94,7 @@ OTHER = (
     "CREATE FUNCTION other.isfinite(pg_catalog.date) RETURNS boolean RETURN false",
     "CREATE FUNCTION other.clock_timestamp() RETURNS timestamptz RETURN '-infinity'::timestamptz",
 )
-"""What a path may lead to before Postgres' own, as that of Orafce does."""
+"""What a path may lead to before Postgres' own, as Orafce's does."""
 FOREIGN_WORKER = "-Duser.language=tr -Duser.country=TR -Dfile.encoding=ISO-8859-1"
 
 

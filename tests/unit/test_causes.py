@@ -65,7 +65,8 @@ WORDLESS = "postgresql://owner@127.0.0.1:{port}/shop?sslmode=disable&gssencmode=
 
 def test_a_session_that_never_begins_is_not_waited_for_without_end() -> None:
     with answering(wordless_postgres) as port:
-        began, url = time.monotonic(), WORDLESS.format(port=port) + "&connect_timeout=2"
+        url = WORDLESS.format(port=port) + "&connect_timeout=2"
+        began = time.monotonic()
         with pytest.raises(SourceUnavailable, match="can't be reached"):
             source.connect(url)
         assert 1.9 < time.monotonic() - began < 60

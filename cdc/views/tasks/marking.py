@@ -1,4 +1,4 @@
-"""Mark documents as dirty that their topics have been told: tasks on the executors, which read the
+"""Mark all documents as dirty that were sent to their topics: tasks on the executors, which read the
 topics.
 
 Invariant: no key leaves the executors.
