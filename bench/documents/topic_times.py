@@ -4,6 +4,8 @@ bench runs on.
 
 from collections.abc import Mapping
 from datetime import datetime
+from functools import reduce
+from operator import or_
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
@@ -13,7 +15,7 @@ from bench.stage import Stage
 from cdc.kafka.topics import Topics
 from cdc.model.position import Position
 from cdc.model.table import Table
-from cdc.spark.kafka_source import EARLIEST, OffsetRanges, read_ranges
+from cdc.spark.kafka_source import read_until
 
 Starts = Mapping[str, Position | None]
 """By topic, where to read from; None is offset zero."""
@@ -37,11 +39,14 @@ def records(stage: Stage, starts: Starts) -> DataFrame:
     """The records of topics from these positions on, None for offset zero."""
     with Topics(stage.pipeline.kafka) as kafka:
         ends = kafka.ends(list(starts))
-    spans: OffsetRanges = {}
-    for topic, start in starts.items():
-        for partition, end in enumerate(ends[topic].offsets):
-            spans[topic, partition] = (start.offsets[partition] if start else EARLIEST), end
-    return read_ranges(stage.spark, stage.pipeline.kafka, spans)
+    wanted = [
+        (F.col("topic") == topic) & (F.col("partition") == partition) & (F.col("offset") >= first)
+        for topic, start in starts.items()
+        for partition, first in enumerate(
+            start.offsets if start else [0] * ends[topic].partition_count
+        )
+    ]
+    return read_until(stage.spark, stage.pipeline.kafka, ends).where(reduce(or_, wanted))
 
 
 def span(stage: Stage, starts: Starts) -> tuple[float, float]:

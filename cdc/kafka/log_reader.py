@@ -13,7 +13,7 @@ tests/integration/test_log_reader.py compares this with what kafka-python reads.
 
 import os
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -56,6 +56,8 @@ SETTINGS = {
 }
 Record = tuple[bytes | None, bytes | None, int]
 """Key, value, offset."""
+Block = tuple[str, int, list[Record]]
+"""Topic, partition, and some of its records in the order of offsets."""
 _consumers: dict[tuple[str, int], "Consumer"] = {}
 
 
@@ -73,9 +75,11 @@ class OffsetRange(NamedTuple):
         return self.end - self.start
 
 
-def read_records(
-    bootstrap: str, ranges: Sequence[OffsetRange]
-) -> Generator[tuple[str, int, list[Record]]]:
+ReadRanges = Callable[[str, Sequence[OffsetRange]], Generator[Block]]
+"""Reads ranges as `read_records` does."""
+
+
+def read_records(bootstrap: str, ranges: Sequence[OffsetRange]) -> Generator[Block]:
     """Read ranges of different partitions. Yields topic, partition and a block of its records.
 
     Blocks of different partitions are in any order. Only one thread of a process may read at a

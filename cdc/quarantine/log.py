@@ -96,12 +96,8 @@ class QuarantineLog:
         Both None: the entry was settled meanwhile.
         """
         records = self._kafka.read_range(self._topic, quarantined.place, quarantined.place + 1)
-        note = json.loads(records[0].value or b"{}") if records else {}
-        key, value = (
-            b64decode(note[name]) if note.get(name) is not None else None
-            for name in ("key", "value")
-        )
-        return key, value
+        note = records[0].value if records else None
+        return quarantined_parts(note) if note else (None, None)
 
     def _apply_record(self, record: Record) -> None:
         entry = QuarantineKey(**json.loads(record.key or b"{}"))
@@ -112,6 +108,16 @@ class QuarantineLog:
             )
         else:
             self._open.pop(entry, None)
+
+
+def quarantined_parts(note: bytes) -> tuple[bytes | None, bytes | None]:
+    """Decode the key and the value of a record in quarantine from the value of its entry."""
+    fields = json.loads(note)
+    key, value = (
+        b64decode(fields[name]) if fields.get(name) is not None else None
+        for name in ("key", "value")
+    )
+    return key, value
 
 
 def request_redrive(kafka: Topics, pipeline: Pipeline, entries: Iterable[QuarantineKey]) -> None:

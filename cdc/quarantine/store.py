@@ -14,16 +14,23 @@ all values settles the entry, and so does a redrive that succeeds. Row values ar
 only.
 """
 
-from collections.abc import Collection, Iterable, Mapping
-
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
+import json
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass
 
 from cdc.config.settings import Pipeline
+from cdc.kafka.log_reader import Block, OffsetRange, Record, read_records
 from cdc.kafka.topics import Topics
-from cdc.quarantine.log import QuarantineKey, QuarantineLog, settle_entries
+from cdc.quarantine.log import (
+    QuarantinedRecord,
+    QuarantineKey,
+    QuarantineLog,
+    quarantined_parts,
+    settle_entries,
+)
 from cdc.sink.contract import Key
-from cdc.sink.lane import COLUMNS, Entries
+from cdc.sink.lane import Entries
 
 
 class SinkQuarantine:
@@ -32,10 +39,10 @@ class SinkQuarantine:
     One thread uses it.
     """
 
-    def __init__(self, spark: SparkSession, sink: str, pipeline: Pipeline, kafka: Topics) -> None:
-        self._spark, self._sink, self._pipeline, self._kafka = spark, sink, pipeline, kafka
+    def __init__(self, sink: str, pipeline: Pipeline, kafka: Topics) -> None:
+        self._sink, self._pipeline, self._kafka = sink, pipeline, kafka
         self._log = QuarantineLog(kafka, pipeline)
-        self.open: set[QuarantineKey] = set()
+        self.open: dict[QuarantineKey, QuarantinedRecord] = {}
         self.requests: set[QuarantineKey] = set()
 
     def has_changed(self) -> bool:
@@ -44,9 +51,11 @@ class SinkQuarantine:
 
     def refresh(self) -> None:
         """Read new entries and requests. Raises ConnectorError."""
-        entries = {record.entry for record in self._log.read() if record.entry.sink == self._sink}
-        self.requests = {entry for entry in entries if entry.redrive}
-        self.open = entries - self.requests
+        records = {
+            record.entry: record for record in self._log.read() if record.entry.sink == self._sink
+        }
+        self.requests = {entry for entry in records if entry.redrive}
+        self.open = {entry: record for entry, record in records.items() if not entry.redrive}
 
     def entries(self, topics: Iterable[str]) -> Entries:
         """Return the open entries of these topics: by partition, the row's id by offset."""
@@ -63,31 +72,63 @@ class SinkQuarantine:
     def settle(self, entries: Collection[QuarantineKey]) -> None:
         """Settle entries whose rows are right again, and requests that have been processed."""
         settle_entries(self._kafka, self._pipeline, entries)
-        self.open -= set(entries)
-        self.requests -= set(entries)
+        self.requests.difference_update(entries)
+        for entry in entries:
+            self.open.pop(entry, None)
 
-    def read_records(self, entries: Collection[QuarantineKey]) -> DataFrame:
-        """Read the records of entries, in the form of Spark's Kafka source.
+    def read_key(self, entry: QuarantineKey) -> bytes | None:
+        """Read the key of an open entry's record."""
+        key, _ = self._log.read_record(self.open[entry])
+        return key
 
-        Out: key, value, topic, partition, offset.
-        """
-        topic_records = (
-            self._spark.read.format("kafka")
-            .option("kafka.bootstrap.servers", self._pipeline.kafka)
-            .option("subscribe", self._pipeline.quarantine_topic)
-            .load()
+    def with_log(self, entries: Collection[QuarantineKey]) -> "QuarantineAndLog":
+        """Build what reads the records of open entries together with the log."""
+        topic = self._pipeline.quarantine_topic
+        start = min(self.open[entry].place for entry in entries)
+        # To the end: an entry that is rejected again has its record there since.
+        end = self._kafka.ends([topic])[topic].offsets[0]
+        return QuarantineAndLog(frozenset(entries), OffsetRange(topic, 0, start, end))
+
+
+@dataclass(frozen=True)
+class QuarantineAndLog:
+    """Reads ranges of the log, and in their order the records of entries, which the log may no longer
+    have. Runs on the executors.
+
+    notes: the range of the quarantine topic that has the entries' records
+    """
+
+    entries: frozenset[QuarantineKey]
+    notes: OffsetRange
+
+    def __call__(self, bootstrap: str, ranges: Sequence[OffsetRange]) -> Generator[Block]:
+        """Read as `read_records` does. Each partition of an entry has a range."""
+        unread = self._read_quarantined(
+            bootstrap, {(asked.topic, asked.partition): {} for asked in ranges}
         )
-        place = F.from_json(
-            F.col("key").cast("string"), "sink string, topic string, partition int, offset long"
-        )
-        note = F.from_json(F.col("value").cast("string"), "key string, value string")
-        places = [(entry.topic, entry.partition, entry.offset) for entry in entries]
-        listed = self._spark.createDataFrame(places, "topic string, partition int, offset long")
-        opened = topic_records.where(F.col("value").isNotNull()).select(
-            place.alias("place"), note.alias("note")
-        )
-        decoded = opened.where(F.col("place.sink") == self._sink).select(
-            F.unbase64("note.key").alias("key"), F.unbase64("note.value").alias("value"), "place.*"
-        )
-        records = decoded.select(*COLUMNS)
-        return records.join(F.broadcast(listed), ["topic", "partition", "offset"]).select(*COLUMNS)
+        with closing(read_records(bootstrap, ranges)) as blocks:
+            for topic, partition, records in blocks:
+                quarantined = unread[topic, partition]
+                due = [offset for offset in quarantined if offset <= records[-1][2]]
+                merged = {offset: quarantined.pop(offset) for offset in due}
+                merged.update((record[2], record) for record in records)
+                yield topic, partition, [merged[offset] for offset in sorted(merged)]
+        for (topic, partition), quarantined in unread.items():
+            if quarantined:
+                yield topic, partition, [quarantined[offset] for offset in sorted(quarantined)]
+
+    def _read_quarantined(
+        self, bootstrap: str, quarantined: dict[tuple[str, int], dict[int, Record]]
+    ) -> dict[tuple[str, int], dict[int, Record]]:
+        """Add the records of entries by topic and partition, then by offset."""
+        for _, _, notes in read_records(bootstrap, [self.notes]):
+            for entry_key, note, _ in notes:
+                entry = QuarantineKey(**json.loads(entry_key or b"{}"))
+                records = quarantined.get((entry.topic, entry.partition))
+                if records is None or entry not in self.entries:
+                    continue
+                if note is None:
+                    records.pop(entry.offset, None)
+                else:
+                    records[entry.offset] = (*quarantined_parts(note), entry.offset)
+        return quarantined

@@ -25,8 +25,6 @@ from cdc.sink.rejection import Rejected, Rejection, Source
 if TYPE_CHECKING:
     from cdc.codec.decode_options import DecodeOptions
 
-COLUMNS = ("key", "value", "topic", "partition", "offset")
-"""Columns of a frame of records, named as in Spark's Kafka source."""
 Entries = Mapping[tuple[str, int], Mapping[int, str | None]]
 """What a sink has in quarantine: by topic and partition, then by offset, the id of the record's
 row; None where the key doesn't tell it.

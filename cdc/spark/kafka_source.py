@@ -1,5 +1,5 @@
-"""Read topics into a frame with Spark's Kafka source: every committed record below a position, or in
-ranges of offsets. Audits and the state of documents use it. Streams don't: see `lane_records`.
+"""Read topics into a frame with Spark's Kafka source: every committed record below a position.
+Audits and the state of documents use it. Streams don't: see `lane_records`.
 
 In:  the broker, the positions to read up to. Out: a frame of records; counts of them.
 Invariant: no row leaves the executors.
@@ -24,11 +24,6 @@ FETCH_OPTIONS = {
     "kafka.max.poll.records": "2000",
 }
 
-EARLIEST = -2
-"""Start offset that stands for the first record that the broker has."""
-OffsetRanges = dict[tuple[str, int], tuple[int, int]]
-"""By topic and partition: the offset to start from, and the one to stop before."""
-
 
 def reader_options(bootstrap: str) -> dict[str, str]:
     """Return options of Spark's Kafka source: the broker, and how records are fetched."""
@@ -50,35 +45,15 @@ def read_until(spark: SparkSession, bootstrap: str, ends: Mapping[str, Position]
     """Read every committed record below the ends: key, value binary; topic, partition, offset,
     timestamp.
     """
-    ranges = {
-        (topic, partition): (EARLIEST, offset)
-        for topic, end in ends.items()
-        for partition, offset in enumerate(end.offsets)
-    }
-    return read_ranges(spark, bootstrap, ranges)
-
-
-def read_ranges(spark: SparkSession, bootstrap: str, spans: OffsetRanges) -> DataFrame:
-    """Read every committed record of these ranges, with the columns of `read_until`."""
-    starts, ends = ({place: span[index] for place, span in spans.items()} for index in (0, 1))
+    partitions = {topic: list(range(end.partition_count)) for topic, end in ends.items()}
+    offsets = {topic: dict(enumerate(end.offsets)) for topic, end in ends.items()}
     return (
         spark.read.format("kafka")
         .options(**reader_options(bootstrap))
-        .option(
-            "assign",
-            json.dumps({topic: list(places) for topic, places in _by_topic(starts).items()}),
-        )
-        .option("startingOffsets", json.dumps(_by_topic(starts)))
-        .option("endingOffsets", json.dumps(_by_topic(ends)))
+        .option("assign", json.dumps(partitions))
+        .option("endingOffsets", json.dumps(offsets))
         .load()
     )
-
-
-def _by_topic(offsets: Mapping[tuple[str, int], int]) -> dict[str, dict[int, int]]:
-    offsets_by_topic: dict[str, dict[int, int]] = {}
-    for (topic, partition), offset in offsets.items():
-        offsets_by_topic.setdefault(topic, {})[partition] = offset
-    return offsets_by_topic
 
 
 def census(

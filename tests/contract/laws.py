@@ -20,11 +20,10 @@ from cdc.model.position import Position, Reach, distance
 from cdc.model.table import Table, row_id
 from cdc.sink.contract import Batch, PositionLost, RowsRejected, Sink, positions
 from cdc.spark.failures import explain
-from cdc.spark.lane_records import FramedRecords
-from tests.support.envelopes import PLACEHOLDER, Row, Topic, frame, in_lanes
+from tests.support.envelopes import PLACEHOLDER, ListedRecords, Row, Topic, listed
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 TOPIC_ID = "topic-1"
 UP_TO = Position(TOPIC_ID, (0, 0))
@@ -64,7 +63,7 @@ class Harness:
         advance = Advance(
             self.table, start, Position(self.topic_id, end), self.floors.number(self.name)
         )
-        records = frame(
+        records = listed(
             self.spark, [(self.table, r) for r in self.topic.between(advance.start_offsets, end)]
         )
         reading = DecodeOptions(
@@ -72,7 +71,7 @@ class Harness:
             {self.table.topic: self.floors.lsn(self.name)},
             {self.table.topic: self.server_start},
         )
-        return Batch(writer, (advance,), FramedRecords(in_lanes(records)), reading)
+        return Batch(writer, (advance,), records, reading)
 
     def repair(self, position: Position | None, writer: str) -> Batch:
         """Return all records below a position once more, as a batch of no length."""
@@ -106,10 +105,15 @@ class Harness:
         }
 
 
-def frame_of(batch: Batch) -> "DataFrame":
-    """The records of a batch that a harness has made."""
-    assert isinstance(batch.records, FramedRecords)
-    return batch.records.frame
+def filtered(batch: Batch, keeps: Callable[[int, int, bytes | None], object]) -> Batch:
+    """The batch of a harness with the records whose partition, offset and value `keeps` accepts."""
+    assert isinstance(batch.records, ListedRecords)
+    kept = [
+        (topic, partition, record)
+        for topic, partition, record in batch.records.records
+        if keeps(partition, record[2], record[1])
+    ]
+    return replace(batch, records=replace(batch.records, records=kept))
 
 
 def row(a: str, b: int, v: str | None = "x", n: int | None = 1) -> Row:

@@ -9,10 +9,10 @@ import deltalake
 import pyarrow as pa
 import pytest
 import redis
-from pyspark.sql import Window
 from pyspark.sql import functions as F
 
 from cdc.errors import SinkUnavailable
+from cdc.kafka.log_reader import Record
 from cdc.model.generation import new_generation
 from cdc.model.outcome import Applied
 from cdc.model.position import Position, ViewCheckpoint
@@ -28,11 +28,9 @@ from cdc.sinks.delta.sink import Delta
 from cdc.sinks.elasticsearch.sink import Elasticsearch
 from cdc.sinks.memory import Memory
 from cdc.sinks.redis.sink import Redis
-from cdc.spark.lane_records import FramedRecords
 from tests.contract import laws
-from tests.contract.laws import frame_of
 from tests.support import http
-from tests.support.envelopes import table
+from tests.support.envelopes import ListedRecords, table
 from tests.support.warehouse import begin, columns, staged, write
 
 if TYPE_CHECKING:
@@ -218,14 +216,12 @@ class Unfolded(Memory):
     """Applies the first change of a key instead of the newest."""
 
     def apply(self, batch: Batch) -> Outcome:
-        keys = Window.partitionBy("topic", "partition", "key").orderBy("offset")
-        first = (
-            frame_of(batch)
-            .withColumn("turn", F.row_number().over(keys))
-            .where("turn = 1")
-            .drop("turn")
-        )
-        return super().apply(replace(batch, records=FramedRecords(first)))
+        assert isinstance(batch.records, ListedRecords)
+        first = dict[tuple[str, int, bytes | None], tuple[str, int, Record]]()
+        for topic, partition, record in batch.records.records:
+            first.setdefault((topic, partition, record[0]), (topic, partition, record))
+        records = replace(batch.records, records=list(first.values()))
+        return super().apply(replace(batch, records=records))
 
 
 def test_a_commit_that_meets_another_is_tried_again(spark: "SparkSession", tmp_path: Path) -> None:
@@ -445,9 +441,9 @@ class KeepsDeleted(Memory):
     """Ignores deletes."""
 
     def apply(self, batch: Batch) -> Outcome:
-        deletes = F.col("value").isNull() | F.col("value").cast("string").contains('"op":"d"')
-        kept = FramedRecords(frame_of(batch).where(~deletes))
-        return super().apply(replace(batch, records=kept))
+        return super().apply(
+            laws.filtered(batch, lambda _, __, value: value and b'"op":"d"' not in value)
+        )
 
 
 @pytest.mark.parametrize(

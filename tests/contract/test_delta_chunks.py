@@ -26,23 +26,13 @@ from cdc.sink.rejection import Skip
 from cdc.sinks.delta.executor import Staged, WarehouseWriter
 from cdc.sinks.delta.mirror.stored_rows import StoredRows
 from cdc.sinks.delta.sink import Delta
-from cdc.spark.lane_records import FramedRecords
 from tests.contract.laws import TOPIC_ID, row
-from tests.support.envelopes import PLACEHOLDER, Topic, frame
+from tests.support.envelopes import PLACEHOLDER, Topic, listed
 from tests.support.envelopes import table as items
 from tests.support.histories import World, table
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
-TASKS = 2
-
-
-def in_tasks(records: "DataFrame") -> "DataFrame":
-    """Split records as the Kafka source does when several tasks read it."""
-    return records.repartitionByRange(TASKS, "topic", "partition").sortWithinPartitions(
-        "topic", "partition", "offset"
-    )
+    from pyspark.sql import SparkSession
 
 
 class Warehouse:
@@ -67,7 +57,7 @@ class Warehouse:
             advances.append(
                 Advance(topic.table, stored.position if stored else None, Position(TOPIC_ID, ends))
             )
-        log = FramedRecords(in_tasks(frame(self.spark, records)))
+        log = listed(self.spark, records)
         return Batch(
             f"run {next(self.runs)}", tuple(advances), log, DecodeOptions(PLACEHOLDER), Skip()
         )
@@ -116,7 +106,9 @@ def size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
 
 
 @pytest.fixture
-def sink(unique: str, tmp_path: Path) -> Iterator[Delta]:
+def sink(unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Delta]:
+    # Several tasks for a few records.
+    monkeypatch.setattr("cdc.spark.lane_records.SPLIT", 1)
     delta = Delta("warehouse", str(tmp_path / "a warehouse+é"), unique)
     yield delta
     delta.close()

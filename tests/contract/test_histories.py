@@ -28,13 +28,12 @@ from cdc.sink.contract import Batch, Sink
 from cdc.sinks.delta.sink import Delta
 from cdc.sinks.memory import Memory
 from cdc.spark.failures import explain
-from cdc.spark.lane_records import FramedRecords
 from tests.contract import crashes
 from tests.contract.crashes import Crash
 from tests.contract.laws import TOPIC_ID
 from tests.contract.test_contract import maker
 from tests.support.budget import SCALE, budget
-from tests.support.envelopes import PLACEHOLDER, Row, frame, in_lanes
+from tests.support.envelopes import PLACEHOLDER, Row, listed
 from tests.support.histories import Reader, World, table
 
 if TYPE_CHECKING:
@@ -97,9 +96,7 @@ class Consumer:
             (world.table, record) for record in world.topic.between(advance.start_offsets, ends)
         ]
         reading = DecodeOptions(PLACEHOLDER, {world.table.topic: self.floor} if self.floor else {})
-        return Batch(
-            self.writer, (advance,), FramedRecords(in_lanes(frame(self.spark, records))), reading
-        )
+        return Batch(self.writer, (advance,), listed(self.spark, records), reading)
 
     def send(self, batch: Batch) -> Applied:
         try:

@@ -20,6 +20,12 @@ from cdc.kafka import log_reader
 from cdc.kafka.clients import kafka
 from cdc.kafka.log_ends import LogEnds
 from cdc.kafka.log_reader import OffsetRange, Record, read_records
+from cdc.kafka.topics import Topics
+from cdc.quarantine.log import request_redrive, settle_entries
+from cdc.quarantine.rejection import ToQuarantine
+from cdc.quarantine.store import SinkQuarantine
+from cdc.sink.rejection import REFUSED, Rejected, Source
+from tests.support.pipelines import pipeline
 from tests.support.wait import wait_until
 
 COMPACTED = {
@@ -346,3 +352,79 @@ def test_planted_a_reader_of_what_is_not_committed(
     # Another name of the broker, of which no consumer is kept.
     address = f"{broker.address},{broker.address}"
     assert len(read(address, asked)[topic, 0]) == 1
+
+
+def read_with_quarantine(broker: Broker, unique: str) -> None:
+    """Those that the log no longer has are read in its order with the others, each once: whatever else
+    the quarantine has of them.
+    """
+    topic = broker.topic(2)
+    producer = broker.transactions(topic)
+    for is_kept in (True, False, True, False):
+        producer.begin_transaction()
+        producer.produce(topic, key=b"k", value=b"log", partition=0)
+        if is_kept:
+            producer.commit_transaction()
+        else:
+            # Its offset is without a record, as after a compaction.
+            producer.flush()
+            producer.abort_transaction()
+    kept = [
+        offset for _, _, offset in read(broker.address, [OffsetRange(topic, 0, 0, 8)])[topic, 0]
+    ]
+    assert kept == [0, 4]
+    shop = pipeline(unique, "postgresql://127.0.0.1:1/none", "public.orders", kafka=broker.address)
+    broker.create(shop.quarantine_topic, 1)
+    places = [(0, 0), (0, 2), (0, 6), (1, 3), (0, 3), (0, 1)]
+    to_quarantine = ToQuarantine(broker.address, shop.quarantine_topic, "cache")
+    to_quarantine.put(
+        [
+            (
+                Rejected(topic, partition, offset, "k", REFUSED, "too long"),
+                Source(offset, b"k", b"kept"),
+            )
+            for partition, offset in places
+        ]
+    )
+    with Topics(broker.address) as topics:
+        quarantine = SinkQuarantine("cache", shop, topics)
+        quarantine.refresh()
+        entries = {(entry.partition, entry.offset): entry for entry in quarantine.open}
+        assert entries.keys() == set(places)
+        request_redrive(topics, shop, [entries[0, 2]])
+        settle_entries(topics, shop, [entries[0, 3]])
+        of_another = Source(2, b"k", b"of another sink")
+        ToQuarantine(broker.address, shop.quarantine_topic, "index").put(
+            [(Rejected(topic, 0, 2, "k", REFUSED, "too long"), of_another)]
+        )
+        read_all = quarantine.with_log([entry for place, entry in entries.items() if place[1] != 1])
+        assert quarantine.read_key(entries[0, 2]) == b"k"
+    ranges = [OffsetRange(topic, 0, 0, 8), OffsetRange(topic, 1, 0, 0)]
+    blocks: dict[tuple[str, int], list[tuple[int, bytes | None]]] = defaultdict(list)
+    for name, partition, records in read_all(broker.address, ranges):
+        blocks[name, partition] += [(offset, value) for _, value, offset in records]
+    assert dict(blocks) == {
+        (topic, 0): [(0, b"log"), (2, b"kept"), (4, b"log"), (6, b"kept")],
+        (topic, 1): [(3, b"kept")],
+    }
+    # A task has the records of its own partitions.
+    (block,) = read_all(broker.address, ranges[1:])
+    assert block == (topic, 1, [(b"k", b"kept", 3)])
+    broker.remove(shop.quarantine_topic)
+
+
+def test_records_in_quarantine_are_read_at_their_places_in_the_log(
+    broker: Broker, unique: str
+) -> None:
+    read_with_quarantine(broker, unique)
+
+
+def test_planted_a_reader_that_appends_what_is_in_quarantine(
+    broker: Broker, unique: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An older record would win."""
+    monkeypatch.setattr(
+        "cdc.quarantine.store.sorted", lambda offsets: reversed(list(offsets)), raising=False
+    )
+    with pytest.raises(AssertionError):
+        read_with_quarantine(broker, unique)

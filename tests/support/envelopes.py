@@ -1,17 +1,22 @@
 """Records as the connector writes them, and the views they must lead to."""
 
 import json
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
 import pyarrow as pa
 
+from cdc.kafka import log_reader
+from cdc.kafka.log_reader import OffsetRange
 from cdc.model.table import Column, Table, row_id
+from cdc.sink.lane import Lane, PartitionOutcome
+from cdc.spark.lane_records import LoggedRecords
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark.sql import SparkSession
 
 RECORDS = {
     "key": pa.binary(),
@@ -141,20 +146,40 @@ def encoded(value: object) -> bytes | None:
     )
 
 
-def frame(spark: "SparkSession", records: Iterable[tuple[Table, Record]]) -> "DataFrame":
-    """The records as Spark's Kafka source would give them. As Arrow: no worker has to help."""
-    rows = [
-        (encoded(r.key), encoded(r.value), t.topic, r.partition, r.offset, None) for t, r in records
-    ]
-    columns = [
-        pa.array([row[index] for row in rows], type_)
-        for index, type_ in enumerate(RECORDS.values())
-    ]
-    return spark.createDataFrame(pa.table(columns, list(RECORDS)))
-
-
-def in_lanes(records: "DataFrame") -> "DataFrame":
-    """The same in one task, a partition's records in the order of offsets, as the Kafka source has
-    them.
+@dataclass(frozen=True)
+class ListedRecords:
+    """Records of a batch that a test lists: topic, partition and record. Tasks of Spark get them as
+    they get those of the log.
     """
-    return records.coalesce(1).sortWithinPartitions("topic", "partition", "offset")
+
+    spark: "SparkSession"
+    records: Sequence[tuple[str, int, log_reader.Record]]
+
+    def run(self, lane: Lane) -> list[PartitionOutcome]:
+        return self._logged().run(lane)
+
+    def run_here(self, lane: Lane) -> list[PartitionOutcome]:
+        return self._logged().run_here(lane)
+
+    def _logged(self) -> LoggedRecords:
+        blocks = defaultdict(list)
+        for topic, partition, record in self.records:
+            blocks[topic, partition].append(record)
+        ranges = tuple(
+            OffsetRange(*place, records[0][2], records[-1][2] + 1)
+            for place, records in blocks.items()
+        )
+
+        def read(_: str, ranges: Sequence[OffsetRange]) -> Generator[log_reader.Block]:
+            for asked in ranges:
+                place = asked.topic, asked.partition
+                yield *place, blocks[place]
+
+        return LoggedRecords(self.spark, "", ranges, read)
+
+
+def listed(spark: "SparkSession", records: Iterable[tuple[Table, Record]]) -> ListedRecords:
+    return ListedRecords(
+        spark,
+        [(t.topic, r.partition, (encoded(r.key), encoded(r.value), r.offset)) for t, r in records],
+    )

@@ -1,5 +1,5 @@
-"""Memory of a lane's task, measured in a process of its own: a lane over Arrow batches as Spark
-hands them over, made while it runs, with a writer that counts.
+"""Memory of a lane's task, measured in a process of its own: a lane over blocks as the log's
+reader hands them over, made while it runs, with a writer that counts.
 
     python -m tests.support.lane_memory CASE RECORDS ROW_LIMIT BYTE_LIMIT FORM
 
@@ -11,24 +11,25 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import NamedTuple
-
-import pyarrow as pa
 
 from cdc.codec import forms
 from cdc.codec.decode_options import DecodeOptions
 from cdc.codec.record import Change
+from cdc.kafka import log_reader
+from cdc.kafka.log_reader import BLOCK, Block
 from cdc.model.outcome import Advance
 from cdc.model.position import Position
-from cdc.sink.lane import COLUMNS, ChunkLimits, FoldedRow, Lane, Part, Verdicts
+from cdc.sink.lane import ChunkLimits, FoldedRow, Lane, Part, Verdicts
 from cdc.sink.lane_task import LaneRun
 from cdc.sink.rejection import Source, Stop
-from cdc.spark.lane_records import split_by_partition
 from tests.support.envelopes import PLACEHOLDER, encoded, envelope, table
 
-BATCH_ROWS, BATCH_BYTES = 1000, 8 * 2**20
-"""Limits of an Arrow batch, see `cdc.spark.session`. One record may be larger."""
+QUEUED_BYTES = 8 * 2**20
+"""What the client has fetched ahead at most, see `cdc.kafka.log_reader`. One record may be larger."""
 TABLE = table("t.public.items")
 FORMS: Mapping[str, Callable[[], forms.Form]] = {
     "documents": forms.Documents,
@@ -105,27 +106,26 @@ CASES = {
 }
 
 
-def batches(records: Iterator[Record]) -> Iterator[pa.RecordBatch]:
-    """Arrow batches, no larger than Spark's."""
+def blocks(records: Iterator[Record]) -> Iterator[Block]:
+    """Blocks of the records, no larger than the log's reader makes them."""
     offsets: dict[int, int] = {}
-    rows: list[tuple[bytes, bytes, str, int, int]] = []
+    queued: list[tuple[int, log_reader.Record]] = []
     size = 0
     for record in records:
         offset = offsets.get(record.partition, 0)
         offsets[record.partition] = offset + 1
-        rows.append((record.key, record.value, TABLE.topic, record.partition, offset))
+        queued.append((record.partition, (record.key, record.value, offset)))
         size += len(record.value)
-        if len(rows) == BATCH_ROWS or size >= BATCH_BYTES:
-            yield _batch(rows)
-            rows, size = [], 0
-    if rows:
-        yield _batch(rows)
+        if len(queued) == BLOCK or size >= QUEUED_BYTES:
+            yield from _by_partition(queued)
+            queued = []
+            size = 0
+    yield from _by_partition(queued)
 
 
-def _batch(rows: Sequence[tuple[bytes, bytes, str, int, int]]) -> pa.RecordBatch:
-    return pa.RecordBatch.from_arrays(
-        [pa.array(column) for column in zip(*rows, strict=True)], list(COLUMNS)
-    )
+def _by_partition(queued: Sequence[tuple[int, log_reader.Record]]) -> Iterator[Block]:
+    for partition, part in groupby(queued, itemgetter(0)):
+        yield TABLE.topic, partition, [record for _, record in part]
 
 
 def peak_bytes() -> int:
@@ -142,9 +142,8 @@ def run(case: Case, count: int, writer: Counter) -> int:
     end = Position("id", (count,) * case.partitions)
     lane = Lane((Advance(TABLE, None, end),), DecodeOptions(PLACEHOLDER), writer, Stop())
     task = LaneRun(lane)
-    for batch in batches(case.records(count)):
-        for topic, partition, records in split_by_partition(batch):
-            task.fold(topic, partition, records)
+    for topic, partition, records in blocks(case.records(count)):
+        task.fold(topic, partition, records)
     reports = task.finish()
     assert [report.failure for report in reports] == [None] * len(reports)
     assert sum(report.applied.accounted for report in reports) == count

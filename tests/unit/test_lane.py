@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cdc.audit.documents.rows import split_by_partition
 from cdc.codec import forms
 from cdc.codec.decode_options import DecodeOptions
 from cdc.model.outcome import Advance
@@ -27,7 +28,6 @@ from cdc.sink.lane import (
     PartitionOutcome,
 )
 from cdc.sink.rejection import DECODE, REFUSED, Rejected, Skip, Source, Stop
-from cdc.spark.lane_records import split_by_partition
 from tests.support import twin
 from tests.support.budget import budget
 from tests.support.envelopes import PLACEHOLDER, Topic, encoded

@@ -10,18 +10,16 @@ from pyspark.sql import SparkSession
 
 from cdc.apply.views import Views
 from cdc.codec.record import RecordDecoder
+from cdc.kafka.log_reader import OffsetRange
 from cdc.model.outcome import Advance
 from cdc.model.position import Position
 from cdc.model.table import Table
 from cdc.quarantine.log import QuarantineKey
 from cdc.quarantine.store import SinkQuarantine
 from cdc.sink.contract import Batch, Outcome
-from cdc.sink.lane import COLUMNS
 from cdc.sink.rejection import Rejection
-from cdc.spark import kafka_source
-from cdc.spark.lane_records import FramedRecords
+from cdc.spark.lane_records import LoggedRecords
 
-ADDRESS = ["topic", "partition", "offset"]
 Rows = Mapping[QuarantineKey, str]
 """The id of each entry's row."""
 
@@ -70,18 +68,14 @@ class Redrive:
         """The row of each entry. A key that couldn't be read may be readable now; entries without
         one are left out.
         """
-        rows = {entry: entry.id for entry in entries if entry.id is not None}
-        unread = {(entry.partition, entry.offset): entry for entry in entries if entry.id is None}
-        if unread:
-            decoder = RecordDecoder([table], self._views.reading.placeholder)
-            for record in (
-                self._quarantine.read_records(unread.values())
-                .select("key", "partition", "offset")
-                .collect()
-            ):
-                key = None if record["key"] is None else bytes(record["key"])
-                if row_id := decoder.row_id(table.topic, key):
-                    rows[unread[record["partition"], record["offset"]]] = row_id
+        decoder = RecordDecoder([table], self._views.reading.placeholder)
+        rows = {}
+        for entry in entries:
+            row_id = entry.id
+            if row_id is None:
+                row_id = decoder.row_id(table.topic, self._quarantine.read_key(entry))
+            if row_id is not None:
+                rows[entry] = row_id
         return rows
 
     def _batch(self, table: Table, position: Position, rows: Rows) -> Batch:
@@ -93,17 +87,20 @@ class Redrive:
             self._writer, (step,), records, self._views.reading, self._rejection, entries, only
         )
 
-    def _records(self, table: Table, position: Position, rows: Rows) -> FramedRecords:
+    def _records(self, table: Table, position: Position, rows: Rows) -> LoggedRecords:
         """The records in quarantine, and all records of their partitions from the first of them
         on.
         """
-        spans: kafka_source.OffsetRanges = {}
-        for partition in {entry.partition for entry in rows}:
-            first = min(entry.offset for entry in rows if entry.partition == partition)
-            spans[table.topic, partition] = first, position.offsets[partition]
-        logged = kafka_source.read_ranges(self._spark, self._kafka, spans).select(*COLUMNS)
-        merged = self._quarantine.read_records(rows).unionByName(logged).dropDuplicates(ADDRESS)
-        return FramedRecords(merged.coalesce(1).sortWithinPartitions(*ADDRESS))
+        ranges = tuple(
+            OffsetRange(
+                table.topic,
+                partition,
+                min(entry.offset for entry in rows if entry.partition == partition),
+                position.offsets[partition],
+            )
+            for partition in sorted({entry.partition for entry in rows})
+        )
+        return LoggedRecords(self._spark, self._kafka, ranges, self._quarantine.with_log(rows))
 
 
 def _rows_before(rows: Rows, position: Position) -> Rows:

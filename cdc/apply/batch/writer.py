@@ -40,7 +40,7 @@ class BatchWriter:
         """With `shadow` readers don't see the views, and redrives aren't for them."""
         self._spark, self._pipeline, self._views = spark, views.pipeline, views
         self._writer, self._retry_batch, self._shadow = writer, retry_batch, shadow
-        self._quarantine = SinkQuarantine(spark, views.sink.name, views.pipeline, views.kafka)
+        self._quarantine = SinkQuarantine(views.sink.name, views.pipeline, views.kafka)
         self._live_entries: frozenset[QuarantineKey] | None = None if shadow else frozenset()
         """Entries from before a build began, which belong to the live views; None: not known."""
         self._is_settled = False

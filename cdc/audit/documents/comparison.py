@@ -21,14 +21,14 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from cdc.audit.documents.batch_state import BatchState, parse_entries
-from cdc.audit.documents.rows import ROWS, RowCollector, fold
+from cdc.audit.documents.rows import COLUMNS, ROWS, RowCollector, fold
 from cdc.audit.documents.vectors import Vector
 from cdc.codec.members import members
 from cdc.codec.table import codec
 from cdc.config.settings import Pipeline
 from cdc.model.outcome import Advance
 from cdc.model.table import Table
-from cdc.sink.lane import COLUMNS, Lane
+from cdc.sink.lane import Lane
 from cdc.sink.lane_run import freeze_gc_after
 from cdc.sink.rejection import Skip
 from cdc.spark.kafka_source import read_until

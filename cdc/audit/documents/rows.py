@@ -4,14 +4,14 @@ Runs on the executors. A task has the rows of its partitions in memory.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 from cdc.codec.record import Change
 from cdc.model.outcome import Advance
 from cdc.sink.lane import ChunkLimits, FoldedRow, Lane, Part, Verdicts
-from cdc.sink.lane_task import LaneRun
+from cdc.sink.lane_task import Blocks, LaneRun
 from cdc.sink.rejection import Source
-from cdc.spark.lane_records import split_by_partition
 from cdc.views.entries import entry_maker
 from cdc.views.plan import StatePlan
 from cdc.views.rows import ConnectorRows
@@ -19,6 +19,8 @@ from cdc.views.rows import ConnectorRows
 if TYPE_CHECKING:
     import pyarrow as pa
 
+COLUMNS = ("key", "value", "topic", "partition", "offset")
+"""Columns of a frame of records, named as in Spark's Kafka source."""
 ROWS = "table string, id string, key binary, head string, row binary"
 """A row's table, id and key, its entries (see `cdc.views.rows`), and the row."""
 SLICE = 5000
@@ -98,3 +100,15 @@ def fold(
                 pa.array([row for _, (_, row) in part], pa.binary()),
             ]
             yield pa.RecordBatch.from_arrays(columns, ["table", "id", "key", "head", "row"])
+
+
+def split_by_partition(batch: "pa.RecordBatch") -> Blocks:
+    """Split a batch by Kafka partition: topic, partition, records in the order of offsets."""
+    topics, partitions, *records = (
+        batch.column(name).to_pylist() for name in ("topic", "partition", "key", "value", "offset")
+    )
+    start = 0
+    for (topic, partition), rows in groupby(zip(topics, partitions, strict=True)):
+        end = start + sum(1 for _ in rows)
+        yield topic, partition, zip(*(column[start:end] for column in records), strict=True)
+        start = end
