@@ -18,8 +18,7 @@ from cdc.codec.record import RecordDecoder, Unreadable, ValueNotRepresentable
 from cdc.errors import ConnectorError
 from cdc.model.outcome import Advance
 from cdc.sink.lane import Failure, Lane, Part, PartitionOutcome
-from cdc.sink.lane_chunk import Chunks, Decoded
-from cdc.sink.lane_state import PartitionState
+from cdc.sink.lane_chunk import Chunks, Decoded, PartitionState
 from cdc.sink.rejection import DECODE, UNHOLDABLE, Source
 
 Records = Iterable[tuple[bytes | None, bytes | None, int]]
