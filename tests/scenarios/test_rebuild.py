@@ -18,7 +18,7 @@ from kafka import KafkaConsumer, KafkaProducer
 
 from cdc.generations.registry import GenerationBuild
 from cdc.model.generation import new_generation
-from cdc.rebuild.catch_up import keep_current, only_tables
+from cdc.rebuild.build import keep_current, only_tables
 from cdc.runtime.context import Context
 from cdc.runtime.streams import Streams
 from tests.support import readers, writer

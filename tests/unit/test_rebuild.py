@@ -8,7 +8,7 @@ import pytest
 from cdc.apply.progress import Progress, RunState
 from cdc.errors import SinkError
 from cdc.model.position import Position, ViewCheckpoint
-from cdc.rebuild.catch_up import catch_up
+from cdc.rebuild.build import catch_up
 from cdc.sinks.memory import Memory
 from tests.support.envelopes import table
 
