@@ -31,7 +31,7 @@ FINAL_ERRORS = (
 """Kafka errors that won't pass by waiting; all others do."""
 RECORDS_GONE = re.compile(
     r"KafkaIllegalStateException|OffsetOutOfRange|\[KAFKA_DATA_LOSS|\[KAFKA_START_OFFSET_DOES_NOT_MATCH"
-    r"|\[LOST_TOPIC_PARTITIONS|START_OFFSET_GREATER_THAN_END_OFFSET\]"
+    r"|START_OFFSET_GREATER_THAN_END_OFFSET\]"
 )
 """A topic is shorter than it was, or another one of its name: the client's exceptions, and the
 conditions of Spark's source (error/kafka-error-conditions.json of its jar).

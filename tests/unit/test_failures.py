@@ -133,10 +133,9 @@ def test_what_executors_report_passes_or_not_by_its_class() -> None:
 
 
 CONDITIONS_OF_LOSS = (
-    "KAFKA_DATA_LOSS.PARTITION_OFFSET_CHANGED",
-    "KAFKA_DATA_LOSS.PARTITIONS_DELETED",
+    "KAFKA_DATA_LOSS.COULD_NOT_READ_OFFSET_RANGE",
+    "KAFKA_DATA_LOSS.START_OFFSET_RESET",
     "KAFKA_START_OFFSET_DOES_NOT_MATCH_ASSIGNED",
-    "LOST_TOPIC_PARTITIONS_IN_END_OFFSET_WITH_TRIGGER_AVAILABLENOW",
     "RESOLVED_START_OFFSET_GREATER_THAN_END_OFFSET",
 )
 """What Spark's source tells of a topic that is shorter than it was, or another one of that name
