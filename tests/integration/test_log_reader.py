@@ -377,21 +377,22 @@ def read_with_quarantine(broker: Broker, unique: str) -> None:
     broker.create(shop.quarantine_topic, 1)
     places = [(0, 0), (0, 2), (0, 6), (1, 3), (0, 3), (0, 1)]
     to_quarantine = ToQuarantine(broker.address, shop.quarantine_topic, "cache")
-    to_quarantine.put(
-        [
-            (
-                Rejected(topic, partition, offset, "k", REFUSED, "too long"),
-                Source(offset, b"k", b"kept"),
-            )
-            for partition, offset in places
-        ]
-    )
+    rejections = [
+        (
+            Rejected(topic, partition, offset, "k", REFUSED, "too long"),
+            Source(offset, b"k", b"kept"),
+        )
+        for partition, offset in places
+    ]
+    to_quarantine.put(rejections)
     with Topics(broker.address) as topics:
         quarantine = SinkQuarantine("cache", shop, topics)
         quarantine.refresh()
         entries = {(entry.partition, entry.offset): entry for entry in quarantine.open}
         assert entries.keys() == set(places)
         request_redrive(topics, shop, [entries[0, 2]])
+        # A redrive in vain. A request isn't the record, on whichever side of it.
+        to_quarantine.put([rejections[1]])
         settle_entries(topics, shop, [entries[0, 3]])
         of_another = Source(2, b"k", b"of another sink")
         ToQuarantine(broker.address, shop.quarantine_topic, "index").put(
