@@ -16,7 +16,7 @@ from bench.batches import Watched
 from bench.output.cost import Meter
 from bench.workload import Data
 from cdc.apply.stream import Stream
-from cdc.apply.stream_options import StreamOptions
+from cdc.apply.stream_options import Environment, StreamOptions
 from cdc.apply.supervisor import supervise
 from cdc.compose import artifacts, stack
 from cdc.config import settings
@@ -211,7 +211,7 @@ class Stage:
     def stream(self, sink: Sink) -> Watched:
         options = StreamOptions(self.pipeline.sinks[sink.name].trigger_s)
         return Watched(
-            self.spark,
+            Environment.on_spark(self.spark, self.pipeline.kafka),
             sink,
             self.pipeline,
             self._wiring.describe(sink.name),

@@ -1,12 +1,12 @@
 """Measure a stream's lag and rate from offsets that it has seen. No server is asked."""
 
-import time
 from collections import deque
 from dataclasses import replace
 from typing import Any
 
 from cdc.apply.plan import Ends, ResumePlan
 from cdc.apply.progress import Progress
+from cdc.apply.stream_options import Clock
 from cdc.model.outcome import Applied
 
 STALE_S = 30.0
@@ -22,7 +22,8 @@ of a day keeps 200 ends, each with an offset for every partition of every table.
 class Lag:
     """The lag of one stream; used by the thread that owns it."""
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
         self._ends: Ends = {}
         self._looked_at = 0.0
         self._unreached: deque[tuple[float, Ends]] = deque()
@@ -36,7 +37,7 @@ class Lag:
         still counts. Earlier ends don't, because a topic may have been recreated.
         """
         self._ends = ends
-        self._looked_at = time.time()
+        self._looked_at = self._clock.time()
         since = self._unreached[0][0] if self._unreached else self._looked_at
         self._unreached = deque([(since, ends)])
 
@@ -64,7 +65,7 @@ class Lag:
         """The next snapshot. `lag_records` is 0 only if the views had reached the ends seen
         last; `lag_seconds` goes by when the oldest end was seen that they haven't reached.
         """
-        now = time.time()
+        now = self._clock.time()
         remaining = self._remaining(plan, now)
         while self._unreached and not plan.behind(self._unreached[0][1]):
             self._unreached.popleft()

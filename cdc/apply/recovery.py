@@ -4,7 +4,6 @@ Used by the thread that owns the stream. Which errors pass is in `cdc.sink.remed
 about the others in `machine`.
 """
 
-import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
@@ -15,13 +14,13 @@ from tenacity import (
     RetryCallState,
     Retrying,
     retry_if_exception,
-    sleep_using_event,
     stop_when_event_set,
 )
 from tenacity.wait import wait_exponential
 
 from cdc.apply.machine import Decision, Observed, Reason, Restart, decide
 from cdc.apply.progress import RunState
+from cdc.apply.stream_options import Clock
 from cdc.apply.views import Views
 from cdc.apply.watch import Watch
 from cdc.errors import CdcError, Fenced
@@ -37,11 +36,17 @@ class Recovery:
     """Decides what follows a failure, and waits out one that passes."""
 
     def __init__(
-        self, views: Views, watch: Watch, stopping: Event, publish: Callable[..., None]
+        self,
+        views: Views,
+        watch: Watch,
+        stopping: Event,
+        publish: Callable[..., None],
+        clock: Clock,
     ) -> None:
         """`stopping` ends every pause; `publish` takes new fields of the stream's progress."""
         self._views, self._watch = views, watch
         self._stopping, self._publish = stopping, publish
+        self._clock = clock
         self._patience = Patience()
         self.retries = Counter[str]()
         """Attempts after a failure, of batches and of the stream, by its class of errors."""
@@ -76,7 +81,8 @@ class Recovery:
             # A failure may come back for days: ten doublings are past the longest pause, a thousand
             # past the largest float.
             doublings = min(self._patience.count - 1, 10)
-            self._stopping.wait(min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0**doublings))
+            pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0**doublings)
+            self._clock.wait(self._stopping, pause_s)
         return decision
 
     def retry_batch(self) -> Retrying:
@@ -88,12 +94,15 @@ class Recovery:
         return Retrying(
             retry=retry_if_exception(lambda error: remedy(error) is Remedy.RETRY),
             wait=wait_exponential(multiplier=FIRST_PAUSE_S, max=LONGEST_PAUSE_S),
-            sleep=sleep_using_event(self._stopping),
+            sleep=self._wait,
             stop=stop_when_event_set(self._stopping)
-            | (lambda _: time.time() > self._views.plan.sure_until or self._is_paused()),  # type: ignore[operator]
+            | (lambda _: self._clock.time() > self._views.plan.sure_until or self._is_paused()),  # type: ignore[operator]
             before_sleep=self._report_attempt,
             reraise=True,
         )
+
+    def _wait(self, seconds: float) -> None:
+        self._clock.wait(self._stopping, seconds)
 
     def _is_paused(self) -> bool:
         """Whether the sink is known to be paused; False while the broker is away."""

@@ -11,12 +11,10 @@ The thread that calls `run` owns the stream: it alone observes, applies, decides
 """
 
 import threading
-import time
 from collections import Counter
 from uuid import uuid4
 
 import structlog
-from pyspark.sql import SparkSession
 
 from cdc.apply.batch.size import LEAST, BatchSize
 from cdc.apply.batch.writer import BatchWriter
@@ -35,14 +33,12 @@ from cdc.apply.plan import Ends
 from cdc.apply.progress import Progress, RunState
 from cdc.apply.recovery import FIRST_PAUSE_S, Recovery
 from cdc.apply.schema_follower import DescribeTables
-from cdc.apply.stream_options import StreamOptions
+from cdc.apply.stream_options import Environment, StreamOptions
 from cdc.apply.views import Views
 from cdc.apply.watch import Watch
 from cdc.config.settings import Pipeline
 from cdc.errors import CdcError, KafkaUnavailable
 from cdc.generations.pause import paused_error
-from cdc.kafka.log_ends import LogEnds
-from cdc.kafka.topics import Topics
 from cdc.sink.contract import Sink
 
 LOOK_S = 1.0
@@ -64,7 +60,7 @@ class Stream:
 
     def __init__(
         self,
-        spark: SparkSession,
+        environment: Environment,
         sink: Sink,
         pipeline: Pipeline,
         describe: DescribeTables,
@@ -76,26 +72,30 @@ class Stream:
         """
         self.sink = sink
         self.progress = Progress(sink.name)
-        self._spark = spark
-        self._pipeline = pipeline
-        self._writer = uuid4().hex
-        self._kafka = Topics(pipeline.kafka)
-        self._ends = LogEnds(pipeline.kafka)
+        self._environment = environment
+        self._clock = environment.clock
+        kafka = environment.kafka
         self._trigger_s = options.trigger_s
         self._worker = options.worker
         self._is_working = False
         """Whether the worker has more to do."""
         names = options.names
-        self._views = Views(sink, pipeline, self._kafka, describe, placeholder, names)
-        self._watch = Watch(self._views, self._ends)
+        self._views = Views(sink, pipeline, kafka, describe, placeholder, names)
+        self._watch = Watch(self._views, environment.ends, self._clock)
         self._stopping = threading.Event()
-        self._recovery = Recovery(self._views, self._watch, self._stopping, self._publish)
-        self._batches = BatchWriter(
-            spark, self._views, self._writer, self._recovery.retry_batch, shadow=names is not None
+        self._recovery = Recovery(
+            self._views, self._watch, self._stopping, self._publish, self._clock
         )
-        self._lag = Lag()
+        self._batches = BatchWriter(
+            environment.executors,
+            self._views,
+            uuid4().hex,
+            self._recovery.retry_batch,
+            shadow=names is not None,
+        )
+        self._lag = Lag(self._clock)
         self._restarts = Counter[str]()
-        self._batch_size = BatchSize(self._kafka)
+        self._batch_size = BatchSize(kafka)
 
     def run(self, *, until_caught_up: bool = False) -> None:
         """Apply until stopped. With `until_caught_up`, until all records are applied that were in
@@ -122,7 +122,7 @@ class Stream:
 
     def close(self) -> None:
         """Close the connection to the broker. `run` must not be called again."""
-        self._kafka.close()
+        self._environment.kafka.close()
 
     def stop(self) -> None:
         """Finish the current batch and begin no other. Returns at once."""
@@ -158,8 +158,7 @@ class Stream:
         self._watch.begin()
         if self._worker:
             self._worker.begin()
-        # Each sink has a scheduler pool, so that a long warehouse job doesn't delay the cache.
-        self._spark.sparkContext.setLocalProperty("spark.scheduler.pool", self.sink.name)
+        self._environment.executors.begin(self.sink.name)
         self._batches.process_redrives()
         self._batch_size.begin(plan)
         ends = {topic: dict(enumerate(end.offsets)) for topic, end in plan.shapes.items()}
@@ -174,7 +173,7 @@ class Stream:
         """Wait until the sink is resumed. False if the stream is stopped first."""
         self._publish(state=RunState.PAUSED, error=None, hint=None)
         while self._views.read_pause():
-            if self._stopping.wait(LOOK_S):
+            if self._clock.wait(self._stopping, LOOK_S):
                 return False
         self._publish(state=RunState.LOADING)
         return True
@@ -186,38 +185,38 @@ class Stream:
         """
         decision: Decision = Continue()
         due_at = 0.0
-        applied_at = looked_at = time.monotonic()
+        applied_at = looked_at = self._clock.monotonic()
         while isinstance(decision, Continue | WaitForPromotion):
             if self._stopping.is_set():
                 return Stop(RunState.STOPPED)
             is_turn = self._is_working
-            began = time.monotonic()
+            began = self._clock.monotonic()
             ends = self._see_ends() if last_ends is None else last_ends
             if ends and (table := self._views.plan.find_cut(ends)):
                 return Restart(Reason.TOPIC, table)
             batch_ends = self._batch_size.limited(self._views.plan, ends) if ends else None
             size = self._views.plan.behind(batch_ends) if batch_ends else 0
-            look_s = time.monotonic() - began
+            look_s = self._clock.monotonic() - began
             if batch_ends and (size >= LEAST or last_ends or began >= due_at):
                 decision = self._apply(batch_ends)
                 # No pause after a large batch, because more has arrived meanwhile.
                 due_at = 0.0 if size >= LEAST else began + self._trigger_s
-                applied_at = looked_at = time.monotonic()
+                applied_at = looked_at = self._clock.monotonic()
                 is_turn = True
             elif last_ends is not None:
                 return self._finish_work()
             elif began - looked_at >= LOOK_S:
                 decision = self._observe_idle()
-                looked_at = time.monotonic()
+                looked_at = self._clock.monotonic()
                 is_turn = True
             if self._worker and is_turn and isinstance(decision, Continue):
                 with self._batches.account.measured("documents"):
                     self._is_working = self._worker.work(self._views.plan.positions)
             is_busy = self._is_working or last_ends is not None or size >= LEAST
             if not is_busy:
-                is_idle = time.monotonic() - applied_at > IDLE_S
+                is_idle = self._clock.monotonic() - applied_at > IDLE_S
                 pause_s = IDLE_POLL_S if is_idle else POLL_S
-                self._stopping.wait(min(LOOK_S, max(pause_s, look_s / LOOK_SHARE)))
+                self._clock.wait(self._stopping, min(LOOK_S, max(pause_s, look_s / LOOK_SHARE)))
         return decision
 
     def _see_ends(self) -> Ends | None:
@@ -226,11 +225,13 @@ class Stream:
         """
         try:
             shapes = self._views.plan.shapes
-            ends = self._ends.read({name: shape.partition_count for name, shape in shapes.items()})
+            ends = self._environment.ends.read(
+                {name: shape.partition_count for name, shape in shapes.items()}
+            )
         except KafkaUnavailable as error:
             self._report_unread(error)
             return None
-        self._lag.see(ends, time.time())
+        self._lag.see(ends, self._clock.time())
         return ends
 
     def _report_unread(self, error: CdcError) -> None:
@@ -247,7 +248,7 @@ class Stream:
         unfinished = self._worker is not None and not self._worker.is_current(plan.positions)
         if unfinished:
             # The documents need later records; the connector may still be in its snapshot.
-            self._stopping.wait(FIRST_PAUSE_S)
+            self._clock.wait(self._stopping, FIRST_PAUSE_S)
         observed = Observed(
             self._views.control,
             log_ended=True,
@@ -265,27 +266,29 @@ class Stream:
         if not isinstance(decision, Continue):
             return decision
         plan = self._views.plan
-        began = time.monotonic()
+        began = self._clock.monotonic()
         self._publish(busy=True)
         try:
             self._batches.write(ends)
         finally:
             self._publish(busy=False)
         if self.progress.state is not RunState.RETRYING:
-            self._batch_size.adapt(plan.behind(ends), time.monotonic() - began)
+            self._batch_size.adapt(plan.behind(ends), self._clock.monotonic() - began)
         self._publish(state=RunState.APPLYING, error=None, hint=None)
         return Continue()
 
     def _observe_before_batch(self) -> Decision:
         """Observe and decide. While a promotion is under way, the batch waits for a time."""
-        began = time.monotonic()
+        began = self._clock.monotonic()
         # Checked before each batch as well, because a busy stream is never idle.
         quarantine = self._batches.redrive_requested()
         decision = decide(
             self._views.plan, self._watch.observe(self._views.plan, quarantine=quarantine)
         )
-        while isinstance(decision, WaitForPromotion) and not self._stopping.wait(POLL_S):
-            waited_s = time.monotonic() - began
+        while isinstance(decision, WaitForPromotion) and not self._clock.wait(
+            self._stopping, POLL_S
+        ):
+            waited_s = self._clock.monotonic() - began
             observed = self._watch.observe(
                 self._views.plan, waited_s=waited_s, quarantine=quarantine
             )

@@ -1,10 +1,69 @@
-"""Options of a stream: how often it applies, to which generation, and its work between batches."""
+"""What a stream depends on: the log, executors and a clock; its options; its work between batches."""
 
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from threading import Event
+from typing import TYPE_CHECKING, Protocol
 
+from cdc.kafka.log_ends import LogEnds
+from cdc.kafka.log_reader import OffsetRange, ReadRanges, read_records
+from cdc.kafka.topics import Topics
 from cdc.model.position import Position
+from cdc.sink.lane import BatchRecords
+from cdc.spark.lane_records import SparkExecutors
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class Executors(Protocol):
+    """Where the jobs of a stream run: on Spark's executors, or in this process."""
+
+    def begin(self, sink: str) -> None:
+        """Prepare the calling thread for the jobs of a sink."""
+
+    def records(
+        self, ranges: tuple[OffsetRange, ...] | None = None, read: ReadRanges = read_records
+    ) -> BatchRecords:
+        """Return the records of these ranges; without `ranges`, of the lane's steps. The job reads
+        them with `read`, which is pickled.
+        """
+
+
+class Clock:
+    """The computer's clock."""
+
+    def time(self) -> float:
+        """Unix seconds."""
+        return time.time()
+
+    def monotonic(self) -> float:
+        """Seconds that never go back."""
+        return time.monotonic()
+
+    def wait(self, event: Event, seconds: float) -> bool:
+        """Wait for an event, so many seconds at most. Returns whether it is set."""
+        return event.wait(seconds)
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What a stream depends on. The stream closes `kafka`.
+
+    kafka   the topics, and what the pipeline itself keeps in topics
+    ends    the ends of topics, asked for many times a second
+    """
+
+    kafka: Topics
+    ends: LogEnds
+    executors: Executors
+    clock: Clock
+
+    @classmethod
+    def on_spark(cls, spark: "SparkSession", bootstrap: str) -> "Environment":
+        """Connect to a broker. Raises ConnectorError."""
+        return cls(Topics(bootstrap), LogEnds(bootstrap), SparkExecutors(spark, bootstrap), Clock())
 
 
 class BackgroundWorker(Protocol):

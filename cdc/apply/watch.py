@@ -2,13 +2,13 @@
 nothing.
 """
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from cdc.apply.machine import Continue, Observed, decide
 from cdc.apply.plan import Ends, ResumePlan
+from cdc.apply.stream_options import Clock
 from cdc.apply.views import Views
 from cdc.errors import SinkRejected
 from cdc.generations.registry import GenerationBuild, RetainedView
@@ -33,8 +33,9 @@ SETTLING_S = 10.0
 class Watch:
     """The observer of one sink; used by the thread that owns its stream."""
 
-    def __init__(self, views: Views, ends: LogEnds) -> None:
+    def __init__(self, views: Views, ends: LogEnds, clock: Clock) -> None:
         self._views = views
+        self._clock = clock
         self._ends = ends
         self._control_ends: Ends = {}
         """Where the control topics ended when they were read last, at `_control_read_at`."""
@@ -46,7 +47,7 @@ class Watch:
     def begin(self) -> None:
         """Begin from a plan that has just been loaded, with everything that it depends on."""
         generations = self._views.sink_generations
-        self._looked_at = time.monotonic()
+        self._looked_at = self._clock.monotonic()
         self._changed_at, self._retained = generations.changed_at, dict(generations.retained)
 
     def observe(
@@ -61,7 +62,10 @@ class Watch:
         views = self._views
         topics = [*views.control_topics, views.registry.topic]
         ends = self._ends.read(dict.fromkeys(topics, 1), is_committed=False)
-        if ends != self._control_ends or time.monotonic() - self._control_read_at >= TOPICS_S:
+        if (
+            ends != self._control_ends
+            or self._clock.monotonic() - self._control_read_at >= TOPICS_S
+        ):
             self._read_control(topics)
         control = views.control
         generations, sink = views.sink_generations, views.sink
@@ -73,7 +77,7 @@ class Watch:
             paused=generations.pause is not None,
             promoting=not plan.shadow and generations.promotion_in_progress and level,
             waited_s=waited_s,
-            now=time.time(),
+            now=self._clock.time(),
             quarantine=quarantine,
         )
         if not isinstance(decide(plan, replace(observed, quarantine=False)), Continue):
@@ -82,7 +86,7 @@ class Watch:
 
     def _read_control(self, topics: Sequence[str]) -> None:
         views = self._views
-        began = time.monotonic()
+        began = self._clock.monotonic()
         ends = views.kafka.log_ends(topics)
         views.read_control(ends)
         if views.registry.has_changed(ends):
@@ -93,7 +97,7 @@ class Watch:
     def _check_sink(self, plan: ResumePlan, waited_s: float) -> dict[str, Any]:
         """The facts that cost requests to the sink, if they are due."""
         changed_at = self._views.sink_generations.changed_at
-        overdue = time.monotonic() - self._looked_at >= RECHECK_S
+        overdue = self._clock.monotonic() - self._looked_at >= RECHECK_S
         if not (overdue or waited_s or changed_at != self._changed_at):
             return {}
         facts: dict[str, Any] = {"unblocked": self._unblocked(plan.waiting)}
@@ -106,7 +110,7 @@ class Watch:
         if overdue:
             facts["unblocked"] = facts["unblocked"] or self._redescribed(plan)
             facts["topics"] = self._views.kafka.ends(list(plan.shapes))
-            self._looked_at = time.monotonic()
+            self._looked_at = self._clock.monotonic()
         self._changed_at = changed_at
         return facts
 
@@ -117,7 +121,8 @@ class Watch:
         self._views.registry.read()
         generations = self._views.sink_generations
         lately = any(
-            time.time() - retained.at < SETTLING_S for retained in generations.retained.values()
+            self._clock.time() - retained.at < SETTLING_S
+            for retained in generations.retained.values()
         )
         if lately or generations.promotion_in_progress or self._retained != generations.retained:
             return True

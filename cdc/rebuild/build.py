@@ -23,7 +23,7 @@ from cdc.apply.progress import Progress as StreamProgress
 from cdc.apply.progress import RunState
 from cdc.apply.schema_follower import DescribeTables
 from cdc.apply.stream import Stream
-from cdc.apply.stream_options import StreamOptions
+from cdc.apply.stream_options import Environment, StreamOptions
 from cdc.apply.views import Views
 from cdc.config.settings import Pipeline
 from cdc.control.registrations import Registration
@@ -295,7 +295,14 @@ def keep_current(
     still.
     """
     options = StreamOptions(pipeline.sinks[sink.name].trigger_s, names)
-    stream = Stream(spark, sink, pipeline, describe, placeholder, options)
+    stream = Stream(
+        Environment.on_spark(spark, pipeline.kafka),
+        sink,
+        pipeline,
+        describe,
+        placeholder,
+        options,
+    )
 
     def run() -> None:
         try:

@@ -47,11 +47,11 @@ class Streams:
         definitions.
         """
         from cdc.apply.stream import Stream
-        from cdc.apply.stream_options import StreamOptions
+        from cdc.apply.stream_options import Environment, StreamOptions
 
         return [
             Stream(
-                spark,
+                Environment.on_spark(spark, self.context.pipeline.kafka),
                 sink,
                 self.context.pipeline,
                 self.describe(sink.name),
@@ -82,7 +82,7 @@ class Streams:
         """Make the stream that keeps the state of documents, and sends them."""
         from cdc.apply.schema_follower import patience_s
         from cdc.apply.stream import Stream
-        from cdc.apply.stream_options import StreamOptions
+        from cdc.apply.stream_options import Environment, StreamOptions
         from cdc.views.engine import DocumentEngine
         from cdc.views.resolve import Resolution, resolve
         from cdc.views.source_checks import refused_by_source
@@ -113,4 +113,5 @@ class Streams:
             return used, {**of_tables, **waiting}
 
         options = StreamOptions(pipeline.state.trigger_s if pipeline.state else 0.0, worker=engine)
-        return Stream(spark, state, pipeline, describe, self.context.placeholder, options)
+        environment = Environment.on_spark(spark, pipeline.kafka)
+        return Stream(environment, state, pipeline, describe, self.context.placeholder, options)

@@ -30,6 +30,28 @@ _encode = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True)
+class SparkExecutors:
+    """Spark's executors, which read the log of one cluster; see
+    `cdc.apply.stream_options.Executors`.
+    """
+
+    spark: SparkSession
+    bootstrap: str
+
+    def begin(self, sink: str) -> None:
+        """Choose a scheduler pool for each sink, so that a long job of the warehouse doesn't delay
+        the cache.
+        """
+        self.spark.sparkContext.setLocalProperty("spark.scheduler.pool", sink)
+
+    def records(
+        self, ranges: tuple[OffsetRange, ...] | None = None, read: ReadRanges = read_records
+    ) -> LoggedRecords:
+        """Return records of the log."""
+        return LoggedRecords(self.spark, self.bootstrap, ranges, read)
+
+
+@dataclass(frozen=True)
 class LoggedRecords:
     """Records of the log. Without `ranges`, the records of the lane's steps.
 

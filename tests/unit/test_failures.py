@@ -14,6 +14,7 @@ from cdc.apply import recovery
 from cdc.apply.machine import Reason, Restart
 from cdc.apply.plan import ControlState, ResumePlan
 from cdc.apply.recovery import Recovery
+from cdc.apply.stream_options import Clock
 from cdc.errors import (
     CdcError,
     ConnectorError,
@@ -42,6 +43,7 @@ from cdc.sink.remedy import (
     remedy,
 )
 from cdc.spark.failures import explain
+from tests.support.simulated import SimulatedClock
 
 TABLE = Table("public", "orders", (Column("id", "integer"),), ("id",), "shop.public.orders")
 SECRET = "hunter2-a-row"
@@ -239,7 +241,7 @@ def test_attempts_are_counted_by_the_class_of_the_failure(monkeypatch: pytest.Mo
         read_pause=lambda: None,
     )
     watch: Any = None
-    recovering = Recovery(views, watch, threading.Event(), lambda **_: None)
+    recovering = Recovery(views, watch, threading.Event(), lambda **_: None, Clock())
     kinds: list[type[CdcError]] = [SinkUnavailable, KafkaUnavailable, SinkUnavailable]
 
     def apply() -> None:
@@ -250,27 +252,15 @@ def test_attempts_are_counted_by_the_class_of_the_failure(monkeypatch: pytest.Mo
     assert recovering.retries == {"SinkUnavailable": 2, "KafkaUnavailable": 1}
 
 
-class UnwaitedEvent(threading.Event):
-    """An event that notes how long it would be waited for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.pauses_s: list[float] = []
-
-    def wait(self, timeout: float | None = None) -> bool:
-        self.pauses_s.append(timeout or 0.0)
-        return False
-
-
 def test_a_server_that_is_away_for_hours_is_waited_for() -> None:
     views: Any = SimpleNamespace(
         sink=SimpleNamespace(name="cache"), plan=ResumePlan(), control=ControlState()
     )
     watch: Any = None
-    stopping = UnwaitedEvent()
-    recovering = Recovery(views, watch, stopping, lambda **_: None)
+    clock = SimulatedClock()
+    recovering = Recovery(views, watch, threading.Event(), lambda **_: None, clock)
     away = error_of(SinkUnavailable)
     decisions = {recovering.decide(away) for _ in range(1100)}
     assert decisions == {Restart(Reason.FAILURE)}
-    assert stopping.pauses_s[:7] == [0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 10.0]
-    assert set(stopping.pauses_s[7:]) == {10.0}
+    assert clock.waited_s[:7] == [0.25, 0.5, 1.0, 2.0, 4.0, 8.0, 10.0]
+    assert set(clock.waited_s[7:]) == {10.0}

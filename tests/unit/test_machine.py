@@ -1,6 +1,5 @@
 """What a stream does next: the table of states, line by line, without Spark, a broker or a sink."""
 
-import time
 import weakref
 from dataclasses import replace
 from typing import Any
@@ -21,6 +20,7 @@ from cdc.apply.machine import (
 )
 from cdc.apply.plan import ControlState, ResumePlan
 from cdc.apply.progress import Progress, RunState
+from cdc.apply.stream_options import Clock
 from cdc.control.floors import Floors
 from cdc.control.registrations import Registration
 from cdc.errors import Fenced, SinkRejected, SinkUnavailable, WorkerLost
@@ -29,6 +29,7 @@ from cdc.model.position import Position, ViewCheckpoint
 from cdc.model.table import Table
 from cdc.postgres.table_definition import Definition
 from tests.support.pages import ROOT
+from tests.support.simulated import SimulatedClock
 
 ITEMS = Table("public", "items", (), ("id",), "shop.public.items")
 NAME, TOPIC = ITEMS.qualified, ITEMS.topic
@@ -198,7 +199,7 @@ def test_a_batch_of_a_view_that_is_past_its_end_takes_nothing_back() -> None:
 
 def test_a_snapshot_is_of_its_moment_and_ages() -> None:
     """What is behind is so for longer all the time; at a long batch nobody is silent."""
-    lag, total = Lag(), Applied(read=1, written=1)
+    lag, total = Lag(Clock()), Applied(read=1, written=1)
     lag.begin({TOPIC: {0: 7, 1: 5}})
     progress = lag.progress(Progress("cache"), PLAN, total, state=RunState.APPLYING)
     total.add(Applied(read=1, written=1))
@@ -215,7 +216,8 @@ def test_a_snapshot_is_of_its_moment_and_ages() -> None:
 
 def test_a_steady_load_leaves_a_stream_no_further_behind() -> None:
     """There is always something that waits, never the same for long; a restart doesn't hide it."""
-    lag, now = Lag(), time.time()
+    clock = SimulatedClock()
+    lag, now = Lag(clock), clock.time()
     lag.begin({TOPIC: {0: 5, 1: 5}})
     reached = PLAN
     # Each is applied before the next but one is seen; what is seen last always waits.
@@ -223,16 +225,15 @@ def test_a_steady_load_leaves_a_stream_no_further_behind() -> None:
         lag.see({TOPIC: {0: 6 + number, 1: 5}}, now + 100 - age)
         reached = replace(PLAN, live={TOPIC: Position("id", (5 + number, 5))})
         lag.progress(Progress("cache"), reached, Applied())
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(time, "time", lambda: now + 100)
-        progress = lag.progress(Progress("cache"), reached, Applied())
-        assert (progress.lag_records, progress.lag_seconds) == (1, 10.0)
-        lag.begin({TOPIC: {0: 11, 1: 6}})
-        progress = lag.progress(Progress("cache"), reached, Applied())
-        assert (progress.lag_records, progress.lag_seconds) == (2, 10.0)
-        current = replace(PLAN, live={TOPIC: Position("id", (11, 6))})
-        progress = lag.progress(Progress("cache"), current, Applied())
-        assert (progress.lag_records, progress.lag_seconds) == (0, 0.0)
+    clock.now = now + 100
+    progress = lag.progress(Progress("cache"), reached, Applied())
+    assert (progress.lag_records, progress.lag_seconds) == (1, 10.0)
+    lag.begin({TOPIC: {0: 11, 1: 6}})
+    progress = lag.progress(Progress("cache"), reached, Applied())
+    assert (progress.lag_records, progress.lag_seconds) == (2, 10.0)
+    current = replace(PLAN, live={TOPIC: Position("id", (11, 6))})
+    progress = lag.progress(Progress("cache"), current, Applied())
+    assert (progress.lag_records, progress.lag_seconds) == (0, 0.0)
 
 
 class SeenEnds(dict[str, dict[int, int]]):
@@ -241,7 +242,9 @@ class SeenEnds(dict[str, dict[int, int]]):
 
 def test_a_long_catch_up_under_writes_keeps_few_of_the_ends_that_it_has_seen() -> None:
     """What is told of its lag is right within a twentieth, and never too little."""
-    lag, now, references = Lag(), time.time(), list[weakref.ref[SeenEnds]]()
+    clock = SimulatedClock()
+    lag, now = Lag(clock), clock.time()
+    references: list[weakref.ref[SeenEnds]] = []
     lag.begin({TOPIC: {0: 5, 1: 5}})
     for number in range(1, 10_001):
         ends = SeenEnds({TOPIC: {0: 5 + number, 1: 5}})
@@ -252,16 +255,15 @@ def test_a_long_catch_up_under_writes_keeps_few_of_the_ends_that_it_has_seen() -
         )
     del ends
     assert sum(reference() is not None for reference in references) < 200
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(time, "time", lambda: now + 10_001)
-        for reached in (0, 100, 5_000, 9_000, 9_999):
-            plan = replace(PLAN, live={TOPIC: Position("id", (5 + reached, 5))})
-            snapshot = lag.progress(Progress("cache"), plan, Applied())
-            assert snapshot.lag_records == 10_000 - reached
-            due_s = 10_001 - (reached + 1)
-            assert due_s <= (snapshot.lag_seconds or 0) <= due_s + 10_000 / 20
-        plan = replace(PLAN, live={TOPIC: Position("id", (10_005, 5))})
-        assert lag.progress(Progress("cache"), plan, Applied()).lag_seconds == 0.0
+    clock.now = now + 10_001
+    for reached in (0, 100, 5_000, 9_000, 9_999):
+        plan = replace(PLAN, live={TOPIC: Position("id", (5 + reached, 5))})
+        snapshot = lag.progress(Progress("cache"), plan, Applied())
+        assert snapshot.lag_records == 10_000 - reached
+        due_s = 10_001 - (reached + 1)
+        assert due_s <= (snapshot.lag_seconds or 0) <= due_s + 10_000 / 20
+    plan = replace(PLAN, live={TOPIC: Position("id", (10_005, 5))})
+    assert lag.progress(Progress("cache"), plan, Applied()).lag_seconds == 0.0
 
 
 def test_a_pause_of_the_sink_is_none_of_views_that_readers_do_not_see() -> None:

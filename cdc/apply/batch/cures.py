@@ -7,16 +7,14 @@ The records are read again, from the oldest entry of a partition on at most.
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from pyspark.sql import SparkSession
-
 from cdc.apply.batch.size import MOST
+from cdc.apply.stream_options import Executors
 from cdc.apply.views import Views
 from cdc.kafka.log_reader import OffsetRange
 from cdc.model.outcome import Advance
 from cdc.quarantine.store import SinkQuarantine
 from cdc.sink.contract import Key
 from cdc.sink.cures import find_cures
-from cdc.spark.lane_records import LoggedRecords
 
 
 def last_steps(views: Views) -> list[Advance]:
@@ -34,7 +32,7 @@ def last_steps(views: Views) -> list[Advance]:
 
 
 def cures_of(
-    spark: SparkSession, views: Views, quarantine: SinkQuarantine, steps: Sequence[Advance]
+    executors: Executors, views: Views, quarantine: SinkQuarantine, steps: Sequence[Advance]
 ) -> Mapping[Key, int]:
     """Find the rows that these steps have cured: see `Outcome.cured`. Asks no server where no
     table of them has entries before a step's end.
@@ -60,5 +58,4 @@ def cures_of(
     )
     if not ranges:
         return {}
-    records = LoggedRecords(spark, views.pipeline.kafka, ranges)
-    return find_cures(steps, records, views.reading, entries, views.sink.name)
+    return find_cures(steps, executors.records(ranges), views.reading, entries, views.sink.name)

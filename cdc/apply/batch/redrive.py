@@ -6,8 +6,7 @@ win.
 
 from collections.abc import Collection, Mapping
 
-from pyspark.sql import SparkSession
-
+from cdc.apply.stream_options import Executors
 from cdc.apply.views import Views
 from cdc.codec.record import RecordDecoder
 from cdc.kafka.log_reader import OffsetRange
@@ -17,8 +16,8 @@ from cdc.model.table import Table
 from cdc.quarantine.log import QuarantineKey
 from cdc.quarantine.store import SinkQuarantine
 from cdc.sink.contract import Batch, Outcome
+from cdc.sink.lane import BatchRecords
 from cdc.sink.rejection import Rejection
-from cdc.spark.lane_records import LoggedRecords
 
 Rows = Mapping[QuarantineKey, str]
 """The id of each entry's row."""
@@ -31,14 +30,13 @@ class Redrive:
 
     def __init__(
         self,
-        spark: SparkSession,
-        kafka: str,
+        executors: Executors,
         quarantine: SinkQuarantine,
         views: Views,
         writer: str,
         rejection: Rejection,
     ) -> None:
-        self._spark, self._kafka, self._quarantine, self._views = spark, kafka, quarantine, views
+        self._executors, self._quarantine, self._views = executors, quarantine, views
         self._writer, self._rejection = writer, rejection
 
     def run(self, requests: Collection[QuarantineKey]) -> None:
@@ -87,7 +85,7 @@ class Redrive:
             self._writer, (step,), records, self._views.reading, self._rejection, entries, only
         )
 
-    def _records(self, table: Table, position: Position, rows: Rows) -> LoggedRecords:
+    def _records(self, table: Table, position: Position, rows: Rows) -> BatchRecords:
         """The records in quarantine, and all records of their partitions from the first of them
         on.
         """
@@ -100,7 +98,7 @@ class Redrive:
             )
             for partition in sorted({entry.partition for entry in rows})
         )
-        return LoggedRecords(self._spark, self._kafka, ranges, self._quarantine.with_log(rows))
+        return self._executors.records(ranges, self._quarantine.with_log(rows))
 
 
 def _rows_before(rows: Rows, position: Position) -> Rows:

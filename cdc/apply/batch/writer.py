@@ -4,13 +4,13 @@ cured rows.
 
 from collections.abc import Callable, Mapping
 
-from pyspark.sql import SparkSession
 from tenacity import Retrying
 
 from cdc.apply.batch.cures import cures_of, last_steps
 from cdc.apply.batch.redrive import Redrive, is_before
 from cdc.apply.plan import Ends
 from cdc.apply.progress import Account
+from cdc.apply.stream_options import Executors
 from cdc.apply.views import Views
 from cdc.errors import SinkError
 from cdc.model.outcome import Applied
@@ -19,7 +19,6 @@ from cdc.quarantine.rejection import ToQuarantine
 from cdc.quarantine.store import SinkQuarantine
 from cdc.sink.contract import Batch, Key, Outcome
 from cdc.sink.rejection import Rejection, Stop
-from cdc.spark.lane_records import LoggedRecords
 
 
 class BatchWriter:
@@ -30,7 +29,7 @@ class BatchWriter:
 
     def __init__(
         self,
-        spark: SparkSession,
+        executors: Executors,
         views: Views,
         writer: str,
         retry_batch: Callable[[], Retrying],
@@ -38,7 +37,8 @@ class BatchWriter:
         shadow: bool = False,
     ) -> None:
         """With `shadow` readers don't see the views, and redrives aren't for them."""
-        self._spark, self._pipeline, self._views = spark, views.pipeline, views
+        self._executors = executors
+        self._pipeline, self._views = views.pipeline, views
         self._writer, self._retry_batch, self._shadow = writer, retry_batch, shadow
         self._quarantine = SinkQuarantine(views.sink.name, views.pipeline, views.kafka)
         self._live_entries: frozenset[QuarantineKey] | None = None if shadow else frozenset()
@@ -57,13 +57,12 @@ class BatchWriter:
         self._quarantine.refresh()
         if not self._is_settled and not self._shadow:
             self._settle(
-                cures_of(self._spark, self._views, self._quarantine, last_steps(self._views))
+                cures_of(self._executors, self._views, self._quarantine, last_steps(self._views))
             )
             self._is_settled = True
         if not self._shadow and (requests := self._answerable_requests()):
-            kafka, views = self._pipeline.kafka, self._views
             Redrive(
-                self._spark, kafka, self._quarantine, views, self._writer, self._to_quarantine
+                self._executors, self._quarantine, self._views, self._writer, self._to_quarantine
             ).run(requests)
 
     def redrive_requested(self) -> bool:
@@ -110,7 +109,7 @@ class BatchWriter:
                 batch = Batch(
                     self._writer,
                     tuple(steps),
-                    LoggedRecords(self._spark, self._pipeline.kafka),
+                    self._executors.records(),
                     self._views.reading,
                     self._rejection,
                     entries,
@@ -121,7 +120,7 @@ class BatchWriter:
             self._account(outcome)
             if attempt.retry_state.attempt_number > 1:
                 # What an earlier attempt has cured, its answer would have told.
-                self._settle(cures_of(self._spark, self._views, self._quarantine, steps))
+                self._settle(cures_of(self._executors, self._views, self._quarantine, steps))
         self._is_settled = True
         self._views.advance(steps)
 

@@ -1,0 +1,204 @@
+"""A clock, a log and executors in memory, for streams without servers and without Spark."""
+
+import time
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from threading import Event
+from uuid import uuid4
+
+from cdc.apply.stream_options import Clock
+from cdc.kafka.log_continuity import COMPACTION_LAG, RETENTION
+from cdc.kafka.log_ends import LogEnds
+from cdc.kafka.log_reader import Block, OffsetRange, ReadRanges, read_records
+from cdc.kafka.log_refusals import missing_topic
+from cdc.kafka.records import Record, RecordAddress
+from cdc.kafka.topics import Topics
+from cdc.model.position import Position
+from cdc.sink.lane import Lane, PartitionOutcome
+from cdc.sink.lane_task import run_task
+from cdc.spark.lane_records import ranges_of
+
+DAY_MS = 24 * 3600 * 1000
+
+
+class SimulatedClock(Clock):
+    """A clock that only waits move on."""
+
+    def __init__(self, on_wait: Callable[[], object] = lambda: None) -> None:
+        """`on_wait` is called at each wait."""
+        self.now = time.time()
+        self.waited_s: list[float] = []
+        self._on_wait = on_wait
+
+    def time(self) -> float:
+        return self.now
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def wait(self, event: Event, seconds: float) -> bool:
+        self.waited_s.append(seconds)
+        self.now += seconds
+        self._on_wait()
+        return event.is_set()
+
+
+@dataclass
+class MemoryTopic:
+    partitions: list[list[Record]]
+    id: str = field(default_factory=lambda: uuid4().hex)
+
+
+class MemoryLog(Topics):
+    """Topics in memory. All records are committed, and none is removed."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self.topics: dict[str, MemoryTopic] = {}
+
+    def create(self, topic: str, partitions: int = 1) -> None:
+        """Create a topic, or create it again, empty."""
+        self.topics[topic] = MemoryTopic([[] for _ in range(partitions)])
+
+    def append(self, topic: str, partition: int, key: bytes | None, value: bytes | None) -> None:
+        """Append a record."""
+        records = self.topics[topic].partitions[partition]
+        records.append(Record(len(records), int(self._clock.time() * 1000), key, value))
+
+    def close(self) -> None:
+        pass
+
+    def require_reachable(self) -> None:
+        pass
+
+    def existing(self, topics: Iterable[str]) -> set[str]:
+        return {topic for topic in topics if topic in self.topics}
+
+    def ends(self, topics: Sequence[str]) -> dict[str, Position]:
+        return {topic: self._position(topic, len) for topic in topics}
+
+    def log_ends(self, topics: Sequence[str]) -> dict[str, Position]:
+        return self.ends(topics)
+
+    def starts(self, topics: Sequence[str]) -> dict[str, Position]:
+        return {topic: self._position(topic, lambda _: 0) for topic in topics}
+
+    def _position(self, topic: str, offset: Callable[[list[Record]], int]) -> Position:
+        if topic not in self.topics:
+            raise missing_topic(topic)
+        partitions = self.topics[topic].partitions
+        return Position(self.topics[topic].id, tuple(map(offset, partitions)))
+
+    def offsets_since(
+        self, times: Mapping[str, float], ends: Mapping[str, Position]
+    ) -> dict[str, Position]:
+        def first_since(records: list[Record], moment: float) -> int:
+            earlier = (record for record in records if record.timestamp_ms < moment * 1000)
+            return sum(1 for _ in earlier)
+
+        return {
+            topic: Position(
+                ends[topic].topic_id,
+                tuple(first_since(records, moment) for records in self.topics[topic].partitions),
+            )
+            for topic, moment in times.items()
+        }
+
+    def log_size_bytes(self, topics: Sequence[str]) -> int:
+        return sum(
+            len(record.value or b"")
+            for topic in topics
+            for records in self.topics[topic].partitions
+            for record in records
+        )
+
+    def settings(
+        self,
+        topics: Iterable[str],
+        names: Collection[str] | None = None,
+    ) -> dict[str, dict[str, str]]:
+        return {topic: {RETENTION: str(DAY_MS), COMPACTION_LAG: "0"} for topic in topics}
+
+    def read_all(self, topic: str) -> list[Record]:
+        return list(self.topics[topic].partitions[0])
+
+    def iterate_range(self, topic: str, start: int, end: int) -> Iterator[Record]:
+        return iter(self.topics[topic].partitions[0][start:end])
+
+    def write(self, topic: str, records: Iterable[tuple[bytes, bytes | None]]) -> None:
+        for key, value in records:
+            self.append(topic, 0, key, value)
+
+    def last_record(
+        self, topic: str, accept: Callable[[Record], bool] = lambda _: True
+    ) -> Record | None:
+        newest_first = reversed(self.topics[topic].partitions[0])
+        return next((record for record in newest_first if accept(record)), None)
+
+    def next_records(
+        self, places: Collection[RecordAddress]
+    ) -> dict[RecordAddress, tuple[int, int] | None]:
+        def next_at(topic: str, partition: int, offset: int) -> tuple[int, int] | None:
+            records = self.topics[topic].partitions[partition][offset:]
+            return (records[0].offset, records[0].timestamp_ms) if records else None
+
+        return {place: next_at(*place) for place in places}
+
+    def read(self, _: str, ranges: Sequence[OffsetRange]) -> Generator[Block]:
+        """Read ranges as `read_records` does."""
+        for topic, partition, start, end in ranges:
+            records = self.topics[topic].partitions[partition][start:end]
+            yield (
+                topic,
+                partition,
+                [(record.key, record.value, record.offset) for record in records],
+            )
+
+
+class MemoryEnds(LogEnds):
+    """The ends of a log in memory."""
+
+    def __init__(self, log: MemoryLog) -> None:
+        self._log = log
+
+    def read(
+        self,
+        partitions: Mapping[str, int],
+        *,
+        is_committed: bool = True,
+    ) -> dict[str, dict[int, int]]:
+        ends = self._log.ends(list(partitions))
+        return {topic: dict(enumerate(end.offsets)) for topic, end in ends.items()}
+
+
+@dataclass
+class InProcess:
+    """Executors that are this process; they read a log in memory."""
+
+    log: MemoryLog
+    jobs: int = 0
+
+    def begin(self, sink: str) -> None:
+        pass
+
+    def records(
+        self, ranges: tuple[OffsetRange, ...] | None = None, read: ReadRanges = read_records
+    ) -> "MemoryRecords":
+        assert read is read_records, "a redrive reads the quarantine, which isn't in memory"
+        self.jobs += 1
+        return MemoryRecords(self.log, ranges)
+
+
+@dataclass
+class MemoryRecords:
+    """Records of a log in memory."""
+
+    log: MemoryLog
+    ranges: tuple[OffsetRange, ...] | None
+
+    def run(self, lane: Lane) -> list[PartitionOutcome]:
+        return self.run_here(lane)
+
+    def run_here(self, lane: Lane) -> list[PartitionOutcome]:
+        ranges = ranges_of(lane) if self.ranges is None else self.ranges
+        return run_task(lane, self.log.read("", ranges))

@@ -1,0 +1,277 @@
+"""A stream's loop, with its log, its executors and its clock in memory: what it applies, and when."""
+
+import json
+import random
+from collections.abc import Callable
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from cdc.apply.batch import size
+from cdc.apply.batch.size import LEAST
+from cdc.apply.progress import RunState
+from cdc.apply.stream import Stream
+from cdc.apply.stream_options import Environment, StreamOptions
+from cdc.config.settings import Pipeline
+from cdc.control.registrations import KEY, Captured, Registration
+from cdc.errors import SinkUnavailable
+from cdc.generations.pause import pause, resume
+from cdc.kafka.log_refusals import Discontinued
+from cdc.sink.contract import Batch, Outcome
+from cdc.sinks.memory import Memory
+from tests.support.envelopes import PLACEHOLDER, Topic, encoded, table
+from tests.support.pipelines import pipeline
+from tests.support.simulated import InProcess, MemoryEnds, MemoryLog, SimulatedClock
+
+ITEMS = table("shop.public.items")
+TRIGGER_S = 0.2
+SHOP = pipeline("shop", "postgresql://127.0.0.1:1/x", ITEMS.qualified)
+
+
+class Cache(Memory):
+    """The reference sink; notes when each batch begins, and how many records it has."""
+
+    def __init__(self, clock: SimulatedClock) -> None:
+        super().__init__("cache")
+        self._clock = clock
+        self.batches: list[tuple[float, int]] = []
+        self.away_until = 0.0
+        self.record_s = 0.0
+        self.on_apply: Callable[[], object] = lambda: None
+
+    def apply(self, batch: Batch) -> Outcome:
+        self.batches.append((self._clock.now, 0))
+        if self._clock.now < self.away_until:
+            raise SinkUnavailable("The cache is away.", hint="wait", sink=self.name)
+        self.on_apply()
+        outcome = super().apply(batch)
+        read = outcome.applied[ITEMS.qualified].read
+        self.batches[-1] = self._clock.now, read
+        self._clock.now += read * self.record_s
+        return outcome
+
+
+class Simulation:
+    """A stream of one table, whose log grows while it waits."""
+
+    def __init__(
+        self,
+        on_wait: Callable[["Simulation"], object],
+        seconds: float,
+        trigger_s: float = TRIGGER_S,
+    ) -> None:
+        self.clock = SimulatedClock(lambda: self._step(on_wait, end))
+        end = self.clock.now + seconds
+        self.began = self.clock.now
+        self.log = MemoryLog(self.clock)
+        self.topic = Topic(ITEMS)
+        self.log.create(ITEMS.topic, self.topic.partitions)
+        for name in _control_topics(SHOP):
+            self.log.create(name)
+        registration = Registration(tables={ITEMS.qualified: Captured()})
+        self.log.write(SHOP.registered_topic, [(KEY, registration.to_json().encode())])
+        self.sink = Cache(self.clock)
+        self.executors = InProcess(self.log)
+        self.stream = Stream(
+            Environment(self.log, MemoryEnds(self.log), self.executors, self.clock),
+            self.sink,
+            SHOP,
+            lambda *_: ([ITEMS], {}),
+            PLACEHOLDER,
+            StreamOptions(trigger_s),
+        )
+        self._written = 0
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the beginning."""
+        return self.clock.now - self.began
+
+    def change(self, op: str, number: int, value: str = "v") -> None:
+        """Write the change of a row to the log, as the connector does."""
+        self.topic.add(op, {"a": "x", "b": number, "v": value, "n": number})
+        for record in self.topic.records[self._written :]:
+            self.log.append(
+                ITEMS.topic, record.partition, encoded(record.key), encoded(record.value)
+            )
+        self._written = len(self.topic.records)
+
+    @property
+    def view(self) -> dict[str, Any]:
+        """The rows that the sink has."""
+        return {
+            key: json.loads(text) for key, text in self.sink.views.get(ITEMS.qualified, {}).items()
+        }
+
+    def _step(self, on_wait: Callable[["Simulation"], object], end: float) -> None:
+        if self.clock.now >= end:
+            self.stream.stop()
+        else:
+            on_wait(self)
+
+
+def _control_topics(shop: Pipeline) -> list[str]:
+    names = ("cdc.truncation", "cdc.ddl")
+    return [
+        shop.registered_topic,
+        shop.quarantine_topic,
+        shop.generations_topic,
+        shop.settings_topic,
+        *map(shop.topic, names),
+    ]
+
+
+def test_a_stream_applies_what_is_written_while_it_runs() -> None:
+    """Wherever batches are cut, the view equals a model that applies record by record."""
+    rng = random.Random(7)
+    rows: set[int] = set()
+
+    def write(run: Simulation) -> None:
+        if run.elapsed_s > 18:
+            return
+        for _ in range(rng.randrange(4)):
+            number = rng.randrange(30)
+            if number in rows and rng.random() < 0.3:
+                run.change("d", number)
+                rows.discard(number)
+            else:
+                run.change("u" if number in rows else "c", number, str(rng.random()))
+                rows.add(number)
+
+    run = Simulation(write, seconds=20)
+    run.stream.run()
+    assert run.stream.progress.state is RunState.STOPPED
+    assert len(run.sink.batches) > 50
+    assert run.stream.progress.applied.read == len(run.topic.records)
+    assert run.stream.progress.lag_records == 0
+    assert run.view == run.topic.model()
+
+
+def test_small_batches_keep_the_interval() -> None:
+    def write(run: Simulation) -> None:
+        run.change("c", len(run.topic.records))
+
+    run = Simulation(write, seconds=5)
+    run.stream.run()
+    starts = [began for began, _ in run.sink.batches]
+    assert len(starts) > 10
+    assert min(later - earlier for earlier, later in pairwise(starts)) >= TRIGGER_S - 1e-6
+
+
+def test_what_arrives_during_a_large_batch_does_not_wait_for_the_interval() -> None:
+    """Only what is less than a large batch waits."""
+
+    def write_more(run: Simulation) -> None:
+        if len(run.topic.records) < 3 * LEAST:
+            for _ in range(LEAST):
+                run.change("c", len(run.topic.records))
+
+    run = Simulation(lambda _: None, seconds=5, trigger_s=3600)
+    write_more(run)
+    run.sink.on_apply = lambda: write_more(run)
+    run.stream.run()
+    assert [read for _, read in run.sink.batches] == [LEAST] * 3
+    assert len({began for began, _ in run.sink.batches}) == 1
+
+
+@pytest.mark.parametrize(
+    ("first", "first_bytes", "bounds", "target_s", "sizes"),
+    [
+        (50, 1 << 30, (50, 500), 60.0, [50, 500, 500, 500, 450]),
+        (1000, 1 << 30, (100, 1000), 0.1, [1000, *[100] * 10]),
+        (1000, 1, (50, 500), 60.0, [50, 500, 500, 500, 450]),
+    ],
+    ids=["quick", "slow", "wide"],
+)
+def test_a_backlog_is_applied_in_batches_as_large_as_the_sink_is_fast(
+    monkeypatch: pytest.MonkeyPatch,
+    first: int,
+    first_bytes: int,
+    bounds: tuple[int, int],
+    target_s: float,
+    sizes: list[int],
+) -> None:
+    """The first batch follows from the size of records, each later one from the time of the one
+    before.
+    """
+    names = ("FIRST", "FIRST_BYTES", "LEAST", "MOST", "TARGET_S")
+    for name, value in zip(names, (first, first_bytes, *bounds, target_s), strict=True):
+        monkeypatch.setattr(size, name, value)
+    run = Simulation(lambda _: None, seconds=3600)
+    run.sink.record_s = 0.001
+    for number in range(2000):
+        run.change("c", number)
+    run.stream.run(until_caught_up=True)
+    assert run.stream.progress.state is RunState.CAUGHT_UP
+    # Each partition gives its share, rounded up.
+    assert [read for _, read in run.sink.batches] == [
+        pytest.approx(expected, abs=3) for expected in sizes
+    ]
+    assert run.view == run.topic.model()
+
+
+def test_a_change_after_a_quiet_time_is_applied_within_the_interval() -> None:
+    def write(run: Simulation) -> None:
+        if run.elapsed_s > 30 and not run.topic.records:
+            written_at.append(run.clock.now)
+            run.change("c", 1)
+
+    written_at: list[float] = []
+    run = Simulation(write, seconds=32)
+    run.stream.run()
+    [(began, _)] = run.sink.batches
+    assert began - written_at[0] <= TRIGGER_S
+    assert run.view == run.topic.model()
+
+
+def test_a_sink_that_is_away_gets_everything_once_it_is_back() -> None:
+    """Each pause is twice as long as the one before, up to ten seconds; nothing is lost."""
+
+    def write(run: Simulation) -> None:
+        if run.elapsed_s < 100:
+            run.change("c", len(run.topic.records))
+
+    run = Simulation(write, seconds=130)
+    run.sink.away_until = run.clock.now + 60
+    run.stream.run()
+    assert run.view == run.topic.model()
+    assert run.stream.progress.retries["SinkUnavailable"] < 15
+    assert run.stream.progress.error is None
+    assert max(run.clock.waited_s) == 10.0
+
+
+def test_a_paused_sink_gets_nothing_until_it_is_resumed() -> None:
+    def act(run: Simulation) -> None:
+        if len(run.topic.records) < 20:
+            run.change("c", len(run.topic.records))
+        elif run.elapsed_s > 30 and run.stream.progress.state is RunState.PAUSED:
+            states.append((run.stream.progress.state, len(run.view)))
+            resume(SHOP, run.log, "cache")
+
+    states: list[tuple[RunState, int]] = []
+    run = Simulation(act, seconds=40)
+    pause(SHOP, run.log, "cache", "someone")
+    run.stream.run()
+    assert states == [(RunState.PAUSED, 0)]
+    assert run.view == run.topic.model()
+
+
+def test_a_topic_that_is_created_again_ends_the_stream_before_it_reads_a_record() -> None:
+    def act(run: Simulation) -> None:
+        if run.elapsed_s < 1:
+            run.change("c", len(run.topic.records))
+        elif run.elapsed_s > 2 and not recreated:
+            recreated.append((run.clock.now, run.view))
+            run.log.create(ITEMS.topic, run.topic.partitions)
+            run.log.append(ITEMS.topic, 0, encoded({"a": "x", "b": 1}), None)
+
+    recreated: list[tuple[float, dict[str, Any]]] = []
+    run = Simulation(act, seconds=60)
+    with pytest.raises(Discontinued) as caught:
+        run.stream.run()
+    assert "rebuild" in caught.value.hint
+    assert run.stream.progress.restarts == {"topic": 1}
+    [(recreated_at, view)] = recreated
+    assert run.clock.now - recreated_at < 1
+    assert run.view == view == run.topic.model()
