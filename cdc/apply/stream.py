@@ -206,7 +206,7 @@ class Stream:
             elif last_ends is not None:
                 return self._finish_work()
             elif began - looked_at >= LOOK_S:
-                decision = self._observe_idle()
+                decision = self._observe_idle(is_log_read=ends is not None)
                 looked_at = self._clock.monotonic()
                 is_turn = True
             if self._worker and is_turn and isinstance(decision, Continue):
@@ -295,9 +295,12 @@ class Stream:
             decision = decide(self._views.plan, observed)
         return Stop(RunState.STOPPED) if isinstance(decision, WaitForPromotion) else decision
 
-    def _observe_idle(self) -> Decision:
+    def _observe_idle(self, *, is_log_read: bool) -> Decision:
         """Observe between batches, and decide. If a server doesn't answer, the next observation
         asks again.
+
+        is_log_read: whether the ends of the tables' topics could be read. If not, that stays
+        published: the control topics may be answered all the same.
         """
         try:
             observed = self._watch.observe(
@@ -306,7 +309,8 @@ class Stream:
         except CdcError as error:
             self._report_unread(error)
             return Continue()
-        self._publish(state=RunState.APPLYING, error=None, hint=None)
+        if is_log_read:
+            self._publish(state=RunState.APPLYING, error=None, hint=None)
         return decide(self._views.plan, observed)
 
     def _publish(self, **news: object) -> None:

@@ -113,11 +113,11 @@ class QuarantineLog:
 def quarantined_parts(note: bytes) -> tuple[bytes | None, bytes | None]:
     """Decode the key and the value of a record in quarantine from the value of its entry."""
     fields = json.loads(note)
-    key, value = (
-        b64decode(fields[name]) if fields.get(name) is not None else None
-        for name in ("key", "value")
-    )
-    return key, value
+
+    def decoded(name: str) -> bytes | None:
+        return b64decode(fields[name]) if fields.get(name) is not None else None
+
+    return decoded("key"), decoded("value")
 
 
 def request_redrive(kafka: Topics, pipeline: Pipeline, entries: Iterable[QuarantineKey]) -> None:

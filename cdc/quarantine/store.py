@@ -40,7 +40,9 @@ class SinkQuarantine:
     """
 
     def __init__(self, sink: str, pipeline: Pipeline, kafka: Topics) -> None:
-        self._sink, self._pipeline, self._kafka = sink, pipeline, kafka
+        self._sink = sink
+        self._pipeline = pipeline
+        self._kafka = kafka
         self._log = QuarantineLog(kafka, pipeline)
         self.open: dict[QuarantineKey, QuarantinedRecord] = {}
         self.requests: set[QuarantineKey] = set()

@@ -356,7 +356,8 @@ def catch_up(
     """
     duration_s = float("inf")
     while True:
-        previous_s, start = duration_s, time.monotonic()
+        previous_s = duration_s
+        start = time.monotonic()
         apply_all(kafka, sink, tables, progress)
         duration_s = time.monotonic() - start
         if duration_s < CAUGHT_UP_S or duration_s > previous_s / 2:
@@ -365,7 +366,8 @@ def catch_up(
 
 def _refuse_stopped(progress: StreamProgress, waits_s: float) -> None:
     """Raise SinkError where a stream no longer applies to one of its tables, or to none."""
-    reason, hint = progress.error, progress.hint
+    reason = progress.error
+    hint = progress.hint
     if progress.aside:
         reason, hint = next(iter(progress.aside.values()))
     elif waits_s > RETRY_LIMIT_S:

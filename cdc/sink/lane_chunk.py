@@ -48,8 +48,11 @@ class PartitionState:
     """
 
     def __init__(self, lane: Lane, part: Part, form: Form | None) -> None:
-        advance, partition, topic = part.advance, part.partition, part.topic
-        self.part, self.is_repair = part, advance.is_repair
+        advance = part.advance
+        partition = part.partition
+        topic = part.topic
+        self.part = part
+        self.is_repair = advance.is_repair
         # A repair applies all records that it is given.
         self.view_offset = 0 if self.is_repair else part.view_offset
         self.start_offset = 0 if self.is_repair else advance.start_offsets[partition]
@@ -82,7 +85,8 @@ class MeanSize:
         self._count = self._sum = 0
 
     def add(self, size: int) -> None:
-        self._count, self._sum = self._count + 1, self._sum + size
+        self._count += 1
+        self._sum += size
 
     @property
     def assumed(self) -> int:

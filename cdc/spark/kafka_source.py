@@ -1,5 +1,5 @@
 """Read topics into a frame with Spark's Kafka source: every committed record below a position.
-Audits and the state of documents use it. Streams don't: see `lane_records`.
+Audits and `verify` use it. Streams don't: see `lane_records`.
 
 In:  the broker, the positions to read up to. Out: a frame of records; counts of them.
 Invariant: no row leaves the executors.

@@ -92,8 +92,8 @@ def read_on_executors(
     """Read ranges of the log in the tasks of one job, each of which calls `work` with its records.
     Returns what the tasks return; empty without ranges.
 
-    `work` and `read` are pickled. `work` may stop before it has read all records. Reading raises ConnectorError in
-    it.
+    `work` and `read` are pickled. `work` may stop before it has read all records. Reading raises
+    ConnectorError in it.
     """
     parts = balanced(ranges, _tasks_at_most(spark))
     if not parts:

@@ -355,7 +355,7 @@ def test_planted_a_reader_of_what_is_not_committed(
 
 
 def read_with_quarantine(broker: Broker, unique: str) -> None:
-    """Those that the log no longer has are read in its order with the others, each once: whatever else
+    """Records that the log no longer has are read in its order with the others, each once: whatever else
     the quarantine has of them.
     """
     topic = broker.topic(2)
@@ -408,7 +408,7 @@ def read_with_quarantine(broker: Broker, unique: str) -> None:
         (topic, 0): [(0, b"log"), (2, b"kept"), (4, b"log"), (6, b"kept")],
         (topic, 1): [(3, b"kept")],
     }
-    # A task has the records of its own partitions.
+    # A task gets the records of its partitions alone.
     (block,) = read_all(broker.address, ranges[1:])
     assert block == (topic, 1, [(b"k", b"kept", 3)])
     broker.remove(shop.quarantine_topic)

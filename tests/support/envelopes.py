@@ -148,8 +148,8 @@ def encoded(value: object) -> bytes | None:
 
 @dataclass(frozen=True)
 class ListedRecords:
-    """Records of a batch that a test lists: topic, partition and record. Tasks of Spark get them as
-    they get those of the log.
+    """Records of a batch that a test lists: topic, partition and record. Tasks of Spark read them as
+    they read the log.
     """
 
     spark: "SparkSession"

@@ -1,4 +1,4 @@
-"""Memory of a lane's task, measured in a process of its own: a lane over blocks as the log's
+"""Memory of a lane's task, measured in a separate process: a lane over blocks as the log's
 reader hands them over, made while it runs, with a writer that counts.
 
     python -m tests.support.lane_memory CASE RECORDS ROW_LIMIT BYTE_LIMIT FORM

@@ -4,9 +4,11 @@ import time
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from threading import Event
+from typing import Any
 from uuid import uuid4
 
 from cdc.apply.stream_options import Clock
+from cdc.errors import KafkaUnavailable
 from cdc.kafka.log_continuity import COMPACTION_LAG, RETENTION
 from cdc.kafka.log_ends import LogEnds
 from cdc.kafka.log_reader import Block, OffsetRange, ReadRanges, read_records
@@ -14,9 +16,7 @@ from cdc.kafka.log_refusals import missing_topic
 from cdc.kafka.records import Record, RecordAddress
 from cdc.kafka.topics import Topics
 from cdc.model.position import Position
-from cdc.sink.lane import Lane, PartitionOutcome
-from cdc.sink.lane_task import run_task
-from cdc.spark.lane_records import ranges_of
+from cdc.spark.lane_records import LoggedRecords
 
 DAY_MS = 24 * 3600 * 1000
 
@@ -156,10 +156,11 @@ class MemoryLog(Topics):
 
 
 class MemoryEnds(LogEnds):
-    """The ends of a log in memory."""
+    """The ends of a log in memory. `away`: topics for which nobody answers."""
 
     def __init__(self, log: MemoryLog) -> None:
         self._log = log
+        self.away: set[str] = set()
 
     def read(
         self,
@@ -167,38 +168,24 @@ class MemoryEnds(LogEnds):
         *,
         is_committed: bool = True,
     ) -> dict[str, dict[int, int]]:
+        if self.away.intersection(partitions):
+            raise KafkaUnavailable("Kafka doesn't answer.", hint="wait", server="kafka")
         ends = self._log.ends(list(partitions))
         return {topic: dict(enumerate(end.offsets)) for topic, end in ends.items()}
 
 
 @dataclass
 class InProcess:
-    """Executors that are this process; they read a log in memory."""
+    """Executors for sinks that run a lane in this process; they read a log in memory."""
 
     log: MemoryLog
-    jobs: int = 0
 
     def begin(self, sink: str) -> None:
         pass
 
     def records(
         self, ranges: tuple[OffsetRange, ...] | None = None, read: ReadRanges = read_records
-    ) -> "MemoryRecords":
+    ) -> LoggedRecords:
         assert read is read_records, "a redrive reads the quarantine, which isn't in memory"
-        self.jobs += 1
-        return MemoryRecords(self.log, ranges)
-
-
-@dataclass
-class MemoryRecords:
-    """Records of a log in memory."""
-
-    log: MemoryLog
-    ranges: tuple[OffsetRange, ...] | None
-
-    def run(self, lane: Lane) -> list[PartitionOutcome]:
-        return self.run_here(lane)
-
-    def run_here(self, lane: Lane) -> list[PartitionOutcome]:
-        ranges = ranges_of(lane) if self.ranges is None else self.ranges
-        return run_task(lane, self.log.read("", ranges))
+        no_spark: Any = None
+        return LoggedRecords(no_spark, "", ranges, self.log.read)

@@ -10,11 +10,9 @@ from py4j.protocol import Py4JNetworkError
 from pyspark.errors import PySparkException
 
 from cdc import errors
-from cdc.apply import recovery
 from cdc.apply.machine import Reason, Restart
 from cdc.apply.plan import ControlState, ResumePlan
 from cdc.apply.recovery import Recovery
-from cdc.apply.stream_options import Clock
 from cdc.errors import (
     CdcError,
     ConnectorError,
@@ -233,15 +231,14 @@ def test_what_is_given_up_says_how_often_it_came_back() -> None:
     assert exhausted(error_of(Fenced)).message == "It failed."
 
 
-def test_attempts_are_counted_by_the_class_of_the_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recovery, "FIRST_PAUSE_S", 0.001)
+def test_attempts_are_counted_by_the_class_of_the_failure() -> None:
     views: Any = SimpleNamespace(
         sink=SimpleNamespace(name="cache"),
         plan=SimpleNamespace(sure_until=float("inf")),
         read_pause=lambda: None,
     )
     watch: Any = None
-    recovering = Recovery(views, watch, threading.Event(), lambda **_: None, Clock())
+    recovering = Recovery(views, watch, threading.Event(), lambda **_: None, SimulatedClock())
     kinds: list[type[CdcError]] = [SinkUnavailable, KafkaUnavailable, SinkUnavailable]
 
     def apply() -> None:

@@ -20,7 +20,6 @@ from cdc.apply.machine import (
 )
 from cdc.apply.plan import ControlState, ResumePlan
 from cdc.apply.progress import Progress, RunState
-from cdc.apply.stream_options import Clock
 from cdc.control.floors import Floors
 from cdc.control.registrations import Registration
 from cdc.errors import Fenced, SinkRejected, SinkUnavailable, WorkerLost
@@ -199,7 +198,8 @@ def test_a_batch_of_a_view_that_is_past_its_end_takes_nothing_back() -> None:
 
 def test_a_snapshot_is_of_its_moment_and_ages() -> None:
     """What is behind is so for longer all the time; at a long batch nobody is silent."""
-    lag, total = Lag(Clock()), Applied(read=1, written=1)
+    lag = Lag(SimulatedClock())
+    total = Applied(read=1, written=1)
     lag.begin({TOPIC: {0: 7, 1: 5}})
     progress = lag.progress(Progress("cache"), PLAN, total, state=RunState.APPLYING)
     total.add(Applied(read=1, written=1))
@@ -217,7 +217,8 @@ def test_a_snapshot_is_of_its_moment_and_ages() -> None:
 def test_a_steady_load_leaves_a_stream_no_further_behind() -> None:
     """There is always something that waits, never the same for long; a restart doesn't hide it."""
     clock = SimulatedClock()
-    lag, now = Lag(clock), clock.time()
+    lag = Lag(clock)
+    now = clock.time()
     lag.begin({TOPIC: {0: 5, 1: 5}})
     reached = PLAN
     # Each is applied before the next but one is seen; what is seen last always waits.
@@ -243,7 +244,8 @@ class SeenEnds(dict[str, dict[int, int]]):
 def test_a_long_catch_up_under_writes_keeps_few_of_the_ends_that_it_has_seen() -> None:
     """What is told of its lag is right within a twentieth, and never too little."""
     clock = SimulatedClock()
-    lag, now = Lag(clock), clock.time()
+    lag = Lag(clock)
+    now = clock.time()
     references: list[weakref.ref[SeenEnds]] = []
     lag.begin({TOPIC: {0: 5, 1: 5}})
     for number in range(1, 10_001):

@@ -72,9 +72,9 @@ class Simulation:
         registration = Registration(tables={ITEMS.qualified: Captured()})
         self.log.write(SHOP.registered_topic, [(KEY, registration.to_json().encode())])
         self.sink = Cache(self.clock)
-        self.executors = InProcess(self.log)
+        self.ends = MemoryEnds(self.log)
         self.stream = Stream(
-            Environment(self.log, MemoryEnds(self.log), self.executors, self.clock),
+            Environment(self.log, self.ends, InProcess(self.log), self.clock),
             self.sink,
             SHOP,
             lambda *_: ([ITEMS], {}),
@@ -275,3 +275,21 @@ def test_a_topic_that_is_created_again_ends_the_stream_before_it_reads_a_record(
     [(recreated_at, view)] = recreated
     assert run.clock.now - recreated_at < 1
     assert run.view == view == run.topic.model()
+
+
+def test_a_topic_that_is_not_answered_stays_reported_while_the_others_are() -> None:
+    """The control topics are answered all the time, which says nothing about the table's topic."""
+
+    def act(run: Simulation) -> None:
+        run.ends.away = {ITEMS.topic} if 3 < run.elapsed_s < 33 else set()
+        if 4 < run.elapsed_s < 33:
+            states.add((run.stream.progress.state, run.stream.progress.error))
+        if run.elapsed_s < 38:
+            run.change("c", len(run.topic.records))
+
+    states: set[tuple[RunState, str | None]] = set()
+    run = Simulation(act, seconds=40)
+    run.stream.run()
+    assert states == {(RunState.RETRYING, "Kafka doesn't answer.")}
+    assert run.stream.progress.error is None
+    assert run.view == run.topic.model()

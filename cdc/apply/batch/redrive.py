@@ -36,8 +36,11 @@ class Redrive:
         writer: str,
         rejection: Rejection,
     ) -> None:
-        self._executors, self._quarantine, self._views = executors, quarantine, views
-        self._writer, self._rejection = writer, rejection
+        self._executors = executors
+        self._quarantine = quarantine
+        self._views = views
+        self._writer = writer
+        self._rejection = rejection
 
     def run(self, requests: Collection[QuarantineKey]) -> None:
         """Settle the requests, and the entries that can be written now; others get their newest

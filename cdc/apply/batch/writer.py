@@ -38,8 +38,11 @@ class BatchWriter:
     ) -> None:
         """With `shadow` readers don't see the views, and redrives aren't for them."""
         self._executors = executors
-        self._pipeline, self._views = views.pipeline, views
-        self._writer, self._retry_batch, self._shadow = writer, retry_batch, shadow
+        self._pipeline = views.pipeline
+        self._views = views
+        self._writer = writer
+        self._retry_batch = retry_batch
+        self._shadow = shadow
         self._quarantine = SinkQuarantine(views.sink.name, views.pipeline, views.kafka)
         self._live_entries: frozenset[QuarantineKey] | None = None if shadow else frozenset()
         """Entries from before a build began, which belong to the live views; None: not known."""
