@@ -80,7 +80,7 @@ class Stream:
         self._is_working = False
         """Whether the worker has more to do."""
         names = options.names
-        self._views = Views(sink, pipeline, kafka, describe, placeholder, names)
+        self._views = Views(sink, pipeline, kafka, describe, placeholder, names, self._clock.time)
         self._watch = Watch(self._views, environment.ends, self._clock)
         self._stopping = threading.Event()
         self._recovery = Recovery(

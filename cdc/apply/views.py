@@ -4,6 +4,7 @@ In:  the sink, the topics, the control topics, the tables as they are now.
 Out: `ResumePlan`; ConnectorError if the log can't continue a view.
 """
 
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
@@ -44,15 +45,19 @@ class Views:
         describe: DescribeTables,
         placeholder: str,
         names: Mapping[str, str] | None = None,
+        now: Callable[[], float] = time.time,
     ) -> None:
-        """`names`: the generation of the views, by table, if they aren't the live ones."""
+        """`names`: the generation of the views, by table, if they aren't the live ones. `now`
+        returns Unix seconds.
+        """
         self.sink, self.plan = StandbySink(sink), ResumePlan(shadow=names is not None)
         self.kafka, self.pipeline, self.names, self.describe = kafka, pipeline, names, describe
-        self.registry = Registry(pipeline, kafka)
+        self.now = now
+        self.registry = Registry(pipeline, kafka, now)
         self.control = ControlState()
         self.reading = DecodeOptions(placeholder)
-        self._control = Control(pipeline, kafka)
-        self._continuity = Continuity(pipeline, kafka)
+        self._control = Control(pipeline, kafka, now)
+        self._continuity = Continuity(pipeline, kafka, now)
 
     @property
     def control_topics(self) -> list[str]:

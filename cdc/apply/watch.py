@@ -142,15 +142,18 @@ class Watch:
         views = self._views
         existing = views.kafka.existing(table.topic for table in waiting)
         present = [table for table in waiting if table.topic in existing]
-        now = Continuity(views.pipeline, views.kafka).read([table.topic for table in present])
-        return next((table.qualified for table in present if self._can_resume(table, now)), None)
+        continuity = Continuity(views.pipeline, views.kafka, self._clock.time)
+        continuity.read([table.topic for table in present])
+        return next(
+            (table.qualified for table in present if self._can_resume(table, continuity)), None
+        )
 
-    def _can_resume(self, table: Table, now: Continuity) -> bool:
+    def _can_resume(self, table: Table, continuity: Continuity) -> bool:
         sink = self._views.sink.live
         try:
             stored = sink.position(table)
-            self._views.refuse_unfilled(now, table, stored)
-            now.resume(sink.name, table, stored)
+            self._views.refuse_unfilled(continuity, table, stored)
+            continuity.resume(sink.name, table, stored)
             sink.prepare(table)
         except (SinkRejected, Discontinued):
             return False

@@ -10,7 +10,7 @@ for a transaction that the broker hasn't completed in every topic.
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from cdc.config.settings import Pipeline
 from cdc.control import registrations
@@ -30,12 +30,17 @@ POLL_S = 0.005
 class Truncations:
     """Floors alone, for readers that don't need the journal. One instance per thread."""
 
-    def __init__(self, pipeline: Pipeline, kafka: Topics) -> None:
+    def __init__(
+        self, pipeline: Pipeline, kafka: Topics, now: Callable[[], float] = time.time
+    ) -> None:
+        """`now` returns Unix seconds."""
         self._kafka = kafka
         self._pipeline = pipeline
         self._truncation = pipeline.topic("cdc.truncation")
         self._tails = {
-            self._truncation: Tail(kafka, self._truncation, begin=self._forget, take=self._take)
+            self._truncation: Tail(
+                kafka, self._truncation, begin=self._forget, take=self._take, now=now
+            )
         }
         self._ends_read: dict[str, Position] = {}
         self._lsns: dict[str, tuple[int, int]] = {}
@@ -106,10 +111,15 @@ class Truncations:
 class Control(Truncations):
     """Floors, and the definitions in the order of the journal."""
 
-    def __init__(self, pipeline: Pipeline, kafka: Topics) -> None:
-        super().__init__(pipeline, kafka)
+    def __init__(
+        self, pipeline: Pipeline, kafka: Topics, now: Callable[[], float] = time.time
+    ) -> None:
+        """`now` returns Unix seconds."""
+        super().__init__(pipeline, kafka, now)
         self._ddl = pipeline.topic("cdc.ddl")
-        self._tails[self._ddl] = Tail(kafka, self._ddl, begin=self._begin, take=self._journal)
+        self._tails[self._ddl] = Tail(
+            kafka, self._ddl, begin=self._begin, take=self._journal, now=now
+        )
         self._definitions: list[tuple[int, Definition]] = []
 
     @property

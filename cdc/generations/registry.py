@@ -118,6 +118,8 @@ class Generations:
     alive_at: dict[str, float] = field(default_factory=dict)
     changed_at: int = -1
     """Offset of the last change of `work` or `retained`. Ticks don't count."""
+    now: Callable[[], float] = time.time
+    """Returns Unix seconds."""
 
     @property
     def standby_names(self) -> dict[str, str]:
@@ -126,7 +128,7 @@ class Generations:
         That is a retained one that hasn't expired, or that a rollback at work promotes.
         """
         promoted = self.work.names if isinstance(self.work, Rollback) else {}
-        now = time.time()
+        now = self.now()
         current = {
             table: view
             for table, view in self.retained.items()
@@ -138,7 +140,7 @@ class Generations:
     def in_progress(self) -> bool:
         """Whether a live command works on the sink now, or waits to."""
         return any(
-            time.time() - self.alive_at.get(command, 0.0) < STALE_S for command in self.claims
+            self.now() - self.alive_at.get(command, 0.0) < STALE_S for command in self.claims
         )
 
     @property
@@ -170,10 +172,15 @@ class Registry:
     An instance belongs to one thread.
     """
 
-    def __init__(self, pipeline: Pipeline, kafka: Topics) -> None:
-        self.topic, self._kafka = pipeline.generations_topic, kafka
+    def __init__(
+        self, pipeline: Pipeline, kafka: Topics, now: Callable[[], float] = time.time
+    ) -> None:
+        """`now` returns Unix seconds."""
+        self.topic, self._kafka, self._now = pipeline.generations_topic, kafka, now
         self._sinks: dict[str, Generations] = {}
-        self._tail = Tail(kafka, self.topic, begin=self._sinks.clear, take=self._apply_record)
+        self._tail = Tail(
+            kafka, self.topic, begin=self._sinks.clear, take=self._apply_record, now=now
+        )
 
     def read(self) -> "Registry":
         """Read what is new in the topic. A topic that doesn't exist is empty."""
@@ -190,7 +197,7 @@ class Registry:
 
     def for_sink(self, sink: str) -> Generations:
         """Return the entries of a sink as of the last `read`."""
-        return self._sinks.get(sink) or Generations()
+        return self._sinks.get(sink) or Generations(now=self._now)
 
     def write(self, *records: tuple[Sequence[str], Any]) -> None:
         """Write (key, value) pairs, in this order, durable on return.
@@ -215,7 +222,8 @@ class Registry:
         kind, sink, *fields = json.loads(key)
         value = json.loads(record.value) if record.value else None
         if kind in HANDLERS:
-            HANDLERS[kind](self._sinks.setdefault(sink, Generations()), record, value, *fields)
+            generations = self._sinks.setdefault(sink, Generations(now=self._now))
+            HANDLERS[kind](generations, record, value, *fields)
 
 
 def _apply_work(generations: Generations, record: Record, value: Any) -> None:

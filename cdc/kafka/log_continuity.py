@@ -5,7 +5,7 @@ a hint that repairs.
 """
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -49,8 +49,11 @@ class Continuity:
     don't decide.
     """
 
-    def __init__(self, pipeline: "Pipeline", kafka: "Topics") -> None:
-        self._pipeline, self._kafka = pipeline, kafka
+    def __init__(
+        self, pipeline: "Pipeline", kafka: "Topics", now: Callable[[], float] = time.time
+    ) -> None:
+        """`now` returns Unix seconds."""
+        self._pipeline, self._kafka, self._now = pipeline, kafka, now
         self.ledger = Ledger(pipeline, kafka)
         self._next: dict[RecordAddress, tuple[int, int] | None] = {}
         self._compaction_lag_s: dict[str, float] = {}
@@ -60,7 +63,7 @@ class Continuity:
 
     def read(self, topics: Sequence[str]) -> "Continuity":
         """Load starts, ends and settings of the topics, and the ledger. Raises ConnectorError."""
-        self._next, self.sure_until, now = {}, float("inf"), time.time()
+        self._next, self.sure_until, now = {}, float("inf"), self._now()
         self.ledger.read()
         starts, ends, settings = (
             self._kafka.starts(topics),

@@ -35,8 +35,11 @@ class Tail:
         *,
         begin: Callable[[], object],
         take: Callable[[Record], object],
-    ):
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        """`now` returns Unix seconds."""
         self.topic, self._kafka, self._begin, self._take = topic, kafka, begin, take
+        self._now = now
         self._end: Position | None = None
         self._next = 0
         self._last_at_end = 0.0
@@ -50,13 +53,13 @@ class Tail:
             self._begin()
             self._next = self._kafka.starts([self.topic])[self.topic].offsets[0]
             self._end = Position(end.topic_id, (self._next,))
-            self._last_at_end = time.time()
+            self._last_at_end = self._now()
         if self._next < end.offsets[0]:
             for record in self._kafka.iterate_range(self.topic, self._next, end.offsets[0]):
                 self._take(record)
                 self._next = record.offset + 1
         self._next = max(self._next, end.offsets[0])
-        self._end, self._last_at_end = end, time.time()
+        self._end, self._last_at_end = end, self._now()
 
     def has_changed(self, ends: Mapping[str, Position] | None = None) -> bool:
         """Whether `read` would take something. `ends`: ends of topics, if the caller has just asked
@@ -67,7 +70,7 @@ class Tail:
         end = (ends or self._kafka.ends([self.topic]))[self.topic]
         if end != self._end or self._was_absent():
             return True
-        self._last_at_end = time.time()
+        self._last_at_end = self._now()
         return False
 
     def _must_restart(self, end: Position) -> bool:
@@ -78,4 +81,4 @@ class Tail:
         return self._was_absent()
 
     def _was_absent(self) -> bool:
-        return time.time() - self._last_at_end > ABSENT_S
+        return self._now() - self._last_at_end > ABSENT_S

@@ -7,8 +7,9 @@ operator who asks for that entry, and appears nowhere else.
 """
 
 import json
+import time
 from base64 import b64decode
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import asdict, dataclass, replace
 
 from cdc.config.settings import Pipeline
@@ -73,10 +74,15 @@ class QuarantineLog:
     Every method raises ConnectorError. An instance belongs to one thread.
     """
 
-    def __init__(self, kafka: Topics, pipeline: Pipeline) -> None:
+    def __init__(
+        self, kafka: Topics, pipeline: Pipeline, now: Callable[[], float] = time.time
+    ) -> None:
+        """`now` returns Unix seconds."""
         self._kafka, self._topic = kafka, pipeline.quarantine_topic
         self._open: dict[QuarantineKey, QuarantinedRecord] = {}
-        self._tail = Tail(kafka, self._topic, begin=self._open.clear, take=self._apply_record)
+        self._tail = Tail(
+            kafka, self._topic, begin=self._open.clear, take=self._apply_record, now=now
+        )
 
     def read(self) -> Collection[QuarantinedRecord]:
         """Read what is new, and return the open entries in no order.

@@ -15,7 +15,8 @@ only.
 """
 
 import json
-from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Generator, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 
@@ -39,11 +40,18 @@ class SinkQuarantine:
     One thread uses it.
     """
 
-    def __init__(self, sink: str, pipeline: Pipeline, kafka: Topics) -> None:
+    def __init__(
+        self,
+        sink: str,
+        pipeline: Pipeline,
+        kafka: Topics,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        """`now` returns Unix seconds."""
         self._sink = sink
         self._pipeline = pipeline
         self._kafka = kafka
-        self._log = QuarantineLog(kafka, pipeline)
+        self._log = QuarantineLog(kafka, pipeline, now)
         self.open: dict[QuarantineKey, QuarantinedRecord] = {}
         self.requests: set[QuarantineKey] = set()
 

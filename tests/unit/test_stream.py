@@ -3,7 +3,9 @@
 import json
 import random
 from collections.abc import Callable
+from dataclasses import asdict
 from itertools import pairwise
+from threading import Event
 from typing import Any
 
 import pytest
@@ -17,7 +19,11 @@ from cdc.config.settings import Pipeline
 from cdc.control.registrations import KEY, Captured, Registration
 from cdc.errors import SinkUnavailable
 from cdc.generations.pause import pause, resume
+from cdc.generations.registry import Registry, RetainedView
 from cdc.kafka.log_refusals import Discontinued
+from cdc.kafka.records import Record
+from cdc.kafka.tail import ABSENT_S, Tail
+from cdc.model.table import Table
 from cdc.sink.contract import Batch, Outcome
 from cdc.sinks.memory import Memory
 from tests.support.envelopes import PLACEHOLDER, Topic, encoded, table
@@ -26,6 +32,7 @@ from tests.support.simulated import InProcess, MemoryEnds, MemoryLog, SimulatedC
 
 ITEMS = table("shop.public.items")
 TRIGGER_S = 0.2
+START_S = 0.1
 SHOP = pipeline("shop", "postgresql://127.0.0.1:1/x", ITEMS.qualified)
 
 
@@ -77,7 +84,7 @@ class Simulation:
             Environment(self.log, self.ends, InProcess(self.log), self.clock),
             self.sink,
             SHOP,
-            lambda *_: ([ITEMS], {}),
+            self._describe,
             PLACEHOLDER,
             StreamOptions(trigger_s),
         )
@@ -103,6 +110,13 @@ class Simulation:
         return {
             key: json.loads(text) for key, text in self.sink.views.get(ITEMS.qualified, {}).items()
         }
+
+    def _describe(self, *_: object) -> tuple[list[Table], dict[str, list[str]]]:
+        """Describe the table, which every start of the stream does. A stream that starts again and
+        again comes to its end, too.
+        """
+        self.clock.wait(Event(), START_S)
+        return [ITEMS], {}
 
     def _step(self, on_wait: Callable[["Simulation"], object], end: float) -> None:
         if self.clock.now >= end:
@@ -145,6 +159,7 @@ def test_a_stream_applies_what_is_written_while_it_runs() -> None:
     assert len(run.sink.batches) > 50
     assert run.stream.progress.applied.read == len(run.topic.records)
     assert run.stream.progress.lag_records == 0
+    assert not run.stream.progress.restarts
     assert run.view == run.topic.model()
 
 
@@ -223,6 +238,36 @@ def test_a_change_after_a_quiet_time_is_applied_within_the_interval() -> None:
     [(began, _)] = run.sink.batches
     assert began - written_at[0] <= TRIGGER_S
     assert run.view == run.topic.model()
+
+
+def test_a_reader_that_was_absent_for_long_reads_everything_again() -> None:
+    """By the clock that it is given: what it missed may have been removed meanwhile."""
+    clock = SimulatedClock()
+    log = MemoryLog(clock)
+    log.create("topic")
+    log.append("topic", 0, b"key", b"value")
+    records: list[Record] = []
+    tail = Tail(log, "topic", begin=records.clear, take=records.append, now=clock.time)
+    begun = []
+    for absent_s in (0, ABSENT_S - 1, ABSENT_S + 1):
+        clock.now += absent_s
+        begun.append(tail.has_changed())
+        tail.read()
+        assert [record.value for record in records] == [b"value"]
+    assert begun == [True, False, True]
+
+
+def test_a_retained_generation_expires_by_the_clock() -> None:
+    clock = SimulatedClock()
+    log = MemoryLog(clock)
+    log.create(SHOP.generations_topic)
+    registry = Registry(SHOP, log, clock.time)
+    retained = RetainedView("20260101t000000000000", clock.now + 60, clock.now)
+    registry.write((("kept", "cache", ITEMS.qualified), asdict(retained)))
+    generations = registry.read().for_sink("cache")
+    assert generations.standby_names == {ITEMS.qualified: retained.name}
+    clock.now += 61
+    assert not generations.standby_names
 
 
 def test_a_sink_that_is_away_gets_everything_once_it_is_back() -> None:

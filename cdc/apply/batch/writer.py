@@ -43,7 +43,7 @@ class BatchWriter:
         self._writer = writer
         self._retry_batch = retry_batch
         self._shadow = shadow
-        self._quarantine = SinkQuarantine(views.sink.name, views.pipeline, views.kafka)
+        self._quarantine = SinkQuarantine(views.sink.name, views.pipeline, views.kafka, views.now)
         self._live_entries: frozenset[QuarantineKey] | None = None if shadow else frozenset()
         """Entries from before a build began, which belong to the live views; None: not known."""
         self._is_settled = False
