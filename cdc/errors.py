@@ -11,6 +11,7 @@
     |  +- KafkaUnavailable     may come back by itself: wait and try again
     |  |  +- RecordRefused            it is larger than its topic takes, since a setting was lowered
     |  |  +- LogUnread                records that are there aren't handed over
+    |  +- KafkaForbidden       the broker's ACLs don't allow it: until somebody changes them
     |  +- RecordsGone          the log no longer holds what a view needs
     |  +- TopicMissing         until it is created, or created anew
     +- DecodeError          6  a record that the connector can't have written
@@ -124,6 +125,12 @@ class LogUnread(KafkaUnavailable):
     """The broker doesn't hand over records of a partition. It may be away, or the topic may be."""
 
     kind = "unread"
+
+
+class KafkaForbidden(ConnectorError):
+    """The broker's ACLs don't let the pipeline use a topic or another resource."""
+
+    kind = "unauthorized"
 
 
 class RecordsGone(ConnectorError):

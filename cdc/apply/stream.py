@@ -37,7 +37,7 @@ from cdc.apply.stream_options import Environment, StreamOptions
 from cdc.apply.views import Views
 from cdc.apply.watch import Watch
 from cdc.config.settings import Pipeline
-from cdc.errors import CdcError, KafkaUnavailable
+from cdc.errors import CdcError, KafkaForbidden, KafkaUnavailable
 from cdc.generations.pause import paused_error
 from cdc.sink.contract import Sink
 
@@ -306,6 +306,8 @@ class Stream:
             observed = self._watch.observe(
                 self._views.plan, quarantine=self._batches.redrive_requested()
             )
+        except KafkaForbidden:
+            raise
         except CdcError as error:
             self._report_unread(error)
             return Continue()

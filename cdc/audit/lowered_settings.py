@@ -143,10 +143,11 @@ class SegmentRoller:
 
     def __init__(self, topics: Topics, pipeline: Pipeline) -> None:
         self._bootstrap = topics.bootstrap
-        with translated_errors(self._bootstrap):
+        self._name = f"{pipeline.pipeline}-compaction"
+        with translated_errors(self._bootstrap, "Write", self._name):
             self._producer = open_producer(
                 self._bootstrap,
-                transactional_id=f"{pipeline.pipeline}-compaction",
+                transactional_id=self._name,
                 transaction_timeout_ms=TRANSACTION_MS,
             )
             self._producer.init_transactions()
@@ -165,7 +166,7 @@ class SegmentRoller:
     def roll(self, places: Mapping[str, Position]) -> None:
         """Append to every partition of these topics, and abort. Raises ConnectorError."""
         try:
-            with translated_errors(self._bootstrap):
+            with translated_errors(self._bootstrap, "Write", self._name):
                 self._producer.begin_transaction()
                 futures = [
                     self._producer.send(topic, key=b"null", value=None, partition=partition)

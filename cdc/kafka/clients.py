@@ -11,7 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from cdc.errors import KafkaUnavailable, RecordRefused
+from cdc.errors import ConnectorError, KafkaUnavailable, RecordRefused
+from cdc.kafka.log_refusals import forbidden
 
 # kafka-python reads its schemas through a function that Python 3.11 deprecates, and 3.13 brings
 # back.
@@ -82,23 +83,67 @@ def await_written(topic: str, record: Any, timeout_s: float) -> None:
         ) from error
 
 
+FINAL = (
+    kafka.errors.UnsupportedVersionError,
+    kafka.errors.InvalidTopicError,
+    kafka.errors.PolicyViolationError,
+    kafka.errors.SaslAuthenticationFailedError,
+    kafka.errors.IllegalSaslStateError,
+    kafka.errors.UnsupportedSaslMechanismError,
+)
+"""Errors that don't pass by waiting, besides those of rights."""
+RESOURCES = {
+    kafka.errors.GroupAuthorizationFailedError: "group",
+    kafka.errors.TransactionalIdAuthorizationFailedError: "transactional-id",
+    kafka.errors.ClusterAuthorizationFailedError: "cluster",
+}
+
+
 @contextmanager
-def translated_errors(bootstrap: str) -> Iterator[None]:
-    """Translate errors of the client into KafkaUnavailable."""
+def translated_errors(
+    bootstrap: str, operation: str = "Describe", name: str = ""
+) -> Iterator[None]:
+    """Translate errors of the client.
+
+    operation: what the calls need to be allowed, as ACLs name it.
+    name: the transactional id of a writer, which the client's error doesn't name.
+
+    Raises:
+        KafkaForbidden: the broker's ACLs don't allow it. ConnectorError: the broker refuses for
+            another reason that lasts. KafkaUnavailable: any other error.
+    """
     try:
         yield
-    except (kafka.errors.KafkaTimeoutError, kafka.errors.RequestTimedOutError) as error:
-        raise KafkaUnavailable(
-            f"Kafka at {bootstrap} answers too late: {type(error).__name__}.",
-            hint="it is busy or away: the same command again goes on; a local stack is started by: cdc -p FILE up",
-            server=bootstrap,
-        ) from error
     except (kafka.errors.KafkaError, OSError, ValueError) as error:
+        # What a producer sends after a refusal fails with a general error that carries the refusal.
+        for cause in (error, *error.args):
+            if isinstance(cause, kafka.errors.AuthorizationError):
+                kind = RESOURCES.get(type(cause), "topic")
+                subject = {"topic": _names(cause), "cluster": "kafka-cluster"}.get(kind, name)
+                raise forbidden(bootstrap, operation, subject, kind) from error
+        if isinstance(error, FINAL):
+            raise ConnectorError(
+                f"Kafka at {bootstrap} refuses: {type(error).__name__}.",
+                hint="look at the broker's log, then: cdc -p FILE doctor",
+                server=bootstrap,
+            ) from error
+        if isinstance(error, kafka.errors.KafkaTimeoutError | kafka.errors.RequestTimedOutError):
+            raise KafkaUnavailable(
+                f"Kafka at {bootstrap} answers too late: {type(error).__name__}.",
+                hint="it is busy or away: the same command again goes on; a local stack is started by: cdc -p FILE up",
+                server=bootstrap,
+            ) from error
         raise KafkaUnavailable(
             f"Kafka at {bootstrap} can't be reached or refuses: {type(error).__name__}.",
             hint="check `kafka` in the pipeline file; the local stack is started by: cdc -p FILE up",
             server=bootstrap,
         ) from error
+
+
+def _names(error: kafka.errors.AuthorizationError) -> str:
+    """The names of the topics in an error of rights: a name, or a set of them."""
+    names = error.args[0] if error.args else ""
+    return names if isinstance(names, str) else ", ".join(sorted(map(str, names)))
 
 
 def check_reachable(bootstrap: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from cdc.errors import ConnectorError, KafkaUnavailable
-from cdc.kafka.log_refusals import missing_topic
+from cdc.kafka.log_refusals import forbidden, is_hidden, missing_topic
 
 if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient
@@ -32,7 +32,7 @@ class LogEnds:
         otherwise the end after all records, including those of open transactions.
 
         Raises:
-            TopicMissing: a topic or a partition doesn't exist. KafkaUnavailable.
+            TopicMissing: a topic or a partition doesn't exist. KafkaForbidden. KafkaUnavailable.
         """
         from confluent_kafka import IsolationLevel, KafkaException, TopicPartition, admin
 
@@ -70,7 +70,10 @@ class LogEnds:
 
         # The client keeps its metadata for five minutes. After a broker's restart, every answer
         # would be FENCED_LEADER_EPOCH until then.
+        admin = self._admin
         self._admin = None
+        if code == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+            return forbidden(self._bootstrap, "Describe", place.topic)
         # _NOENT: the topic isn't in the brokers' metadata.
         if code in (
             KafkaError.UNKNOWN_TOPIC_OR_PART,
@@ -78,6 +81,8 @@ class LogEnds:
             KafkaError._UNKNOWN_TOPIC,
             KafkaError._NOENT,
         ):
+            if is_hidden(admin, place.topic):
+                return forbidden(self._bootstrap, "Describe", place.topic)
             return missing_topic(place.topic)
         return KafkaUnavailable(
             f"Kafka at {self._bootstrap} doesn't answer for {place.topic}: {name}.",

@@ -18,6 +18,7 @@ from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cdc.errors import ConnectorError, LogUnread, RecordsGone
+from cdc.kafka.log_refusals import forbidden, is_hidden
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer
@@ -87,7 +88,8 @@ def read_records(bootstrap: str, ranges: Sequence[OffsetRange]) -> Generator[Blo
 
     Raises:
         RecordsGone: the log no longer has a range's start, or ends before the range does.
-        LogUnread: the broker doesn't answer. ConnectorError: it refuses.
+        KafkaForbidden: the ACLs don't allow it. LogUnread: the broker doesn't answer.
+        ConnectorError: it refuses.
     """
     ranges = [asked for asked in ranges if asked.size]
     if not ranges:
@@ -100,7 +102,7 @@ def read_records(bootstrap: str, ranges: Sequence[OffsetRange]) -> Generator[Blo
     consumer.assign([TopicPartition(asked.topic, asked.partition, asked.start) for asked in ranges])
     try:
         for place, messages in _blocks(consumer, unread):
-            records, is_at_end = _records_before(unread[place], messages)
+            records, is_at_end = _records_before(bootstrap, unread[place], messages)
             if records:
                 yield *place, records
             if is_at_end:
@@ -109,10 +111,14 @@ def read_records(bootstrap: str, ranges: Sequence[OffsetRange]) -> Generator[Blo
                 consumer.incremental_unassign([TopicPartition(*place)])
         # Not `pause`, which would outlast the next `assign`.
         consumer.unassign()
-    except LogUnread:
+    except LogUnread as error:
         # The client's metadata of the brokers may be out of date: the next read gets a new client.
         del _consumers[bootstrap, os.getpid()]
+        topic = error.details["topic"]
+        hides = is_hidden(consumer, topic)
         consumer.close()
+        if hides:
+            raise forbidden(bootstrap, "Read", topic) from None
         raise
     except BaseException:
         consumer.unassign()
@@ -164,12 +170,12 @@ def _place(message: Any) -> tuple[str, int]:
     return message.topic(), message.partition()
 
 
-def _records_before(end: int, messages: Iterator[Any]) -> tuple[list[Record], bool]:
+def _records_before(bootstrap: str, end: int, messages: Iterator[Any]) -> tuple[list[Record], bool]:
     """Return a partition's records before `end`, and whether the range is complete."""
     records: list[Record] = []
     for message in messages:
         if error := message.error():
-            return records, is_end(error, message, end)
+            return records, _is_end(bootstrap, error, message, end)
         offset = message.offset()
         if offset >= end:
             return records, True
@@ -177,7 +183,7 @@ def _records_before(end: int, messages: Iterator[Any]) -> tuple[list[Record], bo
     return records, records[-1][2] == end - 1
 
 
-def is_end(error: Any, message: Any, end: int) -> bool:
+def _is_end(bootstrap: str, error: Any, message: Any, end: int) -> bool:
     """Whether an error means that the partition was read to `end`. Raises any other error."""
     from confluent_kafka import KafkaError
 
@@ -189,6 +195,8 @@ def is_end(error: Any, message: Any, end: int) -> bool:
         raise gone_error(topic, f"{place} ends at {message.offset()}, before {end}")
     if error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
         raise gone_error(topic, f"{place} doesn't hold the record that comes next")
+    if error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+        raise forbidden(bootstrap, "Read", topic)
     if "AUTHORIZATION" in error.name() or error.code() == KafkaError._BAD_MSG:
         raise ConnectorError(
             f"Kafka refuses to read {place}: {error.name()}.",

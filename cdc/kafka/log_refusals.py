@@ -6,12 +6,15 @@ Out: Discontinued or ConnectorError, with a hint that repairs.
 from typing import TYPE_CHECKING, Any
 
 from cdc.config.view_settings import STATE
-from cdc.errors import ConnectorError, TopicMissing
+from cdc.errors import ConnectorError, KafkaForbidden, TopicMissing
 from cdc.model.position import Distance, Position, Reach, ViewCheckpoint, distance
 from cdc.model.table import Table
 
 if TYPE_CHECKING:
     from cdc.kafka.topics import Topics
+
+
+METADATA_S = 5.0
 
 
 class Discontinued(ConnectorError):
@@ -193,6 +196,33 @@ def check_shape(
             else f"set cleanup.policy=compact by kafka-configs.sh, then: {register}",
             topic=topic,
         )
+
+
+def forbidden(bootstrap: str, operation: str, name: str, kind: str = "topic") -> KafkaForbidden:
+    """The error for what the broker's ACLs don't allow. `operation` and `kind` are those of
+    kafka-acls.sh: `topic`, `group`, `transactional-id` or `cluster`.
+    """
+    resource = "--cluster" if kind == "cluster" else f"--{kind} {name}"
+    return KafkaForbidden(
+        f"Kafka's ACLs don't allow {operation} on the {kind.replace('-', ' ')} {name}.",
+        # Without SASL, which the pipeline doesn't use, everyone is User:ANONYMOUS.
+        hint=f"kafka-acls.sh --bootstrap-server {bootstrap} --add --allow-principal User:ANONYMOUS"
+        f" --operation {operation} {resource}; an ACL that denies it has to go, too",
+        topic=name if kind == "topic" else None,
+    )
+
+
+def is_hidden(client: Any, topic: str) -> bool:
+    """Whether ACLs hide a topic from a client of librdkafka, for which it is as one that doesn't
+    exist.
+    """
+    from confluent_kafka import KafkaError, KafkaException
+
+    try:
+        error = client.list_topics(topic, timeout=METADATA_S).topics[topic].error
+    except KafkaException:
+        return False
+    return error is not None and error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
 
 
 def missing_topic(topic: str) -> TopicMissing:

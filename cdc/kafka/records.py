@@ -71,7 +71,7 @@ class Records:
 
     def write(self, topic: str, records: Iterable[tuple[bytes, bytes | None]]) -> None:
         """Write keys and values to a topic; durable on return."""
-        with translated_errors(self._bootstrap):
+        with translated_errors(self._bootstrap, "Write"):
             if self._producer is None:
                 check_reachable(self._bootstrap)
                 self._producer = open_producer(
@@ -84,7 +84,7 @@ class Records:
             try:
                 for future in futures:
                     await_written(topic, future, self._patience_s)
-            except RecordRefused:
+            except (RecordRefused, kafka.errors.AuthorizationError):
                 # The library's producer answers with this refusal from then on, whatever is sent.
                 with contextlib.suppress(kafka.errors.KafkaError):
                     self._producer.close(timeout=0)
@@ -117,7 +117,7 @@ class Records:
         """
         deadline = time.monotonic() + TIMES_S
         answers: dict[RecordAddress, tuple[int, int]] = {}
-        with translated_errors(self._bootstrap):
+        with translated_errors(self._bootstrap, "Read"):
             for batch in _rounds(places, ends):
                 batch_answers = self._first(batch, ends, deadline)
                 answers |= {address: record for address, record in batch_answers.items() if record}
@@ -129,7 +129,7 @@ class Records:
         """As `first_records`, for every address: None where no record is left."""
         answers: dict[RecordAddress, tuple[int, int] | None] = dict.fromkeys(places)
         deadline = time.monotonic() + NEXT_S
-        with translated_errors(self._bootstrap):
+        with translated_errors(self._bootstrap, "Read"):
             for batch in _rounds(answers, ends):
                 batch_answers = self._first(batch, ends, deadline)
                 if len(batch_answers) < len(batch):
@@ -160,7 +160,7 @@ class Records:
     def read(self, topic: str, start: int, end: int) -> Iterator[Record]:
         """The records of partition 0 in [start, end)."""
         partition = kafka.TopicPartition(topic, 0)
-        with translated_errors(self._bootstrap):
+        with translated_errors(self._bootstrap, "Read"):
             consumer = self._reader({partition: start})
             reached, deadline = start, time.monotonic() + self._patience_s
             while reached < end:

@@ -2,7 +2,7 @@
 
 import uuid
 from base64 import urlsafe_b64encode
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from cdc.kafka.clients import TIMEOUT_MS, kafka
-from cdc.kafka.log_refusals import missing_topic
+from cdc.kafka.log_refusals import forbidden, missing_topic
 from cdc.kafka.records import Isolation
 from cdc.model.position import Position
 
@@ -37,6 +37,7 @@ class TopicAdmin:
     """
 
     def __init__(self, bootstrap: str) -> None:
+        self._bootstrap = bootstrap
         self.client = kafka.KafkaAdminClient(
             bootstrap_servers=bootstrap,
             bootstrap_timeout_ms=TIMEOUT_MS,
@@ -44,12 +45,24 @@ class TopicAdmin:
         )
 
     def describe(self, topics: Iterable[str]) -> dict[str, dict[str, Any]]:
-        """Describe those of the topics that exist."""
+        """Describe those of the topics that exist. Also raises KafkaForbidden."""
         described = self.client.describe_topics(list(topics))
         for topic in described:
+            if topic["error_code"] == kafka.errors.TopicAuthorizationFailedError.errno:
+                raise forbidden(self._bootstrap, "Describe", topic["name"])
             if topic["error_code"] not in (0, UNKNOWN_TOPIC):
                 raise kafka.errors.for_code(topic["error_code"])(topic["name"])
         return {topic["name"]: topic for topic in described if topic["error_code"] == 0}
+
+    def _require(self, operation: str, topics: Iterable[str]) -> None:
+        """Raise KafkaForbidden where the ACLs don't allow an operation on a topic. The client
+        doesn't report that such a request was refused.
+        """
+        for topic, described in self.describe(topics).items():
+            allowed = described["authorized_operations"]
+            # A broker before 2.3 doesn't report them.
+            if allowed and operation.upper() not in {name.replace("_", "") for name in allowed}:
+                raise forbidden(self._bootstrap, operation, topic)
 
     def replicas(self, topics: Iterable[str]) -> dict[str, list[Replicas]]:
         """Describe the copies of each partition of those of the topics that exist."""
@@ -140,10 +153,27 @@ class TopicAdmin:
                 reraise=True,
             )(self._create, group)
 
+    def request_topics(
+        self, shapes: Mapping[str, Mapping[str, Any]], *, validate_only: bool = False
+    ) -> None:
+        """Ask for topics once, or only whether they could be created. Also raises KafkaForbidden."""
+        try:
+            self.client.create_topics(shapes, validate_only=validate_only)
+        except kafka.errors.AuthorizationError as error:
+            # The client doesn't report which one.
+            raise forbidden(self._bootstrap, "Create", next(iter(shapes))) from error
+
+    def remove(self, topics: Sequence[str]) -> None:
+        """Delete topics; a broker goes by it some time later. Also raises KafkaForbidden."""
+        try:
+            self.client.delete_topics(topics)
+        except kafka.errors.AuthorizationError as error:
+            raise forbidden(self._bootstrap, "Delete", topics[0]) from error
+
     def _create(self, shapes: Mapping[str, Mapping[str, Any]]) -> None:
         described = self.describe(shapes)
         if missing := {topic: shapes[topic] for topic in shapes if topic not in described}:
-            self.client.create_topics(missing)
+            self.request_topics(missing)
             described = self.describe(shapes)
         partitions = {
             kafka.TopicPartition(topic, partition["partition_index"]): kafka.admin.OffsetSpec.LATEST
@@ -155,7 +185,11 @@ class TopicAdmin:
         self.client.list_partition_offsets(partitions)
 
     def alter(self, changes: Mapping[str, Mapping[str, Any]]) -> None:
-        """Change settings by topic; a broker goes by them some time later."""
+        """Change settings by topic; a broker goes by them some time later. Also raises
+        KafkaForbidden.
+        """
+        for operation in ("DescribeConfigs", "AlterConfigs"):
+            self._require(operation, changes)
         resources = [
             kafka.admin.ConfigResource(kafka.admin.ConfigResourceType.TOPIC, topic, dict(settings))
             for topic, settings in changes.items()
@@ -172,11 +206,14 @@ class TopicAdmin:
             kafka.admin.ConfigResource(kafka.admin.ConfigResourceType.TOPIC, topic, wanted)
             for topic in topics
         ]
-        return (
-            self.client.describe_configs(resources, config_filter="all")["topic"]
-            if resources
-            else {}
-        )
+        if not resources:
+            return {}
+        described: dict[str, dict[str, dict[str, Any]]] = self.client.describe_configs(
+            resources, config_filter="all"
+        )["topic"]
+        if empty := [topic for topic, entries in described.items() if not entries]:
+            self._require("DescribeConfigs", empty)
+        return described
 
 
 def topic_id(value: object) -> str:

@@ -182,7 +182,7 @@ def _create_missing(
     if shapes:
         # A request isn't all or nothing, and what a broker describes lags behind what its
         # controller knows.
-        admin.client.create_topics(shapes, validate_only=True)
+        admin.request_topics(shapes, validate_only=True)
         admin.create(shapes)
     return in_force
 

@@ -237,7 +237,7 @@ class Topics:
         """
         with translated_errors(self.bootstrap):
             if existing := list(self.admin.describe(topics)):
-                self.admin.client.delete_topics(existing)
+                self.admin.remove(existing)
         retry_briefly(ConnectorError)(self._check_removed, topics)
 
     def _check_removed(self, topics: Sequence[str]) -> None:

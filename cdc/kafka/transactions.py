@@ -114,7 +114,7 @@ class TransactionalWriter:
 
     @contextmanager
     def _errors(self) -> Iterator[None]:
-        with translated_errors(self._bootstrap):
+        with translated_errors(self._bootstrap, "Write", self._name):
             try:
                 yield
             except kafka.errors.KafkaError as error:
@@ -145,14 +145,14 @@ def writing_records(
     Raises:
         KafkaUnavailable: the broker can't be reached, or refuses.
     """
-    with translated_errors(bootstrap):
+    with translated_errors(bootstrap, "Write", name):
         producer = open_producer(
             bootstrap,
             transactional_id=name,
             transaction_timeout_ms=int(timeout_s * 1000) + TIMEOUT_MS,
         )
     try:
-        with translated_errors(bootstrap):
+        with translated_errors(bootstrap, "Write", name):
             producer.init_transactions()
             producer.begin_transaction()
             for future in [producer.send(topic, key=key, value=value) for key, value in records]:
@@ -163,7 +163,7 @@ def writing_records(
             with suppress(kafka.errors.KafkaError):
                 producer.abort_transaction()
             raise
-        with translated_errors(bootstrap):
+        with translated_errors(bootstrap, "Write", name):
             producer.commit_transaction()
     finally:
         producer.close()
@@ -205,7 +205,7 @@ def end_transaction(bootstrap: str, name: str) -> None:
     Raises:
         KafkaUnavailable: the broker can't be reached, or refuses.
     """
-    with translated_errors(bootstrap):
+    with translated_errors(bootstrap, "Write", name):
         producer = open_producer(bootstrap, transactional_id=name)
         try:
             producer.init_transactions()

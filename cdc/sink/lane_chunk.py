@@ -13,7 +13,7 @@ from typing import Any
 
 from cdc.codec.forms import Form
 from cdc.codec.record import Change
-from cdc.errors import KafkaUnavailable
+from cdc.errors import ConnectorError
 from cdc.sink.lane import (
     REPORTED_ROWS,
     SUPERSEDED,
@@ -235,7 +235,7 @@ class Chunks:
             rejections, self._rejections = self._rejections, []
             try:
                 self._lane.rejection.put(rejections)
-            except KafkaUnavailable as error:
+            except ConnectorError as error:
                 raise Failure(error.kind, error.message) from None
 
     def _fill_from_view(self, state: PartitionState, lacking: Sequence[FoldedRow]) -> None:

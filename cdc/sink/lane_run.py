@@ -21,6 +21,8 @@ from cdc.sink.remedy import REPORTED
 COMMON_HINTS = {
     **dict.fromkeys(("broker", "unread"), "no action needed; retried automatically; is Kafka up?"),
     "topic": "cdc -p FILE topics",
+    "unauthorized": "kafka-acls.sh --bootstrap-server ADDRESS --add --allow-principal User:ANONYMOUS"
+    " --operation OPERATION --topic TOPIC; an ACL that denies it has to go, too",
     "refused": "look at the broker's log, then: cdc -p FILE topics",
 }
 """Hints by kind of a failure that every sink has."""

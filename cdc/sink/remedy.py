@@ -15,6 +15,7 @@ from cdc.errors import (
     ConnectorError,
     DecodeError,
     Fenced,
+    KafkaForbidden,
     KafkaUnavailable,
     LogUnread,
     RecordRefused,
@@ -69,6 +70,7 @@ REMEDIES: Mapping[type[BaseException], Remedy] = {
     # A start finds out whether the topic is still there.
     LogUnread: Remedy.RESTART,
     ConnectorError: Remedy.STOP,
+    KafkaForbidden: Remedy.STOP,
     RecordsGone: Remedy.STOP,
     # Postgres that is away while tables are described; what it says about them.
     SourceUnavailable: Remedy.RETRY,
@@ -103,7 +105,14 @@ REPORTED: Mapping[str, type[CdcError]] = {
     "rewound": PositionLost,
     **{
         error.kind: error
-        for error in (ConnectorError, KafkaUnavailable, RecordRefused, LogUnread, RecordsGone)
+        for error in (
+            ConnectorError,
+            KafkaUnavailable,
+            RecordRefused,
+            LogUnread,
+            KafkaForbidden,
+            RecordsGone,
+        )
     },
 }
 """Error classes by the kind that executors report: an exception would lose its class on the way."""

@@ -11,7 +11,7 @@ from cdc.errors import KafkaUnavailable
 from cdc.kafka.log_continuity import COMPACTION_LAG, RETENTION
 from cdc.kafka.log_ends import LogEnds
 from cdc.kafka.log_reader import Block, OffsetRange, ReadRanges, read_records
-from cdc.kafka.log_refusals import missing_topic
+from cdc.kafka.log_refusals import forbidden, missing_topic
 from cdc.kafka.records import Record, RecordAddress
 from cdc.kafka.topics import Topics
 from cdc.model.position import Position
@@ -157,11 +157,14 @@ class MemoryLog(Topics):
 
 
 class MemoryEnds(LogEnds):
-    """The ends of a log in memory. `away`: topics for which nobody answers."""
+    """The ends of a log in memory. `away`: topics for which nobody answers. `forbidden`: topics that
+    ACLs forbid.
+    """
 
     def __init__(self, log: MemoryLog) -> None:
         self._log = log
         self.away: set[str] = set()
+        self.forbidden: set[str] = set()
 
     def read(
         self,
@@ -171,6 +174,8 @@ class MemoryEnds(LogEnds):
     ) -> dict[str, dict[int, int]]:
         if self.away.intersection(partitions):
             raise KafkaUnavailable("Kafka doesn't answer.", hint="wait", server="kafka")
+        for topic in self.forbidden.intersection(partitions):
+            raise forbidden("127.0.0.1:1", "Describe", topic)
         ends = self._log.ends(list(partitions))
         return {topic: dict(enumerate(end.offsets)) for topic, end in ends.items()}
 

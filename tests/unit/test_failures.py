@@ -127,6 +127,7 @@ def test_what_executors_report_passes_or_not_by_its_class() -> None:
         "broker": Remedy.RETRY,
         "topic": Remedy.RETRY,
         "unread": Remedy.RESTART,
+        "unauthorized": Remedy.STOP,
         "gone": Remedy.STOP,
         "refused": Remedy.STOP,
     }

@@ -17,7 +17,7 @@ from cdc.apply.stream import Stream
 from cdc.apply.stream_options import Environment, StreamOptions
 from cdc.config.settings import Pipeline
 from cdc.control.registrations import KEY, Captured, Registration
-from cdc.errors import SinkUnavailable
+from cdc.errors import KafkaForbidden, SinkUnavailable
 from cdc.generations.pause import pause, resume
 from cdc.generations.registry import Registry, RetainedView
 from cdc.kafka.log_refusals import Discontinued
@@ -320,6 +320,25 @@ def test_a_topic_that_is_created_again_ends_the_stream_before_it_reads_a_record(
     [(recreated_at, view)] = recreated
     assert run.clock.now - recreated_at < 1
     assert run.view == view == run.topic.model()
+
+
+@pytest.mark.parametrize("topic", [ITEMS.topic, SHOP.generations_topic])
+def test_a_topic_that_acls_forbid_ends_the_stream(topic: str) -> None:
+    """Nobody waits for a right that only a person can give."""
+
+    def act(run: Simulation) -> None:
+        if run.elapsed_s < 2:
+            run.change("c", len(run.topic.records))
+        elif run.elapsed_s > 3:
+            run.ends.forbidden.add(topic)
+
+    run = Simulation(act, seconds=60)
+    with pytest.raises(KafkaForbidden):
+        run.stream.run()
+    assert run.elapsed_s < 5
+    assert run.stream.progress.state is RunState.FAILED
+    assert run.stream.progress.error == f"Kafka's ACLs don't allow Describe on the topic {topic}."
+    assert run.view == run.topic.model()
 
 
 def test_a_topic_that_is_not_answered_stays_reported_while_the_others_are() -> None:

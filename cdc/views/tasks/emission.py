@@ -19,7 +19,7 @@ from itertools import chain
 
 import msgspec
 
-from cdc.errors import Fenced, KafkaUnavailable
+from cdc.errors import ConnectorError, Fenced
 from cdc.kafka.clients import LARGEST_BYTES, is_sendable
 from cdc.kafka.transactions import Outgoing, TransactionalWriter
 from cdc.sink.lane import Failure
@@ -67,7 +67,7 @@ class Emission:
             report.failure, report.message = failure.kind, failure.message
         except Fenced as error:
             report.failure, report.message = "fenced", error.message
-        except KafkaUnavailable as error:
+        except ConnectorError as error:
             report.failure, report.message = error.kind, error.message
         yield report.encode()
 
@@ -77,7 +77,7 @@ class Emission:
         `write` is given a slice's records, and returns when they are durable.
 
         Raises:
-            Failure: the state can't go on. Fenced, KafkaUnavailable: the topic can't.
+            Failure: the state can't go on. Fenced, ConnectorError: the topic can't.
         """
         deadline = time.monotonic() + ROUND_S
         state.require_turn(self.turn)
@@ -138,7 +138,7 @@ class Emission:
         except Fenced:
             self._close_writers()
             self._writer(state).write(records)
-        except KafkaUnavailable:
+        except ConnectorError:
             self._close_writers()
             raise
 
