@@ -96,8 +96,9 @@ class SinkQuarantine:
         topic = self._pipeline.quarantine_topic
         start = min(self.open[entry].place for entry in entries)
         # To the end: an entry that is rejected again has its record there since.
-        end = self._kafka.ends([topic])[topic].offsets[0]
-        return QuarantineAndLog(frozenset(entries), OffsetRange(topic, 0, start, end))
+        end = self._kafka.ends([topic])[topic]
+        notes = OffsetRange(topic, 0, start, end.offsets[0], end.topic_id)
+        return QuarantineAndLog(frozenset(entries), notes)
 
 
 @dataclass(frozen=True)

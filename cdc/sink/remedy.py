@@ -69,9 +69,10 @@ REMEDIES: Mapping[type[BaseException], Remedy] = {
     TopicMissing: Remedy.RETRY,
     # A start finds out whether the topic is still there.
     LogUnread: Remedy.RESTART,
+    # A start refuses the views that the log can't continue; the others go on.
+    RecordsGone: Remedy.RESTART,
     ConnectorError: Remedy.STOP,
     KafkaForbidden: Remedy.STOP,
-    RecordsGone: Remedy.STOP,
     # Postgres that is away while tables are described; what it says about them.
     SourceUnavailable: Remedy.RETRY,
     SourceError: Remedy.STOP,

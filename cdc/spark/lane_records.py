@@ -127,7 +127,7 @@ class _Task:
 def ranges_of(lane: Lane) -> list[OffsetRange]:
     """The ranges from the start to the end of each of a lane's steps."""
     return [
-        OffsetRange(step.table.topic, partition, start, end)
+        OffsetRange(step.table.topic, partition, start, end, step.end.topic_id)
         for step in lane.advances
         for partition, (start, end) in enumerate(
             zip(step.start_offsets, step.end.offsets, strict=True)

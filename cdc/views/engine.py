@@ -283,5 +283,5 @@ def _unnoted(
         starts = former.position.offsets if former and is_comparable else unknown
         for partition, (start, stop) in enumerate(zip(starts, end.offsets, strict=True)):
             if start < stop:
-                ranges.append(OffsetRange(topic, partition, start, stop))
+                ranges.append(OffsetRange(topic, partition, start, stop, end.topic_id))
     return ranges

@@ -232,6 +232,23 @@ def test_a_topic_that_was_made_again_is_no_part_of_the_log(broker: Broker) -> No
     assert len(read(broker.address, [OffsetRange(topic, 0, 0, 4)])[topic, 0]) == 3
 
 
+def test_no_record_of_a_topic_that_was_created_again_is_returned(broker: Broker) -> None:
+    """The new topic has more records than the former one: no offset shows that it is another."""
+    topic = broker.topic(1)
+    broker.written_by(topic, 3)
+    with Topics(broker.address) as topics:
+        former = topics.ends([topic])[topic]
+    asked = OffsetRange(topic, 0, 0, 3, former.topic_id)
+    assert len(read(broker.address, [asked])[topic, 0]) == 3
+    broker.remove(topic)
+    wait_until(lambda: is_missing(broker, topic), 30, "the end of the topic")
+    broker.create(topic, 1)
+    broker.written_by(topic, 10)
+    with pytest.raises(RecordsGone, match="created again"):
+        read(broker.address, [asked])
+    assert len(read(broker.address, [asked._replace(topic_id="")])[topic, 0]) == 3
+
+
 def is_missing(broker: Broker, topic: str) -> bool:
     try:
         broker.ends(topic, 1)

@@ -35,7 +35,7 @@ class AclBroker:
 
     def __init__(self, address: str) -> None:
         self.address = address
-        self._admin = AdminClient({"bootstrap.servers": address})
+        self._admin = AdminClient({"bootstrap.servers": address, "log_level": 0})
         # A resource for which there is any ACL is forbidden to everyone whom none allows it.
         allow = AclPermissionType.ALLOW
         rules = [_rule(kind, "*", "ALL", allow) for kind in ("TOPIC", "GROUP", "TRANSACTIONAL_ID")]

@@ -10,7 +10,7 @@ from cdc.apply.stream_options import Clock
 from cdc.errors import KafkaUnavailable
 from cdc.kafka.log_continuity import COMPACTION_LAG, RETENTION
 from cdc.kafka.log_ends import LogEnds
-from cdc.kafka.log_reader import Block, OffsetRange, ReadRanges, read_records
+from cdc.kafka.log_reader import Block, OffsetRange, ReadRanges, gone_error, read_records
 from cdc.kafka.log_refusals import forbidden, missing_topic
 from cdc.kafka.records import Record, RecordAddress
 from cdc.kafka.topics import Topics
@@ -147,7 +147,9 @@ class MemoryLog(Topics):
 
     def read(self, _: str, ranges: Sequence[OffsetRange]) -> Generator[Block]:
         """Read ranges as `read_records` does."""
-        for topic, partition, start, end in ranges:
+        for topic, partition, start, end, topic_id in ranges:
+            if self.topics[topic].id != topic_id:
+                raise gone_error(topic, f"{topic} was created again")
             records = self.topics[topic].partitions[partition][start:end]
             yield (
                 topic,

@@ -128,7 +128,7 @@ def test_what_executors_report_passes_or_not_by_its_class() -> None:
         "topic": Remedy.RETRY,
         "unread": Remedy.RESTART,
         "unauthorized": Remedy.STOP,
-        "gone": Remedy.STOP,
+        "gone": Remedy.RESTART,
         "refused": Remedy.STOP,
     }
 

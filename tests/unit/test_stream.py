@@ -322,6 +322,30 @@ def test_a_topic_that_is_created_again_ends_the_stream_before_it_reads_a_record(
     assert run.view == view == run.topic.model()
 
 
+def test_no_record_of_a_topic_that_was_created_again_is_applied() -> None:
+    """It has more records than the former one by the time that the stream looks: no offset shows
+    that it is another topic.
+    """
+
+    def act(run: Simulation) -> None:
+        if run.elapsed_s < 1:
+            run.change("c", len(run.topic.records), "of the first topic")
+        elif run.elapsed_s > 2 and not views:
+            views.append(run.view)
+            run.log.create(ITEMS.topic, run.topic.partitions)
+            records = [*run.topic.records, *run.topic.records]
+            for record in records:
+                value = (encoded(record.value) or b"").replace(b"first", b"second")
+                run.log.append(ITEMS.topic, record.partition, encoded(record.key), value)
+
+    views: list[dict[str, Any]] = []
+    run = Simulation(act, seconds=60)
+    with pytest.raises(Discontinued):
+        run.stream.run()
+    assert run.view == views[0] == run.topic.model()
+    assert run.stream.progress.restarts == {"failure": 1}
+
+
 @pytest.mark.parametrize("topic", [ITEMS.topic, SHOP.generations_topic])
 def test_a_topic_that_acls_forbid_ends_the_stream(topic: str) -> None:
     """Nobody waits for a right that only a person can give."""

@@ -41,7 +41,7 @@ def cures_of(
         CdcError: from the broker.
     """
     entries = quarantine.entries(step.table.topic for step in steps)
-    spans: dict[tuple[str, int], tuple[int, int]] = {}
+    spans: dict[tuple[str, int], tuple[int, int, str]] = {}
     for step in steps:
         topic = step.table.topic
         for partition, (start, end) in enumerate(
@@ -49,11 +49,12 @@ def cures_of(
         ):
             if offsets := entries.get((topic, partition)):
                 # Only what comes after an entry can cure its row.
-                spans[topic, partition] = max(start, min(offsets) + 1), end
+                first = max(start, min(offsets) + 1)
+                spans[topic, partition] = first, end, step.end.topic_id
     starts = views.kafka.starts(sorted({topic for topic, _ in spans})) if spans else {}
     ranges = tuple(
-        OffsetRange(topic, partition, first, end)
-        for (topic, partition), (start, end) in spans.items()
+        OffsetRange(topic, partition, first, end, topic_id)
+        for (topic, partition), (start, end, topic_id) in spans.items()
         if (first := max(start, starts[topic].offsets[partition])) < end
     )
     if not ranges:

@@ -98,6 +98,7 @@ class Redrive:
                 partition,
                 min(entry.offset for entry in rows if entry.partition == partition),
                 position.offsets[partition],
+                position.topic_id,
             )
             for partition in sorted({entry.partition for entry in rows})
         )
