@@ -21,7 +21,7 @@ import redis
 from cdc.compose import ports, stack
 from cdc.compose.endpoints import Endpoints
 from cdc.compose.server_version import ServerVersion
-from cdc.compose.stack_state import StackState, known_endpoints
+from cdc.compose.stack_state import StackState
 from cdc.errors import StackError
 from tests.support.wait import wait_until
 
@@ -48,12 +48,12 @@ def pids(state: Path) -> dict[str, int]:
     return {name: entry["pid"] for name, entry in stack.status(state).items()}
 
 
-def processes(state: Path) -> list[psutil.Process]:
-    """Return everything that works in a state folder, whoever remembers it."""
+def processes(folder: Path) -> list[psutil.Process]:
+    """Return everything that works in a folder, whoever remembers it."""
     servers = []
     for process in psutil.process_iter():
         try:
-            if Path(process.cwd()).is_relative_to(state):
+            if Path(process.cwd()).is_relative_to(folder):
                 servers.append(process)
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
@@ -200,38 +200,29 @@ def test_one_server_stops_and_starts(
     assert pids(state) == new_pids
 
 
-def test_down_leaves_no_process_and_frees_the_ports(state: Path, endpoints: Endpoints) -> None:
-    assert processes(state)
-    assert stack.down(state, progress=print) == [
-        "connect",
-        "redis",
-        "elasticsearch",
-        "kafka",
-        "postgres",
-    ]
-    assert processes(state) == []
-    assert all(ports.is_free(entry["port"]) for entry in stack.status(state).values())
-    assert stack.running(state) is None
-    assert stack.down(state, progress=print) == []
-
-
-def test_server_that_dies_at_start_is_named_and_takes_the_others_down(state: Path) -> None:
-    """Without the fixture of the endpoints, for the servers are down since the test before."""
-    endpoints = known_endpoints(state)
-    stack.down(state, progress=print)
+def test_server_that_dies_at_start_is_named_and_takes_down_what_was_started_with_it(
+    state: Path, endpoints: Endpoints
+) -> None:
+    stack.stop_one(state, "postgres")
+    stack.stop_one(state, "redis")
+    old_pids = pids(state)
     setting = state / "postgres" / "data" / "postgresql.auto.conf"
     good = setting.read_text()
+    messages: list[str] = []
     try:
         setting.write_text("no_such_setting = 1\n")
         with pytest.raises(
             StackError, match="postgres ended with status 1 while starting"
         ) as caught:
-            stack.up(state, progress=print)
+            stack.up(state, progress=messages.append)
     finally:
         setting.write_text(good)
     assert caught.value.details["service"] == "postgres"
     assert "no_such_setting" in caught.value.message
-    assert processes(state) == []
+    assert "starting postgres, redis" in messages
+    # The others were there before, and go on.
+    assert pids(state) == old_pids
+    assert processes(state / "postgres") + processes(state / "redis") == []
     assert stack.up(state, progress=print) == endpoints
 
 
@@ -287,9 +278,28 @@ def test_data_that_nobody_signed_says_itself_who_wrote_it(
     assert StackState.load(state).versions["redis"].server == "Valkey"
 
 
-def test_purged_data_is_gone_and_files_of_others_stay(state: Path, endpoints: Endpoints) -> None:
-    """The last one: what it leaves is what the first one began with."""
-    stack.stop_one(state, "connect")
+def test_down_leaves_no_process_and_frees_the_ports(state: Path, endpoints: Endpoints) -> None:
+    assert processes(state)
+    assert stack.down(state, progress=print) == [
+        "connect",
+        "redis",
+        "elasticsearch",
+        "kafka",
+        "postgres",
+    ]
+    assert processes(state) == []
+    assert all(ports.is_free(entry["port"]) for entry in stack.status(state).values())
+    assert stack.running(state) is None
+    assert stack.down(state, progress=print) == []
+
+
+def test_purged_data_is_gone_and_files_of_others_stay(state: Path) -> None:
+    """The last one: what it leaves is what the first one began with.
+
+    Without the fixture of the endpoints, for after the test before one server is enough.
+    """
+    stack.start_one(state, "redis")
+    assert processes(state)
     removed = stack.purge(state, progress=print)
     assert {Path(folder).name for folder in removed} == {*NAMES, "warehouse"}
     assert processes(state) == []
