@@ -10,6 +10,7 @@ import time
 from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING
+from unittest import mock
 from uuid import uuid4
 
 import httpx
@@ -18,6 +19,7 @@ from kafka import KafkaConsumer, KafkaProducer
 
 from cdc.generations.registry import GenerationBuild
 from cdc.model.generation import new_generation
+from cdc.rebuild import build as rebuilding
 from cdc.rebuild.build import keep_current, only_tables
 from cdc.runtime.context import Context
 from cdc.runtime.streams import Streams
@@ -227,28 +229,24 @@ KILLED = """
 import os, signal, sys, threading
 from cdc import entry
 from cdc.rebuild import build as rebuild
-at, after_s = sys.argv[1], float(sys.argv[2])
+_, after_s, *words = sys.argv
 def kill(): os.kill(os.getpid(), signal.SIGKILL)
 publish = rebuild.Rebuild._publish
 def published(self, **changes):
     publish(self, **changes)
-    if self._build.phase == at and not published.armed:
+    if self._build.phase == "replay" and not published.armed:
         published.armed = True
-        threading.Timer(after_s, kill).start() if after_s else kill()
+        threading.Timer(float(after_s), kill).start()
 published.armed = False
 rebuild.Rebuild._publish = published
-if at == "retire":
-    rebuild.retain = lambda *_: kill()
-sys.argv = ["cdc", *sys.argv[3:]]
+sys.argv = ["cdc", *words]
 entry.main()
 """
-PHASES = (("replay", 1.0), ("retire", 0.0))
-"""Where the process is killed, and after how many seconds: while it writes, and once readers see
-what it has written.
-"""
+WRITTEN_S = 1.0
+"""The process is killed so many seconds after the beginning of its replay: while it writes."""
 INTERRUPTED = ("catch up", "verify", "promote")
-"""Phases between the two, whose beginning is interrupted in this process, whose Spark is warm: what
-the next command finds is the same.
+"""Later phases, whose beginning is interrupted in this process, whose Spark is warm: what the next
+command finds is the same.
 """
 
 
@@ -265,19 +263,24 @@ def interrupted(world: "World", sink: str, phase: str) -> None:
         world.rebuild(sink, show=show)
 
 
-def killed(world: "World", sink: str, phase: str, after_s: float) -> None:
+def interrupted_once_promoted(world: "World", sink: str) -> None:
+    """Readers see what it has written, and nothing is said of what they saw before."""
+    with (
+        mock.patch.object(rebuilding, "retain", side_effect=CommandStoppedError),
+        pytest.raises(CommandStoppedError),
+    ):
+        world.rebuild(sink)
+
+
+def killed(world: "World", sink: str) -> None:
     words = world.words("rebuild", sink, "--keep", "0")
     process = subprocess.run(
-        [sys.executable, "-c", KILLED, phase, str(after_s), *words],
+        [sys.executable, "-c", KILLED, str(WRITTEN_S), *words],
         capture_output=True,
         text=True,
         check=False,
     )
-    assert process.returncode == -signal.SIGKILL, (
-        phase,
-        process.returncode,
-        process.stderr[-3000:],
-    )
+    assert process.returncode == -signal.SIGKILL, (process.returncode, process.stderr[-3000:])
 
 
 def test_killed_in_every_phase(world: "World") -> None:
@@ -285,9 +288,9 @@ def test_killed_in_every_phase(world: "World") -> None:
     sink = "warehouse"
     begin(world)
     steps = [
-        partial(killed, world, sink, *PHASES[0]),
+        partial(killed, world, sink),
         *(partial(interrupted, world, sink, phase) for phase in INTERRUPTED),
-        partial(killed, world, sink, *PHASES[1]),
+        partial(interrupted_once_promoted, world, sink),
     ]
     with world.running():
         world.settle()
