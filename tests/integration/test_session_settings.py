@@ -8,7 +8,7 @@ does and as the log is written.
 import hashlib
 import os
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -79,6 +79,8 @@ UNTURNED = {
     "wal_consistency_checking": "of the log's pages",
 }
 """Settings that stay as they are, and why."""
+TOGETHER = 8
+"""The number of settings that are turned at once."""
 WRITTEN = ("CREATE TABLE written AS SELECT 1 AS n", "CREATE VIEW seen AS SELECT n FROM written")
 DEFAULTS = r"""
 CREATE TABLE defaults (
@@ -131,13 +133,17 @@ class Database:
         session.execute("UPDATE written SET n = n")
         return digests
 
-    def turned(self, name: str, value: str) -> "dict[str, str] | str":
-        """What sessions read with this setting of the database; the error, if one of them fails."""
+    def turned(self, *values: tuple[str, str]) -> "dict[str, str] | str":
+        """What sessions read with these settings of the database; the error, if one of them fails."""
         target = sql.SQL("ALTER DATABASE {} SET {} TO {}")
         database = sql.Identifier(self.admin.info.dbname)
         try:
-            self.admin.execute(target.format(database, sql.Identifier(name), sql.Literal(value)))
+            for name, value in values:
+                self.admin.execute(
+                    target.format(database, sql.Identifier(name), sql.Literal(value))
+                )
         except psycopg.Error as error:
+            self.admin.execute(sql.SQL("ALTER DATABASE {} RESET ALL").format(database))
             return f"refused: {error}"
         try:
             with source.open_session(self.dsn) as own, self.connector() as connector:
@@ -200,16 +206,27 @@ def other_values(admin: psycopg.Connection[Any]) -> Iterator[tuple[str, str]]:
             pytest.fail(f"{name} is a text: give it another value in OTHERS, or a reason")
 
 
+def together(values: Iterable[tuple[str, str]]) -> Iterator[list[tuple[str, str]]]:
+    """Groups of a few settings; one that has several values is in as many groups."""
+    groups: list[dict[str, str]] = []
+    for name, value in values:
+        group = next((one for one in groups if name not in one and len(one) < TOGETHER), None)
+        if group is None:
+            groups.append(group := {})
+        group[name] = value
+    return (list(group.items()) for group in groups)
+
+
 def test_no_setting_of_the_database_changes_what_is_read(
     database: Database, expected: dict[str, str]
 ) -> None:
-    results = {
-        (name, value): database.turned(name, value)
-        for name, value in other_values(database.admin)
-        if name not in UNTURNED
-    }
-    assert {setting: result for setting, result in results.items() if result != expected} == {}
-    assert {name for name, _ in results} >= PINNED.keys() - {"lc_monetary"}
+    """A few are turned at once; each of them by itself where something differs, to name it."""
+    values = [pair for pair in other_values(database.admin) if pair[0] not in UNTURNED]
+    differing = [group for group in together(values) if database.turned(*group) != expected]
+    results = {pair: database.turned(pair) for group in differing for pair in group}
+    assert {pair: result for pair, result in results.items() if result != expected} == {}
+    assert differing == []
+    assert {name for name, _ in values} >= PINNED.keys() - {"lc_monetary"}
 
 
 @pytest.mark.parametrize("name", sorted(PINNED.keys() - {"lc_monetary"}))
@@ -219,7 +236,7 @@ def test_every_pin_is_needed(database: Database, expected: dict[str, str], name:
     pinned = dict(PINNED)
     del PINNED[name]
     try:
-        results = [database.turned(name, value) for value in values]
+        results = [database.turned((name, value)) for value in values]
     finally:
         # In their order: the connector's configuration has them as a text.
         PINNED.clear()
