@@ -29,7 +29,7 @@ def table(unique: str, names: Sequence[str]) -> Table:
     return Table("public", "items", columns, ("a", "b"), f"{unique}.public.items")
 
 
-@pytest.fixture(params=SINKS)
+@pytest.fixture(params=[*SINKS, "delta, large"])
 def harness(
     request: pytest.FixtureRequest, spark: "SparkSession", unique: str, tmp_path: Path
 ) -> Iterator[laws.Harness]:

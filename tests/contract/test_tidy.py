@@ -92,7 +92,9 @@ def in_use(spark: "SparkSession", mirror: Path) -> list[str]:
     return cleanup.list_paths(spark, table, str(mirror))
 
 
+@pytest.mark.parametrize("tidied", ["large"], indirect=True)
 def test_generations_are_tidied(tidied: Delta, spark: "SparkSession", unique: str) -> None:
+    """`test_contract` runs the law with a small mirror."""
     laws.a_generation_is_built_unseen(
         laws.Harness(spark, lambda: tidied, table(f"{unique}.public.items"))
     )
