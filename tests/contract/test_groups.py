@@ -154,6 +154,18 @@ def test_a_planted_difference_is_one_view_s(shelf: Shelf) -> None:
     assert shelf.unproved() == []
 
 
+@pytest.mark.parametrize("shelf", ["delta"], indirect=True)
+def test_a_row_that_a_mirror_has_twice(shelf: Shelf) -> None:
+    sink, planted = shelf.sink, shelf.tables[0]
+    assert isinstance(sink, Delta)
+    mirror = f"delta.`{sink.folder(planted, 'mirror')}`"
+    shelf.spark.sql(f"INSERT INTO {mirror} SELECT * FROM {mirror} WHERE a = 'k1'")
+    assert shelf.unproved() == [planted.name]
+    (comparison,) = compare(shelf.spark, [planted], shelf.dsn, [sink])
+    assert isinstance(comparison, Comparison)
+    assert (comparison.different, comparison.missing, comparison.extra) == (0, 0, 1)
+
+
 def test_a_view_that_has_lost_all_its_rows(shelf: Shelf) -> None:
     for row in shelf.harnesses[1].topic.model().values():
         shelf.harnesses[1].topic.add("d", row)
