@@ -1,5 +1,5 @@
 """`make bench` at its smallest: a line with limit and rival, the whole path, hops and plots, on
-servers of its own; with `make properties` the rival's whole path as well.
+servers of its own; with `make properties` how a backlog drains as well, beside the rival and alone.
 """
 
 import json
@@ -43,7 +43,7 @@ def limits_anew(folder: Path) -> bool:
 
 @pytest.mark.timeout(900)
 def test_some_lines_of_the_tables(tmp_path: Path) -> None:
-    parts = ("redis", *(["mixed"] if SCALE > 1 else []), "single", "latency")
+    parts = ("redis", *(["mixed", "single"] if SCALE > 1 else []), "latency")
     printed = measure(tmp_path, *parts)
     assert "| apply W1 to Redis, records/s " in printed
     assert "| commit to visible, s " in printed
@@ -51,7 +51,7 @@ def test_some_lines_of_the_tables(tmp_path: Path) -> None:
     stored = json.loads((tmp_path / f"{run}.json").read_text())
     assert {"scale", "cpu", "cores", "commit", "versions", "spark"} <= stored.keys()
     figures = {figure["name"]: figure for figure in stored["figures"]}
-    applied, drained = figures["apply W1 to Redis"], figures["W6 hot keys, whole path"]
+    applied, sustained = figures["apply W1 to Redis"], figures["sustained, one-row transactions"]
     assert applied["ratio"] == applied["ours"]["median"] / applied["rival"]["median"] > 0
     # Both are measured once, for less than a second: the machine may be busy during one.
     assert is_limit(applied) or any(limits_anew(tmp_path) for _ in range(2))
@@ -60,13 +60,16 @@ def test_some_lines_of_the_tables(tmp_path: Path) -> None:
         assert mixed["ratio"] == mixed["ours"]["median"] / mixed["rival"]["median"] > 0
         assert mixed["met"] in ("yes", "no")
     assert {figure["part"] for figure in stored["figures"]} == set(parts)
-    # One core would be more than a half; the servers' work is part of it.
-    assert 0 < drained["ratio"] < 1.1
-    assert {"connect", "elasticsearch", "postgres", "spark"} <= drained["cpu_s_per_million"].keys()
-    for name in ("Kafka", "cache", "search", "warehouse"):
-        assert sum(
-            (end - begin) * rate for begin, end, rate in drained["over_time"][name]
-        ) == pytest.approx(3000)
+    servers = {"connect", "elasticsearch", "postgres", "spark"}
+    assert servers <= sustained["cpu_s_per_million"].keys()
+    if drained := figures.get("W6 hot keys, whole path"):
+        # One core would be more than a half; the servers' work is part of it.
+        assert 0 < drained["ratio"] < 1.1
+        assert servers <= drained["cpu_s_per_million"].keys()
+        for name in ("Kafka", "cache", "search", "warehouse"):
+            assert sum(
+                (end - begin) * rate for begin, end, rate in drained["over_time"][name]
+            ) == pytest.approx(3000)
     late = [figure for figure in stored["figures"] if "durable" in figure["hops"]]
     assert [figure["name"].partition(" ")[0] for figure in late] == 2 * [
         "cache",
@@ -78,5 +81,5 @@ def test_some_lines_of_the_tables(tmp_path: Path) -> None:
         medians = [figure["hops"][hop]["p50"] for hop in ("Kafka", "begun", "durable")]
         assert 0 < medians[0] < medians[1] < medians[2]
         assert medians[1] < figure["hops"]["visible"]["p50"] < medians[2] + 1
-    for name in ("rates", "throughput", "latency"):
+    for name in ("rates", *(["throughput"] if drained else []), "latency"):
         assert (tmp_path / f"{run}-{name}.png").stat().st_size > 10_000
