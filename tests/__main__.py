@@ -16,7 +16,9 @@ from contextlib import suppress
 MOVED = tuple(
     f"tests/scenarios/test_{name}.py"
     for name in (
+        "compaction",
         "documented_commands",
+        "names",
         "types",
     )
 )
