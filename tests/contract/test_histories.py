@@ -35,6 +35,7 @@ from tests.contract.test_contract import maker
 from tests.support.budget import SCALE, budget
 from tests.support.envelopes import PLACEHOLDER, Row, listed
 from tests.support.histories import Reader, World, table
+from tests.support.warehouse import mirror_documents
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -158,9 +159,14 @@ class Consumer:
                 key: json.loads(text)
                 for key, text in self.sink.views[self.world.table.qualified].items()
             }
-        rows = self.sink.scan(self.world.table, self.spark).collect()
-        assert len({row["id"] for row in rows}) == len(rows), "an id twice in the view"
-        return {row["id"]: json.loads(row["document"]) for row in rows}
+        if isinstance(self.sink, Delta):
+            rows = mirror_documents(self.sink, self.world.table)
+        else:
+            scanned = self.sink.scan(self.world.table, self.spark).collect()
+            rows = [(row["id"], row["document"]) for row in scanned]
+        view = {key: json.loads(document) for key, document in rows}
+        assert len(view) == len(rows), "an id twice in the view"
+        return view
 
     def check_view(self) -> dict[str, Row]:
         view = {
