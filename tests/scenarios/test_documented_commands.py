@@ -22,7 +22,6 @@ from cdc.cli import verbs
 from cdc.compose.wheels import postgres_bin
 from tests.support import pages
 from tests.support.bad_records import produce
-from tests.support.receiver import Receiver
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
@@ -32,6 +31,7 @@ pytestmark = pytest.mark.timeout(900)
 FIRST_HOUR = "own-tables.md"
 ELSEWHERE = {
     "up --stack compose": "needs a Docker engine: tests/containers",
+    "run": "starts a Spark of its own: test_outages, test_rollback; here it runs in this process",
     "run --master spark://spark:7077": "names a cluster: test_pipeline runs local-cluster",
     "up": "starts servers of its own: the fixture of all tests does, and test_first_hour",
     "down": "stops them: the same",
@@ -113,8 +113,7 @@ class Reader:
     def background(self, *lines: str) -> Iterator[None]:
         """Run commands as processes of their own until the block ends.
 
-        `run` and `serve` have to end cleanly when they are asked to; any other verb is ended by the
-        signal.
+        `serve` has to end cleanly when it is asked to; any other verb is ended by the signal.
         """
         command = [sys.executable, "-m", "cdc.entry", "-p", "shop.yaml"]
         processes = []
@@ -128,7 +127,7 @@ class Reader:
             for process in processes:
                 process.send_signal(signal.SIGTERM)
             codes = [process.wait(90) for process in processes]
-        expected = [0 if line.startswith(("run", "serve")) else -signal.SIGTERM for line in lines]
+        expected = [0 if line.startswith("serve") else -signal.SIGTERM for line in lines]
         assert codes == expected, lines
 
     def _words(self, line: str) -> list[str]:
@@ -136,30 +135,19 @@ class Reader:
 
 
 @pytest.fixture
-def receiver() -> Iterator[Receiver]:
-    receiver = Receiver()
-    yield receiver
-    receiver.close()
-
-
-@pytest.fixture
-def reader(world: "World", monkeypatch: pytest.MonkeyPatch, receiver: Receiver) -> Reader:
+def reader(world: "World", monkeypatch: pytest.MonkeyPatch) -> Reader:
     world.sql(
         "CREATE TABLE orders (id int PRIMARY KEY, state text)",
         "INSERT INTO orders SELECT n, 'new' FROM generate_series(1, 500) n",
     )
     world.write_file("{table: public.orders, partitions: 1}")
-    (world.folder / "shop.yaml").write_text(
-        f"notify: [{{url: '{receiver.url}', after_s: 0}}]\n{world.file.read_text()}"
-    )
+    (world.folder / "shop.yaml").write_text(world.file.read_text())
     monkeypatch.setenv("CDC_STATE", str(world.folder))
     monkeypatch.setattr(SparkSession, "stop", lambda _: None)
     return Reader(world, monkeypatch)
 
 
-def test_every_documented_command_works(
-    world: "World", reader: Reader, receiver: Receiver, tmp_path: Path
-) -> None:
+def test_every_documented_command_works(world: "World", reader: Reader, tmp_path: Path) -> None:
     for number, line in enumerate(documented()):
         if line.split(" ")[0] == "init":
             folder = tmp_path / f"init{number}"
@@ -178,13 +166,12 @@ def test_every_documented_command_works(
     produce(
         world.stack.endpoints.kafka, f"{world.name}.public.orders", [(b'{"id":1}', b"not json")]
     )
-    with reader.background("run"):
+    with world.running():
         world.settle()
         (place, *_) = (entry["place"] for entry in world.json("quarantine", "list")["quarantine"])
         reader.words["PLACE"] = place
         reader.type_all("status")
         reader.type_all("doctor")
-        wait_until(lambda: ("opened", "records-quarantined") in receiver.events, 60, "a message")
         for line in ("list", "show PLACE", "redrive PLACE", "redrive", "discard PLACE"):
             reader.type(f"quarantine {line}")
         world.sql("UPDATE orders SET state = 'sent' WHERE id = 1")
