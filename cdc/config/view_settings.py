@@ -10,6 +10,7 @@ from typing import Annotated, Any, Literal, NamedTuple, cast
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from cdc.config.durations import microseconds
 from cdc.config.mistakes import InvalidSetting
 from cdc.config.section import Section
 
@@ -24,7 +25,7 @@ TOPIC_ONLY = "topic"
 Function = Literal["count", "sum", "min", "max", "avg"]
 AGGREGATE = re.compile(r"\s*([a-zA-Z]+)\s*\(\s*(.*?)\s*\)\s*", re.DOTALL)
 FUNCTIONS = ("count", "sum", "min", "max", "avg")
-LATER = ("from", "window", "group_by", "select", "pattern", "event", "as_of", "join")
+LATER = ("from", "window", "group_by", "select", "pattern", "event", "join")
 """Settings of kinds of views that there aren't yet."""
 
 
@@ -69,6 +70,20 @@ def _aggregates(texts: dict[str, str]) -> dict[str, str]:
     return texts
 
 
+def _duration(text: str) -> str:
+    microseconds(text)
+    return text
+
+
+def _time_pair(pair: dict[str, str] | None) -> dict[str, str] | None:
+    if pair is not None and len(pair) != 1:
+        raise InvalidSetting(
+            "compares one time of the parent with one of the included table",
+            "for example: as_of: {dep_time: time_hour}",
+        )
+    return pair
+
+
 def _as_list(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
@@ -93,6 +108,10 @@ def _view_name(name: str) -> str:
 Member = Annotated[str, AfterValidator(_member)]
 ViewName = Annotated[str, AfterValidator(_view_name)]
 Texts = Annotated[tuple[str, ...], BeforeValidator(_as_list)]
+Duration = Annotated[str, AfterValidator(_duration)]
+TimePair = Annotated[dict[str, str] | None, AfterValidator(_time_pair)]
+TimeKind = Literal["as_of", "previous", "next", "during"]
+TIME_KINDS: tuple[TimeKind, ...] = ("as_of", "previous", "next", "during")
 Aggregates = Annotated[dict[Member, str], AfterValidator(_aggregates)]
 
 
@@ -104,6 +123,20 @@ class IncludeSettings(Section):
     """Which rows: those whose column (at the right) equals the parent's column (at the left). SQL
     expressions are accepted on both sides; NULL equals nothing.
     """
+    as_of: TimePair = Field(default=None, examples=["{dep_time: time_hour}"])
+    """Of these rows the last one whose time (at the right) isn't after the parent's (at the left)."""
+    previous: TimePair = Field(default=None, examples=["{dep_time: arr_time}"])
+    """Of these rows the last one whose time is before the parent's."""
+    next: TimePair = Field(default=None, examples=["{placed: paid_at}"])
+    """Of these rows the first one whose time is after the parent's."""
+    during: TimePair = Field(default=None, examples=["{dep_time: time_hour}"])
+    """Of these rows all whose time is at most `before` earlier and `after` later than the parent's."""
+    within: Duration | None = Field(default=None, examples=["2 hours"])
+    """How far the row of `as_of`, `previous` or `next` may be from the parent's time; any when None."""
+    before: Duration | None = Field(default=None, examples=["1 hour"])
+    """How much earlier than the parent's time a row of `during` may be; not at all when None."""
+    after: Duration | None = Field(default=None, examples=["1 hour"])
+    """How much later than the parent's time a row of `during` may be; not at all when None."""
     many: bool = False
     """Whether the member is a list; else it is one object or null, and at most one row can match.
     """
@@ -127,6 +160,39 @@ class IncludeSettings(Section):
     """Whether the document has the member itself; false where only its aggregates are wanted."""
     include: dict[Member, "IncludeSettings"] = {}
     """Members of its objects, by name."""
+
+    @property
+    def time(self) -> tuple[TimeKind, str, str] | None:
+        """Which join in time it is, the parent's column and its own; None where it is none."""
+        for kind in TIME_KINDS:
+            pair: Mapping[str, str] | None = getattr(self, kind)
+            if pair:
+                [(parent, child)] = pair.items()
+                return kind, parent, child
+        return None
+
+    @model_validator(mode="after")
+    def _check_time(self) -> "IncludeSettings":
+        listed = self.model_fields_set
+        kinds = [kind for kind in TIME_KINDS if kind in listed]
+        if len(kinds) > 1:
+            raise InvalidSetting(
+                f"{kinds[0]} and {kinds[1]} can't both say which row",
+                f"keep one of {', '.join(TIME_KINDS)}",
+            )
+        if "during" in kinds and not self.many:
+            raise InvalidSetting("during may find several rows", "add many: true")
+        if kinds and self.many and "during" not in kinds:
+            raise InvalidSetting(f"{kinds[0]} finds one row", "take out many, or use during")
+        if self.within is not None and not {"as_of", "previous", "next"}.intersection(kinds):
+            raise InvalidSetting(
+                "within is of as_of, previous or next", "for example: as_of: {dep_time: time_hour}"
+            )
+        if "during" not in kinds and (unused := {"before", "after"} & listed):
+            raise InvalidSetting(
+                f"{min(unused)} is of during", "for example: during: {dep_time: time_hour}"
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_many(self) -> "IncludeSettings":
@@ -165,6 +231,19 @@ class ViewSettings(Section):
     """The condition in SQL that a row has to meet to have a document."""
     include: dict[Member, IncludeSettings] = {}
     """Members from other tables, by name."""
+    having: str | None = Field(default=None, examples=['"inbound.arr_delay > 30"'])
+    """The condition in SQL that a document has to meet, over what it shows: its members, and with a dot
+    the members of an object. A document that doesn't meet it isn't sent, or is removed.
+    """
+    clock: str = Field(default="commit", examples=["dep_time"])
+    """What `now()` is: `commit` for the time of Postgres up to which all commits are processed, or a time
+    column of the root for the latest time that any row had there.
+    """
+    alerts: bool = False
+    """Whether the view's topic has each change of a document exactly once, for consumers that read
+    committed records: `c` when it appears, `u` when it changes, a tombstone when it goes. Views with
+    `having` or `now()` do so anyway.
+    """
     to: tuple[str, ...] = Field(min_length=1, examples=["[search, cache]"])
     """The sinks that hold the documents; `topic` for none but the view's topic, which it always
     has.
@@ -176,7 +255,7 @@ class ViewSettings(Section):
         if isinstance(tree, Mapping) and (later := [name for name in LATER if name in tree]):
             raise InvalidSetting(
                 f"{later[0]} isn't supported: the only views are documents, a root with what it includes",
-                "accepted here: columns, include, root, to, where",
+                "accepted here: alerts, clock, columns, having, include, root, to, where",
             )
         return tree
 

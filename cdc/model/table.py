@@ -48,6 +48,7 @@ class Derivation:
     """What the rows of a view are made of.
 
     query   the same rows as Postgres selects them, with the columns of the view's table
+    clock   the setting of a session from which the query takes the time; None if it needs none
     tables  the captured tables that it reads: their names and topics
     sinks   names of the sinks that hold the view
     """
@@ -55,6 +56,7 @@ class Derivation:
     query: str
     tables: tuple[tuple[str, str], ...]
     sinks: tuple[str, ...]
+    clock: str | None = None
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The destinations that a pipeline file names."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from cdc.config.settings import Pipeline
 from cdc.config.view_settings import SCHEMA, tables_of
@@ -38,6 +38,23 @@ def open_documents(pipeline: Pipeline) -> Callable[[], Notes]:
     It raises SinkUnavailable or SinkRejected.
     """
     return _reader(pipeline, lambda state: state.current())
+
+
+class Clocks(NamedTuple):
+    """The clocks of views whose documents depend on the time, in microseconds since 1970, by view.
+
+    read   up to when documents may have been sent
+    noted  up to when all of them were
+    """
+
+    read: Mapping[str, int]
+    noted: Mapping[str, int]
+
+
+def open_clocks(pipeline: Pipeline) -> Callable[[], Clocks]:
+    """The function that reads the clocks of views. It raises as that of `open_documents` does."""
+    # The noted ones first: a clock that was read is never behind its note.
+    return _reader(pipeline, lambda state: Clocks(noted=state.noted_clocks(), read=state.clocks()))
 
 
 def late_topics(

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cdc.config.settings import Pipeline
-from cdc.config.view_settings import STATE
+from cdc.config.view_settings import SCHEMA, STATE
 from cdc.control.control_topics import Truncations
 from cdc.control.floors import Floors
 from cdc.control.heartbeat import last_heartbeat
@@ -17,7 +17,7 @@ from cdc.model.table import Table
 from cdc.model.wording import full_stopped
 from cdc.postgres import source
 from cdc.sink.contract import Sink, positions
-from cdc.sink.factory import late_topics, open_documents
+from cdc.sink.factory import late_topics, open_clocks, open_documents
 
 POLL_S = 0.25
 SILENT_S = 4.0
@@ -32,6 +32,7 @@ LASTING_S = 15.0
 on, and publishes that within 5 s, so a view that is still reported wasn't mended before the wait."""
 View = tuple[str, str]
 """The names of a sink and a table."""
+NO_CLOCKS: Mapping[str, int] = {}
 
 
 class StalledViews:
@@ -172,7 +173,12 @@ def wait_until_current(
 
 
 def place_barrier(
-    pipeline: Pipeline, kafka: Topics, tables: Sequence[Table], now_ms: float, options: WaitOptions
+    pipeline: Pipeline,
+    kafka: Topics,
+    tables: Sequence[Table],
+    now_ms: float,
+    options: WaitOptions,
+    clocks: Mapping[str, int] = NO_CLOCKS,
 ) -> Barrier:
     """Place a barrier behind everything that was committed before now_ms, by the clock of Postgres.
 
@@ -184,6 +190,8 @@ def place_barrier(
     A view of several tables has a second hop: what was committed is in its topic once the documents
     are current in all topics that they are made of. A view whose documents aren't made until
     somebody acts isn't waited for.
+
+    clocks: by view, a time that its documents must be as of, or of a later one
 
     Raises:
         ConnectorError: no heartbeat in time, or documents aren't current.
@@ -201,6 +209,7 @@ def place_barrier(
     if derived:
         truncations.read()
         _await_documents(pipeline, kafka, derived, truncations.floors, options)
+        _await_clocks(pipeline, clocks, options)
     ends = kafka.log_ends([table.topic for table in tables])
     truncations.read()
     return Barrier(ends, truncations.floors)
@@ -231,6 +240,24 @@ def _await_documents(
         return [f"documents are behind in {topic}: is `cdc run` at work?" for topic in behind]
 
     _wait_while(lagging_documents, options)
+
+
+def _await_clocks(pipeline: Pipeline, clocks: Mapping[str, int], options: WaitOptions) -> None:
+    """Wait until the documents of views are as of these times."""
+    if not clocks:
+        return
+    read = open_clocks(pipeline)
+
+    def late_clocks() -> list[str]:
+        noted = read().noted
+        stopped = options.stalled_views()
+        return [
+            f"documents of {name} are behind their clock: is `cdc run` at work?"
+            for name, now in clocks.items()
+            if noted.get(name, now - 1) < now and (STATE, f"{SCHEMA}.{name}") not in stopped
+        ]
+
+    _wait_while(late_clocks, options)
 
 
 def await_barrier(

@@ -27,7 +27,7 @@ def send_documents_again(
     state, deadline = build_state(pipeline).open_state()(), time.monotonic() + timeout_s
     try:
         keys_by_id = {codec(view).row_id(key): key for key in keys}
-        state.mark(view.name, keys_by_id)
+        state.mark(view.name, keys_by_id, send_again=True)
         unsent = set(keys_by_id)
         # One that has been clean was sent since, even if it is dirty again by now.
         while unsent := state.dirty_among(view.name, unsent):

@@ -19,7 +19,7 @@ from cdc.verify.source_rows import (
     SourceSnapshot,
     begin_in_snapshot,
     copy_rows,
-    snapshot_statement,
+    snapshot_statements,
     throttle,
 )
 
@@ -85,7 +85,7 @@ def rows_of_group(
     rate, dsn, join_sql = (
         reader.rate and reader.rate / tasks,
         snapshot.dsn,
-        snapshot_statement(snapshot),
+        snapshot_statements(snapshot),
     )
     queries = [
         (table.qualified, row_query(table, conditions.get(table.qualified)).as_string(None))

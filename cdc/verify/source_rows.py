@@ -9,6 +9,7 @@ import io
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from itertools import chain, islice
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,7 @@ CHUNK_BYTES = 8 << 20
 """Largest batch of rows, unless a single row is larger."""
 PAGES_PER_TASK = 256
 IDS_PER_QUERY = 1000
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 READ_ONLY = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY"
 # Of a partitioned table the largest partition: a range of pages is read in all of them.
 PAGES = """
@@ -44,12 +46,15 @@ class SourceSnapshot:
 
     `taken_ms` is a time, by the server's clock, at which the snapshot existed already. Tables are
     locked as by a SELECT: that keeps a rewrite (VACUUM FULL, TRUNCATE) from moving rows between one
-    reader and the next.
+    reader and the next. `now`: the time of the first table's clock, if it has one, in microseconds
+    since 1970.
     """
 
-    def __init__(self, dsn: str, table: Table, *more: Table) -> None:
-        self.dsn, self.table = dsn, table
+    def __init__(self, dsn: str, table: Table, *more: Table, now: int | None = None) -> None:
+        self.dsn = dsn
+        self.table = table
         self.tables = (table, *more)
+        self.now = now
         self._connection = source.connect(dsn)
         try:
             self._open()
@@ -115,7 +120,7 @@ class SourceReader:
         rate, dsn, join_sql = (
             self.rate and self.rate / tasks,
             snapshot.dsn,
-            snapshot_statement(snapshot),
+            snapshot_statements(snapshot),
         )
         bounds = [snapshot.pages * task // tasks for task in range(tasks)]
         pages = zip(bounds, [*bounds[1:], None], strict=True)
@@ -149,7 +154,7 @@ class SourceReader:
             snapshot.table,
             self.rate,
             snapshot.dsn,
-            snapshot_statement(snapshot),
+            snapshot_statements(snapshot),
         )
 
         def read(parts: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
@@ -199,13 +204,21 @@ def _both_conditions(condition: sql.Composable | None, pages: sql.Composable) ->
     return sql.SQL("({}) AND {}").format(condition, pages) if condition else pages
 
 
-def snapshot_statement(snapshot: SourceSnapshot) -> str:
-    """Build the statement that makes a transaction see the snapshot."""
-    return sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot.id)).as_string(None)
+def snapshot_statements(snapshot: SourceSnapshot) -> str:
+    """Build the statements that make a transaction see the snapshot, and the time of its clock."""
+    join = sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot.id))
+    derivation = snapshot.table.derivation
+    if derivation and derivation.clock is not None:
+        assert snapshot.now is not None
+        now = EPOCH + timedelta(microseconds=snapshot.now)
+        join += sql.SQL("; SET LOCAL {} = {}").format(
+            sql.Identifier(*derivation.clock.split(".")), sql.Literal(now.isoformat())
+        )
+    return join.as_string(None)
 
 
 def begin_in_snapshot(connection: source.Connection, join_sql: str) -> None:
-    """Begin a transaction that sees a snapshot; `join_sql` comes from `snapshot_statement`."""
+    """Begin a transaction that sees a snapshot; `join_sql` comes from `snapshot_statements`."""
     connection.execute(READ_ONLY)
     connection.execute(join_sql.encode())
 

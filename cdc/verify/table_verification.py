@@ -3,7 +3,8 @@
 Postgres says what each document must be (`types.TypeCodec.source`), the view says what it is.
 Comparing some rows takes three steps:
 
-    1. read the end of the topic; then open a snapshot of the source and read its rows
+    1. read the end of the topic, then the view's clock if it has one; open a snapshot of the source
+       and read its rows
     2. place a barrier behind that snapshot; wait until the views have passed it
     3. compare the views' rows; then read the records that the topic has got since step 1
 
@@ -23,11 +24,12 @@ from pyspark.sql import functions as F
 
 from cdc.config.settings import Pipeline
 from cdc.control.control_topics import Truncations
-from cdc.errors import SettingsError
+from cdc.errors import SettingsError, UndecidedError
 from cdc.kafka.topics import Topics
 from cdc.model.table import Table
 from cdc.postgres.row_query import Sample, sample_condition
 from cdc.sink.contract import Sink
+from cdc.sink.factory import open_clocks
 from cdc.verify import bucket_hashes, recent_changes
 from cdc.verify.barrier import Barrier, StalledViews, WaitOptions, await_barrier, place_barrier
 from cdc.verify.comparison import MAX_DIFFERENCES, Comparison, Difference, Options
@@ -90,7 +92,8 @@ class TableVerification:
         return self._changed_rows(self._options.since_ms)
 
     def _all_rows(self) -> Suspects:
-        with SourceSnapshot(self._pipeline.source.dsn, self._table) as snapshot:
+        now = self._read_clock()
+        with SourceSnapshot(self._pipeline.source.dsn, self._table, now=now) as snapshot:
             buckets = differing_buckets(
                 self._reader, snapshot, self._sinks, self._comparisons, self._sample
             )
@@ -124,13 +127,15 @@ class TableVerification:
         ids = sorted({key for keys in suspects.values() for key in keys}) if suspects else []
         with ExitStack() as frames:
             start = self._kafka.ends([self._table.topic])[self._table.topic]
-            with SourceSnapshot(self._pipeline.source.dsn, self._table) as snapshot:
+            # After the end of the topic: a document that the time changes later has a newer record.
+            now = self._read_clock()
+            with SourceSnapshot(self._pipeline.source.dsn, self._table, now=now) as snapshot:
                 if suspects:
                     source_rows = self._reader.rows_with_ids(snapshot, ids)
                 else:
                     source_rows = self._reader.rows_in_buckets(snapshot, buckets)
                 expected = bucket_hashes.persist(frames, source_rows)
-            barrier = self._await_barrier(snapshot.taken_ms, sinks)
+            barrier = self._await_barrier(snapshot, sinks)
             sinks = [sink for sink in sinks if not self._comparisons[sink.name].problem]
             wrong = {}
             for sink in sinks:
@@ -176,9 +181,25 @@ class TableVerification:
             self._comparisons[name].undecided += wrong.count() - bucket_hashes.MAX_SUSPECTS
         return ids
 
-    def _await_barrier(self, taken_ms: float, sinks: Sequence[Sink]) -> Barrier:
+    def _read_clock(self) -> int | None:
+        """Read the time that the view's documents depend on; None if they depend on none."""
+        derivation = self._table.derivation
+        if derivation is None or derivation.clock is None:
+            return None
+        clocks = open_clocks(self._pipeline)()
+        if self._table.name not in clocks.read:
+            raise UndecidedError(
+                f"The documents of {self._table.name} have no clock yet.",
+                hint="cdc -p FILE status: it names the slow hop; is `cdc run` at work?",
+            )
+        return clocks.read[self._table.name]
+
+    def _await_barrier(self, snapshot: SourceSnapshot, sinks: Sequence[Sink]) -> Barrier:
         """Wait for the views. The comparison of a view that doesn't move gets a problem instead."""
-        barrier = place_barrier(self._pipeline, self._kafka, [self._table], taken_ms, self._wait)
+        clocks = {} if snapshot.now is None else {self._table.name: snapshot.now}
+        barrier = place_barrier(
+            self._pipeline, self._kafka, [self._table], snapshot.taken_ms, self._wait, clocks
+        )
         not_awaited = await_barrier(barrier, [self._table], sinks, self._wait)
         for (name, _), error in not_awaited.items():
             self._comparisons[name].problem = error.message

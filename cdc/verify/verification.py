@@ -18,7 +18,7 @@ from cdc.kafka.topics import Topics
 from cdc.model.table import Table
 from cdc.sink.contract import Sink
 from cdc.verify import bucket_hashes
-from cdc.verify.barrier import StalledViews, View, wait_until_current
+from cdc.verify.barrier import NO_CLOCKS, StalledViews, View, wait_until_current
 from cdc.verify.census import equal_small_views, sample_range
 from cdc.verify.comparison import Comparison, Options
 from cdc.verify.source_rows import SourceReader, SourceSnapshot
@@ -102,11 +102,16 @@ def verify_rows(
 
 
 def compare(
-    spark: SparkSession, tables: Sequence[Table], dsn: str, sinks: Sequence[Sink]
+    spark: SparkSession,
+    tables: Sequence[Table],
+    dsn: str,
+    sinks: Sequence[Sink],
+    clocks: Mapping[str, int] = NO_CLOCKS,
 ) -> list[Comparison]:
     """Compare views while nothing writes and all is applied: every difference counts.
 
-    Returns a comparison per table and sink, in their order.
+    Returns a comparison per table and sink, in their order. `clocks`: by view, the time that its
+    documents are as of.
 
     Raises:
         SourceError, SinkError: a server can't be read.
@@ -115,16 +120,16 @@ def compare(
     compared = equal_small_views(reader, dsn, tables, sinks, None)
     for table in tables:
         if pending := _pending(table, sinks, compared):
-            results = _compare_table(reader, table, dsn, pending)
+            results = _compare_table(reader, table, dsn, pending, clocks.get(table.name))
             compared |= {(result.sink, result.table): result for result in results}
     return _in_order(compared, tables, sinks)
 
 
 def _compare_table(
-    reader: SourceReader, table: Table, dsn: str, sinks: Sequence[Sink]
+    reader: SourceReader, table: Table, dsn: str, sinks: Sequence[Sink], now: int | None
 ) -> Iterable[Comparison]:
     comparisons = {sink.name: Comparison(sink.name, table.qualified) for sink in sinks}
-    with SourceSnapshot(dsn, table) as snapshot, ExitStack() as frames:
+    with SourceSnapshot(dsn, table, now=now) as snapshot, ExitStack() as frames:
         if buckets := differing_buckets(reader, snapshot, sinks, comparisons, None):
             expected = bucket_hashes.persist(frames, reader.rows_in_buckets(snapshot, buckets))
             for sink in sinks:

@@ -10,54 +10,114 @@ from typing import Any, NamedTuple
 
 from cdc.codec.members import encode, joined, members
 from cdc.codec.table import codec
+from cdc.model.table import Table
 from cdc.views.aggregates import extreme, tallied
-from cdc.views.plan import Aggregate, Node, StatePlan, View
-from cdc.views.rows import StoredRow, document_values, narrowed, value_reader
-from cdc.views.scalar.ordering import code_points
-from cdc.views.state import State, find_rows
+from cdc.views.entries import amounts, place_text
+from cdc.views.having import shown_values
+from cdc.views.plan import EXTREMES, Aggregate, Listing, Node, StatePlan, View
+from cdc.views.rows import Entries, StoredRow, document_values, narrowed, value_reader
+from cdc.views.scalar.amounts import count_amounts
+from cdc.views.scalar.deadlines import next_change
+from cdc.views.scalar.expression import Expression
+from cdc.views.scalar.instants import text_of
+from cdc.views.scalar.operators import NOW
+from cdc.views.scalar.ordering import code_points, sort_key
+from cdc.views.state import State, find_rows, scan_spans
+from cdc.views.time_joins import children_span, is_last, list_place
 
+NO_CLOCK: Mapping[str, str] = {}
 Member = tuple[str, bytes]
 """A name, and a value as JSON."""
 
 
 class Document(NamedTuple):
-    """A document for the view's topic. row: the connector's JSON; None where there is none now."""
+    """A document for the view's topic. id: of its root row. row: the connector's JSON; None where there
+    is none now.
+    """
 
+    id: str
     key: bytes
     row: bytes | None
 
 
-def assemble(plan: StatePlan, state: State, view: View, ids: Collection[str]) -> list[Document]:
-    """Return the documents of these root ids as they are now.
+class Slice(NamedTuple):
+    """Documents of a view. due: by root id, when the clock may change a document again, in
+    microseconds since 1970.
+    """
+
+    documents: list[Document]
+    due: dict[str, int]
+
+
+def assemble(
+    plan: StatePlan, state: State, view: View, ids: Collection[str], now: int | None = None
+) -> Slice:
+    """Return the documents of these root ids as they are now. `now`: the view's clock, in
+    microseconds since 1970.
 
     An id of which nothing is known is left out: it has had no document.
     """
     root = view.root
     stored = state.rows(root.table.qualified, ids)
-    rows = _matching(root, stored)
+    clock = {} if now is None else {NOW: text_of(now)}
+    due: dict[str, int] = {}
+    rows = _matching(root, stored, clock, due)
     nested = _members(plan, state, root, rows, encode_nested=True)
     member_values = _own_members(plan, root)
+    if view.having is not None:
+        condition = view.having
+        values = {
+            row_id: clock | shown_values(root, condition.columns, row.row, dict(nested[row_id]))
+            for row_id, row in rows.items()
+        }
+        rows = {
+            row_id: row
+            for row_id, row in rows.items()
+            if condition.evaluate(values[row_id]) is True
+        }
+        _note_due(condition, values, due)
     documents = [
-        Document(row.key, _spliced(member_values(row.row), nested[row_id]))
+        Document(row_id, row.key, _spliced(member_values(row.row), nested[row_id]))
         for row_id, row in rows.items()
     ]
-    hidden = [Document(row.key, None) for row_id, row in stored.items() if row_id not in rows]
+    hidden = [
+        Document(row_id, row.key, None) for row_id, row in stored.items() if row_id not in rows
+    ]
     absent = [row_id for row_id in ids if row_id not in stored]
     deleted = state.deleted_keys(view.name, absent) if absent else {}
-    return [*documents, *hidden, *(Document(key, None) for key in deleted.values())]
+    removed = [Document(row_id, key, None) for row_id, key in deleted.items()]
+    return Slice([*documents, *hidden, *removed], due)
 
 
-def _matching(node: Node, rows: Mapping[str, StoredRow]) -> dict[str, StoredRow]:
+def _matching(
+    node: Node,
+    rows: Mapping[str, StoredRow],
+    clock: Mapping[str, str] = NO_CLOCK,
+    due: dict[str, int] | None = None,
+) -> dict[str, StoredRow]:
     """Select the rows that meet the node's condition; one that is NULL isn't met."""
     condition = node.where
     if condition is None:
         return dict(rows)
     table = narrowed(node.table, frozenset(condition.columns))
+    values = {row_id: {**clock, **document_values(row.row, table)} for row_id, row in rows.items()}
+    if due is not None:
+        _note_due(condition, values, due)
     return {
-        row_id: row
-        for row_id, row in rows.items()
-        if condition.evaluate(document_values(row.row, table)) is True
+        row_id: row for row_id, row in rows.items() if condition.evaluate(values[row_id]) is True
     }
+
+
+def _note_due(
+    condition: Expression, values: Mapping[str, Mapping[str, Any]], due: dict[str, int]
+) -> None:
+    """Note for each row when a condition on it may change by the clock, if that is earlier."""
+    if condition.term is None or not condition.term.reads_clock:
+        return
+    first_after = next_change(condition.term)
+    for row_id, row_values in values.items():
+        if (moment := first_after(row_values)) is not None:
+            due[row_id] = min(moment, due.get(row_id, moment))
 
 
 def _members(
@@ -75,11 +135,24 @@ def _members(
     entries = {row_id: row.entries for row_id, row in rows.items()} if node.children else {}
     for child in node.children:
         assert child.join is not None
-        text_of = value_reader(plan, node.table, child.join.parent)
-        texts = {row_id: text_of(row_id, row_entries) for row_id, row_entries in entries.items()}
+        if child.is_timed:
+            # Each row has children of its own: its id is what they are looked up by.
+            ids_by_text: Mapping[str, Collection[str]] = _find_timed(
+                plan, state, node, child, entries
+            )
+            texts: dict[str, str | None] = {
+                row_id: row_id if row_id in ids_by_text else None for row_id in entries
+            }
+        else:
+            text_of = value_reader(plan, node.table, child.join.parent)
+            texts = {
+                row_id: text_of(row_id, row_entries) for row_id, row_entries in entries.items()
+            }
+            ids_by_text = _find_children(
+                plan, state, child, {text for text in texts.values() if text is not None}
+            )
+            _add_numbers(plan, state, child, texts, numbers)
         present = {text for text in texts.values() if text is not None}
-        _add_numbers(plan, state, child, texts, numbers)
-        ids_by_text = _find_children(plan, state, child, present)
         child_ids = {child_id for ids in ids_by_text.values() for child_id in ids}
         # Several members may be of the same rows: each is read once.
         rows_read = stored.setdefault(child.table.qualified, {})
@@ -87,6 +160,9 @@ def _members(
         children = _Children(
             child, {row_id: rows_read[row_id] for row_id in child_ids & rows_read.keys()}
         )
+        if child.is_timed:
+            children.sort(ids_by_text)
+            children.add_numbers(ids_by_text, numbers)
         # Parents with one text have the same children; NULL equals nothing.
         matching: dict[str | None, list[str]] = {
             text: [child_id for child_id in ids_by_text.get(text, ()) if child_id in children.rows]
@@ -106,6 +182,34 @@ def _members(
             for row_id, text in texts.items():
                 nested[row_id].append((child.field, shown[text]))
     return {row_id: [*numbers[row_id], *nested[row_id]] for row_id in rows}
+
+
+def _find_timed(
+    plan: StatePlan, state: State, parent: Node, node: Node, entries: Mapping[str, Entries]
+) -> dict[str, list[str]]:
+    """Return the ids of the rows of a join in time by the parent's id, in the order of their times.
+
+    Parents that are in no list, because a value or the time is NULL, are left out.
+    """
+    assert node.listing is not None
+    assert node.parent_listing is not None
+    name, number = node.table.qualified, plan.listings[node.table.qualified].index(node.listing)
+    spans = {
+        row_id: children_span(parent, node, place, row_id)
+        for row_id, row_entries in entries.items()
+        if (place := list_place(plan, parent, node.parent_listing, row_entries)) is not None
+    }
+    if node.many:
+        ids: dict[str, list[str]] = {row_id: [] for row_id in spans}
+        parent_ids = list(spans)
+        for number_of_span, page in scan_spans(state, name, number, list(spans.values())):
+            ids[parent_ids[number_of_span]] += [child.id for child in page]
+        return ids
+    nearest = state.ranged(name, number, list(spans.values()), 1, last_first=is_last(node))
+    return {
+        row_id: [child.id for child in places]
+        for row_id, places in zip(spans, nearest, strict=True)
+    }
 
 
 def _find_children(
@@ -168,12 +272,64 @@ def _extremes(
     }
 
 
+def _extreme_of(part: Aggregate, table: Table, rows: Sequence[Mapping[str, Any]]) -> Any:
+    """Return the least or the greatest value of some rows; NULL where none has one."""
+    assert part.argument is not None
+    type_ = table.column(part.argument).type
+    present = [row[part.argument] for row in rows if row[part.argument] is not None]
+    if not present:
+        return None
+    choose = max if part.function == "max" else min
+    return extreme(type_, choose(present, key=sort_key(type_)))
+
+
 class _Children:
     """The rows of a node, for all parents of a slice: each is read and written once."""
 
     def __init__(self, node: Node, stored: Mapping[str, StoredRow]) -> None:
+        self._node = node
         # The rows of a list meet its condition.
-        self._node, self.rows = node, stored if node.many else _matching(node, stored)
+        self.rows = stored if node.many or node.is_timed else _matching(node, stored)
+
+    def sort(self, ids_by_parent: Mapping[str, Collection[str]]) -> None:
+        """Order the rows of each parent by the columns of `order_by`, equal ones by their ids; without
+        `order_by` they stay in the order of their times.
+        """
+        node = self._node
+        if not node.order_by:
+            return
+        listing = Listing((), None, node.order_by)
+        table = narrowed(node.table, frozenset(order.column for order in node.order_by))
+        places = {
+            row_id: f"{place_text(listing, table, document_values(row.row, table))} {row_id}".encode()
+            for row_id, row in self.rows.items()
+        }
+        for ids in ids_by_parent.values():
+            assert isinstance(ids, list)
+            ids.sort(key=lambda row_id: places.get(row_id, b""))
+
+    def add_numbers(
+        self, ids_by_parent: Mapping[str, Collection[str]], numbers: Mapping[str, list[Member]]
+    ) -> None:
+        """Add the aggregates over the rows of each parent."""
+        node = self._node
+        if not node.aggregates:
+            return
+        columns = {part.argument for part in node.aggregates if part.argument}
+        table = narrowed(node.table, frozenset(columns))
+        values = {row_id: document_values(row.row, table) for row_id, row in self.rows.items()}
+        for parent_id, parent_numbers in numbers.items():
+            ids = ids_by_parent.get(parent_id, ())
+            rows = [values[row_id] for row_id in ids if row_id in values]
+            tally = node.tally
+            totals = count_amounts(amounts(tally, table, row) for row in rows) if tally else {}
+            for part in node.aggregates:
+                if part.function in EXTREMES:
+                    value = _extreme_of(part, node.table, rows)
+                else:
+                    assert tally is not None
+                    value = tallied(part, node.table, tally, totals)
+                parent_numbers.append((part.name, encode(value)))
 
     def write(self, plan: StatePlan, state: State, ids: Collection[str]) -> dict[str, bytes]:
         """Return the documents of these rows, or what stands for them, by id."""

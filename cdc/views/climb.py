@@ -7,13 +7,14 @@ are unchanged, so their entries are the same in both states. So climbing from th
 row, in the version in which the way existed, reaches the root.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import islice
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from cdc.views.plan import Node, StatePlan, View
-from cdc.views.rows import value_reader
+from cdc.views.rows import Entries, value_reader
 from cdc.views.state import Chunk, State, scan_rows
+from cdc.views.time_joins import list_place, parents
 
 PAGE = 2000
 """Rows that are climbed from at once: a parent may have millions of children."""
@@ -22,6 +23,8 @@ REMEMBERED = 100_000
 from again, which finds the same documents.
 """
 Item = TypeVar("Item")
+Joined = Any
+"""What a row is joined by: the text of its values, of a join in time also its time."""
 
 
 def climb(
@@ -41,28 +44,32 @@ def climb(
             node = path[-1]
             if node.join is None or node.table.qualified != chunk.table:
                 continue
-            value = value_reader(plan, node.table, node.join.child)
-            texts = {
-                text for row_id, entries in versions if (text := value(row_id, entries)) is not None
+            joined_by = _joined_reader(plan, node)
+            values = {
+                value
+                for row_id, entries in versions
+                if (value := joined_by(row_id, entries)) is not None
             }
-            for ids in _roots(plan, state, path, texts):
+            for ids in _roots(plan, state, path, values):
                 yield view.name, ids
 
 
 def _roots(
-    plan: StatePlan, state: State, path: tuple[Node, ...], texts: Collection[str]
+    plan: StatePlan, state: State, path: tuple[Node, ...], values: Collection[Joined]
 ) -> Iterator[Collection[str]]:
-    """Climb from the values of a path's last node to the ids of its root, page by page."""
+    """Climb from what rows of a path's last node are joined by to the ids of its root, page by
+    page.
+    """
     parent, child = path[-2:]
     if child.join is None:
         return
-    climbed = set[str]()
-    for ids in scan_rows(plan, state, parent.table, child.join.parent, texts):
+    climbed = set[Joined]()
+    for ids in _parents(plan, state, parent, child, values):
         if parent.join is None:
             yield ids
             continue
         for page in _pages(ids):
-            unmet = _texts(plan, state, parent, page) - climbed
+            unmet = _joined(plan, state, parent, page) - climbed
             if unmet:
                 yield from _roots(plan, state, path[:-1], unmet)
             climbed |= unmet
@@ -70,12 +77,30 @@ def _roots(
                 climbed.clear()
 
 
-def _texts(plan: StatePlan, state: State, node: Node, ids: Collection[str]) -> set[str]:
-    assert node.join is not None
-    value = value_reader(plan, node.table, node.join.child)
+def _parents(
+    plan: StatePlan, state: State, parent: Node, child: Node, values: Collection[Joined]
+) -> Iterable[Collection[str]]:
+    assert child.join is not None
+    if child.join.time is not None:
+        return parents(plan, state, parent, child, values)
+    return scan_rows(plan, state, parent.table, child.join.parent, values)
+
+
+def _joined(plan: StatePlan, state: State, node: Node, ids: Collection[str]) -> set[Joined]:
+    joined_by = _joined_reader(plan, node)
     rows = state.rows(node.table.qualified, ids)
-    texts = (value(row_id, row.entries) for row_id, row in rows.items())
-    return {text for text in texts if text is not None}
+    values = (joined_by(row_id, row.entries) for row_id, row in rows.items())
+    return {value for value in values if value is not None}
+
+
+def _joined_reader(plan: StatePlan, node: Node) -> Callable[[str, Entries], Joined | None]:
+    """Return the function from a row's id and entries to what it is joined by."""
+    join, listing = node.join, node.listing
+    assert join is not None
+    if join.time is None:
+        return value_reader(plan, node.table, join.child)
+    assert listing is not None
+    return lambda _, entries: list_place(plan, node, listing, entries)
 
 
 def _pages(items: Collection[Item]) -> Iterator[list[Item]]:

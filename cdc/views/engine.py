@@ -33,6 +33,7 @@ from cdc.sink.contract import positions as checkpoints
 from cdc.sink.lane import Failure
 from cdc.sink.lane_run import freeze_gc_after, reported_error
 from cdc.spark.lane_records import read_on_executors
+from cdc.views.clock import ViewClocks
 from cdc.views.needs import all_needs, require_room
 from cdc.views.plan import StatePlan
 from cdc.views.resolve import Resolution
@@ -81,11 +82,13 @@ class DocumentEngine:
         self._release: Mapping[str, Position] | None = None
         self._noted: dict[str, Positions] = {}
         """By view, the positions of its tables that its documents were last noted as of."""
+        self._noted_clocks: dict[str, int] = {}
         self.sent_per_s: float | None = None
         """Documents a second, from the end of a round to the end of the next; None while nothing is
         left to send.
         """
         self._round_ended: float | None = None
+        self._clocks = self._new_clocks()
 
     def tables(self, captured: Sequence[Table]) -> tuple[Sequence[Table], Waiting]:
         """Return the tables of the state, with the columns in use, for the captured ones as they
@@ -118,8 +121,11 @@ class DocumentEngine:
         once a plan is loaded.
         """
         self._recovered = self._released = False
-        self._release, self._noted = None, {}
+        self._release = None
+        self._noted = {}
+        self._noted_clocks = {}
         self._round_ended = self.sent_per_s = None
+        self._clocks = self._new_clocks()
         with self._failures():
             self._turn = self._state.take(self._turn.owner)
 
@@ -136,32 +142,60 @@ class DocumentEngine:
             self._recover()
         if not self._is_released(positions):
             return False
+        clocks = self._read_clocks(positions)
+        if clocks is None:
+            return False
         with self._failures():
-            if self.is_current(positions) and self._state.is_clean():
+            is_due = any(self._state.is_due(view, now) for view, now in clocks.items())
+            is_noted = self.is_current(positions) and self._noted_clocks == clocks
+            if is_noted and self._state.is_clean() and not is_due:
                 return False
             self._state.begin_turn(self._turn.next)
             self._turn = self._turn.next
             began = time.monotonic()
-            report = Report(done=True) if self._state.is_clean() else self._send()
+            self._state.advance(self._turn, clocks)
+            is_idle = self._state.is_clean() and not is_due
+            report = Report(done=True) if is_idle else self._send()
             self._measure(report, began)
             if report.documents:
                 # Also where no table has moved, as by `verify --repair`: the notes say up to where
                 # the views' topics were told.
                 self._noted = {}
-            self._note(positions, report)
+            self._note(positions, clocks, report)
         return not report.done
+
+    def _new_clocks(self) -> ViewClocks:
+        return ViewClocks(self._kafka, self._pipeline, self._see)
+
+    def _see(self) -> Mapping[str, int]:
+        return self._state.times_seen()
+
+    def _read_clocks(self, positions: Positions) -> Mapping[str, int] | None:
+        """Read the clocks of the views that have one; None while no time counts yet."""
+        views = [view for view in self._sink.plan.views if view.has_clock]
+        if not views:
+            return {}
+        topics = [table.topic for table in self._sink.plan.tables]
+        with self._failures():
+            return self._clocks.read(views, topics, positions)
 
     def is_current(self, positions: Positions) -> bool:
         """Say whether the documents are as of these positions."""
-        return not self._unnoted_views(positions)
+        return not self._unnoted_views(positions, self._noted_clocks)
 
-    def _unnoted_views(self, positions: Positions) -> dict[str, Positions]:
-        """The positions of the tables of each view that isn't noted as of them."""
+    def _unnoted_views(
+        self, positions: Positions, clocks: Mapping[str, int]
+    ) -> dict[str, Positions]:
+        """The positions of the tables of each view that isn't noted as of them, or of its clock."""
         reached = {
             view.name: {topic: positions.get(topic) for topic in view.topics.values()}
             for view in self._sink.plan.views
         }
-        return {name: own for name, own in reached.items() if own != self._noted.get(name)}
+        return {
+            name: own
+            for name, own in reached.items()
+            if own != self._noted.get(name) or clocks.get(name) != self._noted_clocks.get(name)
+        }
 
     @property
     def _state(self) -> State:
@@ -174,13 +208,27 @@ class DocumentEngine:
     def _recover(self) -> None:
         """Mark every document that the topics have been told since the last note as dirty."""
         topics = self._topics
+        sending_once = [view.name for view in self._sink.plan.views if view.sends_once]
+        if sending_once:
+            # Before the ends are read: no former writer commits a document beyond them.
+            with self._failures():
+                self._run_task(self._emission().fence)
         ends = self._kafka.ends(list(topics.values()))
         with self._failures():
             notes = self._state.current()
-        noted = {topic: notes.get(name, {}).get(topic) for name, topic in topics.items()}
-        tables = {topics[view.name]: (view.name, view.root.table) for view in self._sink.plan.views}
-        marking = partial(mark, self._sink.open_state(), tables)
+        noted: dict[str, ViewCheckpoint] = {}
+        for name, topic in topics.items():
+            note = notes.get(name, {}).get(topic)
+            if note is not None and distance(note, ends[topic]).comparable:
+                noted[topic] = note
         ranges = _unnoted(ends, noted)
+        with self._failures():
+            for name in sending_once:
+                # All of its topic is read again, which may be another one than before.
+                if topics[name] not in noted:
+                    self._state.forget_digests(self._turn, name)
+        views = {topics[view.name]: view for view in self._sink.plan.views}
+        marking = partial(mark, self._sink.open_state(), self._turn, views)
         with self._failures():
             for report in read_on_executors(self._spark, self._pipeline.kafka, ranges, marking):
                 read_report(report)
@@ -211,7 +259,10 @@ class DocumentEngine:
 
     def _send(self) -> Report:
         """Run the task that sends documents."""
-        emission = Emission(
+        return self._run_task(self._emission().run)
+
+    def _emission(self) -> Emission:
+        return Emission(
             self._sink.plan,
             self._sink.open_state(),
             self._pipeline.kafka,
@@ -219,12 +270,14 @@ class DocumentEngine:
             f"{self._pipeline.pipeline}.documents",
             self._turn,
         )
+
+    def _run_task(self, run: Callable[[Iterator[object]], Iterator[bytes]]) -> Report:
         # Twice as quick as the same by a DataFrame, which Spark plans anew every time: 77 ms instead
         # of 144, and half of the CPU.
-        (encoded,) = self._one_task.mapPartitions(freeze_gc_after(emission.run)).collect()
+        (encoded,) = self._one_task.mapPartitions(freeze_gc_after(run)).collect()
         return read_report(encoded)
 
-    def _note(self, positions: Positions, report: Report) -> None:
+    def _note(self, positions: Positions, clocks: Mapping[str, int], report: Report) -> None:
         """Note of each view whose documents are all sent that they are current, and up to where its
         topic was told so. A view doesn't wait for others: the task has climbed from all changed
         rows, and none is applied before the next turn, so what isn't dirty by now is as of these
@@ -236,7 +289,7 @@ class DocumentEngine:
         it may have gone back since they were written to it. Who waits for a TRUNCATE, which no record
         of the topic tells of, compares the floors.
         """
-        news = self._unnoted_views(positions)
+        news = self._unnoted_views(positions, clocks)
         if news and not report.done:
             sizes = self._state.sizes((), list(news))
             clean = {name for name in news if not sizes.pending and not sizes.dirty[name]}
@@ -258,8 +311,10 @@ class DocumentEngine:
             }
             for name, own in news.items()
         }
-        self._state.note_current(self._turn, notes)
+        noted_clocks = {name: now for name, now in clocks.items() if name in news}
+        self._state.note_current(self._turn, notes, noted_clocks)
         self._noted |= news
+        self._noted_clocks |= noted_clocks
 
     @contextmanager
     def _failures(self) -> Iterator[None]:
@@ -272,15 +327,13 @@ class DocumentEngine:
 
 
 def _unnoted(
-    ends: Mapping[str, Position], noted: Mapping[str, ViewCheckpoint | None]
+    ends: Mapping[str, Position], noted: Mapping[str, ViewCheckpoint]
 ) -> list[OffsetRange]:
-    """The ranges of topics that a note doesn't cover: all of a topic that it doesn't know."""
+    """The ranges of topics that the notes don't cover: all of a topic that has none."""
     ranges = []
     for topic, end in ends.items():
-        former = noted[topic]
-        is_comparable = former is not None and distance(former, end).comparable
-        unknown = (0,) * end.partition_count
-        starts = former.position.offsets if former and is_comparable else unknown
+        former = noted.get(topic)
+        starts = former.position.offsets if former else (0,) * end.partition_count
         for partition, (start, stop) in enumerate(zip(starts, end.offsets, strict=True)):
             if start < stop:
                 ranges.append(OffsetRange(topic, partition, start, stop, end.topic_id))

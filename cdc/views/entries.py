@@ -4,7 +4,7 @@ They are computed from the row alone. So what a former version of it has contrib
 entries, without its values, and without the definition of the view that they were made for.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from cdc.model.table import Table
@@ -12,6 +12,7 @@ from cdc.views.plan import Listing, Order, StatePlan, Tally, Values
 from cdc.views.rows import GROUP, LISTING, TALLY, UNIT, document_values, escape, join_text, narrowed
 from cdc.views.scalar.amounts import COUNTED, encode_amount
 from cdc.views.scalar.expression import Expression
+from cdc.views.scalar.instants import microseconds
 from cdc.views.scalar.ordering import order_text, reversed_order, sort_key
 
 NULL_LAST = "~"
@@ -37,18 +38,42 @@ def entry_maker(plan: StatePlan, table: Table) -> Callable[[bytes], str]:
         row = document_values(wire, used)
         parts = [_entry(str(number), slot, row, ()) for number, slot in enumerate(slots)]
         parts += [
-            _entry(f"{LISTING}{number}", listing.values, row, [_place(listing, table, row)])
+            _entry(f"{LISTING}{number}", listing.values, row, [place_text(listing, table, row)])
             for number, listing in enumerate(listings)
             if _meets(listing.where, row)
         ]
         parts += [
-            _entry(f"{TALLY}{number}", tally.values, row, _amounts(tally, table, row))
+            _entry(f"{TALLY}{number}", tally.values, row, amounts(tally, table, row))
             for number, tally in enumerate(tallies)
             if _meets(tally.where, row)
         ]
         return UNIT.join(part for part in parts if part is not None)
 
     return entries
+
+
+def latest_times(plan: StatePlan, table: Table, rows: Iterable[bytes], now: int) -> dict[str, int]:
+    """Return the latest time that these rows of a table have in the columns which are clocks, by view,
+    in microseconds since 1970. One that is later than `now` counts for nothing: a row of the year 2099
+    moves no clock.
+    """
+    clocks = [
+        (view.name, view.clock)
+        for view in plan.views
+        if view.clock is not None and view.root.table.qualified == table.qualified
+    ]
+    if not clocks:
+        return {}
+    used = narrowed(table, frozenset(column for _, column in clocks))
+    latest: dict[str, int] = {}
+    for wire in rows:
+        values = document_values(wire, used)
+        for view, column in clocks:
+            text = values[column]
+            moment = None if text is None else microseconds(text)
+            if moment is not None and moment <= now:
+                latest[view] = max(moment, latest.get(view, moment))
+    return latest
 
 
 def _columns(part: Listing | Tally) -> Iterator[str]:
@@ -72,7 +97,7 @@ def _entry(
     return None if text is None else GROUP.join((name, escape(text), *details))
 
 
-def _place(listing: Listing, table: Table, row: Row) -> str:
+def place_text(listing: Listing, table: Table, row: Row) -> str:
     """Write what a list is ordered by before the id."""
     return "".join(_order(order, table, row[order.column]) for order in listing.order_by)
 
@@ -84,7 +109,8 @@ def _order(order: Order, table: Table, value: Any) -> str:
     return f"!{reversed_order(text) if order.descending else text}"
 
 
-def _amounts(tally: Tally, table: Table, row: Row) -> list[str]:
+def amounts(tally: Tally, table: Table, row: Row) -> list[str]:
+    """Write what a row adds to a tally, by column."""
     return [
         ""
         if row[name] is None

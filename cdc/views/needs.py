@@ -54,7 +54,10 @@ def needs(plan: StatePlan, table: Table, topic_ids: Mapping[str, str]) -> str:
                 plan.tallies[table.qualified],
             )
         ),
-        *(repr((_in_use(view.root), topic_ids[view.name])) for view in views),
+        *(
+            repr((_in_use(view.root), view.having, view.clock, view.alerts, topic_ids[view.name]))
+            for view in views
+        ),
     ]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 

@@ -6,12 +6,20 @@ In:  resolved views. Out: dicts and lists for JSON, in the words of the pipeline
 from collections.abc import Sequence
 from typing import Any
 
+from cdc.config.durations import duration_text
 from cdc.views.plan import Node, Order, StatePlan, View
 
 
 def outline(view: View) -> dict[str, Any]:
     """Describe a view as a tree of its tables. What a place doesn't have is left out."""
-    return {"view": view.name, **_place(view.root)}
+    described: dict[str, Any] = {"view": view.name, **_place(view.root)}
+    if view.having:
+        described["having"] = view.having.text
+    if view.clock:
+        described["clock"] = view.clock
+    if view.sends_once:
+        described["alerts"] = True
+    return described
 
 
 def _place(node: Node) -> dict[str, Any]:
@@ -20,6 +28,7 @@ def _place(node: Node) -> dict[str, Any]:
         "table": node.table.qualified,
         "key": list(node.table.key) if node.join is None else [],
         "on": {left.text: right.text for left, right in pairs},
+        **_time(node),
         "many": node.many,
         "where": node.where.text if node.where else None,
         "order_by": [_order(order) for order in node.order_by],
@@ -32,6 +41,20 @@ def _place(node: Node) -> dict[str, Any]:
         "include": {child.field: _place(child) for child in node.children},
     }
     return {name: value for name, value in described.items() if value}
+
+
+def _time(node: Node) -> dict[str, Any]:
+    """Describe a join in time."""
+    time = node.join.time if node.join is not None else None
+    if time is None:
+        return {}
+    described: dict[str, Any] = {time.kind: {time.parent: time.child}}
+    if time.kind == "during":
+        described["before"] = duration_text(time.before or 0)
+        described["after"] = duration_text(time.after or 0)
+    elif (within := time.after if time.kind == "next" else time.before) is not None:
+        described["within"] = duration_text(within)
+    return described
 
 
 def _order(order: Order) -> str:

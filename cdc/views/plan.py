@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, TypeVar
 
+from cdc.config.view_settings import TimeKind
 from cdc.model.table import Table
 from cdc.views.scalar.expression import Expression
 from cdc.views.scalar.terms import DATE, TEXTS, TIMESTAMP, TIMESTAMPTZ, UUID, group
@@ -29,14 +30,36 @@ EXTREMES = ("min", "max")
 
 
 @dataclass(frozen=True)
+class TimeJoin:
+    """Which of the rows with equal values belong to a row of the parent, by a time of each.
+
+    as_of       the last one that isn't after the parent's time
+    previous    the last one before it; of the same table and column, the last before its row
+    next        the first one after it; of the same table and column, the first after its row
+    during      all in an interval around it, both ends included
+
+    parent, child   names of columns
+    before, after   how much earlier and later the child may be, in microseconds; None: any time
+    """
+
+    kind: TimeKind
+    parent: str
+    child: str
+    before: int | None
+    after: int | None
+
+
+@dataclass(frozen=True)
 class Join:
-    """Which rows of the child belong to a row of the parent: those with equal values.
+    """Which rows of the child belong to a row of the parent: those with equal values, and of these
+    the ones that `time` selects.
 
     NULL equals nothing, as in SQL.
     """
 
     parent: Values
     child: Values
+    time: TimeJoin | None = None
 
 
 @dataclass(frozen=True)
@@ -125,7 +148,10 @@ class Node:
 
     @cached_property
     def tally(self) -> Tally | None:
-        """The numbers that its counts, sums and means are made of; None if it has none."""
+        """The numbers that its counts, sums and means are made of; None if it has none.
+
+        Those of a join in time are of other rows for each parent: the state doesn't keep them.
+        """
         parts = [part for part in self.aggregates if part.function not in EXTREMES]
         if self.join is None or not parts:
             return None
@@ -136,7 +162,7 @@ class Node:
     @cached_property
     def extremes(self) -> Mapping[Aggregate, Listing]:
         """The lists whose first rows have the values of its `min` and `max`."""
-        if self.join is None:
+        if self.join is None or self.join.time is not None:
             return {}
         return {
             part: Listing(
@@ -148,10 +174,28 @@ class Node:
 
     @cached_property
     def listing(self) -> Listing | None:
-        """The list that its rows are read from; None if it has none, or shows none."""
+        """The list that its rows are read from; None if it has none, or shows none. That of a join in
+        time is ordered by the time.
+        """
+        if self.join is not None and self.join.time is not None:
+            return Listing(self.join.child, self.where, (Order(self.join.time.child),))
         if self.join is None or not self.many or not self.shows:
             return None
         return Listing(self.join.child, self.where, self.order_by)
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether a join in time leads to it."""
+        return self.join is not None and self.join.time is not None
+
+    @cached_property
+    def parent_listing(self) -> Listing | None:
+        """The list of the parent's rows by time, in which those are looked for that a row of a join in
+        time belongs to; None if it is none.
+        """
+        if self.join is None or self.join.time is None:
+            return None
+        return Listing(self.join.parent, None, (Order(self.join.time.parent),))
 
     @property
     def columns_in_use(self) -> frozenset[str]:
@@ -160,11 +204,14 @@ class Node:
             *(self.join.child if self.join else ()),
             *([self.where] if self.where else []),
         ]
+        times = [self.join.time.child] if self.join and self.join.time else []
         for child in self.children:
             expressions += child.join.parent if child.join else ()
+            times += [child.join.time.parent] if child.join and child.join.time else []
         return frozenset(
             [
                 *self.table.key,
+                *times,
                 *self.columns,
                 *(order.column for order in self.order_by),
                 *(part.argument for part in self.aggregates if part.argument),
@@ -175,11 +222,32 @@ class Node:
 
 @dataclass(frozen=True)
 class View:
-    """A declared view: its name, its tree, and the sinks that it goes to."""
+    """A declared view: its name, its tree, and the sinks that it goes to.
+
+    having   the condition that a document has to meet, over `shown_types`
+    clock    the column whose latest time `now()` is; None: the time of commits
+    alerts   whether each change of a document has to be in its topic exactly once
+    """
 
     name: str
     root: Node
     sinks: tuple[str, ...]
+    having: Expression | None = None
+    clock: str | None = None
+    alerts: bool = False
+
+    @property
+    def sends_once(self) -> bool:
+        """Whether the state knows what its topic has: so each change is there once, and no tombstone
+        of a document that never was. Most rows of such a view have no document.
+        """
+        return self.alerts or self.having is not None or self.has_clock
+
+    @property
+    def has_clock(self) -> bool:
+        """Whether its documents change with time, without a change of a row."""
+        conditions = (self.root.where, self.having)
+        return any(part and part.term and part.term.reads_clock for part in conditions)
 
     @property
     def topics(self) -> dict[str, str]:
@@ -215,6 +283,8 @@ class StatePlan:
             for node in view.root.walk():
                 tables[node.table.qualified] = node.table
                 columns.setdefault(node.table.qualified, set()).update(node.columns_in_use)
+            if view.clock is not None:
+                columns[view.root.table.qualified].add(view.clock)
         object.__setattr__(
             self,
             "tables",
@@ -235,6 +305,8 @@ class StatePlan:
         for view in self.views:
             for *_, parent, child in (path for path in view.root.paths() if len(path) > 1):
                 assert child.join is not None
+                if child.join.time is not None:
+                    continue
                 for node, values in ((parent, child.join.parent), (child, child.join.child)):
                     indexed = slots[node.table.qualified]
                     if not is_key(node.table, values) and values not in indexed:
@@ -244,12 +316,18 @@ class StatePlan:
     @cached_property
     def listings(self) -> dict[str, tuple[Listing, ...]]:
         """By table name: the lists of its rows, numbered by their place here."""
-        return self._of_nodes(lambda node: (node.listing, *node.extremes.values()))
+        return self._of_nodes(
+            lambda node: (
+                node.listing,
+                *node.extremes.values(),
+                *(child.parent_listing for child in node.children),
+            )
+        )
 
     @cached_property
     def tallies(self) -> dict[str, tuple[Tally, ...]]:
         """By table name: the numbers over its rows, numbered by their place here."""
-        return self._of_nodes(lambda node: (node.tally,))
+        return self._of_nodes(lambda node: (None if node.is_timed else node.tally,))
 
     def _of_nodes(self, select: Callable[[Node], Sequence[T | None]]) -> dict[str, tuple[T, ...]]:
         parts: dict[str, dict[T, None]] = {table.qualified: {} for table in self.tables}

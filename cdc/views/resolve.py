@@ -5,9 +5,10 @@ them. What can't be kept right is refused, with its line in the file.
 import difflib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
+from cdc.config.durations import microseconds
 from cdc.config.mistakes import InvalidSetting
 from cdc.config.settings import Pipeline
 from cdc.config.view_settings import (
@@ -19,12 +20,13 @@ from cdc.config.view_settings import (
 )
 from cdc.errors import SettingsError
 from cdc.model.table import Table
-from cdc.views.plan import Aggregate, Join, Node, Order, View
+from cdc.views.having import shown_types
+from cdc.views.plan import Aggregate, Join, Node, Order, TimeJoin, View
 from cdc.views.scalar.comparison import has_extremes, is_ordered, is_summed, joined_group
 from cdc.views.scalar.expression import Expression
-from cdc.views.scalar.operators import quoted_name, sql_text
+from cdc.views.scalar.operators import source_name, sql_text
 from cdc.views.scalar.parser import UnknownColumn, parse
-from cdc.views.scalar.terms import BOOLEAN, Term, group
+from cdc.views.scalar.terms import BOOLEAN, TIMESTAMP, TIMESTAMPTZ, Term, group
 
 Keys = tuple[str, ...]
 OPERATORS = re.compile(r"[-+*/%|&<>=():,]")
@@ -75,12 +77,55 @@ class _Resolver:
             field=name,
             table=table,
             columns=self._columns(table, settings.columns, (*keys, "columns")),
-            where=self._condition(table, settings.where, (*keys, "where")),
+            where=self._condition(table, settings.where, (*keys, "where"), has_clock=True),
             children=self._children(table, settings, keys),
         )
         self._refuse_collisions(node, keys)
         sinks = tuple(sink for sink in settings.to if sink in self.pipeline.sinks)
-        return View(name, node, sinks)
+        having = self._having(node, settings.having, (*keys, "having"))
+        view = View(name, node, sinks, having, alerts=settings.alerts)
+        return replace(view, clock=self._clock(view, settings.clock, (*keys, "clock")))
+
+    def _clock(self, view: View, text: str, keys: Keys) -> str | None:
+        """Resolve what the view's `now()` is."""
+        if text == "commit":
+            return None
+        table = view.root.table
+        self._require_column(table, text, keys)
+        type_ = table.column(text).type
+        if group(type_) not in (TIMESTAMP, TIMESTAMPTZ):
+            raise self.pipeline.mistake(
+                keys,
+                f"{text} is {type_}, and a time is a time stamp",
+                "name a column of type timestamptz or timestamp, or commit",
+            )
+        if not view.has_clock:
+            raise self.pipeline.mistake(
+                keys,
+                "neither where nor having compares with now()",
+                "take out clock, or for example: where: now() > placed + interval '2 days'",
+            )
+        return text
+
+    def _having(self, root: Node, text: str | None, keys: Keys) -> Expression | None:
+        """Resolve the condition over what a document shows."""
+        if text is None:
+            return None
+        types = shown_types(root)
+        try:
+            term = parse(text, types, has_clock=True)
+        except UnknownColumn as error:
+            names = ", ".join(types)
+            raise self.pipeline.mistake(
+                keys,
+                f"having names {error.name}, which the document doesn't show",
+                f"one of: {names}",
+            ) from None
+        except InvalidSetting as error:
+            raise self.pipeline.mistake(keys, str(error), error.hint) from None
+        if term.group != BOOLEAN:
+            raise self.pipeline.mistake(keys, "isn't a condition", "for example: having: late > 3")
+        return Expression(sql_text(term, source_name), term.columns(), term)
 
     def _children(
         self, parent: Table, settings: ViewSettings | IncludeSettings, keys: Keys
@@ -151,14 +196,16 @@ class _Resolver:
             f"did you mean {near[0]}?" if near else f"its columns: {', '.join(captured)}",
         )
 
-    def _expression(self, table: Table, text: str, keys: Keys) -> tuple[Expression, Term]:
+    def _expression(
+        self, table: Table, text: str, keys: Keys, *, has_clock: bool = False
+    ) -> tuple[Expression, Term]:
         """Return an expression and its term; a column's name needn't be written as SQL has it."""
         types = {column.name: column.type for column in table.columns}
         try:
             term = (
                 Term("column", group(types[text]), (), text)
                 if text in types
-                else parse(text, types)
+                else parse(text, types, has_clock=has_clock)
             )
         except UnknownColumn as error:
             self._require_column(table, error.name, keys)
@@ -169,7 +216,7 @@ class _Resolver:
         columns = term.columns()
         if term.operator == "column":
             return Expression(columns[0], columns), term
-        return Expression(sql_text(term, quoted_name), columns, term), term
+        return Expression(sql_text(term, source_name), columns, term), term
 
     def _require_labels(self, table: Table, term: Term, keys: Keys) -> None:
         """Refuse to compare an enum with a text that isn't one of its labels, as Postgres does.
@@ -186,10 +233,12 @@ class _Resolver:
                     f"did you mean '{near[0]}'?" if near else f"its labels: {', '.join(labels)}",
                 )
 
-    def _condition(self, table: Table, text: str | None, keys: Keys) -> Expression | None:
+    def _condition(
+        self, table: Table, text: str | None, keys: Keys, *, has_clock: bool = False
+    ) -> Expression | None:
         if text is None:
             return None
-        condition, term = self._expression(table, text, keys)
+        condition, term = self._expression(table, text, keys, has_clock=has_clock)
         if term.group != BOOLEAN:
             raise self.pipeline.mistake(
                 keys, "isn't a condition", "for example: where: status <> 'draft'"
@@ -204,7 +253,43 @@ class _Resolver:
             other_values, other_term = self._expression(table, right, place)
             self._require_comparable((parent, term), (table, other_term), place)
             pairs.append((values, other_values))
-        return Join(tuple(left for left, _ in pairs), tuple(right for _, right in pairs))
+        parents = tuple(left for left, _ in pairs)
+        children = tuple(right for _, right in pairs)
+        return Join(parents, children, self._time_join(parent, table, settings, keys))
+
+    def _time_join(
+        self, parent: Table, table: Table, settings: IncludeSettings, keys: Keys
+    ) -> TimeJoin | None:
+        if settings.time is None:
+            return None
+        kind, left, right = settings.time
+        place = (*keys, kind)
+        types = []
+        for side, name in ((parent, left), (table, right)):
+            self._require_plain_column(side, kind, name, (*place, left))
+            type_ = side.column(name).type
+            if group(type_) not in (TIMESTAMP, TIMESTAMPTZ):
+                raise self.pipeline.mistake(
+                    (*place, left),
+                    f"{name} is {type_}, and a time is a time stamp",
+                    "compare columns of type timestamptz, or both of type timestamp",
+                )
+            types.append(type_)
+        if group(types[0]) != group(types[1]):
+            raise self.pipeline.mistake(
+                (*place, left),
+                f"{left} is {types[0]} and {right} is {types[1]}",
+                "ALTER TABLE ... ALTER COLUMN ... TYPE timestamptz, or compare with a generated column",
+            )
+        within = microseconds(settings.within) if settings.within else None
+        if kind == "during":
+            before, after = (
+                microseconds(text) if text else 0 for text in (settings.before, settings.after)
+            )
+            return TimeJoin(kind, left, right, before, after)
+        if kind == "next":
+            return TimeJoin(kind, left, right, 0, within)
+        return TimeJoin(kind, left, right, within, 0)
 
     def _require_comparable(
         self, left: tuple[Table, Term], right: tuple[Table, Term], keys: Keys

@@ -26,8 +26,20 @@ GROUP, RECORD, UNIT = "\x1d", "\x1e", "\x1f"
 """Separators: within an entry, between the parts of a row, between entries."""
 ESCAPES = str.maketrans({"\x1b": "\x1b0", GROUP: "\x1b1", RECORD: "\x1b2", UNIT: "\x1b3"})
 _values = msgspec.json.Decoder(dict[str, Any], float_hook=Decimal).decode
-Entries = Mapping[int, str]
-"""By the number of a slot: the text of the row's values; none where one of them is NULL."""
+
+
+class Entries(NamedTuple):
+    """What a row is found by.
+
+    slots   by the number of a slot: the text of the row's values; none where one of them is NULL
+    places  by the number of a listing: the text of its list, and what the row is ordered by there;
+            none where the row is in none of its lists
+    """
+
+    slots: Mapping[int, str]
+    places: Mapping[int, tuple[str, str]]
+
+
 LISTING, TALLY = "l", "c"
 """What the entries begin with that aren't of slots."""
 
@@ -67,14 +79,18 @@ def decode_row(stored: bytes) -> StoredRow:
     return StoredRow(head, key, row)
 
 
-def decode_entries(head: str) -> dict[int, str]:
-    """Take the entries of slots apart."""
-    entries = {}
+def decode_entries(head: str) -> Entries:
+    """Take the entries of slots and listings apart."""
+    slots: dict[int, str] = {}
+    places: dict[int, tuple[str, str]] = {}
     for entry in head.split(UNIT) if head else ():
-        slot, _, text = entry.partition(GROUP)
-        if slot.isdecimal():
-            entries[int(slot)] = unescape(text)
-    return entries
+        name, _, rest = entry.partition(GROUP)
+        if name.isdecimal():
+            slots[int(name)] = unescape(rest)
+        elif name.startswith(LISTING):
+            text, _, order = rest.partition(GROUP)
+            places[int(name.removeprefix(LISTING))] = unescape(text), order
+    return Entries(slots, places)
 
 
 def escape(text: str) -> str:
@@ -114,7 +130,7 @@ def value_reader(
     if is_key(table, values):
         return lambda row_id, _: row_id
     number = plan.slots[table.qualified].index(values)
-    return lambda _, entries: entries.get(number)
+    return lambda _, entries: entries.slots.get(number)
 
 
 class ConnectorRows:

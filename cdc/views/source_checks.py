@@ -22,7 +22,7 @@ from cdc.views.plan import Node, View
 from cdc.views.resolve import Keys, resolve
 from cdc.views.scalar.expression import Expression
 from cdc.views.scalar.operators import quoted_name
-from cdc.views.sql import document_query
+from cdc.views.sql import clock_setting, document_query
 from cdc.views.tables import view_table
 
 
@@ -96,7 +96,13 @@ class _Checks:
         assert node.join is not None
         columns = [value.text for value in node.join.child if value.term is None]
         facts = self._facts.get(node.table.qualified)
-        if node.many or not node.shows or facts is None or facts.is_unique(columns):
+        if (
+            node.many
+            or node.is_timed
+            or not node.shows
+            or facts is None
+            or facts.is_unique(columns)
+        ):
             return
         joined = ", ".join(value.text for value in node.join.child)
         table = f"{quoted_name(node.table.schema)}.{quoted_name(node.table.name)}"
@@ -157,6 +163,9 @@ def _explain(conn: Connection, pipeline: Pipeline, view: View) -> None:
     """Let Postgres plan the query of a view, without running it."""
     try:
         with conn.transaction(force_rollback=True):
+            if view.has_clock:
+                setting = clock_setting(view.name)
+                conn.execute("SELECT set_config(%s, 'epoch', true)", [setting])
             conn.execute(f"EXPLAIN {document_query(view)}".encode())
     except (psycopg.ProgrammingError, psycopg.DataError, psycopg.NotSupportedError) as error:
         raise _query_error(pipeline, view, error) from None

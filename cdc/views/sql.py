@@ -12,10 +12,10 @@ from itertools import count
 from cdc.codec.types import kind
 from cdc.model.table import Column, Table
 from cdc.views.aggregates import result_type
-from cdc.views.plan import Aggregate, Node, Order, View
+from cdc.views.plan import Aggregate, Node, Order, TimeJoin, View
 from cdc.views.scalar.expression import Expression
-from cdc.views.scalar.operators import COLLATION, quoted, quoted_name, sql_text
-from cdc.views.scalar.terms import TEXTS, group
+from cdc.views.scalar.operators import COLLATION, NOW, quoted, quoted_name, sql_text
+from cdc.views.scalar.terms import TEXTS, TIMESTAMPTZ, group
 
 Member = tuple[str, str]
 """A name, and SQL for the text of a value as JSON; its NULL is JSON's null."""
@@ -37,8 +37,37 @@ def document_query(view: View) -> str:
     ]
     numbers = [f"{value} AS {quoted_name(part.name)}" for part, _, value in parts.numbers]
     nested = [f"({text})::json AS {quoted_name(name)}" for name, text in parts.nested]
-    conditions = [_expression(root.where, alias)] if root.where else []
+    clock = f"current_setting({quoted(clock_setting(view.name))})::timestamptz"
+    conditions = []
+    if root.where:
+        conditions.append(
+            sql_text(
+                root.where.term,
+                lambda name: clock if name == NOW else f"{alias}.{quoted_name(name)}",
+            )
+            if root.where.term
+            else _expression(root.where, alias)
+        )
+    if view.having is not None and view.having.term is not None:
+        named = {part.name: value for part, _, value in parts.numbers} | parts.named
+        conditions.append(
+            sql_text(
+                view.having.term,
+                lambda name: (
+                    clock
+                    if name == NOW
+                    else f"{alias}.{quoted_name(name)}"
+                    if name in shown
+                    else named[name]
+                ),
+            )
+        )
     return _select([*columns, *numbers, *nested], root.table, alias, parts.joins, conditions)
+
+
+def clock_setting(view: str) -> str:
+    """Name the setting of a session that has the time of a view's clock."""
+    return f"cdc.now_{view}"
 
 
 def _select(
@@ -58,12 +87,14 @@ class _Parts:
     """What a row's document gets from its children, and the joins that it comes from.
 
     numbers  an aggregate, its Postgres type, SQL for its value
+    named    SQL for what `having` may name of objects, see `cdc.views.having`
     """
 
     def __init__(self) -> None:
         self.joins: list[str] = []
         self.numbers: list[tuple[Aggregate, str, str]] = []
         self.nested: list[Member] = []
+        self.named: dict[str, str] = {}
 
     @property
     def members(self) -> list[Member]:
@@ -89,34 +120,49 @@ class _Query:
         for child in node.children:
             if child.aggregates:
                 numbers = self.alias()
-                parts.joins.append(_lateral(self._aggregates(child, alias), numbers))
+                parts.joins.append(_lateral(self._aggregates(node, child, alias), numbers))
                 parts.numbers += [
                     (part, result_type(part, child.table), f"{numbers}.{quoted_name(part.name)}")
                     for part in child.aggregates
                 ]
             if child.shows:
                 member = self.alias()
-                parts.joins.append(_lateral(self._member(child, alias), member))
+                parts.joins.append(_lateral(self._member(node, child, alias), member))
                 parts.nested.append((child.field, f"{member}.value"))
+                parts.named[child.field] = f"{member}.value"
+                for number, name in enumerate(child.columns):
+                    own = child.field if child.flatten == name else f"{child.field}.{name}"
+                    parts.named[own] = f"{member}.c{number}"
         return parts
 
-    def _aggregates(self, node: Node, parent: str) -> str:
+    def _aggregates(self, parent_node: Node, node: Node, parent: str) -> str:
         alias = self.alias()
         columns = [
             f"{_aggregate(part, node.table, alias)} AS {quoted_name(part.name)}"
             for part in node.aggregates
         ]
-        return _select(columns, node.table, alias, (), _conditions(node, parent, alias))
+        return _select(
+            columns, node.table, alias, (), _conditions(parent_node, node, parent, alias)
+        )
 
-    def _member(self, node: Node, parent: str) -> str:
+    def _member(self, parent_node: Node, node: Node, parent: str) -> str:
         """Write the query of a node's value, of one row with one column `value`; no row is NULL."""
         alias = self.alias()
         parts = self.parts(node, alias)
         document = _document(node, alias, parts)
-        conditions = _conditions(node, parent, alias)
-        order = ", ".join([*_ordering(node, alias), f"{_id(node.table, alias)}{COLLATION}"])
+        conditions = _conditions(parent_node, node, parent, alias)
+        # The last row of one time is the one with the greatest id.
+        is_last = node.is_timed and not node.many and _ordering(node, alias)[0].count(" DESC ")
+        by_id = f"{_id(node.table, alias)}{COLLATION}{' DESC' if is_last else ''}"
+        order = ", ".join([*_ordering(node, alias), by_id])
         if not node.many:
-            query = _select([f"{document} AS value"], node.table, alias, parts.joins, conditions)
+            named = [
+                f"{alias}.{quoted_name(name)} AS c{number}"
+                for number, name in enumerate(node.columns)
+            ]
+            query = _select(
+                [f"{document} AS value", *named], node.table, alias, parts.joins, conditions
+            )
             return f"{query} ORDER BY {order} LIMIT 1"
         columns = [f"{document} AS value", f"row_number() OVER (ORDER BY {order}) AS place"]
         rows = _select(columns, node.table, alias, parts.joins, conditions)
@@ -132,13 +178,52 @@ def _lateral(query: str, alias: str) -> str:
     return f"LEFT JOIN LATERAL ({query}) AS {alias} ON true"
 
 
-def _conditions(node: Node, parent: str, alias: str) -> list[str]:
+def _conditions(parent_node: Node, node: Node, parent: str, alias: str) -> list[str]:
     assert node.join is not None
     pairs = zip(node.join.parent, node.join.child, strict=True)
     conditions = [
         f"{_expression(left, parent)} = {_expression(right, alias)}" for left, right in pairs
     ]
+    if node.join.time is not None:
+        conditions += _time_conditions(node.join.time, parent_node, node, parent, alias)
     return [*conditions, *([_expression(node.where, alias)] if node.where else [])]
+
+
+def _time_conditions(
+    time: TimeJoin, parent_node: Node, node: Node, parent: str, alias: str
+) -> list[str]:
+    """Write which rows a join in time may select; the ordering selects among them."""
+    left = f"{parent}.{quoted_name(time.parent)}"
+    right = f"{alias}.{quoted_name(time.child)}"
+    type_ = node.table.column(time.child).type
+    conditions = [f"{side} BETWEEN {_years(type_)}" for side in (left, right)]
+    own = (
+        f"({right}, {_id(node.table, alias)}{COLLATION})",
+        f"({left}, {_id(parent_node.table, parent)}{COLLATION})",
+    )
+    is_own = parent_node.table.qualified == node.table.qualified and time.parent == time.child
+    if time.kind == "as_of":
+        conditions.append(f"{right} <= {left}")
+    elif time.kind == "previous":
+        conditions.append(" < ".join(own) if is_own else f"{right} < {left}")
+    elif time.kind == "next":
+        conditions.append(" > ".join(own) if is_own else f"{right} > {left}")
+    if time.before is not None and time.kind != "next":
+        conditions.append(f"{right} >= {left} - {_interval(time.before)}")
+    if time.after is not None and time.kind in ("next", "during"):
+        conditions.append(f"{right} <= {left} + {_interval(time.after)}")
+    return conditions
+
+
+def _years(type_: str) -> str:
+    """Write the first and the last time of the years 1 to 9999."""
+    zone = "Z" if group(type_) == TIMESTAMPTZ else ""
+    first, last = f"0001-01-01 00:00:00{zone}", f"9999-12-31 23:59:59.999999{zone}"
+    return f"{quoted(first)}::{type_} AND {quoted(last)}::{type_}"
+
+
+def _interval(microseconds: int) -> str:
+    return f"interval '{microseconds} microseconds'"
 
 
 def _expression(expression: Expression, alias: str) -> str:
@@ -148,6 +233,10 @@ def _expression(expression: Expression, alias: str) -> str:
 
 
 def _ordering(node: Node, alias: str) -> list[str]:
+    time = node.join.time if node.join else None
+    if time is not None and not node.order_by:
+        descending = time.kind in ("as_of", "previous")
+        return [_order(Order(time.child, descending), node.table, alias)]
     return [_order(order, node.table, alias) for order in node.order_by]
 
 

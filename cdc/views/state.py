@@ -1,6 +1,6 @@
 """The state that documents are made from, as executors and the engine use it."""
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
 from cdc.errors import SinkRejected
@@ -10,6 +10,13 @@ from cdc.model.table import RowEstimate, Table
 from cdc.sink.contract import Sink
 from cdc.views.plan import StatePlan, Values, is_key
 from cdc.views.rows import Entries, StoredRow
+
+SPAN_PAGE = 2000
+"""Places that are read of a part of a list at once: a parent may have millions of children."""
+
+
+NEVER_DUE: Mapping[str, int] = {}
+NOTHING_SENT: Mapping[str, bytes | None] = {}
 
 
 class StateTooLarge(SinkRejected):
@@ -27,6 +34,39 @@ class Chunk(NamedTuple):
     number: str
     table: str
     rows: Mapping[str, Entries]
+
+
+class Place(NamedTuple):
+    """A row's place in a list: what it is ordered by, and its id."""
+
+    order: str
+    id: str
+
+    @property
+    def member(self) -> str:
+        """The text that the list is ordered by."""
+        return f"{self.order} {self.id}"
+
+
+class Span(NamedTuple):
+    """A part of a list, that of `text`: the places from `low` up to but not including `high`, which
+    are compared with the texts `<order> <id>`.
+    """
+
+    text: str
+    low: str
+    high: str
+
+
+class SentDigests(NamedTuple):
+    """What a view's topic has, of the documents that are asked for.
+
+    number  counts the transactions of such views; see `State.begin_sending`
+    by_id   digests of documents, by root id; those that the topic lacks have none
+    """
+
+    number: int
+    by_id: Mapping[str, bytes]
 
 
 class Turn(NamedTuple):
@@ -115,6 +155,19 @@ class State(Protocol):
     ) -> dict[str, list[str]]:
         """Read the ids of the first rows of a listing's lists, in their order, by text."""
 
+    def ranged(
+        self,
+        table: str,
+        number: int,
+        spans: Sequence[Span],
+        limit: int,
+        *,
+        last_first: bool = False,
+    ) -> list[list[Place]]:
+        """Read the first places of each of these parts of a listing's lists, at most `limit` of
+        each, in their order; with `last_first` the last ones, from the last one on.
+        """
+
     def tallied(self, table: str, number: int, texts: Collection[str]) -> dict[str, dict[str, int]]:
         """Read a tally's numbers, by text: `n` counts rows; `c0` values of its first column that
         aren't NULL, `s0` is their sum, of bigints and numerics `s0:<name>` that of their amounts
@@ -139,14 +192,65 @@ class State(Protocol):
         of its root rows are dirty. False may be said of one of which nothing was sent, too.
         """
 
-    def sent(self, turn: Turn, view: str, marks: Mapping[str, str]) -> None:
-        """Forget that ids are dirty whose mark is still the one that was read, if it is still this
-        turn; else raise as `require_turn` does.
+    def digests(self, view: str, ids: Collection[str]) -> SentDigests:
+        """Read the digests of these documents, of a view whose changes are sent once each.
+
+        Raises:
+            Failure: of the kind `rewound`, if a transaction of such a view was begun and not noted as
+                sent: only the topic knows whether it has these documents.
         """
 
-    def mark(self, view: str, keys: Mapping[str, bytes]) -> None:
+    def begin_sending(self, turn: Turn, number: int) -> None:
+        """Note that a transaction begins, if it is still this turn and this number; else raise as
+        `require_turn` and `digests` do. So a task that is run twice sends nothing twice.
+        """
+
+    def note_digests(self, turn: Turn, view: str, digests: Mapping[str, bytes | None]) -> None:
+        """Store what the view's topic has, None: no such document; if it is still this turn, else
+        raise as `require_turn` does.
+        """
+
+    def forget_digests(self, turn: Turn, view: str) -> None:
+        """Take the view's topic for empty, if it is still this turn; else raise as `require_turn` does."""
+
+    def sent(
+        self,
+        turn: Turn,
+        view: str,
+        marks: Mapping[str, str],
+        due: Mapping[str, int] = NEVER_DUE,
+        digests: Mapping[str, bytes | None] = NOTHING_SENT,
+    ) -> None:
+        """Forget that ids are dirty whose mark is still the one that was read, if it is still this
+        turn; else raise as `require_turn` does. In the same step, remember when these documents are
+        due next, in microseconds since 1970; those without a time never are. And store the digests
+        of what was sent, which ends what `begin_sending` began.
+        """
+
+    def times_seen(self) -> Mapping[str, int]:
+        """Read the latest time that rows had in the column that is a view's clock, by view, in
+        microseconds since 1970. It may be of rows that are only about to be applied.
+        """
+
+    def clocks(self) -> Mapping[str, int]:
+        """Read the clock of each view that has one, in microseconds since 1970."""
+
+    def advance(self, turn: Turn, clocks: Mapping[str, int]) -> None:
+        """Set clocks forward, by view, if it is still this turn; else raise as `require_turn` does.
+        None goes back.
+        """
+
+    def ripen(self, turn: Turn, view: str, now: int) -> None:
+        """Mark as dirty the documents that are due by then, if it is still this turn; else raise as
+        `require_turn` does.
+        """
+
+    def is_due(self, view: str, now: int) -> bool:
+        """Say whether a document is due by then."""
+
+    def mark(self, view: str, keys: Mapping[str, bytes], *, send_again: bool = False) -> None:
         """Mark root ids as dirty, given with the connector's keys, whether there are such rows or
-        not.
+        not. With `send_again` their documents are sent even if the topic has them as they are.
         """
 
     def is_clean(self) -> bool:
@@ -156,10 +260,15 @@ class State(Protocol):
         """Read how much there is of these tables, and to do for these views."""
 
     def note_current(
-        self, turn: Turn, reached: Mapping[str, Mapping[str, ViewCheckpoint | None]]
+        self,
+        turn: Turn,
+        reached: Mapping[str, Mapping[str, ViewCheckpoint | None]],
+        clocks: Mapping[str, int],
     ) -> None:
         """Store by view up to where its documents have been sent, if it is still this turn; else
         raise as `require_turn` does. Other views' notes stay.
+
+        `clocks`: of the views that have one, the time that its documents are as of
 
         `reached`: by topic of the view's tables, the position and the floor that its documents are as
         of; and of its own topic an end, such that all before it was made of the state before this
@@ -168,6 +277,9 @@ class State(Protocol):
 
     def current(self) -> Mapping[str, Mapping[str, ViewCheckpoint]]:
         """Read what `note_current` stored, by view and topic: position and floor."""
+
+    def noted_clocks(self) -> Mapping[str, int]:
+        """Read the times that `note_current` stored, by view."""
 
     def waiting(self) -> Mapping[str, list[str]]:
         """Read which views wait, as `StateSink.adopt` was told last."""
@@ -235,6 +347,25 @@ def scan_rows(
     if is_key(table, values):
         return (texts,)
     return state.scan_members(table.qualified, _slot(plan, table, values), texts)
+
+
+def scan_spans(
+    state: State, table: str, number: int, spans: Sequence[Span]
+) -> Iterator[tuple[int, list[Place]]]:
+    """Read all places of parts of lists, page by page: the number of a part, and places of it in
+    their order.
+    """
+    remaining = dict(enumerate(spans))
+    while remaining:
+        pages = state.ranged(table, number, list(remaining.values()), SPAN_PAGE)
+        for place, page in zip(list(remaining), pages, strict=True):
+            if page:
+                yield place, page
+            if len(page) < SPAN_PAGE:
+                del remaining[place]
+            else:
+                # A text follows another directly with a NUL after it.
+                remaining[place] = remaining[place]._replace(low=f"{page[-1].member}\0")
 
 
 def _slot(plan: StatePlan, table: Table, values: Values) -> int:

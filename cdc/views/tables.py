@@ -10,7 +10,7 @@ from cdc.model.table import Column, Derivation, Shape, Table
 from cdc.views.aggregates import result_type
 from cdc.views.plan import Node, View
 from cdc.views.resolve import resolve, resolve_views
-from cdc.views.sql import document_query
+from cdc.views.sql import clock_setting, document_query
 
 NESTED = "jsonb"
 """The type of a member that is made of other tables' rows: its text is JSON in the view's topic."""
@@ -27,7 +27,12 @@ def view_table(pipeline: Pipeline, view: View) -> Table:
         pipeline.view_topic(view.name),
         # The topic may hold documents of an earlier definition, with members of their own.
         reshaped=True,
-        derivation=Derivation(document_query(view), tuple(sorted(view.topics.items())), view.sinks),
+        derivation=Derivation(
+            document_query(view),
+            tuple(sorted(view.topics.items())),
+            view.sinks,
+            clock_setting(view.name) if view.has_clock else None,
+        ),
     )
 
 

@@ -19,6 +19,7 @@ from cdc.sink.lane import ChunkLimits, Failure, Lane, Verdicts
 from cdc.sink.lane_run import collect_outcome
 from cdc.sink.lane_task import LaneRun
 from cdc.views.plan import Aggregate, Join, Node, Order, StatePlan, View
+from cdc.views.rows import Entries
 from cdc.views.scalar.expression import Expression
 from cdc.views.state import State, StateSink, Turn
 
@@ -36,7 +37,7 @@ BOOKS = table("books", id="integer", author_id="integer", title="text", year="in
 
 
 def node(field: str, table: Table, on: tuple[str, str] | None = None, **options: Any) -> Node:
-    join = Join(*((Expression(name, (name,)),) for name in on)) if on else None
+    join = Join((Expression(on[0], (on[0],)),), (Expression(on[1], (on[1],)),)) if on else None
     return Node(field, table, tuple(column.name for column in table.columns), join, **options)
 
 
@@ -181,9 +182,9 @@ class Harness:
                 state.sent(turn, view, marks)
         assert state.is_clean()
 
-    def pending(self) -> dict[tuple[str, str], Mapping[int, str]]:
+    def pending(self) -> dict[tuple[str, str], Entries]:
         """The entries that rows had before the first chunk that they are pending in."""
-        entries: dict[tuple[str, str], Mapping[int, str]] = {}
+        entries: dict[tuple[str, str], Entries] = {}
         for chunk in self.state.pending():
             for row_id, former in chunk.rows.items():
                 entries.setdefault((chunk.table, row_id), former)
@@ -222,12 +223,13 @@ def changed_rows_are_dirty_and_pending(harness: Harness) -> None:
     assert set(state.dirty(BOOK_VIEW, 99)) == {"10", "11", "12"}
     pending = harness.pending()
     assert {row_id for _, row_id in pending} == {"1", "2", "10", "11", "12"}
-    assert not any(pending.values())
+    assert not any(entries.slots for entries in pending.values())
     harness.settle()
     harness.write(BOOKS, id=10, author_id=2, title="t", year=1)
     harness.delete(BOOKS, 12)
     harness.apply()
-    assert harness.pending() == {("lib.books", "10"): {0: "1"}, ("lib.books", "12"): {0: "1"}}
+    former = {row: entries.slots for row, entries in harness.pending().items()}
+    assert former == {("lib.books", "10"): {0: "1"}, ("lib.books", "12"): {0: "1"}}
     assert set(state.dirty(BOOK_VIEW, 99)) == {"10", "12"}
     assert state.dirty(AUTHOR_VIEW, 99) == {}
 
@@ -239,7 +241,7 @@ def chunks_are_pending_in_their_order(harness: Harness) -> None:
         harness.write(BOOKS, id=2, author_id=number, title="t", year=1)
         harness.apply()
     books = [chunk for chunk in harness.state.pending() if chunk.table == "lib.books"]
-    assert [chunk.rows["2"].get(0) for chunk in books] == [None, *map(str, range(11))]
+    assert [chunk.rows["2"].slots.get(0) for chunk in books] == [None, *map(str, range(11))]
 
 
 def a_row_that_stays_the_same_makes_nothing_dirty(harness: Harness) -> None:
@@ -482,6 +484,92 @@ def all_is_unsent_until_a_mark_is_forgotten(harness: Harness) -> None:
     assert state.is_unsent(AUTHOR_VIEW)
 
 
+def a_document_is_dirty_once_it_is_due(harness: Harness) -> None:
+    state = harness.state
+    harness.library()
+    turn = state.take("sender")
+    due = {"1": 100, "2": 200}
+    state.sent(turn, AUTHOR_VIEW, state.dirty(AUTHOR_VIEW, 9), due)
+    assert (state.is_due(AUTHOR_VIEW, 99), state.is_due(AUTHOR_VIEW, 100)) == (False, True)
+    state.ripen(turn, AUTHOR_VIEW, 99)
+    assert state.dirty(AUTHOR_VIEW, 9) == {}
+    state.ripen(turn, AUTHOR_VIEW, 100)
+    marks = state.dirty(AUTHOR_VIEW, 9)
+    assert set(marks) == {"1"}
+    # Without a time it is never due again.
+    state.sent(turn, AUTHOR_VIEW, marks)
+    state.ripen(turn, AUTHOR_VIEW, 150)
+    assert state.dirty(AUTHOR_VIEW, 9) == {}
+    assert state.is_due(AUTHOR_VIEW, 200)
+
+
+def a_clock_never_goes_back(harness: Harness) -> None:
+    state = harness.state
+    turn = state.take("sender")
+    state.advance(turn, {AUTHOR_VIEW: 100, BOOK_VIEW: 7})
+    state.advance(turn, {AUTHOR_VIEW: 50})
+    assert state.clocks() == {AUTHOR_VIEW: 100, BOOK_VIEW: 7}
+    state.take("another")
+    with pytest.raises(Failure, match=r"."):
+        state.advance(turn, {AUTHOR_VIEW: 200})
+    with pytest.raises(Failure, match=r"."):
+        state.ripen(turn, AUTHOR_VIEW, 200)
+    assert state.clocks() == {AUTHOR_VIEW: 100, BOOK_VIEW: 7}
+
+
+def what_a_topic_has_is_known_by_digest(harness: Harness) -> None:
+    """Also of documents that are marked again; until it is forgotten."""
+    state = harness.state
+    turn = state.take("sender")
+    state.mark(AUTHOR_VIEW, {"1": b"{}", "2": b"{}", "3": b"{}"})
+    former = state.digests(AUTHOR_VIEW, ["1", "2", "3"])
+    assert former.by_id == {}
+    marks = state.dirty(AUTHOR_VIEW, 9)
+    state.begin_sending(turn, former.number)
+    state.mark(AUTHOR_VIEW, {"2": b"{}"})
+    state.sent(turn, AUTHOR_VIEW, marks, {}, {"1": b"one", "2": b"two", "3": None})
+    assert set(state.dirty(AUTHOR_VIEW, 9)) == {"2"}
+    assert state.digests(AUTHOR_VIEW, ["1", "2", "3"]).by_id == {"1": b"one", "2": b"two"}
+    assert state.digests(BOOK_VIEW, ["1"]).by_id == {}
+    state.note_digests(turn, AUTHOR_VIEW, {"1": None, "3": b"three"})
+    state.mark(AUTHOR_VIEW, {"2": b"{}"}, send_again=True)
+    assert state.digests(AUTHOR_VIEW, ["1", "2", "3"]).by_id == {"2": b"", "3": b"three"}
+    state.forget_digests(turn, AUTHOR_VIEW)
+    assert state.digests(AUTHOR_VIEW, ["1", "2", "3"]).by_id == {}
+
+
+def a_transaction_is_begun_once(harness: Harness) -> None:
+    """One that isn't noted as sent is known by the next owner alone, who reads the topic first."""
+    state = harness.state
+    turn = state.take("sender")
+    number = state.digests(AUTHOR_VIEW, []).number
+    state.begin_sending(turn, number)
+    with pytest.raises(Failure) as caught:
+        state.begin_sending(turn, number)
+    assert caught.value.kind == "rewound"
+    with pytest.raises(Failure) as caught:
+        state.digests(AUTHOR_VIEW, [])
+    assert caught.value.kind == "rewound"
+    state.sent(turn, AUTHOR_VIEW, {})
+    with pytest.raises(Failure, match=r"."):
+        # A task that has read what another one has sent since.
+        state.begin_sending(turn, number)
+    state.begin_sending(turn, state.digests(AUTHOR_VIEW, []).number)
+    later = state.take("another")
+    assert state.digests(AUTHOR_VIEW, []).by_id == {}
+    number = state.digests(AUTHOR_VIEW, []).number
+    with pytest.raises(Failure) as caught:
+        state.begin_sending(turn, number)
+    assert caught.value.kind == "fenced"
+    with pytest.raises(Failure) as caught:
+        state.note_digests(turn, AUTHOR_VIEW, {"1": b"one"})
+    assert caught.value.kind == "fenced"
+    with pytest.raises(Failure) as caught:
+        state.forget_digests(turn, AUTHOR_VIEW)
+    assert caught.value.kind == "fenced"
+    state.begin_sending(later, number)
+
+
 # Turns
 
 
@@ -499,7 +587,7 @@ def another_turn_forgets_no_mark(harness: Harness) -> None:
     for turn, kind in {**turns, later.next: "rewound", Turn("run", 99): "rewound"}.items():
         for ask in (
             lambda turn: state.sent(turn, AUTHOR_VIEW, marks),
-            lambda turn: state.note_current(turn, {BOOK_VIEW: {"topic": PLACE}}),
+            lambda turn: state.note_current(turn, {BOOK_VIEW: {"topic": PLACE}}, {}),
             lambda turn: state.begin_turn(turn.next),
             state.require_turn,
         ):
@@ -517,14 +605,16 @@ def what_is_current_is_noted(harness: Harness) -> None:
     """By view and topic, each as it was noted last; of a topic without records nothing."""
     turn, later = harness.state.take("run"), ViewCheckpoint(Position("2", (3,)), floor=7)
     own: dict[str, ViewCheckpoint | None] = {"a": PLACE, "b": PLACE, "c": None}
-    harness.state.note_current(turn, {AUTHOR_VIEW: own, BOOK_VIEW: {"a": PLACE}})
+    notes: dict[str, dict[str, ViewCheckpoint | None]] = {AUTHOR_VIEW: own, BOOK_VIEW: {"a": PLACE}}
+    harness.state.note_current(turn, notes, {AUTHOR_VIEW: 5, BOOK_VIEW: 6})
     harness.state.begin_turn(turn.next)
-    harness.state.note_current(turn.next, {AUTHOR_VIEW: {"b": later}})
+    harness.state.note_current(turn.next, {AUTHOR_VIEW: {"b": later}}, {AUTHOR_VIEW: 8})
     harness.state.take("another")
     assert harness.state.current() == {
         AUTHOR_VIEW: {"a": PLACE, "b": later},
         BOOK_VIEW: {"a": PLACE},
     }
+    assert harness.state.noted_clocks() == {AUTHOR_VIEW: 8, BOOK_VIEW: 6}
 
 
 # Tables that begin anew, and other files
@@ -541,8 +631,8 @@ def a_cleared_table_is_undone(harness: Harness) -> None:
     assert harness.position(books) is None
     assert harness.rows(BOOKS) == {}
     assert entries(harness, "1") == (set(), [], {})
-    former = {0: "1"}
-    assert harness.pending() == {("lib.books", row_id): former for row_id in ("10", "11", "12")}
+    former = {row: entries.slots for row, entries in harness.pending().items()}
+    assert former == {("lib.books", row_id): {0: "1"} for row_id in ("10", "11", "12")}
     assert harness.state.deleted_keys(BOOK_VIEW, ["10"]).keys() == {"10"}
     assert harness.state.current() == {
         view: {topic: place for topic, place in note.items() if topic != BOOKS.topic}
@@ -562,6 +652,7 @@ def another_need_begins_a_table_anew(harness: Harness) -> None:
     assert harness.state.current().keys() == {AUTHOR_VIEW, BOOK_VIEW}
     harness.adopt(books="2")
     assert harness.state.current() == {}
+    assert harness.state.noted_clocks() == {}
     plan = plan_of(AUTHOR_DOCS, BOOK_DOCS, TAG_DOCS)
     harness.begin(plan)
     note_all(harness)
@@ -617,7 +708,7 @@ def note_all(harness: Harness) -> None:
         view.name: dict.fromkeys([view.name, *view.topics.values()], PLACE)
         for view in harness.sink.plan.views
     }
-    harness.state.note_current(harness.state.take("run"), notes)
+    harness.state.note_current(harness.state.take("run"), notes, dict.fromkeys(notes, 5))
 
 
 PLACE = ViewCheckpoint(Position("1", (1, 1)))
@@ -647,6 +738,8 @@ def a_removed_state_leaves_nothing(harness: Harness) -> None:
 
 
 LAWS = [
+    a_document_is_dirty_once_it_is_due,
+    a_clock_never_goes_back,
     changed_rows_are_dirty_and_pending,
     chunks_are_pending_in_their_order,
     a_row_that_stays_the_same_makes_nothing_dirty,
@@ -662,6 +755,8 @@ LAWS = [
     no_more_marks_are_read_than_asked_for,
     a_deleted_root_leaves_its_key,
     all_is_unsent_until_a_mark_is_forgotten,
+    what_a_topic_has_is_known_by_digest,
+    a_transaction_is_begun_once,
     another_turn_forgets_no_mark,
     what_is_current_is_noted,
     a_cleared_table_is_undone,

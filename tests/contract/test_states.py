@@ -131,9 +131,23 @@ SCRIPTS: dict[str, tuple[object, str, str, str, Law]] = {
     "newer marks forgotten": (
         state,
         "SENT",
-        "tonumber(marks[i]) == tonumber(ARGV[count + 2 + i])",
+        "tonumber(marks[i]) == tonumber(ARGV[count + 3 + i])",
         "true",
         laws.a_newer_mark_stays,
+    ),
+    "digests of what was sent lost": (
+        state,
+        "SENT",
+        "redis.call('HSET', KEYS[6], ARGV[i], ARGV[i + 1])",
+        "",
+        laws.what_a_topic_has_is_known_by_digest,
+    ),
+    "transaction begun twice": (
+        state,
+        "BEGIN_SENDING",
+        "if tonumber(redis.call('HGET', KEYS[1], 'sending') or 0) ~= tonumber(ARGV[3]) then return 'unsettled' end",
+        "",
+        laws.a_transaction_is_begun_once,
     ),
     "turn not asked for": (
         state,

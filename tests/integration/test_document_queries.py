@@ -290,7 +290,7 @@ def view_table(view: View) -> Table:
 def assembled(view: View, plan: StatePlan, rows: Mapping[str, Mapping[str, Row]]) -> dict[str, str]:
     """The documents of a view by id, as a sink that reads the view's topic has them."""
     state, table = cast(State, state_of(plan, rows)), codec(view_table(view))
-    documents = assemble(plan, state, view, list(rows[view.root.table.name]))
+    documents = assemble(plan, state, view, list(rows[view.root.table.name])).documents
     return {
         table.row_id(document.key): table.document(document.row).decode()
         for document in documents

@@ -32,6 +32,7 @@ from cdc.sinks.redis.documents.state import OpenState, RedisState
 from cdc.sinks.redis.positions import Positions
 from cdc.sinks.redis.tables import remove_keys
 from cdc.views.plan import Aggregate, Join, Node, Order, StatePlan, View
+from cdc.views.rows import Entries
 from cdc.views.scalar.expression import Expression
 from cdc.views.state import Chunk, Turn
 from cdc.views.tasks import emission
@@ -387,7 +388,9 @@ class Planted:
 class OldVersionsNotClimbed(Planted):
     def pending(self) -> list[Chunk]:
         chunks = self.state.pending()
-        return [chunk._replace(rows={key: {} for key in chunk.rows}) for chunk in chunks]
+        return [
+            chunk._replace(rows={key: Entries({}, {}) for key in chunk.rows}) for chunk in chunks
+        ]
 
 
 class PendingLost(Planted):
@@ -433,9 +436,9 @@ class NotedAfterSent(Planted):
     def dirty(self, view: str, limit: int) -> dict[str, str]:
         return {**dict.fromkeys(self.in_mind[view], "0"), **self.state.dirty(view, limit)}
 
-    def sent(self, turn: Turn, view: str, marks: Mapping[str, str]) -> None:
+    def sent(self, turn: Turn, view: str, marks: Mapping[str, str], *more: Any) -> None:
         self.in_mind[view] -= set(marks)
-        self.state.sent(turn, view, marks)
+        self.state.sent(turn, view, marks, *more)
 
 
 Plant = Callable[[RedisState], Planted]
@@ -560,7 +563,9 @@ def test_a_state_of_a_former_version_is_removed(url: str, monkeypatch: pytest.Mo
         server.mset({f"{NAME}2:_documents": "x", f"{NAME}": "x"})
         former = RedisState(url, NAME, ())
         former.note_current(
-            former.take("run"), {"view": {"topic": ViewCheckpoint(Position("1", (1,)))}}
+            former.take("run"),
+            {"view": {"topic": ViewCheckpoint(Position("1", (1,)))}},
+            {"view": 5},
         )
         server.hset(f"{NAME}:_needs", AUTHORS.qualified, "all")
         for number in range(5000):

@@ -94,14 +94,22 @@ def test_the_sample_has_documents_of_flights_and_airports(airport: str) -> None:
     )
     pipeline = settings.load(path, servers.environment())
     with source.connect(airport) as conn:
-        flights, airports = view_tables(pipeline, table_survey.describe(conn, pipeline))
+        flights, airports, infected, overdue = view_tables(
+            pipeline, table_survey.describe(conn, pipeline)
+        )
         conn.execute("SET statement_timeout = '20s'")
         documents = [json.loads(text) for _, text in conn.execute(row_query(flights))]
         boards = {key: json.loads(text) for key, text in conn.execute(row_query(airports))}
+        alerts = [json.loads(text) for _, text in conn.execute(row_query(infected))]
+        conn.execute("SET cdc.now_overdue = '2013-01-04Z'")
+        lost = [json.loads(text) for _, text in conn.execute(row_query(overdue))]
     assert len(documents) == sum(board["flights"] for board in boards.values()) > 1500
     assert len(boards["JFK"]["departures"]) == 50
     assert {document["airline"] for document in documents} > {"United Air Lines Inc."}
     assert sum(document["weather"] is not None for document in documents) > 0.9 * len(documents)
+    assert 0 < len(alerts) < 100
+    assert all(alert["inbound"]["arr_delay"] > 30 < alert["dep_delay"] for alert in alerts)
+    assert all(alert["dep_time"] < "2013-01-03T12:00" for alert in lost)
 
 
 # Loading

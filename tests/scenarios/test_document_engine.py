@@ -463,7 +463,7 @@ class OneViewFirst(Emission):
             state.climbed(chunk, {})
         for view in self.plan.views:
             while marks := state.dirty(view.name, SLICE):
-                self._send_slice(view, state, marks, write)
+                self._send_slice(view, state, marks, None, write)
         report.done = state.is_clean()
 
 

@@ -81,10 +81,40 @@ views:
 """
 
 
+TIMED_VIEWS = """
+state: {{type: redis, url: "{state}", prefix: {name}}}
+views:
+  order_steps:
+    root: public.orders
+    include:
+      former:
+        table: public.orders
+        on: {{customer_id: customer_id}}
+        previous: {{placed: placed}}
+        columns: [id, placed]
+      recent:
+        table: public.orders
+        on: {{customer_id: customer_id}}
+        during: {{placed: placed}}
+        before: 1 minute
+        many: true
+        columns: [id]
+        aggregates: {{orders: count(*)}}
+    having: orders > 1
+    to: [search, cache]
+  late_orders:
+    root: public.orders
+    where: is_open AND now() > placed + interval '20 seconds'
+    columns: [placed]
+    to: [cache, warehouse]
+"""
+
+
 def shop(
     world: "World",
     begin: "Callable[[World], None]" = lambda _: None,
     state: str | None = None,
+    views: str = VIEWS,
 ) -> None:
     """The tables with some rows, their connector, and the file with the views. `begin` is called
     before the connector is made; `state` is a database beside the cache's if no other is given.
@@ -93,7 +123,7 @@ def shop(
     state = state or world.cache[:-1] + "4"
     with redis.Redis.from_url(state) as server:
         server.flushdb()
-    world.file.write_text(world.file.read_text() + VIEWS.format(state=state, name=world.name))
+    world.file.write_text(world.file.read_text() + views.format(state=state, name=world.name))
     world.sql(*filter(str.strip, SHOP.split(";")))
     change(world, random.Random(1), 60)
     world.cdc("migrate")
@@ -288,6 +318,63 @@ def hash_of(url: str, key: str) -> dict[str, str]:
     with redis.Redis.from_url(url, decode_responses=True) as server:
         fields: dict[str, str] = server.hgetall(key)
         return fields
+
+
+def test_documents_change_with_the_time(world: "World") -> None:
+    """A deadline passes while no table changes, while nothing runs, and while the state is lost; and
+    each time the views are equal to Postgres' query.
+    """
+    shop(world, views=TIMED_VIEWS)
+    chance = random.Random(5)
+    with world.running():
+        change(world, chance, 100)
+        compare(world)
+        world.sql("INSERT INTO orders VALUES (500, 1, now() - interval '15 seconds', true)")
+        wait_until(lambda: is_cached(world, "late_orders", "500"), 60, "the order to be late")
+        world.sql("UPDATE orders SET placed = now() + interval '1 hour' WHERE id = 500")
+        wait_until(lambda: not is_cached(world, "late_orders", "500"), 60, "it to be withdrawn")
+    with world.process() as process:
+        change(world, chance, 50)
+        world.wait_for("cache", 1)
+        change(world, chance, 50)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    with redis.Redis.from_url(world.cache[:-1] + "4") as server:
+        server.flushdb()
+    with world.running():
+        change(world, chance, 50)
+        results = {(result.sink, result.table): result.source_rows for result in compare(world)}
+        for view in (("search", "view.order_steps"), ("warehouse", "view.late_orders")):
+            assert results[view] > 1
+        # A document that somebody has changed in the cache is sent again, though it hasn't changed.
+        with redis.Redis.from_url(world.cache) as server:
+            key = next(server.scan_iter(f"{world.name}:view.order_steps:*"))
+            server.set(key, "{}")
+        assert world.json("verify", "--timeout", "180", "--repair")["equal"]
+    repaired = json.loads(key.decode().rpartition(":")[2])
+    assert repetitions(world, "late_orders") == []
+    assert repetitions(world, "order_steps") == [repaired]
+
+
+def repetitions(world: "World", view: str) -> list[Any]:
+    """Ids of a view's documents that its topic has twice in succession, or with another `op` than `c`
+    for one that appears, `u` for one that changes.
+    """
+    held: dict[int, Any] = {}
+    wrong = []
+    for record in read(world.pipeline.kafka, world.pipeline.view_topic(view)):
+        row_id = record.key["id"]
+        op = "u" if row_id in held else "c"
+        if record.after == held.pop(row_id, None) or (record.after and record.op != op):
+            wrong.append(row_id)
+        if record.after:
+            held[row_id] = record.after
+    return wrong
+
+
+def is_cached(world: "World", view: str, row_id: str) -> bool:
+    with redis.Redis.from_url(world.cache) as server:
+        return bool(server.exists(f"{world.name}:view.{view}:{row_id}"))
 
 
 def test_a_view_that_no_longer_fits_its_tables_stops_only_itself(world: "World") -> None:

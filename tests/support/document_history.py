@@ -8,6 +8,7 @@ batch takes, and after which step the process ends.
 
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import cache
@@ -33,7 +34,7 @@ from cdc.model.position import Position
 from cdc.model.table import Column, Table
 from cdc.postgres import catalog, source, table_survey
 from cdc.postgres.row_query import row_query
-from cdc.sink.lane import ChunkLimits, Lane
+from cdc.sink.lane import ChunkLimits, Failure, Lane
 from cdc.sink.lane_task import LaneRun
 from cdc.sink.rejection import Rejected, Skip
 from cdc.sinks.redis.database import Database
@@ -45,9 +46,13 @@ from cdc.sinks.redis.positions import Positions
 from cdc.views.needs import needs
 from cdc.views.plan import StatePlan, View
 from cdc.views.resolve import resolve_views
+from cdc.views.scalar.instants import FIRST, text_of
+from cdc.views.sql import clock_setting
+from cdc.views.state import Turn
 from cdc.views.tables import view_table
 from cdc.views.tasks.emission import Emission
-from cdc.views.tasks.report import Report
+from cdc.views.tasks.marking import mark
+from cdc.views.tasks.report import Report, read_report
 from tests.support.envelopes import PLACEHOLDER
 
 NAME, PARTITIONS, SCHEMA = "lib", 2, "lib"
@@ -65,10 +70,13 @@ WIRE = {
     "date": "({0} - date '1970-01-01')",
     "timestamp without time zone": "(extract(epoch FROM {0}) * 1000000)::bigint",
     "timestamp with time zone": (
-        "CASE WHEN {0} < '0001-01-01 00:00+00'::timestamptz THEN '-' ||"
-        " lpad((-1 - extract(year FROM {0} AT TIME ZONE 'UTC'))::text, 4, '0') ELSE"
-        " to_char({0} AT TIME ZONE 'UTC', 'YYYY') END ||"
-        """ to_char({0} AT TIME ZONE 'UTC', '-MM-DD"T"HH24:MI:SS.US"Z"')"""
+        "CASE WHEN NOT isfinite({0}) THEN {0}::text ELSE"
+        " CASE WHEN {0} < '0001-01-01 00:00+00'::timestamptz THEN '-' ||"
+        " lpad((-1 - extract(year FROM {0} AT TIME ZONE 'UTC'))::text, 4, '0')"
+        " WHEN {0} > '9999-12-31 23:59:59.999999+00'::timestamptz THEN '+' ||"
+        " to_char({0} AT TIME ZONE 'UTC', 'YYYY')"
+        " ELSE to_char({0} AT TIME ZONE 'UTC', 'YYYY') END ||"
+        """ to_char({0} AT TIME ZONE 'UTC', '-MM-DD"T"HH24:MI:SS.US"Z"') END"""
     ),
     "json": "{0}::text",
     "jsonb": "{0}::text",
@@ -173,6 +181,14 @@ class History:
         self.floors: dict[str, int] = {}
         self.rejection = Collecting()
         self.chunk_rows, self.rows_read = 500, 0
+        self.sent: dict[str, list[tuple[str, bytes, bytes | None, int]]] = {}
+        """By view, what its topic has: the root's id, the record's key and value, its offset."""
+        self.is_new_process = True
+        """Whether the next `send` begins as an engine does after a crash."""
+        self.repeats_tasks = False
+        """Whether a task that ends amid a transaction is run once more, as Spark does."""
+        self.clocks: dict[str, int] = {}
+        """By view, the time of its clock, in microseconds since 1970; set forward by `send`."""
         connection.execute("SET timezone = 'UTC'")
 
     # Tables and views
@@ -347,7 +363,18 @@ class History:
         open_state = OpenState(self.url, PREFIX, self.plan)
         topics = {name: name for name in self.views}
         state: Any = _CountingState(open_state(), self)
-        emission = Emission(self.plan, open_state, "", topics, "documents", state.take(self.writer))
+        turn = state.take(self.writer)
+        if self.is_new_process:
+            self._read_topics(state, open_state, turn)
+        self.is_new_process = False
+        seen = state.times_seen()
+        for view in self.views.values():
+            if view.clock is not None:
+                self.clocks[view.name] = max(
+                    seen.get(view.name, FIRST), self.clocks.get(view.name, FIRST)
+                )
+        state.advance(turn, self.clocks)
+        emission = Emission(self.plan, open_state, "", topics, "documents", turn)
         when, _, method = (crash or "").partition(" ")
         if crash and method != "write":
             state = _CrashingState(state, method, when)
@@ -360,6 +387,10 @@ class History:
             if crash == "after write":
                 raise Crash
 
+        def write_again(records: Sequence[Outgoing]) -> None:
+            for record in records:
+                self._receive(record)
+
         report, rounds = Report(), 0
         try:
             while not report.done:
@@ -368,9 +399,41 @@ class History:
         except Crash:
             # The next process is another writer.
             self.writer = uuid4().hex
+            self.is_new_process = True
+            if method == "write" and self.repeats_tasks:
+                with suppress(Failure):
+                    emission.send(open_state(), Report(), write_again)
         else:
             assert crash is None, f"nothing came to {crash}"
         return rounds
+
+    def _read_topics(self, state: Any, open_state: OpenState, turn: Turn) -> None:
+        """Read what the topics have of views that send each change once, as an engine does that begins
+        without notes.
+        """
+        blocks = []
+        for view in self.views.values():
+            if view.sends_once:
+                state.forget_digests(turn, view.name)
+                records = self.sent.get(view.name, [])
+                blocks.append(
+                    (view.name, 0, [(key, value, offset) for _, key, value, offset in records])
+                )
+        read_report(mark(open_state, turn, self.views, blocks))
+
+    def go_back(self) -> None:
+        """Bring the state's server back without its last writes: those since `save`."""
+        with redis.Redis.from_url(self.url) as server:
+            server.flushdb()
+            for key, dumped in self.saved.items():
+                server.restore(key, 0, dumped)
+        self.writer = uuid4().hex
+        self.is_new_process = True
+
+    def save(self) -> None:
+        """Remember what the state has."""
+        with redis.Redis.from_url(self.url) as server:
+            self.saved = {key: server.dump(key) for key in server.scan_iter()}
 
     def batch(self, *only: str | Partition) -> None:
         """Apply and send."""
@@ -382,6 +445,8 @@ class History:
         table = codec(view_table(self.pipeline, view))
         row_id = table.row_id(record.key)
         self.emitted.append((view.name, row_id, record.value))
+        sent = self.sent.setdefault(view.name, [])
+        sent.append((row_id, record.key, record.value, len(sent)))
         if record.value is None:
             self.topics[view.name].pop(row_id, None)
         else:
@@ -423,6 +488,11 @@ class History:
         """The documents as Postgres computes them now."""
         query = row_query(view_table(self.pipeline, view)).as_string(None)
         self.connection.execute("SET extra_float_digits = 1")
+        if view.has_clock:
+            now = text_of(self.clocks[view.name])
+            self.connection.execute(
+                "SELECT set_config(%s, %s, false)", [clock_setting(view.name), now]
+            )
         rows = self.connection.execute(query.encode()).fetchall()
         return {row_id: text.replace("\n", " ") for row_id, text in rows}
 
@@ -436,9 +506,29 @@ class History:
             if expected.get(row_id) != self.topics[name].get(row_id)
         ]
 
+    def repetitions(self) -> list[tuple[str, str, bytes | None]]:
+        """Records that say nothing new, or with another `op` than what they say, of views that send
+        each change once.
+        """
+        wrong = []
+        for view in self.views.values():
+            held: dict[str, bytes] = {}
+            for row_id, _, value, _ in self.sent.get(view.name, []) if view.sends_once else []:
+                row = None if value is None else _after(value)
+                op = None if value is None else (b"c" if row_id not in held else b"u")
+                is_new = row != held.pop(row_id, None)
+                if not is_new or (value is not None and value[7:8] != op):
+                    wrong.append((view.name, row_id, value))
+                if row is not None:
+                    held[row_id] = row
+        return wrong
+
     def check(self) -> None:
-        """Each document equals Postgres' own query, and nothing is left to do in the state."""
+        """Each document equals Postgres' own query, views that send each change once have, and nothing
+        is left to do in the state.
+        """
         assert self.differences() == []
+        assert self.repetitions() == []
         with redis.Redis.from_url(self.url, decode_responses=True) as server:
             remaining = [
                 key
@@ -482,5 +572,5 @@ def _json(row: Mapping[str, Any]) -> bytes:
 def _after(value: bytes) -> bytes:
     """The row of a document's envelope, as text."""
     head, tail = b'{"op":"u","after":', b',"source":{"schema":"view"'
-    assert value.startswith(head)
+    assert value.replace(b'"c"', b'"u"', 1).startswith(head)
     return value[len(head) : value.rindex(tail)]

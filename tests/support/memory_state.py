@@ -2,6 +2,7 @@
 lists and tallies are made of the rows anew for each question.
 """
 
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,10 +16,19 @@ from cdc.sink.fencing import checkpoint_after, must_apply
 from cdc.sink.lane import ChunkLimits, Failure, FoldedRow, Part, Verdicts
 from cdc.sink.lane_run import run_on_executors
 from cdc.sinks.memory import Memory
-from cdc.views.entries import entry_maker
+from cdc.views.entries import entry_maker, latest_times
 from cdc.views.plan import StatePlan
 from cdc.views.rows import ConnectorRows, StoredRow
-from cdc.views.state import Chunk, StateSizes, Turn
+from cdc.views.state import (
+    NEVER_DUE,
+    NOTHING_SENT,
+    Chunk,
+    Place,
+    SentDigests,
+    Span,
+    StateSizes,
+    Turn,
+)
 
 NO_ROW, NO_PLAN, NO_TURN = StoredRow(b"", b"", b""), StatePlan(()), Turn("", 0)
 
@@ -33,6 +43,12 @@ class MemoryState:
     marks: dict[str, dict[str, int]] = field(default_factory=dict)
     deleted: dict[str, dict[str, bytes]] = field(default_factory=dict)
     unsent: set[str] = field(default_factory=set)
+    due: dict[str, dict[str, int]] = field(default_factory=dict)
+    in_topics: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    sending: int = 0
+    seen: dict[str, int] = field(default_factory=dict)
+    times: dict[str, int] = field(default_factory=dict)
+    noted_times: dict[str, int] = field(default_factory=dict)
     needs: dict[str, str] = field(default_factory=dict)
     reached: dict[str, dict[str, ViewCheckpoint]] = field(default_factory=dict)
     stored: dict[str, ViewCheckpoint] = field(default_factory=dict)
@@ -43,6 +59,7 @@ class MemoryState:
 
     def take(self, owner: str) -> Turn:
         self.turn = Turn(owner, self.turn.number + 1)
+        self.sending += self.sending % 2
         return self.turn
 
     def begin_turn(self, turn: Turn) -> None:
@@ -81,6 +98,17 @@ class MemoryState:
     ) -> dict[str, list[str]]:
         return self._indexed.listed(table, number, texts, limit)
 
+    def ranged(
+        self,
+        table: str,
+        number: int,
+        spans: Sequence[Span],
+        limit: int,
+        *,
+        last_first: bool = False,
+    ) -> list[list[Place]]:
+        return self._indexed.ranged(table, number, spans, limit, last_first=last_first)
+
     def tallied(self, table: str, number: int, texts: Collection[str]) -> dict[str, dict[str, int]]:
         tallies = self._indexed.tallied(table, number, texts)
         return {
@@ -112,16 +140,73 @@ class MemoryState:
     def is_unsent(self, view: str) -> bool:
         return view in self.unsent
 
-    def sent(self, turn: Turn, view: str, marks: Mapping[str, str]) -> None:
+    def digests(self, view: str, ids: Collection[str]) -> SentDigests:
+        if self.sending % 2:
+            raise Failure("rewound", "a transaction is open")
+        held = self.in_topics.get(view, {})
+        return SentDigests(self.sending, {row_id: held[row_id] for row_id in ids if row_id in held})
+
+    def begin_sending(self, turn: Turn, number: int) -> None:
         self.require_turn(turn)
+        if number != self.sending:
+            raise Failure("rewound", "another transaction")
+        self.sending += 1
+
+    def note_digests(self, turn: Turn, view: str, digests: Mapping[str, bytes | None]) -> None:
+        self.require_turn(turn)
+        held = self.in_topics.setdefault(view, {})
+        for row_id, digest in digests.items():
+            held.pop(row_id, None)
+            held |= {row_id: digest} if digest else {}
+
+    def forget_digests(self, turn: Turn, view: str) -> None:
+        self.require_turn(turn)
+        self.in_topics.pop(view, None)
+
+    def sent(
+        self,
+        turn: Turn,
+        view: str,
+        marks: Mapping[str, str],
+        due: Mapping[str, int] = NEVER_DUE,
+        digests: Mapping[str, bytes | None] = NOTHING_SENT,
+    ) -> None:
+        self.note_digests(turn, view, digests)
+        self.sending += self.sending % 2
         self.unsent -= {view} if marks else set()
         for row_id, mark in marks.items():
             if self.marks[view].get(row_id) == int(mark):
                 del self.marks[view][row_id]
                 self.deleted.get(view, {}).pop(row_id, None)
+                self.due.setdefault(view, {}).pop(row_id, None)
+                self.due[view].update({row_id: due[row_id]} if row_id in due else {})
 
-    def mark(self, view: str, keys: Mapping[str, bytes]) -> None:
+    def times_seen(self) -> Mapping[str, int]:
+        return dict(self.seen)
+
+    def clocks(self) -> Mapping[str, int]:
+        return dict(self.times)
+
+    def advance(self, turn: Turn, clocks: Mapping[str, int]) -> None:
+        self.require_turn(turn)
+        for view, now in clocks.items():
+            self.times[view] = max(now, self.times.get(view, now))
+
+    def ripen(self, turn: Turn, view: str, now: int) -> None:
+        self.require_turn(turn)
+        ripe = [row_id for row_id, time in self.due.get(view, {}).items() if time <= now]
+        if ripe:
+            self.mark_rows(view, ripe)
+        for row_id in ripe:
+            del self.due[view][row_id]
+
+    def is_due(self, view: str, now: int) -> bool:
+        return any(time <= now for time in self.due.get(view, {}).values())
+
+    def mark(self, view: str, keys: Mapping[str, bytes], *, send_again: bool = False) -> None:
         self.mark_rows(view, keys)
+        if send_again:
+            self.in_topics.setdefault(view, {}).update(dict.fromkeys(keys, b""))
         self.deleted.setdefault(view, {}).update(keys)
 
     def is_clean(self) -> bool:
@@ -140,15 +225,22 @@ class MemoryState:
         )
 
     def note_current(
-        self, turn: Turn, reached: Mapping[str, Mapping[str, ViewCheckpoint | None]]
+        self,
+        turn: Turn,
+        reached: Mapping[str, Mapping[str, ViewCheckpoint | None]],
+        clocks: Mapping[str, int],
     ) -> None:
         self.require_turn(turn)
+        self.noted_times |= clocks
         for view, positions in reached.items():
             places = {topic: position for topic, position in positions.items() if position}
             self.reached.setdefault(view, {}).update(places)
 
     def current(self) -> Mapping[str, Mapping[str, ViewCheckpoint]]:
         return {view: dict(positions) for view, positions in self.reached.items()}
+
+    def noted_clocks(self) -> Mapping[str, int]:
+        return dict(self.noted_times)
 
     def waiting(self) -> Mapping[str, list[str]]:
         return self.waiting_views
@@ -209,6 +301,9 @@ class MemoryStateWriter:
     def write_rows(self, part: Part) -> None:
         table, store = part.advance.table, self.sink.store
         make = entry_maker(self.sink.plan, table)
+        current = [row.value for row in part.rows.values() if row.value is not None]
+        latest = latest_times(self.sink.plan, table, current, time.time_ns() // 1000)
+        store.seen |= {view: max(at, store.seen.get(view, at)) for view, at in latest.items()}
         store.change(
             table,
             {
@@ -263,6 +358,7 @@ class MemoryDocuments(Memory):
         for name in store.marks.keys() - {view.name for view in plan.views}:
             del store.marks[name]
             store.deleted.pop(name, None)
+            store.in_topics.pop(name, None)
             store.unsent.discard(name)
         for name in store.tables.keys() - set(needs):
             del store.tables[name]
@@ -278,6 +374,8 @@ class MemoryDocuments(Memory):
             for view, positions in self.store.reached.items()
         }
         self.store.reached = {view: positions for view, positions in notes.items() if positions}
+        for view in self.store.noted_times.keys() - self.store.reached.keys():
+            del self.store.noted_times[view]
 
     def require_room(
         self, plan: StatePlan, again: Collection[str], estimates: Mapping[str, RowEstimate]

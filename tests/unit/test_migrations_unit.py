@@ -27,6 +27,7 @@ APPLIED = {
     "sample/0002_indexes.sql": "8b7ca3277972b5f16c907aa721517b675e869e21943b00c03ea3029dbb49ac48",
     "sample/0003_departures.sql": "865c2b6ab6011ee5d31a4691def60c0acdbfa0729ce1df99dd036c32d77d6daf",
     "sample/0004_statistics.sql": "4749c34644fb7c356724b611fbd9a98fea9376138994d4f8e9346ed1e7ec506c",
+    "sample/0005_arrivals.sql": "242fbf3b37cb5e50fef5ca029a6bc1455967bb272eb9f5637dbc20eed690e362",
 }
 """Files that databases have applied, by the SHA-256 of their bytes. A new file gets a line, none is changed."""
 

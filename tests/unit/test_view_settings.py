@@ -174,7 +174,7 @@ def test_a_view_has_a_topic_of_its_own(tmp_path: Path) -> None:
             "    root: public.flights\n    window: {size: 1 hour}",
             12,
             "flight_docs: window isn't supported: the only views are documents",
-            "accepted here: columns",
+            "accepted here: alerts, clock, columns",
         ),
         ("    root: public.flights", "    from: public.flights", 12, "from isn't supported", ""),
         ("    root: public.flights", "    pattern: {}", 12, "pattern isn't supported", ""),

@@ -3,12 +3,12 @@
 It is made of rows alone: nothing in it was kept current by changes.
 """
 
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from cdc.views.rows import GROUP, LISTING, TALLY, UNIT, StoredRow, unescape
-from cdc.views.scalar.amounts import decode_amount
+from cdc.views.scalar.amounts import count_amounts
+from cdc.views.state import Place, Span
 
 
 class Entry(NamedTuple):
@@ -63,10 +63,30 @@ class BatchState:
             lists[text] = [member.decode().partition(" ")[2] for member in members[:limit]]
         return lists
 
+    def ranged(
+        self,
+        table: str,
+        number: int,
+        spans: Sequence[Span],
+        limit: int,
+        *,
+        last_first: bool = False,
+    ) -> list[list[Place]]:
+        """See `State.ranged`."""
+        answers = []
+        for span in spans:
+            rows = self._entries.get((table, f"{LISTING}{number}", span.text), {})
+            places = [Place(order, row_id) for row_id, (order,) in rows.items()]
+            low, high = span.low.encode(), span.high.encode()
+            chosen = [place for place in places if low <= place.member.encode() < high]
+            chosen.sort(key=lambda place: place.member.encode(), reverse=last_first)
+            answers.append(chosen[:limit])
+        return answers
+
     def tallied(self, table: str, number: int, texts: Collection[str]) -> dict[str, dict[str, int]]:
         """See `State.tallied`."""
         return {
-            text: _count(rows.values())
+            text: count_amounts(rows.values())
             for text, rows in self._by_text(table, f"{TALLY}{number}", texts)
         }
 
@@ -80,15 +100,3 @@ class BatchState:
         for text in texts:
             if rows := self._entries.get((table, name, text)):
                 yield text, rows
-
-
-def _count(entries: Iterable[tuple[str, ...]]) -> dict[str, int]:
-    numbers = Counter[str]()
-    for values in entries:
-        numbers["n"] += 1
-        for place, value in enumerate(values):
-            if value:
-                numbers[f"c{place}"] += 1
-                for name, amount in decode_amount(value):
-                    numbers[f"s{place}:{name}" if name else f"s{place}"] += amount
-    return numbers

@@ -168,7 +168,7 @@ def _assemble(
     ids, row_id = sorted(roots), codec(view.root.table).row_id
     for start in range(0, len(ids), SLICE):
         # What `assemble` asks for is there; what the engine asks for isn't.
-        documents = assemble(plan, cast("State", state), view, ids[start : start + SLICE])
+        documents = assemble(plan, cast("State", state), view, ids[start : start + SLICE]).documents
         yield _digests(
             [
                 (row_id(document.key), document.row)

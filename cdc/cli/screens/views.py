@@ -9,6 +9,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from cdc.cli.screens.grid import make_grid
+from cdc.config.view_settings import TIME_KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -46,13 +47,27 @@ def _place(name: str, place: Mapping[str, Any]) -> str:
     parts = [f"{name}: {'list of ' if place.get('many') else ''}{place['table']}"]
     pairs = place.get("on", {}).items()
     parts += [f"on {' and '.join(f'{left} = {right}' for left, right in pairs)}"] if pairs else []
+    parts += _times(place)
     parts += [f"where {place['where']}"] if "where" in place else []
     parts += [f"by {', '.join(place['order_by'])}"] if "order_by" in place else []
     parts += [f"{place['limit']:,} at most"] if "limit" in place else []
     shown = [place["flatten"]] if "flatten" in place else place.get("columns", [])
     parts += [f"({', '.join(shown)})"] if shown else []
     parts += [f"{member} = {call_}" for member, call_ in place.get("aggregates", {}).items()]
+    parts += [f"having {place['having']}"] if "having" in place else []
+    parts += [f"now() is the latest {place['clock']}"] if "clock" in place else []
+    parts += ["each change sent once"] if "alerts" in place else []
     return ", ".join(parts)
+
+
+def _times(place: Mapping[str, Any]) -> list[str]:
+    """Say which of the joined rows a join in time chooses."""
+    parts = []
+    for kind in TIME_KINDS:
+        for left, right in place.get(kind, {}).items():
+            parts.append(f"{kind} {left}: {right}")
+    parts += [f"{name} {place[name]}" for name in ("within", "before", "after") if name in place]
+    return parts
 
 
 def draw_views_plan(rows: Mapping[str, Mapping[str, Any]]) -> RenderableType:

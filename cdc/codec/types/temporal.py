@@ -140,10 +140,11 @@ def to_stamp(text: str) -> datetime | int | None:
         return datetime.fromisoformat(text)
     if text == "infinity":
         return FOREVER
-    return NEVER if text == "-infinity" else _micros(text)
+    return NEVER if text == "-infinity" else moment(text)
 
 
-def _micros(text: str) -> int | None:
+def moment(text: str) -> int | None:
+    """Microseconds since 1970 of a time stamp with a zone, of any year; None for what has no 64 bits."""
     parts = STAMP.fullmatch(text)
     if parts is None:
         return None

@@ -11,7 +11,8 @@ most of them that is still there. A group has nine digits so that nine thousand 
 into a counter of 64 bits.
 """
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import Context, Decimal
 from typing import Any
 
@@ -38,6 +39,21 @@ def decode_amount(text: str) -> Iterator[tuple[str, int]]:
     for part in text.split(",") if text != COUNTED else ():
         name, _, amount = part.rpartition(":")
         yield name, int(amount)
+
+
+def count_amounts(rows: Iterable[Sequence[str]]) -> dict[str, int]:
+    """Add up the amounts of rows, by column, as a state's tally has them: see
+    `cdc.views.state.State.tallied`.
+    """
+    numbers = Counter[str]()
+    for amounts in rows:
+        numbers["n"] += 1
+        for place, amount in enumerate(amounts):
+            if amount:
+                numbers[f"c{place}"] += 1
+                for name, part in decode_amount(amount):
+                    numbers[f"s{place}:{name}" if name else f"s{place}"] += part
+    return numbers
 
 
 def _parts(number: Decimal) -> Iterator[tuple[str, int]]:

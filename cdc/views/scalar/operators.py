@@ -13,6 +13,7 @@ from functools import cache, partial
 from operator import eq, ge, gt, itemgetter, le, lt, ne
 from typing import Any
 
+from cdc.codec.types.temporal import FIRST_MOMENT, FOREVER, from_stamp, moment
 from cdc.views.scalar import terms
 from cdc.views.scalar.ordering import code_points, number_key, time_key
 from cdc.views.scalar.terms import Term
@@ -32,6 +33,8 @@ FIRST_MONTHS = {"year": (-4712, 1), "quarter": (-4712, 1), "month": (-4713, 12)}
 FIRST_MONTH = (-4713, 11)
 LAST_YEAR = 294276
 COLLATION = ' COLLATE "C"'
+NOW = "\0now"
+"""Under which a row has the time of the clock, as a document has it; no column has this name."""
 SQL_TYPES = {
     terms.TEXTS: "text",
     terms.NUMERIC: "numeric",
@@ -62,6 +65,8 @@ def evaluator(term: Term) -> Evaluate:
         return itemgetter(term.detail)
     if term.operator == "constant":
         return lambda _: term.detail
+    if term.operator == "now":
+        return itemgetter(NOW)
     arguments = [evaluator(part) for part in term.arguments]
     if term.operator in LENIENT:
         return partial(LENIENT[term.operator], arguments)
@@ -77,6 +82,8 @@ def sql_text(term: Term, column: ColumnSql) -> str:
         return f"{name}::text" if term.group == terms.ENUM else name
     if term.operator == "constant":
         return _constant_sql(term)
+    if term.operator == "now":
+        return column(NOW)
     arguments = [sql_text(part, column) for part in term.arguments]
     if term.operator in INFIXES:
         return f"({INFIXES[term.operator].join(arguments)})"
@@ -94,6 +101,11 @@ def quoted(text: str) -> str:
 def quoted_name(name: str) -> str:
     """Write a column's name as an identifier."""
     return '"' + name.replace('"', '""') + '"'
+
+
+def source_name(name: str) -> str:
+    """Write a column's name as a person would; the clock as now()."""
+    return "now()" if name == NOW else quoted_name(name)
 
 
 def _constant_sql(term: Term) -> str:
@@ -124,6 +136,8 @@ def strict(term: Term) -> Strict:
         pattern = like_pattern(str(term.detail))
         sql = f"({{}} LIKE {_braced(quoted(str(term.detail)))}{COLLATION})"
         return Strict(lambda text: pattern.fullmatch(text) is not None, sql)
+    if operator == "shift":
+        return _shift(int(term.detail or 0))
     if operator == "text":
         return _text(term.arguments[0].group)
     if operator == "date":
@@ -171,6 +185,30 @@ def _text(group: str) -> Strict:
     if group == terms.BOOLEAN:
         return Strict(lambda value: "true" if value else "false", "({})::text")
     return Strict(str, "({})::text")
+
+
+def _shift(microseconds: int) -> Strict:
+    """Add an interval to a time. Infinity stays; a result beyond Postgres' time stamps, or the
+    connector's, is NULL instead of Postgres' error.
+    """
+    sql = (
+        "(CASE WHEN NOT isfinite({0}) THEN {0}"
+        f" WHEN extract(epoch FROM {{0}}) * 1000000 + ({microseconds})"
+        f" BETWEEN {FIRST_MOMENT} AND {FOREVER - 1}"
+        f" THEN {{0}} + interval '{microseconds} microseconds' END)"
+    )
+    return Strict(partial(shift, microseconds), sql)
+
+
+def shift(microseconds: int, text: str) -> str | None:
+    """Add an interval to a time stamp, as documents hold it."""
+    if text.endswith("infinity"):
+        return text
+    start = moment(text if text.endswith("Z") else f"{text}Z")
+    if start is None or not FIRST_MOMENT <= start + microseconds < FOREVER:
+        return None
+    shifted = from_stamp(start + microseconds)
+    return shifted if text.endswith("Z") else shifted.removesuffix("Z")
 
 
 def _truncation(unit: str, group: str) -> Strict:

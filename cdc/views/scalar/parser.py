@@ -12,6 +12,7 @@ import sqlglot
 from sqlglot import exp
 from sqlglot.errors import SqlglotError
 
+from cdc.config.durations import microseconds
 from cdc.config.mistakes import InvalidSetting
 from cdc.views.scalar import terms
 from cdc.views.scalar.constants import UNKNOWN, common_group, compared, parse_number, settle
@@ -20,7 +21,7 @@ from cdc.views.scalar.terms import Term
 
 ACCEPTED = (
     "accepted: columns, numbers, texts, = <> < <= > >=, AND, OR, NOT, IS [NOT] NULL, IN, BETWEEN, LIKE,"
-    " + - * of integers, ||, COALESCE, LENGTH, date_trunc, casts to text and date,"
+    " + - * of integers, time stamps + - interval '2 days', ||, COALESCE, LENGTH, date_trunc, casts to text and date,"
     ' LOWER and UPPER of a text COLLATE "C"'
 )
 COMPARISONS: Mapping[type[exp.Expr], str] = {
@@ -53,15 +54,33 @@ ColumnTypes = Mapping[str, str]
 """Of a table: Postgres types by the names of columns."""
 
 
-def parse(text: str, columns: ColumnTypes) -> Term:
-    """Parse an expression over the columns of a table. Raises InvalidSetting."""
+def parse(text: str, columns: ColumnTypes, *, has_clock: bool = False) -> Term:
+    """Parse an expression over the columns of a table; with `has_clock`, it may compare with now().
+    Raises InvalidSetting.
+    """
     try:
         tree = sqlglot.maybe_parse(text, into=exp.Condition, dialect="postgres")
-        return settle(_Parser(columns).term(tree), terms.TEXTS)
+        term = settle(_Parser(columns, has_clock=has_clock).term(tree), terms.TEXTS)
+        _require_compared_clock(term)
+        return term
     except SqlglotError:
         raise InvalidSetting("is no SQL expression", ACCEPTED) from None
     except RecursionError:
         raise InvalidSetting("is nested too deeply", "take it apart") from None
+
+
+CLOCK_MISUSED = InvalidSetting(
+    "now() is compared with a time of the row", "for example: now() > placed + interval '2 days'"
+)
+
+
+def _require_compared_clock(term: Term) -> None:
+    """Refuse now() anywhere but as a side of a comparison."""
+    if term.operator == "now":
+        raise CLOCK_MISUSED
+    for part in term.arguments:
+        if part.operator != "now" or term.operator not in COMPARISONS.values():
+            _require_compared_clock(part)
 
 
 class UnknownColumn(InvalidSetting):
@@ -73,10 +92,11 @@ class UnknownColumn(InvalidSetting):
 
 
 class _Parser:
-    def __init__(self, columns: ColumnTypes) -> None:
-        self._columns = columns
+    def __init__(self, columns: ColumnTypes, *, has_clock: bool = False) -> None:
+        self._columns, self._has_clock = columns, has_clock
         self._rules: Mapping[type[exp.Expr], Callable[[Any], Term]] = {
             exp.Column: self._column,
+            exp.CurrentTimestamp: self._now,
             exp.Paren: self._inside,
             exp.Literal: self._literal,
             exp.Boolean: self._truth,
@@ -110,12 +130,26 @@ class _Parser:
             )
         return rule(node)
 
+    def _now(self, node: exp.CurrentTimestamp) -> Term:
+        """Parse now(), which is refused where it isn't compared with a time of the row."""
+        _require_only(node)
+        if not self._has_clock:
+            raise InvalidSetting(
+                "now() here: only a view's where and having may change with time",
+                "move it to having: payment IS NULL AND now() > placed + interval '2 days'",
+            )
+        return Term("now", terms.TIMESTAMPTZ)
+
     def _column(self, node: exp.Column) -> Term:
-        _require_only(node, "this")
+        _require_only(node, "this", "table")
         identifier = node.this
         if not isinstance(identifier, exp.Identifier):
             raise InvalidSetting(f"{_name(identifier)} isn't supported in expressions", ACCEPTED)
-        name = identifier.this if identifier.args.get("quoted") else identifier.this.lower()
+        name = _column_name(identifier)
+        if (member := node.args.get("table")) is not None:
+            if not any("." in column for column in self._columns):
+                _require_only(node, "this")
+            name = f"{_column_name(member)}.{name}"
         if name not in self._columns:
             raise UnknownColumn(name, self._columns)
         return Term("column", terms.group(self._columns[name]), (), name)
@@ -168,19 +202,27 @@ class _Parser:
         if not node.expressions:
             raise InvalidSetting("IN takes values", "for example: status IN ('open', 'late')")
         left = self.term(node.this)
-        tests = [compared("=", left, self.term(value)) for value in node.expressions]
+        tests = [self._compared("=", left, self.term(value)) for value in node.expressions]
         return reduce(lambda first, second: Term("or", terms.BOOLEAN, (first, second)), tests)
 
     def _between(self, node: exp.Between) -> Term:
         _require_only(node, "this", "low", "high")
         value = self.term(node.this)
-        low = compared(">=", value, self.term(node.args["low"]))
-        high = compared("<=", value, self.term(node.args["high"]))
+        low = self._compared(">=", value, self.term(node.args["low"]))
+        high = self._compared("<=", value, self.term(node.args["high"]))
         return Term("and", terms.BOOLEAN, (low, high))
 
     def _comparison(self, node: exp.Expr) -> Term:
         operator = COMPARISONS[type(node)]
-        return compared(operator, self.term(node.this), self.term(node.expression))
+        return self._compared(operator, self.term(node.this), self.term(node.expression))
+
+    def _compared(self, operator: str, left: Term, right: Term) -> Term:
+        for side, other in ((left, right), (right, left)):
+            if side.operator == "now" and (
+                other.group != terms.TIMESTAMPTZ or other.reads_clock or not other.columns()
+            ):
+                raise CLOCK_MISUSED
+        return compared(operator, left, right)
 
     def _like(self, node: exp.Like) -> Term:
         _require_only(node, "this", "expression", "negate")
@@ -198,10 +240,25 @@ class _Parser:
 
     def _arithmetic(self, node: exp.Expr) -> Term:
         operator = ARITHMETIC[type(node)]
+        if isinstance(node, exp.Add | exp.Sub) and isinstance(node.expression, exp.Interval):
+            return self._shifted(node.this, node.expression, 1 if operator == "+" else -1)
+        if isinstance(node, exp.Add) and isinstance(node.this, exp.Interval):
+            return self._shifted(node.expression, node.this, 1)
         arguments = self.term(node.this), self.term(node.expression)
         if any(part.group != terms.INTEGERS for part in arguments):
             raise InvalidSetting(f"{operator} takes integers only", "for example: a + 1")
         return Term(operator, terms.INTEGERS, arguments)
+
+    def _shifted(self, time: exp.Expr, interval: exp.Interval, sign: int) -> Term:
+        argument = self.term(time)
+        if argument.group not in (terms.TIMESTAMP, terms.TIMESTAMPTZ):
+            raise InvalidSetting(
+                "an interval is added to a time stamp", "for example: placed + interval '2 days'"
+            )
+        unit = interval.args.get("unit")
+        number = interval.this.name if isinstance(interval.this, exp.Literal) else ""
+        duration = microseconds(f"{number} {unit.name.lower()}" if unit is not None else number)
+        return Term("shift", argument.group, (argument,), sign * duration)
 
     def _negative(self, node: exp.Neg) -> Term:
         if isinstance(node.this, exp.Literal) and not node.this.is_string:
@@ -280,6 +337,11 @@ class _Parser:
             )
         group = terms.TIMESTAMP if argument.group == terms.TIMESTAMP else terms.TIMESTAMPTZ
         return Term("date_trunc", group, (argument,), unit)
+
+
+def _column_name(identifier: exp.Identifier) -> str:
+    name = str(identifier.this)
+    return name if identifier.args.get("quoted") else name.lower()
 
 
 def _operands(node: exp.Expr) -> list[exp.Expr]:

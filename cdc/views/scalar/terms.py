@@ -43,9 +43,9 @@ def group(type_: str) -> str:
 class Term:
     """An operator over terms; a column or a constant is one without arguments.
 
-    operator   a key of `operators.OPERATORS`
+    operator   a key of `operators.OPERATORS`, or what `operators.strict` knows
     group      of its value
-    detail     the name of a column, the value of a constant, a unit, a pattern
+    detail     the name of a column, the value of a constant, a unit, a pattern, microseconds
     """
 
     operator: str
@@ -63,6 +63,11 @@ class Term:
             yield from ((name, str(text)) for name in columns for text in texts)
         for part in self.arguments:
             yield from part.compared_labels()
+
+    @property
+    def reads_clock(self) -> bool:
+        """Whether its value changes with time."""
+        return self.operator == "now" or any(part.reads_clock for part in self.arguments)
 
     def columns(self) -> tuple[str, ...]:
         """Name the columns that it reads, each once."""

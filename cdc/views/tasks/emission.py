@@ -9,10 +9,16 @@ done by the next task.
 The writer of a topic is fenced twice. An executor takes the name in Kafka only while the state
 names its owner: it looks before and after, so an owner that comes later takes the name later, too.
 The same look tells a state that has gone back, with its server: its documents would be older.
+
+Of a view that `sends_once` the state also knows what the topic has, as digests. A document that the
+topic has already isn't sent again. That a transaction begins is noted before it does: if it isn't
+noted as sent afterwards, only the topic knows, and the engine reads it after it has fenced the
+writer (`fence`, `cdc.views.tasks.marking`).
 """
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -27,6 +33,7 @@ from cdc.views.assemble import Document, assemble
 from cdc.views.climb import climb
 from cdc.views.plan import StatePlan, View
 from cdc.views.state import State, Turn
+from cdc.views.tasks.marking import row_digest
 from cdc.views.tasks.report import Report
 
 SLICE = 2000
@@ -60,15 +67,22 @@ class Emission:
         """Run as a task of Spark: any input, a `Report` as JSON out."""
         for _ in partition:
             pass
-        report, state = Report(), self.open_state()
-        try:
+        report = Report()
+        with _reported(report):
+            state = self.open_state()
             self.send(state, report, partial(self._write, state))
-        except Failure as failure:
-            report.failure, report.message = failure.kind, failure.message
-        except Fenced as error:
-            report.failure, report.message = "fenced", error.message
-        except ConnectorError as error:
-            report.failure, report.message = error.kind, error.message
+        yield report.encode()
+
+    def fence(self, partition: Iterator[object]) -> Iterator[bytes]:
+        """Run as a task of Spark as `run` is: end the transactions of any writer that had the name
+        before. What it committed is below the ends of the topics from then on.
+        """
+        for _ in partition:
+            pass
+        report = Report(done=True)
+        with _reported(report):
+            self._close_writers()
+            self._writer(self.open_state())
         yield report.encode()
 
     def send(self, state: State, report: Report, write: Write) -> None:
@@ -82,6 +96,10 @@ class Emission:
         deadline = time.monotonic() + ROUND_S
         state.require_turn(self.turn)
         self._climb(state)
+        clocks = state.clocks()
+        for name, now in clocks.items():
+            # In every turn, whatever has set the clock forward.
+            state.ripen(self.turn, name, now)
         dirty = list(self.plan.views)
         while dirty:
             # In turns, so that a view with many documents delays no other by more than a slice.
@@ -89,7 +107,7 @@ class Emission:
                 if not (marks := state.dirty(view.name, SLICE)):
                     dirty.remove(view)
                     continue
-                self._send_slice(view, state, marks, write)
+                self._send_slice(view, state, marks, clocks.get(view.name), write)
                 report.documents += len(marks)
             # After a slice of each, however long that took: none waits for another's last.
             if dirty and time.monotonic() > deadline:
@@ -114,20 +132,35 @@ class Emission:
                     state.mark_rows(view, marks.pop(view))
             state.climbed(chunk, marks)
 
-    def _send_slice(self, view: View, state: State, marks: Mapping[str, str], write: Write) -> None:
-        documents = assemble(self.plan, state, view, list(marks))
+    def _send_slice(
+        self, view: View, state: State, marks: Mapping[str, str], now: int | None, write: Write
+    ) -> None:
+        # Before the rows are read: a task that is run twice at once refuses what the other has sent.
+        former = state.digests(view.name, list(marks)) if view.sends_once else None
+        documents, due = assemble(self.plan, state, view, list(marks), now)
         now_us = time.time_ns() // 1000
-        records = [
-            Outgoing(self.topics[view.name], document.key, _envelope(view.name, document, now_us))
-            for document in documents
-        ]
+        records: list[Outgoing] = []
+        digests: dict[str, bytes | None] = {}
+        for document in documents:
+            op = "u"
+            if former is not None:
+                digest = row_digest(document.row)
+                if digest == former.by_id.get(document.id):
+                    continue
+                digests[document.id] = digest
+                op = "u" if document.id in former.by_id else "c"
+            value = _envelope(view.name, document, op, now_us)
+            records.append(Outgoing(self.topics[view.name], document.key, value))
         if records:
             _require_sendable(view.name, records)
             # Rows are applied between turns only. So a state in which it is still this turn has been
             # no older while they were read.
-            state.require_turn(self.turn)
+            if former is not None:
+                state.begin_sending(self.turn, former.number)
+            else:
+                state.require_turn(self.turn)
             write(records)
-        state.sent(self.turn, view.name, marks)
+        state.sent(self.turn, view.name, marks, due, digests)
 
     def _write(self, state: State, records: Sequence[Outgoing]) -> None:
         """Write in a transaction. The writer of this process is fenced also by that of another
@@ -160,6 +193,22 @@ class Emission:
         return _writers[identity]
 
 
+@contextmanager
+def _reported(report: Report) -> Iterator[None]:
+    """Note a failure in a report."""
+    try:
+        yield
+    except Failure as failure:
+        report.failure = failure.kind
+        report.message = failure.message
+    except Fenced as error:
+        report.failure = "fenced"
+        report.message = error.message
+    except ConnectorError as error:
+        report.failure = error.kind
+        report.message = error.message
+
+
 def _require_sendable(view: str, records: Sequence[Outgoing]) -> None:
     """Raise Failure if a document is larger than a record can be: no broker would ever take it."""
     for record in records:
@@ -171,9 +220,9 @@ def _require_sendable(view: str, records: Sequence[Outgoing]) -> None:
             )
 
 
-def _envelope(view: str, document: Document, now_us: int) -> bytes | None:
+def _envelope(view: str, document: Document, op: str, now_us: int) -> bytes | None:
     """Build the record's value as the connector writes it; None deletes the document."""
     if document.row is None:
         return None
     source = b'"source":{"schema":"view","table":%b,"ts_us":%d}' % (_encode(view), now_us)
-    return b'{"op":"u","after":%b,%b}' % (document.row, source)
+    return b'{"op":"%b","after":%b,%b}' % (op.encode(), document.row, source)

@@ -1,34 +1,62 @@
-"""Mark all documents as dirty that were sent to their topics: tasks on the executors, which read the
-topics.
+"""Mark all documents as dirty that were sent to their topics, and note what the topics have of views
+that send each change once: tasks on the executors, which read the topics.
 
 Invariant: no key leaves the executors.
 """
 
+import hashlib
 from collections.abc import Callable, Mapping
+
+import msgspec
 
 from cdc.codec.table import codec
 from cdc.errors import ConnectorError
-from cdc.model.table import Table
 from cdc.sink.lane import Failure
 from cdc.sink.lane_task import Blocks
-from cdc.views.state import State
+from cdc.views.plan import View
+from cdc.views.state import State, Turn
 from cdc.views.tasks.report import Report
 
 
+class _Value(msgspec.Struct):
+    after: msgspec.Raw
+
+
+_decode = msgspec.json.Decoder(_Value).decode
+
+
+def row_digest(row: bytes | None) -> bytes | None:
+    """Return the digest of a document as it is sent; None where there is none."""
+    return None if row is None else hashlib.blake2b(row, digest_size=12).digest()
+
+
 def mark(
-    open_state: Callable[[], State], tables: Mapping[str, tuple[str, Table]], blocks: Blocks
+    open_state: Callable[[], State],
+    turn: Turn,
+    views: Mapping[str, View],
+    blocks: Blocks,
 ) -> bytes:
     """Mark the documents of records. Returns an encoded `Report`.
 
-    tables: by topic, the view's name and the table of its root.
+    views: by topic
     """
     report = Report(done=True)
     try:
         state = open_state()
         for topic, _, records in blocks:
-            view, table = tables[topic]
-            row_id = codec(table).row_id
-            state.mark(view, {row_id(key): key for key, _, _ in records if key is not None})
+            view = views[topic]
+            row_id = codec(view.root.table).row_id
+            keys: dict[str, bytes] = {}
+            digests: dict[str, bytes | None] = {}
+            for key, value, _ in records:
+                if key is None:
+                    continue
+                keys[row_id(key)] = key
+                if view.sends_once:
+                    row = bytes(_decode(value).after) if value else None
+                    digests[row_id(key)] = row_digest(row)
+            state.mark(view.name, keys)
+            state.note_digests(turn, view.name, digests)
     except (Failure, ConnectorError) as failure:
         report.failure = failure.kind
         report.message = failure.message

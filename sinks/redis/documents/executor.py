@@ -1,5 +1,6 @@
 """The state's writer on executors: one Lua call per part of a chunk."""
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,13 +17,14 @@ from cdc.sinks.redis.documents.keys import (
     number_key,
     pending_key,
     row_prefix,
+    seen_key,
     unsent_key,
 )
 from cdc.sinks.redis.documents.row_reader import RowReader
-from cdc.sinks.redis.documents.scripts import APPLY
+from cdc.sinks.redis.documents.scripts import APPLY, SEE
 from cdc.sinks.redis.executor import ChunkWriter, PendingAdvance
 from cdc.sinks.redis.server import client, position_key
-from cdc.views.entries import entry_maker
+from cdc.views.entries import entry_maker, latest_times
 from cdc.views.plan import StatePlan
 from cdc.views.rows import ConnectorRows
 
@@ -49,6 +51,8 @@ class StateWriter(ChunkWriter):
     ) -> Sequence[str]:
         table = part.advance.table
         entries = entry_maker(self.plan, table)
+        current = [row.value for row in rows if row.value is not None]
+        latest = latest_times(self.plan, table, current, time.time_ns() // 1000)
         values: list[str | bytes] = []
         for row in rows:
             head = "" if row.value is None else entries(row.value)
@@ -68,6 +72,10 @@ class StateWriter(ChunkWriter):
             unsent_key(self.prefix),
         ]
         try:
+            if latest:
+                # Before the rows: of a crash between the two, the rows come again.
+                seen = [part for pair in latest.items() for part in pair]
+                client(self.url).register_script(SEE)(keys=[seen_key(self.prefix)], args=seen)
             answer: Sequence[str] = client(self.url).register_script(APPLY)(
                 keys=keys, args=arguments
             )

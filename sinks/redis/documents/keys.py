@@ -8,11 +8,16 @@ which a cluster keeps them in one slot. What a script reaches besides its KEYS i
 <prefix>:_x:<table>:c<n> GS <text>     hash    a tally: see `cdc.views.state.State.tallied`
 <prefix>:_pending                      hash    number of a chunk: table, [id, old entries, ...]
 <prefix>:_dirty:<view>                 zset    id of a root row: number of what made it dirty
+<prefix>:_due:<view>                   zset    id of a root row: when its document is due, in us
+<prefix>:_sent:<view>                  hash    id of a root row: digest of the document in the topic
+<prefix>:_clocks                       hash    by view, the time of its clock, in us
+<prefix>:_seen                         hash    by view, the latest time in the column that is its clock
 <prefix>:_gone:<view>                  hash    id of a deleted root row: the connector's key
 <prefix>:_unsent                       set     keys of the dirty sets that still have all root rows
 <prefix>:_number                       string  counts chunks and marks
-<prefix>:_documents                    hash    owner, turn, views, views that wait; and by
-                                               <view> <topic>: the position that is sent
+<prefix>:_documents                    hash    owner, turn, views, views that wait; sending: twice the
+                                               transactions of digests, odd while one is open; and
+                                               by <view> <topic>: the position that is sent
 <prefix>:_needs                        hash    by table, what its rows are stored for
 """
 
@@ -55,6 +60,26 @@ def number_key(prefix: str) -> str:
 def dirty_key(prefix: str, view: str) -> str:
     """Name the set of a view's dirty ids."""
     return f"{prefix}:_dirty:{view}"
+
+
+def due_key(prefix: str, view: str) -> str:
+    """Name the set of when a view's documents are due."""
+    return f"{prefix}:_due:{view}"
+
+
+def sent_key(prefix: str, view: str) -> str:
+    """Name the hash of what a view's topic has."""
+    return f"{prefix}:_sent:{view}"
+
+
+def clocks_key(prefix: str) -> str:
+    """Name the hash of the views' clocks."""
+    return f"{prefix}:_clocks"
+
+
+def seen_key(prefix: str) -> str:
+    """Name the hash of the latest times that views have seen."""
+    return f"{prefix}:_seen"
 
 
 def gone_key(prefix: str, view: str) -> str:

@@ -1,7 +1,7 @@
 """Notes of what documents are current in, as fields of the hash of documents.
 
-A field is `<view> <topic>`, its value the JSON of topic id, offsets and floor. No name of a view has a
-space, nor have the hash's other fields.
+A field is `<view> <topic>`, its value the JSON of topic id, offsets and floor; or `<view> now()`, its
+value the time of the view's clock. No name of a view has a space, nor have the hash's other fields.
 """
 
 import json
@@ -9,15 +9,22 @@ from collections.abc import Collection, Iterable, Mapping
 
 from cdc.model.position import Position, ViewCheckpoint
 
+CLOCK = "now()"
+"""No name of a topic has parentheses."""
+
 
 def note_field(view: str, topic: str) -> str:
     """Name the field of what a view's documents are current in."""
     return f"{view} {topic}"
 
 
-def to_fields(reached: Mapping[str, Mapping[str, ViewCheckpoint | None]]) -> list[str]:
-    """List field, value, field, value, ... of notes by view and topic."""
+def to_fields(
+    reached: Mapping[str, Mapping[str, ViewCheckpoint | None]], clocks: Mapping[str, int]
+) -> list[str]:
+    """List field, value, field, value, ... of notes by view and topic, and of clocks by view."""
     fields = []
+    for view, now in clocks.items():
+        fields += [note_field(view, CLOCK), str(now)]
     for view, checkpoints in reached.items():
         for topic, checkpoint in checkpoints.items():
             if checkpoint:
@@ -32,11 +39,21 @@ def from_fields(fields: Mapping[bytes, bytes]) -> dict[str, dict[str, ViewCheckp
     notes: dict[str, dict[str, ViewCheckpoint]] = {}
     for field, text in fields.items():
         view, _, topic = field.decode().partition(" ")
-        if topic:
+        if topic and topic != CLOCK:
             topic_id, offsets, floor = json.loads(text)
             position = Position(topic_id, tuple(offsets))
             notes.setdefault(view, {})[topic] = ViewCheckpoint(position, floor=floor)
     return notes
+
+
+def clocks_from_fields(fields: Mapping[bytes, bytes]) -> dict[str, int]:
+    """Return the clocks among the fields of a hash, by view."""
+    clocks = {}
+    for field, text in fields.items():
+        view, _, topic = field.decode().partition(" ")
+        if topic == CLOCK:
+            clocks[view] = int(text)
+    return clocks
 
 
 def stale_fields(fields: Iterable[bytes], current: Collection[str]) -> list[bytes]:

@@ -13,6 +13,7 @@ from cdc.sinks.redis.documents.database import state_failure
 from cdc.sinks.redis.documents.keys import index_key, row_prefix
 from cdc.sinks.redis.server import bytes_client
 from cdc.views.rows import LISTING, TALLY, StoredRow, decode_row
+from cdc.views.state import Place, Span
 
 PAGE = 2000
 """Keys of one request."""
@@ -75,6 +76,40 @@ class RowReader:
             text: [member.decode().partition(" ")[2] for member in members]
             for text, members in lists.items()
         }
+
+    def ranged(
+        self,
+        table: str,
+        number: int,
+        spans: Sequence[Span],
+        limit: int,
+        *,
+        last_first: bool = False,
+    ) -> list[list[Place]]:
+        """Read parts of sorted sets, a page of them in a round trip."""
+        answers: list[list[Place]] = []
+        for page in pages(spans):
+
+            def ask(server: redis.Redis, page: Sequence[Span] = page) -> list[Any]:
+                pipeline = server.pipeline(transaction=False)
+                for span in page:
+                    key = index_key(self.prefix, table, f"{LISTING}{number}", span.text)
+                    low, high = f"[{span.low}", f"({span.high}"
+                    if last_first:
+                        pipeline.zrevrangebylex(key, high, low, 0, limit)
+                    else:
+                        pipeline.zrangebylex(key, low, high, 0, limit)
+                return list(pipeline.execute())
+
+            # The order has no space; an id may have.
+            answers += [
+                [
+                    Place(order, row_id)
+                    for order, _, row_id in (m.decode().partition(" ") for m in members)
+                ]
+                for members in self._ask(ask)
+            ]
+        return answers
 
     def tallied(self, table: str, number: int, texts: Collection[str]) -> dict[str, dict[str, int]]:
         """Read hashes, a page in a round trip."""

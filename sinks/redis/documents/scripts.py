@@ -147,20 +147,24 @@ for i = 1, #ARGV do marks[2 * i - 1], marks[2 * i] = number, ARGV[i] end
 return redis.call('ZADD', KEYS[1], unpack(marks))
 """
 
-# KEYS: dirty set, deleted rows, number. ARGV: id, the connector's key, ... The key is needed only
+# KEYS: dirty set, deleted rows, number; digests, if the documents are to be sent whatever the topic
+# has: no document has an empty digest. ARGV: id, the connector's key, ... The key is needed only
 # where there is no row.
 MARK = """
 local number = redis.call('INCR', KEYS[3])
 for i = 1, #ARGV, 2 do
   redis.call('ZADD', KEYS[1], number, ARGV[i])
   redis.call('HSET', KEYS[2], ARGV[i], ARGV[i + 1])
+  if KEYS[4] then redis.call('HSET', KEYS[4], ARGV[i], '') end
 end
 return 1
 """
 
-# KEYS: documents. ARGV: owner. Returns the number of its turn.
+# KEYS: documents. ARGV: owner. Returns the number of its turn. The new owner reads from the topic what
+# an open transaction has come to.
 TAKE_TURN = """
 redis.call('HSET', KEYS[1], 'owner', ARGV[1])
+if tonumber(redis.call('HGET', KEYS[1], 'sending') or 0) % 2 == 1 then redis.call('HINCRBY', KEYS[1], 'sending', 1) end
 return redis.call('HINCRBY', KEYS[1], 'turn', 1)
 """
 
@@ -181,22 +185,105 @@ return 'ok'
 """
 )
 
-# KEYS besides: dirty set, deleted rows, unsent. The rest of ARGV: ids, then a mark for each. An id
-# that has been marked again stays.
+# The rest of ARGV: the number of a transaction.
+BEGIN_SENDING = (
+    DURING_TURN
+    + """
+if tonumber(redis.call('HGET', KEYS[1], 'sending') or 0) ~= tonumber(ARGV[3]) then return 'unsettled' end
+redis.call('HINCRBY', KEYS[1], 'sending', 1)
+return 'ok'
+"""
+)
+
+# KEYS besides: digests. The rest of ARGV: id, digest, ...; '' for a document that the topic lacks.
+NOTE_DIGESTS = (
+    DURING_TURN
+    + """
+for i = 3, #ARGV, 2 do
+  if ARGV[i + 1] == '' then
+    redis.call('HDEL', KEYS[2], ARGV[i])
+  else
+    redis.call('HSET', KEYS[2], ARGV[i], ARGV[i + 1])
+  end
+end
+return 'ok'
+"""
+)
+
+# KEYS besides: digests.
+FORGET_DIGESTS = (
+    DURING_TURN
+    + """
+redis.call('UNLINK', KEYS[2])
+return 'ok'
+"""
+)
+
+# KEYS besides: dirty set, deleted rows, unsent, due set, digests. The rest of ARGV: a number of ids, the
+# ids, then a mark for each, then for each when it is due, '' for never. An id that has been marked again
+# stays. Then id, digest, ... of what was sent, as above.
 SENT = (
     DURING_TURN
     + """
-local count = (#ARGV - 2) / 2
+local count = tonumber(ARGV[3])
+for i = 3 * count + 4, #ARGV, 2 do
+  if ARGV[i + 1] == '' then
+    redis.call('HDEL', KEYS[6], ARGV[i])
+  else
+    redis.call('HSET', KEYS[6], ARGV[i], ARGV[i + 1])
+  end
+end
+if tonumber(redis.call('HGET', KEYS[1], 'sending') or 0) % 2 == 1 then redis.call('HINCRBY', KEYS[1], 'sending', 1) end
 if count == 0 then return 'ok' end
 redis.call('SREM', KEYS[4], KEYS[2])
-local marks, done = redis.call('ZMSCORE', KEYS[2], unpack(ARGV, 3, count + 2)), {}
+local marks, done = redis.call('ZMSCORE', KEYS[2], unpack(ARGV, 4, count + 3)), {}
 for i = 1, count do
-  if marks[i] and tonumber(marks[i]) == tonumber(ARGV[count + 2 + i]) then done[#done + 1] = ARGV[i + 2] end
+  if marks[i] and tonumber(marks[i]) == tonumber(ARGV[count + 3 + i]) then
+    local id, due = ARGV[i + 3], ARGV[2 * count + 3 + i]
+    done[#done + 1] = id
+    if due == '' then redis.call('ZREM', KEYS[5], id) else redis.call('ZADD', KEYS[5], due, id) end
+  end
 end
 if #done > 0 then
   redis.call('ZREM', KEYS[2], unpack(done))
   redis.call('HDEL', KEYS[3], unpack(done))
 end
 return 'ok'
+"""
+)
+
+# KEYS: the hash of times that views have seen. ARGV: view, time, ...
+SEE = """
+for i = 1, #ARGV, 2 do
+  local held = redis.call('HGET', KEYS[1], ARGV[i])
+  if not held or tonumber(held) < tonumber(ARGV[i + 1]) then redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1]) end
+end
+return 1
+"""
+
+# KEYS besides: clocks. The rest of ARGV: view, time, ...
+ADVANCE = (
+    DURING_TURN
+    + """
+for i = 3, #ARGV, 2 do
+  local held = redis.call('HGET', KEYS[2], ARGV[i])
+  if not held or tonumber(held) < tonumber(ARGV[i + 1]) then redis.call('HSET', KEYS[2], ARGV[i], ARGV[i + 1]) end
+end
+return 'ok'
+"""
+)
+
+# KEYS besides: due set, dirty set, number. The rest of ARGV: the time, a page. Returns how many were
+# due.
+RIPEN = (
+    DURING_TURN
+    + """
+local ids = redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', ARGV[3], 'LIMIT', 0, ARGV[4])
+if #ids == 0 then return 0 end
+local marks, number = {}, redis.call('INCR', KEYS[4])
+for i = 1, #ids do marks[2 * i - 1], marks[2 * i] = number, ids[i] end
+redis.call('ZADD', KEYS[3], unpack(marks))
+redis.call('ZREM', KEYS[2], unpack(ids))
+return #ids
 """
 )

@@ -14,26 +14,49 @@ from cdc.model.position import ViewCheckpoint
 from cdc.sink.lane import Failure
 from cdc.sinks.redis.checkpoint import checkpoint_of
 from cdc.sinks.redis.documents.keys import (
+    clocks_key,
     dirty_key,
     documents_key,
+    due_key,
     gone_key,
     needs_key,
     number_key,
     pending_key,
+    seen_key,
+    sent_key,
     unsent_key,
 )
-from cdc.sinks.redis.documents.notes import from_fields, stale_fields, to_fields
-from cdc.sinks.redis.documents.row_reader import RowReader, pages
-from cdc.sinks.redis.documents.scripts import CLIMBED, MARK, MARK_ROWS, SENT, TAKE_TURN, WHILE_TURN
+from cdc.sinks.redis.documents.notes import (
+    clocks_from_fields,
+    from_fields,
+    stale_fields,
+    to_fields,
+)
+from cdc.sinks.redis.documents.row_reader import PAGE, RowReader, pages
+from cdc.sinks.redis.documents.scripts import (
+    ADVANCE,
+    BEGIN_SENDING,
+    CLIMBED,
+    FORGET_DIGESTS,
+    MARK,
+    MARK_ROWS,
+    NOTE_DIGESTS,
+    RIPEN,
+    SENT,
+    TAKE_TURN,
+    WHILE_TURN,
+)
 from cdc.sinks.redis.server import position_key
 from cdc.views.plan import StatePlan
 from cdc.views.rows import decode_entries
-from cdc.views.state import Chunk, StateSizes, Turn
+from cdc.views.state import NEVER_DUE, NOTHING_SENT, Chunk, SentDigests, StateSizes, Turn
 
 REFUSALS = {
-    "fenced": "Another run sends the documents of this pipeline now.",
-    "rewound": "The state of documents has lost its last writes.",
+    "fenced": ("fenced", "Another run sends the documents of this pipeline now."),
+    "rewound": ("rewound", "The state of documents has lost its last writes."),
+    "unsettled": ("rewound", "A transaction of documents was begun, and not noted as sent."),
 }
+"""The kind and the message of a failure, by what a script answers."""
 _unpack = msgspec.msgpack.Decoder(tuple[str, list[str]]).decode
 
 
@@ -63,7 +86,7 @@ class RedisState(RowReader):
     def _require_ok(answer: bytes) -> None:
         """Raise Failure for the answer of a script that wants a turn, unless it is `ok`."""
         if answer != b"ok":
-            raise Failure(answer.decode(), REFUSALS[answer.decode()])
+            raise Failure(*REFUSALS[answer.decode()])
 
     def pending(self) -> Iterable[Chunk]:
         """Read the numbers at once, and each chunk when it is its turn."""
@@ -130,22 +153,98 @@ class RedisState(RowReader):
         unsent, dirty = unsent_key(self.prefix), dirty_key(self.prefix, view)
         return bool(self._ask(lambda server: server.sismember(unsent, dirty)))
 
-    def sent(self, turn: Turn, view: str, marks: Mapping[str, str]) -> None:
+    def digests(self, view: str, ids: Collection[str]) -> SentDigests:
+        """Read the counter, and digests with an HMGET a page."""
+        held: Any = self._ask(lambda server: server.hget(documents_key(self.prefix), "sending"))
+        number = int(held or 0)
+        if number % 2:
+            self._require_ok(b"unsettled")
+        by_id: dict[str, bytes] = {}
+        for page in pages(ids):
+            values = self._ask(partial(_fields, sent_key(self.prefix, view), page))
+            pairs = zip(page, values, strict=True)
+            by_id |= {row_id: digest for row_id, digest in pairs if digest is not None}
+        return SentDigests(number, by_id)
+
+    def begin_sending(self, turn: Turn, number: int) -> None:
+        """Make the counter odd with one script, while it is this turn."""
+        answer = self._call(BEGIN_SENDING, [documents_key(self.prefix)], [*turn, number])
+        self._require_ok(answer)
+
+    def note_digests(self, turn: Turn, view: str, digests: Mapping[str, bytes | None]) -> None:
+        """Store a page of digests with one script, while it is this turn."""
+        keys = [documents_key(self.prefix), sent_key(self.prefix, view)]
+        for page in pages(digests.items()):
+            flat = [part for row_id, digest in page for part in (row_id, digest or b"")]
+            self._require_ok(self._call(NOTE_DIGESTS, keys, [*turn, *flat]))
+
+    def forget_digests(self, turn: Turn, view: str) -> None:
+        """Remove the hash of digests with one script, while it is this turn."""
+        keys = [documents_key(self.prefix), sent_key(self.prefix, view)]
+        self._require_ok(self._call(FORGET_DIGESTS, keys, [*turn]))
+
+    def sent(
+        self,
+        turn: Turn,
+        view: str,
+        marks: Mapping[str, str],
+        due: Mapping[str, int] = NEVER_DUE,
+        digests: Mapping[str, bytes | None] = NOTHING_SENT,
+    ) -> None:
         """Remove the marks that are still the same with one script, while it is this turn."""
         keys = [
             documents_key(self.prefix),
             dirty_key(self.prefix, view),
             gone_key(self.prefix, view),
             unsent_key(self.prefix),
+            due_key(self.prefix, view),
+            sent_key(self.prefix, view),
         ]
-        self._require_ok(self._call(SENT, keys, [*turn, *marks, *marks.values()]))
+        times = [due.get(row_id, "") for row_id in marks]
+        flat = [part for row_id, digest in digests.items() for part in (row_id, digest or b"")]
+        arguments = [*turn, len(marks), *marks, *marks.values(), *times, *flat]
+        self._require_ok(self._call(SENT, keys, arguments))
 
-    def mark(self, view: str, keys: Mapping[str, bytes]) -> None:
+    def times_seen(self) -> Mapping[str, int]:
+        """Read the hash of times."""
+        fields: Any = self._ask(lambda server: server.hgetall(seen_key(self.prefix)))
+        return {view.decode(): int(time) for view, time in fields.items()}
+
+    def clocks(self) -> Mapping[str, int]:
+        """Read the hash of clocks."""
+        fields: Any = self._ask(lambda server: server.hgetall(clocks_key(self.prefix)))
+        return {view.decode(): int(time) for view, time in fields.items()}
+
+    def advance(self, turn: Turn, clocks: Mapping[str, int]) -> None:
+        """Set the fields of clocks with one script, while it is this turn."""
+        keys = [documents_key(self.prefix), clocks_key(self.prefix)]
+        flat = [part for pair in clocks.items() for part in pair]
+        self._require_ok(self._call(ADVANCE, keys, [*turn, *flat]))
+
+    def ripen(self, turn: Turn, view: str, now: int) -> None:
+        """Move ids from the due set to the dirty set, a page with a script."""
+        keys = [
+            documents_key(self.prefix),
+            due_key(self.prefix, view),
+            dirty_key(self.prefix, view),
+            number_key(self.prefix),
+        ]
+        while answer := self._call(RIPEN, keys, [*turn, now, PAGE]):
+            if isinstance(answer, bytes):
+                self._require_ok(answer)
+
+    def is_due(self, view: str, now: int) -> bool:
+        """Read the first of the due set."""
+        key = due_key(self.prefix, view)
+        return bool(self._ask(lambda server: server.zrangebyscore(key, "-inf", now, 0, 1)))
+
+    def mark(self, view: str, keys: Mapping[str, bytes], *, send_again: bool = False) -> None:
         """Mark a page of ids with one script."""
         places = [
             dirty_key(self.prefix, view),
             gone_key(self.prefix, view),
             number_key(self.prefix),
+            *([sent_key(self.prefix, view)] if send_again else []),
         ]
         for page in pages(keys.items()):
             self._call(MARK, places, [part for pair in page for part in pair])
@@ -191,15 +290,23 @@ class RedisState(RowReader):
         )
 
     def note_current(
-        self, turn: Turn, reached: Mapping[str, Mapping[str, ViewCheckpoint | None]]
+        self,
+        turn: Turn,
+        reached: Mapping[str, Mapping[str, ViewCheckpoint | None]],
+        clocks: Mapping[str, int],
     ) -> None:
-        """Write each position as a field, all in one step, while it is this turn."""
-        self._during(turn, to_fields(reached))
+        """Write each position and clock as a field, all in one step, while it is this turn."""
+        self._during(turn, to_fields(reached, clocks))
 
     def current(self) -> Mapping[str, Mapping[str, ViewCheckpoint]]:
         """Read each position from its field."""
         fields: Any = self._ask(lambda server: server.hgetall(documents_key(self.prefix)))
         return from_fields(fields)
+
+    def noted_clocks(self) -> Mapping[str, int]:
+        """Read each clock from its field."""
+        fields: Any = self._ask(lambda server: server.hgetall(documents_key(self.prefix)))
+        return clocks_from_fields(fields)
 
     def waiting(self) -> Mapping[str, list[str]]:
         """Read the field `waiting`, a JSON object."""
@@ -234,7 +341,14 @@ class RedisState(RowReader):
             former: Any = server.hget(documents_key(self.prefix), "views")
             for view in set(json.loads(former or "[]")).difference(self.views):
                 dirty = dirty_key(self.prefix, view)
-                server.unlink(dirty, gone_key(self.prefix, view))
+                server.unlink(
+                    dirty,
+                    gone_key(self.prefix, view),
+                    due_key(self.prefix, view),
+                    sent_key(self.prefix, view),
+                )
+                server.hdel(clocks_key(self.prefix), view)
+                server.hdel(seen_key(self.prefix), view)
                 server.srem(unsent_key(self.prefix), dirty)
             server.hset(documents_key(self.prefix), "views", json.dumps(self.views))
 

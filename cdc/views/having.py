@@ -1,0 +1,66 @@
+"""What a view's `having` may name: the members of its documents, and those of their objects.
+
+name           a column of the root, an aggregate, or a member that `flatten` made a value
+member.name    a column of an object
+member         an object itself: only whether it is NULL can be asked
+"""
+
+import json
+from collections.abc import Mapping
+from decimal import Decimal
+from typing import Any
+
+from cdc.codec.table import codec
+from cdc.views.aggregates import result_type
+from cdc.views.plan import Node
+from cdc.views.rows import narrowed
+
+OBJECT = "object"
+"""The type of a member that is an object."""
+
+
+def shown_types(root: Node) -> dict[str, str]:
+    """Return the Postgres types of what `having` may name, by name."""
+    shown = {*root.columns, *root.table.key}
+    types = {column.name: column.type for column in root.table.columns if column.name in shown}
+    for child in root.children:
+        types |= {part.name: result_type(part, child.table) for part in child.aggregates}
+        if not child.shows or child.many:
+            continue
+        if child.flatten is not None:
+            if child.flatten in child.columns:
+                types[child.field] = child.table.column(child.flatten).type
+            continue
+        types[child.field] = OBJECT
+        for name in child.columns:
+            # A column of the root may have the name with a dot.
+            types.setdefault(f"{child.field}.{name}", child.table.column(name).type)
+    return types
+
+
+def shown_values(
+    root: Node, names: tuple[str, ...], row: bytes, nested: Mapping[str, bytes]
+) -> dict[str, Any]:
+    """Return the values of these names in a document, in the form of documents.
+
+    row: of the root, as the connector writes it. nested: its other members, as JSON
+    """
+    columns = {column.name for column in root.table.columns}
+    own = frozenset(name for name in names if name in columns)
+    document = codec(narrowed(root.table, own)).document
+    values: dict[str, Any] = _decoded(document(row)) if own else {}
+    for name in names:
+        member, _, inner = name.partition(".")
+        if name in own:
+            continue
+        value = _decoded(nested[member])
+        # A nested member travels as the text of its JSON.
+        is_nested = any(child.field == member and child.shows for child in root.children)
+        if is_nested and isinstance(value, str):
+            value = _decoded(value.encode())
+        values[name] = value.get(inner) if inner and value is not None else value
+    return values
+
+
+def _decoded(text: bytes) -> Any:
+    return json.loads(text, parse_float=Decimal)

@@ -1,0 +1,50 @@
+"""Times of documents as numbers, and as the bounds of lists that are ordered by them.
+
+Only the years 1 to 9999 count: a time beyond them, such as infinity, is in no interval.
+"""
+
+import re
+from datetime import UTC, datetime, timedelta
+
+from cdc.views.scalar.ordering import order_text, time_key
+
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+FIRST = -62_135_596_800_000_000
+LAST = 253_402_300_799_999_999
+"""The first and the last microsecond of the years 1 to 9999, since 1970."""
+ORDER = re.compile(r"!Q1(?P<length>[Q-T])(?P<year>\d{1,4})(?P<rest>-.*)!")
+"""What `ordering.order_text` makes of the time of a year of one to four digits."""
+
+
+def microseconds(text: str) -> int | None:
+    """Return microseconds since 1970 of a time as documents have it; None beyond the years 1 to
+    9999.
+    """
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return (moment.replace(tzinfo=UTC) - EPOCH) // timedelta(microseconds=1)
+
+
+def text_of(instant: int) -> str:
+    """Write microseconds since 1970 as documents have a time stamp with a zone."""
+    moment = EPOCH + timedelta(microseconds=instant)
+    return f"{moment.replace(tzinfo=None).isoformat(timespec='microseconds')}Z"
+
+
+def order_of(instant: int, *, has_zone: bool) -> str:
+    """Return what a list is ordered by that has this instant, limited to the years 1 to 9999."""
+    moment = EPOCH + timedelta(microseconds=min(max(instant, FIRST), LAST))
+    text = moment.replace(tzinfo=None).isoformat(timespec="microseconds")
+    return f"!{order_text(time_key(f'{text}Z' if has_zone else text))}"
+
+
+def instant_of(order: str) -> int | None:
+    """Return the instant that a list is ordered by: the reverse of `order_of`. None of NULL, and
+    beyond the years 1 to 9999.
+    """
+    match = ORDER.fullmatch(order)
+    if match is None or ord(match["length"]) - ord("P") != len(match["year"]):
+        return None
+    return microseconds(f"{int(match['year']):04}{match['rest']}")

@@ -1,0 +1,425 @@
+"""Joins in time, against Postgres' own query: random tables with ties, NULLs and times before 1970,
+cut anywhere, with crashes at every step.
+"""
+
+import random
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from cdc.postgres import source
+from cdc.sinks.redis.documents.state import RedisState
+from cdc.views import assemble, climb
+from cdc.views.plan import Node, StatePlan
+from cdc.views.rows import Entries
+from cdc.views.scalar.instants import microseconds
+from cdc.views.state import Chunk, Span, State, Turn, scan_spans
+from cdc.views.tasks import emission
+from cdc.views.tasks.marking import mark
+from cdc.views.time_joins import ListPlace, children_span
+from tests.support import document_history
+from tests.support.budget import SCALE
+from tests.support.cache import cache
+from tests.support.document_history import History
+
+RUNS = 4 * SCALE
+CHANGES = 100
+TABLES = """
+CREATE TABLE lib.flights (
+    id int PRIMARY KEY, tail text, origin text, dep timestamptz, arr timestamptz, delay int);
+CREATE TABLE lib.weather (id int PRIMARY KEY, origin text, at timestamptz, temp int, kind text);
+CREATE TABLE lib.planes (id int PRIMARY KEY, tail text, since timestamptz, owner text);
+CREATE TABLE lib.owners (name text PRIMARY KEY, city text);
+"""
+VIEWS = """
+  departures:
+    root: lib.flights
+    where: delay IS NOT NULL
+    include:
+      weather: {table: lib.weather, on: {origin: origin}, as_of: {dep: at}, within: 2 hours, columns: [temp]}
+      any_weather: {table: lib.weather, on: {origin: origin}, as_of: {dep: at}, where: "kind <> 'none'"}
+      plane:
+        table: lib.planes
+        on: {tail: tail}
+        as_of: {dep: since}
+        include: {owned_by: {table: lib.owners, on: {owner: name}, columns: [city]}}
+    to: [topic]
+  chains:
+    root: lib.flights
+    include:
+      last:
+        table: lib.flights
+        on: {tail: tail}
+        previous: {dep: dep}
+        columns: [delay]
+        include:
+          before: {table: lib.flights, on: {tail: tail}, previous: {dep: dep}, within: 5 hours, columns: [id]}
+      inbound: {table: lib.flights, on: {tail: tail}, previous: {dep: arr}, within: 3 hours, columns: [id]}
+      following: {table: lib.flights, on: {tail: tail}, next: {dep: dep}, within: 4 hours, columns: [id]}
+      first_after: {table: lib.weather, on: {origin: origin}, next: {arr: at}, columns: [id, temp]}
+    to: [topic]
+  hours:
+    root: lib.flights
+    include:
+      around:
+        table: lib.weather
+        on: {origin: origin}
+        during: {dep: at}
+        before: 1 hour
+        after: 30 minutes
+        many: true
+        limit: 3
+        columns: [id]
+        aggregates: {readings: count(*), warmest: max(temp), mean: avg(temp), kinds: count(kind)}
+      others:
+        table: lib.flights
+        on: {origin: origin}
+        during: {dep: dep}
+        before: 1 hour
+        many: true
+        order_by: [-delay]
+        columns: [id, delay]
+    to: [topic]
+  owned:
+    root: lib.owners
+    include:
+      planes:
+        table: lib.planes
+        on: {name: owner}
+        many: true
+        order_by: [since]
+        include:
+          flown: {table: lib.flights, on: {tail: tail}, next: {since: dep}, columns: [id, delay]}
+    alerts: true
+    to: [topic]
+"""
+HAVING = """
+  knock_on:
+    root: lib.flights
+    where: delay > 1
+    include:
+      inbound: {table: lib.flights, on: {tail: tail}, previous: {dep: arr}, within: 9 hours, columns: [id, delay]}
+      temp: {table: lib.weather, on: {origin: origin}, as_of: {dep: at}, flatten: temp}
+      others:
+        table: lib.weather
+        on: {origin: origin}
+        during: {dep: at}
+        before: 5 hours
+        many: true
+        show: false
+        aggregates: {readings: count(*)}
+    having: (inbound.delay > 0 OR temp IS NULL) AND NOT (readings > 2 AND inbound IS NULL) AND delay < 9
+    to: [topic]
+"""
+CLOCKED = """
+  overdue:
+    root: lib.flights
+    where: dep IS NOT NULL AND arr IS NULL AND (now() > dep + interval '3 hours' OR delay = 1)
+    to: [topic]
+  unmatched:
+    root: lib.flights
+    where: now() > dep
+    include:
+      following: {table: lib.flights, on: {tail: tail}, next: {dep: dep}, within: 6 hours, columns: [id, dep]}
+    having: following IS NULL AND now() > dep + interval '6 hours' OR now() < following.dep
+    to: [topic]
+  last_hours:
+    root: lib.flights
+    where: now() <= dep + interval '5 hours'
+    columns: [tail]
+    clock: arr
+    to: [topic]
+"""
+STEPS = ("climbed", "begin_sending", "sent", "write")
+
+
+@pytest.fixture(scope="module")
+def state_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with cache(tmp_path_factory.mktemp("state")) as address:
+        yield f"{address[:-1]}1"
+
+
+@pytest.fixture
+def history(state_url: str, postgres_dsn: str, tmp_path: Path) -> Iterator[History]:
+    with redis.Redis.from_url(state_url) as server:
+        server.flushdb()
+    with source.connect(postgres_dsn) as connection:
+        connection.execute("CREATE SCHEMA lib")
+        yield History(connection, state_url, tmp_path)
+
+
+def moment(rng: random.Random) -> str:
+    if rng.random() < 0.08:
+        return "NULL"
+    if rng.random() < 0.02:
+        return rng.choice(["'infinity'", "'-infinity'", "'10000-01-01Z'", "'0001-01-01Z'"])
+    day = rng.choice(["1969-12-31", "1970-01-01"])
+    return f"'{day} {rng.randrange(24):02}:{rng.choice([0, 0, 30]):02}:00Z'"
+
+
+def text(rng: random.Random, values: str) -> str:
+    return "NULL" if rng.random() < 0.05 else f"'{rng.choice(values)}'"
+
+
+def number(rng: random.Random) -> str:
+    return "NULL" if rng.random() < 0.1 else str(rng.randrange(5))
+
+
+def change(rng: random.Random) -> str:
+    """A random statement that changes a row."""
+    table = rng.choice(["flights", "flights", "weather", "planes", "owners"])
+    if table == "owners":
+        name = rng.choice("xyz")
+        if rng.random() < 0.3:
+            return f"DELETE FROM lib.owners WHERE name = '{name}'"
+        return (
+            f"INSERT INTO lib.owners VALUES ('{name}', {text(rng, 'kl')})"
+            " ON CONFLICT (name) DO UPDATE SET city = excluded.city"
+        )
+    row_id = rng.randrange(25 if table == "flights" else 12)
+    if rng.random() < 0.25:
+        return f"DELETE FROM lib.{table} WHERE id = {row_id}"
+    values = {
+        "flights": lambda: {
+            "tail": text(rng, "ab"),
+            "origin": text(rng, "jl"),
+            "dep": moment(rng),
+            "arr": moment(rng),
+            "delay": number(rng),
+        },
+        "weather": lambda: {
+            "origin": text(rng, "jl"),
+            "at": moment(rng),
+            "temp": number(rng),
+            "kind": text(rng, "rs"),
+        },
+        "planes": lambda: {
+            "tail": text(rng, "ab"),
+            "since": moment(rng),
+            "owner": text(rng, "xyz"),
+        },
+    }[table]()
+    columns, literals = ", ".join(values), ", ".join(values.values())
+    changed = ", ".join(f"{name} = excluded.{name}" for name in values)
+    return (
+        f"INSERT INTO lib.{table} (id, {columns}) VALUES ({row_id}, {literals})"
+        f" ON CONFLICT (id) DO UPDATE SET {changed}"
+    )
+
+
+def run_history(history: History, seed: int) -> None:
+    """Compare documents with their query through a random history."""
+    rng = random.Random(seed)
+    history.connection.execute(TABLES.encode())
+    history.declare(VIEWS + HAVING + CLOCKED)
+    now = microseconds("1969-12-31T20:00:00.000000Z")
+    assert now is not None
+    history.chunk_rows = rng.choice([1, 3, 500])
+    history.repeats_tasks = True
+    history.save()
+    for _ in range(CHANGES):
+        now += rng.choice([0, 0, 1, 1_800_000_000, 3_600_000_000])
+        history.clocks = dict.fromkeys(["overdue", "unmatched"], now)
+        history.do(*(change(rng) for _ in range(rng.randrange(1, 4))))
+        if rng.random() < 0.5:
+            table = rng.choice(["flights", "weather", "planes", "owners"])
+            history.apply(*([table] if rng.random() < 0.5 else []))
+        if rng.random() < 0.15:
+            history.settle()
+        elif rng.random() < 0.3:
+            # A step that is reached; the send after it has all to do.
+            history.do(
+                "INSERT INTO lib.owners VALUES ('w', 'v') ON CONFLICT (name) DO UPDATE SET city = owners.city || 'v'"
+            )
+            history.apply()
+            history.send(f"{rng.choice(['before', 'after'])} {rng.choice(STEPS)}")
+        elif rng.random() < 0.1:
+            history.save()
+        elif rng.random() < 0.1:
+            # The state's server comes back without its last writes. Nothing is sent until it has all
+            # that was in the log.
+            history.go_back()
+            history.apply()
+    history.settle()
+
+
+def run_histories(history: History, seeds: Iterable[int]) -> None:
+    for seed in seeds:
+        run_history(history, seed)
+        history.connection.execute("DROP SCHEMA lib CASCADE; CREATE SCHEMA lib")
+
+
+@pytest.mark.parametrize("seed", range(RUNS))
+def test_documents_equal_their_query(history: History, seed: int) -> None:
+    run_history(history, seed)
+
+
+def only_new_versions(plan: StatePlan, views: Any, state: State, chunk: Chunk) -> Any:
+    """Climb from rows as they are now alone."""
+    nothing = Entries({}, {})
+    return climb.climb(plan, views, state, chunk._replace(rows=dict.fromkeys(chunk.rows, nothing)))
+
+
+def only_parents_of_its_time(
+    plan: StatePlan, state: State, parent: Node, child: Node, places: Collection[ListPlace]
+) -> Iterator[Collection[str]]:
+    """Mark the parents at the row's own time, and none until the next row."""
+    listing = child.parent_listing
+    assert listing is not None
+    name = parent.table.qualified
+    spans = [Span(text, f"{order} ", f"{order}!") for text, order in places]
+    for _, page in scan_spans(state, name, plan.listings[name].index(listing), spans):
+        yield {place.id for place in page}
+
+
+def exclusive_span(parent: Node, child: Node, place: ListPlace, parent_id: str) -> Span:
+    """Leave out the row that is exactly `within` away."""
+    span = children_span(parent, child, place, parent_id)
+    return span._replace(low=f"{span.low.rstrip()}!")
+
+
+def mark_alone(open_state: Any, turn: Turn, views: Any, blocks: Any) -> bytes:
+    """Leave the digests out of what a topic is read for."""
+    everything = {topic: replace(view, having=None, alerts=False) for topic, view in views.items()}
+    return mark(open_state, turn, everything, blocks)
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "twin"),
+    [
+        (document_history, "mark", mark_alone),
+        (RedisState, "begin_sending", lambda state, turn, _: state.require_turn(turn)),
+        (emission, "climb", only_new_versions),
+        (climb, "parents", only_parents_of_its_time),
+        (assemble, "children_span", exclusive_span),
+        (assemble, "is_last", lambda _: False),
+        (RedisState, "ripen", lambda *_: None),
+        (assemble, "next_change", lambda _: lambda _: None),
+    ],
+    ids=[
+        "the topic isn't read",
+        "a transaction isn't noted",
+        "new versions only",
+        "no interval",
+        "within is exclusive",
+        "the first for the last",
+        "due documents stay",
+        "nothing is due",
+    ],
+)
+def test_planted_bugs_are_found(
+    history: History, monkeypatch: pytest.MonkeyPatch, module: Any, name: str, twin: Any
+) -> None:
+    monkeypatch.setattr(module, name, twin)
+    with pytest.raises(AssertionError):
+        run_histories(history, range(5))
+
+
+FLIGHTS = "INSERT INTO lib.flights (id, tail, origin, dep, delay) VALUES"
+CASES = """
+  departures:
+    root: lib.flights
+    include:
+      weather: {table: lib.weather, on: {origin: origin}, as_of: {dep: at}, within: 2 hours, flatten: id}
+      before: {table: lib.flights, on: {tail: tail}, previous: {dep: dep}, flatten: id}
+      after: {table: lib.flights, on: {tail: tail}, next: {dep: dep}, flatten: id}
+      hour:
+        {table: lib.flights, on: {origin: origin}, during: {dep: dep}, before: 1 hour, many: true, flatten: id}
+    to: [topic]
+"""
+
+
+def members(history: History, row_id: int) -> tuple[Any, ...]:
+    history.settle()
+    document = history.document("departures", row_id)
+    return tuple(document[name] for name in ("weather", "before", "after"))
+
+
+def flight(row_id: int, dep: str, tail: str = "a") -> str:
+    return f"{FLIGHTS} ({row_id}, '{tail}', 'j', '2013-01-01 {dep}Z', 1)"
+
+
+def reading(row_id: int, at: str, origin: str = "j") -> str:
+    return f"INSERT INTO lib.weather (id, origin, at) VALUES ({row_id}, '{origin}', '2013-01-01 {at}Z')"
+
+
+@pytest.fixture
+def cases(history: History) -> History:
+    history.connection.execute(TABLES.encode())
+    history.declare(CASES)
+    return history
+
+
+def test_a_version_counts_from_its_instant_on(cases: History) -> None:
+    cases.do(flight(1, "10:00"), reading(1, "10:00"), reading(2, "10:00:00.000001"))
+    assert members(cases, 1)[0] == 1
+
+
+def test_of_two_versions_of_one_instant_the_greater_id_counts(cases: History) -> None:
+    cases.do(flight(1, "10:00"), reading(1, "9:00"), reading(2, "9:00"))
+    assert members(cases, 1)[0] == 2
+    cases.do("DELETE FROM lib.weather WHERE id = 2")
+    assert members(cases, 1)[0] == 1
+
+
+def test_a_late_version_changes_the_rows_up_to_the_next_one(cases: History) -> None:
+    hours = range(8, 13)
+    cases.do(*(flight(hour, f"{hour}:00", str(hour)) for hour in hours))
+    cases.do(reading(1, "7:30"), reading(2, "10:30"))
+    cases.settle()
+    cases.forget_emitted()
+    cases.do(reading(3, "8:30"))
+    assert [members(cases, hour)[0] for hour in hours] == [1, 3, 3, 2, 2]
+    assert sorted(set(cases.emitted_ids)) == ["departures/10", "departures/9"]
+
+
+def test_a_version_that_moves_leaves_its_rows_to_the_one_before(cases: History) -> None:
+    cases.do(*(flight(hour, f"{hour}:00", str(hour)) for hour in (10, 11, 12, 13)))
+    cases.do(reading(1, "9:30"), reading(2, "10:00"))
+    cases.settle()
+    cases.do("UPDATE lib.weather SET at = '2013-01-01 12:00Z' WHERE id = 2")
+    assert [members(cases, hour)[0] for hour in (10, 11, 12, 13)] == [1, 1, 2, 2]
+
+
+def test_within_includes_its_end(cases: History) -> None:
+    cases.do(flight(1, "10:00"), reading(1, "8:00"), flight(2, "10:00:00.000001", "b"))
+    assert members(cases, 1)[0] == 1
+    assert members(cases, 2)[0] is None
+
+
+def test_null_has_no_version(cases: History) -> None:
+    cases.do(
+        reading(1, "9:00"),
+        f"{FLIGHTS} (1, 'a', NULL, '2013-01-01 10:00Z', 1), (2, 'a', 'j', NULL, 1)",
+    )
+    assert members(cases, 1)[0] is None
+    assert members(cases, 2) == (None, None, None)
+
+
+def test_rows_of_one_instant_follow_each_other_by_their_ids(cases: History) -> None:
+    cases.do(flight(1, "10:00"), flight(2, "10:00"), flight(3, "10:00"), flight(4, "11:00"))
+    chain = [members(cases, row_id)[1:] for row_id in (1, 2, 3, 4)]
+    assert chain == [(None, 2), (1, 3), (2, 4), (3, None)]
+    cases.do("DELETE FROM lib.flights WHERE id = 2")
+    assert [members(cases, row_id)[1:] for row_id in (1, 3)] == [(None, 3), (1, 4)]
+
+
+def test_a_neighbour_at_exactly_the_end_counts(cases: History) -> None:
+    """When it goes, the documents of the following hour change, and none before it."""
+    cases.do(
+        *(flight(number, dep, str(number)) for number, dep in enumerate(["9:00", "10:00", "11:00"]))
+    )
+    cases.settle()
+    assert [cases.document("departures", number)["hour"] for number in range(3)] == [
+        [0],
+        [0, 1],
+        [1, 2],
+    ]
+    cases.forget_emitted()
+    cases.do("DELETE FROM lib.flights WHERE id = 1")
+    cases.settle()
+    assert sorted(set(cases.emitted_ids)) == ["departures/1", "departures/2"]

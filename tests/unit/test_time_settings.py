@@ -1,0 +1,235 @@
+"""Joins in time in the pipeline file: what is accepted, and how mistakes are named."""
+
+from pathlib import Path
+
+import pytest
+
+from cdc.config import settings
+from cdc.config.durations import duration_text, microseconds
+from cdc.config.mistakes import InvalidSetting
+from cdc.errors import SettingsError
+from cdc.model.table import Column, Table
+from cdc.views.outline import outline
+from cdc.views.plan import TimeJoin, View
+from cdc.views.resolve import resolve_views
+from cdc.views.scalar.instants import FIRST, LAST, instant_of, order_of
+from cdc.views.scalar.instants import microseconds as instant
+
+GOOD = """\
+pipeline: air
+kafka: localhost:9092
+connect: http://localhost:8083
+source: {dsn: postgresql://localhost/air, tables: [public.flights, public.weather]}
+sinks:
+  cache: {type: redis, url: "redis://localhost/0", prefix: air}
+state: {type: redis, url: "redis://localhost/2", prefix: air}
+views:
+  departures:
+    root: public.flights
+    include:
+      weather: {table: public.weather, on: {origin: origin}, as_of: {dep: at}, within: 2 hours}
+      around:
+        table: public.weather
+        on: {origin: origin}
+        during: {dep: at}
+        before: 90 minutes
+        many: true
+      following: {table: public.flights, on: {tail: tail}, next: {dep: dep}}
+    to: [cache]
+"""
+HOUR = 3_600_000_000
+
+
+def table(name: str, /, **types: str) -> Table:
+    columns = tuple(Column(column, type_) for column, type_ in types.items())
+    return Table("public", name, columns, ("id",), f"air.public.{name}")
+
+
+TABLES = (
+    table(
+        "flights",
+        id="integer",
+        origin="text",
+        tail="text",
+        dep="timestamp with time zone",
+        day="date",
+    ),
+    table(
+        "weather",
+        id="integer",
+        origin="text",
+        at="timestamp with time zone",
+        local_at="timestamp without time zone",
+    ),
+)
+
+
+def resolved(folder: Path, text: str) -> View:
+    path = folder / "air.yaml"
+    path.write_text(text)
+    [view] = resolve_views(settings.load(path, {}), TABLES)
+    return view
+
+
+def test_joins_in_time_are_read(tmp_path: Path) -> None:
+    view = resolved(tmp_path, GOOD)
+    joins = [child.join.time for child in view.root.children if child.join]
+    assert joins == [
+        TimeJoin("as_of", "dep", "at", 2 * HOUR, 0),
+        TimeJoin("during", "dep", "at", 90 * 60_000_000, 0),
+        TimeJoin("next", "dep", "dep", 0, None),
+    ]
+    shown = outline(view)["include"]
+    assert shown["weather"]["as_of"] == {"dep": "at"}
+    assert shown["weather"]["within"] == "2 hours"
+    assert (shown["around"]["before"], shown["around"]["after"]) == ("90 minutes", "0 seconds")
+    assert "within" not in shown["following"]
+
+
+@pytest.mark.parametrize(
+    ("old_text", "new_text", "line", "message", "hint"),
+    [
+        (
+            "as_of: {dep: at}",
+            "as_of: {dep: at}, previous: {dep: at}",
+            12,
+            "as_of and previous can't both say which row",
+            "keep one of as_of, previous, next, during",
+        ),
+        ("        many: true\n", "", 13, "during may find several rows", "add many: true"),
+        ("within: 2 hours", "many: true", 12, "as_of finds one row", "use during"),
+        ("as_of: {dep: at}, ", "", 12, "within is of as_of, previous or next", "as_of: {dep_time"),
+        ("next: {dep: dep}", "next: {dep: dep}, after: 1 hour", 19, "after is of during", "during:"),
+        ("as_of: {dep: at}", "as_of: {dep: at, day: at}", 12, "compares one time", "as_of: {dep_time"),
+        ("as_of: {dep: at}", "as_of: {}", 12, "compares one time", ""),
+        ("2 hours", "1 month", 12, "a month has no fixed length", "30 days"),
+        ("2 hours", "2 ours", 12, "a duration is a whole number and a unit", "10 minutes"),
+        ("2 hours", "9999999 days", 12, "a duration is at most 100,000 days", ""),
+        (
+            "as_of: {dep: at}",
+            "as_of: {dep: local_at}",
+            12,
+            "dep is timestamp with time zone and local_at is timestamp without time zone",
+            "timestamptz",
+        ),
+        ("as_of: {dep: at}", "as_of: {day: at}", 12, "day is date, and a time is a time stamp", "timestamptz"),
+        ("as_of: {dep: at}", "as_of: {dep: origin}", 12, "origin is text, and a time", ""),
+        (
+            "as_of: {dep: at}",
+            "as_of: {\"dep + interval '1 hour'\": at}",
+            12,
+            "as_of takes columns, not expressions",
+            "GENERATED ALWAYS AS",
+        ),
+        ("as_of: {dep: at}", "as_of: {dep: att}", 12, "public.weather has no column att", "did you mean at?"),
+        ("on: {origin: origin}, as_of", "on: {}, as_of", 12, "on: at least one", ""),
+    ],
+)  # fmt: skip
+def test_mistakes_are_named_with_their_line(
+    tmp_path: Path, old_text: str, new_text: str, line: int, message: str, hint: str
+) -> None:
+    assert old_text in GOOD
+    with pytest.raises(SettingsError) as caught:
+        resolved(tmp_path, GOOD.replace(old_text, new_text, 1))
+    assert f"air.yaml:{line}: views.departures" in caught.value.message
+    assert message in caught.value.message
+    assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("90 seconds", 90),
+        ("1 minute", 60),
+        ("10 minutes", 600),
+        ("2 days", 172_800),
+        ("1 week", 604_800),
+    ],
+)
+def test_durations(text: str, seconds: int) -> None:
+    assert microseconds(text) == seconds * 1_000_000
+    assert microseconds(duration_text(microseconds(text))) == microseconds(text)
+
+
+@pytest.mark.parametrize("text", ["", "hour", "1.5 hours", "-1 hour", "1 hour 5 minutes", "1 year"])
+def test_what_is_no_duration_is_refused(text: str) -> None:
+    with pytest.raises(InvalidSetting):
+        microseconds(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "0001-01-01T00:00:00.000000Z",
+        "0099-12-31T23:59:59.999999Z",
+        "1969-12-31T23:55:00.000000Z",
+        "2013-01-01T10:17:00.000001",
+        "9999-12-31T23:59:59.999999Z",
+    ],
+)
+def test_an_instant_has_one_order(text: str) -> None:
+    number = instant(text)
+    assert number is not None
+    order = order_of(number, has_zone=text.endswith("Z"))
+    assert instant_of(order) == number
+
+
+def test_instants_are_ordered_as_their_texts() -> None:
+    instants = [FIRST, -1, 0, 1, LAST]
+    orders = [order_of(number, has_zone=True) for number in instants]
+    assert orders == sorted(orders)
+    assert order_of(FIRST - 1, has_zone=True) == orders[0]
+    assert order_of(LAST + 1, has_zone=True) == orders[-1]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "infinity",
+        "-infinity",
+        "+10000-01-01T00:00:00.000000Z",
+        "0000-01-01T00:00:00.000000Z",
+        "-0044-03-15T00:00:00.000000Z",
+    ],
+)
+def test_times_beyond_four_digits_are_no_instants(text: str) -> None:
+    assert instant(text) is None
+
+
+CLOCKED = """\
+    where: now() > dep + interval '12 hours'
+    clock: dep
+    having: following IS NULL AND now() > dep
+    to: [cache]
+"""
+
+
+def test_a_clock_is_read(tmp_path: Path) -> None:
+    text = GOOD.replace("    to: [cache]\n", CLOCKED)
+    view = resolved(tmp_path, text)
+    assert (view.clock, view.has_clock, view.sends_once) == ("dep", True, True)
+    assert outline(view)["clock"] == "dep"
+    commits = resolved(tmp_path, text.replace("clock: dep", "clock: commit"))
+    assert (commits.clock, commits.has_clock) == (None, True)
+    plain = resolved(tmp_path, GOOD.replace("to: [cache]", "to: [cache]\n    alerts: true"))
+    assert (plain.has_clock, plain.sends_once) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("old_text", "new_text", "message", "hint"),
+    [
+        ("clock: dep", "clock: depp", "public.flights has no column depp", "did you mean dep?"),
+        ("clock: dep", "clock: day", "day is date, and a time is a time stamp", "or commit"),
+        ("now() > dep", "dep > dep", "neither where nor having compares with now()", "take out clock"),
+        ("having: following", "having: before", "having names before, which the document doesn't show", "one of: id"),
+        ("having: following IS NULL AND now() > dep", "having: id", "isn't a condition", "having: late > 3"),
+    ],
+)  # fmt: skip
+def test_mistakes_about_time_are_named(
+    tmp_path: Path, old_text: str, new_text: str, message: str, hint: str
+) -> None:
+    text = GOOD.replace("    to: [cache]\n", CLOCKED).replace(old_text, new_text)
+    with pytest.raises(SettingsError) as caught:
+        resolved(tmp_path, text)
+    assert message in caught.value.message
+    assert hint in caught.value.hint
