@@ -52,7 +52,8 @@ def carry(harness: laws.Harness) -> None:
     harness.topic.add("d", {"a": "k2", "b": 2, **dict.fromkeys(names)})
     harness.topic.add("u", {"a": "k3", "b": 3, **dict.fromkeys(names, "new")}, lacking=names[::2])
     harness.apply()
-    assert harness.view() == harness.topic.model()
+    # As comparisons read it: some names can be written, and not read by Spark.
+    assert harness.scanned() == harness.topic.model()
 
 
 def test_names_are_carried(harness: laws.Harness) -> None:
