@@ -35,8 +35,7 @@ def microseconds(text: str) -> int:
 
 def duration_text(duration: int) -> str:
     """Write microseconds as the pipeline file does, in the largest unit that leaves a whole number."""
-    for unit in reversed(MICROSECONDS):
-        number, rest = divmod(duration, MICROSECONDS[unit])
-        if not rest and (number or unit == "second"):
-            return f"{number} {unit}{'' if number == 1 else 's'}"
-    return f"{duration} microseconds"
+    units = [unit for unit, size in MICROSECONDS.items() if duration % size == 0]
+    unit = units[-1] if duration else "second"
+    number = duration // MICROSECONDS[unit]
+    return f"{number} {unit}{'' if number == 1 else 's'}"

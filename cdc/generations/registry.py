@@ -176,7 +176,9 @@ class Registry:
         self, pipeline: Pipeline, kafka: Topics, now: Callable[[], float] = time.time
     ) -> None:
         """`now` returns Unix seconds."""
-        self.topic, self._kafka, self._now = pipeline.generations_topic, kafka, now
+        self.topic = pipeline.generations_topic
+        self._kafka = kafka
+        self._now = now
         self._sinks: dict[str, Generations] = {}
         self._tail = Tail(
             kafka, self.topic, begin=self._sinks.clear, take=self._apply_record, now=now

@@ -91,7 +91,7 @@ FINAL = (
     kafka.errors.IllegalSaslStateError,
     kafka.errors.UnsupportedSaslMechanismError,
 )
-"""Errors that don't pass by waiting, besides those of rights."""
+"""Errors that don't pass by waiting. So do errors of rights, which are translated first."""
 RESOURCES = {
     kafka.errors.GroupAuthorizationFailedError: "group",
     kafka.errors.TransactionalIdAuthorizationFailedError: "transactional-id",

@@ -53,7 +53,9 @@ class Continuity:
         self, pipeline: "Pipeline", kafka: "Topics", now: Callable[[], float] = time.time
     ) -> None:
         """`now` returns Unix seconds."""
-        self._pipeline, self._kafka, self._now = pipeline, kafka, now
+        self._pipeline = pipeline
+        self._kafka = kafka
+        self._now = now
         self.ledger = Ledger(pipeline, kafka)
         self._next: dict[RecordAddress, tuple[int, int] | None] = {}
         self._compaction_lag_s: dict[str, float] = {}
@@ -63,7 +65,9 @@ class Continuity:
 
     def read(self, topics: Sequence[str]) -> "Continuity":
         """Load starts, ends and settings of the topics, and the ledger. Raises ConnectorError."""
-        self._next, self.sure_until, now = {}, float("inf"), self._now()
+        self._next = {}
+        self.sure_until = float("inf")
+        now = self._now()
         self.ledger.read()
         starts, ends, settings = (
             self._kafka.starts(topics),

@@ -199,8 +199,8 @@ def check_shape(
 
 
 def forbidden(bootstrap: str, operation: str, name: str, kind: str = "topic") -> KafkaForbidden:
-    """The error for what the broker's ACLs don't allow. `operation` and `kind` are those of
-    kafka-acls.sh: `topic`, `group`, `transactional-id` or `cluster`.
+    """The error for what the broker's ACLs don't allow. `operation` and `kind` are options of
+    kafka-acls.sh; a kind is `topic`, `group`, `transactional-id` or `cluster`.
     """
     resource = "--cluster" if kind == "cluster" else f"--{kind} {name}"
     return KafkaForbidden(

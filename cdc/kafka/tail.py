@@ -59,7 +59,8 @@ class Tail:
                 self._take(record)
                 self._next = record.offset + 1
         self._next = max(self._next, end.offsets[0])
-        self._end, self._last_at_end = end, self._now()
+        self._end = end
+        self._last_at_end = self._now()
 
     def has_changed(self, ends: Mapping[str, Position] | None = None) -> bool:
         """Whether `read` would take something. `ends`: ends of topics, if the caller has just asked

@@ -45,7 +45,7 @@ class TopicAdmin:
         )
 
     def describe(self, topics: Iterable[str]) -> dict[str, dict[str, Any]]:
-        """Describe those of the topics that exist. Also raises KafkaForbidden."""
+        """Describe the topics that exist. Also raises KafkaForbidden."""
         described = self.client.describe_topics(list(topics))
         for topic in described:
             if topic["error_code"] == kafka.errors.TopicAuthorizationFailedError.errno:

@@ -52,7 +52,7 @@ class Clocks(NamedTuple):
 
 
 def open_clocks(pipeline: Pipeline) -> Callable[[], Clocks]:
-    """The function that reads the clocks of views. It raises as that of `open_documents` does."""
+    """The function that reads the clocks of views. It raises SinkUnavailable or SinkRejected."""
     # The noted ones first: a clock that was read is never behind its note.
     return _reader(pipeline, lambda state: Clocks(noted=state.noted_clocks(), read=state.clocks()))
 

@@ -82,11 +82,9 @@ def rows_of_group(
     """
     tables = snapshot.tables
     tasks = max(1, min(reader.spark.sparkContext.defaultParallelism, len(tables)))
-    rate, dsn, join_sql = (
-        reader.rate and reader.rate / tasks,
-        snapshot.dsn,
-        snapshot_statements(snapshot),
-    )
+    rate = reader.rate and reader.rate / tasks
+    dsn = snapshot.dsn
+    join_sql = snapshot_statements(snapshot)
     queries = [
         (table.qualified, row_query(table, conditions.get(table.qualified)).as_string(None))
         for table in tables

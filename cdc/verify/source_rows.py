@@ -117,11 +117,9 @@ class SourceReader:
         tasks = max(
             1, min(self.spark.sparkContext.defaultParallelism, snapshot.pages // PAGES_PER_TASK)
         )
-        rate, dsn, join_sql = (
-            self.rate and self.rate / tasks,
-            snapshot.dsn,
-            snapshot_statements(snapshot),
-        )
+        rate = self.rate and self.rate / tasks
+        dsn = snapshot.dsn
+        join_sql = snapshot_statements(snapshot)
         bounds = [snapshot.pages * task // tasks for task in range(tasks)]
         pages = zip(bounds, [*bounds[1:], None], strict=True)
         conditions = (
@@ -150,12 +148,10 @@ class SourceReader:
 
     def rows_with_ids(self, snapshot: SourceSnapshot, ids: Sequence[str]) -> DataFrame:
         """Read the rows of these ids, as far as they exist."""
-        table, rate, dsn, join_sql = (
-            snapshot.table,
-            self.rate,
-            snapshot.dsn,
-            snapshot_statements(snapshot),
-        )
+        table = snapshot.table
+        rate = self.rate
+        dsn = snapshot.dsn
+        join_sql = snapshot_statements(snapshot)
 
         def read(parts: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
             row_ids = [key for part in parts for key in part.column("key").to_pylist()]

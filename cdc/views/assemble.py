@@ -136,7 +136,7 @@ def _members(
     for child in node.children:
         assert child.join is not None
         if child.is_timed:
-            # Each row has children of its own: its id is what they are looked up by.
+            # Each row has other children: they are looked up by its id.
             ids_by_text: Mapping[str, Collection[str]] = _find_timed(
                 plan, state, node, child, entries
             )
@@ -193,7 +193,8 @@ def _find_timed(
     """
     assert node.listing is not None
     assert node.parent_listing is not None
-    name, number = node.table.qualified, plan.listings[node.table.qualified].index(node.listing)
+    name = node.table.qualified
+    number = plan.listings[name].index(node.listing)
     spans = {
         row_id: children_span(parent, node, place, row_id)
         for row_id, row_entries in entries.items()

@@ -95,7 +95,8 @@ def _joined(plan: StatePlan, state: State, node: Node, ids: Collection[str]) -> 
 
 def _joined_reader(plan: StatePlan, node: Node) -> Callable[[str, Entries], Joined | None]:
     """Return the function from a row's id and entries to what it is joined by."""
-    join, listing = node.join, node.listing
+    join = node.join
+    listing = node.listing
     assert join is not None
     if join.time is None:
         return value_reader(plan, node.table, join.child)

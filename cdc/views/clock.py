@@ -2,7 +2,7 @@
 
     commit      the commit time of the connector's newest heartbeat, which comes also while no table
                 changes
-    a column    the latest time that any row had there, but never beyond that of commits
+    a column    the latest time that any row had there, but never later than `commit`
 
 Both count in two phases: take the times, and then the ends of the tables' topics. Once the state has
 got to these ends, it has whatever was committed before. So neither an idle table nor a partition that

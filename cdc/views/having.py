@@ -1,4 +1,4 @@
-"""What a view's `having` may name: the members of its documents, and those of their objects.
+"""What a view's `having` may name: members of its documents, and members of their objects.
 
 name           a column of the root, an aggregate, or a member that `flatten` made a value
 member.name    a column of an object

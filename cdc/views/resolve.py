@@ -283,9 +283,8 @@ class _Resolver:
             )
         within = microseconds(settings.within) if settings.within else None
         if kind == "during":
-            before, after = (
-                microseconds(text) if text else 0 for text in (settings.before, settings.after)
-            )
+            before = microseconds(settings.before) if settings.before else 0
+            after = microseconds(settings.after) if settings.after else 0
             return TimeJoin(kind, left, right, before, after)
         if kind == "next":
             return TimeJoin(kind, left, right, 0, within)

@@ -218,7 +218,8 @@ def _time_conditions(
 def _years(type_: str) -> str:
     """Write the first and the last time of the years 1 to 9999."""
     zone = "Z" if group(type_) == TIMESTAMPTZ else ""
-    first, last = f"0001-01-01 00:00:00{zone}", f"9999-12-31 23:59:59.999999{zone}"
+    first = f"0001-01-01 00:00:00{zone}"
+    last = f"9999-12-31 23:59:59.999999{zone}"
     return f"{quoted(first)}::{type_} AND {quoted(last)}::{type_}"
 
 

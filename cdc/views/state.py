@@ -49,8 +49,8 @@ class Place(NamedTuple):
 
 
 class Span(NamedTuple):
-    """A part of a list, that of `text`: the places from `low` up to but not including `high`, which
-    are compared with the texts `<order> <id>`.
+    """A part of the list of `text`: the places from `low` up to but not including `high`, which are
+    compared with the texts `<order> <id>`.
     """
 
     text: str

@@ -1,4 +1,4 @@
-"""Joins in time: which places of a list are those of a parent, and which parents a row belongs to.
+"""Joins in time: which part of a list a parent shows, and which parents a row belongs to.
 
 Both ends of such a join have lists that are ordered by their times. So each question is a part of a
 list.
@@ -57,7 +57,9 @@ def parents(
     enough: if a parent beyond it has another row than before, that one or the next has changed
     itself.
     """
-    time, listing, parent_listing = _time(child), child.listing, child.parent_listing
+    time = _time(child)
+    listing = child.listing
+    parent_listing = child.parent_listing
     assert listing is not None
     assert parent_listing is not None
     number = plan.listings[child.table.qualified].index(listing)

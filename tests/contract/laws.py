@@ -111,7 +111,7 @@ class Harness:
 def _view(rows: Sequence[tuple[str, str]]) -> dict[str, Row]:
     documents = {key: json.loads(document) for key, document in rows}
     assert len(documents) == len(rows), "an id twice in the view"
-    # A view may have fields of its own; they begin like this.
+    # A view may have more fields; their names begin like this.
     return {
         key: {n: v for n, v in row.items() if not n.startswith("_cdc")}
         for key, row in documents.items()

@@ -21,7 +21,7 @@ from cdc.sink.lane_task import LaneRun
 from cdc.views.plan import Aggregate, Join, Node, Order, StatePlan, View
 from cdc.views.rows import Entries
 from cdc.views.scalar.expression import Expression
-from cdc.views.state import State, StateSink, Turn
+from cdc.views.state import Span, State, StateSink, Turn
 
 PARTITIONS, MANY = 2, 4_500
 """MANY: rows, more than two of a state's pages."""
@@ -365,6 +365,20 @@ def entries(harness: Harness, text: str) -> tuple[set[str], list[str], dict[str,
     assert members == {row_id for page in pages for row_id in page}
     assert state.listed("lib.books", 0, texts, 1).get(text, []) == listed.get(text, [])[:1]
     return members, listed.get(text, []), tallied.get(text, {})
+
+
+def a_part_of_a_list_is_read_from_either_end(harness: Harness) -> None:
+    for number in range(5):
+        harness.write(BOOKS, id=number, author_id=1, title="t", year=2000 - number)
+    harness.apply()
+    state = harness.state
+    (places,) = state.ranged("lib.books", 0, [Span("1", "", "\x7f")], 99)
+    assert [place.id for place in places] == state.listed("lib.books", 0, ["1"], 99)["1"]
+    assert len(places) == 5
+    part = Span("1", places[1].member, places[4].member)
+    spans = [part, Span("of nobody", "", "\x7f"), part._replace(high=places[1].member)]
+    assert state.ranged("lib.books", 0, spans, 2) == [places[1:3], [], []]
+    assert state.ranged("lib.books", 0, spans, 2, last_first=True) == [places[3:1:-1], [], []]
 
 
 def all_pages_are_read(harness: Harness) -> None:
@@ -748,6 +762,7 @@ LAWS = [
     a_stopped_writer_changes_nothing,
     rows_and_position_move_in_one_step,
     entries_are_those_of_the_rows,
+    a_part_of_a_list_is_read_from_either_end,
     all_pages_are_read,
     sizes_are_those_of_the_rows,
     a_chunk_is_climbed_from_once,

@@ -156,7 +156,8 @@ def test_a_planted_difference_is_one_view_s(shelf: Shelf) -> None:
 
 @pytest.mark.parametrize("shelf", ["delta"], indirect=True)
 def test_a_row_that_a_mirror_has_twice(shelf: Shelf) -> None:
-    sink, planted = shelf.sink, shelf.tables[0]
+    sink = shelf.sink
+    planted = shelf.tables[0]
     assert isinstance(sink, Delta)
     mirror = f"delta.`{sink.folder(planted, 'mirror')}`"
     shelf.spark.sql(f"INSERT INTO {mirror} SELECT * FROM {mirror} WHERE a = 'k1'")

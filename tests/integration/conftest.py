@@ -1,13 +1,33 @@
-"""A prepared source on the shared servers."""
+"""A prepared source on the shared servers; a history of documents with a state."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 
+from cdc.postgres import source
+from tests.support.cache import cache
+from tests.support.document_history import History
 from tests.support.shop import Shop, shop_on
 
 
 @pytest.fixture
 def shop(stack: Any, postgres_dsn: str, unique: str) -> Iterator[Shop]:
     yield from shop_on(postgres_dsn, unique, stack)
+
+
+@pytest.fixture(scope="module")
+def state_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with cache(tmp_path_factory.mktemp("state")) as address:
+        yield f"{address[:-1]}1"
+
+
+@pytest.fixture
+def history(state_url: str, postgres_dsn: str, tmp_path: Path) -> Iterator[History]:
+    with redis.Redis.from_url(state_url) as server:
+        server.flushdb()
+    with source.connect(postgres_dsn) as connection:
+        connection.execute("CREATE SCHEMA lib")
+        yield History(connection, state_url, tmp_path)

@@ -370,14 +370,14 @@ def test_what_status_advises_about_the_capture_ends_it(clinic: Clinic) -> None:
         for fault, (plant, expected) in faults.items():
             plant()
 
-            def told(codes: set[str] = expected) -> dict[str, str] | None:
-                """What is advised once it is of these codes and no other: on a busy machine a server
-                that is well may once give no answer in time.
+            def advised(codes: set[str] = expected) -> dict[str, str] | None:
+                """The advice once it has these codes alone: on a busy machine a healthy server may
+                once give no answer in time.
                 """
                 advice = clinic.advice()
                 return advice if advice.keys() == codes else None
 
-            advice = wait_until(told, 20, f"{fault} is told of, and nothing else")
+            advice = wait_until(advised, 20, f"advice about {fault} alone")
             assert advice
             (fix,) = set(advice.values())  # doctor and status advise the same
             clinic.carry_out(fix)

@@ -20,7 +20,7 @@ name, `case_NN`. What a case needs of the connector, of Spark or of sinks is in 
 import json
 import random
 import re
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,6 @@ import pytest
 import redis
 
 from cdc.errors import ConnectorError, SettingsError
-from cdc.postgres import source
 from cdc.sinks.redis.documents import row_reader
 from cdc.sinks.redis.documents.state import RedisState
 from cdc.verify.documents import send_documents_again
@@ -38,7 +37,6 @@ from cdc.views.tables import view_table
 from cdc.views.tasks import emission
 from cdc.views.tasks.emission import SLICE
 from tests.support.budget import SCALE
-from tests.support.cache import cache
 from tests.support.document_history import History
 from tests.support.envelopes import PLACEHOLDER
 from tests.support.wait import wait_until
@@ -100,21 +98,6 @@ CASES: dict[str, Case] = {}
 def case(function: Case) -> Case:
     CASES[function.__name__] = function
     return function
-
-
-@pytest.fixture(scope="module")
-def state_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with cache(tmp_path_factory.mktemp("state")) as address:
-        yield f"{address[:-1]}1"
-
-
-@pytest.fixture
-def history(state_url: str, postgres_dsn: str, tmp_path: Path) -> Iterator[History]:
-    with redis.Redis.from_url(state_url) as server:
-        server.flushdb()
-    with source.connect(postgres_dsn) as connection:
-        connection.execute("CREATE SCHEMA lib")
-        yield History(connection, state_url, tmp_path)
 
 
 def library(history: History, views: str) -> None:

@@ -14,18 +14,11 @@ from cdc.postgres.column_facts import estimate_rows
 from cdc.sinks.redis.documents.room import EXCESS
 from cdc.views.needs import require_room
 from cdc.views.state import StateTooLarge
-from tests.integration.test_document_cases import (
-    AUTHOR_DOCS,
-    BOOK_DOCS,
-    history,
-    library,
-    state_url,
-)
+from tests.integration.test_document_cases import AUTHOR_DOCS, BOOK_DOCS, library
 from tests.support.cache import cache
 from tests.support.document_history import History
 from tests.support.shop import PASSWORD, Shop
 
-__all__ = ["history", "state_url"]
 VIEWS = AUTHOR_DOCS + BOOK_DOCS
 FILLED = (
     "INSERT INTO lib.authors SELECT n, 'A' || n FROM generate_series(1, 3000) n",

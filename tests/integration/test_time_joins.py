@@ -2,29 +2,37 @@
 cut anywhere, with crashes at every step.
 """
 
+import json
 import random
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import redis
 
-from cdc.postgres import source
+from cdc.config import settings
+from cdc.errors import ConnectorError
+from cdc.model.position import ViewCheckpoint
+from cdc.sink.factory import build_state
 from cdc.sinks.redis.documents.state import RedisState
+from cdc.verify.barrier import WaitOptions, place_barrier
 from cdc.views import assemble, climb
+from cdc.views.having import shown_values
 from cdc.views.plan import Node, StatePlan
 from cdc.views.rows import Entries
 from cdc.views.scalar.instants import microseconds
 from cdc.views.state import Chunk, Span, State, Turn, scan_spans
+from cdc.views.tables import view_tables
 from cdc.views.tasks import emission
 from cdc.views.tasks.marking import mark
 from cdc.views.time_joins import ListPlace, children_span
 from tests.support import document_history
 from tests.support.budget import SCALE
-from tests.support.cache import cache
 from tests.support.document_history import History
+from tests.support.simulated import MemoryLog, SimulatedClock
+from tests.unit.test_time_settings import GOOD
+from tests.unit.test_time_settings import TABLES as TIMED_TABLES
 
 RUNS = 4 * SCALE
 CHANGES = 100
@@ -137,21 +145,6 @@ CLOCKED = """
 STEPS = ("climbed", "begin_sending", "sent", "write")
 
 
-@pytest.fixture(scope="module")
-def state_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with cache(tmp_path_factory.mktemp("state")) as address:
-        yield f"{address[:-1]}1"
-
-
-@pytest.fixture
-def history(state_url: str, postgres_dsn: str, tmp_path: Path) -> Iterator[History]:
-    with redis.Redis.from_url(state_url) as server:
-        server.flushdb()
-    with source.connect(postgres_dsn) as connection:
-        connection.execute("CREATE SCHEMA lib")
-        yield History(connection, state_url, tmp_path)
-
-
 def moment(rng: random.Random) -> str:
     if rng.random() < 0.08:
         return "NULL"
@@ -203,7 +196,8 @@ def change(rng: random.Random) -> str:
             "owner": text(rng, "xyz"),
         },
     }[table]()
-    columns, literals = ", ".join(values), ", ".join(values.values())
+    columns = ", ".join(values)
+    literals = ", ".join(values.values())
     changed = ", ".join(f"{name} = excluded.{name}" for name in values)
     return (
         f"INSERT INTO lib.{table} (id, {columns}) VALUES ({row_id}, {literals})"
@@ -288,9 +282,18 @@ def mark_alone(open_state: Any, turn: Turn, views: Any, blocks: Any) -> bytes:
     return mark(open_state, turn, everything, blocks)
 
 
+def without_objects(
+    root: Node, names: tuple[str, ...], row: bytes, nested: Mapping[str, bytes]
+) -> dict[str, Any]:
+    """Let `having` find NULL in every object."""
+    values = shown_values(root, names, row, nested)
+    return {name: None if "." in name else value for name, value in values.items()}
+
+
 @pytest.mark.parametrize(
     ("module", "name", "twin"),
     [
+        (assemble, "shown_values", without_objects),
         (document_history, "mark", mark_alone),
         (RedisState, "begin_sending", lambda state, turn, _: state.require_turn(turn)),
         (emission, "climb", only_new_versions),
@@ -301,6 +304,7 @@ def mark_alone(open_state: Any, turn: Turn, views: Any, blocks: Any) -> bytes:
         (assemble, "next_change", lambda _: lambda _: None),
     ],
     ids=[
+        "having sees no objects",
         "the topic isn't read",
         "a transaction isn't noted",
         "new versions only",
@@ -423,3 +427,40 @@ def test_a_neighbour_at_exactly_the_end_counts(cases: History) -> None:
     cases.do("DELETE FROM lib.flights WHERE id = 1")
     cases.settle()
     assert sorted(set(cases.emitted_ids)) == ["departures/1", "departures/2"]
+
+
+def test_a_barrier_waits_until_documents_are_as_of_a_time(state_url: str, tmp_path: Path) -> None:
+    """Else `verify` would take what is due, and isn't sent yet, for missing."""
+    path = tmp_path / "air.yaml"
+    path.write_text(GOOD.replace("redis://localhost/2", state_url))
+    pipeline = settings.load(path, {})
+    [view] = view_tables(pipeline, TIMED_TABLES)
+    assert view.derivation
+    log = MemoryLog(SimulatedClock())
+    sources = [topic for _, topic in view.derivation.tables]
+    control = [
+        pipeline.heartbeat_topic,
+        pipeline.topic("cdc.truncation"),
+        pipeline.registered_topic,
+    ]
+    for topic in (*sources, view.topic, *control):
+        log.create(topic, 1)
+    beat = {"op": "u", "after": {"pipeline": "air"}, "source": {"ts_ms": 1, "lsn": 1}}
+    log.write(pipeline.heartbeat_topic, [(b"{}", json.dumps(beat).encode())])
+    current = {
+        topic: ViewCheckpoint(end) for topic, end in log.ends([*sources, view.topic]).items()
+    }
+    state = build_state(pipeline).open_state()()
+    turn = state.take("run")
+
+    def place() -> None:
+        place_barrier(pipeline, log, [view], 0, WaitOptions(0.0), {view.name: 7})
+
+    state.note_current(turn, {view.name: current}, {})
+    with pytest.raises(ConnectorError, match=f"{view.name} are behind their clock"):
+        place()
+    state.note_current(turn, {view.name: current}, {view.name: 6})
+    with pytest.raises(ConnectorError, match=f"{view.name} are behind their clock"):
+        place()
+    state.note_current(turn, {view.name: current}, {view.name: 7})
+    place()

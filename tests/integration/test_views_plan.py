@@ -22,14 +22,11 @@ from tests.integration.test_document_cases import (
     AUTHOR_DOCS,
     BOOK_DOCS,
     DEEP,
-    history,
     library,
-    state_url,
 )
 from tests.support.document_history import PREFIX, History
 from tests.support.shop import PASSWORD, Shop
 
-__all__ = ["history", "state_url"]
 VIEWS = AUTHOR_DOCS + BOOK_DOCS
 TABLES = ["lib.authors", "lib.books"]
 

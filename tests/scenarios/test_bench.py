@@ -1,5 +1,5 @@
 """`make bench` at its smallest: a line with limit and rival, the whole path, hops and plots, on
-servers of its own; with `make properties` how a backlog drains as well, beside the rival and alone.
+its own servers; with `make properties` also how a backlog drains, beside the rival and alone.
 """
 
 import json
@@ -51,7 +51,8 @@ def test_some_lines_of_the_tables(tmp_path: Path) -> None:
     stored = json.loads((tmp_path / f"{run}.json").read_text())
     assert {"scale", "cpu", "cores", "commit", "versions", "spark"} <= stored.keys()
     figures = {figure["name"]: figure for figure in stored["figures"]}
-    applied, sustained = figures["apply W1 to Redis"], figures["sustained, one-row transactions"]
+    applied = figures["apply W1 to Redis"]
+    sustained = figures["sustained, one-row transactions"]
     assert applied["ratio"] == applied["ours"]["median"] / applied["rival"]["median"] > 0
     # Both are measured once, for less than a second: the machine may be busy during one.
     assert is_limit(applied) or any(limits_anew(tmp_path) for _ in range(2))

@@ -31,7 +31,7 @@ pytestmark = pytest.mark.timeout(900)
 FIRST_HOUR = "own-tables.md"
 ELSEWHERE = {
     "up --stack compose": "needs a Docker engine: tests/containers",
-    "run": "starts a Spark of its own: test_outages, test_rollback; here it runs in this process",
+    "run": "starts its own Spark: test_outages, test_rollback; here it runs in this process",
     "run --master spark://spark:7077": "names a cluster: test_pipeline runs local-cluster",
     "up": "starts servers of its own: the fixture of all tests does, and test_first_hour",
     "down": "stops them: the same",

@@ -27,6 +27,7 @@ from cdc.sinks.redis.documents.keys import shard_prefix
 from cdc.verify.comparison import Comparison, Options
 from cdc.verify.verification import verify
 from tests.support.cache import cache
+from tests.support.document_history import repetitions
 from tests.support.postgres import await_reads
 from tests.support.shop import read
 from tests.support.wait import wait_until
@@ -352,24 +353,14 @@ def test_documents_change_with_the_time(world: "World") -> None:
             server.set(key, "{}")
         assert world.json("verify", "--timeout", "180", "--repair")["equal"]
     repaired = json.loads(key.decode().rpartition(":")[2])
-    assert repetitions(world, "late_orders") == []
-    assert repetitions(world, "order_steps") == [repaired]
+    assert repeated(world, "late_orders") == []
+    assert repeated(world, "order_steps") == [repaired]
 
 
-def repetitions(world: "World", view: str) -> list[Any]:
-    """Ids of a view's documents that its topic has twice in succession, or with another `op` than `c`
-    for one that appears, `u` for one that changes.
-    """
-    held: dict[int, Any] = {}
-    wrong = []
-    for record in read(world.pipeline.kafka, world.pipeline.view_topic(view)):
-        row_id = record.key["id"]
-        op = "u" if row_id in held else "c"
-        if record.after == held.pop(row_id, None) or (record.after and record.op != op):
-            wrong.append(row_id)
-        if record.after:
-            held[row_id] = record.after
-    return wrong
+def repeated(world: "World", view: str) -> list[object]:
+    """See `repetitions`."""
+    records = read(world.pipeline.kafka, world.pipeline.view_topic(view))
+    return repetitions((record.key["id"], record.op, record.after) for record in records)
 
 
 def is_cached(world: "World", view: str, row_id: str) -> bool:

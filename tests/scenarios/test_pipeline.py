@@ -270,7 +270,8 @@ def test_a_cluster_of_separate_workers_is_given_what_it_needs(world: "World") ->
 def test_a_second_run_on_the_same_views_is_fenced(world: "World") -> None:
     """Either may be the one that moves a position first; the other stops, and it goes on."""
     items(world)
-    context, stopping = Context(world.file, world.folder), threading.Event()
+    context = Context(world.file, world.folder)
+    stopping = threading.Event()
 
     def work() -> list[CdcError]:
         streams = Streams(context).of_sinks(world.spark, context.sinks(["cache"]))

@@ -1,4 +1,4 @@
-"""A Kafka of its own for one test module, which checks rights. Everything is allowed that no ACL
+"""A Kafka for one test module, which checks rights. Everything is allowed that no ACL
 forbids.
 """
 
@@ -99,7 +99,7 @@ def _filter(rule: AclBinding) -> AclBindingFilter:
 
 @contextmanager
 def acl_broker() -> Iterator[AclBroker]:
-    """A new broker, in a process of its own."""
+    """A new broker, in its own process."""
     home = Path(tempfile.mkdtemp(prefix="cdc-kafka-")) / Kafka.name
     server = Kafka()
     chosen = ports.choose(list(server.port_names), [])

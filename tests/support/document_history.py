@@ -7,7 +7,7 @@ batch takes, and after which step the process ends.
 """
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -506,21 +506,20 @@ class History:
             if expected.get(row_id) != self.topics[name].get(row_id)
         ]
 
-    def repetitions(self) -> list[tuple[str, str, bytes | None]]:
-        """Records that say nothing new, or with another `op` than what they say, of views that send
-        each change once.
-        """
+    def repetitions(self) -> list[tuple[str, str]]:
+        """Views that send each change once, and ids of documents of which they didn't."""
         wrong = []
         for view in self.views.values():
-            held: dict[str, bytes] = {}
-            for row_id, _, value, _ in self.sent.get(view.name, []) if view.sends_once else []:
-                row = None if value is None else _after(value)
-                op = None if value is None else (b"c" if row_id not in held else b"u")
-                is_new = row != held.pop(row_id, None)
-                if not is_new or (value is not None and value[7:8] != op):
-                    wrong.append((view.name, row_id, value))
-                if row is not None:
-                    held[row_id] = row
+            if view.sends_once:
+                changes = [
+                    (
+                        row_id,
+                        "" if value is None else json.loads(value)["op"],
+                        value and _after(value),
+                    )
+                    for row_id, _, value, _ in self.sent.get(view.name, [])
+                ]
+                wrong += [(view.name, str(row_id)) for row_id in repetitions(changes)]
         return wrong
 
     def check(self) -> None:
@@ -551,6 +550,23 @@ class History:
         """The keys of all indexes, lists and tallies of the state."""
         with redis.Redis.from_url(self.url, decode_responses=True) as server:
             return sorted(server.scan_iter(f"{PREFIX}:_x:*"))
+
+
+def repetitions(changes: Iterable[tuple[object, str, object]]) -> list[object]:
+    """Return the ids of documents that a topic has twice in succession, or with another `op` than `c`
+    for one that appears and `u` for one that changes.
+
+    changes: in order, a document's id, the record's `op` and its row; None for a tombstone
+    """
+    held: dict[object, object] = {}
+    wrong = []
+    for row_id, op, row in changes:
+        expected = "u" if row_id in held else "c"
+        if row == held.pop(row_id, None) or (row is not None and op != expected):
+            wrong.append(row_id)
+        if row is not None:
+            held[row_id] = row
+    return wrong
 
 
 @cache

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from cdc.audit.documents.batch_state import BatchState
+from cdc.audit.documents.batch_state import BatchState, parse_entries
 from cdc.model.outcome import Advance, Applied
 from cdc.model.position import Position, ViewCheckpoint
 from cdc.model.table import RowEstimate, Table
@@ -18,7 +18,7 @@ from cdc.sink.lane_run import run_on_executors
 from cdc.sinks.memory import Memory
 from cdc.views.entries import entry_maker, latest_times
 from cdc.views.plan import StatePlan
-from cdc.views.rows import ConnectorRows, StoredRow
+from cdc.views.rows import LISTING, ConnectorRows, StoredRow
 from cdc.views.state import (
     NEVER_DUE,
     NOTHING_SENT,
@@ -107,7 +107,20 @@ class MemoryState:
         *,
         last_first: bool = False,
     ) -> list[list[Place]]:
-        return self._indexed.ranged(table, number, spans, limit, last_first=last_first)
+        answers = []
+        for span in spans:
+            places = [
+                Place(entry.details[0], row_id)
+                for row_id, row in self.tables.get(table, {}).items()
+                for entry in parse_entries(row.head.decode())
+                if (entry.name, entry.text) == (f"{LISTING}{number}", span.text)
+            ]
+            low = span.low.encode()
+            high = span.high.encode()
+            chosen = [place for place in places if low <= place.member.encode() < high]
+            chosen.sort(key=lambda place: place.member.encode(), reverse=last_first)
+            answers.append(chosen[:limit])
+        return answers
 
     def tallied(self, table: str, number: int, texts: Collection[str]) -> dict[str, dict[str, int]]:
         tallies = self._indexed.tallied(table, number, texts)

@@ -46,8 +46,10 @@ def text(instant: int) -> str:
 @pytest.mark.parametrize("condition", CONDITIONS)
 def test_nothing_changes_before_the_next_change(condition: str) -> None:
     """Tick by tick the value is the same until then; and each change is such an instant."""
-    rng, term = random.Random(condition), parse(condition, COLUMNS, has_clock=True)
-    evaluate, first_after = evaluator(term), next_change(term)
+    rng = random.Random(condition)
+    term = parse(condition, COLUMNS, has_clock=True)
+    evaluate = evaluator(term)
+    first_after = next_change(term)
     for _ in range(40):
         row = {"placed": rng.choice(TIMES), "paid": rng.choice(TIMES), "n": rng.randrange(2)}
         start = rng.choice([-4, -1, 0, 2, 999_998, 1_000_002])

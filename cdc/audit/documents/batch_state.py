@@ -3,12 +3,11 @@
 It is made of rows alone: nothing in it was kept current by changes.
 """
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from cdc.views.rows import GROUP, LISTING, TALLY, UNIT, StoredRow, unescape
 from cdc.views.scalar.amounts import count_amounts
-from cdc.views.state import Place, Span
 
 
 class Entry(NamedTuple):
@@ -62,26 +61,6 @@ class BatchState:
             members = sorted(f"{order} {row_id}".encode() for row_id, (order,) in rows.items())
             lists[text] = [member.decode().partition(" ")[2] for member in members[:limit]]
         return lists
-
-    def ranged(
-        self,
-        table: str,
-        number: int,
-        spans: Sequence[Span],
-        limit: int,
-        *,
-        last_first: bool = False,
-    ) -> list[list[Place]]:
-        """See `State.ranged`."""
-        answers = []
-        for span in spans:
-            rows = self._entries.get((table, f"{LISTING}{number}", span.text), {})
-            places = [Place(order, row_id) for row_id, (order,) in rows.items()]
-            low, high = span.low.encode(), span.high.encode()
-            chosen = [place for place in places if low <= place.member.encode() < high]
-            chosen.sort(key=lambda place: place.member.encode(), reverse=last_first)
-            answers.append(chosen[:limit])
-        return answers
 
     def tallied(self, table: str, number: int, texts: Collection[str]) -> dict[str, dict[str, int]]:
         """See `State.tallied`."""

@@ -93,7 +93,8 @@ class UnknownColumn(InvalidSetting):
 
 class _Parser:
     def __init__(self, columns: ColumnTypes, *, has_clock: bool = False) -> None:
-        self._columns, self._has_clock = columns, has_clock
+        self._columns = columns
+        self._has_clock = has_clock
         self._rules: Mapping[type[exp.Expr], Callable[[Any], Term]] = {
             exp.Column: self._column,
             exp.CurrentTimestamp: self._now,

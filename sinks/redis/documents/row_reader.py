@@ -94,7 +94,8 @@ class RowReader:
                 pipeline = server.pipeline(transaction=False)
                 for span in page:
                     key = index_key(self.prefix, table, f"{LISTING}{number}", span.text)
-                    low, high = f"[{span.low}", f"({span.high}"
+                    low = f"[{span.low}"
+                    high = f"({span.high}"
                     if last_first:
                         pipeline.zrevrangebylex(key, high, low, 0, limit)
                     else:

@@ -195,7 +195,7 @@ return 'ok'
 """
 )
 
-# KEYS besides: digests. The rest of ARGV: id, digest, ...; '' for a document that the topic lacks.
+# More KEYS: digests. The rest of ARGV: id, digest, ...; '' for a document that the topic lacks.
 NOTE_DIGESTS = (
     DURING_TURN
     + """
@@ -210,7 +210,7 @@ return 'ok'
 """
 )
 
-# KEYS besides: digests.
+# More KEYS: digests.
 FORGET_DIGESTS = (
     DURING_TURN
     + """
@@ -219,7 +219,7 @@ return 'ok'
 """
 )
 
-# KEYS besides: dirty set, deleted rows, unsent, due set, digests. The rest of ARGV: a number of ids, the
+# More KEYS: dirty set, deleted rows, unsent, due set, digests. The rest of ARGV: a number of ids, the
 # ids, then a mark for each, then for each when it is due, '' for never. An id that has been marked again
 # stays. Then id, digest, ... of what was sent, as above.
 SENT = (
@@ -261,7 +261,7 @@ end
 return 1
 """
 
-# KEYS besides: clocks. The rest of ARGV: view, time, ...
+# More KEYS: clocks. The rest of ARGV: view, time, ...
 ADVANCE = (
     DURING_TURN
     + """
@@ -273,7 +273,7 @@ return 'ok'
 """
 )
 
-# KEYS besides: due set, dirty set, number. The rest of ARGV: the time, a page. Returns how many were
+# More KEYS: due set, dirty set, number. The rest of ARGV: the time, a page. Returns how many were
 # due.
 RIPEN = (
     DURING_TURN
