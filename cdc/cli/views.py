@@ -129,15 +129,17 @@ def audit(context: typer.Context, master: Master = "local[*]", as_json: Json = F
 
     pipeline = context.obj.pipeline
     views = context.obj.resolution.views if pipeline.views else ()
-    # Their documents have rows that no equal value leads to, or depend on a clock.
+    # Their documents have rows that no equal value leads to, depend on a clock, or are of groups.
     timed = [
         view.name
         for view in views
-        if view.has_clock or any(node.is_timed for node in view.root.walk())
+        if view.has_clock or view.grouping or any(node.is_timed for node in view.root.walk())
     ]
     plan = StatePlan(tuple(view for view in views if view.name not in timed))
     if timed:
-        say(f"not compared here, since they depend on time: {', '.join(timed)}; cdc verify does")
+        say(
+            f"not compared here, since they are of groups or depend on time: {', '.join(timed)}; cdc verify does"
+        )
     if not plan.views:
         raise UndecidedError("There is no view to compare.", hint="cdc -p FILE verify")
     if remade := [name for name, is_remade in _rebuilds(context.obj)[1].items() if is_remade]:

@@ -27,7 +27,7 @@ from cdc.config.section import Web
 from cdc.config.sink_kinds import SinkSettings, kinds
 from cdc.config.source_settings import Source, TableSettings, shared_names
 from cdc.config.topic_names import NAME, TopicNames
-from cdc.config.view_settings import SCHEMA, ViewName, ViewSettings, check_views
+from cdc.config.view_settings import SCHEMA, AnyView, ViewName, check_views
 from cdc.config.view_settings import STATE as STATE_NAME
 from cdc.config.yaml_file import read_tree
 from cdc.errors import SettingsError
@@ -50,7 +50,7 @@ class Pipeline(TopicNames):
     """What is captured."""
     sinks: dict[SinkName, SinkSettings] = Field(min_length=1, description=SINKS)
     state: SinkSettings | None = Field(default=None, description=STATE)
-    views: dict[ViewName, ViewSettings] = {}
+    views: dict[ViewName, AnyView] = {}
     """Documents of several tables, by a name of your own."""
     kafka: str = Field(default="${CDC_KAFKA}", examples=["localhost:9092"])
     """A broker, host:port."""
@@ -106,9 +106,7 @@ class Pipeline(TopicNames):
 
     @field_validator("views")
     @classmethod
-    def _check_views(
-        cls, views: dict[str, ViewSettings], info: ValidationInfo
-    ) -> dict[str, ViewSettings]:
+    def _check_views(cls, views: dict[str, AnyView], info: ValidationInfo) -> dict[str, AnyView]:
         if not info.data.keys() >= {"source", "sinks", "state"}:
             return views
         if views and info.data["state"] is None:

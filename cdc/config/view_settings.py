@@ -1,4 +1,4 @@
-"""What the pipeline file says of a view: a document of several tables.
+"""What the pipeline file says of a view: documents of several tables, or of groups of rows.
 
 Structure is YAML, every expression over the columns of a row is SQL. Here is what can be checked
 without the database; `cdc.views.resolve` checks the rest.
@@ -6,9 +6,17 @@ without the database; `cdc.views.resolve` checks the rest.
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Annotated, Any, Literal, NamedTuple, cast
+from datetime import date
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, cast
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    Tag,
+    model_validator,
+)
 
 from cdc.config.durations import microseconds
 from cdc.config.mistakes import InvalidSetting
@@ -25,8 +33,18 @@ TOPIC_ONLY = "topic"
 Function = Literal["count", "sum", "min", "max", "avg"]
 AGGREGATE = re.compile(r"\s*([a-zA-Z]+)\s*\(\s*(.*?)\s*\)\s*", re.DOTALL)
 FUNCTIONS = ("count", "sum", "min", "max", "avg")
-LATER = ("from", "window", "group_by", "select", "pattern", "event", "join")
+GROUPED = ("from", "group_by", "window", "select")
+"""Settings of grouped views."""
+LATER = ("pattern", "event", "join")
 """Settings of kinds of views that there aren't yet."""
+
+FILTERED = re.compile(
+    r"\s*(?P<call>.*?\))\s*filter\s*\(\s*where\s(?P<condition>.*)\)\s*", re.DOTALL | re.IGNORECASE
+)
+LATER_WINDOWS = ("session", "sliding", "lateness")
+"""Settings of windows that there aren't yet."""
+MOST_WINDOWS = 100
+"""Windows that a row may be in: each of them is sent again when the row changes."""
 
 
 class Ordering(NamedTuple):
@@ -64,10 +82,32 @@ def aggregate(text: str) -> AggregateCall:
     return AggregateCall(cast(Function, function), None if argument == "*" else argument)
 
 
+def filtered(text: str) -> tuple[AggregateCall, str | None]:
+    """Read `sum(amount)`, or `sum(amount) FILTER (WHERE ...)`: an aggregate, and its condition.
+    Raises InvalidSetting.
+    """
+    match = FILTERED.fullmatch(text)
+    if match is None:
+        return aggregate(text), None
+    return aggregate(match["call"]), match["condition"].strip()
+
+
 def _aggregates(texts: dict[str, str]) -> dict[str, str]:
     for text in texts.values():
         aggregate(text)
     return texts
+
+
+def _selected(texts: dict[str, str]) -> dict[str, str]:
+    for text in texts.values():
+        filtered(text)
+    return texts
+
+
+def _as_mapping(value: object) -> object:
+    """Read a list of columns as a mapping from their names to themselves."""
+    names = [value] if isinstance(value, str) else value
+    return {name: name for name in names} if isinstance(names, list) else names
 
 
 def _duration(text: str) -> str:
@@ -113,6 +153,8 @@ TimePair = Annotated[dict[str, str] | None, AfterValidator(_time_pair)]
 TimeKind = Literal["as_of", "previous", "next", "during"]
 TIME_KINDS: tuple[TimeKind, ...] = ("as_of", "previous", "next", "during")
 Aggregates = Annotated[dict[Member, str], AfterValidator(_aggregates)]
+Selected = Annotated[dict[Member, str], AfterValidator(_selected)]
+GroupedBy = Annotated[dict[Member, str], BeforeValidator(_as_mapping)]
 
 
 class IncludeSettings(Section):
@@ -223,6 +265,8 @@ class IncludeSettings(Section):
 class ViewSettings(Section):
     """A view: a document for each row of its root."""
 
+    tag: ClassVar[str] = "a view with root"
+
     root: str = Field(pattern=TABLE, description="schema.table", examples=["public.flights"])
     """The table whose rows have a document each, under their own keys."""
     columns: tuple[str, ...] | None = Field(default=None, examples=["[carrier, flight]"])
@@ -252,18 +296,159 @@ class ViewSettings(Section):
     @model_validator(mode="before")
     @classmethod
     def _refuse_other_kinds(cls, tree: Any) -> Any:
+        if isinstance(tree, Mapping) and (grouped := [name for name in GROUPED if name in tree]):
+            raise InvalidSetting(
+                f"{grouped[0]} is of a view that begins with from: a document for each group of rows",
+                "for example: from: public.flights, group_by: [origin], select: {flights: count(*)}",
+            )
         if isinstance(tree, Mapping) and (later := [name for name in LATER if name in tree]):
             raise InvalidSetting(
-                f"{later[0]} isn't supported: the only views are documents, a root with what it includes",
-                "accepted here: alerts, clock, columns, having, include, root, to, where",
+                f"{later[0]} isn't supported", "a view begins with root, or with from and select"
             )
         return tree
+
+
+class WindowSettings(Section):
+    """Windows of time: a grouped view has a document for each group and window."""
+
+    time: str = Field(examples=["placed"])
+    """The column whose time decides which windows a row is in. A row without a time is in none."""
+    tumbling: Duration | None = Field(default=None, examples=["1 hour"])
+    """How long windows are that follow each other."""
+    hopping: Duration | None = Field(default=None, examples=["1 hour"])
+    """How long windows are that overlap: one begins after each `every`."""
+    every: Duration | None = Field(default=None, examples=["10 minutes"])
+    """The time between the beginnings of two windows of `hopping`, which is a multiple of it."""
+    start: date = Field(default=date(1970, 1, 1), examples=["2013-01-07"])
+    """A day, in UTC, at whose beginning a window begins: for weeks, a Monday."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_other_kinds(cls, tree: Any) -> Any:
+        if isinstance(tree, Mapping) and (
+            later := [name for name in LATER_WINDOWS if name in tree]
+        ):
+            raise InvalidSetting(
+                f"{later[0]} isn't supported: a window is one of tumbling and hopping",
+                "for example: window: {tumbling: 1 hour, time: placed}",
+            )
+        return tree
+
+    @model_validator(mode="after")
+    def _check_kind(self) -> "WindowSettings":
+        if (self.tumbling is None) == (self.hopping is None):
+            raise InvalidSetting(
+                "a window is one of tumbling and hopping",
+                "for example: window: {tumbling: 1 hour, time: placed}",
+            )
+        if (self.hopping is None) != (self.every is None):
+            raise InvalidSetting(
+                "every is of hopping, which needs it",
+                "for example: window: {hopping: 1 hour, every: 10 minutes, time: placed}",
+            )
+        size = self.size
+        if size == 0 or self.step == 0:
+            raise InvalidSetting("a window has a length", "for example: tumbling: 1 hour")
+        if size % self.step:
+            raise InvalidSetting(
+                f"{self.hopping} is no multiple of every: {self.every}",
+                "for example: hopping: 1 hour, every: 10 minutes",
+            )
+        if size // self.step > MOST_WINDOWS:
+            raise InvalidSetting(
+                f"{self.hopping} every {self.every}: a row would be in {size // self.step:,} windows,"
+                f" at most {MOST_WINDOWS} are",
+                "choose a longer every",
+            )
+        return self
+
+    @property
+    def size(self) -> int:
+        """The length of a window, in microseconds."""
+        return microseconds(self.tumbling or self.hopping or "")
+
+    @property
+    def step(self) -> int:
+        """From the beginning of a window to that of the next, in microseconds."""
+        return microseconds(self.every) if self.every else self.size
+
+
+class GroupedViewSettings(Section):
+    """A grouped view: a document for each group of a table's rows, and window of time."""
+
+    tag: ClassVar[str] = "a view with from"
+
+    root: str = Field(
+        alias="from", pattern=TABLE, description="schema.table", examples=["public.flights"]
+    )
+    """The table whose rows are grouped."""
+    where: str | None = Field(default=None, examples=["\"status <> 'scheduled'\""])
+    """The condition in SQL that a row has to meet to count."""
+    window: WindowSettings | None = Field(
+        default=None, examples=["{tumbling: 1 hour, time: placed}"]
+    )
+    """The windows of time that there are documents for; one for all times when None."""
+    group_by: GroupedBy = Field(default={}, examples=["[origin]"])
+    """Columns, or names with SQL expressions: rows with equal values are a group. The names are
+    members of the document, and its key. A row in which one of them is NULL is in no group.
+    """
+    select: Selected = Field(
+        min_length=1, examples=["{flights: count(*), late: count(*) FILTER (WHERE dep_delay > 15)}"]
+    )
+    """The other members of the document: count, sum, min, max or avg over the rows of a group, of a
+    column or `*`, with FILTER (WHERE ...) for those that meet a condition.
+    """
+    having: str | None = Field(default=None, examples=['"flights >= 5"'])
+    """The condition in SQL that a document has to meet, over its members. A document that doesn't meet
+    it isn't sent, or is removed.
+    """
+    clock: str = Field(default="commit", examples=["dep_time"])
+    """What `now()` is in `having`: `commit` for the time of Postgres up to which all commits are
+    processed, or a time column of the table for the latest time that any row had there.
+    """
+    alerts: bool = False
+    """Whether the view's topic has each change of a document exactly once. Views with `having` do so
+    anyway.
+    """
+    to: tuple[str, ...] = Field(min_length=1, examples=["[search, cache]"])
+    """The sinks that hold the documents; `topic` for none but the view's topic, which it always
+    has.
+    """
+
+    @property
+    def include(self) -> dict[str, IncludeSettings]:
+        """Nothing: a group has no rows of other tables."""
+        return {}
+
+    @model_validator(mode="after")
+    def _check_groups(self) -> "GroupedViewSettings":
+        if self.window is None and not self.group_by:
+            raise InvalidSetting(
+                "neither group_by nor window says what a document is of",
+                "for example: group_by: [origin]",
+            )
+        return self
+
+
+def _tag(tree: object) -> str:
+    """Say which kind of view a section of the file is, or what was made of it."""
+    is_grouped = isinstance(tree, GroupedViewSettings) or (
+        isinstance(tree, Mapping) and "from" in tree and "root" not in tree
+    )
+    return GroupedViewSettings.tag if is_grouped else ViewSettings.tag
+
+
+AnyView = Annotated[
+    Annotated[ViewSettings, Tag(ViewSettings.tag)]
+    | Annotated[GroupedViewSettings, Tag(GroupedViewSettings.tag)],
+    Discriminator(_tag),
+]
 
 
 Includes = Iterator[tuple[tuple[str, ...], IncludeSettings]]
 
 
-def includes(settings: ViewSettings | IncludeSettings, keys: tuple[str, ...] = ()) -> Includes:
+def includes(settings: AnyView | IncludeSettings, keys: tuple[str, ...] = ()) -> Includes:
     """Yield every include of a view, at whatever depth, with the keys that lead to it."""
     for name, include in settings.include.items():
         place = (*keys, "include", name)
@@ -271,13 +456,13 @@ def includes(settings: ViewSettings | IncludeSettings, keys: tuple[str, ...] = (
         yield from includes(include, place)
 
 
-def tables_of(view: ViewSettings) -> list[str]:
+def tables_of(view: AnyView) -> list[str]:
     """The names of the tables that a view is made of, sorted."""
     return sorted({view.root, *(include.table for _, include in includes(view))})
 
 
 def check_views(
-    views: Mapping[str, ViewSettings], sinks: Collection[str], tables: Sequence[str]
+    views: Mapping[str, AnyView], sinks: Collection[str], tables: Sequence[str]
 ) -> None:
     """Check what views name of the rest of the file: sinks, and entries of `source.tables`.
 
@@ -292,7 +477,8 @@ def check_views(
                     f"one of: {', '.join([*sinks, TOPIC_ONLY])}",
                     (name, "to", str(number)),
                 )
-        places: list[tuple[tuple[str, ...], str]] = [((name, "root"), view.root)]
+        root = "root" if isinstance(view, ViewSettings) else "from"
+        places: list[tuple[tuple[str, ...], str]] = [((name, root), view.root)]
         places += [((name, *keys, "table"), part.table) for keys, part in includes(view)]
         for keys, table in places:
             if not any(re.fullmatch(pattern, table) for pattern in patterns):

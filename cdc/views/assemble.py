@@ -75,7 +75,7 @@ def assemble(
             for row_id, row in rows.items()
             if condition.evaluate(values[row_id]) is True
         }
-        _note_due(condition, values, due)
+        note_due(condition, values, due)
     documents = [
         Document(row_id, row.key, _spliced(member_values(row.row), nested[row_id]))
         for row_id, row in rows.items()
@@ -102,13 +102,13 @@ def _matching(
     table = narrowed(node.table, frozenset(condition.columns))
     values = {row_id: {**clock, **document_values(row.row, table)} for row_id, row in rows.items()}
     if due is not None:
-        _note_due(condition, values, due)
+        note_due(condition, values, due)
     return {
         row_id: row for row_id, row in rows.items() if condition.evaluate(values[row_id]) is True
     }
 
 
-def _note_due(
+def note_due(
     condition: Expression, values: Mapping[str, Mapping[str, Any]], due: dict[str, int]
 ) -> None:
     """Note for each row when a condition on it may change by the clock, if that is earlier."""

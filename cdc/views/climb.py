@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, TypeVar
 
+from cdc.views.groups import documents_of
 from cdc.views.plan import Node, StatePlan, View
 from cdc.views.rows import Entries, value_reader
 from cdc.views.state import Chunk, State, scan_rows
@@ -30,8 +31,8 @@ Joined = Any
 def climb(
     plan: StatePlan, views: Sequence[View], state: State, chunk: Chunk
 ) -> Iterator[tuple[str, Collection[str]]]:
-    """Find the ids of root rows whose documents a chunk's rows may have changed: of which view, and
-    a page of ids; one may come several times.
+    """Find the ids of documents that a chunk's rows may have changed: of which view, and a page of ids;
+    one may come several times.
 
     Those of a row that is a root itself are dirty already.
     """
@@ -40,6 +41,8 @@ def climb(
     current = state.rows(chunk.table, list(chunk.rows))
     versions = [*chunk.rows.items(), *((row_id, row.entries) for row_id, row in current.items())]
     for view in views:
+        if view.grouping is not None and view.root.table.qualified == chunk.table:
+            yield view.name, documents_of(plan, view, versions)
         for path in view.root.paths():
             node = path[-1]
             if node.join is None or node.table.qualified != chunk.table:

@@ -12,7 +12,7 @@ from typing import Any
 
 from cdc.codec.table import codec
 from cdc.views.aggregates import result_type
-from cdc.views.plan import Node
+from cdc.views.plan import WINDOW_END, WINDOW_START, Node, View
 from cdc.views.rows import narrowed
 
 OBJECT = "object"
@@ -35,6 +35,18 @@ def shown_types(root: Node) -> dict[str, str]:
         for name in child.columns:
             # A column of the root may have the name with a dot.
             types.setdefault(f"{child.field}.{name}", child.table.column(name).type)
+    return types
+
+
+def grouped_types(view: View) -> dict[str, str]:
+    """Return the Postgres types of the members of a grouped view's documents, by name."""
+    grouping = view.grouping
+    assert grouping is not None
+    types = {column.name: column.type for column in view.keyed.columns}
+    if WINDOW_START in types:
+        types[WINDOW_END] = types[WINDOW_START]
+    for part in grouping.aggregates:
+        types[part.aggregate.name] = result_type(part.aggregate, view.root.table)
     return types
 
 

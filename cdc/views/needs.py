@@ -55,7 +55,12 @@ def needs(plan: StatePlan, table: Table, topic_ids: Mapping[str, str]) -> str:
             )
         ),
         *(
-            repr((_in_use(view.root), view.having, view.clock, view.alerts, topic_ids[view.name]))
+            repr(
+                (
+                    *(_in_use(view.root), view.grouping),
+                    *(view.having, view.clock, view.alerts, topic_ids[view.name]),
+                )
+            )
             for view in views
         ),
     ]

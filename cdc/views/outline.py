@@ -7,12 +7,22 @@ from collections.abc import Sequence
 from typing import Any
 
 from cdc.config.durations import duration_text
-from cdc.views.plan import Node, Order, StatePlan, View
+from cdc.views.plan import (
+    WINDOW_START,
+    GroupedAggregate,
+    Grouping,
+    Node,
+    Order,
+    StatePlan,
+    View,
+)
 
 
 def outline(view: View) -> dict[str, Any]:
     """Describe a view as a tree of its tables. What a place doesn't have is left out."""
     described: dict[str, Any] = {"view": view.name, **_place(view.root)}
+    if view.grouping is not None:
+        described |= _groups(view.grouping)
     if view.having:
         described["having"] = view.having.text
     if view.clock:
@@ -20,6 +30,31 @@ def outline(view: View) -> dict[str, Any]:
     if view.sends_once:
         described["alerts"] = True
     return described
+
+
+def _groups(grouping: Grouping) -> dict[str, Any]:
+    """Describe what a grouped view's documents are of, and what they show."""
+    window = grouping.window
+    described: dict[str, Any] = {
+        "key": [column.name for column in grouping.columns],
+        "group_by": {
+            column.name: value.text
+            for column, value in zip(grouping.columns, grouping.values, strict=False)
+        },
+        "select": {part.aggregate.name: _grouped(part) for part in grouping.aggregates},
+    }
+    if window is not None:
+        described["key"].append(WINDOW_START)
+        size = duration_text(window.size)
+        every = duration_text(window.every)
+        length = {"tumbling": size} if size == every else {"hopping": size, "every": every}
+        described["window"] = {**length, "time": window.time}
+    return described
+
+
+def _grouped(part: GroupedAggregate) -> str:
+    call = f"{part.aggregate.function}({part.aggregate.argument or '*'})"
+    return f"{call} FILTER (WHERE {part.filter.text})" if part.filter else call
 
 
 def _place(node: Node) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""The plan of a document view: a tree of tables, whose edges are joins. Plain data; can be pickled.
+"""The plan of a view: a tree of tables, whose edges are joins. Plain data; can be pickled.
 
-view    one document per row of its root table
+view    one document per row of its root table, or per group of its rows
 node    a table in the tree; the same table may be at several nodes
 join    the values of the parent's row that equal those of the child's row
 slot    the values of a table's rows that a join compares, other than the key: the state keeps an
@@ -8,6 +8,7 @@ slot    the values of a table's rows that a join compares, other than the key: t
 list    the rows of a `many` that belong to a parent, in their order: a document reads the first, and
         for a least or a greatest value that of a list that is ordered by it
 tally   numbers over them: a document reads no row for them
+pane    a cut of time that no window cuts again: of hopping windows each has several
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -15,8 +16,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, TypeVar
 
-from cdc.config.view_settings import TimeKind
-from cdc.model.table import Table
+from cdc.config.view_settings import SCHEMA, TimeKind
+from cdc.model.table import Column, Table
 from cdc.views.scalar.expression import Expression
 from cdc.views.scalar.terms import DATE, TEXTS, TIMESTAMP, TIMESTAMPTZ, UUID, group
 
@@ -27,6 +28,9 @@ TEXT_FORMS = (TEXTS, UUID, DATE, TIMESTAMP, TIMESTAMPTZ)
 """Groups of types whose values are texts in documents."""
 AggregateFunction = Literal["count", "sum", "min", "max", "avg"]
 EXTREMES = ("min", "max")
+WINDOW_START = "window_start"
+WINDOW_END = "window_end"
+"""Members of a document with a window."""
 
 
 @dataclass(frozen=True)
@@ -221,12 +225,100 @@ class Node:
 
 
 @dataclass(frozen=True)
+class Window:
+    """Windows of time, of `size` microseconds each; one begins at `start`, and one after each `every`.
+
+    A row is in those with begin <= time < end. Only windows within the years 1 to 9999 count.
+    """
+
+    time: str
+    """The column."""
+    size: int
+    every: int
+    start: int
+
+    def begins(self, pane: int) -> range:
+        """Return where the windows begin that have the pane that begins there, in microseconds."""
+        return range(pane - self.size + self.every, pane + 1, self.every)
+
+    def panes(self, begin: int) -> range:
+        """Return where the panes of the window begin that begins there."""
+        return range(begin, begin + self.size, self.every)
+
+
+@dataclass(frozen=True)
+class GroupedAggregate:
+    """A number over rows of a group.
+
+    filter  the condition of its FILTER
+    where   the one that rows have to meet to count: the view's condition, and the FILTER's
+    """
+
+    aggregate: Aggregate
+    filter: Expression | None
+    where: Expression | None
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """Which rows of a table have a document together, and what it shows of them.
+
+    columns     what the rows have in common: members of the document, and its key with the beginning
+                of the window
+    values      expressions for these columns, then, with a window, for the beginning of the pane
+    counted     how many rows there are: without one, there is no document
+    aggregates  the document's other members
+    """
+
+    columns: tuple[Column, ...]
+    values: Values
+    window: Window | None
+    counted: GroupedAggregate
+    aggregates: tuple[GroupedAggregate, ...]
+
+    def tally(self, part: GroupedAggregate) -> Tally:
+        """The numbers that a count, a sum or a mean is made of: shared by all with one condition."""
+        parts = [
+            other.aggregate
+            for other in (self.counted, *self.aggregates)
+            if other.where == part.where and other.aggregate.function not in EXTREMES
+        ]
+        columns = {other.argument for other in parts if other.argument}
+        summed = {other.argument for other in parts if other.argument and other.function != "count"}
+        return Tally(self.values, part.where, tuple(sorted(columns)), tuple(sorted(summed)))
+
+    def listing(self, part: GroupedAggregate) -> Listing:
+        """The list whose first row has the value of a `min` or a `max`."""
+        aggregate = part.aggregate
+        assert aggregate.argument is not None
+        order = Order(aggregate.argument, aggregate.function == "max")
+        return Listing(self.values, part.where, (order,))
+
+    @property
+    def columns_in_use(self) -> frozenset[str]:
+        """Names of the columns of its rows that the documents depend on."""
+        parts = (self.counted, *self.aggregates)
+        conditions = [part.where for part in parts if part.where]
+        return frozenset(
+            [
+                *(
+                    name
+                    for expression in (*self.values, *conditions)
+                    for name in expression.columns
+                ),
+                *(part.aggregate.argument for part in parts if part.aggregate.argument),
+            ]
+        )
+
+
+@dataclass(frozen=True)
 class View:
     """A declared view: its name, its tree, and the sinks that it goes to.
 
-    having   the condition that a document has to meet, over `shown_types`
-    clock    the column whose latest time `now()` is; None: the time of commits
-    alerts   whether each change of a document has to be in its topic exactly once
+    having    the condition that a document has to meet, over `shown_types`
+    clock     the column whose latest time `now()` is; None: the time of commits
+    alerts    whether each change of a document has to be in its topic exactly once
+    grouping  of a grouped view: its root is the table of the rows, and shows none
     """
 
     name: str
@@ -235,6 +327,19 @@ class View:
     having: Expression | None = None
     clock: str | None = None
     alerts: bool = False
+    grouping: Grouping | None = None
+
+    @cached_property
+    def keyed(self) -> Table:
+        """A table whose rows have the keys of the documents."""
+        if self.grouping is None:
+            return self.root.table
+        columns = list(self.grouping.columns)
+        window = self.grouping.window
+        if window is not None:
+            columns.append(Column(WINDOW_START, self.root.table.column(window.time).type))
+        key = tuple(column.name for column in columns)
+        return Table(SCHEMA, self.name, tuple(columns), key, "")
 
     @property
     def sends_once(self) -> bool:
@@ -285,6 +390,8 @@ class StatePlan:
                 columns.setdefault(node.table.qualified, set()).update(node.columns_in_use)
             if view.clock is not None:
                 columns[view.root.table.qualified].add(view.clock)
+            if view.grouping is not None:
+                columns[view.root.table.qualified] |= view.grouping.columns_in_use
         object.__setattr__(
             self,
             "tables",
@@ -321,23 +428,55 @@ class StatePlan:
                 node.listing,
                 *node.extremes.values(),
                 *(child.parent_listing for child in node.children),
-            )
+            ),
+            lambda grouping: [
+                grouping.listing(part)
+                for part in grouping.aggregates
+                if part.aggregate.function in EXTREMES
+            ],
         )
 
     @cached_property
     def tallies(self) -> dict[str, tuple[Tally, ...]]:
         """By table name: the numbers over its rows, numbered by their place here."""
-        return self._of_nodes(lambda node: (None if node.is_timed else node.tally,))
+        return self._of_nodes(
+            lambda node: (None if node.is_timed else node.tally,),
+            lambda grouping: [
+                grouping.tally(part)
+                for part in (grouping.counted, *grouping.aggregates)
+                if part.aggregate.function not in EXTREMES
+            ],
+        )
 
-    def _of_nodes(self, select: Callable[[Node], Sequence[T | None]]) -> dict[str, tuple[T, ...]]:
+    def _of_nodes(
+        self,
+        of_node: Callable[[Node], Sequence[T | None]],
+        of_grouping: Callable[[Grouping], Sequence[T]],
+    ) -> dict[str, tuple[T, ...]]:
         parts: dict[str, dict[T, None]] = {table.qualified: {} for table in self.tables}
         for view in self.views:
             for node in view.root.walk():
-                for part in select(node):
+                for part in of_node(node):
                     if part is not None:
                         parts[node.table.qualified][part] = None
+            if view.grouping is not None:
+                parts[view.root.table.qualified] |= dict.fromkeys(of_grouping(view.grouping))
         return {name: tuple(values) for name, values in parts.items()}
 
     def roots(self, table: str) -> Sequence[str]:
-        """Names of the views whose root is this table (by qualified name)."""
-        return [view.name for view in self.views if view.root.table.qualified == table]
+        """Names of the views that have a document for each row of this table (by qualified name)."""
+        return [
+            view.name
+            for view in self.views
+            if view.root.table.qualified == table and view.grouping is None
+        ]
+
+    def leads_to_documents(self, table: str) -> bool:
+        """Whether documents other than a row's own may depend on a row of this table: of rows that
+        include it, and of groups.
+        """
+        return any(
+            node.table.qualified == table and (node.join is not None or view.grouping is not None)
+            for view in self.views
+            for node in view.root.walk()
+        )

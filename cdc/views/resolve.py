@@ -6,6 +6,7 @@ import difflib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime, time, timedelta
 from typing import NamedTuple
 
 from cdc.config.durations import microseconds
@@ -13,24 +14,60 @@ from cdc.config.mistakes import InvalidSetting
 from cdc.config.settings import Pipeline
 from cdc.config.view_settings import (
     AggregateCall,
+    AnyView,
+    GroupedViewSettings,
     IncludeSettings,
     ViewSettings,
+    WindowSettings,
     aggregate,
+    filtered,
     ordering,
 )
 from cdc.errors import SettingsError
-from cdc.model.table import Table
-from cdc.views.having import shown_types
-from cdc.views.plan import Aggregate, Join, Node, Order, TimeJoin, View
+from cdc.model.table import Column, Table
+from cdc.views.having import grouped_types, shown_types
+from cdc.views.plan import (
+    WINDOW_END,
+    WINDOW_START,
+    Aggregate,
+    GroupedAggregate,
+    Grouping,
+    Join,
+    Node,
+    Order,
+    TimeJoin,
+    View,
+    Window,
+)
 from cdc.views.scalar.comparison import has_extremes, is_ordered, is_summed, joined_group
 from cdc.views.scalar.expression import Expression
+from cdc.views.scalar.instants import EPOCH
 from cdc.views.scalar.operators import source_name, sql_text
 from cdc.views.scalar.parser import UnknownColumn, parse
-from cdc.views.scalar.terms import BOOLEAN, TIMESTAMP, TIMESTAMPTZ, Term, group
+from cdc.views.scalar.terms import (
+    BOOLEAN,
+    ENUM,
+    INTEGERS,
+    TEXTS,
+    TIMESTAMP,
+    TIMESTAMPTZ,
+    UUID,
+    Term,
+    group,
+)
 
 Keys = tuple[str, ...]
 OPERATORS = re.compile(r"[-+*/%|&<>=():,]")
 """What expressions have, and hardly a column's name."""
+GROUPED = (INTEGERS, TEXTS, UUID, BOOLEAN, ENUM, TIMESTAMPTZ)
+"""Groups of the types of columns that rows are grouped by: a document's key has their values."""
+COMPUTED = {
+    TEXTS: "text",
+    UUID: "uuid",
+    BOOLEAN: "boolean",
+    TIMESTAMPTZ: "timestamp with time zone",
+}
+"""The type of an expression that rows are grouped by."""
 
 
 class Resolution(NamedTuple):
@@ -70,7 +107,9 @@ class _Resolver:
     pipeline: Pipeline
     tables: dict[str, Table]
 
-    def view(self, name: str, settings: ViewSettings) -> View:
+    def view(self, name: str, settings: AnyView) -> View:
+        if isinstance(settings, GroupedViewSettings):
+            return self._grouped_view(name, settings)
         keys = ("views", name)
         table = self._table(settings.root, (*keys, "root"))
         node = Node(
@@ -82,9 +121,96 @@ class _Resolver:
         )
         self._refuse_collisions(node, keys)
         sinks = tuple(sink for sink in settings.to if sink in self.pipeline.sinks)
-        having = self._having(node, settings.having, (*keys, "having"))
+        having = self._having(shown_types(node), settings.having, (*keys, "having"))
         view = View(name, node, sinks, having, alerts=settings.alerts)
         return replace(view, clock=self._clock(view, settings.clock, (*keys, "clock")))
+
+    def _grouped_view(self, name: str, settings: GroupedViewSettings) -> View:
+        keys = ("views", name)
+        table = self._table(settings.root, (*keys, "from"))
+        where = self._condition(table, settings.where, (*keys, "where"))
+        columns = []
+        values = []
+        for column, text in settings.group_by.items():
+            value, type_ = self._grouped_by(table, text, (*keys, "group_by", column))
+            columns.append(Column(column, type_))
+            values.append(value)
+        window = None
+        if settings.window is not None:
+            window = self._window(table, settings.window, (*keys, "window"))
+            values.append(_pane(table, window))
+        grouping = Grouping(
+            tuple(columns),
+            tuple(values),
+            window,
+            GroupedAggregate(Aggregate("", "count"), None, where),
+            tuple(
+                self._grouped_aggregate(table, where, member, text, (*keys, "select", member))
+                for member, text in settings.select.items()
+            ),
+        )
+        windows = {WINDOW_START, WINDOW_END} if window is not None else set()
+        for member in settings.select:
+            if member in settings.group_by or member in windows:
+                raise self.pipeline.mistake(
+                    (*keys, "select", member),
+                    f"{name} has another member {member}",
+                    "give it another name",
+                )
+        for member in windows.intersection(settings.group_by):
+            raise self.pipeline.mistake(
+                (*keys, "group_by"), f"{name} has another member {member}", "give it another name"
+            )
+        sinks = tuple(sink for sink in settings.to if sink in self.pipeline.sinks)
+        node = Node(name, table, (), where=where)
+        view = View(name, node, sinks, alerts=settings.alerts, grouping=grouping)
+        having = self._having(grouped_types(view), settings.having, (*keys, "having"))
+        view = replace(view, having=having)
+        return replace(view, clock=self._clock(view, settings.clock, (*keys, "clock")))
+
+    def _grouped_by(self, table: Table, text: str, keys: Keys) -> tuple[Expression, str]:
+        """Resolve what rows are grouped by, and name its Postgres type."""
+        value, term = self._expression(table, text, keys)
+        if term.operator == "column":
+            type_ = table.column(value.text).type
+            if term.group in GROUPED:
+                return value, type_
+        elif term.group in COMPUTED:
+            return value, COMPUTED[term.group]
+        else:
+            type_ = term.group
+        raise self.pipeline.mistake(
+            keys,
+            f"{text} is {type_}, and rows can't be grouped by it exactly",
+            "group by integers, texts, uuid, boolean, enums or timestamptz; by what is computed"
+            " of these, but integers: let Postgres keep it in a column",
+        )
+
+    def _window(self, table: Table, settings: WindowSettings, keys: Keys) -> Window:
+        place = (*keys, "time")
+        self._require_plain_column(table, "time", settings.time, place)
+        type_ = table.column(settings.time).type
+        if group(type_) not in (TIMESTAMP, TIMESTAMPTZ):
+            raise self.pipeline.mistake(
+                place,
+                f"{settings.time} is {type_}, and a time is a time stamp",
+                "name a column of type timestamptz or timestamp",
+            )
+        start = datetime.combine(settings.start, time.min, UTC)
+        return Window(
+            settings.time,
+            settings.size,
+            settings.step,
+            (start - EPOCH) // timedelta(microseconds=1),
+        )
+
+    def _grouped_aggregate(
+        self, table: Table, where: Expression | None, name: str, text: str, keys: Keys
+    ) -> GroupedAggregate:
+        call, condition = filtered(text)
+        part = self._aggregate(table, name, call, keys)
+        own = self._condition(table, condition, keys)
+        return GroupedAggregate(part, own, _both(where, own))
 
     def _clock(self, view: View, text: str, keys: Keys) -> str | None:
         """Resolve what the view's `now()` is."""
@@ -107,11 +233,10 @@ class _Resolver:
             )
         return text
 
-    def _having(self, root: Node, text: str | None, keys: Keys) -> Expression | None:
-        """Resolve the condition over what a document shows."""
+    def _having(self, types: Mapping[str, str], text: str | None, keys: Keys) -> Expression | None:
+        """Resolve the condition over what a document shows, given with its types."""
         if text is None:
             return None
-        types = shown_types(root)
         try:
             term = parse(text, types, has_clock=True)
         except UnknownColumn as error:
@@ -384,6 +509,25 @@ class _Resolver:
                 f"{node.field} has no member {node.flatten}",
                 f"one of: {', '.join(names)}",
             )
+
+
+def _pane(table: Table, window: Window) -> Expression:
+    """Return the beginning of the pane that a row is in."""
+    column = Term("column", group(table.column(window.time).type), (), window.time)
+    term = Term("bin", column.group, (column,), f"{window.every} {window.start}")
+    return Expression(sql_text(term, source_name), (window.time,), term)
+
+
+def _both(first: Expression | None, second: Expression | None) -> Expression | None:
+    """Return the condition that both are met."""
+    if first is None or second is None:
+        return first or second
+    parts = [
+        Term("column", BOOLEAN, (), part.text) if part.term is None else part.term
+        for part in (first, second)
+    ]
+    term = Term("and", BOOLEAN, tuple(parts))
+    return Expression(sql_text(term, source_name), term.columns(), term)
 
 
 def _type_name(table: Table, term: Term) -> str:

@@ -31,13 +31,15 @@ _values = msgspec.json.Decoder(dict[str, Any], float_hook=Decimal).decode
 class Entries(NamedTuple):
     """What a row is found by.
 
-    slots   by the number of a slot: the text of the row's values; none where one of them is NULL
-    places  by the number of a listing: the text of its list, and what the row is ordered by there;
-            none where the row is in none of its lists
+    slots    by the number of a slot: the text of the row's values; none where one of them is NULL
+    places   by the number of a listing: the text of its list, and what the row is ordered by there;
+             none where the row is in none of its lists
+    tallies  by the number of a tally: the text that the row counts for; none where it doesn't
     """
 
     slots: Mapping[int, str]
     places: Mapping[int, tuple[str, str]]
+    tallies: Mapping[int, str]
 
 
 LISTING, TALLY = "l", "c"
@@ -80,9 +82,10 @@ def decode_row(stored: bytes) -> StoredRow:
 
 
 def decode_entries(head: str) -> Entries:
-    """Take the entries of slots and listings apart."""
+    """Take the entries of a row apart."""
     slots: dict[int, str] = {}
     places: dict[int, tuple[str, str]] = {}
+    tallies: dict[int, str] = {}
     for entry in head.split(UNIT) if head else ():
         name, _, rest = entry.partition(GROUP)
         if name.isdecimal():
@@ -90,7 +93,9 @@ def decode_entries(head: str) -> Entries:
         elif name.startswith(LISTING):
             text, _, order = rest.partition(GROUP)
             places[int(name.removeprefix(LISTING))] = unescape(text), order
-    return Entries(slots, places)
+        else:
+            tallies[int(name.removeprefix(TALLY))] = unescape(rest.partition(GROUP)[0])
+    return Entries(slots, places, tallies)
 
 
 def escape(text: str) -> str:

@@ -66,6 +66,7 @@ def refused_by_source(
     refused = {}
     for view in views:
         try:
+            checks.check_groups(view, ("views", view.name))
             checks.check_children(view.root, ("views", view.name))
             _explain(conn, pipeline, view)
         except SettingsError as error:
@@ -82,6 +83,16 @@ def check_views(conn: Connection, pipeline: Pipeline, views: Sequence[View]) -> 
 class _Checks:
     def __init__(self, pipeline: Pipeline, facts: Mapping[str, TableFacts]) -> None:
         self._pipeline, self._facts = pipeline, facts
+
+    def check_groups(self, view: View, keys: Keys) -> None:
+        """Check what the rows of a grouped view have in common."""
+        if view.grouping is None:
+            return
+        places = [(*keys, "group_by", column.name) for column in view.grouping.columns]
+        places += [(*keys, "window", "time")] * (view.grouping.window is not None)
+        for value, place in zip(view.grouping.values, places, strict=True):
+            self._require_logged(view.root, value, place)
+            self._require_strict(view.root, value, place)
 
     def check_children(self, node: Node, keys: Keys) -> None:
         """Check all edges below a node, whose place in the file is `keys`."""
@@ -143,7 +154,7 @@ class _Checks:
                 keys,
                 f"{node.table.qualified}.{loose[0]} has a nondeterministic collation,"
                 f" {facts.collations.get(loose[0])}: texts that differ may be equal",
-                "join by another column",
+                "take another column",
             )
 
     def _require_logged(self, node: Node, value: Expression, keys: Keys) -> None:
@@ -154,7 +165,7 @@ class _Checks:
             raise self._pipeline.mistake(
                 keys,
                 f"an update may leave {missing[0]} of {node.table.qualified} out of the log,"
-                " so a join could not be made again from it",
+                " so the view could not be made again from it",
                 f"cdc -p FILE migrate, or: ALTER TABLE {table} REPLICA IDENTITY FULL",
             )
 

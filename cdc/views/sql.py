@@ -12,7 +12,16 @@ from itertools import count
 from cdc.codec.types import kind
 from cdc.model.table import Column, Table
 from cdc.views.aggregates import result_type
-from cdc.views.plan import Aggregate, Node, Order, TimeJoin, View
+from cdc.views.plan import (
+    WINDOW_END,
+    WINDOW_START,
+    Aggregate,
+    Grouping,
+    Node,
+    Order,
+    TimeJoin,
+    View,
+)
 from cdc.views.scalar.expression import Expression
 from cdc.views.scalar.operators import COLLATION, NOW, quoted, quoted_name, sql_text
 from cdc.views.scalar.terms import TEXTS, TIMESTAMPTZ, group
@@ -26,6 +35,8 @@ def document_query(view: View) -> str:
 
     The session's time zone doesn't matter; `extra_float_digits` is 1 or more.
     """
+    if view.grouping is not None:
+        return _grouped_query(view, view.grouping)
     root, query = view.root, _Query()
     alias = query.alias()
     parts = query.parts(root, alias)
@@ -37,7 +48,7 @@ def document_query(view: View) -> str:
     ]
     numbers = [f"{value} AS {quoted_name(part.name)}" for part, _, value in parts.numbers]
     nested = [f"({text})::json AS {quoted_name(name)}" for name, text in parts.nested]
-    clock = f"current_setting({quoted(clock_setting(view.name))})::timestamptz"
+    clock = _clock(view)
     conditions = []
     if root.where:
         conditions.append(
@@ -63,6 +74,53 @@ def document_query(view: View) -> str:
             )
         )
     return _select([*columns, *numbers, *nested], root.table, alias, parts.joins, conditions)
+
+
+def _grouped_query(view: View, grouping: Grouping) -> str:
+    table = view.root.table
+    alias = "t0"
+    window = grouping.window
+    values = [
+        _expression(value, alias)
+        for value, _ in zip(grouping.values, grouping.columns, strict=False)
+    ]
+    names = [quoted_name(column.name) for column in grouping.columns]
+    conditions = [
+        *([_expression(grouping.counted.where, alias)] if grouping.counted.where else []),
+        *(f"{value} IS NOT NULL" for value in values),
+    ]
+    columns = [f"{value} AS {name}" for value, name in zip(values, names, strict=True)]
+    joins = []
+    if window is not None:
+        type_ = table.column(window.time).type
+        pane = _expression(grouping.values[-1], alias)
+        first = f"{pane} - {_interval(window.size - window.every)}"
+        begins = f"generate_series({first}, {pane}, {_interval(window.every)})"
+        joins.append(f"CROSS JOIN LATERAL {begins} AS w(begin)")
+        end = f"w.begin + {_interval(window.size)}"
+        columns += [
+            f"w.begin AS {quoted_name(WINDOW_START)}",
+            f"{end} AS {quoted_name(WINDOW_END)}",
+        ]
+        conditions.append(f"{alias}.{quoted_name(window.time)} BETWEEN {_years(type_)}")
+        conditions += [f"{time} BETWEEN {_years(type_)}" for time in ("w.begin", end)]
+    grouped_by = ", ".join(str(number + 1) for number in range(len(columns)))
+    for part in grouping.aggregates:
+        only = f" FILTER (WHERE {_expression(part.filter, alias)})" if part.filter else ""
+        value = _aggregate(part.aggregate, table, alias, only)
+        columns.append(f"{value} AS {quoted_name(part.aggregate.name)}")
+    query = f"{_select(columns, table, alias, joins, conditions)} GROUP BY {grouped_by}"
+    if view.having is None or view.having.term is None:
+        return query
+    condition_sql = sql_text(
+        view.having.term,
+        lambda name: _clock(view) if name == NOW else f"g.{quoted_name(name)}",
+    )
+    return f"SELECT * FROM ({query}) AS g WHERE {condition_sql}"
+
+
+def _clock(view: View) -> str:
+    return f"current_setting({quoted(clock_setting(view.name))})::timestamptz"
 
 
 def clock_setting(view: str) -> str:
@@ -251,14 +309,15 @@ def _is_text(table: Table, column: str) -> bool:
     return group(table.column(column).type) == TEXTS
 
 
-def _aggregate(part: Aggregate, table: Table, alias: str) -> str:
+def _aggregate(part: Aggregate, table: Table, alias: str, only: str = "") -> str:
+    """Write an aggregate. `only`: its FILTER."""
     if part.argument is None:
-        return "count(*)"
+        return f"count(*){only}"
     argument = f"{alias}.{quoted_name(part.argument)}"
     if part.function not in ("min", "max"):
-        return f"{part.function}({argument})"
+        return f"{part.function}({argument}){only}"
     collation = COLLATION if _is_text(table, part.argument) else ""
-    value = f"{part.function}({argument}{collation})"
+    value = f"{part.function}({argument}{collation}){only}"
     # Of equal numerics any may come; without the zeros at their end they have one text.
     return f"trim_scale({value})" if table.column(part.argument).type == "numeric" else value
 

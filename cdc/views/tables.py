@@ -8,6 +8,7 @@ from cdc.config.view_settings import SCHEMA
 from cdc.errors import SettingsError
 from cdc.model.table import Column, Derivation, Shape, Table
 from cdc.views.aggregates import result_type
+from cdc.views.having import grouped_types
 from cdc.views.plan import Node, View
 from cdc.views.resolve import resolve, resolve_views
 from cdc.views.sql import clock_setting, document_query
@@ -18,12 +19,11 @@ NESTED = "jsonb"
 
 def view_table(pipeline: Pipeline, view: View) -> Table:
     """Return the table whose rows are a view's documents."""
-    root = view.root
     return Table(
         SCHEMA,
         view.name,
-        _members(root),
-        root.table.key,
+        _members(view.root) if view.grouping is None else _grouped_members(view),
+        view.keyed.key,
         pipeline.view_topic(view.name),
         # The topic may hold documents of an earlier definition, with members of their own.
         reshaped=True,
@@ -34,6 +34,10 @@ def view_table(pipeline: Pipeline, view: View) -> Table:
             clock_setting(view.name) if view.has_clock else None,
         ),
     )
+
+
+def _grouped_members(view: View) -> tuple[Column, ...]:
+    return tuple(Column(name, type_) for name, type_ in grouped_types(view).items())
 
 
 def _members(node: Node) -> tuple[Column, ...]:

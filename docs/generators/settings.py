@@ -2,6 +2,7 @@
 
 import typing
 from collections.abc import Iterator
+from datetime import date
 from typing import Any
 
 from pydantic import BaseModel, SecretStr
@@ -10,7 +11,12 @@ from pydantic.fields import FieldInfo
 from cdc.config.index_settings import IndexSettings
 from cdc.config.settings import Pipeline
 from cdc.config.source_settings import Source, TableSettings
-from cdc.config.view_settings import IncludeSettings, ViewSettings
+from cdc.config.view_settings import (
+    GroupedViewSettings,
+    IncludeSettings,
+    ViewSettings,
+    WindowSettings,
+)
 from cdc.sinks import SETTINGS
 
 HEAD = """\
@@ -28,8 +34,10 @@ SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
         (f"A sink of `type: {typing.get_args(kind.model_fields['type'].annotation)[0]}`", kind)
         for kind in SETTINGS
     ),
-    ("A view", ViewSettings),
+    ("A view with `root`: a document for each row", ViewSettings),
     ("An entry of `include`, of a view or of another entry", IncludeSettings),
+    ("A view with `from`: a document for each group of rows", GroupedViewSettings),
+    ("`window` of such a view", WindowSettings),
 )
 WORDS = {
     str: "text",
@@ -37,6 +45,7 @@ WORDS = {
     float: "number",
     bool: "true or false",
     SecretStr: "text",
+    date: "date",
     tuple: "list",
     dict: "mapping",
 }
@@ -50,7 +59,7 @@ def page() -> str:
 
 
 def _section(title: str, model: type[BaseModel]) -> Iterator[str]:
-    rows = [_row(name, field) for name, field in model.model_fields.items()]
+    rows = [_row(field.alias or name, field) for name, field in model.model_fields.items()]
     yield f"## {title}\n"
     yield (
         "\n".join(["| setting | accepts | without it | what it does |", "|---|---|---|---|", *rows])

@@ -389,7 +389,8 @@ class OldVersionsNotClimbed(Planted):
     def pending(self) -> list[Chunk]:
         chunks = self.state.pending()
         return [
-            chunk._replace(rows={key: Entries({}, {}) for key in chunk.rows}) for chunk in chunks
+            chunk._replace(rows={key: Entries({}, {}, {}) for key in chunk.rows})
+            for chunk in chunks
         ]
 
 

@@ -94,12 +94,13 @@ def test_the_sample_has_documents_of_flights_and_airports(airport: str) -> None:
     )
     pipeline = settings.load(path, servers.environment())
     with source.connect(airport) as conn:
-        flights, airports, infected, overdue = view_tables(
+        flights, airports, delays, infected, overdue = view_tables(
             pipeline, table_survey.describe(conn, pipeline)
         )
         conn.execute("SET statement_timeout = '20s'")
         documents = [json.loads(text) for _, text in conn.execute(row_query(flights))]
         boards = {key: json.loads(text) for key, text in conn.execute(row_query(airports))}
+        windows = [json.loads(text) for _, text in conn.execute(row_query(delays))]
         alerts = [json.loads(text) for _, text in conn.execute(row_query(infected))]
         conn.execute("SET cdc.now_overdue = '2013-01-04Z'")
         lost = [json.loads(text) for _, text in conn.execute(row_query(overdue))]
@@ -107,6 +108,9 @@ def test_the_sample_has_documents_of_flights_and_airports(airport: str) -> None:
     assert len(boards["JFK"]["departures"]) == 50
     assert {document["airline"] for document in documents} > {"United Air Lines Inc."}
     assert sum(document["weather"] is not None for document in documents) > 0.9 * len(documents)
+    departed = sum(document["dep_time"] is not None for document in documents)
+    # Each departure is in six windows.
+    assert sum(window["flights"] for window in windows) == 6 * departed
     assert 0 < len(alerts) < 100
     assert all(alert["inbound"]["arr_delay"] > 30 < alert["dep_delay"] for alert in alerts)
     assert all(alert["dep_time"] < "2013-01-03T12:00" for alert in lost)

@@ -254,7 +254,7 @@ def test_documents_equal_their_query(history: History, seed: int) -> None:
 
 def only_new_versions(plan: StatePlan, views: Any, state: State, chunk: Chunk) -> Any:
     """Climb from rows as they are now alone."""
-    nothing = Entries({}, {})
+    nothing = Entries({}, {}, {})
     return climb.climb(plan, views, state, chunk._replace(rows=dict.fromkeys(chunk.rows, nothing)))
 
 

@@ -108,6 +108,12 @@ views:
     where: is_open AND now() > placed + interval '20 seconds'
     columns: [placed]
     to: [cache, warehouse]
+  order_minutes:
+    from: public.orders
+    window: {{hopping: 1 minute, every: 20 seconds, time: placed}}
+    group_by: {{customer: customer_id, open: is_open}}
+    select: {{orders: count(*), first: min(id), last_placed: max(placed), mean: avg(id)}}
+    to: [search, cache, warehouse]
 """
 
 
@@ -345,12 +351,17 @@ def test_documents_change_with_the_time(world: "World") -> None:
     with world.running():
         change(world, chance, 50)
         results = {(result.sink, result.table): result.source_rows for result in compare(world)}
-        for view in (("search", "view.order_steps"), ("warehouse", "view.late_orders")):
+        for view in (
+            ("search", "view.order_steps"),
+            ("warehouse", "view.late_orders"),
+            ("warehouse", "view.order_minutes"),
+        ):
             assert results[view] > 1
         # A document that somebody has changed in the cache is sent again, though it hasn't changed.
         with redis.Redis.from_url(world.cache) as server:
             key = next(server.scan_iter(f"{world.name}:view.order_steps:*"))
             server.set(key, "{}")
+            server.delete(next(server.scan_iter(f"{world.name}:view.order_minutes:*")))
         assert world.json("verify", "--timeout", "180", "--repair")["equal"]
     repaired = json.loads(key.decode().rpartition(":")[2])
     assert repeated(world, "late_orders") == []

@@ -21,6 +21,7 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from cdc.codec.decode_options import DecodeOptions
+from cdc.codec.problem import Unreadable
 from cdc.codec.table import codec
 from cdc.config import settings
 from cdc.config.settings import Pipeline
@@ -185,6 +186,7 @@ class History:
         """By view, what its topic has: the root's id, the record's key and value, its offset."""
         self.is_new_process = True
         """Whether the next `send` begins as an engine does after a crash."""
+        self.has_gone_back = False
         self.repeats_tasks = False
         """Whether a task that ends amid a transaction is run once more, as Spark does."""
         self.clocks: dict[str, int] = {}
@@ -408,18 +410,20 @@ class History:
         return rounds
 
     def _read_topics(self, state: Any, open_state: OpenState, turn: Turn) -> None:
-        """Read what the topics have of views that send each change once, as an engine does that begins
-        without notes.
+        """Read what the topics have, as an engine does that begins without notes: of views that send
+        each change once, and after the state has gone back of all.
         """
         blocks = []
         for view in self.views.values():
             if view.sends_once:
                 state.forget_digests(turn, view.name)
+            if view.sends_once or self.has_gone_back:
                 records = self.sent.get(view.name, [])
                 blocks.append(
                     (view.name, 0, [(key, value, offset) for _, key, value, offset in records])
                 )
         read_report(mark(open_state, turn, self.views, blocks))
+        self.has_gone_back = False
 
     def go_back(self) -> None:
         """Bring the state's server back without its last writes: those since `save`."""
@@ -429,6 +433,7 @@ class History:
                 server.restore(key, 0, dumped)
         self.writer = uuid4().hex
         self.is_new_process = True
+        self.has_gone_back = True
 
     def save(self) -> None:
         """Remember what the state has."""
@@ -443,9 +448,13 @@ class History:
     def _receive(self, record: Outgoing) -> None:
         view = self.views[record.topic]
         table = codec(view_table(self.pipeline, view))
-        row_id = table.row_id(record.key)
-        self.emitted.append((view.name, row_id, record.value))
         sent = self.sent.setdefault(view.name, [])
+        try:
+            row_id = table.row_id(record.key)
+        except Unreadable:
+            # Of a document that the view had under another definition.
+            row_id = next(former_id for former_id, key, _, _ in sent if key == record.key)
+        self.emitted.append((view.name, row_id, record.value))
         sent.append((row_id, record.key, record.value, len(sent)))
         if record.value is None:
             self.topics[view.name].pop(row_id, None)

@@ -53,7 +53,12 @@ def _place(name: str, place: Mapping[str, Any]) -> str:
     parts += [f"{place['limit']:,} at most"] if "limit" in place else []
     shown = [place["flatten"]] if "flatten" in place else place.get("columns", [])
     parts += [f"({', '.join(shown)})"] if shown else []
-    parts += [f"{member} = {call_}" for member, call_ in place.get("aggregates", {}).items()]
+    parts += [f"{kind} {text}" for kind, text in place.get("window", {}).items()]
+    groups = place.get("group_by", {}).items()
+    named = (name if name == text else f"{name} = {text}" for name, text in groups)
+    parts += [f"grouped by {' and '.join(named)}"] if groups else []
+    numbers = {**place.get("aggregates", {}), **place.get("select", {})}
+    parts += [f"{member} = {call_}" for member, call_ in numbers.items()]
     parts += [f"having {place['having']}"] if "having" in place else []
     parts += [f"now() is the latest {place['clock']}"] if "clock" in place else []
     parts += ["each change sent once"] if "alerts" in place else []

@@ -27,17 +27,29 @@ def microseconds(text: str) -> int | None:
     return (moment.replace(tzinfo=UTC) - EPOCH) // timedelta(microseconds=1)
 
 
-def text_of(instant: int) -> str:
-    """Write microseconds since 1970 as documents have a time stamp with a zone."""
+def text_of(instant: int, *, has_zone: bool = True) -> str:
+    """Write microseconds since 1970 as documents have a time stamp, with a zone or without."""
     moment = EPOCH + timedelta(microseconds=instant)
-    return f"{moment.replace(tzinfo=None).isoformat(timespec='microseconds')}Z"
+    text = moment.replace(tzinfo=None).isoformat(timespec="microseconds")
+    return f"{text}Z" if has_zone else text
+
+
+def binned(every: int, start: int, text: str) -> str | None:
+    """Return the beginning of the part of time that has a time of a document. Parts are `every`
+    microseconds long, and one begins at `start`, in microseconds since 1970. None beyond the years 1
+    to 9999.
+    """
+    instant = microseconds(text)
+    if instant is None:
+        return None
+    begin = start + (instant - start) // every * every
+    return text_of(begin, has_zone=text.endswith("Z")) if begin >= FIRST else None
 
 
 def order_of(instant: int, *, has_zone: bool) -> str:
     """Return what a list is ordered by that has this instant, limited to the years 1 to 9999."""
-    moment = EPOCH + timedelta(microseconds=min(max(instant, FIRST), LAST))
-    text = moment.replace(tzinfo=None).isoformat(timespec="microseconds")
-    return f"!{order_text(time_key(f'{text}Z' if has_zone else text))}"
+    text = text_of(min(max(instant, FIRST), LAST), has_zone=has_zone)
+    return f"!{order_text(time_key(text))}"
 
 
 def instant_of(order: str) -> int | None:

@@ -15,6 +15,7 @@ from typing import Any
 
 from cdc.codec.types.temporal import FIRST_MOMENT, FOREVER, from_stamp, moment
 from cdc.views.scalar import terms
+from cdc.views.scalar.instants import binned, text_of
 from cdc.views.scalar.ordering import code_points, number_key, time_key
 from cdc.views.scalar.terms import Term
 
@@ -136,6 +137,8 @@ def strict(term: Term) -> Strict:
         pattern = like_pattern(str(term.detail))
         sql = f"({{}} LIKE {_braced(quoted(str(term.detail)))}{COLLATION})"
         return Strict(lambda text: pattern.fullmatch(text) is not None, sql)
+    if operator == "bin":
+        return _bin(str(term.detail), term.group)
     if operator == "shift":
         return _shift(int(term.detail or 0))
     if operator == "text":
@@ -209,6 +212,15 @@ def shift(microseconds: int, text: str) -> str | None:
         return None
     shifted = from_stamp(start + microseconds)
     return shifted if text.endswith("Z") else shifted.removesuffix("Z")
+
+
+def _bin(detail: str, group: str) -> Strict:
+    """Cut a time to the beginning of its pane. `detail`: see `binned`."""
+    every, start = map(int, detail.split())
+    origin = text_of(start, has_zone=group == terms.TIMESTAMPTZ)
+    interval = f"interval '{every} microseconds'"
+    sql = f"date_bin({interval}, {{}}, '{origin}'::{SQL_TYPES[group]})"
+    return Strict(partial(binned, every, start), sql)
 
 
 def _truncation(unit: str, group: str) -> Strict:

@@ -31,6 +31,7 @@ from cdc.kafka.transactions import Outgoing, TransactionalWriter
 from cdc.sink.lane import Failure
 from cdc.views.assemble import Document, assemble
 from cdc.views.climb import climb
+from cdc.views.groups import assemble_groups
 from cdc.views.plan import StatePlan, View
 from cdc.views.state import State, Turn
 from cdc.views.tasks.marking import row_digest
@@ -137,7 +138,8 @@ class Emission:
     ) -> None:
         # Before the rows are read: a task that is run twice at once refuses what the other has sent.
         former = state.digests(view.name, list(marks)) if view.sends_once else None
-        documents, due = assemble(self.plan, state, view, list(marks), now)
+        make = assemble_groups if view.grouping is not None else assemble
+        documents, due = make(self.plan, state, view, list(marks), now)
         now_us = time.time_ns() // 1000
         records: list[Outgoing] = []
         digests: dict[str, bytes | None] = {}

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
+from cdc.codec.problem import Unreadable
 from cdc.codec.table import codec
 from cdc.errors import ConnectorError
 from cdc.sink.lane import Failure
@@ -30,6 +31,16 @@ def row_digest(row: bytes | None) -> bytes | None:
     return None if row is None else hashlib.blake2b(row, digest_size=12).digest()
 
 
+def _id(view: View, key: bytes) -> str:
+    """Return the id of a document from the key of its record. One that the view had under another
+    definition, with another key, has the key itself: nothing is found under it, so it is removed.
+    """
+    try:
+        return codec(view.keyed).row_id(key)
+    except Unreadable:
+        return key.decode(errors="replace")
+
+
 def mark(
     open_state: Callable[[], State],
     turn: Turn,
@@ -45,16 +56,16 @@ def mark(
         state = open_state()
         for topic, _, records in blocks:
             view = views[topic]
-            row_id = codec(view.root.table).row_id
             keys: dict[str, bytes] = {}
             digests: dict[str, bytes | None] = {}
             for key, value, _ in records:
                 if key is None:
                     continue
-                keys[row_id(key)] = key
+                document_id = _id(view, key)
+                keys[document_id] = key
                 if view.sends_once:
                     row = bytes(_decode(value).after) if value else None
-                    digests[row_id(key)] = row_digest(row)
+                    digests[document_id] = row_digest(row)
             state.mark(view.name, keys)
             state.note_digests(turn, view.name, digests)
     except (Failure, ConnectorError) as failure:

@@ -88,10 +88,5 @@ def changing(plan: StatePlan, prefix: str, table: Table) -> list[Any]:
     """Build what the scripts are told about a table, before its rows: see `CHANGING`."""
     roots = plan.roots(table.qualified)
     places = [key for view in roots for key in (dirty_key(prefix, view), gone_key(prefix, view))]
-    is_nested = any(
-        node.join is not None and node.table.qualified == table.qualified
-        for view in plan.views
-        for node in view.root.walk()
-    )
     rows, index = row_prefix(prefix, table.qualified), index_prefix(prefix, table.qualified)
-    return [rows, index, int(is_nested), len(roots), *places]
+    return [rows, index, int(plan.leads_to_documents(table.qualified)), len(roots), *places]

@@ -1,0 +1,239 @@
+"""Documents of groups: which ones a row counts in, and how they are made of the state's numbers.
+
+A document has no rows. What it shows is in the tallies and lists of its group, or of the panes of its
+window: numbers of panes are added up. So a change costs the documents that it is in, however many rows
+they have.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping
+from functools import cached_property
+from typing import Any
+
+from cdc.codec.members import encode
+from cdc.views.aggregates import extreme, tallied
+from cdc.views.assemble import Document, Slice, note_due
+from cdc.views.plan import (
+    EXTREMES,
+    WINDOW_END,
+    WINDOW_START,
+    GroupedAggregate,
+    Grouping,
+    StatePlan,
+    View,
+)
+from cdc.views.rows import Entries, document_values, join_text, narrowed
+from cdc.views.scalar.instants import FIRST, LAST, microseconds, text_of
+from cdc.views.scalar.operators import NOW
+from cdc.views.scalar.ordering import sort_key
+from cdc.views.scalar.terms import BOOLEAN, INTEGERS, TIMESTAMPTZ, group
+from cdc.views.state import State
+
+Values = list[Any]
+"""What the rows of a document have in common, in the form of documents: those of `View.keyed`."""
+
+
+def documents_of(
+    plan: StatePlan, view: View, versions: Iterable[tuple[str, Entries]]
+) -> Collection[str]:
+    """Return the ids of the documents that versions of rows count in, given with the rows' ids."""
+    groups = _Groups(view)
+    tally = groups.grouping.tally(groups.grouping.counted)
+    number = plan.tallies[view.root.table.qualified].index(tally)
+    texts = {entries.tallies[number] for _, entries in versions if number in entries.tallies}
+    return {document_id for text in texts for document_id in groups.ids(text)}
+
+
+def assemble_groups(
+    plan: StatePlan, state: State, view: View, ids: Collection[str], now: int | None = None
+) -> Slice:
+    """Return the documents of these ids as they are now, as `assemble` does.
+
+    An id that no group can have is of a document that the topic has had under another definition of
+    the view. It is removed.
+    """
+    groups = _Groups(view)
+    known = {row_id: values for row_id in ids if (values := groups.values(row_id)) is not None}
+    panes = {row_id: groups.texts(values) for row_id, values in known.items()}
+    numbers = _Numbers(plan, state, view, {text for texts in panes.values() for text in texts})
+    clock = {} if now is None else {NOW: text_of(now)}
+    due: dict[str, int] = {}
+    documents = []
+    for row_id, values in known.items():
+        if not numbers.value(groups.grouping.counted, panes[row_id]):
+            continue
+        row = groups.common(values)
+        for part in groups.grouping.aggregates:
+            row[part.aggregate.name] = numbers.value(part, panes[row_id])
+        if view.having is not None:
+            shown = clock | row
+            note_due(view.having, {row_id: shown}, due)
+            if view.having.evaluate(shown) is not True:
+                continue
+        key = encode(groups.wire(groups.key(values)))
+        documents.append(Document(row_id, key, encode(groups.wire(row))))
+    removed = set(ids) - {document.id for document in documents}
+    keys = {
+        row_id: encode(groups.wire(groups.key(known[row_id]))) for row_id in removed & known.keys()
+    }
+    # The key of a record that the topic has had comes before one that is made of the id.
+    keys |= state.deleted_keys(view.name, list(removed)) if removed else {}
+    return Slice([*documents, *(Document(row_id, key, None) for row_id, key in keys.items())], due)
+
+
+class _Groups:
+    """The names of a view's groups: ids of documents, and texts of tallies and lists."""
+
+    def __init__(self, view: View) -> None:
+        assert view.grouping is not None
+        self.grouping: Grouping = view.grouping
+        self._columns = view.keyed.columns
+        self._groups = [group(column.type) for column in self._columns]
+
+    def ids(self, text: str) -> list[str]:
+        """Return the ids of the documents that the rows with a text count in; none for a text of an
+        earlier definition of the view.
+        """
+        texts = json.loads(text) if len(self._columns) > 1 else [text]
+        if not isinstance(texts, list) or len(texts) != len(self._columns):
+            return []
+        values = [
+            json.loads(value) if kind in (INTEGERS, BOOLEAN) else value
+            for value, kind in zip(texts, self._groups, strict=True)
+        ]
+        window = self.grouping.window
+        if window is None:
+            return [self._id(values)]
+        pane = microseconds(values[-1])
+        assert pane is not None
+        return [
+            self._id([*values[:-1], self._time(begin)])
+            for begin in window.begins(pane)
+            if begin >= FIRST and begin + window.size <= LAST
+        ]
+
+    def _id(self, values: Values) -> str:
+        if len(values) > 1:
+            return encode(values).decode()
+        return values[0] if isinstance(values[0], str) else encode(values[0]).decode()
+
+    def values(self, row_id: str) -> Values | None:
+        """Return what the rows of a document have in common; None for an id of another definition."""
+        try:
+            if len(self._columns) > 1:
+                values = json.loads(row_id)
+            elif self._groups[0] in (INTEGERS, BOOLEAN):
+                values = [json.loads(row_id)]
+            else:
+                values = [row_id]
+        except ValueError:
+            return None
+        if not isinstance(values, list) or len(values) != len(self._columns):
+            return None
+        if self.grouping.window is not None and microseconds(str(values[-1])) is None:
+            return None
+        return values
+
+    def texts(self, values: Values) -> list[str]:
+        """Return the texts that the rows of a document count for: those of its panes."""
+        window = self.grouping.window
+        if window is None:
+            return [_text(values)]
+        begin = microseconds(values[-1])
+        assert begin is not None
+        return [_text([*values[:-1], self._time(pane)]) for pane in window.panes(begin)]
+
+    def key(self, values: Values) -> dict[str, Any]:
+        """Return the members of a document's key."""
+        return {column.name: value for column, value in zip(self._columns, values, strict=True)}
+
+    def common(self, values: Values) -> dict[str, Any]:
+        """Return the members of a document before its aggregates."""
+        members = self.key(values)
+        window = self.grouping.window
+        if window is not None:
+            begin = microseconds(values[-1])
+            assert begin is not None
+            members[WINDOW_END] = self._time(begin + window.size)
+        return members
+
+    def wire(self, members: dict[str, Any]) -> dict[str, Any]:
+        """Return members as the connector writes them: a time stamp without a zone is a number."""
+        if self.grouping.window is None or self._has_zone:
+            return members
+        times = {WINDOW_START, WINDOW_END}
+        return {
+            name: microseconds(value) if name in times else value for name, value in members.items()
+        }
+
+    @cached_property
+    def _has_zone(self) -> bool:
+        return self._groups[-1] == TIMESTAMPTZ
+
+    def _time(self, instant: int) -> str:
+        return text_of(instant, has_zone=self._has_zone)
+
+
+def _text(values: Values) -> str:
+    text = join_text(values)
+    assert text is not None
+    return text
+
+
+class _Numbers:
+    """What the state has for some texts: each tally and list is read once."""
+
+    def __init__(self, plan: StatePlan, state: State, view: View, texts: Collection[str]) -> None:
+        assert view.grouping is not None
+        self._grouping = view.grouping
+        self._table = view.root.table
+        name = self._table.qualified
+        self._tallies: dict[Any, Mapping[str, Mapping[str, int]]] = {}
+        self._extremes: dict[GroupedAggregate, Mapping[str, Any]] = {}
+        for part in (view.grouping.counted, *view.grouping.aggregates):
+            if part.aggregate.function in EXTREMES:
+                number = plan.listings[name].index(view.grouping.listing(part))
+                first_ids = state.listed(name, number, texts, 1)
+                self._extremes[part] = self._first_values(state, part, first_ids)
+                continue
+            tally = view.grouping.tally(part)
+            if tally not in self._tallies:
+                number = plan.tallies[name].index(tally)
+                self._tallies[tally] = state.tallied(name, number, texts)
+
+    def _first_values(
+        self, state: State, part: GroupedAggregate, first_ids: Mapping[str, list[str]]
+    ) -> Mapping[str, Any]:
+        """Read the value of the first row of each list; NULL isn't one."""
+        column = part.aggregate.argument
+        assert column is not None
+        rows = state.rows(
+            self._table.qualified, {row_id for ids in first_ids.values() for row_id in ids}
+        )
+        table = narrowed(self._table, frozenset([column]))
+        values = {
+            text: document_values(rows[row_id].row, table)[column]
+            for text, ids in first_ids.items()
+            for row_id in ids
+            if row_id in rows
+        }
+        return {text: value for text, value in values.items() if value is not None}
+
+    def value(self, part: GroupedAggregate, texts: Collection[str]) -> Any:
+        """Return an aggregate over the rows that count for these texts, in the form of documents."""
+        aggregate = part.aggregate
+        if aggregate.function in EXTREMES:
+            assert aggregate.argument is not None
+            type_ = self._table.column(aggregate.argument).type
+            values = [self._extremes[part][text] for text in texts if text in self._extremes[part]]
+            if not values:
+                return None
+            choose = max if aggregate.function == "max" else min
+            return extreme(type_, choose(values, key=sort_key(type_)))
+        tally = self._grouping.tally(part)
+        totals = Counter[str]()
+        for text in texts:
+            totals.update(self._tallies[tally].get(text, {}))
+        present = {name: number for name, number in totals.items() if number}
+        return tallied(aggregate, self._table, tally, present)

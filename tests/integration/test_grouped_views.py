@@ -1,0 +1,396 @@
+"""Grouped views: documents of groups and windows equal Postgres' own query through random histories;
+cases that these don't reach; planted bugs that they find.
+"""
+
+import random
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from cdc.views import climb, groups
+from cdc.views.plan import GroupedAggregate, Grouping, StatePlan, Tally, Window
+from cdc.views.rows import Entries
+from cdc.views.scalar import operators
+from cdc.views.scalar.instants import microseconds, text_of
+from cdc.views.state import Chunk, State
+from cdc.views.tasks import emission
+from tests.support.budget import SCALE
+from tests.support.document_history import History
+
+RUNS = 4 * SCALE
+CHANGES = 100
+TABLES = """
+CREATE TYPE lib.kind AS ENUM ('air', 'sea');
+CREATE TABLE lib.trips (
+    id int PRIMARY KEY, origin text, carrier varchar(8), is_late boolean, kind lib.kind, number bigint,
+    dep timestamptz, planned timestamp, delay int, fare numeric(8, 2), weight numeric, note text, seen timestamptz);
+"""
+VIEWS = """
+  by_origin:
+    from: lib.trips
+    group_by: [origin]
+    select:
+      trips: count(*)
+      delays: count(delay)
+      total: sum(delay)
+      mean: avg(delay)
+      worst: max(delay)
+      best: min(delay)
+      late: count(*) FILTER (WHERE delay > 2)
+      late_total: sum(fare) FILTER (WHERE delay > 2)
+      first_note: min(note)
+      numbers: sum(number)
+      last_seen: max(seen) FILTER (WHERE is_late)
+    to: [topic]
+  by_many:
+    from: lib.trips
+    where: delay IS NOT NULL
+    group_by:
+      origin: origin
+      late: is_late
+      kind: kind
+      number: number
+      upper_note: upper(note COLLATE "C")
+      month: date_trunc('month', dep)
+    select: {trips: count(*), fare: sum(fare), heaviest: max(weight), weight: avg(weight)}
+    to: [topic]
+  by_lateness: {from: lib.trips, group_by: [is_late], select: {trips: count(*)}, alerts: true, to: [topic]}
+  by_number: {from: lib.trips, group_by: [number], select: {n: count(note)}, to: [topic]}
+  daily:
+    from: lib.trips
+    window: {tumbling: 1 day, time: dep}
+    select: {trips: count(*), fare: sum(fare)}
+    to: [topic]
+  planned:
+    from: lib.trips
+    window: {tumbling: 2 hours, time: planned}
+    group_by: [origin]
+    select: {trips: count(*), worst: max(delay)}
+    to: [topic]
+  moving:
+    from: lib.trips
+    where: delay < 4 OR is_late
+    window: {hopping: 3 hours, every: 30 minutes, time: dep}
+    group_by: [origin]
+    select:
+      trips: count(*)
+      late: count(*) FILTER (WHERE delay > 1)
+      mean: avg(delay)
+      fare: sum(fare)
+      worst: max(delay)
+      lightest: min(weight)
+      first_note: min(note) FILTER (WHERE delay > 0)
+    to: [topic]
+  weeks:
+    from: lib.trips
+    window: {tumbling: 1 week, time: dep, start: 2013-01-07}
+    select: {trips: count(*)}
+    to: [topic]
+  busy:
+    from: lib.trips
+    window: {hopping: 2 hours, every: 1 hour, time: dep}
+    group_by: [origin]
+    select: {trips: count(*), fare: sum(fare)}
+    having: trips >= 2 AND (fare > 20 OR fare IS NULL)
+    to: [topic]
+  closed:
+    from: lib.trips
+    window: {tumbling: 1 hour, time: dep}
+    group_by: [origin]
+    select: {trips: count(*)}
+    having: now() > window_end + interval '30 minutes' OR trips > 3
+    to: [topic]
+"""
+STEPS = ("climbed", "begin_sending", "sent", "write")
+
+
+def literal(rng: random.Random, *values: object) -> str:
+    if rng.random() < 0.1:
+        return "NULL"
+    return f"'{rng.choice(values)}'"
+
+
+def moment(rng: random.Random, *others: str) -> str:
+    if rng.random() < 0.03:
+        return rng.choice([*others, "'10000-01-01'", "'0001-01-01'", "'9999-12-31 23:00'"])
+    day = rng.choice(["1969-12-31", "1970-01-01"])
+    return literal(rng, f"{day} {rng.randrange(24):02}:{rng.choice([0, 0, 29, 30, 59]):02}:00")
+
+
+def change(rng: random.Random) -> str:
+    """A random statement that changes a row."""
+    row_id = rng.randrange(25)
+    if rng.random() < 0.25:
+        return f"DELETE FROM lib.trips WHERE id = {row_id}"
+    values = {
+        "origin": literal(rng, "jfk", 'l"g', "", "é\u001d"),
+        "carrier": literal(rng, "aa", "ua"),
+        "is_late": literal(rng, "true", "false"),
+        "kind": literal(rng, "air", "sea"),
+        "number": literal(rng, 1, -9_223_372_036_854_775_808, 9_223_372_036_854_775_807),
+        "dep": moment(rng, "'infinity'", "'-infinity'"),
+        "planned": moment(rng),
+        "delay": literal(rng, *range(-1, 6)),
+        "fare": literal(rng, "10.00", "10.25", "-3.10", "NaN"),
+        "weight": literal(rng, "1", "1.0", "1.00", "2.5", "-7e20", "Infinity"),
+        "note": literal(rng, "a", "B", "b"),
+        "seen": moment(rng),
+    }
+    columns = ", ".join(values)
+    changed = ", ".join(f"{name} = excluded.{name}" for name in values)
+    return (
+        f"INSERT INTO lib.trips (id, {columns}) VALUES ({row_id}, {', '.join(values.values())})"
+        f" ON CONFLICT (id) DO UPDATE SET {changed}"
+    )
+
+
+def run_history(history: History, seed: int) -> None:
+    """Compare documents with their query through a random history."""
+    rng = random.Random(seed)
+    history.connection.execute(TABLES.encode())
+    history.declare(VIEWS)
+    now = microseconds("1969-12-31T20:00:00.000000Z")
+    assert now is not None
+    history.chunk_rows = rng.choice([1, 3, 500])
+    history.repeats_tasks = True
+    history.save()
+    for _ in range(CHANGES):
+        now += rng.choice([0, 0, 1, 1_800_000_000, 3_600_000_000])
+        history.clocks = {"closed": now}
+        history.do(*(change(rng) for _ in range(rng.randrange(1, 4))))
+        if rng.random() < 0.5:
+            history.apply()
+        if rng.random() < 0.15:
+            history.settle()
+        elif rng.random() < 0.3:
+            # A step that is reached; the send after it has all to do.
+            history.do("DELETE FROM lib.trips WHERE id = 99")
+            history.do(
+                "INSERT INTO lib.trips (id, origin, dep) VALUES (99, 'w', '1970-01-01')",
+                f"UPDATE lib.trips SET is_late = {rng.choice(['true', 'false'])} WHERE id = 99",
+            )
+            history.apply()
+            history.send(f"{rng.choice(['before', 'after'])} {rng.choice(STEPS)}")
+        elif rng.random() < 0.1:
+            history.save()
+        elif rng.random() < 0.1:
+            # The state's server comes back without its last writes. Nothing is sent until it has all
+            # that was in the log.
+            history.go_back()
+            history.apply()
+    history.settle()
+
+
+@pytest.mark.parametrize("seed", range(RUNS))
+def test_documents_equal_their_query(history: History, seed: int) -> None:
+    run_history(history, seed)
+
+
+def test_nothing_stays_in_the_state_of_groups_without_rows(history: History) -> None:
+    run_history(history, 1000)
+    history.do("DELETE FROM lib.trips")
+    history.settle()
+    assert history.topics == {name: {} for name in history.views}
+    assert history.index_keys() == []
+
+
+def only_new_versions(plan: StatePlan, views: Any, state: State, chunk: Chunk) -> Any:
+    """Climb from rows as they are now alone."""
+    nothing = Entries({}, {}, {})
+    return climb.climb(plan, views, state, chunk._replace(rows=dict.fromkeys(chunk.rows, nothing)))
+
+
+def truncated(every: int, start: int, text: str) -> str | None:
+    """Cut a time before the start of panes to the end of its pane, as a division of computers does."""
+    instant = microseconds(text)
+    if instant is None:
+        return None
+    begin = start + int((instant - start) / every) * every
+    return text_of(begin, has_zone=text.endswith("Z"))
+
+
+def without_filter(grouping: Grouping, part: GroupedAggregate) -> Tally:
+    return replace(filtered_tally(grouping, part), where=grouping.counted.where)
+
+
+filtered_tally = Grouping.tally
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "twin"),
+    [
+        (emission, "climb", only_new_versions),
+        (operators, "binned", truncated),
+        (Window, "begins", lambda _, pane: range(pane, pane + 1)),
+        (groups, "tallied", lambda part, table, tally, numbers: numbers.get("n", 0)),
+        (Grouping, "tally", without_filter),
+        (groups, "note_due", lambda *_: None),
+    ],
+    ids=[
+        "new versions only",
+        "panes before 1970 are cut the other way",
+        "a row is in the window that begins with its pane alone",
+        "numbers are counts",
+        "no FILTER",
+        "nothing is due",
+    ],
+)  # fmt: skip
+def test_planted_bugs_are_found(
+    history: History, monkeypatch: pytest.MonkeyPatch, module: Any, name: str, twin: Any
+) -> None:
+    operators.strict.cache_clear()
+    monkeypatch.setattr(module, name, twin)
+    try:
+        with pytest.raises(AssertionError):
+            run_history(history, 0)
+    finally:
+        operators.strict.cache_clear()
+
+
+CASES = """
+  moving:
+    from: lib.trips
+    window: {hopping: 1 hour, every: 30 minutes, time: dep}
+    group_by: [origin]
+    select:
+      trips: count(*)
+      mean: avg(delay)
+      worst: max(delay)
+      late: count(*) FILTER (WHERE delay > 2)
+    to: [topic]
+"""
+DAY = "2013-01-01"
+
+
+@pytest.fixture
+def cases(history: History) -> History:
+    history.connection.execute(TABLES.encode())
+    history.declare(CASES)
+    return history
+
+
+def trip(row_id: int, dep: str, delay: int = 1, origin: str = "jfk", day: str = DAY) -> str:
+    return (
+        "INSERT INTO lib.trips (id, origin, dep, delay)"
+        f" VALUES ({row_id}, '{origin}', '{day} {dep}Z', {delay})"
+    )
+
+
+def window(begin: str, origin: str = "jfk", day: str = DAY) -> str:
+    return f'["{origin}","{day}T{begin}:00.000000Z"]'
+
+
+def counts(history: History) -> dict[str, int]:
+    """How many trips each window has, by its id."""
+    history.settle()
+    return {
+        row_id: history.document("moving", row_id)["trips"] for row_id in history.topics["moving"]
+    }
+
+
+def test_a_row_on_a_boundary_is_in_the_window_that_begins_there(cases: History) -> None:
+    cases.do(trip(1, "10:00"))
+    assert counts(cases) == {window("09:30"): 1, window("10:00"): 1}
+    document = cases.document("moving", window("10:00"))
+    assert document["window_end"] == f"{DAY}T11:00:00.000000Z"
+
+
+def test_times_before_1970_are_in_the_windows_before_them(cases: History) -> None:
+    cases.do(trip(1, "23:55", day="1969-12-31"))
+    day = "1969-12-31"
+    assert counts(cases) == {window("23:00", day=day): 1, window("23:30", day=day): 1}
+
+
+def test_a_time_that_moves_within_its_pane_changes_no_count(cases: History) -> None:
+    cases.do(trip(1, "10:00"))
+    before = counts(cases)
+    cases.do(f"UPDATE lib.trips SET dep = '{DAY} 10:29:59.999999Z'")
+    assert counts(cases) == before
+
+
+def test_a_row_that_changes_group_and_time_leaves_one_window_and_enters_another(
+    cases: History,
+) -> None:
+    cases.do(trip(1, "10:00"), trip(2, "10:00"))
+    cases.settle()
+    cases.do(f"UPDATE lib.trips SET origin = 'lga', dep = '{DAY} 12:00Z' WHERE id = 2")
+    assert counts(cases) == {
+        window("09:30"): 1,
+        window("10:00"): 1,
+        window("11:30", "lga"): 1,
+        window("12:00", "lga"): 1,
+    }
+
+
+def test_what_changes_back_within_a_batch_sends_nothing(cases: History) -> None:
+    cases.do(trip(1, "10:00"))
+    cases.settle()
+    cases.forget_emitted()
+    cases.do("UPDATE lib.trips SET origin = 'lga'")
+    cases.do("UPDATE lib.trips SET origin = 'jfk'")
+    cases.settle()
+    assert cases.emitted == []
+
+
+def test_a_window_goes_with_its_last_row_and_comes_back_under_its_key(cases: History) -> None:
+    cases.do(trip(1, "10:00"))
+    before = counts(cases)
+    cases.do("DELETE FROM lib.trips")
+    assert counts(cases) == {}
+    cases.do(trip(2, "10:05"))
+    assert counts(cases) == before
+
+
+def test_means_and_greatest_values_are_those_of_postgres(cases: History) -> None:
+    cases.do(trip(1, "10:00", 1), trip(2, "10:10", 2), trip(3, "10:20", 2))
+    cases.do("DELETE FROM lib.trips WHERE id = 3")
+    cases.settle()
+    document = cases.document("moving", window("10:00"))
+    assert (document["mean"], document["worst"]) == ("1.5000000000000000", 2)
+    # Another row has the greatest value as well.
+    cases.do(trip(3, "10:20", 2), "DELETE FROM lib.trips WHERE id = 2")
+    cases.settle()
+    assert cases.document("moving", window("10:00"))["worst"] == 2
+
+
+def test_a_row_that_no_longer_meets_a_filter_stays_in_the_other_numbers(cases: History) -> None:
+    cases.do(trip(1, "10:00", 3))
+    cases.settle()
+    cases.do("UPDATE lib.trips SET delay = 2")
+    cases.settle()
+    document = cases.document("moving", window("10:00"))
+    assert (document["trips"], document["late"]) == (1, 0)
+
+
+def test_a_row_without_a_group_is_in_no_document(cases: History) -> None:
+    cases.do(trip(1, "10:00"), "UPDATE lib.trips SET origin = NULL")
+    assert counts(cases) == {}
+    cases.do("UPDATE lib.trips SET origin = 'jfk'")
+    assert set(counts(cases)) == {window("09:30"), window("10:00")}
+
+
+def test_documents_of_another_definition_are_removed(cases: History) -> None:
+    """Their keys have other members."""
+    cases.do(trip(1, "10:00"), trip(2, "12:00", origin="lga"))
+    assert len(counts(cases)) == 4
+    cases.declare(CASES.replace("[origin]", "{is_late: is_late, place: origin}"))
+    cases.has_gone_back = cases.is_new_process = True
+    assert counts(cases) == {}
+    cases.do("UPDATE lib.trips SET is_late = true WHERE id = 1")
+    cases.settle()
+    assert set(cases.topics["moving"]) == {
+        f'[true,"jfk","{DAY}T{begin}:00.000000Z"]' for begin in ("09:30", "10:00")
+    }
+
+
+def test_what_groups_need_is_part_of_what_rows_are_stored_for(cases: History) -> None:
+    """Rows are read again for another window, and none of the former one's numbers stay."""
+    cases.do(trip(1, "10:10"))
+    cases.settle()
+    cases.declare(CASES.replace("hopping: 1 hour, every: 30 minutes", "tumbling: 1 hour"))
+    cases.has_gone_back = cases.is_new_process = True
+    assert counts(cases) == {window("10:00"): 1}
+    cases.do("DELETE FROM lib.trips")
+    assert counts(cases) == {}
+    assert cases.index_keys() == []

@@ -1,0 +1,193 @@
+"""Grouped views in the pipeline file: what is accepted, and how mistakes are named."""
+
+from pathlib import Path
+
+import pytest
+
+from cdc.config import settings
+from cdc.errors import SettingsError
+from cdc.model.table import Column, Table
+from cdc.views.outline import outline
+from cdc.views.plan import View, Window
+from cdc.views.resolve import resolve_views
+from cdc.views.sql import document_query
+from cdc.views.tables import view_table
+
+GOOD = """\
+pipeline: air
+kafka: localhost:9092
+connect: http://localhost:8083
+source: {dsn: postgresql://localhost/air, tables: [public.flights]}
+sinks:
+  cache: {type: redis, url: "redis://localhost/0", prefix: air}
+state: {type: redis, url: "redis://localhost/2", prefix: air}
+views:
+  delays:
+    from: public.flights
+    where: dep IS NOT NULL
+    window: {hopping: 1 hour, every: 10 minutes, time: dep}
+    group_by: [origin]
+    select:
+      flights: count(*)
+      late: count(*) FILTER (WHERE delay > 15)
+      mean: avg(delay)
+    having: flights > 1
+    to: [cache]
+"""
+MINUTE = 60_000_000
+FLIGHTS = Table(
+    "public",
+    "flights",
+    tuple(
+        Column(name, type_)
+        for name, type_ in {
+            "id": "integer",
+            "origin": "text",
+            "dep": "timestamp with time zone",
+            "planned": "timestamp without time zone",
+            "day": "date",
+            "delay": "integer",
+            "speed": "double precision",
+            "is_late": "boolean",
+        }.items()
+    ),
+    ("id",),
+    "air.public.flights",
+)
+
+
+def resolved(folder: Path, text: str) -> tuple[View, ...]:
+    path = folder / "air.yaml"
+    path.write_text(text)
+    return resolve_views(settings.load(path, {}), [FLIGHTS])
+
+
+def view_of(folder: Path, old_text: str = "", new_text: str = "") -> View:
+    assert old_text in GOOD
+    (view,) = resolved(folder, GOOD.replace(old_text, new_text, 1))
+    return view
+
+
+def test_a_grouped_view_is_resolved(tmp_path: Path) -> None:
+    view = view_of(tmp_path)
+    assert view.grouping is not None
+    assert view.grouping.window == Window("dep", 60 * MINUTE, 10 * MINUTE, 0)
+    table = view_table(settings.load(tmp_path / "air.yaml", {}), view)
+    assert table.key == ("origin", "window_start")
+    assert [(column.name, column.type) for column in table.columns] == [
+        ("origin", "text"),
+        ("window_start", "timestamp with time zone"),
+        ("window_end", "timestamp with time zone"),
+        ("flights", "bigint"),
+        ("late", "bigint"),
+        ("mean", "numeric"),
+    ]
+
+
+def test_weeks_begin_on_a_monday(tmp_path: Path) -> None:
+    view = view_of(
+        tmp_path, "{hopping: 1 hour, every: 10 minutes, time: dep}", "{tumbling: 1 week, time: dep, start: 2013-01-07}"
+    )  # fmt: skip
+    assert view.grouping is not None
+    week = 7 * 24 * 60 * MINUTE
+    # 7 January 2013 is 15,712 days after 1 January 1970.
+    assert view.grouping.window == Window("dep", week, week, 15_712 * 24 * 60 * MINUTE)
+
+
+def test_groups_of_expressions_have_their_names(tmp_path: Path) -> None:
+    view = view_of(
+        tmp_path, "[origin]", "{month: \"date_trunc('month', dep)\", is_late: is_late, o: origin}"
+    )
+    assert [column.name for column in view.keyed.columns] == [
+        "month",
+        "is_late",
+        "o",
+        "window_start",
+    ]
+
+
+def test_its_query_is_one_that_a_person_would_write(tmp_path: Path) -> None:
+    changed = GOOD.replace("    window: {hopping: 1 hour, every: 10 minutes, time: dep}\n", "")
+    (view,) = resolved(tmp_path, changed.replace("    having: flights > 1\n", ""))
+    assert document_query(view) == (
+        'SELECT t0."origin" AS "origin", count(*) AS "flights",'
+        ' count(*) FILTER (WHERE (t0."delay" > (15)))'
+        ' AS "late", avg(t0."delay") AS "mean" FROM "public"."flights" AS t0'
+        ' WHERE (NOT (t0."dep" IS NOT DISTINCT FROM NULL)) AND t0."origin" IS NOT NULL GROUP BY 1'
+    )
+
+
+def test_it_is_shown_in_the_words_of_the_file(tmp_path: Path) -> None:
+    described = outline(view_of(tmp_path))
+    assert described == {
+        "view": "delays",
+        "table": "public.flights",
+        "key": ["origin", "window_start"],
+        "where": '(NOT ("dep" IS NOT DISTINCT FROM NULL))',
+        "group_by": {"origin": "origin"},
+        "window": {"hopping": "1 hour", "every": "10 minutes", "time": "dep"},
+        "select": {
+            "flights": "count(*)",
+            "late": 'count(*) FILTER (WHERE ("delay" > (15)))',
+            "mean": "avg(delay)",
+        },
+        "having": '("flights" > (1))',
+        "alerts": True,
+    }
+
+
+@pytest.mark.parametrize(
+    ("old_text", "new_text", "line", "message", "hint"),
+    [
+        ("from: public.flights", "from: public.planes", 10, "from: the table isn't captured", "public.planes"),
+        ("from: public.flights", "from: flights", 10, "from: takes schema.table", "from: public.flights"),
+        ("    to: [cache]\n", "", 9, "to: required, but missing", "to: "),
+        ("    to: [cache]\n", "    to: [cach]\n", 19, "there is no such sink", "one of: cache"),
+        ("hopping: 1 hour, every: 10 minutes, ", "", 12, "a window is one of tumbling and hopping", "tumbling: 1 hour"),
+        ("hopping: 1 hour", "hopping: 1 hour, tumbling: 1 hour", 12, "a window is one of tumbling", ""),
+        ("hopping: 1 hour", "session: 1 hour", 12, "session isn't supported", "tumbling"),
+        ("hopping: 1 hour, every: 10 minutes", "hopping: 1 hour", 12, "every is of hopping", "every: 10 minutes"),
+        ("hopping: 1 hour", "tumbling: 1 hour", 12, "every is of hopping", ""),
+        ("hopping: 1 hour", "hopping: 55 minutes", 12, "55 minutes is no multiple of every: 10 minutes", "every:"),
+        ("hopping: 1 hour", "hopping: 0 seconds", 12, "a window has a length", ""),
+        ("hopping: 1 hour", "hopping: 1 month", 12, "a month has no fixed length", "30 days"),
+        ("hopping: 1 hour", "hopping: 1 day", 12, "a row would be in 144 windows, at most 100", "longer every"),
+        ("time: dep", "time: dop", 12, "public.flights has no column dop", "did you mean dep?"),
+        ("time: dep", "time: day", 12, "day is date, and a time is a time stamp", "timestamptz"),
+        ("time: dep", "time: dep, start: soon", 12, "start: isn't accepted", "2013-01-07"),
+        ("time: dep", "tima: dep", 12, "no such setting", "did you mean time?"),
+        ("[origin]", "[orgin]", 13, "public.flights has no column orgin", "did you mean origin?"),
+        ("[origin]", "[speed]", 13, "speed is double precision, and rows can't be grouped by it", "uuid"),
+        ("[origin]", "[day]", 13, "day is date, and rows can't be grouped by it", ""),
+        ("[origin]", "{n: delay + 1}", 13, "delay + 1 is integers, and rows can't be grouped", "in a column"),
+        ("[origin]", "{window_end: origin}", 13, "delays has another member window_end", "another name"),
+        ("[origin]", "{_cdc: origin}", 13, "a member's name isn't empty and doesn't begin with _cdc", ""),
+        ("flights: count(*)", "origin: count(*)", 15, "delays has another member origin", "another name"),
+        ("count(*)", "median(delay)", 14, "an aggregate is one of count, sum", "count(*)"),
+        ("avg(delay)", "avg(speed)", 17, "avg of a double precision can't be computed exactly", "integers"),
+        ("avg(delay)", "avg(delay + 1)", 17, "avg takes columns, not expressions", "GENERATED"),
+        ("delay > 15", "delai > 15", 16, "public.flights has no column delai", "did you mean delay?"),
+        ("delay > 15", "delay", 16, "isn't a condition", ""),
+        ("delay > 15", "dep < now()", 16, "now() here", "having"),
+        ("dep IS NOT NULL", "dep < now()", 11, "now() here", "having"),
+        ("flights > 1", "delay > 1", 18, "having names delay, which the document doesn't show", "origin, window_start"),
+        ("having: flights > 1", "clock: dep", 18, "neither where nor having compares with now()", "take out clock"),
+        ("having: flights > 1", "columns: [origin]", 18, "columns: no such setting", "accepted here: alerts"),
+    ],
+)  # fmt: skip
+def test_mistakes_are_named_with_their_line(
+    tmp_path: Path, old_text: str, new_text: str, line: int, message: str, hint: str
+) -> None:
+    with pytest.raises(SettingsError) as caught:
+        view_of(tmp_path, old_text, new_text)
+    assert f"air.yaml:{line}: views.delays" in caught.value.message
+    assert message in caught.value.message
+    assert hint in caught.value.hint
+
+
+def test_a_view_without_groups_and_windows_is_refused(tmp_path: Path) -> None:
+    text = GOOD.replace("    group_by: [origin]\n", "").replace(
+        "    window: {hopping: 1 hour, every: 10 minutes, time: dep}\n", ""
+    )
+    with pytest.raises(SettingsError, match="neither group_by nor window"):
+        resolved(tmp_path, text)
