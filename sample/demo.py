@@ -44,7 +44,7 @@ REPLAYED = (date(2013, 2, 1), date(2013, 2, 3))
 RATE = 300.0
 CAUGHT_UP_S = 120.0
 WATCHED = "public.flights"
-ALERTS = ("knock_on", "overdue")
+ALERTS = ("knock_on", "late_aircraft", "overdue")
 """Views that show the few flights for which something holds now."""
 BUSIEST = "SELECT carrier, count(*), round(avg(arr_delay), 1) FROM flights GROUP BY 1 ORDER BY 2 DESC LIMIT 3"
 READ_MIRROR = (
@@ -84,7 +84,7 @@ class Demo:
         self.start_run()
         # Alerts are few, and how many isn't known before.
         documents = [
-            view.root.rpartition(".")[2]
+            view.table.rpartition(".")[2]
             for name, view in self.pipeline.views.items()
             if name not in ALERTS
         ]
@@ -273,6 +273,7 @@ def show_reads(demo: Demo, busiest: Sequence[Any]) -> None:
     )
     latest = [{"dep_time": {"order": "desc"}}]
     infected = find(search, demo, "view.knock_on", {"range": {"dep_delay": {"gte": 120}}}, latest)
+    repeated = find(search, demo, "view.late_aircraft", {"match_all": {}}, latest)
     overdue = find(search, demo, "view.overdue", {"match_all": {}}, latest)
     key = f"{demo.pipeline.pipeline}:public.planes:N14228"
     plane = redis.Redis.from_url(cache.url, decode_responses=True).get(key)  # type: ignore[attr-defined]
@@ -285,6 +286,8 @@ def show_reads(demo: Demo, busiest: Sequence[Any]) -> None:
         f"           airports with a late one to Boston in their last 50: {late_names or 'none'}\n"
         f"alerts     two hours late after a late plane: {infected['total']['value']:,},"
         f" the last {flight(infected)}\n"
+        f"           late for the third time in a row: {repeated['total']['value']:,},"
+        f" the last {flight(repeated)}\n"
         f"           left 12 hours ago, never arrived: {overdue['total']['value']:,},"
         f" the last {flight(overdue)}"
     )

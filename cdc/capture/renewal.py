@@ -31,7 +31,7 @@ def select_renewed(
     """
     views = views_by_name_only(pipeline)
     named = [table_named((*tables, *views), name) for name in names]
-    roots = {view.topic: view for view in views if pipeline.views[view.name].root in names}
+    roots = {view.topic: view for view in views if pipeline.views[view.name].table in names}
     counts = topic_specs(pipeline)
     moved = [
         roots[topic]

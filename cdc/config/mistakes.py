@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 from cdc.config.references import STACK_VARIABLES, Reference
 from cdc.errors import SettingsError
@@ -187,7 +188,7 @@ def _describe(mistake: Any, keys: Sequence[str], kinds: Sequence[Any]) -> tuple[
     """The problem, and what to write instead."""
     kind, context = mistake["type"], mistake.get("ctx", {})
     section: Any = kinds[-2] if len(kinds) > 1 else None
-    names = sorted(section.model_fields) if _is_section(section) else []
+    names = sorted(_fields(section))
     if kind == "extra_forbidden":
         near = difflib.get_close_matches(keys[-1], names, n=1)
         suggestion = f"did you mean {near[0]}? " if near else ""
@@ -215,11 +216,11 @@ def _pattern_problem(keys: Sequence[str], section: Any) -> tuple[str, str]:
             "a sink's name begins with a letter and has lower case letters, digits, _ and -",
             "for example: search",
         )
-    return f"takes {section.model_fields[keys[-1]].description}", _example(keys[-1:], section)
+    return f"takes {_fields(section)[keys[-1]].description}", _example(keys[-1:], section)
 
 
 def _example(name: Sequence[str], section: Any) -> str:
-    field = section.model_fields.get(name[0]) if name and _is_section(section) else None
+    field = _fields(section).get(name[0]) if name else None
     return f"for example: {name[0]}: {field.examples[0]}" if field and field.examples else INIT_HINT
 
 
@@ -244,7 +245,8 @@ def _resolve(model: type[BaseModel], loc: Sequence[str | int]) -> tuple[list[str
 
 def _inside(kind: Any, part: str | int) -> Any:
     if _is_section(kind):
-        return kind.model_fields[part].annotation if part in kind.model_fields else None
+        field = _fields(kind).get(str(part))
+        return field.annotation if field else None
     return {dict: get_args(kind)[1:2], tuple: get_args(kind)[:1], list: get_args(kind)}.get(
         get_origin(kind), [None]
     )[0]
@@ -273,6 +275,12 @@ def _tags(kind: Any) -> list[str]:
         if field and get_origin(field.annotation) is Literal
         for tag in get_args(field.annotation)
     ]
+
+
+def _fields(kind: Any) -> dict[str, FieldInfo]:
+    """The settings of a section by their names in the file; none of what is no section."""
+    fields = kind.model_fields.items() if _is_section(kind) else ()
+    return {field.alias or name: field for name, field in fields}
 
 
 def _is_section(kind: Any) -> bool:

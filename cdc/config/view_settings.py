@@ -25,7 +25,7 @@ TOPIC_ONLY = "topic"
 Function = Literal["count", "sum", "min", "max", "avg"]
 AGGREGATE = re.compile(r"\s*([a-zA-Z]+)\s*\(\s*(.*?)\s*\)\s*", re.DOTALL)
 FUNCTIONS = ("count", "sum", "min", "max", "avg")
-LATER = ("from", "window", "group_by", "select", "pattern", "event", "join")
+LATER = ("window", "group_by", "select", "event", "join")
 """Settings of kinds of views that there aren't yet."""
 
 
@@ -220,11 +220,92 @@ class IncludeSettings(Section):
         return self
 
 
-class ViewSettings(Section):
-    """A view: a document for each row of its root."""
+class StepSettings(Section):
+    """A step of a pattern."""
 
-    root: str = Field(pattern=TABLE, description="schema.table", examples=["public.flights"])
+    where: str = Field(examples=["dep_delay > 30"])
+    """The condition in SQL that a row of this step has to meet."""
+    times: int = Field(default=1, ge=1)
+    """How many rows in succession it takes."""
+
+
+def _step(value: object) -> object:
+    return {"where": value} if isinstance(value, str) else value
+
+
+Step = Annotated[StepSettings, BeforeValidator(_step)]
+LONGEST = 10
+"""Rows of a pattern: each takes a look at the state, of every document."""
+
+
+class PatternSettings(Section):
+    """Rows of one table in succession."""
+
+    by: Texts = Field(min_length=1, examples=["[tailnum]"])
+    """Columns that all rows of a match have the same values in, such as what happens to one aircraft.
+    SQL expressions are accepted; NULL equals nothing.
+    """
+    order_by: str = Field(examples=["dep_time"])
+    """The time column that says which row comes next; rows of one time follow each other by their ids."""
+    steps: dict[Member, Step] = Field(
+        min_length=1, examples=["{late: {where: dep_delay > 30, times: 3}}"]
+    )
+    """Conditions in SQL by name, in the order in which rows have to meet them. Instead of the text of a
+    condition a step may have `where` and `times`.
+    """
+    rows: Literal["next", "any"] = "next"
+    """Which row a step looks at: the `next` one of the same `by`; or `any` later one, so that other rows
+    may lie between.
+    """
+    within: Duration = Field(examples=["24 hours"])
+    """How much time lies between the first and the last row at most; and after the last row, how long
+    `unless` waits.
+    """
+    unless: str | None = Field(default=None, examples=["kind = 'landed'"])
+    """A condition in SQL: the pattern is complete only once `within` has passed since its last row, and
+    no later row of the same `by` within that time meets the condition.
+    """
+
+    @model_validator(mode="after")
+    def _check_length(self) -> "PatternSettings":
+        rows = sum(step.times for step in self.steps.values())
+        if rows > LONGEST:
+            raise InvalidSetting(
+                f"a pattern has {LONGEST} rows at most, and these are {rows}",
+                "take fewer times, or fewer steps",
+                ("steps",),
+            )
+        if rows == 1 and self.unless is None:
+            raise InvalidSetting(
+                "one row is no pattern",
+                "for example: steps: {late: {where: dep_delay > 30, times: 3}}; or add unless",
+                ("steps",),
+            )
+        return self
+
+
+class ViewSettings(Section):
+    """A view: a document for each row of its root, or for each row that completes its pattern."""
+
+    root: str | None = Field(
+        default=None,
+        pattern=TABLE,
+        description="schema.table, of a view without `pattern`",
+        examples=["public.flights"],
+    )
     """The table whose rows have a document each, under their own keys."""
+    from_: str | None = Field(
+        default=None,
+        alias="from",
+        pattern=TABLE,
+        description="schema.table, of a view with a `pattern`",
+        examples=["public.flights"],
+    )
+    """The table in whose rows the pattern is looked for."""
+    pattern: PatternSettings | None = None
+    """Rows in succession. A row that completes them has a document, under its own key, with a member
+    more for each step before it.
+    """
     columns: tuple[str, ...] | None = Field(default=None, examples=["[carrier, flight]"])
     """What the document shows of the row, besides its key: all captured columns when None."""
     where: str | None = Field(default=None, examples=["\"status <> 'scheduled'\""])
@@ -242,7 +323,7 @@ class ViewSettings(Section):
     alerts: bool = False
     """Whether the view's topic has each change of a document exactly once, for consumers that read
     committed records: `c` when it appears, `u` when it changes, a tombstone when it goes. Views with
-    `having` or `now()` do so anyway.
+    `pattern`, `having` or `now()` do so anyway.
     """
     to: tuple[str, ...] = Field(min_length=1, examples=["[search, cache]"])
     """The sinks that hold the documents; `topic` for none but the view's topic, which it always
@@ -254,10 +335,41 @@ class ViewSettings(Section):
     def _refuse_other_kinds(cls, tree: Any) -> Any:
         if isinstance(tree, Mapping) and (later := [name for name in LATER if name in tree]):
             raise InvalidSetting(
-                f"{later[0]} isn't supported: the only views are documents, a root with what it includes",
-                "accepted here: alerts, clock, columns, having, include, root, to, where",
+                f"{later[0]} isn't supported: the only views are documents, a root with what it includes,"
+                " and patterns",
+                "accepted here: alerts, clock, columns, from, having, include, pattern, root, to, where",
             )
         return tree
+
+    @model_validator(mode="after")
+    def _check_kind(self) -> "ViewSettings":
+        if self.pattern is None and self.from_ is not None:
+            raise InvalidSetting(
+                "from says where a pattern is looked for, and there is none",
+                "add pattern, or for a document of each row write root instead",
+            )
+        if self.pattern is None and self.root is None:
+            raise InvalidSetting(
+                "root is missing: the table whose rows have a document each",
+                "for example: root: public.flights",
+            )
+        if self.pattern is not None and (self.from_ is None or self.root is not None):
+            raise InvalidSetting(
+                "a pattern is looked for in the rows of one table: from",
+                "for example: from: public.flights, without root",
+            )
+        if self.pattern is not None and self.where is not None:
+            raise InvalidSetting(
+                "each step of a pattern has a condition, so where means nothing",
+                "move it to steps, or to having",
+                ("where",),
+            )
+        return self
+
+    @property
+    def table(self) -> str:
+        """The table whose rows have documents."""
+        return self.from_ or self.root or ""
 
 
 Includes = Iterator[tuple[tuple[str, ...], IncludeSettings]]
@@ -273,7 +385,7 @@ def includes(settings: ViewSettings | IncludeSettings, keys: tuple[str, ...] = (
 
 def tables_of(view: ViewSettings) -> list[str]:
     """The names of the tables that a view is made of, sorted."""
-    return sorted({view.root, *(include.table for _, include in includes(view))})
+    return sorted({view.table, *(include.table for _, include in includes(view))})
 
 
 def check_views(
@@ -292,7 +404,8 @@ def check_views(
                     f"one of: {', '.join([*sinks, TOPIC_ONLY])}",
                     (name, "to", str(number)),
                 )
-        places: list[tuple[tuple[str, ...], str]] = [((name, "root"), view.root)]
+        origin = "root" if view.pattern is None else "from"
+        places: list[tuple[tuple[str, ...], str]] = [((name, origin), view.table)]
         places += [((name, *keys, "table"), part.table) for keys, part in includes(view)]
         for keys, table in places:
             if not any(re.fullmatch(pattern, table) for pattern in patterns):

@@ -20,7 +20,7 @@ def topic_specs(pipeline: Pipeline) -> dict[str, int]:
     """Every topic of the pipeline, with its number of partitions."""
     tables = {pipeline.topic(entry.table): entry.partitions for entry in pipeline.source.tables}
     views = {
-        pipeline.view_topic(name): _view_partitions(pipeline, view.root)
+        pipeline.view_topic(name): _view_partitions(pipeline, view.table)
         for name, view in pipeline.views.items()
     }
     control = {pipeline.topic(table): 1 for table in CONTROL_TABLES}

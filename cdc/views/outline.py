@@ -13,6 +13,9 @@ from cdc.views.plan import Node, Order, StatePlan, View
 def outline(view: View) -> dict[str, Any]:
     """Describe a view as a tree of its tables. What a place doesn't have is left out."""
     described: dict[str, Any] = {"view": view.name, **_place(view.root)}
+    if view.pattern is not None:
+        described.pop("where")
+        described["pattern"] = view.pattern.model_dump(mode="json", exclude_defaults=True)
     if view.having:
         described["having"] = view.having.text
     if view.clock:
@@ -38,7 +41,9 @@ def _place(node: Node) -> dict[str, Any]:
         "aggregates": {
             part.name: f"{part.function}({part.argument or '*'})" for part in node.aggregates
         },
-        "include": {child.field: _place(child) for child in node.children},
+        "include": {
+            child.field: _place(child) for child in node.children if child.presence is None
+        },
     }
     return {name: value for name, value in described.items() if value}
 

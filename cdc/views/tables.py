@@ -19,10 +19,18 @@ NESTED = "jsonb"
 def view_table(pipeline: Pipeline, view: View) -> Table:
     """Return the table whose rows are a view's documents."""
     root = view.root
+    steps = [
+        Column(
+            step,
+            NESTED,
+            shape=Shape(_members(root.earlier[0]), is_object=True, many=len(places) > 1),
+        )
+        for step, places in root.steps.items()
+    ]
     return Table(
         SCHEMA,
         view.name,
-        _members(root),
+        (*_members(root), *steps),
         root.table.key,
         pipeline.view_topic(view.name),
         # The topic may hold documents of an earlier definition, with members of their own.

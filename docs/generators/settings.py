@@ -10,7 +10,12 @@ from pydantic.fields import FieldInfo
 from cdc.config.index_settings import IndexSettings
 from cdc.config.settings import Pipeline
 from cdc.config.source_settings import Source, TableSettings
-from cdc.config.view_settings import IncludeSettings, ViewSettings
+from cdc.config.view_settings import (
+    IncludeSettings,
+    PatternSettings,
+    StepSettings,
+    ViewSettings,
+)
 from cdc.sinks import SETTINGS
 
 HEAD = """\
@@ -29,6 +34,8 @@ SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
         for kind in SETTINGS
     ),
     ("A view", ViewSettings),
+    ("`pattern` of a view", PatternSettings),
+    ("An entry of `steps`, of a pattern", StepSettings),
     ("An entry of `include`, of a view or of another entry", IncludeSettings),
 )
 WORDS = {
@@ -50,7 +57,7 @@ def page() -> str:
 
 
 def _section(title: str, model: type[BaseModel]) -> Iterator[str]:
-    rows = [_row(name, field) for name, field in model.model_fields.items()]
+    rows = [_row(field.alias or name, field) for name, field in model.model_fields.items()]
     yield f"## {title}\n"
     yield (
         "\n".join(["| setting | accepts | without it | what it does |", "|---|---|---|---|", *rows])

@@ -153,6 +153,7 @@ def test_a_view_has_a_topic_of_its_own(tmp_path: Path) -> None:
     [
         ("root: public.flights", "root: flights", 13, "flight_docs.root: takes schema.table", ""),
         ("root: public.flights", "roots: public.flights", 13, "no such setting", "did you mean root"),
+        ("root: public.flights", "from_: public.flights", 13, "no such setting", "did you mean from"),
         ("root: public.flights", "root: public.trains", 13, "the table isn't captured", "add public"),
         ("table: public.planes\n", "table: public.cars\n", 19, "aircraft.table: the table isn't", ""),
         ("to: [search, cache]", "to: [search, cash]", 23, "to.1: there is no such sink", "cache"),
@@ -176,8 +177,8 @@ def test_a_view_has_a_topic_of_its_own(tmp_path: Path) -> None:
             "flight_docs: window isn't supported: the only views are documents",
             "accepted here: alerts, clock, columns",
         ),
-        ("    root: public.flights", "    from: public.flights", 12, "from isn't supported", ""),
-        ("    root: public.flights", "    pattern: {}", 12, "pattern isn't supported", ""),
+        ("    root: public.flights", "    from: flights", 13, "flight_docs.from: takes schema.table", ""),
+        ("    root: public.flights\n", "", 12, "root is missing", "root: public.flights"),
         ("    root: public.flights", "    event: {}", 12, "event isn't supported", ""),
         ("state:", "# state:", 11, "views need a state", "state: {type: redis"),
         ("localhost/2", "localhost/0", 10, "state: the state is where cache has", "another database"),
