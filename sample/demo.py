@@ -269,6 +269,7 @@ def show_reads(demo: Demo, busiest: Sequence[Any]) -> None:
     )
     latest = [{"dep_time": {"order": "desc"}}]
     infected = find(search, demo, "view.knock_on", {"range": {"dep_delay": {"gte": 120}}}, latest)
+    repeated = find(search, demo, "view.late_aircraft", {"match_all": {}}, latest)
     overdue = find(search, demo, "view.overdue", {"match_all": {}}, latest)
     worst = find(
         search,
@@ -289,6 +290,8 @@ def show_reads(demo: Demo, busiest: Sequence[Any]) -> None:
         f"windows    {worst_hour(worst)}\n"
         f"alerts     two hours late after a late plane: {infected['total']['value']:,},"
         f" the last {flight(infected)}\n"
+        f"           late for the third time in a row: {repeated['total']['value']:,},"
+        f" the last {flight(repeated)}\n"
         f"           left 12 hours ago, never arrived: {overdue['total']['value']:,},"
         f" the last {flight(overdue)}"
     )

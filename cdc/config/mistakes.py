@@ -188,7 +188,7 @@ def _describe(mistake: Any, keys: Sequence[str], kinds: Sequence[Any]) -> tuple[
     """The problem, and what to write instead."""
     kind, context = mistake["type"], mistake.get("ctx", {})
     section: Any = kinds[-2] if len(kinds) > 1 else None
-    names = sorted(_fields(section)) if _is_section(section) else []
+    names = sorted(_fields(section))
     if kind == "extra_forbidden":
         near = difflib.get_close_matches(keys[-1], names, n=1)
         suggestion = f"did you mean {near[0]}? " if near else ""
@@ -220,7 +220,7 @@ def _pattern_problem(keys: Sequence[str], section: Any) -> tuple[str, str]:
 
 
 def _example(name: Sequence[str], section: Any) -> str:
-    field = _fields(section).get(name[0]) if name and _is_section(section) else None
+    field = _fields(section).get(name[0]) if name else None
     return f"for example: {name[0]}: {field.examples[0]}" if field and field.examples else INIT_HINT
 
 
@@ -281,9 +281,10 @@ def _tags(kind: Any) -> list[str]:
     ]
 
 
-def _fields(section: type[BaseModel]) -> dict[str, FieldInfo]:
-    """The settings of a section, by the names that they have in the file."""
-    return {field.alias or name: field for name, field in section.model_fields.items()}
+def _fields(kind: Any) -> dict[str, FieldInfo]:
+    """The settings of a section by their names in the file; none of what is no section."""
+    fields = kind.model_fields.items() if _is_section(kind) else ()
+    return {field.alias or name: field for name, field in fields}
 
 
 def _is_section(kind: Any) -> bool:

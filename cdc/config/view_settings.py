@@ -35,7 +35,7 @@ AGGREGATE = re.compile(r"\s*([a-zA-Z]+)\s*\(\s*(.*?)\s*\)\s*", re.DOTALL)
 FUNCTIONS = ("count", "sum", "min", "max", "avg")
 GROUPED = ("from", "group_by", "window", "select")
 """Settings of grouped views."""
-LATER = ("pattern", "event", "join")
+LATER = ("event", "join")
 """Settings of kinds of views that there aren't yet."""
 
 FILTERED = re.compile(
@@ -262,6 +262,70 @@ class IncludeSettings(Section):
         return self
 
 
+class StepSettings(Section):
+    """A step of a pattern."""
+
+    where: str = Field(examples=["dep_delay > 30"])
+    """The condition in SQL that a row of this step has to meet."""
+    times: int = Field(default=1, ge=1)
+    """How many rows in succession it takes."""
+
+
+def _step(value: object) -> object:
+    return {"where": value} if isinstance(value, str) else value
+
+
+Step = Annotated[StepSettings, BeforeValidator(_step)]
+LONGEST = 10
+"""Rows of a pattern: each takes a look at the state, of every document."""
+
+
+class PatternSettings(Section):
+    """Rows of one table in succession."""
+
+    by: Texts = Field(min_length=1, examples=["[tailnum]"])
+    """Columns that all rows of a match have the same values in, such as what happens to one aircraft.
+    SQL expressions are accepted; NULL equals nothing.
+    """
+    order_by: str = Field(examples=["dep_time"])
+    """The time column that says which row comes next; rows of one time follow each other by their ids."""
+    steps: dict[Member, Step] = Field(
+        min_length=1, examples=["{late: {where: dep_delay > 30, times: 3}}"]
+    )
+    """Conditions in SQL by name, in the order in which rows have to meet them. Instead of the text of a
+    condition a step may have `where` and `times`.
+    """
+    rows: Literal["next", "any"] = "next"
+    """Which row a step looks at: the `next` one of the same `by`; or `any` later one, so that other rows
+    may lie between.
+    """
+    within: Duration = Field(examples=["24 hours"])
+    """How much time lies between the first and the last row at most; and after the last row, how long
+    `unless` waits.
+    """
+    unless: str | None = Field(default=None, examples=["kind = 'landed'"])
+    """A condition in SQL: the pattern is complete only once `within` has passed since its last row, and
+    no later row of the same `by` within that time meets the condition.
+    """
+
+    @model_validator(mode="after")
+    def _check_length(self) -> "PatternSettings":
+        rows = sum(step.times for step in self.steps.values())
+        if rows > LONGEST:
+            raise InvalidSetting(
+                f"a pattern has {LONGEST} rows at most, and these are {rows}",
+                "take fewer times, or fewer steps",
+                ("steps",),
+            )
+        if rows == 1 and self.unless is None:
+            raise InvalidSetting(
+                "one row is no pattern",
+                "for example: steps: {late: {where: dep_delay > 30, times: 3}}; or add unless",
+                ("steps",),
+            )
+        return self
+
+
 class ViewSettings(Section):
     """A view: a document for each row of its root."""
 
@@ -286,7 +350,7 @@ class ViewSettings(Section):
     alerts: bool = False
     """Whether the view's topic has each change of a document exactly once, for consumers that read
     committed records: `c` when it appears, `u` when it changes, a tombstone when it goes. Views with
-    `having` or `now()` do so anyway.
+    `having` or `now()`, and those with a pattern, do so anyway.
     """
     to: tuple[str, ...] = Field(min_length=1, examples=["[search, cache]"])
     """The sinks that hold the documents; `topic` for none but the view's topic, which it always
@@ -303,7 +367,34 @@ class ViewSettings(Section):
             )
         if isinstance(tree, Mapping) and (later := [name for name in LATER if name in tree]):
             raise InvalidSetting(
-                f"{later[0]} isn't supported", "a view begins with root, or with from and select"
+                f"{later[0]} isn't supported",
+                "a view begins with root, with from and pattern, or with from and select",
+            )
+        return tree
+
+
+class PatternViewSettings(ViewSettings):
+    """A view with a pattern: a document for each row that completes it."""
+
+    tag: ClassVar[str] = "a view with a pattern"
+
+    root: str = Field(
+        alias="from", pattern=TABLE, description="schema.table", examples=["public.flights"]
+    )
+    """The table in whose rows the pattern is looked for."""
+    pattern: PatternSettings
+    """Rows in succession. A row that completes them has a document, under its own key, with a member
+    more for each step before it.
+    """
+
+    @model_validator(mode="before")
+    @classmethod
+    def _refuse_other_kinds(cls, tree: Any) -> Any:
+        if isinstance(tree, Mapping) and "where" in tree:
+            raise InvalidSetting(
+                "each step of a pattern has a condition, so where means nothing",
+                "move it to steps, or to having",
+                ("where",),
             )
         return tree
 
@@ -432,14 +523,16 @@ class GroupedViewSettings(Section):
 
 def _tag(tree: object) -> str:
     """Say which kind of view a section of the file is, or what was made of it."""
-    is_grouped = isinstance(tree, GroupedViewSettings) or (
-        isinstance(tree, Mapping) and "from" in tree and "root" not in tree
-    )
-    return GroupedViewSettings.tag if is_grouped else ViewSettings.tag
+    if not isinstance(tree, Mapping):
+        return str(getattr(tree, "tag", ViewSettings.tag))
+    if "pattern" in tree:
+        return PatternViewSettings.tag
+    return GroupedViewSettings.tag if "from" in tree and "root" not in tree else ViewSettings.tag
 
 
 AnyView = Annotated[
     Annotated[ViewSettings, Tag(ViewSettings.tag)]
+    | Annotated[PatternViewSettings, Tag(PatternViewSettings.tag)]
     | Annotated[GroupedViewSettings, Tag(GroupedViewSettings.tag)],
     Discriminator(_tag),
 ]
@@ -477,7 +570,7 @@ def check_views(
                     f"one of: {', '.join([*sinks, TOPIC_ONLY])}",
                     (name, "to", str(number)),
                 )
-        root = "root" if isinstance(view, ViewSettings) else "from"
+        root = type(view).model_fields["root"].alias or "root"
         places: list[tuple[tuple[str, ...], str]] = [((name, root), view.root)]
         places += [((name, *keys, "table"), part.table) for keys, part in includes(view)]
         for keys, table in places:

@@ -61,8 +61,12 @@ def assemble(
     stored = state.rows(root.table.qualified, ids)
     clock = {} if now is None else {NOW: text_of(now)}
     due: dict[str, int] = {}
-    rows = _matching(root, stored, clock, due)
+    rows = _matching(root.table, root.where, stored, clock, due)
+    steps = _steps(plan, state, root, rows)
+    rows = {row_id: rows[row_id] for row_id in steps}
     nested = _members(plan, state, root, rows, encode_nested=True)
+    for row_id, parts in steps.items():
+        nested[row_id] += parts
     member_values = _own_members(plan, root)
     if view.having is not None:
         condition = view.having
@@ -89,17 +93,67 @@ def assemble(
     return Slice([*documents, *hidden, *removed], due)
 
 
+def _steps(
+    plan: StatePlan, state: State, root: Node, rows: Mapping[str, StoredRow]
+) -> dict[str, list[Member]]:
+    """Return the members of the rows before the last one of a pattern, by the last row's id. Rows that
+    complete none are left out.
+
+    The nearest row is the latest, so if it is too early for `within`, all others are.
+    """
+    chains = {row_id: [(row_id, row)] for row_id, row in rows.items()}
+    earliest: dict[str, str] = {}
+    parent = root
+    for node in root.earlier:
+        assert node.listing is not None
+        assert node.parent_listing is not None
+        spans = {}
+        for row_id, chain in chains.items():
+            last_id, last = chain[-1]
+            place = list_place(plan, parent, node.parent_listing, last.entries)
+            if place is not None:
+                span = children_span(parent, node, place, last_id)
+                # It bounds what lies between the first and the last row, not between neighbours.
+                spans[row_id] = span._replace(low=earliest.setdefault(row_id, span.low))
+        name = node.table.qualified
+        number = plan.listings[name].index(node.listing)
+        places = state.ranged(name, number, list(spans.values()), 1, last_first=True)
+        ids = {row_id: near[0].id for row_id, near in zip(spans, places, strict=True) if near}
+        found = _matching(node.table, node.meets, state.rows(name, set(ids.values())))
+        chains = {
+            row_id: [*chains[row_id], (earlier_id, found[earlier_id])]
+            for row_id, earlier_id in ids.items()
+            if earlier_id in found
+        }
+        parent = node
+    if root.absent is not None:
+        entries = {row_id: rows[row_id].entries for row_id in chains}
+        later = _find_timed(plan, state, root, root.absent, entries)
+        chains = {row_id: chain for row_id, chain in chains.items() if not later.get(row_id)}
+    if not root.steps:
+        return {row_id: [] for row_id in chains}
+    document = codec(narrowed(root.table, frozenset(root.earlier[0].columns))).document
+    completed: dict[str, list[Member]] = {}
+    for row_id, (_, *chain) in chains.items():
+        texts = [document(row.row) for _, row in chain]
+        completed[row_id] = [
+            (step, _as_text(_listed([texts[place] for place in places], many=len(places) > 1)))
+            for step, places in root.steps.items()
+        ]
+    return completed
+
+
 def _matching(
-    node: Node,
+    table: Table,
+    condition: Expression | None,
     rows: Mapping[str, StoredRow],
     clock: Mapping[str, str] = NO_CLOCK,
     due: dict[str, int] | None = None,
 ) -> dict[str, StoredRow]:
-    """Select the rows that meet the node's condition; one that is NULL isn't met."""
-    condition = node.where
+    """Select the rows that meet the condition; one that is NULL isn't met."""
     if condition is None:
         return dict(rows)
-    table = narrowed(node.table, frozenset(condition.columns))
+    table = narrowed(table, frozenset(condition.columns))
     values = {row_id: {**clock, **document_values(row.row, table)} for row_id, row in rows.items()}
     if due is not None:
         note_due(condition, values, due)
@@ -134,6 +188,8 @@ def _members(
     stored: dict[str, dict[str, StoredRow]] = {}
     entries = {row_id: row.entries for row_id, row in rows.items()} if node.children else {}
     for child in node.children:
+        if child.presence is not None:
+            continue
         assert child.join is not None
         if child.is_timed:
             # Each row has other children: they are looked up by its id.
@@ -173,7 +229,7 @@ def _members(
         # Of a long list only those are written, and what they include is read, that stay in it.
         documents = children.write(plan, state, set().union(*chosen.values()))
         shown = {
-            text: _value(child, [documents[child_id] for child_id in ids])
+            text: _listed([documents[child_id] for child_id in ids], many=child.many)
             for text, ids in chosen.items()
         }
         if encode_nested:
@@ -290,7 +346,9 @@ class _Children:
     def __init__(self, node: Node, stored: Mapping[str, StoredRow]) -> None:
         self._node = node
         # The rows of a list meet its condition.
-        self.rows = stored if node.many or node.is_timed else _matching(node, stored)
+        self.rows = stored
+        if not (node.many or node.is_timed):
+            self.rows = _matching(node.table, node.where, stored)
 
     def sort(self, ids_by_parent: Mapping[str, Collection[str]]) -> None:
         """Order the rows of each parent by the columns of `order_by`, equal ones by their ids; without
@@ -357,9 +415,9 @@ class _Children:
         return [min(ids, key=code_points)] if ids else []
 
 
-def _value(node: Node, documents: Sequence[bytes]) -> bytes:
+def _listed(documents: Sequence[bytes], *, many: bool) -> bytes:
     """Write the member of a parent: a list, or an object or null."""
-    if node.many:
+    if many:
         return b"[" + b",".join(documents) + b"]"
     return documents[0] if documents else b"null"
 

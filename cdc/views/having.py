@@ -35,6 +35,11 @@ def shown_types(root: Node) -> dict[str, str]:
         for name in child.columns:
             # A column of the root may have the name with a dot.
             types.setdefault(f"{child.field}.{name}", child.table.column(name).type)
+    for step, places in root.steps.items():
+        if len(places) == 1:
+            types[step] = OBJECT
+            for name in root.earlier[0].columns:
+                types.setdefault(f"{step}.{name}", root.table.column(name).type)
     return types
 
 
@@ -67,7 +72,9 @@ def shown_values(
             continue
         value = _decoded(nested[member])
         # A nested member travels as the text of its JSON.
-        is_nested = any(child.field == member and child.shows for child in root.children)
+        is_nested = member in root.steps or any(
+            child.field == member and child.shows for child in root.children
+        )
         if is_nested and isinstance(value, str):
             value = _decoded(value.encode())
         values[name] = value.get(inner) if inner and value is not None else value

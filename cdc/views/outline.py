@@ -23,6 +23,9 @@ def outline(view: View) -> dict[str, Any]:
     described: dict[str, Any] = {"view": view.name, **_place(view.root)}
     if view.grouping is not None:
         described |= _groups(view.grouping)
+    if view.pattern is not None:
+        described.pop("where")
+        described["pattern"] = view.pattern.model_dump(mode="json", exclude_defaults=True)
     if view.having:
         described["having"] = view.having.text
     if view.clock:
@@ -73,7 +76,9 @@ def _place(node: Node) -> dict[str, Any]:
         "aggregates": {
             part.name: f"{part.function}({part.argument or '*'})" for part in node.aggregates
         },
-        "include": {child.field: _place(child) for child in node.children},
+        "include": {
+            child.field: _place(child) for child in node.children if child.presence is None
+        },
     }
     return {name: value for name, value in described.items() if value}
 

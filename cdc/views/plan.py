@@ -16,7 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal, TypeVar
 
-from cdc.config.view_settings import SCHEMA, TimeKind
+from cdc.config.view_settings import SCHEMA, PatternSettings, TimeKind
 from cdc.model.table import Column, Table
 from cdc.views.scalar.expression import Expression
 from cdc.views.scalar.terms import DATE, TEXTS, TIMESTAMP, TIMESTAMPTZ, UUID, group
@@ -122,6 +122,9 @@ class Node:
     where       the condition that a row has to meet; others are as if they weren't there
     aggregates  numbers over all children that meet `where`, whatever the limit
     shows       whether the member itself is in the document; false where only aggregates are
+    presence    of a pattern: whether there has to be such a row, or none (false); else the root has no
+                document. None: there may be one
+    meets       the condition that the row has to meet which has to be there
     """
 
     field: str
@@ -135,6 +138,8 @@ class Node:
     where: Expression | None = None
     aggregates: tuple[Aggregate, ...] = ()
     shows: bool = True
+    presence: bool | None = None
+    meets: Expression | None = None
     children: tuple["Node", ...] = ()
 
     def walk(self) -> Iterator["Node"]:
@@ -187,6 +192,29 @@ class Node:
             return None
         return Listing(self.join.child, self.where, self.order_by)
 
+    @cached_property
+    def earlier(self) -> tuple["Node", ...]:
+        """The rows of a pattern before this one, from the last one on."""
+        for child in self.children:
+            if child.presence:
+                return (child, *child.earlier)
+        return ()
+
+    @cached_property
+    def steps(self) -> Mapping[str, Sequence[int]]:
+        """The steps of a pattern before its last row, in their order: the places of their rows in
+        `earlier`, from the first row on.
+        """
+        places: dict[str, list[int]] = {}
+        for place, node in reversed([*enumerate(self.earlier)]):
+            places.setdefault(node.field, []).append(place)
+        return places
+
+    @property
+    def absent(self) -> "Node | None":
+        """What must not come after the last row of a pattern, if anything."""
+        return next((child for child in self.children if child.presence is False), None)
+
     @property
     def is_timed(self) -> bool:
         """Whether a join in time leads to it."""
@@ -207,6 +235,7 @@ class Node:
         expressions = [
             *(self.join.child if self.join else ()),
             *([self.where] if self.where else []),
+            *([self.meets] if self.meets else []),
         ]
         times = [self.join.time.child] if self.join and self.join.time else []
         for child in self.children:
@@ -318,6 +347,7 @@ class View:
     having    the condition that a document has to meet, over `shown_types`
     clock     the column whose latest time `now()` is; None: the time of commits
     alerts    whether each change of a document has to be in its topic exactly once
+    pattern   as the file has it, whose rows are nodes of the tree
     grouping  of a grouped view: its root is the table of the rows, and shows none
     """
 
@@ -327,6 +357,7 @@ class View:
     having: Expression | None = None
     clock: str | None = None
     alerts: bool = False
+    pattern: PatternSettings | None = None
     grouping: Grouping | None = None
 
     @cached_property

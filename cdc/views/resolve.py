@@ -17,6 +17,8 @@ from cdc.config.view_settings import (
     AnyView,
     GroupedViewSettings,
     IncludeSettings,
+    PatternSettings,
+    PatternViewSettings,
     ViewSettings,
     WindowSettings,
     aggregate,
@@ -111,7 +113,8 @@ class _Resolver:
         if isinstance(settings, GroupedViewSettings):
             return self._grouped_view(name, settings)
         keys = ("views", name)
-        table = self._table(settings.root, (*keys, "root"))
+        pattern = settings.pattern if isinstance(settings, PatternViewSettings) else None
+        table = self._table(settings.root, (*keys, "from" if pattern else "root"))
         node = Node(
             field=name,
             table=table,
@@ -119,10 +122,13 @@ class _Resolver:
             where=self._condition(table, settings.where, (*keys, "where"), has_clock=True),
             children=self._children(table, settings, keys),
         )
+        if pattern is not None:
+            node = self._completing(node, pattern, (*keys, "pattern"))
         self._refuse_collisions(node, keys)
         sinks = tuple(sink for sink in settings.to if sink in self.pipeline.sinks)
         having = self._having(shown_types(node), settings.having, (*keys, "having"))
-        view = View(name, node, sinks, having, alerts=settings.alerts)
+        alerts = settings.alerts or pattern is not None
+        view = View(name, node, sinks, having, alerts=alerts, pattern=pattern)
         return replace(view, clock=self._clock(view, settings.clock, (*keys, "clock")))
 
     def _grouped_view(self, name: str, settings: GroupedViewSettings) -> View:
@@ -187,15 +193,8 @@ class _Resolver:
         )
 
     def _window(self, table: Table, settings: WindowSettings, keys: Keys) -> Window:
-        place = (*keys, "time")
-        self._require_plain_column(table, "time", settings.time, place)
-        type_ = table.column(settings.time).type
-        if group(type_) not in (TIMESTAMP, TIMESTAMPTZ):
-            raise self.pipeline.mistake(
-                place,
-                f"{settings.time} is {type_}, and a time is a time stamp",
-                "name a column of type timestamptz or timestamp",
-            )
+        hint = "name a column of type timestamptz or timestamp"
+        self._require_time(table, "time", settings.time, (*keys, "time"), hint)
         start = datetime.combine(settings.start, time.min, UTC)
         return Window(
             settings.time,
@@ -216,22 +215,89 @@ class _Resolver:
         """Resolve what the view's `now()` is."""
         if text == "commit":
             return None
-        table = view.root.table
-        self._require_column(table, text, keys)
-        type_ = table.column(text).type
-        if group(type_) not in (TIMESTAMP, TIMESTAMPTZ):
-            raise self.pipeline.mistake(
-                keys,
-                f"{text} is {type_}, and a time is a time stamp",
-                "name a column of type timestamptz or timestamp, or commit",
-            )
+        hint = "name a column of type timestamptz or timestamp, or commit"
+        self._require_time(view.root.table, "clock", text, keys, hint)
         if not view.has_clock:
+            waiting = "there is no unless" if view.pattern else "neither where"
             raise self.pipeline.mistake(
                 keys,
-                "neither where nor having compares with now()",
-                "take out clock, or for example: where: now() > placed + interval '2 days'",
+                f"{waiting} nor having compares with now()",
+                "take out clock, or for example: having: now() > placed + interval '2 days'",
             )
         return text
+
+    def _require_time(self, table: Table, setting: str, name: str, keys: Keys, hint: str) -> str:
+        """Return the type of a column, which is a time stamp's."""
+        self._require_plain_column(table, setting, name, keys)
+        type_ = table.column(name).type
+        if group(type_) not in (TIMESTAMP, TIMESTAMPTZ):
+            raise self.pipeline.mistake(
+                keys, f"{name} is {type_}, and a time is a time stamp", hint
+            )
+        return type_
+
+    def _completing(self, root: Node, settings: PatternSettings, keys: Keys) -> Node:
+        """Make the root the last row of a pattern: each row before it is a child of the one after
+        it.
+        """
+        table = root.table
+        time = settings.order_by
+        values = []
+        terms = []
+        for number, text in enumerate(settings.by):
+            place = (*keys, "by", str(number))
+            value, term = self._expression(table, text, place)
+            self._require_comparable((table, term), (table, term), place)
+            values.append(value)
+            terms.append(term)
+        hint = "order by a column of type timestamptz or timestamp"
+        type_ = self._require_time(table, "order_by", time, (*keys, "order_by"), hint)
+        within = microseconds(settings.within)
+        conditions = []
+        for name, step in settings.steps.items():
+            condition = self._met(table, step.where, (*keys, "steps", name))
+            conditions += [(name, condition)] * step.times
+        shown = {*root.columns, *table.key}
+        row = Node(
+            field="",
+            table=table,
+            columns=tuple(column.name for column in table.columns if column.name in shown),
+            shows=False,
+        )
+        before = Join(tuple(values), tuple(values), TimeJoin("previous", time, time, within, 0))
+        earlier: tuple[Node, ...] = ()
+        for name, condition in conditions[:-1]:
+            node = replace(row, field=name, join=before, presence=True, children=earlier)
+            is_any = settings.rows == "any"
+            earlier = (
+                replace(node, where=condition) if is_any else replace(node, meets=condition),
+            )
+        _, last = conditions[-1]
+        if settings.unless is None:
+            return replace(root, where=last, children=(*root.children, *earlier))
+        if group(type_) != TIMESTAMPTZ:
+            raise self.pipeline.mistake(
+                (*keys, "unless"),
+                f"{time} is {type_}, and now() is a time with a zone",
+                "ALTER TABLE ... ALTER COLUMN ... TYPE timestamptz, or take out unless",
+            )
+        absent = replace(
+            row,
+            field="unless",
+            columns=(),
+            join=Join(before.parent, before.child, TimeJoin("next", time, time, 0, within)),
+            where=self._condition(table, settings.unless, (*keys, "unless")),
+            presence=False,
+        )
+        end = Term("shift", TIMESTAMPTZ, (Term("column", TIMESTAMPTZ, (), time),), within)
+        over = Term(">", BOOLEAN, (Term("now", TIMESTAMPTZ), end))
+        # A row without such a value has no later one, and is in no sequence either.
+        null = [Term("is null", BOOLEAN, (term,)) for term in terms]
+        known = [Term("not", BOOLEAN, (term,)) for term in null]
+        met = last.term or Term("column", BOOLEAN, (), last.text)
+        all_ = Term("and", BOOLEAN, (met, *known, over))
+        where = Expression(sql_text(all_, source_name), all_.columns(), all_)
+        return replace(root, where=where, children=(*root.children, *earlier, absent))
 
     def _having(self, types: Mapping[str, str], text: str | None, keys: Keys) -> Expression | None:
         """Resolve the condition over what a document shows, given with its types."""
@@ -361,8 +427,9 @@ class _Resolver:
     def _condition(
         self, table: Table, text: str | None, keys: Keys, *, has_clock: bool = False
     ) -> Expression | None:
-        if text is None:
-            return None
+        return None if text is None else self._met(table, text, keys, has_clock=has_clock)
+
+    def _met(self, table: Table, text: str, keys: Keys, *, has_clock: bool = False) -> Expression:
         condition, term = self._expression(table, text, keys, has_clock=has_clock)
         if term.group != BOOLEAN:
             raise self.pipeline.mistake(
@@ -390,16 +457,9 @@ class _Resolver:
         kind, left, right = settings.time
         place = (*keys, kind)
         types = []
+        hint = "compare columns of type timestamptz, or both of type timestamp"
         for side, name in ((parent, left), (table, right)):
-            self._require_plain_column(side, kind, name, (*place, left))
-            type_ = side.column(name).type
-            if group(type_) not in (TIMESTAMP, TIMESTAMPTZ):
-                raise self.pipeline.mistake(
-                    (*place, left),
-                    f"{name} is {type_}, and a time is a time stamp",
-                    "compare columns of type timestamptz, or both of type timestamp",
-                )
-            types.append(type_)
+            types.append(self._require_time(side, kind, name, (*place, left), hint))
         if group(types[0]) != group(types[1]):
             raise self.pipeline.mistake(
                 (*place, left),
@@ -493,6 +553,13 @@ class _Resolver:
                         "give it another name, or leave the column out: columns: [...]",
                     )
                 shown.append(member)
+        for step in node.steps:
+            if step in shown:
+                raise self.pipeline.mistake(
+                    (*keys, "pattern", "steps", step),
+                    f"{node.field} has another member {step}",
+                    "give the step another name",
+                )
 
     def _check_flatten(self, node: Node, keys: Keys) -> None:
         if node.flatten is None or node.flatten in node.columns:

@@ -98,8 +98,12 @@ class _Checks:
         """Check all edges below a node, whose place in the file is `keys`."""
         for child in node.children:
             place = (*keys, "include", child.field)
+            on = (*place, "on")
+            if child.presence is not None:
+                place = keys
+                on = (*keys, "pattern", "by")
             self._require_one(child, place)
-            self._require_exact(node, child, place)
+            self._require_exact(node, child, on)
             self.check_children(child, place)
 
     def _require_one(self, node: Node, keys: Keys) -> None:
@@ -125,12 +129,11 @@ class _Checks:
             f"add many: true, or: CREATE UNIQUE INDEX ON {table} ({index})",
         )
 
-    def _require_exact(self, parent: Node, child: Node, keys: Keys) -> None:
+    def _require_exact(self, parent: Node, child: Node, place: Keys) -> None:
         """Refuse joined columns whose values Postgres compares in a way of its own, or that a record
         may lack.
         """
         assert child.join is not None
-        place = (*keys, "on")
         for left, right in zip(child.join.parent, child.join.child, strict=True):
             collations = set()
             for node, value in ((parent, left), (child, right)):

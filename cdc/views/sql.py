@@ -40,6 +40,7 @@ def document_query(view: View) -> str:
     root, query = view.root, _Query()
     alias = query.alias()
     parts = query.parts(root, alias)
+    query.add_pattern(root, alias, parts)
     shown = {*root.columns, *root.table.key}
     columns = [
         f"{alias}.{quoted_name(column.name)}"
@@ -49,7 +50,7 @@ def document_query(view: View) -> str:
     numbers = [f"{value} AS {quoted_name(part.name)}" for part, _, value in parts.numbers]
     nested = [f"({text})::json AS {quoted_name(name)}" for name, text in parts.nested]
     clock = _clock(view)
-    conditions = []
+    conditions = [*parts.conditions]
     if root.where:
         conditions.append(
             sql_text(
@@ -144,8 +145,9 @@ def _select(
 class _Parts:
     """What a row's document gets from its children, and the joins that it comes from.
 
-    numbers  an aggregate, its Postgres type, SQL for its value
-    named    SQL for what `having` may name of objects, see `cdc.views.having`
+    numbers     an aggregate, its Postgres type, SQL for its value
+    named       SQL for what `having` may name of objects, see `cdc.views.having`
+    conditions  without which there is no document
     """
 
     def __init__(self) -> None:
@@ -153,6 +155,7 @@ class _Parts:
         self.numbers: list[tuple[Aggregate, str, str]] = []
         self.nested: list[Member] = []
         self.named: dict[str, str] = {}
+        self.conditions: list[str] = []
 
     @property
     def members(self) -> list[Member]:
@@ -193,6 +196,49 @@ class _Query:
                     parts.named[own] = f"{member}.c{number}"
         return parts
 
+    def add_pattern(self, root: Node, alias: str, parts: _Parts) -> None:
+        """Add what a pattern requires of the rows before and after the root's row, called `alias`."""
+        parent = root
+        parent_alias = alias
+        rows: list[str] = []
+        joins = []
+        for node in root.earlier:
+            selected = self.alias()
+            earlier = self.alias()
+            conditions = _conditions(parent, node, parent_alias, selected)
+            query = _select([f"{selected}.*"], node.table, selected, (), conditions)
+            assert node.join is not None
+            assert node.join.time is not None
+            time = quoted_name(node.join.time.child)
+            within = _interval(node.join.time.before or 0)
+            met = [_expression(node.meets, earlier)] if node.meets else []
+            required = [*met, f"{earlier}.{time} >= {alias}.{time} - {within}"]
+            joins.append(
+                f"JOIN LATERAL ({query} ORDER BY {_full_ordering(node, selected)} LIMIT 1)"
+                f" AS {earlier} ON {' AND '.join(required)}"
+            )
+            rows.append(earlier)
+            parent = node
+            parent_alias = earlier
+        # First, so that what is included is read of few rows.
+        parts.joins[:0] = joins
+        for step, places in root.steps.items():
+            texts = [_document(root.earlier[place], rows[place], _Parts()) for place in places]
+            if len(places) > 1:
+                listed = " || ',' || ".join(texts)
+                parts.nested.append((step, f"'[' || {listed} || ']'"))
+                continue
+            parts.nested.append((step, texts[0]))
+            parts.named[step] = texts[0]
+            for name in root.earlier[0].columns:
+                parts.named[f"{step}.{name}"] = f"{rows[places[0]]}.{quoted_name(name)}"
+        if root.absent is not None:
+            later = self.alias()
+            conditions = _conditions(root, root.absent, alias, later)
+            parts.conditions.append(
+                f"NOT EXISTS ({_select(['1'], root.table, later, (), conditions)})"
+            )
+
     def _aggregates(self, parent_node: Node, node: Node, parent: str) -> str:
         alias = self.alias()
         columns = [
@@ -209,10 +255,7 @@ class _Query:
         parts = self.parts(node, alias)
         document = _document(node, alias, parts)
         conditions = _conditions(parent_node, node, parent, alias)
-        # The last row of one time is the one with the greatest id.
-        is_last = node.is_timed and not node.many and _ordering(node, alias)[0].count(" DESC ")
-        by_id = f"{_id(node.table, alias)}{COLLATION}{' DESC' if is_last else ''}"
-        order = ", ".join([*_ordering(node, alias), by_id])
+        order = _full_ordering(node, alias)
         if not node.many:
             named = [
                 f"{alias}.{quoted_name(name)} AS c{number}"
@@ -297,6 +340,14 @@ def _ordering(node: Node, alias: str) -> list[str]:
         descending = time.kind in ("as_of", "previous")
         return [_order(Order(time.child, descending), node.table, alias)]
     return [_order(order, node.table, alias) for order in node.order_by]
+
+
+def _full_ordering(node: Node, alias: str) -> str:
+    """Write the order of a node's rows, of which no two are equal."""
+    # The last row of one time is the one with the greatest id.
+    is_last = node.is_timed and not node.many and _ordering(node, alias)[0].count(" DESC ")
+    by_id = f"{_id(node.table, alias)}{COLLATION}{' DESC' if is_last else ''}"
+    return ", ".join([*_ordering(node, alias), by_id])
 
 
 def _order(order: Order, table: Table, alias: str) -> str:

@@ -22,7 +22,7 @@ def view_table(pipeline: Pipeline, view: View) -> Table:
     return Table(
         SCHEMA,
         view.name,
-        _members(view.root) if view.grouping is None else _grouped_members(view),
+        _grouped_members(view) if view.grouping is not None else _row_members(view.root),
         view.keyed.key,
         pipeline.view_topic(view.name),
         # The topic may hold documents of an earlier definition, with members of their own.
@@ -34,6 +34,19 @@ def view_table(pipeline: Pipeline, view: View) -> Table:
             clock_setting(view.name) if view.has_clock else None,
         ),
     )
+
+
+def _row_members(root: Node) -> tuple[Column, ...]:
+    """Return what the document of a row has: its members, and those of a pattern's steps."""
+    steps = [
+        Column(
+            step,
+            NESTED,
+            shape=Shape(_members(root.earlier[0]), is_object=True, many=len(places) > 1),
+        )
+        for step, places in root.steps.items()
+    ]
+    return (*_members(root), *steps)
 
 
 def _grouped_members(view: View) -> tuple[Column, ...]:

@@ -14,6 +14,9 @@ from cdc.config.source_settings import Source, TableSettings
 from cdc.config.view_settings import (
     GroupedViewSettings,
     IncludeSettings,
+    PatternSettings,
+    PatternViewSettings,
+    StepSettings,
     ViewSettings,
     WindowSettings,
 )
@@ -38,6 +41,12 @@ SECTIONS: tuple[tuple[str, type[BaseModel]], ...] = (
     ("An entry of `include`, of a view or of another entry", IncludeSettings),
     ("A view with `from`: a document for each group of rows", GroupedViewSettings),
     ("`window` of such a view", WindowSettings),
+    (
+        "A view with `from` and `pattern`: a document for each row that completes it",
+        PatternViewSettings,
+    ),
+    ("`pattern` of such a view", PatternSettings),
+    ("An entry of `steps`, of a pattern", StepSettings),
 )
 WORDS = {
     str: "text",

@@ -15,6 +15,8 @@ name, `case_NN`. What a case needs of the connector, of Spark or of sinks is in 
   46       a changed view, a rebuild, a rollback: tests/scenarios/test_documents.py
   47       also what others wait for, and kills on the way: tests/scenarios/test_document_engine.py;
            kills of Spark's workers and of the broker under a run: test_document_failures.py
+
+Below are also the cases of patterns, which have no numbers.
 """
 
 import json
@@ -1065,6 +1067,117 @@ def test_a_round_that_took_long_is_the_last_when_nothing_is_left(
     history.apply()
     assert history.send() == 2
     history.check()
+
+
+PATTERNS = """
+  thrice:
+    from: lib.flights
+    pattern: {by: [tail], order_by: dep, steps: {late: {where: delay > 30, times: 3}}, within: 24 hours}
+    columns: [dep]
+    to: [topic]
+  thrice_in_all:
+    from: lib.flights
+    pattern: {by: [tail], order_by: dep, rows: any, steps: {late: {where: delay > 30, times: 3}}, within: 24 hours}
+    columns: [dep]
+    to: [topic]
+  lost:
+    from: lib.flights
+    pattern: {by: [tail], order_by: dep, steps: {out: delay = 0}, unless: delay = -1, within: 12 hours}
+    columns: [dep]
+    to: [topic]
+"""
+DAY = 1_357_084_800_000_000
+"""2013-01-02 in microseconds since 1970."""
+
+
+def flight(row_id: int, dep: str, delay: int = 40) -> str:
+    return f"INSERT INTO lib.flights VALUES ({row_id}, 'a', '2013-01-{dep}Z', {delay})"
+
+
+@pytest.fixture
+def flights(history: History) -> History:
+    history.connection.execute(
+        b"CREATE TABLE lib.flights (id int PRIMARY KEY, tail text, dep timestamptz, delay int)"
+    )
+    history.declare(PATTERNS)
+    history.clocks = {"lost": DAY}
+    return history
+
+
+def raised(history: History, view: str) -> dict[str, list[int]]:
+    """The earlier late flights of each document, by its id."""
+    history.settle()
+    return {
+        row_id: [earlier["id"] for earlier in history.document(view, row_id)["late"]]
+        for row_id in sorted(history.topics[view])
+    }
+
+
+def test_a_row_between_those_of_a_pattern_withdraws_the_match(flights: History) -> None:
+    flights.do(flight(1, "01 08:00"), flight(2, "01 10:00"), flight(3, "01 12:00"))
+    assert raised(flights, "thrice") == {"3": [1, 2]}
+    flights.do(flight(4, "01 11:00", 0))
+    assert raised(flights, "thrice") == {}
+    flights.do("DELETE FROM lib.flights WHERE id = 4")
+    assert raised(flights, "thrice") == {"3": [1, 2]}
+    ops = [
+        value and json.loads(value)["op"] for view, _, value in flights.emitted if view == "thrice"
+    ]
+    assert ops == ["c", None, "c"]
+
+
+def test_other_rows_may_lie_between_those_of_a_pattern_of_any_rows(flights: History) -> None:
+    flights.do(flight(1, "01 08:00"), flight(2, "01 10:00"), flight(3, "01 12:00"))
+    assert raised(flights, "thrice_in_all") == {"3": [1, 2]}
+    flights.forget_emitted()
+    flights.do(flight(4, "01 11:00", 0))
+    assert raised(flights, "thrice_in_all") == {"3": [1, 2]}
+    assert "thrice_in_all/3" not in flights.emitted_ids
+
+
+def test_exactly_within_is_a_match_and_a_microsecond_more_is_none(flights: History) -> None:
+    flights.do(flight(1, "01 08:00"), flight(2, "01 21:00"), flight(3, "02 08:00"))
+    assert raised(flights, "thrice") == raised(flights, "thrice_in_all") == {"3": [1, 2]}
+    flights.do("UPDATE lib.flights SET dep = dep + interval '1 microsecond' WHERE id = 3")
+    assert raised(flights, "thrice") == raised(flights, "thrice_in_all") == {}
+
+
+def test_each_row_that_completes_a_pattern_is_a_match(flights: History) -> None:
+    flights.do(*(flight(number, f"01 0{number}:00") for number in (1, 2, 3)))
+    assert raised(flights, "thrice") == {"3": [1, 2]}
+    flights.forget_emitted()
+    flights.do(flight(4, "01 04:00"))
+    assert raised(flights, "thrice") == {"3": [1, 2], "4": [2, 3]}
+    assert "thrice/3" not in flights.emitted_ids
+
+
+def test_a_fact_at_the_end_satisfies_unless_and_a_later_one_does_not(flights: History) -> None:
+    flights.clocks = {"lost": DAY - 1}
+    flights.do(flight(1, "01 08:00", 0), flight(2, "01 20:00", -1), flight(3, "01 12:00", 0))
+    flights.settle()
+    assert flights.topics["lost"] == {}
+    flights.clocks = {"lost": DAY}
+    flights.settle()
+    # What ends a wait hasn't passed at its last instant.
+    assert flights.topics["lost"] == {}
+    flights.do("UPDATE lib.flights SET dep = dep + interval '1 microsecond' WHERE id = 2")
+    flights.settle()
+    assert [*flights.topics["lost"]] == ["1"]
+    flights.do("DELETE FROM lib.flights WHERE id = 2")
+    flights.clocks = {"lost": DAY + 1}
+    flights.settle()
+    assert [*flights.topics["lost"]] == ["1", "3"]
+
+
+def test_a_fact_in_time_that_is_committed_late_withdraws_the_alert(flights: History) -> None:
+    flights.do(flight(1, "01 08:00", 0))
+    flights.settle()
+    flights.do(flight(2, "01 19:00", -1))
+    flights.settle()
+    ops = [
+        value and json.loads(value)["op"] for view, _, value in flights.emitted if view == "lost"
+    ]
+    assert ops == ["c", None]
 
 
 def test_a_fan_out_is_found_in_pages(history: History, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -40,6 +40,14 @@ COLUMNS = {
     "planes": "tailnum, seats, engine",
     "airlines": "carrier, name",
 }
+LATE_ROWS = """
+SELECT carrier, flight FROM (
+    SELECT *, min(dep_delay) OVER three AS least, first_value(dep_time) OVER three AS first, count(*) OVER three AS n
+    FROM flights WHERE dep_time IS NOT NULL AND tailnum IS NOT NULL
+    WINDOW three AS (PARTITION BY tailnum ORDER BY dep_time ROWS 2 PRECEDING)
+) AS departed WHERE n = 3 AND least > 30 AND dep_time - first <= interval '24 hours'
+"""
+"""Departures after which a plane has left late three times in a row, without joins."""
 Contents = dict[str, list[tuple[Any, ...]]]
 
 
@@ -94,7 +102,7 @@ def test_the_sample_has_documents_of_flights_and_airports(airport: str) -> None:
     )
     pipeline = settings.load(path, servers.environment())
     with source.connect(airport) as conn:
-        flights, airports, delays, infected, overdue = view_tables(
+        flights, airports, delays, infected, repeated, overdue = view_tables(
             pipeline, table_survey.describe(conn, pipeline)
         )
         conn.execute("SET statement_timeout = '20s'")
@@ -102,6 +110,8 @@ def test_the_sample_has_documents_of_flights_and_airports(airport: str) -> None:
         boards = {key: json.loads(text) for key, text in conn.execute(row_query(airports))}
         windows = [json.loads(text) for _, text in conn.execute(row_query(delays))]
         alerts = [json.loads(text) for _, text in conn.execute(row_query(infected))]
+        late = [json.loads(text) for _, text in conn.execute(row_query(repeated))]
+        late_rows = conn.execute(LATE_ROWS.encode()).fetchall()
         conn.execute("SET cdc.now_overdue = '2013-01-04Z'")
         lost = [json.loads(text) for _, text in conn.execute(row_query(overdue))]
     assert len(documents) == sum(board["flights"] for board in boards.values()) > 1500
@@ -113,6 +123,9 @@ def test_the_sample_has_documents_of_flights_and_airports(airport: str) -> None:
     assert sum(window["flights"] for window in windows) == 6 * departed
     assert 0 < len(alerts) < 100
     assert all(alert["inbound"]["arr_delay"] > 30 < alert["dep_delay"] for alert in alerts)
+    assert {(alert["carrier"], alert["flight"]) for alert in late} == set(late_rows)
+    assert len(late) == len(late_rows) > 0
+    assert all(alert["airline"] and len(alert["late"]) == 2 for alert in late)
     assert all(alert["dep_time"] < "2013-01-03T12:00" for alert in lost)
 
 

@@ -35,6 +35,7 @@ from tests.unit.test_time_settings import GOOD
 from tests.unit.test_time_settings import TABLES as TIMED_TABLES
 
 RUNS = 4 * SCALE
+PATHS = Node.paths
 CHANGES = 100
 TABLES = """
 CREATE TABLE lib.flights (
@@ -92,6 +93,8 @@ VIEWS = """
         order_by: [-delay]
         columns: [id, delay]
     to: [topic]
+"""
+OWNED = """
   owned:
     root: lib.owners
     include:
@@ -139,6 +142,46 @@ CLOCKED = """
     root: lib.flights
     where: now() <= dep + interval '5 hours'
     columns: [tail]
+    clock: arr
+    to: [topic]
+"""
+PATTERNS = """
+  late_aircraft:
+    from: lib.flights
+    pattern: {by: [tail], order_by: dep, steps: {late: {where: delay > 0, times: 3}}, within: 9 hours}
+    columns: [dep, delay]
+    include: {weather: {table: lib.weather, on: {origin: origin}, as_of: {dep: at}, columns: [temp]}}
+    to: [topic]
+  spells:
+    from: lib.flights
+    pattern:
+      by: [origin]
+      order_by: dep
+      rows: any
+      steps: {slow: {where: delay > 1, times: 2}, quick: delay < 2, last: delay > 2}
+      within: 30 hours
+    to: [topic]
+  turns:
+    from: lib.flights
+    pattern: {by: [tail, origin], order_by: arr, steps: {late: delay > 1, early: delay < 3}, within: 20 hours}
+    columns: [dep, delay]
+    having: late.delay > delay OR late.dep IS NULL
+    to: [topic]
+  lost:
+    from: lib.flights
+    pattern: {by: [tail], order_by: dep, steps: {out: delay > 1}, unless: delay = 0 OR arr IS NULL, within: 5 hours}
+    columns: [dep]
+    to: [topic]
+  lost_twice:
+    from: lib.flights
+    pattern:
+      by: [origin]
+      order_by: dep
+      rows: any
+      steps: {out: {where: delay > 1, times: 2}}
+      unless: delay = 0
+      within: 4 hours
+    columns: [dep]
     clock: arr
     to: [topic]
 """
@@ -205,11 +248,13 @@ def change(rng: random.Random) -> str:
     )
 
 
-def run_history(history: History, seed: int) -> None:
+def run_history(
+    history: History, seed: int, views: str = VIEWS + HAVING + CLOCKED + PATTERNS + OWNED
+) -> None:
     """Compare documents with their query through a random history."""
     rng = random.Random(seed)
     history.connection.execute(TABLES.encode())
-    history.declare(VIEWS + HAVING + CLOCKED)
+    history.declare(views)
     now = microseconds("1969-12-31T20:00:00.000000Z")
     assert now is not None
     history.chunk_rows = rng.choice([1, 3, 500])
@@ -217,7 +262,9 @@ def run_history(history: History, seed: int) -> None:
     history.save()
     for _ in range(CHANGES):
         now += rng.choice([0, 0, 1, 1_800_000_000, 3_600_000_000])
-        history.clocks = dict.fromkeys(["overdue", "unmatched"], now)
+        history.clocks = {
+            view.name: now for view in history.views.values() if view.has_clock and not view.clock
+        }
         history.do(*(change(rng) for _ in range(rng.randrange(1, 4))))
         if rng.random() < 0.5:
             table = rng.choice(["flights", "weather", "planes", "owners"])
@@ -241,10 +288,10 @@ def run_history(history: History, seed: int) -> None:
     history.settle()
 
 
-def run_histories(history: History, seeds: Iterable[int]) -> None:
+def run_histories(history: History, seeds: Iterable[int], *views: str) -> None:
     for seed in seeds:
-        run_history(history, seed)
-        history.connection.execute("DROP SCHEMA lib CASCADE; CREATE SCHEMA lib")
+        run_history(history, seed, *views)
+        history = history.begin_again()
 
 
 @pytest.mark.parametrize("seed", range(RUNS))
@@ -321,6 +368,45 @@ def test_planted_bugs_are_found(
     monkeypatch.setattr(module, name, twin)
     with pytest.raises(AssertionError):
         run_histories(history, range(5))
+
+
+def one_row_short(node: Node) -> Iterator[tuple[Node, ...]]:
+    """Lead from a row of a pattern to the one after it only."""
+    yield (node,)
+    for child in node.children:
+        for path in PATHS(child):
+            if len(path) == 1 or not child.presence:
+                yield (node, *path)
+
+
+def exclusive_pattern(parent: Node, child: Node, place: ListPlace, parent_id: str) -> Span:
+    """Leave out the row of a pattern that is exactly `within` away from its last one."""
+    span = children_span(parent, child, place, parent_id)
+    return span._replace(low=f"{span.low.rstrip()}!") if child.presence else span
+
+
+def exclusive_absence(parent: Node, child: Node, place: ListPlace, parent_id: str) -> Span:
+    """Leave out the row of `unless` that is exactly `within` away."""
+    span = children_span(parent, child, place, parent_id)
+    return span._replace(high=f"{span.high[:-1]} ") if child.presence is False else span
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "twin"),
+    [
+        (Node, "paths", one_row_short),
+        (assemble, "children_span", exclusive_pattern),
+        (assemble, "children_span", exclusive_absence),
+        (assemble, "next_change", lambda _: lambda _: None),
+    ],
+    ids=["one row short", "within is exclusive", "unless is exclusive", "nothing is due"],
+)
+def test_planted_bugs_of_patterns_are_found(
+    history: History, monkeypatch: pytest.MonkeyPatch, module: Any, name: str, twin: Any
+) -> None:
+    monkeypatch.setattr(module, name, twin)
+    with pytest.raises(AssertionError):
+        run_histories(history, range(5), PATTERNS + OWNED)
 
 
 FLIGHTS = "INSERT INTO lib.flights (id, tail, origin, dep, delay) VALUES"

@@ -233,3 +233,137 @@ def test_mistakes_about_time_are_named(
         resolved(tmp_path, text)
     assert message in caught.value.message
     assert hint in caught.value.hint
+
+
+PATTERN = (
+    GOOD[: GOOD.index("  departures:")]
+    + """\
+  late:
+    from: public.flights
+    pattern:
+      by: [tail]
+      order_by: dep
+      steps:
+        out: origin = 'x'
+        back: {where: id > 3, times: 3}
+      within: 24 hours
+      unless: id = 1
+    columns: [dep]
+    to: [cache]
+"""
+)
+
+
+def test_a_pattern_is_a_chain_of_rows_before_one_another(tmp_path: Path) -> None:
+    view = resolved(tmp_path, PATTERN)
+    assert (view.alerts, view.sends_once, view.has_clock) == (True, True, True)
+    assert dict(view.root.steps) == {"out": [2], "back": [1, 0]}
+    joins = [node.join.time for node in view.root.earlier if node.join]
+    assert joins == [TimeJoin("previous", "dep", "dep", 24 * HOUR, 0)] * 3
+    assert [node.meets and node.meets.columns for node in view.root.earlier] == [
+        ("id",),
+        ("id",),
+        ("origin",),
+    ]
+    assert [node.where for node in view.root.earlier] == [None] * 3
+    absent = view.root.absent
+    assert absent is not None
+    assert absent.join is not None
+    assert absent.join.time == TimeJoin("next", "dep", "dep", 0, 24 * HOUR)
+    assert outline(view)["pattern"] == {
+        "by": ["tail"],
+        "order_by": "dep",
+        "steps": {"out": {"where": "origin = 'x'"}, "back": {"where": "id > 3", "times": 3}},
+        "within": "24 hours",
+        "unless": "id = 1",
+    }
+    assert "include" not in outline(view)
+    loose = resolved(tmp_path, PATTERN.replace("by: [tail]", "by: [tail]\n      rows: any"))
+    assert [node.meets for node in loose.root.earlier] == [None] * 3
+    assert [node.where and node.where.text for node in loose.root.earlier] == [
+        '("id" > (3))',
+        '("id" > (3))',
+        """("origin" = 'x'::text COLLATE "C")""",
+    ]
+
+
+def test_a_pattern_without_unless_has_no_clock(tmp_path: Path) -> None:
+    view = resolved(tmp_path, PATTERN.replace("      unless: id = 1\n", ""))
+    assert (view.has_clock, view.sends_once, view.root.absent) == (False, True, None)
+
+
+@pytest.mark.parametrize(
+    ("old_text", "new_text", "place", "message", "hint"),
+    [
+        ("from:", "root:", "10: views.late.root", "no such setting", "accepted here: alerts, clock, columns, from"),
+        ("    from: public.flights\n", "", "9: views.late.from", "required, but missing", "from: public.flights"),
+        ("from: public.flights", "from: flights", "10: views.late.from", "takes schema.table", ""),
+        ("from: public.flights", "from: public.trains", "10: views.late.from", "isn't captured", "add public.trains"),
+        ("columns: [dep]", "where: id > 1", "19: views.late.where", "each step of a pattern has a condition", "steps"),
+        ("      within: 24 hours\n", "", "11: views.late.pattern.within", "required", "within: 24 hours"),
+        ("24 hours", "1 month", "17: views.late.pattern.within", "a month has no fixed length", "30 days"),
+        ("by: [tail]", "by: []", "12: views.late.pattern.by", "at least one is needed", "[tailnum]"),
+        ("by: [tail]", "by: [tale]", "12: views.late.pattern.by.0", "has no column tale", "did you mean tail?"),
+        ("order_by: dep", "order_by: day", "13: views.late.pattern.order_by", "day is date, and a time", "timestamptz"),
+        ("order_by: dep", "order_by: dip", "13: views.late.pattern.order_by", "no column dip", "did you mean dep?"),
+        (
+            "order_by: dep",
+            "order_by: dep + interval '1 hour'",
+            "13: views.late.pattern.order_by",
+            "order_by takes columns, not expressions",
+            "GENERATED ALWAYS AS",
+        ),
+        ("times: 3", "times: 0", "16: views.late.pattern.steps.back.times", "must be 1 or more", ""),
+        ("times: 3", "times: 10", "14: views.late.pattern.steps", "10 rows at most, and these are 11", "fewer"),
+        ("times: 3", "time: 3", "16: views.late.pattern.steps.back.time", "no such setting", "did you mean times?"),
+        ("origin = 'x'", "origin", "15: views.late.pattern.steps.out", "isn't a condition", ""),
+        ("origin = 'x'", "origins = 'x'", "15: views.late.pattern.steps.out", "no column origins", "origin"),
+        ("origin = 'x'", "now() > dep", "15: views.late.pattern.steps.out", "now() here", ""),
+        ("unless: id = 1", "unless: id", "18: views.late.pattern.unless", "isn't a condition", ""),
+        ("        back:", "        dep:", "16: views.late.pattern.steps.dep", "late has another member dep", "another"),
+        ("by: [tail]", "rows: some\n      by: [tail]", "12: views.late.pattern.rows", "must be 'next' or 'any'", ""),
+        ("columns: [dep]", "having: out.dop > dep", "19: views.late.having", "names out.dop", "out.dep"),
+    ],
+)  # fmt: skip
+def test_mistakes_about_patterns_are_named(
+    tmp_path: Path, old_text: str, new_text: str, place: str, message: str, hint: str
+) -> None:
+    assert old_text in PATTERN
+    with pytest.raises(SettingsError) as caught:
+        resolved(tmp_path, PATTERN.replace(old_text, new_text, 1))
+    assert f"air.yaml:{place}: " in caught.value.message
+    assert message in caught.value.message
+    assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("changes", "message", "hint"),
+    [
+        (
+            {"        back: {where: id > 3, times: 3}\n": "", "      unless: id = 1\n": ""},
+            "one row is no pattern",
+            "times: 3}}; or add unless",
+        ),
+        (
+            {"      unless: id = 1\n": "", "columns: [dep]": "clock: dep"},
+            "there is no unless nor having compares with now()",
+            "take out clock",
+        ),
+        (
+            {"order_by: dep": "order_by: local_at", "public.flights\n": "public.weather\n", "tail]": "origin]"},
+            "local_at is timestamp without time zone, and now() is a time with a zone",
+            "timestamptz",
+        ),
+    ],
+)  # fmt: skip
+def test_mistakes_of_several_lines_about_patterns_are_named(
+    tmp_path: Path, changes: dict[str, str], message: str, hint: str
+) -> None:
+    text = PATTERN
+    for old_text, new_text in changes.items():
+        assert old_text in text
+        text = text.replace(old_text, new_text)
+    with pytest.raises(SettingsError) as caught:
+        resolved(tmp_path, text.replace("columns: [dep]", "columns: [id]"))
+    assert message in caught.value.message
+    assert hint in caught.value.hint

@@ -177,7 +177,7 @@ def test_a_view_has_a_topic_of_its_own(tmp_path: Path) -> None:
             "select: {flights: count(*)}",
         ),
         ("    root: public.flights", "    from: public.flights", 14, "columns: no such setting", "clock, from"),
-        ("    root: public.flights", "    pattern: {}", 12, "pattern isn't supported", ""),
+        ("    root: public.flights\n", "", 12, "root: required, but missing", "root: public.flights"),
         ("    root: public.flights", "    event: {}", 12, "event isn't supported", ""),
         ("state:", "# state:", 11, "views need a state", "state: {type: redis"),
         ("localhost/2", "localhost/0", 10, "state: the state is where cache has", "another database"),

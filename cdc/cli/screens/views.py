@@ -49,6 +49,7 @@ def _place(name: str, place: Mapping[str, Any]) -> str:
     parts += [f"on {' and '.join(f'{left} = {right}' for left, right in pairs)}"] if pairs else []
     parts += _times(place)
     parts += [f"where {place['where']}"] if "where" in place else []
+    parts += _pattern(place["pattern"]) if "pattern" in place else []
     parts += [f"by {', '.join(place['order_by'])}"] if "order_by" in place else []
     parts += [f"{place['limit']:,} at most"] if "limit" in place else []
     shown = [place["flatten"]] if "flatten" in place else place.get("columns", [])
@@ -63,6 +64,18 @@ def _place(name: str, place: Mapping[str, Any]) -> str:
     parts += [f"now() is the latest {place['clock']}"] if "clock" in place else []
     parts += ["each change sent once"] if "alerts" in place else []
     return ", ".join(parts)
+
+
+def _pattern(pattern: Mapping[str, Any]) -> list[str]:
+    """Say which rows complete a pattern."""
+    between = "rows" if pattern.get("rows") == "any" else "rows in succession"
+    parts = [f"{between} of the same {', '.join(pattern['by'])} by {pattern['order_by']}"]
+    for name, step in pattern["steps"].items():
+        times = f", {step['times']} times" if "times" in step else ""
+        parts.append(f"{name}: {step['where']}{times}")
+    parts.append(f"within {pattern['within']}")
+    parts += [f"unless {pattern['unless']}"] if "unless" in pattern else []
+    return parts
 
 
 def _times(place: Mapping[str, Any]) -> list[str]:
