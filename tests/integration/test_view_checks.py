@@ -155,6 +155,25 @@ def test_a_joined_column_that_the_log_may_lack_is_refused(
     )
 
 
+def test_what_rows_of_a_pattern_have_in_common_is_refused_with_its_line(
+    connection: source.Connection, tmp_path: Path
+) -> None:
+    connection.execute("ALTER TABLE lib.a ADD COLUMN at timestamptz")
+    text = (
+        FILE[: FILE.index("  a_docs:")].format(dsn=connection.info.dsn)
+        + """\
+  risen:
+    from: lib.a
+    pattern: {by: [plain], order_by: at, steps: {up: {where: b > 0, times: 3}}, within: 1 day, unless: b < 0}
+    to: [topic]
+"""
+    )
+    check(connection, tmp_path, text)
+    with pytest.raises(SettingsError, match=r"lib\.a\.loose has a nondeterministic") as caught:
+        check(connection, tmp_path, text.replace("plain", "loose"))
+    assert "lib.yaml:11: views.risen.pattern.by: " in caught.value.message
+
+
 def test_a_query_that_postgres_refuses_is_named(
     connection: source.Connection, tmp_path: Path
 ) -> None:

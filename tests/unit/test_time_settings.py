@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from cdc.cli.screens.views import draw_view
 from cdc.config import settings
 from cdc.config.durations import duration_text, microseconds
 from cdc.config.mistakes import InvalidSetting
@@ -14,6 +15,8 @@ from cdc.views.plan import TimeJoin, View
 from cdc.views.resolve import resolve_views
 from cdc.views.scalar.instants import FIRST, LAST, instant_of, order_of
 from cdc.views.scalar.instants import microseconds as instant
+from cdc.views.tables import view_table
+from tests.unit.test_screens import shown
 
 GOOD = """\
 pipeline: air
@@ -278,6 +281,11 @@ def test_a_pattern_is_a_chain_of_rows_before_one_another(tmp_path: Path) -> None
         "unless": "id = 1",
     }
     assert "include" not in outline(view)
+    drawn = " ".join(shown(draw_view({**outline(view), "state": []})).split())
+    assert (
+        "rows in succession of the same tail by dep, out: origin = 'x', back: id > 3, 3 times,"
+        " within 24 hours, unless id = 1, (dep), each change sent once" in drawn
+    )
     loose = resolved(tmp_path, PATTERN.replace("by: [tail]", "by: [tail]\n      rows: any"))
     assert [node.meets for node in loose.root.earlier] == [None] * 3
     assert [node.where and node.where.text for node in loose.root.earlier] == [
@@ -285,6 +293,16 @@ def test_a_pattern_is_a_chain_of_rows_before_one_another(tmp_path: Path) -> None
         '("id" > (3))',
         """("origin" = 'x'::text COLLATE "C")""",
     ]
+
+
+def test_the_steps_of_a_pattern_are_members_of_its_documents(tmp_path: Path) -> None:
+    view = resolved(tmp_path, PATTERN)
+    pipeline = settings.load(tmp_path / "air.yaml", {})
+    members = view_table(pipeline, view).columns
+    assert [member.name for member in members] == ["id", "dep", "out", "back"]
+    shapes = [member.shape for member in members if member.shape]
+    assert [shape.many for shape in shapes] == [False, True]
+    assert all([part.name for part in shape.members] == ["id", "dep"] for shape in shapes)
 
 
 def test_a_pattern_without_unless_has_no_clock(tmp_path: Path) -> None:
