@@ -460,7 +460,7 @@ class WindowSettings(Section):
 
     @property
     def step(self) -> int:
-        """From the beginning of a window to that of the next, in microseconds."""
+        """The time between the beginnings of two windows, in microseconds."""
         return microseconds(self.every) if self.every else self.size
 
 

@@ -101,6 +101,7 @@ REPORTED: Mapping[str, type[CdcError]] = {
     "misplaced": SinkRejected,
     "stranger": SinkRejected,
     "oversized": SinkRejected,
+    "rekeyed": SinkRejected,
     **dict.fromkeys(("trust", "certificate", "client", "plain"), SinkRejected),
     "fenced": Fenced,
     "rewound": PositionLost,

@@ -51,6 +51,7 @@ HINTS = {
     "unavailable": "it is tried again; is the server of `state` up?",
     "rejected": "repair the server's setting or memory, then start `cdc run` again",
     "oversized": "lower `limit` of the view's lists, or name fewer `columns`; then start `cdc run` again",
+    "rekeyed": "end `cdc run`, renew the view's topic with `cdc topics renew --table`, and start it again",
     "gone": "find what deletes records of the view's topic; then end `cdc run`, empty the state's database, and start"
     " it again",
     "rewound": "no action needed: its changes are applied again from where it stands",

@@ -31,7 +31,7 @@ from cdc.views.scalar.terms import BOOLEAN, INTEGERS, TIMESTAMPTZ, group
 from cdc.views.state import State
 
 Values = list[Any]
-"""What the rows of a document have in common, in the form of documents: those of `View.keyed`."""
+"""What the rows of a document have in common, in the form of documents: the columns of `View.keyed`."""
 
 
 def documents_of(
@@ -48,10 +48,8 @@ def documents_of(
 def assemble_groups(
     plan: StatePlan, state: State, view: View, ids: Collection[str], now: int | None = None
 ) -> Slice:
-    """Return the documents of these ids as they are now, as `assemble` does.
-
-    An id that no group can have is of a document that the topic has had under another definition of
-    the view. It is removed.
+    """Return the documents of these ids as they are now, as `assemble` does. An id that no group can
+    have is left out: it is of another definition of the view.
     """
     groups = _Groups(view)
     known = {row_id: values for row_id in ids if (values := groups.values(row_id)) is not None}
@@ -73,13 +71,17 @@ def assemble_groups(
                 continue
         key = encode(groups.wire(groups.key(values)))
         documents.append(Document(row_id, key, encode(groups.wire(row))))
-    removed = set(ids) - {document.id for document in documents}
-    keys = {
-        row_id: encode(groups.wire(groups.key(known[row_id]))) for row_id in removed & known.keys()
-    }
-    # The key of a record that the topic has had comes before one that is made of the id.
-    keys |= state.deleted_keys(view.name, list(removed)) if removed else {}
-    return Slice([*documents, *(Document(row_id, key, None) for row_id, key in keys.items())], due)
+    shown_ids = {document.id for document in documents}
+    removed = [
+        Document(row_id, encode(groups.wire(groups.key(values))), None)
+        for row_id, values in known.items()
+        if row_id not in shown_ids
+    ]
+    return Slice([*documents, *removed], due)
+
+
+TYPES = {INTEGERS: int, BOOLEAN: bool}
+"""The type of a value in Python, by the group of its type; others are texts."""
 
 
 class _Groups:
@@ -92,24 +94,18 @@ class _Groups:
         self._groups = [group(column.type) for column in self._columns]
 
     def ids(self, text: str) -> list[str]:
-        """Return the ids of the documents that the rows with a text count in; none for a text of an
-        earlier definition of the view.
+        """Return the ids of the documents that the rows with a text count in; none for a text of
+        another definition of the view.
         """
-        texts = json.loads(text) if len(self._columns) > 1 else [text]
-        if not isinstance(texts, list) or len(texts) != len(self._columns):
+        values = self.values(text)
+        if values is None:
             return []
-        values = [
-            json.loads(value) if kind in (INTEGERS, BOOLEAN) else value
-            for value, kind in zip(texts, self._groups, strict=True)
-        ]
         window = self.grouping.window
         if window is None:
             return [self._id(values)]
-        pane = microseconds(values[-1])
-        assert pane is not None
         return [
             self._id([*values[:-1], self._time(begin)])
-            for begin in window.begins(pane)
+            for begin in window.begins(_instant(values[-1]))
             if begin >= FIRST and begin + window.size <= LAST
         ]
 
@@ -118,31 +114,36 @@ class _Groups:
             return encode(values).decode()
         return values[0] if isinstance(values[0], str) else encode(values[0]).decode()
 
-    def values(self, row_id: str) -> Values | None:
-        """Return what the rows of a document have in common; None for an id of another definition."""
+    def values(self, text: str) -> Values | None:
+        """Return what rows have in common, from the id of a document or the text that rows count for.
+        None for one of another definition of the view.
+        """
         try:
-            if len(self._columns) > 1:
-                values = json.loads(row_id)
-            elif self._groups[0] in (INTEGERS, BOOLEAN):
-                values = [json.loads(row_id)]
-            else:
-                values = [row_id]
+            parts = json.loads(text) if len(self._columns) > 1 else [text]
+            if not isinstance(parts, list) or len(parts) != len(self._columns):
+                return None
+            values = [
+                json.loads(part) if kind in TYPES and isinstance(part, str) else part
+                for part, kind in zip(parts, self._groups, strict=True)
+            ]
         except ValueError:
             return None
-        if not isinstance(values, list) or len(values) != len(self._columns):
+        if any(
+            type(value) is not TYPES.get(kind, str)
+            for value, kind in zip(values, self._groups, strict=True)
+        ):
             return None
-        if self.grouping.window is not None and microseconds(str(values[-1])) is None:
+        if self.grouping.window is not None and microseconds(values[-1]) is None:
             return None
         return values
 
     def texts(self, values: Values) -> list[str]:
-        """Return the texts that the rows of a document count for: those of its panes."""
+        """Return the texts that the rows of a document count for, one for each pane."""
         window = self.grouping.window
         if window is None:
             return [_text(values)]
-        begin = microseconds(values[-1])
-        assert begin is not None
-        return [_text([*values[:-1], self._time(pane)]) for pane in window.panes(begin)]
+        panes = window.panes(_instant(values[-1]))
+        return [_text([*values[:-1], self._time(pane)]) for pane in panes]
 
     def key(self, values: Values) -> dict[str, Any]:
         """Return the members of a document's key."""
@@ -153,9 +154,7 @@ class _Groups:
         members = self.key(values)
         window = self.grouping.window
         if window is not None:
-            begin = microseconds(values[-1])
-            assert begin is not None
-            members[WINDOW_END] = self._time(begin + window.size)
+            members[WINDOW_END] = self._time(_instant(values[-1]) + window.size)
         return members
 
     def wire(self, members: dict[str, Any]) -> dict[str, Any]:
@@ -173,6 +172,12 @@ class _Groups:
 
     def _time(self, instant: int) -> str:
         return text_of(instant, has_zone=self._has_zone)
+
+
+def _instant(time: str) -> int:
+    instant = microseconds(time)
+    assert instant is not None
+    return instant
 
 
 def _text(values: Values) -> str:

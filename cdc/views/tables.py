@@ -37,7 +37,7 @@ def view_table(pipeline: Pipeline, view: View) -> Table:
 
 
 def _row_members(root: Node) -> tuple[Column, ...]:
-    """Return what the document of a row has: its members, and those of a pattern's steps."""
+    """Return what the document of a row has: its members, and one for each step of a pattern."""
     steps = [
         Column(
             step,

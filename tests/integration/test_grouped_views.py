@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from cdc.sink.lane import Failure
 from cdc.views import climb, groups
 from cdc.views.plan import GroupedAggregate, Grouping, StatePlan, Tally, Window
 from cdc.views.rows import Entries
@@ -370,13 +371,19 @@ def test_a_row_without_a_group_is_in_no_document(cases: History) -> None:
     assert set(counts(cases)) == {window("09:30"), window("10:00")}
 
 
-def test_documents_of_another_definition_are_removed(cases: History) -> None:
-    """Their keys have other members."""
-    cases.do(trip(1, "10:00"), trip(2, "12:00", origin="lga"))
-    assert len(counts(cases)) == 4
+def test_another_key_needs_another_topic(cases: History) -> None:
+    """A sink would take a document's record under the former key for one of another document."""
+    cases.do(trip(1, "10:00"))
+    cases.settle()
     cases.declare(CASES.replace("[origin]", "{is_late: is_late, place: origin}"))
     cases.has_gone_back = cases.is_new_process = True
-    assert counts(cases) == {}
+    cases.apply()
+    with pytest.raises(Failure, match="has documents with the key") as refusal:
+        cases.send()
+    assert refusal.value.kind == "rekeyed"
+    assert "the key of view.moving is (is_late, place, window_start) now" in refusal.value.message
+    cases.renew_topics()
+    cases.settle()
     cases.do("UPDATE lib.trips SET is_late = true WHERE id = 1")
     cases.settle()
     assert set(cases.topics["moving"]) == {
@@ -394,3 +401,33 @@ def test_what_groups_need_is_part_of_what_rows_are_stored_for(cases: History) ->
     cases.do("DELETE FROM lib.trips")
     assert counts(cases) == {}
     assert cases.index_keys() == []
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        "group_by: [origin]",
+        "group_by: [number]",
+        "group_by: [is_late]",
+        "group_by: [number, is_late]",
+        "window: {tumbling: 1 day, time: dep}",
+        "window: {tumbling: 1 day, time: planned}",
+        "group_by: {origin: dep, number: origin}",
+    ],
+)
+def test_a_definition_follows_any_other(history: History, other: str) -> None:
+    """What rows were stored for before is undone under the new definition."""
+    head = "  moving:\n    from: lib.trips\n    select: {trips: count(*)}\n    to: [topic]\n    "
+    former = f"{head}group_by: [origin, number]\n"
+    history.connection.execute(TABLES.encode())
+    history.declare(former)
+    history.do(
+        "INSERT INTO lib.trips (id, origin, number, is_late, dep, planned)"
+        f" VALUES (1, 'x', 7, true, '{DAY}', '{DAY}'), (2, '[1', -7, false, '{DAY}', '{DAY}')"
+    )
+    history.settle()
+    for views in (f"{head}{other}\n", former):
+        history.declare(views)
+        history.renew_topics()
+        history.settle()
+        assert len(history.topics["moving"]) > 0

@@ -21,7 +21,6 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from cdc.codec.decode_options import DecodeOptions
-from cdc.codec.problem import Unreadable
 from cdc.codec.table import codec
 from cdc.config import settings
 from cdc.config.settings import Pipeline
@@ -434,6 +433,11 @@ class History:
         read_report(mark(open_state, turn, self.views, blocks))
         self.has_gone_back = False
 
+    def renew_topics(self) -> None:
+        """Make the views' topics again, empty."""
+        self.sent.clear()
+        self.topics = {name: {} for name in self.views}
+
     def go_back(self) -> None:
         """Bring the state's server back without its last writes: those since `save`."""
         with redis.Redis.from_url(self.url) as server:
@@ -457,13 +461,9 @@ class History:
     def _receive(self, record: Outgoing) -> None:
         view = self.views[record.topic]
         table = codec(view_table(self.pipeline, view))
-        sent = self.sent.setdefault(view.name, [])
-        try:
-            row_id = table.row_id(record.key)
-        except Unreadable:
-            # Of a document that the view had under another definition.
-            row_id = next(former_id for former_id, key, _, _ in sent if key == record.key)
+        row_id = table.row_id(record.key)
         self.emitted.append((view.name, row_id, record.value))
+        sent = self.sent.setdefault(view.name, [])
         sent.append((row_id, record.key, record.value, len(sent)))
         if record.value is None:
             self.topics[view.name].pop(row_id, None)

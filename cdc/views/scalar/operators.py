@@ -216,7 +216,7 @@ def shift(microseconds: int, text: str) -> str | None:
 
 def _bin(detail: str, group: str) -> Strict:
     """Cut a time to the beginning of its pane. `detail`: see `binned`."""
-    every, start = map(int, detail.split())
+    every, start = [int(number) for number in detail.split()]
     origin = text_of(start, has_zone=group == terms.TIMESTAMPTZ)
     interval = f"interval '{every} microseconds'"
     sql = f"date_bin({interval}, {{}}, '{origin}'::{SQL_TYPES[group]})"

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 
 import msgspec
 
-from cdc.codec.problem import Unreadable
+from cdc.codec.members import members
 from cdc.codec.table import codec
 from cdc.errors import ConnectorError
 from cdc.sink.lane import Failure
@@ -31,14 +31,21 @@ def row_digest(row: bytes | None) -> bytes | None:
     return None if row is None else hashlib.blake2b(row, digest_size=12).digest()
 
 
-def _id(view: View, key: bytes) -> str:
-    """Return the id of a document from the key of its record. One that the view had under another
-    definition, with another key, has the key itself: nothing is found under it, so it is removed.
+def _document_id(view: View, topic: str, key: bytes) -> str:
+    """Return the id of a document from the key of its record.
+
+    Raises:
+        Failure: of the kind `rekeyed`, if the view had another key as the record was written. What the
+            record says of a document, no later one can take back.
     """
-    try:
-        return codec(view.keyed).row_id(key)
-    except Unreadable:
-        return key.decode(errors="replace")
+    names = members(key).keys()
+    if names != set(view.keyed.key):
+        raise Failure(
+            "rekeyed",
+            f"{topic} has documents with the key ({', '.join(names)}), and the key of view.{view.name}"
+            f" is ({', '.join(view.keyed.key)}) now.",
+        )
+    return codec(view.keyed).row_id(key)
 
 
 def mark(
@@ -61,7 +68,7 @@ def mark(
             for key, value, _ in records:
                 if key is None:
                     continue
-                document_id = _id(view, key)
+                document_id = _document_id(view, topic, key)
                 keys[document_id] = key
                 if view.sends_once:
                     row = bytes(_decode(value).after) if value else None
