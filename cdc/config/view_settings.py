@@ -268,7 +268,7 @@ class StepSettings(Section):
     where: str = Field(examples=["dep_delay > 30"])
     """The condition in SQL that a row of this step has to meet."""
     times: int = Field(default=1, ge=1)
-    """How many rows in succession it takes."""
+    """How many rows have to meet it, one after the other."""
 
 
 def _step(value: object) -> object:
@@ -284,8 +284,8 @@ class PatternSettings(Section):
     """Rows of one table in succession."""
 
     by: Texts = Field(min_length=1, examples=["[tailnum]"])
-    """Columns that all rows of a match have the same values in, such as what happens to one aircraft.
-    SQL expressions are accepted; NULL equals nothing.
+    """Columns that have the same values in all rows of a match, such as the number of an aircraft. SQL
+    expressions are accepted; NULL equals nothing.
     """
     order_by: str = Field(examples=["dep_time"])
     """The time column that says which row comes next; rows of one time follow each other by their ids."""
@@ -300,8 +300,8 @@ class PatternSettings(Section):
     may lie between.
     """
     within: Duration = Field(examples=["24 hours"])
-    """How much time lies between the first and the last row at most; and after the last row, how long
-    `unless` waits.
+    """The longest time between the first and the last row; with `unless` also how long it waits after the
+    last row.
     """
     unless: str | None = Field(default=None, examples=["kind = 'landed'"])
     """A condition in SQL: the pattern is complete only once `within` has passed since its last row, and
@@ -383,8 +383,8 @@ class PatternViewSettings(ViewSettings):
     )
     """The table in whose rows the pattern is looked for."""
     pattern: PatternSettings
-    """Rows in succession. A row that completes them has a document, under its own key, with a member
-    more for each step before it.
+    """Conditions on rows in succession. Each row that completes them has a document, under its own key,
+    with one more member for each step before it.
     """
 
     @model_validator(mode="before")

@@ -124,7 +124,7 @@ class Node:
     shows       whether the member itself is in the document; false where only aggregates are
     presence    of a pattern: whether there has to be such a row, or none (false); else the root has no
                 document. None: there may be one
-    meets       the condition that the row has to meet which has to be there
+    meets       the condition that such a row has to meet
     """
 
     field: str

@@ -206,7 +206,8 @@ class _Query:
             selected = self.alias()
             earlier = self.alias()
             conditions = _conditions(parent, node, parent_alias, selected)
-            query = _select([f"{selected}.*"], node.table, selected, (), conditions)
+            columns = [f"{selected}.{quoted_name(name)}" for name in sorted(node.columns_in_use)]
+            query = _select(columns, node.table, selected, (), conditions)
             assert node.join is not None
             assert node.join.time is not None
             time = quoted_name(node.join.time.child)
