@@ -121,6 +121,7 @@ def test_what_executors_report_passes_or_not_by_its_class() -> None:
         "misplaced": Remedy.STOP,
         "stranger": Remedy.STOP,
         "oversized": Remedy.STOP,
+        "rekeyed": Remedy.STOP,
         **dict.fromkeys(("trust", "certificate", "client", "plain"), Remedy.STOP),
         "fenced": Remedy.STOP,
         "rewound": Remedy.RESTART,
