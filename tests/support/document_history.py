@@ -185,6 +185,8 @@ class History:
         """By view, what its topic has: the root's id, the record's key and value, its offset."""
         self.is_new_process = True
         """Whether the next `send` begins as an engine does after a crash."""
+        self.has_gone_back = False
+        """Whether the state has lost what the topics show, so that the next `send` reads all of them."""
         self.repeats_tasks = False
         """Whether a task that ends amid a transaction is run once more, as Spark does."""
         self.clocks: dict[str, int] = {}
@@ -418,17 +420,19 @@ class History:
 
     def _read_topics(self, state: Any, open_state: OpenState, turn: Turn) -> None:
         """Read what the topics have of views that send each change once, as an engine does that begins
-        without notes.
+        without notes; of all views where the state has gone back.
         """
         blocks = []
         for view in self.views.values():
             if view.sends_once:
                 state.forget_digests(turn, view.name)
+            if view.sends_once or self.has_gone_back:
                 records = self.sent.get(view.name, [])
                 blocks.append(
                     (view.name, 0, [(key, value, offset) for _, key, value, offset in records])
                 )
         read_report(mark(open_state, turn, self.views, blocks))
+        self.has_gone_back = False
 
     def go_back(self) -> None:
         """Bring the state's server back without its last writes: those since `save`."""
@@ -438,6 +442,7 @@ class History:
                 server.restore(key, 0, dumped)
         self.writer = uuid4().hex
         self.is_new_process = True
+        self.has_gone_back = True
 
     def save(self) -> None:
         """Remember what the state has."""
