@@ -186,6 +186,7 @@ class History:
         self.is_new_process = True
         """Whether the next `send` begins as an engine does after a crash."""
         self.has_gone_back = False
+        """Whether the state has lost what the topics show, so that the next `send` reads all of them."""
         self.repeats_tasks = False
         """Whether a task that ends amid a transaction is run once more, as Spark does."""
         self.clocks: dict[str, int] = {}
@@ -418,8 +419,8 @@ class History:
         return rounds
 
     def _read_topics(self, state: Any, open_state: OpenState, turn: Turn) -> None:
-        """Read what the topics have, as an engine does that begins without notes: of views that send
-        each change once, and after the state has gone back of all.
+        """Read what the topics have of views that send each change once, as an engine does that begins
+        without notes; of all views where the state has gone back.
         """
         blocks = []
         for view in self.views.values():
