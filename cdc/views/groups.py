@@ -6,8 +6,7 @@ they have.
 """
 
 import json
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -21,6 +20,7 @@ from cdc.views.plan import (
     GroupedAggregate,
     Grouping,
     StatePlan,
+    Tally,
     View,
 )
 from cdc.views.rows import Entries, document_values, join_text, narrowed
@@ -59,11 +59,11 @@ def assemble_groups(
     due: dict[str, int] = {}
     documents = []
     for row_id, values in known.items():
-        if not numbers.value(groups.grouping.counted, panes[row_id]):
+        if not numbers.count(panes[row_id]):
             continue
         row = groups.common(values)
-        for part in groups.grouping.aggregates:
-            row[part.aggregate.name] = numbers.value(part, panes[row_id])
+        for name, over in numbers.members.items():
+            row[name] = over(panes[row_id])
         if view.having is not None:
             shown = clock | row
             note_due(view.having, {row_id: shown}, due)
@@ -191,54 +191,66 @@ class _Numbers:
 
     def __init__(self, plan: StatePlan, state: State, view: View, texts: Collection[str]) -> None:
         assert view.grouping is not None
-        self._grouping = view.grouping
+        self._plan = plan
+        self._state = state
         self._table = view.root.table
-        name = self._table.qualified
-        self._tallies: dict[Any, Mapping[str, Mapping[str, int]]] = {}
-        self._extremes: dict[GroupedAggregate, Mapping[str, Any]] = {}
-        for part in (view.grouping.counted, *view.grouping.aggregates):
-            if part.aggregate.function in EXTREMES:
-                number = plan.listings[name].index(view.grouping.listing(part))
-                first_ids = state.listed(name, number, texts, 1)
-                self._extremes[part] = self._first_values(state, part, first_ids)
-                continue
-            tally = view.grouping.tally(part)
-            if tally not in self._tallies:
-                number = plan.tallies[name].index(tally)
-                self._tallies[tally] = state.tallied(name, number, texts)
+        self._texts = texts
+        self._tallies: dict[Tally, Mapping[str, Mapping[str, int]]] = {}
+        self.count = self._reader(view.grouping, view.grouping.counted)
+        """Takes texts, and counts the rows that count for any of them."""
+        self.members = {
+            part.aggregate.name: self._reader(view.grouping, part)
+            for part in view.grouping.aggregates
+        }
+        """By name of an aggregate: takes texts, and returns it over the rows that count for any of them,
+        in the form of documents.
+        """
 
-    def _first_values(
-        self, state: State, part: GroupedAggregate, first_ids: Mapping[str, list[str]]
-    ) -> Mapping[str, Any]:
-        """Read the value of the first row of each list; NULL isn't one."""
+    def _reader(
+        self, grouping: Grouping, part: GroupedAggregate
+    ) -> Callable[[Collection[str]], Any]:
+        if part.aggregate.function in EXTREMES:
+            return self._extreme_reader(grouping, part)
+        tally = grouping.tally(part)
+        if tally not in self._tallies:
+            number = self._plan.tallies[self._table.qualified].index(tally)
+            read = self._state.tallied(self._table.qualified, number, self._texts)
+            self._tallies[tally] = read
+        numbers_by_text = self._tallies[tally]
+
+        def over(texts: Collection[str]) -> Any:
+            totals: dict[str, int] = {}
+            for text in texts:
+                for name, number in numbers_by_text.get(text, {}).items():
+                    totals[name] = totals.get(name, 0) + number
+            present = {name: number for name, number in totals.items() if number}
+            return tallied(part.aggregate, self._table, tally, present)
+
+        return over
+
+    def _extreme_reader(
+        self, grouping: Grouping, part: GroupedAggregate
+    ) -> Callable[[Collection[str]], Any]:
         column = part.aggregate.argument
         assert column is not None
-        rows = state.rows(
-            self._table.qualified, {row_id for ids in first_ids.values() for row_id in ids}
-        )
+        name = self._table.qualified
+        number = self._plan.listings[name].index(grouping.listing(part))
+        first_ids = self._state.listed(name, number, self._texts, 1)
+        rows = self._state.rows(name, {row_id for ids in first_ids.values() for row_id in ids})
         table = narrowed(self._table, frozenset([column]))
-        values = {
+        first_values = {
             text: document_values(rows[row_id].row, table)[column]
             for text, ids in first_ids.items()
             for row_id in ids
             if row_id in rows
         }
-        return {text: value for text, value in values.items() if value is not None}
+        type_ = self._table.column(column).type
+        key = sort_key(type_)
+        choose = max if part.aggregate.function == "max" else min
 
-    def value(self, part: GroupedAggregate, texts: Collection[str]) -> Any:
-        """Return an aggregate over the rows that count for these texts, in the form of documents."""
-        aggregate = part.aggregate
-        if aggregate.function in EXTREMES:
-            assert aggregate.argument is not None
-            type_ = self._table.column(aggregate.argument).type
-            values = [self._extremes[part][text] for text in texts if text in self._extremes[part]]
-            if not values:
-                return None
-            choose = max if aggregate.function == "max" else min
-            return extreme(type_, choose(values, key=sort_key(type_)))
-        tally = self._grouping.tally(part)
-        totals = Counter[str]()
-        for text in texts:
-            totals.update(self._tallies[tally].get(text, {}))
-        present = {name: number for name, number in totals.items() if number}
-        return tallied(aggregate, self._table, tally, present)
+        def over(texts: Collection[str]) -> Any:
+            values = [first_values.get(text) for text in texts]
+            present = [value for value in values if value is not None]
+            return extreme(type_, choose(present, key=key)) if present else None
+
+        return over
