@@ -54,7 +54,8 @@ def _place(name: str, place: Mapping[str, Any]) -> str:
     parts += [f"{place['limit']:,} at most"] if "limit" in place else []
     shown = [place["flatten"]] if "flatten" in place else place.get("columns", [])
     parts += [f"({', '.join(shown)})"] if shown else []
-    parts += [f"{kind} {text}" for kind, text in place.get("window", {}).items()]
+    window = place.get("window", {}).items()
+    parts += [f"{'by' if name == 'time' else name} {text}" for name, text in window]
     groups = place.get("group_by", {}).items()
     named = (name if name == text else f"{name} = {text}" for name, text in groups)
     parts += [f"grouped by {' and '.join(named)}"] if groups else []
