@@ -41,7 +41,7 @@ LATER = ("event", "join")
 FILTERED = re.compile(
     r"\s*(?P<call>.*?\))\s*filter\s*\(\s*where\s(?P<condition>.*)\)\s*", re.DOTALL | re.IGNORECASE
 )
-LATER_WINDOWS = ("session", "sliding", "lateness")
+LATER_WINDOWS = ("sliding", "lateness")
 """Settings of windows that there aren't yet."""
 MOST_WINDOWS = 100
 """Windows that a row may be in: each of them is sent again when the row changes."""
@@ -410,6 +410,8 @@ class WindowSettings(Section):
     """How long windows are that overlap: one begins after each `every`."""
     every: Duration | None = Field(default=None, examples=["10 minutes"])
     """The time between the beginnings of two windows of `hopping`, which is a multiple of it."""
+    session: Duration | None = Field(default=None, examples=["30 minutes"])
+    """The longest pause between two rows of a window that lasts as long as rows follow each other."""
     start: date = Field(default=date(1970, 1, 1), examples=["2013-01-07"])
     """A day, in UTC, at whose beginning a window begins: for weeks, a Monday."""
 
@@ -420,16 +422,17 @@ class WindowSettings(Section):
             later := [name for name in LATER_WINDOWS if name in tree]
         ):
             raise InvalidSetting(
-                f"{later[0]} isn't supported: a window is one of tumbling and hopping",
+                f"{later[0]} isn't supported: a window is one of tumbling, hopping and session",
                 "for example: window: {tumbling: 1 hour, time: placed}",
             )
         return tree
 
     @model_validator(mode="after")
     def _check_kind(self) -> "WindowSettings":
-        if (self.tumbling is None) == (self.hopping is None):
+        kinds = (self.tumbling, self.hopping, self.session)
+        if sum(kind is not None for kind in kinds) != 1:
             raise InvalidSetting(
-                "a window is one of tumbling and hopping",
+                "a window is one of tumbling, hopping and session",
                 "for example: window: {tumbling: 1 hour, time: placed}",
             )
         if (self.hopping is None) != (self.every is None):
@@ -437,6 +440,8 @@ class WindowSettings(Section):
                 "every is of hopping, which needs it",
                 "for example: window: {hopping: 1 hour, every: 10 minutes, time: placed}",
             )
+        if self.session is not None:
+            return self._check_session()
         size = self.size
         if size == 0 or self.step == 0:
             raise InvalidSetting("a window has a length", "for example: tumbling: 1 hour")
@@ -453,10 +458,18 @@ class WindowSettings(Section):
             )
         return self
 
+    def _check_session(self) -> "WindowSettings":
+        if "start" in self.model_fields_set:
+            raise InvalidSetting(
+                "start says where windows of one length begin, and a session begins with a row",
+                "take out start",
+            )
+        return self
+
     @property
     def size(self) -> int:
-        """The length of a window, in microseconds."""
-        return microseconds(self.tumbling or self.hopping or "")
+        """The length of a window, in microseconds; of a session the longest pause."""
+        return microseconds(self.tumbling or self.hopping or self.session or "")
 
     @property
     def step(self) -> int:
@@ -498,8 +511,8 @@ class GroupedViewSettings(Section):
     processed, or a time column of the table for the latest time that any row had there.
     """
     alerts: bool = False
-    """Whether the view's topic has each change of a document exactly once. Views with `having` do so
-    anyway.
+    """Whether the view's topic has each change of a document exactly once. Views with `having` or
+    sessions do so anyway.
     """
     to: tuple[str, ...] = Field(min_length=1, examples=["[search, cache]"])
     """The sinks that hold the documents; `topic` for none but the view's topic, which it always

@@ -329,7 +329,7 @@ def _extremes(
     }
 
 
-def _extreme_of(part: Aggregate, table: Table, rows: Sequence[Mapping[str, Any]]) -> Any:
+def extreme_of(part: Aggregate, table: Table, rows: Sequence[Mapping[str, Any]]) -> Any:
     """Return the least or the greatest value of some rows; NULL where none has one."""
     assert part.argument is not None
     type_ = table.column(part.argument).type
@@ -384,7 +384,7 @@ class _Children:
             totals = count_amounts(amounts(tally, table, row) for row in rows) if tally else {}
             for part in node.aggregates:
                 if part.function in EXTREMES:
-                    value = _extreme_of(part, node.table, rows)
+                    value = extreme_of(part, node.table, rows)
                 else:
                     assert tally is not None
                     value = tallied(part, node.table, tally, totals)

@@ -42,7 +42,7 @@ def climb(
     versions = [*chunk.rows.items(), *((row_id, row.entries) for row_id, row in current.items())]
     for view in views:
         if view.grouping is not None and view.root.table.qualified == chunk.table:
-            yield view.name, documents_of(plan, view, versions)
+            yield view.name, documents_of(plan, state, view, [entries for _, entries in versions])
         for path in view.root.paths():
             node = path[-1]
             if node.join is None or node.table.qualified != chunk.table:

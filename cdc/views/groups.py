@@ -1,12 +1,12 @@
 """Documents of groups: which ones a row counts in, and how they are made of the state's numbers.
 
-A document has no rows. What it shows is in the tallies and lists of its group, or of the panes of its
-window: numbers of panes are added up. So a change costs the documents that it is in, however many rows
-they have.
+What a document shows is in the tallies and lists of its group, or of the panes of its window: numbers of
+panes are added up. So a change costs the documents that it is in, however many rows they have. Only a
+session is made of its rows (`cdc.views.sessions`).
 """
 
 import json
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import cached_property
 from typing import Any
 
@@ -19,15 +19,18 @@ from cdc.views.plan import (
     WINDOW_START,
     GroupedAggregate,
     Grouping,
+    Session,
     StatePlan,
     Tally,
     View,
+    Window,
 )
 from cdc.views.rows import Entries, document_values, join_text, narrowed
 from cdc.views.scalar.instants import FIRST, LAST, microseconds, text_of
 from cdc.views.scalar.operators import NOW
 from cdc.views.scalar.ordering import sort_key
 from cdc.views.scalar.terms import BOOLEAN, INTEGERS, TIMESTAMPTZ, group
+from cdc.views.sessions import Sessions
 from cdc.views.state import State
 
 Values = list[Any]
@@ -35,13 +38,17 @@ Values = list[Any]
 
 
 def documents_of(
-    plan: StatePlan, view: View, versions: Iterable[tuple[str, Entries]]
+    plan: StatePlan, state: State, view: View, versions: Collection[Entries]
 ) -> Collection[str]:
-    """Return the ids of the documents that versions of rows count in, given with the rows' ids."""
+    """Return the ids of the documents that versions of rows count in, given with their entries."""
     groups = _Groups(view)
+    if isinstance(groups.grouping.window, Session):
+        begins = set(Sessions(plan, state, view).changed(versions))
+        ids = (groups.session_id(text, time) for text, time in begins)
+        return {document_id for document_id in ids if document_id is not None}
     tally = groups.grouping.tally(groups.grouping.counted)
     number = plan.tallies[view.root.table.qualified].index(tally)
-    texts = {entries.tallies[number] for _, entries in versions if number in entries.tallies}
+    texts = {entries.tallies[number] for entries in versions if number in entries.tallies}
     return {document_id for text in texts for document_id in groups.ids(text)}
 
 
@@ -53,31 +60,65 @@ def assemble_groups(
     """
     groups = _Groups(view)
     known = {row_id: values for row_id in ids if (values := groups.values(row_id)) is not None}
-    panes = {row_id: groups.texts(values) for row_id, values in known.items()}
-    numbers = _Numbers(plan, state, view, {text for texts in panes.values() for text in texts})
+    if isinstance(groups.grouping.window, Session):
+        rows = _read_sessions(plan, state, view, groups, known)
+    else:
+        rows = _read_panes(plan, state, view, groups, known)
     clock = {} if now is None else {NOW: text_of(now)}
     due: dict[str, int] = {}
-    documents = []
+    if view.having is not None:
+        shown = {row_id: clock | row for row_id, row in rows.items()}
+        note_due(view.having, shown, due)
+        rows = {
+            row_id: row
+            for row_id, row in rows.items()
+            if view.having.evaluate(shown[row_id]) is True
+        }
+    documents = [
+        Document(
+            row_id,
+            encode(groups.wire(groups.key(values))),
+            encode(groups.wire(rows[row_id])) if row_id in rows else None,
+        )
+        for row_id, values in known.items()
+    ]
+    return Slice(documents, due)
+
+
+def _read_panes(
+    plan: StatePlan, state: State, view: View, groups: "_Groups", known: Mapping[str, Values]
+) -> dict[str, dict[str, Any]]:
+    """Return the members of the documents that have rows, by id, for what these have in common."""
+    panes = {row_id: groups.texts(values) for row_id, values in known.items()}
+    numbers = _Numbers(plan, state, view, {text for texts in panes.values() for text in texts})
+    rows = {}
     for row_id, values in known.items():
         if not numbers.count(panes[row_id]):
             continue
-        row = groups.common(values)
+        row = groups.key(values)
+        window = groups.grouping.window
+        if isinstance(window, Window):
+            row[WINDOW_END] = groups.time(_instant(values[-1]) + window.size)
         for name, over in numbers.members.items():
             row[name] = over(panes[row_id])
-        if view.having is not None:
-            shown = clock | row
-            note_due(view.having, {row_id: shown}, due)
-            if view.having.evaluate(shown) is not True:
-                continue
-        key = encode(groups.wire(groups.key(values)))
-        documents.append(Document(row_id, key, encode(groups.wire(row))))
-    shown_ids = {document.id for document in documents}
-    removed = [
-        Document(row_id, encode(groups.wire(groups.key(values))), None)
-        for row_id, values in known.items()
-        if row_id not in shown_ids
-    ]
-    return Slice([*documents, *removed], due)
+        rows[row_id] = row
+    return rows
+
+
+def _read_sessions(
+    plan: StatePlan, state: State, view: View, groups: "_Groups", known: Mapping[str, Values]
+) -> dict[str, dict[str, Any]]:
+    """Return the members of the sessions that there are, as `_read_panes` does."""
+    begins = {
+        row_id: (_text(values[:-1]), _instant(values[-1])) for row_id, values in known.items()
+    }
+    sessions = Sessions(plan, state, view).members(list(begins.values()))
+    rows = {}
+    for row_id, values in known.items():
+        if begins[row_id] in sessions:
+            end, members = sessions[begins[row_id]]
+            rows[row_id] = {**groups.key(values), WINDOW_END: groups.time(end), **members}
+    return rows
 
 
 TYPES = {INTEGERS: int, BOOLEAN: bool}
@@ -101,13 +142,24 @@ class _Groups:
         if values is None:
             return []
         window = self.grouping.window
-        if window is None:
+        if not isinstance(window, Window):
             return [self._id(values)]
         return [
-            self._id([*values[:-1], self._time(begin)])
+            self._id([*values[:-1], self.time(begin)])
             for begin in window.begins(_instant(values[-1]))
             if begin >= FIRST and begin + window.size <= LAST
         ]
+
+    def session_id(self, text: str, begin: int) -> str | None:
+        """Return the id of the session of a list's rows that begins at a time; None for a text of
+        another definition of the view.
+        """
+        try:
+            parts = json.loads(text) if len(self._columns) != 2 else [text]
+        except ValueError:
+            return None
+        values = self._checked([*parts, self.time(begin)]) if isinstance(parts, list) else None
+        return None if values is None else self._id(values)
 
     def _id(self, values: Values) -> str:
         if len(values) > 1:
@@ -119,9 +171,17 @@ class _Groups:
         None for one of another definition of the view.
         """
         try:
-            parts = json.loads(text) if len(self._columns) > 1 else [text]
-            if not isinstance(parts, list) or len(parts) != len(self._columns):
-                return None
+            return self._checked(json.loads(text) if len(self._columns) > 1 else [text])
+        except ValueError:
+            return None
+
+    def _checked(self, parts: Any) -> Values | None:
+        """Return the values of a group, of which integers and booleans may be texts; None where they
+        can't be a group's.
+        """
+        if not isinstance(parts, list) or len(parts) != len(self._columns):
+            return None
+        try:
             values = [
                 json.loads(part) if kind in TYPES and isinstance(part, str) else part
                 for part, kind in zip(parts, self._groups, strict=True)
@@ -140,22 +200,14 @@ class _Groups:
     def texts(self, values: Values) -> list[str]:
         """Return the texts that the rows of a document count for, one for each pane."""
         window = self.grouping.window
-        if window is None:
+        if not isinstance(window, Window):
             return [_text(values)]
         panes = window.panes(_instant(values[-1]))
-        return [_text([*values[:-1], self._time(pane)]) for pane in panes]
+        return [_text([*values[:-1], self.time(pane)]) for pane in panes]
 
     def key(self, values: Values) -> dict[str, Any]:
         """Return the members of a document's key."""
         return {column.name: value for column, value in zip(self._columns, values, strict=True)}
-
-    def common(self, values: Values) -> dict[str, Any]:
-        """Return the members of a document before its aggregates."""
-        members = self.key(values)
-        window = self.grouping.window
-        if window is not None:
-            members[WINDOW_END] = self._time(_instant(values[-1]) + window.size)
-        return members
 
     def wire(self, members: dict[str, Any]) -> dict[str, Any]:
         """Return members as the connector writes them: a time stamp without a zone is a number."""
@@ -170,7 +222,8 @@ class _Groups:
     def _has_zone(self) -> bool:
         return self._groups[-1] == TIMESTAMPTZ
 
-    def _time(self, instant: int) -> str:
+    def time(self, instant: int) -> str:
+        """Write a time as documents have it."""
         return text_of(instant, has_zone=self._has_zone)
 
 

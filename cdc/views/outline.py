@@ -13,8 +13,10 @@ from cdc.views.plan import (
     Grouping,
     Node,
     Order,
+    Session,
     StatePlan,
     View,
+    Window,
 )
 
 
@@ -48,11 +50,16 @@ def _groups(grouping: Grouping) -> dict[str, Any]:
     }
     if window is not None:
         described["key"].append(WINDOW_START)
-        size = duration_text(window.size)
-        every = duration_text(window.every)
-        length = {"tumbling": size} if size == every else {"hopping": size, "every": every}
-        described["window"] = {**length, "time": window.time}
+        described["window"] = {**_length(window), "time": window.time}
     return described
+
+
+def _length(window: Window | Session) -> dict[str, str]:
+    if isinstance(window, Session):
+        return {"session": duration_text(window.gap)}
+    size = duration_text(window.size)
+    every = duration_text(window.every)
+    return {"tumbling": size} if size == every else {"hopping": size, "every": every}
 
 
 def _grouped(part: GroupedAggregate) -> str:

@@ -276,6 +276,19 @@ class Window:
 
 
 @dataclass(frozen=True)
+class Session:
+    """Windows that last as long as rows follow each other: the next row is in the same one if it is at
+    most `gap` microseconds later.
+
+    A window begins with its first row, and ends with its last one.
+    """
+
+    time: str
+    """The column."""
+    gap: int
+
+
+@dataclass(frozen=True)
 class GroupedAggregate:
     """A number over rows of a group.
 
@@ -294,14 +307,14 @@ class Grouping:
 
     columns     what the rows have in common: members of the document, and its key with the beginning
                 of the window
-    values      expressions for these columns, then, with a window, for the beginning of the pane
+    values      expressions for these columns, then, with a `Window`, for the beginning of the pane
     counted     how many rows there are: without one, there is no document
     aggregates  the document's other members
     """
 
     columns: tuple[Column, ...]
     values: Values
-    window: Window | None
+    window: Window | Session | None
     counted: GroupedAggregate
     aggregates: tuple[GroupedAggregate, ...]
 
@@ -324,9 +337,35 @@ class Grouping:
         return Listing(self.values, part.where, (order,))
 
     @property
+    def tallies(self) -> Sequence[Tally]:
+        """The numbers that the state keeps: of a session it keeps none, since others belong to it when
+        it merges with the one before it.
+        """
+        if isinstance(self.window, Session):
+            return ()
+        parts = (self.counted, *self.aggregates)
+        return [self.tally(part) for part in parts if part.aggregate.function not in EXTREMES]
+
+    @property
+    def listings(self) -> Sequence[Listing]:
+        """The lists that the state keeps: of rows by their times, or for least and greatest values."""
+        if isinstance(self.window, Session):
+            return [self.by_time]
+        return [
+            self.listing(part) for part in self.aggregates if part.aggregate.function in EXTREMES
+        ]
+
+    @property
+    def by_time(self) -> Listing:
+        """The list of a group's rows by the time of its window."""
+        assert self.window is not None
+        return Listing(self.values, self.counted.where, (Order(self.window.time),))
+
+    @property
     def columns_in_use(self) -> frozenset[str]:
         """Names of the columns of its rows that the documents depend on."""
         parts = (self.counted, *self.aggregates)
+        times = [self.window.time] if self.window is not None else []
         conditions = [part.where for part in parts if part.where]
         return frozenset(
             [
@@ -336,6 +375,7 @@ class Grouping:
                     for name in expression.columns
                 ),
                 *(part.aggregate.argument for part in parts if part.aggregate.argument),
+                *times,
             ]
         )
 
@@ -375,9 +415,11 @@ class View:
     @property
     def sends_once(self) -> bool:
         """Whether the state knows what its topic has: so each change is there once, and no tombstone
-        of a document that never was. Most rows of such a view have no document.
+        of a document that never was. Most rows of such a view have no document; most rows of a session
+        don't begin one.
         """
-        return self.alerts or self.having is not None or self.has_clock
+        has_sessions = self.grouping is not None and isinstance(self.grouping.window, Session)
+        return self.alerts or self.having is not None or self.has_clock or has_sessions
 
     @property
     def has_clock(self) -> bool:
@@ -460,11 +502,7 @@ class StatePlan:
                 *node.extremes.values(),
                 *(child.parent_listing for child in node.children),
             ),
-            lambda grouping: [
-                grouping.listing(part)
-                for part in grouping.aggregates
-                if part.aggregate.function in EXTREMES
-            ],
+            lambda grouping: grouping.listings,
         )
 
     @cached_property
@@ -472,11 +510,7 @@ class StatePlan:
         """By table name: the numbers over its rows, numbered by their place here."""
         return self._of_nodes(
             lambda node: (None if node.is_timed else node.tally,),
-            lambda grouping: [
-                grouping.tally(part)
-                for part in (grouping.counted, *grouping.aggregates)
-                if part.aggregate.function not in EXTREMES
-            ],
+            lambda grouping: grouping.tallies,
         )
 
     def _of_nodes(

@@ -37,6 +37,7 @@ from cdc.views.plan import (
     Join,
     Node,
     Order,
+    Session,
     TimeJoin,
     View,
     Window,
@@ -144,7 +145,8 @@ class _Resolver:
         window = None
         if settings.window is not None:
             window = self._window(table, settings.window, (*keys, "window"))
-            values.append(_pane(table, window))
+            if isinstance(window, Window):
+                values.append(_pane(table, window))
         grouping = Grouping(
             tuple(columns),
             tuple(values),
@@ -192,9 +194,11 @@ class _Resolver:
             " of these, but integers: let Postgres keep it in a column",
         )
 
-    def _window(self, table: Table, settings: WindowSettings, keys: Keys) -> Window:
+    def _window(self, table: Table, settings: WindowSettings, keys: Keys) -> Window | Session:
         hint = "name a column of type timestamptz or timestamp"
         self._require_time(table, "time", settings.time, (*keys, "time"), hint)
+        if settings.session is not None:
+            return Session(settings.time, settings.size)
         start = datetime.combine(settings.start, time.min, UTC)
         return Window(
             settings.time,

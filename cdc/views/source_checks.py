@@ -89,7 +89,7 @@ class _Checks:
         if view.grouping is None:
             return
         places = [(*keys, "group_by", column.name) for column in view.grouping.columns]
-        places += [(*keys, "window", "time")] * (view.grouping.window is not None)
+        places += [(*keys, "window", "time")] * (len(view.grouping.values) - len(places))
         for value, place in zip(view.grouping.values, places, strict=True):
             self._require_logged(view.root, value, place)
             self._require_strict(view.root, value, place)

@@ -19,8 +19,10 @@ from cdc.views.plan import (
     Grouping,
     Node,
     Order,
+    Session,
     TimeJoin,
     View,
+    Window,
 )
 from cdc.views.scalar.expression import Expression
 from cdc.views.scalar.operators import COLLATION, NOW, quoted, quoted_name, sql_text
@@ -78,9 +80,59 @@ def document_query(view: View) -> str:
 
 
 def _grouped_query(view: View, grouping: Grouping) -> str:
-    table = view.root.table
+    query = (
+        _session_query(view.root.table, grouping, grouping.window)
+        if isinstance(grouping.window, Session)
+        else _window_query(view.root.table, grouping, grouping.window)
+    )
+    if view.having is None or view.having.term is None:
+        return query
+    condition = sql_text(
+        view.having.term,
+        lambda name: _clock(view) if name == NOW else f"g.{quoted_name(name)}",
+    )
+    return f"SELECT * FROM ({query}) AS g WHERE {condition}"
+
+
+def _session_query(table: Table, grouping: Grouping, session: Session) -> str:
+    """Write the query of sessions: a row begins one if none is within the gap before it."""
+    values = [_expression(value, "t0") for value in grouping.values]
+    places = [f'"_cdc {number}"' for number in range(len(values))]
+    time = f"t0.{quoted_name(session.time)}"
+    groups = f"PARTITION BY {', '.join(values)} " if values else ""
+    pause = f"{time} - lag({time}) OVER ({groups}ORDER BY {time})"
+    begin = f"CASE WHEN {pause} <= {_interval(session.gap)} THEN NULL ELSE {time} END"
+    conditions = [
+        *([_expression(grouping.counted.where, "t0")] if grouping.counted.where else []),
+        *(f"{value} IS NOT NULL" for value in values),
+        f"{time} BETWEEN {_years(table.column(session.time).type)}",
+    ]
+    named = [f"{value} AS {place}" for value, place in zip(values, places, strict=True)]
+    rows = _select(["t0.*", *named, f'{begin} AS "_cdc begin"'], table, "t0", (), conditions)
+    group_columns = [f"t1.{place}" for place in places]
+    of_group = f"PARTITION BY {', '.join(group_columns)} " if places else ""
+    over = f"({of_group}ORDER BY t1.{quoted_name(session.time)} RANGE UNBOUNDED PRECEDING)"
+    marked = f'SELECT *, max(t1."_cdc begin") OVER {over} AS "_cdc run" FROM ({rows}) AS t1'
+    names = [quoted_name(column.name) for column in grouping.columns]
+    columns = [f"t2.{place} AS {name}" for place, name in zip(places, names, strict=True)]
+    columns.append(f't2."_cdc run" AS {quoted_name(WINDOW_START)}')
+    grouped_by = ", ".join(str(number + 1) for number in range(len(columns)))
+    columns.append(f"max(t2.{quoted_name(session.time)}) AS {quoted_name(WINDOW_END)}")
+    columns += _aggregates(grouping, table, "t2")
+    return f"SELECT {', '.join(columns)} FROM ({marked}) AS t2 GROUP BY {grouped_by}"
+
+
+def _aggregates(grouping: Grouping, table: Table, alias: str) -> list[str]:
+    columns = []
+    for part in grouping.aggregates:
+        only = f" FILTER (WHERE {_expression(part.filter, alias)})" if part.filter else ""
+        value = _aggregate(part.aggregate, table, alias, only)
+        columns.append(f"{value} AS {quoted_name(part.aggregate.name)}")
+    return columns
+
+
+def _window_query(table: Table, grouping: Grouping, window: Window | None) -> str:
     alias = "t0"
-    window = grouping.window
     values = [
         _expression(value, alias)
         for value, _ in zip(grouping.values, grouping.columns, strict=False)
@@ -106,18 +158,8 @@ def _grouped_query(view: View, grouping: Grouping) -> str:
         conditions.append(f"{alias}.{quoted_name(window.time)} BETWEEN {_years(type_)}")
         conditions += [f"{time} BETWEEN {_years(type_)}" for time in ("w.begin", end)]
     grouped_by = ", ".join(str(number + 1) for number in range(len(columns)))
-    for part in grouping.aggregates:
-        only = f" FILTER (WHERE {_expression(part.filter, alias)})" if part.filter else ""
-        value = _aggregate(part.aggregate, table, alias, only)
-        columns.append(f"{value} AS {quoted_name(part.aggregate.name)}")
-    query = f"{_select(columns, table, alias, joins, conditions)} GROUP BY {grouped_by}"
-    if view.having is None or view.having.term is None:
-        return query
-    condition_sql = sql_text(
-        view.having.term,
-        lambda name: _clock(view) if name == NOW else f"g.{quoted_name(name)}",
-    )
-    return f"SELECT * FROM ({query}) AS g WHERE {condition_sql}"
+    columns += _aggregates(grouping, table, alias)
+    return f"{_select(columns, table, alias, joins, conditions)} GROUP BY {grouped_by}"
 
 
 def _clock(view: View) -> str:

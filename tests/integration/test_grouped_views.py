@@ -3,6 +3,7 @@ cases that these don't reach; planted bugs that they find.
 """
 
 import random
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +14,8 @@ from cdc.views import climb, groups
 from cdc.views.plan import GroupedAggregate, Grouping, StatePlan, Tally, Window
 from cdc.views.rows import Entries
 from cdc.views.scalar import operators
-from cdc.views.scalar.instants import microseconds, text_of
+from cdc.views.scalar.instants import instant_of, microseconds, text_of
+from cdc.views.sessions import Sessions
 from cdc.views.state import Chunk, State
 from cdc.views.tasks import emission
 from tests.support.budget import SCALE
@@ -102,6 +104,32 @@ VIEWS = """
     select: {trips: count(*)}
     having: now() > window_end + interval '30 minutes' OR trips > 3
     to: [topic]
+  runs:
+    from: lib.trips
+    window: {session: 30 minutes, time: dep}
+    group_by: [origin]
+    select:
+      trips: count(*)
+      total: sum(delay)
+      mean: avg(fare)
+      worst: max(delay)
+      first_note: min(note)
+      late: count(*) FILTER (WHERE delay > 1)
+    to: [topic]
+  runs_of_all:
+    from: lib.trips
+    where: delay < 4 OR is_late
+    window: {session: 1 hour, time: planned}
+    select: {trips: count(*)}
+    to: [topic]
+  busy_runs:
+    from: lib.trips
+    where: delay > 0
+    window: {session: 45 minutes, time: dep}
+    group_by: {number: number, late: is_late}
+    select: {trips: count(*), fare: sum(fare)}
+    having: trips >= 2 OR now() > window_end
+    to: [topic]
 """
 STEPS = ("climbed", "begin_sending", "sent", "write")
 
@@ -158,7 +186,7 @@ def run_history(history: History, seed: int) -> None:
     history.save()
     for _ in range(CHANGES):
         now += rng.choice([0, 0, 1, 1_800_000_000, 3_600_000_000])
-        history.clocks = {"closed": now}
+        history.clocks = {"closed": now, "busy_runs": now}
         history.do(*(change(rng) for _ in range(rng.randrange(1, 4))))
         if rng.random() < 0.5:
             history.apply()
@@ -211,6 +239,18 @@ def truncated(every: int, start: int, text: str) -> str | None:
     return text_of(begin, has_zone=text.endswith("Z"))
 
 
+def without_followers(
+    sessions: Sessions, versions: Collection[Entries]
+) -> Iterator[tuple[str, int]]:
+    """Leave out the row after a changed one."""
+    found = list(all_changed(sessions, versions))
+    times = {instant_of(order) for entries in versions for _, order in entries.places.values()}
+    return (begin for begin in found if begin[1] in times)
+
+
+all_changed = Sessions.changed
+
+
 def without_filter(grouping: Grouping, part: GroupedAggregate) -> Tally:
     return replace(filtered_tally(grouping, part), where=grouping.counted.where)
 
@@ -227,6 +267,7 @@ filtered_tally = Grouping.tally
         (groups, "tallied", lambda part, table, tally, numbers: numbers.get("n", 0)),
         (Grouping, "tally", without_filter),
         (groups, "note_due", lambda *_: None),
+        (Sessions, "changed", without_followers),
     ],
     ids=[
         "new versions only",
@@ -235,6 +276,7 @@ filtered_tally = Grouping.tally
         "numbers are counts",
         "no FILTER",
         "nothing is due",
+        "sessions that begin with another row aren't marked",
     ],
 )  # fmt: skip
 def test_planted_bugs_are_found(
@@ -431,3 +473,75 @@ def test_a_definition_follows_any_other(history: History, other: str) -> None:
         history.renew_topics()
         history.settle()
         assert len(history.topics["moving"]) > 0
+
+
+SESSIONS = """
+  moving:
+    from: lib.trips
+    window: {session: 30 minutes, time: dep}
+    group_by: [origin]
+    select: {trips: count(*)}
+    to: [topic]
+"""
+
+
+@pytest.fixture
+def sessions(history: History) -> History:
+    history.connection.execute(TABLES.encode())
+    history.declare(SESSIONS)
+    return history
+
+
+def test_a_pause_of_exactly_the_gap_belongs_to_a_session(sessions: History) -> None:
+    sessions.do(trip(1, "10:00"), trip(2, "10:30"), trip(3, "11:00:00.000001"))
+    assert counts(sessions) == {
+        window("10:00"): 2,
+        f'["jfk","{DAY}T11:00:00.000001Z"]': 1,
+    }
+    assert sessions.document("moving", window("10:00"))["window_end"] == f"{DAY}T10:30:00.000000Z"
+
+
+def test_a_row_between_two_sessions_makes_them_one_and_its_deletion_two(sessions: History) -> None:
+    sessions.do(trip(1, "10:00"), trip(2, "11:00"))
+    before = counts(sessions)
+    assert before == {window("10:00"): 1, window("11:00"): 1}
+    sessions.forget_emitted()
+    sessions.do(trip(3, "10:30"))
+    assert counts(sessions) == {window("10:00"): 3}
+    assert sorted(sessions.emitted_ids) == [f"moving/{window(at)}" for at in ("10:00", "11:00")]
+    sessions.do("DELETE FROM lib.trips WHERE id = 3")
+    assert counts(sessions) == before
+
+
+def test_a_session_whose_first_row_goes_begins_with_the_next(sessions: History) -> None:
+    sessions.do(trip(1, "10:00"), trip(2, "10:10"), trip(3, "10:20"))
+    sessions.settle()
+    sessions.do("DELETE FROM lib.trips WHERE id = 1")
+    assert counts(sessions) == {window("10:10"): 2}
+
+
+def test_a_session_keeps_its_key_while_a_row_is_left_at_its_beginning(sessions: History) -> None:
+    sessions.do(trip(1, "10:00"), trip(2, "10:00"))
+    sessions.settle()
+    sessions.do("DELETE FROM lib.trips WHERE id = 1")
+    assert counts(sessions) == {window("10:00"): 1}
+
+
+def test_a_first_row_changes_its_group_while_one_is_inserted_before_it(sessions: History) -> None:
+    sessions.chunk_rows = 1
+    sessions.do(trip(1, "10:00"), trip(2, "10:10"))
+    sessions.settle()
+    sessions.do("UPDATE lib.trips SET origin = 'lga' WHERE id = 1", trip(3, "09:50"))
+    assert counts(sessions) == {window("10:00", "lga"): 1, window("09:50"): 2}
+
+
+def test_a_session_is_as_long_as_it_gets(sessions: History) -> None:
+    """Also longer than a page of the list that it is read from."""
+    rows = (
+        "INSERT INTO lib.trips (id, origin, dep)"
+        f" SELECT n, 'jfk', '{DAY} 10:00Z'::timestamptz + n * interval '1 minute' FROM generate_series"
+    )
+    sessions.do(f"{rows}(0, 4999) AS n")
+    assert counts(sessions) == {window("10:00"): 5000}
+    sessions.do("DELETE FROM lib.trips WHERE id BETWEEN 2500 AND 2540")
+    assert sorted(counts(sessions).values()) == [2459, 2500]

@@ -114,6 +114,11 @@ views:
     group_by: {{customer: customer_id, open: is_open}}
     select: {{orders: count(*), first: min(id), last_placed: max(placed), mean: avg(id)}}
     to: [search, cache, warehouse]
+  order_runs:
+    from: public.orders
+    window: {{session: 1 second, time: placed}}
+    select: {{orders: count(*)}}
+    to: [cache]
 """
 
 

@@ -8,7 +8,7 @@ from cdc.config import settings
 from cdc.errors import SettingsError
 from cdc.model.table import Column, Table
 from cdc.views.outline import outline
-from cdc.views.plan import View, Window
+from cdc.views.plan import Session, View, Window
 from cdc.views.resolve import resolve_views
 from cdc.views.sql import document_query
 from cdc.views.tables import view_table
@@ -143,9 +143,11 @@ def test_it_is_shown_in_the_words_of_the_file(tmp_path: Path) -> None:
         ("from: public.flights", "from: flights", 10, "from: takes schema.table", "from: public.flights"),
         ("    to: [cache]\n", "", 9, "to: required, but missing", "to: "),
         ("    to: [cache]\n", "    to: [cach]\n", 19, "there is no such sink", "one of: cache"),
-        ("hopping: 1 hour, every: 10 minutes, ", "", 12, "a window is one of tumbling and hopping", "tumbling: 1 hour"),
+        ("hopping: 1 hour, every: 10 minutes, ", "", 12, "a window is one of tumbling, hopping", "tumbling"),
         ("hopping: 1 hour", "hopping: 1 hour, tumbling: 1 hour", 12, "a window is one of tumbling", ""),
-        ("hopping: 1 hour", "session: 1 hour", 12, "session isn't supported", "tumbling"),
+        ("hopping: 1 hour", "sliding: 1 hour", 12, "sliding isn't supported", "tumbling"),
+        ("hopping: 1 hour, every: 10 minutes", "session: 1 hour, start: 2013-01-07", 12, "a session begins with", ""),
+        ("hopping: 1 hour", "session: 1 hour", 12, "every is of hopping", ""),
         ("hopping: 1 hour, every: 10 minutes", "hopping: 1 hour", 12, "every is of hopping", "every: 10 minutes"),
         ("hopping: 1 hour", "tumbling: 1 hour", 12, "every is of hopping", ""),
         ("hopping: 1 hour", "hopping: 55 minutes", 12, "55 minutes is no multiple of every: 10 minutes", "every:"),
@@ -183,6 +185,13 @@ def test_mistakes_are_named_with_their_line(
     assert f"air.yaml:{line}: views.delays" in caught.value.message
     assert message in caught.value.message
     assert hint in caught.value.hint
+
+
+def test_a_session_is_resolved(tmp_path: Path) -> None:
+    view = view_of(tmp_path, "hopping: 1 hour, every: 10 minutes", "session: 30 minutes")
+    assert view.grouping is not None
+    assert view.grouping.window == Session("dep", 30 * MINUTE)
+    assert outline(view)["window"] == {"session": "30 minutes", "time": "dep"}
 
 
 def test_a_view_without_groups_and_windows_is_refused(tmp_path: Path) -> None:
