@@ -433,6 +433,15 @@ def test_another_key_needs_another_topic(cases: History) -> None:
     }
 
 
+def test_windows_at_the_end_of_time_get_longer(cases: History) -> None:
+    """9999-12-31 often stands for no end."""
+    cases.do(trip(1, "22:00", day="9999-12-31"), trip(2, "22:00", day="9999-12-29"))
+    assert len(counts(cases)) == 4
+    cases.declare(CASES.replace("hopping: 1 hour", "hopping: 1 day"))
+    cases.has_gone_back = cases.is_new_process = True
+    assert len(counts(cases)) > 48
+
+
 def test_what_groups_need_is_part_of_what_rows_are_stored_for(cases: History) -> None:
     """Rows are read again for another window, and none of the former one's numbers stay."""
     cases.do(trip(1, "10:10"))
