@@ -267,7 +267,7 @@ def _members(kind: Any) -> list[Any]:
 
 
 def _tags(kind: Any) -> list[str]:
-    """The values of `type`, or tags, that tell the members of a union apart."""
+    """The values of `type`, or tags, by which the members of a union are chosen."""
     sections = [member for member in _members(kind) if _is_section(member)]
     fields = [member.model_fields.get("type") for member in sections]
     return [

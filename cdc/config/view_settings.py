@@ -382,6 +382,8 @@ class PatternViewSettings(ViewSettings):
         alias="from", pattern=TABLE, description="schema.table", examples=["public.flights"]
     )
     """The table in whose rows the pattern is looked for."""
+    where: str | None = None
+    """Refused: each step of the pattern has a condition."""
     pattern: PatternSettings
     """Conditions on rows in succession. Each row that completes them has a document, under its own key,
     with one more member for each step before it.

@@ -434,7 +434,7 @@ def test_another_key_needs_another_topic(cases: History) -> None:
 
 
 def test_windows_at_the_end_of_time_get_longer(cases: History) -> None:
-    """9999-12-31 often stands for no end."""
+    """Tables often have 9999-12-31 where something has no end."""
     cases.do(trip(1, "22:00", day="9999-12-31"), trip(2, "22:00", day="9999-12-29"))
     assert len(counts(cases)) == 4
     cases.declare(CASES.replace("hopping: 1 hour", "hopping: 1 day"))
