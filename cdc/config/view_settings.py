@@ -30,9 +30,22 @@ STATE = "documents"
 """What the state of documents is called where a sink's name is due: in logs, progress, quarantine."""
 TOPIC_ONLY = "topic"
 """In `to`: the view's topic, which every view has."""
-Function = Literal["count", "sum", "min", "max", "avg"]
+Function = Literal[
+    "count", "sum", "min", "max", "avg", "first", "last", "distinct", "percentile_disc"
+]
+"""What an aggregate is; `distinct` is count(DISTINCT ...)."""
 AGGREGATE = re.compile(r"\s*([a-zA-Z]+)\s*\(\s*(.*?)\s*\)\s*", re.DOTALL)
 FUNCTIONS = ("count", "sum", "min", "max", "avg")
+"""Aggregates over rows of an included table."""
+ENDS = ("first", "last")
+DISTINCT = re.compile(
+    r"\s*count\s*\(\s*distinct\s+(?P<argument>.*?)\s*\)\s*", re.DOTALL | re.IGNORECASE
+)
+PERCENTILE = re.compile(
+    r"\s*percentile_disc\s*\(\s*(?P<fraction>[^()]*?)\s*\)"
+    r"\s*within\s+group\s*\(\s*order\s+by\s+(?P<argument>.*?)\s*\)\s*",
+    re.DOTALL | re.IGNORECASE,
+)
 GROUPED = ("from", "group_by", "window", "select")
 """Settings of grouped views."""
 LATER = ("event", "join")
@@ -55,10 +68,13 @@ class Ordering(NamedTuple):
 
 
 class AggregateCall(NamedTuple):
-    """An aggregate as the file has it; the argument is None for count(*)."""
+    """An aggregate as the file has it; the argument is None for count(*). `fraction` is the one of
+    percentile_disc, from 0 to 1.
+    """
 
     function: Function
     argument: str | None
+    fraction: float | None = None
 
 
 def ordering(text: str) -> Ordering:
@@ -71,25 +87,56 @@ def ordering(text: str) -> Ordering:
 
 def aggregate(text: str) -> AggregateCall:
     """Read `count(*)` or `function(column)`. Raises InvalidSetting."""
-    match = AGGREGATE.fullmatch(text)
-    function = match[1].lower() if match else ""
-    argument = match[2] if match else ""
-    if function not in FUNCTIONS or not argument or (argument == "*" and function != "count"):
+    call = _call(text, FUNCTIONS)
+    if call is None:
         raise InvalidSetting(
             f"an aggregate is one of {', '.join(FUNCTIONS)} of a column of the included table",
             "for example: {late: count(*), longest: max(dep_delay)}",
         )
+    return call
+
+
+def _call(text: str, functions: Collection[str]) -> AggregateCall | None:
+    match = AGGREGATE.fullmatch(text)
+    function = match[1].lower() if match else ""
+    argument = match[2] if match else ""
+    if function not in functions or not argument or (argument == "*" and function != "count"):
+        return None
     return AggregateCall(cast(Function, function), None if argument == "*" else argument)
 
 
-def filtered(text: str) -> tuple[AggregateCall, str | None]:
-    """Read `sum(amount)`, or `sum(amount) FILTER (WHERE ...)`: an aggregate, and its condition.
-    Raises InvalidSetting.
+def selected(text: str) -> tuple[AggregateCall, str | None]:
+    """Read `sum(amount)`, or `sum(amount) FILTER (WHERE ...)`: an aggregate over rows of a group, and
+    its condition. Raises InvalidSetting.
     """
     match = FILTERED.fullmatch(text)
     if match is None:
-        return aggregate(text), None
-    return aggregate(match["call"]), match["condition"].strip()
+        return _selected_call(text), None
+    return _selected_call(match["call"]), match["condition"].strip()
+
+
+def _selected_call(text: str) -> AggregateCall:
+    if match := DISTINCT.fullmatch(text):
+        return AggregateCall("distinct", match["argument"])
+    if match := PERCENTILE.fullmatch(text):
+        try:
+            fraction = float(match["fraction"])
+        except ValueError:
+            fraction = -1.0
+        if not 0 <= fraction <= 1:
+            raise InvalidSetting(
+                f"percentile_disc takes a number from 0 to 1, and this is {match['fraction']}",
+                "for example: percentile_disc(0.9) WITHIN GROUP (ORDER BY dep_delay)",
+            )
+        return AggregateCall("percentile_disc", match["argument"], fraction)
+    call = _call(text, (*FUNCTIONS, *ENDS))
+    if call is None:
+        raise InvalidSetting(
+            f"an aggregate is one of {', '.join((*FUNCTIONS, *ENDS))} or count(DISTINCT ...) of a"
+            " column, count(*), or percentile_disc(...) WITHIN GROUP (ORDER BY ...)",
+            "for example: {flights: count(*), longest: max(dep_delay)}",
+        )
+    return call
 
 
 def _aggregates(texts: dict[str, str]) -> dict[str, str]:
@@ -100,7 +147,7 @@ def _aggregates(texts: dict[str, str]) -> dict[str, str]:
 
 def _selected(texts: dict[str, str]) -> dict[str, str]:
     for text in texts.values():
-        filtered(text)
+        selected(text)
     return texts
 
 
@@ -501,8 +548,13 @@ class GroupedViewSettings(Section):
     select: Selected = Field(
         min_length=1, examples=["{flights: count(*), late: count(*) FILTER (WHERE dep_delay > 15)}"]
     )
-    """The other members of the document: count, sum, min, max or avg over the rows of a group, of a
-    column or `*`, with FILTER (WHERE ...) for those that meet a condition.
+    """The other members of the document, over the rows of a group: `count(*)`; count, sum, avg, min, max,
+    first, last or count(DISTINCT ...) of a column; or percentile_disc(0.9) WITHIN GROUP (ORDER BY
+    column). Each may have FILTER (WHERE ...), for the rows that meet a condition.
+    """
+    order_by: str | None = Field(default=None, examples=["id"])
+    """The column that says which row of a group is its first and its last one, where there is no window:
+    the rows of a window are in the order of its time. A row in which it is NULL is neither.
     """
     having: str | None = Field(default=None, examples=['"flights >= 5"'])
     """The condition in SQL that a document has to meet, over its members. A document that doesn't meet
@@ -525,6 +577,29 @@ class GroupedViewSettings(Section):
     def include(self) -> dict[str, IncludeSettings]:
         """Nothing: a group has no rows of other tables."""
         return {}
+
+    @model_validator(mode="after")
+    def _check_order(self) -> "GroupedViewSettings":
+        ends = [name for name, text in self.select.items() if selected(text)[0].function in ENDS]
+        if self.order_by is not None and self.window is not None:
+            raise InvalidSetting(
+                "the rows of a window are in the order of its time",
+                "take out order_by",
+                ("order_by",),
+            )
+        if self.order_by is not None and not ends:
+            raise InvalidSetting(
+                "order_by is of first and last, and select has neither",
+                "take out order_by",
+                ("order_by",),
+            )
+        if ends and self.order_by is None and self.window is None:
+            raise InvalidSetting(
+                "nothing says which row is the first and the last one",
+                "for example: order_by: id",
+                ("select", ends[0]),
+            )
+        return self
 
     @model_validator(mode="after")
     def _check_groups(self) -> "GroupedViewSettings":

@@ -1,13 +1,15 @@
 """Numbers over the children of a row, as Postgres computes them: exact, in the form of documents."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
 from cdc.model.table import Table
-from cdc.views.plan import Aggregate, Tally
-from cdc.views.scalar.amounts import EXACT, INTEGERS, total
+from cdc.views.plan import LISTED, Aggregate, Tally
+from cdc.views.scalar.amounts import EXACT, INTEGERS, total, trimmed
+from cdc.views.scalar.ordering import sort_key
 
 
 def tallied(part: Aggregate, table: Table, tally: Tally, numbers: Mapping[str, int]) -> Any:
@@ -16,6 +18,9 @@ def tallied(part: Aggregate, table: Table, tally: Tally, numbers: Mapping[str, i
     """
     if part.argument is None:
         return numbers.get("n", 0)
+    if part.function == "distinct":
+        place = len(tally.columns) + tally.distinct.index(part.argument)
+        return sum(name.startswith(f"s{place}:") for name in numbers)
     place = tally.columns.index(part.argument)
     count = numbers.get(f"c{place}", 0)
     if part.function == "count":
@@ -41,15 +46,29 @@ def tallied(part: Aggregate, table: Table, tally: Tally, numbers: Mapping[str, i
 
 
 def extreme(type_: str, value: Any) -> Any:
-    """Write the least or greatest value of a column, given in the form of documents."""
+    """Write a value of a column that other rows may have in another form, such as the least one; given
+    in the form of documents.
+    """
     return trimmed(value) if type_ == "numeric" and value is not None else value
 
 
-def trimmed(number: str) -> str:
-    """Write a numeric without zeros at its end: equal ones then have one text, whichever comes
-    first.
-    """
-    return number.rstrip("0").rstrip(".") if "." in number else number
+def ordered_value(part: Aggregate, table: Table, rows: Sequence[Mapping[str, Any]]) -> Any:
+    """Return the least or the greatest value of some rows, or the percentile; NULL where none has one."""
+    assert part.argument is not None
+    type_ = table.column(part.argument).type
+    present = [row[part.argument] for row in rows if row[part.argument] is not None]
+    present.sort(key=sort_key(type_))
+    if not present:
+        return None
+    if part.function == "percentile_disc":
+        assert part.fraction is not None
+        return extreme(type_, present[rank(part.fraction, len(present)) - 1])
+    return extreme(type_, present[-1 if part.function == "max" else 0])
+
+
+def rank(fraction: float, count: int) -> int:
+    """Return which of so many values, from the smallest on, percentile_disc is: 1 for the first."""
+    return max(1, math.ceil(fraction * count))
 
 
 def _mean(total: Decimal, count: int) -> Decimal:
@@ -80,9 +99,9 @@ def _leading_group(number: Decimal) -> tuple[int, int]:
 
 def result_type(part: Aggregate, table: Table) -> str:
     """Name the Postgres type of an aggregate."""
-    if part.function == "count" or part.argument is None:
+    if part.function in ("count", "distinct") or part.argument is None:
         return "bigint"
     type_ = table.column(part.argument).type
-    if part.function in ("min", "max"):
+    if part.function in LISTED:
         return type_
     return "bigint" if type_ in INTEGERS and part.function == "sum" else "numeric"

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from cdc.codec.members import encode, joined, members
 from cdc.codec.table import codec
 from cdc.model.table import Table
-from cdc.views.aggregates import extreme, tallied
+from cdc.views.aggregates import extreme, ordered_value, tallied
 from cdc.views.entries import amounts, place_text
 from cdc.views.having import shown_values
 from cdc.views.plan import EXTREMES, Aggregate, Listing, Node, StatePlan, View
@@ -21,7 +21,7 @@ from cdc.views.scalar.deadlines import next_change
 from cdc.views.scalar.expression import Expression
 from cdc.views.scalar.instants import text_of
 from cdc.views.scalar.operators import NOW
-from cdc.views.scalar.ordering import code_points, sort_key
+from cdc.views.scalar.ordering import code_points
 from cdc.views.state import State, find_rows, scan_spans
 from cdc.views.time_joins import children_span, is_last, list_place
 
@@ -329,17 +329,6 @@ def _extremes(
     }
 
 
-def extreme_of(part: Aggregate, table: Table, rows: Sequence[Mapping[str, Any]]) -> Any:
-    """Return the least or the greatest value of some rows; NULL where none has one."""
-    assert part.argument is not None
-    type_ = table.column(part.argument).type
-    present = [row[part.argument] for row in rows if row[part.argument] is not None]
-    if not present:
-        return None
-    choose = max if part.function == "max" else min
-    return extreme(type_, choose(present, key=sort_key(type_)))
-
-
 class _Children:
     """The rows of a node, for all parents of a slice: each is read and written once."""
 
@@ -384,7 +373,7 @@ class _Children:
             totals = count_amounts(amounts(tally, table, row) for row in rows) if tally else {}
             for part in node.aggregates:
                 if part.function in EXTREMES:
-                    value = extreme_of(part, node.table, rows)
+                    value = ordered_value(part, node.table, rows)
                 else:
                     assert tally is not None
                     value = tallied(part, node.table, tally, totals)

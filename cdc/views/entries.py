@@ -10,7 +10,7 @@ from typing import Any
 from cdc.model.table import Table
 from cdc.views.plan import Listing, Order, StatePlan, Tally, Values
 from cdc.views.rows import GROUP, LISTING, TALLY, UNIT, document_values, escape, join_text, narrowed
-from cdc.views.scalar.amounts import COUNTED, encode_amount
+from cdc.views.scalar.amounts import COUNTED, encode_amount, encode_distinct
 from cdc.views.scalar.expression import Expression
 from cdc.views.scalar.instants import microseconds
 from cdc.views.scalar.ordering import order_text, reversed_order, sort_key
@@ -80,7 +80,7 @@ def _columns(part: Listing | Tally) -> Iterator[str]:
     for value in (*part.values, *([part.where] if part.where else [])):
         yield from value.columns
     if isinstance(part, Tally):
-        yield from part.columns
+        yield from (*part.columns, *part.distinct)
     else:
         yield from (order.column for order in part.order_by)
 
@@ -110,8 +110,8 @@ def _order(order: Order, table: Table, value: Any) -> str:
 
 
 def amounts(tally: Tally, table: Table, row: Row) -> list[str]:
-    """Write what a row adds to a tally, by column."""
-    return [
+    """Write what a row adds to a tally, by column, then by column of different values."""
+    added = [
         ""
         if row[name] is None
         else encode_amount(table.column(name).type, row[name])
@@ -119,3 +119,8 @@ def amounts(tally: Tally, table: Table, row: Row) -> list[str]:
         else COUNTED
         for name in tally.columns
     ]
+    distinct = [
+        "" if row[name] is None else encode_distinct(table.column(name).type, row[name])
+        for name in tally.distinct
+    ]
+    return [*added, *distinct]

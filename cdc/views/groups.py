@@ -6,13 +6,15 @@ session is made of its rows (`cdc.views.sessions`).
 """
 
 import json
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
 from cdc.codec.members import encode
-from cdc.views.aggregates import extreme, tallied
+from cdc.config.view_settings import ENDS
+from cdc.views.aggregates import ordered_value, rank, tallied
 from cdc.views.assemble import Document, Slice, note_due
+from cdc.views.entries import NULL_LAST
 from cdc.views.plan import (
     EXTREMES,
     WINDOW_END,
@@ -28,10 +30,9 @@ from cdc.views.plan import (
 from cdc.views.rows import Entries, document_values, join_text, narrowed
 from cdc.views.scalar.instants import FIRST, LAST, microseconds, text_of
 from cdc.views.scalar.operators import NOW
-from cdc.views.scalar.ordering import sort_key
 from cdc.views.scalar.terms import BOOLEAN, INTEGERS, TIMESTAMPTZ, group
 from cdc.views.sessions import Sessions
-from cdc.views.state import State
+from cdc.views.state import Place, Span, State, scan_spans
 
 Values = list[Any]
 """What the rows of a document have in common, in the form of documents: the columns of `View.keyed`."""
@@ -90,17 +91,19 @@ def _read_panes(
 ) -> dict[str, dict[str, Any]]:
     """Return the members of the documents that have rows, by id, for what these have in common."""
     panes = {row_id: groups.texts(values) for row_id, values in known.items()}
-    numbers = _Numbers(plan, state, view, {text for texts in panes.values() for text in texts})
+    numbers = _Numbers(plan, state, view, panes)
+    counts = numbers.values(groups.grouping.counted)
+    members = {part.aggregate.name: numbers.values(part) for part in groups.grouping.aggregates}
     rows = {}
     for row_id, values in known.items():
-        if not numbers.count(panes[row_id]):
+        if not counts[row_id]:
             continue
         row = groups.key(values)
         window = groups.grouping.window
         if isinstance(window, Window):
             row[WINDOW_END] = groups.time(_instant(values[-1]) + window.size)
-        for name, over in numbers.members.items():
-            row[name] = over(panes[row_id])
+        for name, value_by_id in members.items():
+            row[name] = value_by_id[row_id]
         rows[row_id] = row
     return rows
 
@@ -243,70 +246,146 @@ def _text(values: Values) -> str:
 
 
 class _Numbers:
-    """What the state has for some texts: each tally and list is read once."""
+    """What the state has for the panes of some documents: each tally and list is read once.
 
-    def __init__(self, plan: StatePlan, state: State, view: View, texts: Collection[str]) -> None:
+    panes: by document, the texts that its rows count for, in the order of time
+    """
+
+    def __init__(
+        self, plan: StatePlan, state: State, view: View, panes: Mapping[str, Sequence[str]]
+    ) -> None:
         assert view.grouping is not None
         self._plan = plan
         self._state = state
         self._table = view.root.table
-        self._texts = texts
+        self._name = view.root.table.qualified
+        self._grouping: Grouping = view.grouping
+        self._panes = panes
+        self._texts = {text for texts in panes.values() for text in texts}
         self._tallies: dict[Tally, Mapping[str, Mapping[str, int]]] = {}
-        self.count = self._reader(view.grouping, view.grouping.counted)
-        """Takes texts, and counts the rows that count for any of them."""
-        self.members = {
-            part.aggregate.name: self._reader(view.grouping, part)
-            for part in view.grouping.aggregates
+
+    def values(self, part: GroupedAggregate) -> Mapping[str, Any]:
+        """Return what an aggregate is in each document, in the form of documents."""
+        function = part.aggregate.function
+        if function in EXTREMES:
+            return self._extremes(part)
+        if function in ENDS:
+            return self._ends(part)
+        if function == "percentile_disc":
+            return self._percentiles(part)
+        tally = self._grouping.tally(part)
+        totals = self._totals(tally)
+        return {
+            row_id: tallied(part.aggregate, self._table, tally, numbers)
+            for row_id, numbers in totals.items()
         }
-        """By name of an aggregate: takes texts, and returns it over the rows that count for any of them,
-        in the form of documents.
-        """
 
-    def _reader(
-        self, grouping: Grouping, part: GroupedAggregate
-    ) -> Callable[[Collection[str]], Any]:
-        if part.aggregate.function in EXTREMES:
-            return self._extreme_reader(grouping, part)
-        tally = grouping.tally(part)
+    def _totals(self, tally: Tally) -> dict[str, dict[str, int]]:
+        """Add up the numbers of each document's panes; what is 0 is left out."""
         if tally not in self._tallies:
-            number = self._plan.tallies[self._table.qualified].index(tally)
-            read = self._state.tallied(self._table.qualified, number, self._texts)
-            self._tallies[tally] = read
+            number = self._plan.tallies[self._name].index(tally)
+            self._tallies[tally] = self._state.tallied(self._name, number, self._texts)
         numbers_by_text = self._tallies[tally]
-
-        def over(texts: Collection[str]) -> Any:
-            totals: dict[str, int] = {}
+        totals = {}
+        for row_id, texts in self._panes.items():
+            sums: dict[str, int] = {}
             for text in texts:
                 for name, number in numbers_by_text.get(text, {}).items():
-                    totals[name] = totals.get(name, 0) + number
-            present = {name: number for name, number in totals.items() if number}
-            return tallied(part.aggregate, self._table, tally, present)
+                    sums[name] = sums.get(name, 0) + number
+            totals[row_id] = {name: number for name, number in sums.items() if number}
+        return totals
 
-        return over
+    def _extremes(self, part: GroupedAggregate) -> dict[str, Any]:
+        first_ids = self._state.listed(self._name, self._number(part), self._texts, 1)
+        values = self._values_of(part, {row_id for ids in first_ids.values() for row_id in ids})
+        found = {}
+        for document_id, texts in self._panes.items():
+            ids = [row_id for text in texts for row_id in first_ids.get(text, ())]
+            rows = [values[row_id] for row_id in ids if row_id in values]
+            found[document_id] = ordered_value(part.aggregate, self._table, rows)
+        return found
 
-    def _extreme_reader(
-        self, grouping: Grouping, part: GroupedAggregate
-    ) -> Callable[[Collection[str]], Any]:
+    def _ends(self, part: GroupedAggregate) -> dict[str, Any]:
         column = part.aggregate.argument
         assert column is not None
-        name = self._table.qualified
-        number = self._plan.listings[name].index(grouping.listing(part))
-        first_ids = self._state.listed(name, number, self._texts, 1)
-        rows = self._state.rows(name, {row_id for ids in first_ids.values() for row_id in ids})
-        table = narrowed(self._table, frozenset([column]))
-        first_values = {
-            text: document_values(rows[row_id].row, table)[column]
-            for text, ids in first_ids.items()
-            for row_id in ids
-            if row_id in rows
+        is_last = part.aggregate.function == "last"
+        texts = list(self._texts)
+        places = self._state.ranged(
+            self._name,
+            self._number(part),
+            [_with_value(text) for text in texts],
+            1,
+            last_first=is_last,
+        )
+        end_ids = {text: page[0].id for text, page in zip(texts, places, strict=True) if page}
+        values = self._values_of(part, set(end_ids.values()))
+        found = {}
+        for document_id, panes in self._panes.items():
+            ids = [end_ids[text] for text in panes if text in end_ids]
+            end = values.get(ids[-1 if is_last else 0], {}) if ids else {}
+            found[document_id] = end.get(column)
+        return found
+
+    def _percentiles(self, part: GroupedAggregate) -> dict[str, Any]:
+        """Find the row of each document's percentile by its place among the rows with a value."""
+        tally = self._grouping.tally(part)
+        column = part.aggregate.argument
+        assert column is not None
+        assert part.aggregate.fraction is not None
+        count = f"c{tally.columns.index(column)}"
+        ranks = {
+            document_id: rank(part.aggregate.fraction, numbers[count])
+            for document_id, numbers in self._totals(tally).items()
+            if numbers.get(count)
         }
-        type_ = self._table.column(column).type
-        key = sort_key(type_)
-        choose = max if part.aggregate.function == "max" else min
+        number = self._number(part)
+        ids = {}
+        if all(len(self._panes[document_id]) == 1 for document_id in ranks):
+            spans = [
+                _with_value(self._panes[document_id][0])._replace(skipped=place - 1)
+                for document_id, place in ranks.items()
+            ]
+            pages = self._state.ranged(self._name, number, spans, 1)
+            ids = {
+                document_id: page[0].id
+                for document_id, page in zip(ranks, pages, strict=True)
+                if page
+            }
+        else:
+            # Only all values of the panes say which one is at a place among them.
+            texts = list({text for document_id in ranks for text in self._panes[document_id]})
+            places: dict[str, list[Place]] = {text: [] for text in texts}
+            spans = [_with_value(text) for text in texts]
+            for place_of_text, page in scan_spans(self._state, self._name, number, spans):
+                places[texts[place_of_text]] += page
+            for document_id, place in ranks.items():
+                ordered = sorted(
+                    found for text in self._panes[document_id] for found in places[text]
+                )
+                if place <= len(ordered):
+                    ids[document_id] = ordered[place - 1].id
+        values = self._values_of(part, set(ids.values()))
+        return {
+            document_id: ordered_value(part.aggregate, self._table, [values[ids[document_id]]])
+            if ids.get(document_id) in values
+            else None
+            for document_id in self._panes
+        }
 
-        def over(texts: Collection[str]) -> Any:
-            values = [first_values.get(text) for text in texts]
-            present = [value for value in values if value is not None]
-            return extreme(type_, choose(present, key=key)) if present else None
+    def _number(self, part: GroupedAggregate) -> int:
+        return self._plan.listings[self._name].index(self._grouping.listing(part))
 
-        return over
+    def _values_of(
+        self, part: GroupedAggregate, ids: Collection[str]
+    ) -> dict[str, Mapping[str, Any]]:
+        """Read an aggregate's column of rows, by their ids."""
+        column = part.aggregate.argument
+        assert column is not None
+        table = narrowed(self._table, frozenset([column]))
+        rows = self._state.rows(self._name, ids)
+        return {row_id: document_values(row.row, table) for row_id, row in rows.items()}
+
+
+def _with_value(text: str) -> Span:
+    """Return the part of a list in which the rows are that have a value in what it is ordered by."""
+    return Span(text, "!", NULL_LAST)

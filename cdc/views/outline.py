@@ -48,6 +48,8 @@ def _groups(grouping: Grouping) -> dict[str, Any]:
         },
         "select": {part.aggregate.name: _grouped(part) for part in grouping.aggregates},
     }
+    if grouping.order_by is not None:
+        described["order_by"] = grouping.order_by
     if window is not None:
         described["key"].append(WINDOW_START)
         described["window"] = {**_length(window), "time": window.time}
@@ -63,7 +65,12 @@ def _length(window: Window | Session) -> dict[str, str]:
 
 
 def _grouped(part: GroupedAggregate) -> str:
-    call = f"{part.aggregate.function}({part.aggregate.argument or '*'})"
+    aggregate = part.aggregate
+    call = f"{aggregate.function}({aggregate.argument or '*'})"
+    if aggregate.function == "distinct":
+        call = f"count(DISTINCT {aggregate.argument})"
+    elif aggregate.function == "percentile_disc":
+        call = f"percentile_disc({aggregate.fraction}) WITHIN GROUP (ORDER BY {aggregate.argument})"
     return f"{call} FILTER (WHERE {part.filter.text})" if part.filter else call
 
 

@@ -14,9 +14,9 @@ pane    a cut of time that no window cuts again: of hopping windows each has sev
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal, TypeVar
+from typing import TypeVar
 
-from cdc.config.view_settings import SCHEMA, PatternSettings, TimeKind
+from cdc.config.view_settings import ENDS, SCHEMA, Function, PatternSettings, TimeKind
 from cdc.model.table import Column, Table
 from cdc.views.scalar.expression import Expression
 from cdc.views.scalar.terms import DATE, TEXTS, TIMESTAMP, TIMESTAMPTZ, UUID, group
@@ -26,8 +26,9 @@ Values = tuple[Expression, ...]
 """Expressions over one row, which a join compares one by one."""
 TEXT_FORMS = (TEXTS, UUID, DATE, TIMESTAMP, TIMESTAMPTZ)
 """Groups of types whose values are texts in documents."""
-AggregateFunction = Literal["count", "sum", "min", "max", "avg"]
 EXTREMES = ("min", "max")
+LISTED = (*EXTREMES, *ENDS, "percentile_disc")
+"""Aggregates that are the value of a row, which is found by its place in a list."""
 WINDOW_START = "window_start"
 WINDOW_END = "window_end"
 """Members of a document with a window."""
@@ -81,9 +82,11 @@ class Aggregate:
     """
 
     name: str
-    function: AggregateFunction
+    function: Function
     argument: str | None = None
     """The column of the child; None for count(*)."""
+    fraction: float | None = None
+    """Of percentile_disc, from 0 to 1."""
 
 
 @dataclass(frozen=True)
@@ -98,13 +101,14 @@ class Listing:
 @dataclass(frozen=True)
 class Tally:
     """Numbers over the rows of such lists: how many there are, of each column how many have a value,
-    and the sum of the columns in `summed`.
+    the sum of the columns in `summed`, and of those in `distinct` how many have which value.
     """
 
     values: Values
     where: Expression | None
     columns: tuple[str, ...]
     summed: tuple[str, ...]
+    distinct: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -310,6 +314,7 @@ class Grouping:
     values      expressions for these columns, then, with a `Window`, for the beginning of the pane
     counted     how many rows there are: without one, there is no document
     aggregates  the document's other members
+    order_by    the column that says which row is the first; None with a window, whose time does
     """
 
     columns: tuple[Column, ...]
@@ -317,24 +322,42 @@ class Grouping:
     window: Window | Session | None
     counted: GroupedAggregate
     aggregates: tuple[GroupedAggregate, ...]
+    order_by: str | None = None
 
     def tally(self, part: GroupedAggregate) -> Tally:
         """The numbers that a count, a sum or a mean is made of: shared by all with one condition."""
-        parts = [
-            other.aggregate
-            for other in (self.counted, *self.aggregates)
-            if other.where == part.where and other.aggregate.function not in EXTREMES
-        ]
-        columns = {other.argument for other in parts if other.argument}
-        summed = {other.argument for other in parts if other.argument and other.function != "count"}
-        return Tally(self.values, part.where, tuple(sorted(columns)), tuple(sorted(summed)))
+        columns = set()
+        summed = set()
+        distinct = set()
+        for other in (self.counted, *self.aggregates):
+            aggregate = other.aggregate
+            if other.where != part.where or aggregate.argument is None:
+                continue
+            if aggregate.function == "distinct":
+                distinct.add(aggregate.argument)
+            elif aggregate.function in ("count", "sum", "avg", "percentile_disc"):
+                columns.add(aggregate.argument)
+            if aggregate.function in ("sum", "avg"):
+                summed.add(aggregate.argument)
+        return Tally(
+            self.values,
+            part.where,
+            tuple(sorted(columns)),
+            tuple(sorted(summed)),
+            tuple(sorted(distinct)),
+        )
 
     def listing(self, part: GroupedAggregate) -> Listing:
-        """The list whose first row has the value of a `min` or a `max`."""
+        """The list in which the row is that has the value of an aggregate of `LISTED`."""
         aggregate = part.aggregate
-        assert aggregate.argument is not None
-        order = Order(aggregate.argument, aggregate.function == "max")
-        return Listing(self.values, part.where, (order,))
+        column = self.order_column if aggregate.function in ENDS else aggregate.argument
+        assert column is not None
+        return Listing(self.values, part.where, (Order(column, aggregate.function == "max"),))
+
+    @property
+    def order_column(self) -> str | None:
+        """The column that says which row is the first and the last one, if any does."""
+        return self.order_by if self.window is None else self.window.time
 
     @property
     def tallies(self) -> Sequence[Tally]:
@@ -344,16 +367,15 @@ class Grouping:
         if isinstance(self.window, Session):
             return ()
         parts = (self.counted, *self.aggregates)
-        return [self.tally(part) for part in parts if part.aggregate.function not in EXTREMES]
+        untallied = (*EXTREMES, *ENDS)
+        return [self.tally(part) for part in parts if part.aggregate.function not in untallied]
 
     @property
     def listings(self) -> Sequence[Listing]:
-        """The lists that the state keeps: of rows by their times, or for least and greatest values."""
+        """The lists that the state keeps: of rows by their times, or for the aggregates of `LISTED`."""
         if isinstance(self.window, Session):
             return [self.by_time]
-        return [
-            self.listing(part) for part in self.aggregates if part.aggregate.function in EXTREMES
-        ]
+        return [self.listing(part) for part in self.aggregates if part.aggregate.function in LISTED]
 
     @property
     def by_time(self) -> Listing:
@@ -365,7 +387,7 @@ class Grouping:
     def columns_in_use(self) -> frozenset[str]:
         """Names of the columns of its rows that the documents depend on."""
         parts = (self.counted, *self.aggregates)
-        times = [self.window.time] if self.window is not None else []
+        orders = [self.order_column] if self.order_column is not None else []
         conditions = [part.where for part in parts if part.where]
         return frozenset(
             [
@@ -375,7 +397,7 @@ class Grouping:
                     for name in expression.columns
                 ),
                 *(part.aggregate.argument for part in parts if part.aggregate.argument),
-                *times,
+                *orders,
             ]
         )
 

@@ -22,8 +22,8 @@ from cdc.config.view_settings import (
     ViewSettings,
     WindowSettings,
     aggregate,
-    filtered,
     ordering,
+    selected,
 )
 from cdc.errors import SettingsError
 from cdc.model.table import Column, Table
@@ -42,7 +42,14 @@ from cdc.views.plan import (
     View,
     Window,
 )
-from cdc.views.scalar.comparison import has_extremes, is_ordered, is_summed, joined_group
+from cdc.views.scalar.comparison import (
+    has_extremes,
+    is_counted_distinct,
+    is_ordered,
+    is_summed,
+    joined_group,
+    keeps_form,
+)
 from cdc.views.scalar.expression import Expression
 from cdc.views.scalar.instants import EPOCH
 from cdc.views.scalar.operators import source_name, sql_text
@@ -156,6 +163,7 @@ class _Resolver:
                 self._grouped_aggregate(table, where, member, text, (*keys, "select", member))
                 for member, text in settings.select.items()
             ),
+            self._ends_order(table, settings.order_by, (*keys, "order_by")),
         )
         windows = {WINDOW_START, WINDOW_END} if window is not None else set()
         for member in settings.select:
@@ -207,10 +215,21 @@ class _Resolver:
             (start - EPOCH) // timedelta(microseconds=1),
         )
 
+    def _ends_order(self, table: Table, text: str | None, keys: Keys) -> str | None:
+        """Resolve the column that says which row is the first."""
+        if text is None:
+            return None
+        order = self._order(table, text, keys)
+        if order.descending:
+            raise self.pipeline.mistake(
+                keys, "the first row is the one with the least value", "name the column alone"
+            )
+        return order.column
+
     def _grouped_aggregate(
         self, table: Table, where: Expression | None, name: str, text: str, keys: Keys
     ) -> GroupedAggregate:
-        call, condition = filtered(text)
+        call, condition = selected(text)
         part = self._aggregate(table, name, call, keys)
         own = self._condition(table, condition, keys)
         return GroupedAggregate(part, own, _both(where, own))
@@ -522,7 +541,8 @@ class _Resolver:
     def _aggregate(self, table: Table, name: str, call: AggregateCall, keys: Keys) -> Aggregate:
         if call.argument is None:
             return Aggregate(name, call.function)
-        self._require_plain_column(table, call.function, call.argument, keys)
+        written = "count(DISTINCT)" if call.function == "distinct" else call.function
+        self._require_plain_column(table, written, call.argument, keys)
         type_ = table.column(call.argument).type
         accepted = {
             "count": True,
@@ -530,14 +550,20 @@ class _Resolver:
             "avg": is_summed(type_),
             "min": has_extremes(type_),
             "max": has_extremes(type_),
+            "percentile_disc": has_extremes(type_),
+            "distinct": is_counted_distinct(type_),
+            "first": keeps_form(type_),
+            "last": keeps_form(type_),
         }
         if not accepted[call.function]:
             raise self.pipeline.mistake(
                 keys,
-                f"{call.function} of a {type_} can't be computed exactly",
-                "sum and avg take integers and numerics; min and max also texts and timestamptz",
+                f"{written} of a {type_} can't be computed exactly",
+                "sum and avg take integers and numerics; min, max and percentile_disc also texts and"
+                " timestamptz; first and last also uuid, boolean and enums; count(DISTINCT ...)"
+                " whatever but floats, arrays and JSON",
             )
-        return Aggregate(name, call.function, call.argument)
+        return Aggregate(name, call.function, call.argument, call.fraction)
 
     def _refuse_collisions(self, node: Node, keys: Keys) -> None:
         """Refuse two members with one name: a document would silently lose one."""

@@ -10,9 +10,11 @@ from collections.abc import Sequence
 from itertools import count
 
 from cdc.codec.types import kind
+from cdc.config.view_settings import ENDS
 from cdc.model.table import Column, Table
 from cdc.views.aggregates import result_type
 from cdc.views.plan import (
+    LISTED,
     WINDOW_END,
     WINDOW_START,
     Aggregate,
@@ -126,7 +128,11 @@ def _aggregates(grouping: Grouping, table: Table, alias: str) -> list[str]:
     columns = []
     for part in grouping.aggregates:
         only = f" FILTER (WHERE {_expression(part.filter, alias)})" if part.filter else ""
-        value = _aggregate(part.aggregate, table, alias, only)
+        value = (
+            _end(part.aggregate, table, grouping.order_column, alias, only)
+            if part.aggregate.function in ENDS
+            else _aggregate(part.aggregate, table, alias, only)
+        )
         columns.append(f"{value} AS {quoted_name(part.aggregate.name)}")
     return columns
 
@@ -403,15 +409,35 @@ def _is_text(table: Table, column: str) -> bool:
     return group(table.column(column).type) == TEXTS
 
 
+def _end(part: Aggregate, table: Table, order_column: str | None, alias: str, only: str) -> str:
+    """Write the value of the first or the last row. `only`: its FILTER."""
+    assert part.argument is not None
+    assert order_column is not None
+    direction = " DESC" if part.function == "last" else ""
+    order = f"{alias}.{quoted_name(order_column)}"
+    collation = COLLATION if _is_text(table, order_column) else ""
+    by_id = f"{_id(table, alias)}{COLLATION}{direction}"
+    value = f"array_agg({alias}.{quoted_name(part.argument)} ORDER BY {order}{collation}{direction}, {by_id})"
+    ordered = f"{order} IS NOT NULL"
+    condition = f"{only.removesuffix(')')} AND {ordered})" if only else f" FILTER (WHERE {ordered})"
+    return f"({value}{condition})[1]"
+
+
 def _aggregate(part: Aggregate, table: Table, alias: str, only: str = "") -> str:
     """Write an aggregate. `only`: its FILTER."""
     if part.argument is None:
         return f"count(*){only}"
     argument = f"{alias}.{quoted_name(part.argument)}"
-    if part.function not in ("min", "max"):
+    if part.function == "distinct":
+        return f"count(DISTINCT {argument}){only}"
+    if part.function not in LISTED:
         return f"{part.function}({argument}){only}"
     collation = COLLATION if _is_text(table, part.argument) else ""
-    value = f"{part.function}({argument}{collation}){only}"
+    value = (
+        f"percentile_disc({part.fraction!r}) WITHIN GROUP (ORDER BY {argument}{collation}){only}"
+        if part.function == "percentile_disc"
+        else f"{part.function}({argument}{collation}){only}"
+    )
     # Of equal numerics any may come; without the zeros at their end they have one text.
     return f"trim_scale({value})" if table.column(part.argument).type == "numeric" else value
 

@@ -50,12 +50,13 @@ class Place(NamedTuple):
 
 class Span(NamedTuple):
     """A part of the list of `text`: the places from `low` up to but not including `high`, which are
-    compared with the texts `<order> <id>`.
+    compared with the texts `<order> <id>`, without the first ones of them.
     """
 
     text: str
     low: str
     high: str
+    skipped: int = 0
 
 
 class SentDigests(NamedTuple):
@@ -365,7 +366,7 @@ def scan_spans(
                 del remaining[place]
             else:
                 # A text follows another directly with a NUL after it.
-                remaining[place] = remaining[place]._replace(low=f"{page[-1].member}\0")
+                remaining[place] = remaining[place]._replace(low=f"{page[-1].member}\0", skipped=0)
 
 
 def _slot(plan: StatePlan, table: Table, values: Values) -> int:

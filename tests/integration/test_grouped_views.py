@@ -3,20 +3,22 @@ cases that these don't reach; planted bugs that they find.
 """
 
 import random
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from cdc.model.table import Table
 from cdc.sink.lane import Failure
 from cdc.views import climb, groups
-from cdc.views.plan import GroupedAggregate, Grouping, StatePlan, Tally, Window
+from cdc.views.aggregates import tallied
+from cdc.views.plan import Aggregate, GroupedAggregate, Grouping, StatePlan, Tally, Window
 from cdc.views.rows import Entries
 from cdc.views.scalar import operators
 from cdc.views.scalar.instants import instant_of, microseconds, text_of
 from cdc.views.sessions import Sessions
-from cdc.views.state import Chunk, State
+from cdc.views.state import Chunk, Span, State
 from cdc.views.tasks import emission
 from tests.support.budget import SCALE
 from tests.support.document_history import History
@@ -45,6 +47,13 @@ VIEWS = """
       first_note: min(note)
       numbers: sum(number)
       last_seen: max(seen) FILTER (WHERE is_late)
+      notes: count(DISTINCT note)
+      weights: count(DISTINCT weight) FILTER (WHERE delay > 0)
+      median: percentile_disc(0.5) WITHIN GROUP (ORDER BY fare)
+      oldest: percentile_disc(0) WITHIN GROUP (ORDER BY note) FILTER (WHERE is_late)
+      earliest: first(kind)
+      latest: last(weight) FILTER (WHERE delay > 0)
+    order_by: planned
     to: [topic]
   by_many:
     from: lib.trips
@@ -63,7 +72,7 @@ VIEWS = """
   daily:
     from: lib.trips
     window: {tumbling: 1 day, time: dep}
-    select: {trips: count(*), fare: sum(fare)}
+    select: {trips: count(*), fare: sum(fare), p90: percentile_disc(0.9) WITHIN GROUP (ORDER BY weight)}
     to: [topic]
   planned:
     from: lib.trips
@@ -84,6 +93,12 @@ VIEWS = """
       worst: max(delay)
       lightest: min(weight)
       first_note: min(note) FILTER (WHERE delay > 0)
+      notes: count(DISTINCT note)
+      kinds: count(DISTINCT kind) FILTER (WHERE delay > 1)
+      median: percentile_disc(0.5) WITHIN GROUP (ORDER BY delay)
+      high: percentile_disc(0.75) WITHIN GROUP (ORDER BY weight) FILTER (WHERE delay > 0)
+      number_before: first(number)
+      late_after: last(is_late) FILTER (WHERE delay > 0)
     to: [topic]
   weeks:
     from: lib.trips
@@ -115,6 +130,10 @@ VIEWS = """
       worst: max(delay)
       first_note: min(note)
       late: count(*) FILTER (WHERE delay > 1)
+      notes: count(DISTINCT note) FILTER (WHERE is_late)
+      median: percentile_disc(0.5) WITHIN GROUP (ORDER BY weight)
+      number_before: first(number) FILTER (WHERE is_late)
+      carrier_after: last(carrier)
     to: [topic]
   runs_of_all:
     from: lib.trips
@@ -258,6 +277,13 @@ def without_filter(grouping: Grouping, part: GroupedAggregate) -> Tally:
 filtered_tally = Grouping.tally
 
 
+def all_values(part: Aggregate, table: Table, tally: Tally, numbers: Mapping[str, int]) -> Any:
+    """Count equal values as if they were different."""
+    if part.function == "distinct":
+        return sum(number for name, number in numbers.items() if ":" in name)
+    return tallied(part, table, tally, numbers)
+
+
 @pytest.mark.parametrize(
     ("module", "name", "twin"),
     [
@@ -266,6 +292,9 @@ filtered_tally = Grouping.tally
         (Window, "begins", lambda _, pane: range(pane, pane + 1)),
         (groups, "tallied", lambda part, table, tally, numbers: numbers.get("n", 0)),
         (Grouping, "tally", without_filter),
+        (groups, "rank", lambda fraction, count: max(1, int(fraction * count))),
+        (groups, "tallied", all_values),
+        (groups, "Span", lambda text, low, _: Span(text, low, "\x7f")),
         (groups, "note_due", lambda *_: None),
         (Sessions, "changed", without_followers),
     ],
@@ -275,6 +304,9 @@ filtered_tally = Grouping.tally
         "a row is in the window that begins with its pane alone",
         "numbers are counts",
         "no FILTER",
+        "a percentile is one row too low",
+        "equal values are counted each",
+        "a row without a value is the last one",
         "nothing is due",
         "sessions that begin with another row aren't marked",
     ],
@@ -301,6 +333,17 @@ CASES = """
       mean: avg(delay)
       worst: max(delay)
       late: count(*) FILTER (WHERE delay > 2)
+    to: [topic]
+"""
+MIDDLES = """
+  middles:
+    from: lib.trips
+    group_by: [origin]
+    order_by: id
+    select:
+      median: percentile_disc(0.5) WITHIN GROUP (ORDER BY delay)
+      delays: count(DISTINCT delay)
+      first: first(delay)
     to: [topic]
 """
 DAY = "2013-01-01"
@@ -395,6 +438,23 @@ def test_means_and_greatest_values_are_those_of_postgres(cases: History) -> None
     cases.do(trip(3, "10:20", 2), "DELETE FROM lib.trips WHERE id = 2")
     cases.settle()
     assert cases.document("moving", window("10:00"))["worst"] == 2
+
+
+def test_percentiles_and_different_values_are_those_of_postgres(history: History) -> None:
+    history.connection.execute(TABLES.encode())
+    history.declare(MIDDLES)
+    history.do(*(trip(number, "10:00", delay) for number, delay in enumerate([7, 1, 7, 2])))
+    history.settle()
+    document = history.document("middles", "jfk")
+    assert (document["median"], document["delays"], document["first"]) == (2, 3, 7)
+    history.do("DELETE FROM lib.trips WHERE id = 0")
+    history.settle()
+    document = history.document("middles", "jfk")
+    assert (document["median"], document["delays"], document["first"]) == (2, 3, 1)
+    history.do("UPDATE lib.trips SET delay = NULL")
+    history.settle()
+    document = history.document("middles", "jfk")
+    assert (document["median"], document["delays"], document["first"]) == (None, 0, None)
 
 
 def test_a_row_that_no_longer_meets_a_filter_stays_in_the_other_numbers(cases: History) -> None:

@@ -119,7 +119,7 @@ class MemoryState:
             high = span.high.encode()
             chosen = [place for place in places if low <= place.member.encode() < high]
             chosen.sort(key=lambda place: place.member.encode(), reverse=last_first)
-            answers.append(chosen[:limit])
+            answers.append(chosen[span.skipped :][:limit])
         return answers
 
     def tallied(self, table: str, number: int, texts: Collection[str]) -> dict[str, dict[str, int]]:

@@ -187,6 +187,60 @@ def test_mistakes_are_named_with_their_line(
     assert hint in caught.value.hint
 
 
+def test_aggregates_are_shown_as_the_file_has_them(tmp_path: Path) -> None:
+    calls = {
+        "origins": "count(DISTINCT origin)",
+        "median": "percentile_disc(0.5) WITHIN GROUP (ORDER BY delay)",
+        "first": "first(is_late)",
+    }
+    text = ", ".join(f"{name}: {call}" for name, call in calls.items())
+    view = view_of(
+        tmp_path,
+        "flights: count(*)",
+        f"flights: count(*)\n      {text.replace(', ', chr(10) + '      ')}",
+    )
+    shown = outline(view)["select"]
+    assert {name: shown[name] for name in calls} == calls
+    types = {
+        column.name: column.type
+        for column in view_table(settings.load(tmp_path / "air.yaml", {}), view).columns
+    }
+    assert [types[name] for name in calls] == ["bigint", "integer", "boolean"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "message", "hint"),
+    [
+        ("{n: last(delay)}", "views.delays.select.n: nothing says which row is the first", "order_by: id"),
+        ("{n: count(*)}, order_by: id", "order_by: order_by is of first and last", "take out order_by"),
+        ("{n: last(delay)}, order_by: day desc", "the first row is the one with the least", "the column alone"),
+        ("{n: last(delay)}, order_by: speed", "values of type double precision can't be ordered", "order by"),
+        ("{n: last(delay)}, order_by: dep_", "public.flights has no column dep_", "did you mean dep?"),
+        ("{n: last(speed)}, order_by: id", "last of a double precision can't be", "uuid, boolean and enums"),
+        ("{n: last(day)}, order_by: id", "last of a date can't be", "uuid, boolean and enums"),
+        ("{n: count(DISTINCT speed)}", "count(DISTINCT) of a double precision can't be", "whatever but floats"),
+        ("{n: percentile_disc(0.5) WITHIN GROUP (ORDER BY day)}", "percentile_disc of a date can't be", ""),
+        ("{n: percentile_disc(2) WITHIN GROUP (ORDER BY delay)}", "takes a number from 0 to 1, and this is 2", ""),
+        ("{n: percentile_disc(0.5)}", "an aggregate is one of count", "count(*)"),
+        ("{n: count(DISTINCT *)}", "count(DISTINCT) takes columns, not expressions", ""),
+    ],
+)  # fmt: skip
+def test_mistakes_in_what_is_selected_are_named(
+    tmp_path: Path, lines: str, message: str, hint: str
+) -> None:
+    head, _, _ = GOOD.partition("  delays:")
+    text = f"{head}  delays: {{from: public.flights, group_by: [origin], to: [cache], select: {lines}}}\n"
+    with pytest.raises(SettingsError) as caught:
+        resolved(tmp_path, text)
+    assert message in caught.value.message
+    assert hint in caught.value.hint
+
+
+def test_rows_of_a_window_have_an_order(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="the rows of a window are in the order of its time"):
+        view_of(tmp_path, "having: flights > 1", "order_by: id")
+
+
 def test_a_session_is_resolved(tmp_path: Path) -> None:
     view = view_of(tmp_path, "hopping: 1 hour, every: 10 minutes", "session: 30 minutes")
     assert view.grouping is not None

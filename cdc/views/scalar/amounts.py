@@ -14,6 +14,7 @@ into a counter of 64 bits.
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from decimal import Context, Decimal
+from hashlib import blake2b
 from typing import Any
 
 INTEGERS = ("smallint", "integer")
@@ -30,6 +31,19 @@ def encode_amount(type_: str, value: Any) -> str:
     if type_ in INTEGERS:
         return str(value)
     return ",".join(f"{name}:{amount}" for name, amount in _parts(Decimal(value)))
+
+
+def encode_distinct(type_: str, value: Any) -> str:
+    """Write what a value, in the form of documents, adds to how many there are of it: 1, under a digest
+    of 128 bits, since texts may be long.
+    """
+    text = trimmed(value) if type_.startswith("numeric") else str(value)
+    return f"{blake2b(text.encode('utf-8', 'surrogatepass'), digest_size=16).hexdigest()}:1"
+
+
+def trimmed(number: str) -> str:
+    """Write a numeric without zeros at its end: equal ones then have one text."""
+    return number.rstrip("0").rstrip(".") if "." in number else number
 
 
 def decode_amount(text: str) -> Iterator[tuple[str, int]]:

@@ -69,6 +69,18 @@ def is_summed(type_: str) -> bool:
     return not type_.endswith("[]") and base_type(type_) in (*INTEGERS, "numeric")
 
 
+def is_counted_distinct(type_: str) -> bool:
+    """Whether equal values have equal texts, or get them by `trimmed`."""
+    return comparison(type_) is not None or (
+        base_type(type_) == "numeric" and not type_.endswith("[]")
+    )
+
+
+def keeps_form(type_: str) -> bool:
+    """Whether the connector writes a value as documents have it."""
+    return has_extremes(type_) or terms.group(type_) in (terms.BOOLEAN, terms.UUID, terms.ENUM)
+
+
 def has_extremes(type_: str) -> bool:
     """Whether `min` and `max` are exact, and can be sent: an aggregate has the form of documents, in
     which the connector writes no date, no time and no time stamp without a zone.

@@ -97,9 +97,9 @@ class RowReader:
                     low = f"[{span.low}"
                     high = f"({span.high}"
                     if last_first:
-                        pipeline.zrevrangebylex(key, high, low, 0, limit)
+                        pipeline.zrevrangebylex(key, high, low, span.skipped, limit)
                     else:
-                        pipeline.zrangebylex(key, low, high, 0, limit)
+                        pipeline.zrangebylex(key, low, high, span.skipped, limit)
                 return list(pipeline.execute())
 
             # The order has no space; an id may have.
