@@ -54,7 +54,7 @@ LATER = ("event", "join")
 FILTERED = re.compile(
     r"\s*(?P<call>.*?\))\s*filter\s*\(\s*where\s(?P<condition>.*)\)\s*", re.DOTALL | re.IGNORECASE
 )
-LATER_WINDOWS = ("sliding", "lateness")
+LATER_WINDOWS = ("lateness",)
 """Settings of windows that there aren't yet."""
 MOST_WINDOWS = 100
 """Windows that a row may be in: each of them is sent again when the row changes."""
@@ -461,6 +461,8 @@ class WindowSettings(Section):
     """The time between the beginnings of two windows of `hopping`, which is a multiple of it."""
     session: Duration | None = Field(default=None, examples=["30 minutes"])
     """The longest pause between two rows of a window that lasts as long as rows follow each other."""
+    sliding: Duration | None = Field(default=None, examples=["1 hour"])
+    """How long before each row its window begins, which ends with the row: so each row has a document."""
     start: date = Field(default=date(1970, 1, 1), examples=["2013-01-07"])
     """A day, in UTC, at whose beginning a window begins: for weeks, a Monday."""
 
@@ -471,17 +473,17 @@ class WindowSettings(Section):
             later := [name for name in LATER_WINDOWS if name in tree]
         ):
             raise InvalidSetting(
-                f"{later[0]} isn't supported: a window is one of tumbling, hopping and session",
-                "for example: window: {tumbling: 1 hour, time: placed}",
+                f"{later[0]} isn't supported: a window is corrected for ever",
+                f"take out {later[0]}",
             )
         return tree
 
     @model_validator(mode="after")
     def _check_kind(self) -> "WindowSettings":
-        kinds = (self.tumbling, self.hopping, self.session)
+        kinds = (self.tumbling, self.hopping, self.session, self.sliding)
         if sum(kind is not None for kind in kinds) != 1:
             raise InvalidSetting(
-                "a window is one of tumbling, hopping and session",
+                "a window is one of tumbling, hopping, session and sliding",
                 "for example: window: {tumbling: 1 hour, time: placed}",
             )
         if (self.hopping is None) != (self.every is None):
@@ -489,9 +491,14 @@ class WindowSettings(Section):
                 "every is of hopping, which needs it",
                 "for example: window: {hopping: 1 hour, every: 10 minutes, time: placed}",
             )
-        if self.session is not None:
-            return self._check_session()
+        if "start" in self.model_fields_set and not (self.tumbling or self.hopping):
+            raise InvalidSetting(
+                "start says where windows of one length begin, and these begin with rows",
+                "take out start",
+            )
         size = self.size
+        if self.session is not None or (self.sliding is not None and size):
+            return self
         if size == 0 or self.step == 0:
             raise InvalidSetting("a window has a length", "for example: tumbling: 1 hour")
         if size % self.step:
@@ -507,18 +514,10 @@ class WindowSettings(Section):
             )
         return self
 
-    def _check_session(self) -> "WindowSettings":
-        if "start" in self.model_fields_set:
-            raise InvalidSetting(
-                "start says where windows of one length begin, and a session begins with a row",
-                "take out start",
-            )
-        return self
-
     @property
     def size(self) -> int:
         """The length of a window, in microseconds; of a session the longest pause."""
-        return microseconds(self.tumbling or self.hopping or self.session or "")
+        return microseconds(self.tumbling or self.hopping or self.session or self.sliding or "")
 
     @property
     def step(self) -> int:

@@ -6,9 +6,11 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Any
 
+from cdc.config.view_settings import ENDS
 from cdc.model.table import Table
+from cdc.views.entries import amounts
 from cdc.views.plan import LISTED, Aggregate, Tally
-from cdc.views.scalar.amounts import EXACT, INTEGERS, total, trimmed
+from cdc.views.scalar.amounts import EXACT, INTEGERS, count_amounts, total, trimmed
 from cdc.views.scalar.ordering import sort_key
 
 
@@ -50,6 +52,31 @@ def extreme(type_: str, value: Any) -> Any:
     in the form of documents.
     """
     return trimmed(value) if type_ == "numeric" and value is not None else value
+
+
+def over_rows(
+    parts: Sequence[Aggregate],
+    table: Table,
+    tally: Tally | None,
+    rows: Sequence[Mapping[str, Any]],
+) -> list[Any]:
+    """Compute aggregates over rows in their order, given in the form of documents; None is NULL.
+
+    tally: what counts, sums and means are made of, if there are any
+    """
+    numbers = count_amounts(amounts(tally, table, row) for row in rows) if tally else {}
+    values: list[Any] = []
+    for part in parts:
+        if part.function in ENDS:
+            assert part.argument is not None
+            end = rows[0 if part.function == "first" else -1] if rows else {}
+            values.append(end.get(part.argument))
+        elif part.function in LISTED:
+            values.append(ordered_value(part, table, rows))
+        else:
+            assert tally is not None
+            values.append(tallied(part, table, tally, numbers))
+    return values
 
 
 def ordered_value(part: Aggregate, table: Table, rows: Sequence[Mapping[str, Any]]) -> Any:

@@ -11,12 +11,11 @@ from typing import Any, NamedTuple
 from cdc.codec.members import encode, joined, members
 from cdc.codec.table import codec
 from cdc.model.table import Table
-from cdc.views.aggregates import extreme, ordered_value, tallied
-from cdc.views.entries import amounts, place_text
+from cdc.views.aggregates import extreme, over_rows, tallied
+from cdc.views.entries import place_text
 from cdc.views.having import shown_values
-from cdc.views.plan import EXTREMES, Aggregate, Listing, Node, StatePlan, View
+from cdc.views.plan import Aggregate, Listing, Node, StatePlan, View
 from cdc.views.rows import Entries, StoredRow, document_values, narrowed, value_reader
-from cdc.views.scalar.amounts import count_amounts
 from cdc.views.scalar.deadlines import next_change
 from cdc.views.scalar.expression import Expression
 from cdc.views.scalar.instants import text_of
@@ -369,14 +368,8 @@ class _Children:
         for parent_id, parent_numbers in numbers.items():
             ids = ids_by_parent.get(parent_id, ())
             rows = [values[row_id] for row_id in ids if row_id in values]
-            tally = node.tally
-            totals = count_amounts(amounts(tally, table, row) for row in rows) if tally else {}
-            for part in node.aggregates:
-                if part.function in EXTREMES:
-                    value = ordered_value(part, node.table, rows)
-                else:
-                    assert tally is not None
-                    value = tallied(part, node.table, tally, totals)
+            totals = over_rows(node.aggregates, node.table, node.tally, rows)
+            for part, value in zip(node.aggregates, totals, strict=True):
                 parent_numbers.append((part.name, encode(value)))
 
     def write(self, plan: StatePlan, state: State, ids: Collection[str]) -> dict[str, bytes]:

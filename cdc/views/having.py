@@ -62,8 +62,8 @@ def shown_values(
 
     row: of the root, as the connector writes it. nested: its other members, as JSON
     """
-    columns = {column.name for column in root.table.columns}
-    own = frozenset(name for name in names if name in columns)
+    # A member may have the name of a column that isn't shown.
+    own = frozenset(names).intersection([*root.columns, *root.table.key])
     document = codec(narrowed(root.table, own)).document
     values: dict[str, Any] = _decoded(document(row)) if own else {}
     for name in names:

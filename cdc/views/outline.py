@@ -28,6 +28,11 @@ def outline(view: View) -> dict[str, Any]:
     if view.pattern is not None:
         described.pop("where")
         described["pattern"] = view.pattern.model_dump(mode="json", exclude_defaults=True)
+    if view.sliding is not None:
+        del described["include"], described["where"]
+        described |= view.sliding.model_dump(
+            mode="json", include={"where", "group_by", "select", "window"}, exclude_defaults=True
+        )
     if view.having:
         described["having"] = view.having.text
     if view.clock:

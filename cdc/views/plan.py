@@ -11,12 +11,19 @@ tally   numbers over them: a document reads no row for them
 pane    a cut of time that no window cuts again: of hopping windows each has several
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TypeVar
 
-from cdc.config.view_settings import ENDS, SCHEMA, Function, PatternSettings, TimeKind
+from cdc.config.view_settings import (
+    ENDS,
+    SCHEMA,
+    Function,
+    GroupedViewSettings,
+    PatternSettings,
+    TimeKind,
+)
 from cdc.model.table import Column, Table
 from cdc.views.scalar.expression import Expression
 from cdc.views.scalar.terms import DATE, TEXTS, TIMESTAMP, TIMESTAMPTZ, UUID, group
@@ -111,6 +118,24 @@ class Tally:
     distinct: tuple[str, ...] = ()
 
 
+def tally_of(values: Values, where: Expression | None, aggregates: Iterable[Aggregate]) -> Tally:
+    """Return the numbers over the rows that meet a condition which these aggregates are made of."""
+    columns = set()
+    summed = set()
+    distinct = set()
+    for part in aggregates:
+        if part.argument is None:
+            continue
+        if part.function == "distinct":
+            distinct.add(part.argument)
+        elif part.function not in (*EXTREMES, *ENDS):
+            columns.add(part.argument)
+        if part.function in ("sum", "avg"):
+            summed.add(part.argument)
+    parts = (tuple(sorted(names)) for names in (columns, summed, distinct))
+    return Tally(values, where, *parts)
+
+
 @dataclass(frozen=True)
 class Node:
     """A table at one place of a document.
@@ -168,9 +193,7 @@ class Node:
         parts = [part for part in self.aggregates if part.function not in EXTREMES]
         if self.join is None or not parts:
             return None
-        columns = {part.argument for part in parts if part.argument}
-        summed = {part.argument for part in parts if part.argument and part.function != "count"}
-        return Tally(self.join.child, self.where, tuple(sorted(columns)), tuple(sorted(summed)))
+        return tally_of(self.join.child, self.where, parts)
 
     @cached_property
     def extremes(self) -> Mapping[Aggregate, Listing]:
@@ -326,25 +349,11 @@ class Grouping:
 
     def tally(self, part: GroupedAggregate) -> Tally:
         """The numbers that a count, a sum or a mean is made of: shared by all with one condition."""
-        columns = set()
-        summed = set()
-        distinct = set()
-        for other in (self.counted, *self.aggregates):
-            aggregate = other.aggregate
-            if other.where != part.where or aggregate.argument is None:
-                continue
-            if aggregate.function == "distinct":
-                distinct.add(aggregate.argument)
-            elif aggregate.function in ("count", "sum", "avg", "percentile_disc"):
-                columns.add(aggregate.argument)
-            if aggregate.function in ("sum", "avg"):
-                summed.add(aggregate.argument)
-        return Tally(
+        parts = (self.counted, *self.aggregates)
+        return tally_of(
             self.values,
             part.where,
-            tuple(sorted(columns)),
-            tuple(sorted(summed)),
-            tuple(sorted(distinct)),
+            (other.aggregate for other in parts if other.where == part.where),
         )
 
     def listing(self, part: GroupedAggregate) -> Listing:
@@ -411,6 +420,8 @@ class View:
     alerts    whether each change of a document has to be in its topic exactly once
     pattern   as the file has it, whose rows are nodes of the tree
     grouping  of a grouped view: its root is the table of the rows, and shows none
+    sliding   of a view with a sliding window, as the file has it: its children are the rows that the
+              window of a row has, once for each condition
     """
 
     name: str
@@ -421,6 +432,7 @@ class View:
     alerts: bool = False
     pattern: PatternSettings | None = None
     grouping: Grouping | None = None
+    sliding: GroupedViewSettings | None = None
 
     @cached_property
     def keyed(self) -> Table:

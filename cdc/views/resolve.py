@@ -52,7 +52,7 @@ from cdc.views.scalar.comparison import (
 )
 from cdc.views.scalar.expression import Expression
 from cdc.views.scalar.instants import EPOCH
-from cdc.views.scalar.operators import source_name, sql_text
+from cdc.views.scalar.operators import quoted_name, source_name, sql_text
 from cdc.views.scalar.parser import UnknownColumn, parse
 from cdc.views.scalar.terms import (
     BOOLEAN,
@@ -143,6 +143,8 @@ class _Resolver:
         keys = ("views", name)
         table = self._table(settings.root, (*keys, "from"))
         where = self._condition(table, settings.where, (*keys, "where"))
+        if settings.window is not None and settings.window.sliding is not None:
+            return self._sliding_view(name, settings, settings.window, where)
         columns = []
         values = []
         for column, text in settings.group_by.items():
@@ -182,6 +184,75 @@ class _Resolver:
         view = View(name, node, sinks, alerts=settings.alerts, grouping=grouping)
         having = self._having(grouped_types(view), settings.having, (*keys, "having"))
         view = replace(view, having=having)
+        return replace(view, clock=self._clock(view, settings.clock, (*keys, "clock")))
+
+    def _sliding_view(
+        self,
+        name: str,
+        settings: GroupedViewSettings,
+        window: WindowSettings,
+        where: Expression | None,
+    ) -> View:
+        """Resolve a view with a document for each row, of the rows in the time before it."""
+        keys = ("views", name)
+        table = self._table(settings.root, (*keys, "from"))
+        hint = "name a column of type timestamptz or timestamp"
+        self._require_time(table, "time", window.time, (*keys, "window", "time"), hint)
+        values = []
+        for column, text in settings.group_by.items():
+            place = (*keys, "group_by", column)
+            self._require_plain_column(table, "group_by with a sliding window", text, place)
+            value, _ = self._grouped_by(table, text, place)
+            values.append(value)
+            if column != text:
+                raise self.pipeline.mistake(
+                    place,
+                    "the document of a row has the names of its columns",
+                    f"group_by: [{text}]",
+                )
+        shown = {*table.key, *settings.group_by, window.time}
+        parts: dict[Expression | None, list[Aggregate]] = {}
+        for member, text in settings.select.items():
+            place = (*keys, "select", member)
+            if member in shown:
+                raise self.pipeline.mistake(
+                    place, f"{name} has another member {member}", "give it another name"
+                )
+            part = self._grouped_aggregate(table, where, member, text, place)
+            parts.setdefault(part.where, []).append(part.aggregate)
+        time = TimeJoin("during", window.time, window.time, window.size, 0)
+        children = tuple(
+            Node(
+                field=f"sliding {number}",
+                table=table,
+                columns=(),
+                join=Join(tuple(values), tuple(values), time),
+                many=True,
+                where=condition,
+                aggregates=tuple(aggregates),
+                shows=False,
+            )
+            for number, (condition, aggregates) in enumerate(parts.items())
+        )
+        # A row without a value, or beyond the years that count, is in no window: not even in its own.
+        zone = "Z" if group(table.column(window.time).type) == TIMESTAMPTZ else ""
+        own_time = quoted_name(window.time)
+        conditions = [
+            *(f"{quoted_name(column)} IS NOT NULL" for column in settings.group_by),
+            f"{own_time} >= '0001-01-01 00:00:00{zone}'",
+            f"{own_time} <= '9999-12-31 23:59:59.999999{zone}'",
+        ]
+        counted = self._met(table, " AND ".join(conditions), (*keys, "window"))
+        root = Node(
+            field=name,
+            table=table,
+            columns=tuple(column.name for column in table.columns if column.name in shown),
+            where=_both(where, counted),
+            children=children,
+        )
+        having = self._having(shown_types(root), settings.having, (*keys, "having"))
+        sinks = tuple(sink for sink in settings.to if sink in self.pipeline.sinks)
+        view = View(name, root, sinks, having, alerts=settings.alerts, sliding=settings)
         return replace(view, clock=self._clock(view, settings.clock, (*keys, "clock")))
 
     def _grouped_by(self, table: Table, text: str, keys: Keys) -> tuple[Expression, str]:

@@ -9,12 +9,9 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from cdc.config.view_settings import ENDS
-from cdc.views.aggregates import ordered_value, tallied
-from cdc.views.entries import amounts
-from cdc.views.plan import LISTED, Grouping, Session, StatePlan, View
+from cdc.views.aggregates import over_rows
+from cdc.views.plan import Grouping, Session, StatePlan, View
 from cdc.views.rows import Entries, document_values, narrowed
-from cdc.views.scalar.amounts import count_amounts
 from cdc.views.scalar.instants import FIRST, LAST, instant_of, order_of
 from cdc.views.scalar.terms import TIMESTAMPTZ, group
 from cdc.views.state import SPAN_PAGE, Span, State
@@ -116,18 +113,8 @@ class Sessions:
         members = {}
         for part in self._grouping.aggregates:
             own = [row for row in rows if part.filter is None or part.filter.evaluate(row) is True]
-            aggregate = part.aggregate
-            if aggregate.function in ENDS:
-                end = own[0 if aggregate.function == "first" else -1] if own else {}
-                assert aggregate.argument is not None
-                members[aggregate.name] = end.get(aggregate.argument)
-                continue
-            if aggregate.function in LISTED:
-                members[aggregate.name] = ordered_value(aggregate, self._table, own)
-                continue
             tally = self._grouping.tally(part)
-            numbers = count_amounts(amounts(tally, self._table, row) for row in own)
-            members[aggregate.name] = tallied(aggregate, self._table, tally, numbers)
+            (members[part.aggregate.name],) = over_rows([part.aggregate], self._table, tally, own)
         return members
 
     def _runs(self, begins: Collection[Begin]) -> dict[Begin, _Run]:

@@ -67,7 +67,7 @@ def refused_by_source(
     for view in views:
         try:
             checks.check_groups(view, ("views", view.name))
-            checks.check_children(view.root, ("views", view.name))
+            checks.check_children(view.root, ("views", view.name), is_sliding=bool(view.sliding))
             _explain(conn, pipeline, view)
         except SettingsError as error:
             refused[view.name] = error
@@ -94,14 +94,19 @@ class _Checks:
             self._require_logged(view.root, value, place)
             self._require_strict(view.root, value, place)
 
-    def check_children(self, node: Node, keys: Keys) -> None:
-        """Check all edges below a node, whose place in the file is `keys`."""
+    def check_children(self, node: Node, keys: Keys, *, is_sliding: bool = False) -> None:
+        """Check all edges below a node, whose place in the file is `keys`.
+
+        is_sliding: whether they lead to the rows of sliding windows
+        """
         for child in node.children:
             place = (*keys, "include", child.field)
             on = (*place, "on")
             if child.presence is not None:
                 place = keys
                 on = (*keys, "pattern", "by")
+            elif is_sliding:
+                on = (*keys, "group_by")
             self._require_one(child, place)
             self._require_exact(node, child, on)
             self.check_children(child, place)

@@ -128,11 +128,7 @@ def _aggregates(grouping: Grouping, table: Table, alias: str) -> list[str]:
     columns = []
     for part in grouping.aggregates:
         only = f" FILTER (WHERE {_expression(part.filter, alias)})" if part.filter else ""
-        value = (
-            _end(part.aggregate, table, grouping.order_column, alias, only)
-            if part.aggregate.function in ENDS
-            else _aggregate(part.aggregate, table, alias, only)
-        )
+        value = _aggregate(part.aggregate, table, grouping.order_column, alias, only)
         columns.append(f"{value} AS {quoted_name(part.aggregate.name)}")
     return columns
 
@@ -290,8 +286,9 @@ class _Query:
 
     def _aggregates(self, parent_node: Node, node: Node, parent: str) -> str:
         alias = self.alias()
+        order = node.join.time.child if node.join is not None and node.join.time else None
         columns = [
-            f"{_aggregate(part, node.table, alias)} AS {quoted_name(part.name)}"
+            f"{_aggregate(part, node.table, order, alias)} AS {quoted_name(part.name)}"
             for part in node.aggregates
         ]
         return _select(
@@ -423,10 +420,12 @@ def _end(part: Aggregate, table: Table, order_column: str | None, alias: str, on
     return f"({value}{condition})[1]"
 
 
-def _aggregate(part: Aggregate, table: Table, alias: str, only: str = "") -> str:
-    """Write an aggregate. `only`: its FILTER."""
+def _aggregate(part: Aggregate, table: Table, order: str | None, alias: str, only: str = "") -> str:
+    """Write an aggregate. `order`: the column that says which row is the first; `only`: its FILTER."""
     if part.argument is None:
         return f"count(*){only}"
+    if part.function in ENDS:
+        return _end(part, table, order, alias, only)
     argument = f"{alias}.{quoted_name(part.argument)}"
     if part.function == "distinct":
         return f"count(DISTINCT {argument}){only}"

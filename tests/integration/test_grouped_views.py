@@ -149,6 +149,27 @@ VIEWS = """
     select: {trips: count(*), fare: sum(fare)}
     having: trips >= 2 OR now() > window_end
     to: [topic]
+  sliding:
+    from: lib.trips
+    where: delay < 4 OR is_late
+    window: {sliding: 1 hour, time: dep}
+    group_by: [origin]
+    select:
+      trips: count(*)
+      late: count(*) FILTER (WHERE delay > 1)
+      mean: avg(delay)
+      worst: max(delay)
+      notes: count(DISTINCT note)
+      median: percentile_disc(0.5) WITHIN GROUP (ORDER BY fare) FILTER (WHERE delay > 1)
+      number_before: first(number)
+      last_kind: last(kind) FILTER (WHERE delay > 1)
+    to: [topic]
+  sliding_of_all:
+    from: lib.trips
+    window: {sliding: 2 hours, time: planned}
+    select: {trips: count(*), fare: sum(fare)}
+    having: trips > 1 AND (fare > 0 OR fare IS NULL)
+    to: [topic]
 """
 STEPS = ("climbed", "begin_sending", "sent", "write")
 
@@ -542,6 +563,28 @@ def test_a_definition_follows_any_other(history: History, other: str) -> None:
         history.renew_topics()
         history.settle()
         assert len(history.topics["moving"]) > 0
+
+
+SLIDING = """
+  moving:
+    from: lib.trips
+    window: {sliding: 1 hour, time: dep}
+    group_by: [origin]
+    select: {trips: count(*)}
+    to: [topic]
+"""
+
+
+def test_a_row_counts_in_the_windows_of_the_hour_after_it(history: History) -> None:
+    history.connection.execute(TABLES.encode())
+    history.declare(SLIDING)
+    history.do(*(trip(number, f"{10 + number}:00") for number in range(4)))
+    history.do(trip(4, "11:00:00.000001"))
+    assert counts(history) == {"0": 1, "1": 2, "2": 3, "3": 2, "4": 2}
+    history.forget_emitted()
+    history.do("DELETE FROM lib.trips WHERE id = 1")
+    assert counts(history) == {"0": 1, "2": 2, "3": 2, "4": 1}
+    assert sorted(history.emitted_ids) == ["moving/1", "moving/2", "moving/4"]
 
 
 SESSIONS = """

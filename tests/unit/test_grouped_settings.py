@@ -145,8 +145,11 @@ def test_it_is_shown_in_the_words_of_the_file(tmp_path: Path) -> None:
         ("    to: [cache]\n", "    to: [cach]\n", 19, "there is no such sink", "one of: cache"),
         ("hopping: 1 hour, every: 10 minutes, ", "", 12, "a window is one of tumbling, hopping", "tumbling"),
         ("hopping: 1 hour", "hopping: 1 hour, tumbling: 1 hour", 12, "a window is one of tumbling", ""),
-        ("hopping: 1 hour", "sliding: 1 hour", 12, "sliding isn't supported", "tumbling"),
-        ("hopping: 1 hour, every: 10 minutes", "session: 1 hour, start: 2013-01-07", 12, "a session begins with", ""),
+        ("hopping: 1 hour", "lateness: 1 hour, tumbling: 1 hour", 12, "lateness isn't supported", "lateness"),
+        ("hopping: 1 hour, every: 10 minutes", "session: 1 hour, start: 2013-01-07", 12, "these begin with rows", ""),
+        ("hopping: 1 hour, every: 10 minutes", "sliding: 1 hour, start: 2013-01-07", 12, "these begin with rows", ""),
+        ("hopping: 1 hour, every: 10 minutes", "sliding: 0 seconds", 12, "a window has a length", ""),
+        ("hopping: 1 hour", "sliding: 1 hour", 12, "every is of hopping", ""),
         ("hopping: 1 hour", "session: 1 hour", 12, "every is of hopping", ""),
         ("hopping: 1 hour, every: 10 minutes", "hopping: 1 hour", 12, "every is of hopping", "every: 10 minutes"),
         ("hopping: 1 hour", "tumbling: 1 hour", 12, "every is of hopping", ""),
@@ -246,6 +249,50 @@ def test_a_session_is_resolved(tmp_path: Path) -> None:
     assert view.grouping is not None
     assert view.grouping.window == Session("dep", 30 * MINUTE)
     assert outline(view)["window"] == {"session": "30 minutes", "time": "dep"}
+
+
+def test_a_sliding_window_is_resolved(tmp_path: Path) -> None:
+    view = view_of(tmp_path, "hopping: 1 hour, every: 10 minutes", "sliding: 1 hour")
+    table = view_table(settings.load(tmp_path / "air.yaml", {}), view)
+    assert table.key == ("id",)
+    assert [column.name for column in table.columns] == [
+        "id",
+        "origin",
+        "dep",
+        "flights",
+        "mean",
+        "late",
+    ]
+    shown = outline(view)
+    assert shown["window"] == {"sliding": "1 hour", "time": "dep"}
+    assert shown["group_by"] == {"origin": "origin"}
+    assert shown["where"] == "dep IS NOT NULL"
+    assert list(shown["select"]) == ["flights", "late", "mean"]
+    assert "include" not in shown
+
+
+@pytest.mark.parametrize(
+    ("old_text", "new_text", "line", "message", "hint"),
+    [
+        ("[origin]", "{o: origin}", 13, "the document of a row has the names of its columns", "[origin]"),
+        ("[origin]", "{o: upper(origin)}", 13, "takes columns, not expressions", "GENERATED"),
+        ("[origin]", "[speed]", 13, "rows can't be grouped by it", ""),
+        ("flights: count(*)", "dep: count(*)", 15, "delays has another member dep", "another name"),
+        ("flights: count(*)", "id: count(*)", 15, "delays has another member id", "another name"),
+        ("flights > 1", "delay > 1", 18, "having names delay, which the document doesn't show", "origin"),
+        ("time: dep", "time: day", 12, "day is date, and a time is a time stamp", "timestamptz"),
+    ],
+)  # fmt: skip
+def test_mistakes_of_sliding_windows_are_named(
+    tmp_path: Path, old_text: str, new_text: str, line: int, message: str, hint: str
+) -> None:
+    good = GOOD.replace("hopping: 1 hour, every: 10 minutes", "sliding: 1 hour")
+    assert old_text in good
+    with pytest.raises(SettingsError) as caught:
+        resolved(tmp_path, good.replace(old_text, new_text, 1))
+    assert f"air.yaml:{line}: views.delays" in caught.value.message
+    assert message in caught.value.message
+    assert hint in caught.value.hint
 
 
 def test_a_view_without_groups_and_windows_is_refused(tmp_path: Path) -> None:
