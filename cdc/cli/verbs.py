@@ -217,8 +217,8 @@ def _capturable(context: Context, *, starts_over: bool) -> Context:
     with source.connect(configured.source.dsn) as connection:
         catalog.refuse_published(connection, capturable.pipeline, left_out)
         capturable.require_supported_columns(connection)
-        if not left_out:
-            capturable.check_views(connection)
+        for advice in [] if left_out else capturable.check_views(connection):
+            say(advice)
     return capturable
 
 

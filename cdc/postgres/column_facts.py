@@ -15,14 +15,14 @@ from psycopg import sql
 from cdc.model.table import RowEstimate, Table
 from cdc.postgres.row_identity import Connection
 
-# Of unique indexes those over columns, for all rows; whether one is checked at once doesn't matter.
-UNIQUE = """
-SELECT i.indrelid, ARRAY(
+# Indexes over columns, for all rows; whether a unique one is checked at once doesn't matter.
+INDEXES = """
+SELECT i.indrelid, i.indisunique, ARRAY(
     SELECT a.attname::text FROM unnest(i.indkey) WITH ORDINALITY AS part (attnum, at)
     JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = part.attnum
-    WHERE part.at <= i.indnkeyatts)
+    WHERE part.at <= i.indnkeyatts ORDER BY part.at)
 FROM pg_index i
-WHERE i.indrelid = ANY (%s) AND i.indisunique AND i.indisvalid
+WHERE i.indrelid = ANY (%s) AND i.indisvalid
   AND i.indpred IS NULL AND i.indexprs IS NULL
 """
 # 100 is the oid of the default collation, which agrees with every other. Of a partitioned table
@@ -58,6 +58,7 @@ WHERE n.nspname = %s AND c.relname = %s
 class TableFacts:
     """Facts about a table's columns.
 
+    indexes     columns of each index, in their order
     unique      sets of columns of which no two rows have the same values
     collations  by column, its collation if it isn't the database's
     loose       columns whose equal values may be written differently: of nondeterministic
@@ -66,6 +67,7 @@ class TableFacts:
                 REPLICA IDENTITY FULL
     """
 
+    indexes: tuple[tuple[str, ...], ...]
     unique: tuple[frozenset[str], ...]
     collations: Mapping[str, str]
     loose: frozenset[str]
@@ -79,13 +81,12 @@ class TableFacts:
 def column_facts(conn: Connection, tables: Iterable[str]) -> dict[str, TableFacts]:
     """Read the facts about tables, by name; tables that don't exist are left out."""
     names: dict[int, str] = dict(conn.execute(RELATIONS, [list(tables)]).fetchall())
-    unique: dict[int, list[frozenset[str]]] = {oid: [] for oid in names}
-    for oid, columns in conn.execute(UNIQUE, [list(names)]):
-        unique[oid].append(frozenset(columns))
+    indexes = conn.execute(INDEXES, [list(names)]).fetchall()
     rows = conn.execute(COLUMNS, [list(names)]).fetchall()
     return {
         name: TableFacts(
-            tuple(unique[oid]),
+            tuple(tuple(columns) for of, _, columns in indexes if of == oid),
+            tuple(frozenset(columns) for of, unique, columns in indexes if of == oid and unique),
             {column: collation for of, column, collation, *_ in rows if of == oid and collation},
             frozenset(column for of, column, _, loose, _ in rows if of == oid and loose),
             frozenset(column for of, column, *_, unlogged in rows if of == oid and unlogged),

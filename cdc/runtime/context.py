@@ -217,14 +217,19 @@ class Context:
 
         return resolve(self.pipeline, self.tables)
 
-    def check_views(self, connection: source.Connection) -> None:
-        """Check the views of several tables against the source. Raises SettingsError, SourceError."""
-        if self.pipeline.views:
-            from cdc.views.resolve import resolve_views
-            from cdc.views.source_checks import check_views
+    def check_views(self, connection: source.Connection) -> list[str]:
+        """Check the views of several tables against the source. Returns advice on indexes. Raises
+        SettingsError, SourceError.
+        """
+        if not self.pipeline.views:
+            return []
+        from cdc.views.resolve import resolve_views
+        from cdc.views.source_checks import check_views, missing_indexes
 
-            tables = table_survey.describe(connection, self.pipeline)
-            check_views(connection, self.pipeline, resolve_views(self.pipeline, tables))
+        tables = table_survey.describe(connection, self.pipeline)
+        views = resolve_views(self.pipeline, tables)
+        check_views(connection, self.pipeline, views)
+        return missing_indexes(connection, views)
 
     def select_tables(self, name: str | None) -> tuple[Table, ...]:
         """Select a captured table by its name, schema.table; all tables for None. Raises

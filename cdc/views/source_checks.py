@@ -74,6 +74,40 @@ def refused_by_source(
     return refused
 
 
+def missing_indexes(conn: Connection, views: Sequence[View]) -> list[str]:
+    """Say which joins in time have no index in Postgres, in sentences with the statement that makes it.
+
+    Documents don't need it. `verify` does: its query looks for the nearest row of each row.
+    """
+    facts = column_facts(
+        conn, {node.table.qualified for view in views for node in view.root.walk()}
+    )
+    missing: dict[str, str] = {}
+    for view in views:
+        for node in view.root.walk():
+            if node.join is None or node.join.time is None:
+                continue
+            columns = [value.text for value in node.join.child if value.term is None]
+            known = facts.get(node.table.qualified)
+            # An index of an expression may have any form.
+            if known is None or len(columns) < len(node.join.child):
+                continue
+            time = node.join.time.child
+            if any(
+                set(index[: len(columns)]) == set(columns) and time in index[len(columns) :][:1]
+                for index in known.indexes
+            ):
+                continue
+            table = f"{quoted_name(node.table.schema)}.{quoted_name(node.table.name)}"
+            statement = f"CREATE INDEX ON {table} ({', '.join(map(quoted_name, [*columns, time]))})"
+            missing.setdefault(
+                statement,
+                f"{view.name}: verify looks for rows of {node.table.qualified} by their times, which"
+                f" takes long without an index; to make one: {statement}",
+            )
+    return list(missing.values())
+
+
 def check_views(conn: Connection, pipeline: Pipeline, views: Sequence[View]) -> None:
     """Check all views. Raises SettingsError: the first that can't be kept right."""
     for error in refused_by_source(conn, pipeline, views).values():

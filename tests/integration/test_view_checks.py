@@ -10,7 +10,7 @@ from cdc.config import settings
 from cdc.errors import SettingsError
 from cdc.postgres import catalog, source, table_survey
 from cdc.views.resolve import resolve_views
-from cdc.views.source_checks import check_views
+from cdc.views.source_checks import check_views, missing_indexes
 
 TABLES = """
 CREATE SCHEMA lib;
@@ -23,6 +23,7 @@ CREATE TABLE lib.a (
 CREATE TABLE lib.b (
     id int PRIMARY KEY, n int, m int NOT NULL, code text, word text COLLATE lib.loose, unsure int,
     french text COLLATE "POSIX", short varchar(3) UNIQUE, late int UNIQUE DEFERRABLE);
+CREATE TABLE lib.c (id int PRIMARY KEY, code text, seen timestamptz);
 CREATE UNIQUE INDEX ON lib.b (n, m);
 CREATE UNIQUE INDEX ON lib.b (unsure) WHERE n > 0;
 CREATE UNIQUE INDEX ON lib.b (lower(code));
@@ -54,9 +55,45 @@ views:
 def connection(postgres_dsn: str) -> Iterator[source.Connection]:
     with source.connect(postgres_dsn) as connection:
         connection.execute(TABLES)
-        for name in "ab":
+        for name in "abc":
             connection.execute(f"ALTER TABLE lib.{name} REPLICA IDENTITY FULL".encode())
         yield connection
+
+
+TIMED = """\
+  last:
+    root: lib.c
+    include:
+      before: {table: lib.c, on: {code: code}, previous: {seen: seen}, columns: [id]}
+      computed: {table: lib.c, on: {code: "code || 'x'"}, as_of: {seen: seen}, columns: [id]}
+    to: [topic]
+  moving: {from: lib.c, window: {sliding: 1 hour, time: seen}, group_by: [code], select: {n: count(*)}, to: [topic]}
+"""
+
+
+@pytest.mark.parametrize(
+    ("index", "is_enough"),
+    [
+        ("(id)", False),
+        ("(seen, code)", False),
+        ("(code)", False),
+        ("(code, seen) WHERE id > 0", False),
+        ("(code, seen)", True),
+        ("(code, seen, id)", True),
+    ],
+)
+def test_an_index_for_joins_in_time_is_advised(
+    connection: source.Connection, tmp_path: Path, index: str, is_enough: bool
+) -> None:
+    connection.execute(f"CREATE INDEX ON lib.c {index}".encode())
+    head, _, _ = FILE.format(dsn=connection.info.dsn, on="", options="").partition("  a_docs")
+    (tmp_path / "lib.yaml").write_text(head + TIMED)
+    pipeline = settings.load(tmp_path / "lib.yaml", {})
+    pipeline = pipeline.with_tables(catalog.find_tables(connection, pipeline).names)
+    tables = table_survey.describe(connection, pipeline)
+    advice = missing_indexes(connection, resolve_views(pipeline, tables))
+    statement = 'CREATE INDEX ON "lib"."c" ("code", "seen")'
+    assert [text.partition("make one: ")[2] for text in advice] == [statement] * (not is_enough)
 
 
 def check(connection: source.Connection, folder: Path, text: str) -> None:
