@@ -11,7 +11,9 @@ from collections.abc import Callable, Sequence
 
 from cdc.capture.connector import RegistrationResult, register
 from cdc.config.settings import Pipeline
+from cdc.config.view_settings import SCHEMA, closes
 from cdc.connectors.client import Connect
+from cdc.errors import SettingsError
 from cdc.kafka.topic_setup import refuse_others
 from cdc.kafka.topic_specs import topic_specs
 from cdc.kafka.topics import Topics
@@ -20,14 +22,23 @@ from cdc.postgres.table_survey import table_named, views_by_name_only
 
 
 def select_renewed(
-    kafka: Topics, pipeline: Pipeline, tables: Sequence[Table], names: Sequence[str]
+    kafka: Topics,
+    pipeline: Pipeline,
+    tables: Sequence[Table],
+    names: Sequence[str],
+    *,
+    forget_closed: bool,
 ) -> list[Table]:
     """Select the tables and views with these names. A view's topic has as many partitions as its
     root's, so the views of these tables are selected as well if the number changes. Other views
     keep their topics, so that readers keep their documents.
 
+    `forget_closed`: also of views whose windows close. Only their topics know what these were: they are
+    made again of the rows as they are now.
+
     Raises:
-        SettingsError: an unknown name. ConnectorError: from the broker.
+        SettingsError: an unknown name; or a view whose windows close, unless with `forget_closed`.
+        ConnectorError: from the broker.
     """
     views = views_by_name_only(pipeline)
     named = [table_named((*tables, *views), name) for name in names]
@@ -38,7 +49,15 @@ def select_renewed(
         for topic, end in kafka.ends(sorted(kafka.existing(roots))).items()
         if end.partition_count != counts[topic]
     ]
-    return list({table.qualified: table for table in (*named, *moved)}.values())
+    selected = {table.qualified: table for table in (*named, *moved)}
+    for name, view in pipeline.views.items():
+        if closes(view) and f"{SCHEMA}.{name}" in selected and not forget_closed:
+            raise SettingsError(
+                f"Only the topic of {SCHEMA}.{name} knows its closed windows: without it they are made again"
+                " of the rows as they are now.",
+                hint="if that is meant, add --forget-closed",
+            )
+    return list(selected.values())
 
 
 def renew(

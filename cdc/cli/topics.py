@@ -114,6 +114,13 @@ def renew(
             help="Table or view whose topic is renewed, as schema.table or view.name. Repeatable.",
         ),
     ],
+    forget_closed: Annotated[
+        bool,
+        typer.Option(
+            "--forget-closed",
+            help="Make closed windows of views again, of the rows as they are now.",
+        ),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Delete topics and create them again as the file says.
@@ -127,7 +134,7 @@ def renew(
 
     pipeline, tables = context.obj.pipeline, context.obj.tables
     with Topics(pipeline.kafka) as kafka:
-        renewed = select_renewed(kafka, pipeline, tables, table)
+        renewed = select_renewed(kafka, pipeline, tables, table, forget_closed=forget_closed)
     registered = renew_topics(pipeline, tables, renewed, progress=say)
     if as_json:
         return print_json(registered.to_dict())

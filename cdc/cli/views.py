@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from cdc.cli.console import Json, Master, out, print_json, say
-from cdc.errors import DivergenceError, UndecidedError
+from cdc.errors import DivergenceError, SettingsError, UndecidedError
 from cdc.postgres import table_survey
 from cdc.runtime.servers import spark_on
 
@@ -74,6 +74,31 @@ def show(context: typer.Context, name: ViewName, as_json: Json = False) -> None:
     if as_json:
         return print_json(described)
     out.print(draw_view(described))
+    return None
+
+
+@app.command()
+def late(context: typer.Context, name: ViewName, as_json: Json = False) -> None:
+    """List the latest changes of rows that came after the windows of a view had closed, 1,000 at most.
+
+    Shows the row's key, what the rows of its windows have in common with the beginning of their latest
+    part, and when the change came. `cdc status` counts all of them.
+    """
+    from cdc.cli.screens.views import draw_late
+    from cdc.config.view_settings import closes
+    from cdc.sink.factory import late_reader
+
+    pipeline = context.obj.pipeline_to_show
+    table_survey.table_named(table_survey.views_by_name_only(pipeline), f"view.{name}")
+    if not closes(pipeline.views[name]):
+        raise SettingsError(
+            f"The windows of {name} are corrected for ever: no change comes too late.",
+            hint="for example: window: {tumbling: 1 hour, time: placed, lateness: 1 hour}",
+        )
+    changes = late_reader(pipeline, name)()
+    if as_json:
+        return print_json({"changes": [change._asdict() for change in changes]})
+    out.print(draw_late(changes) if changes else f"no change of {name} came too late")
     return None
 
 

@@ -42,7 +42,7 @@ DISTINCT = re.compile(
     r"\s*count\s*\(\s*distinct\s+(?P<argument>.*?)\s*\)\s*", re.DOTALL | re.IGNORECASE
 )
 PERCENTILE = re.compile(
-    r"\s*percentile_disc\s*\(\s*(?P<fraction>[^()]*?)\s*\)"
+    r"\s*percentile_disc\s*\(\s*(?P<fraction>[^()_]*?)\s*\)"
     r"\s*within\s+group\s*\(\s*order\s+by\s+(?P<argument>.*?)\s*\)\s*",
     re.DOTALL | re.IGNORECASE,
 )
@@ -52,10 +52,8 @@ LATER = ("event", "join")
 """Settings of kinds of views that there aren't yet."""
 
 FILTERED = re.compile(
-    r"\s*(?P<call>.*?\))\s*filter\s*\(\s*where\s(?P<condition>.*)\)\s*", re.DOTALL | re.IGNORECASE
+    r"\s*(?P<call>.*?\))\s*filter\s*\(\s*where\b(?P<condition>.*)\)\s*", re.DOTALL | re.IGNORECASE
 )
-LATER_WINDOWS = ("lateness",)
-"""Settings of windows that there aren't yet."""
 MOST_WINDOWS = 100
 """Windows that a row may be in: each of them is sent again when the row changes."""
 
@@ -465,18 +463,10 @@ class WindowSettings(Section):
     """How long before each row its window begins, which ends with the row: so each row has a document."""
     start: date = Field(default=date(1970, 1, 1), examples=["2013-01-07"])
     """A day, in UTC, at whose beginning a window begins: for weeks, a Monday."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _refuse_other_kinds(cls, tree: Any) -> Any:
-        if isinstance(tree, Mapping) and (
-            later := [name for name in LATER_WINDOWS if name in tree]
-        ):
-            raise InvalidSetting(
-                f"{later[0]} isn't supported: a window is corrected for ever",
-                f"take out {later[0]}",
-            )
-        return tree
+    lateness: Duration | None = Field(default=None, examples=["1 hour"])
+    """How long after its end a window of `tumbling` or `hopping` is corrected: then it is closed, and
+    changes that come later are counted and listed instead. For ever when None.
+    """
 
     @model_validator(mode="after")
     def _check_kind(self) -> "WindowSettings":
@@ -495,6 +485,13 @@ class WindowSettings(Section):
             raise InvalidSetting(
                 "start says where windows of one length begin, and these begin with rows",
                 "take out start",
+            )
+        if self.lateness is not None and not (self.tumbling or self.hopping):
+            kind = "a session" if self.session else "the window of a row"
+            raise InvalidSetting(
+                f"lateness needs windows that end by themselves: {kind} is corrected for ever",
+                "take out lateness, or use tumbling",
+                ("lateness",),
             )
         size = self.size
         if self.session is not None or (self.sliding is not None and size):
@@ -560,12 +557,13 @@ class GroupedViewSettings(Section):
     it isn't sent, or is removed.
     """
     clock: str = Field(default="commit", examples=["dep_time"])
-    """What `now()` is in `having`: `commit` for the time of Postgres up to which all commits are
-    processed, or a time column of the table for the latest time that any row had there.
+    """What `now()` is in `having`, and what windows with `lateness` close by: `commit` for the time of
+    Postgres up to which all commits are processed, or a time column of the table for the latest time that
+    any row had there.
     """
     alerts: bool = False
-    """Whether the view's topic has each change of a document exactly once. Views with `having` or
-    sessions do so anyway.
+    """Whether the view's topic has each change of a document exactly once. Views with `having`,
+    `lateness` or sessions do so anyway.
     """
     to: tuple[str, ...] = Field(min_length=1, examples=["[search, cache]"])
     """The sinks that hold the documents; `topic` for none but the view's topic, which it always
@@ -608,6 +606,12 @@ class GroupedViewSettings(Section):
                 "for example: group_by: [origin]",
             )
         return self
+
+
+def closes(view: "AnyView") -> bool:
+    """Whether windows of a view close."""
+    window = view.window if isinstance(view, GroupedViewSettings) else None
+    return window is not None and window.lateness is not None
 
 
 def _tag(tree: object) -> str:

@@ -51,12 +51,14 @@ class Derivation:
     clock   the setting of a session from which the query takes the time; None if it needs none
     tables  the captured tables that it reads: their names and topics
     sinks   names of the sinks that hold the view
+    closes  whether rows whose `final` is true change no more: the query leaves them out
     """
 
     query: str
     tables: tuple[tuple[str, str], ...]
     sinks: tuple[str, ...]
     clock: str | None = None
+    closes: bool = False
 
 
 @dataclass(frozen=True)

@@ -38,6 +38,15 @@ def metrics_of(status: Status) -> Iterator[Metric]:
     """Yield every metric of a diagnosed status."""
     yield from _of_pipeline(status)
     yield from _of_views(status)
+    if status.documents:
+        late = GaugeMetricFamily(
+            "cdc_late_changes",
+            "Changes that came after the windows of a view had closed.",
+            labels=["view"],
+        )
+        for view, number in status.documents.late.items():
+            late.add_metric([view], number)
+        yield late
     yield from _of_builds(status.sinks)
 
 

@@ -146,6 +146,8 @@ class DocumentsStatus:
     sent_per_s   documents that the run sends a second; None while it has none to send
     applied      by table, records that are in the state, markers of transactions among them
     waiting      by table, the like that aren't yet; None where the topics couldn't be read
+    late         by view, changes that came after a window had closed; views without any are left out
+    late_since   Unix seconds since which they are counted, when the state began
     """
 
     rows: Mapping[str, int]
@@ -157,6 +159,8 @@ class DocumentsStatus:
     sent_per_s: float | None = None
     applied: Mapping[str, int] = field(default_factory=dict)
     waiting: Mapping[str, int] | None = None
+    late: Mapping[str, int] = field(default_factory=dict)
+    late_since: float | None = None
 
     @property
     def done_s(self) -> float | None:

@@ -57,6 +57,13 @@ def open_clocks(pipeline: Pipeline) -> Callable[[], Clocks]:
     return _reader(pipeline, lambda state: Clocks(noted=state.noted_clocks(), read=state.clocks()))
 
 
+def late_reader(pipeline: Pipeline, view: str) -> Callable[[], Sequence[Any]]:
+    """The function that reads the latest changes that came after windows of a view had closed, each a
+    `cdc.views.state.LateChange`. It raises SinkUnavailable or SinkRejected.
+    """
+    return _reader(pipeline, lambda state: state.late(view))
+
+
 def late_topics(
     notes: Notes, view: Table, ends: Mapping[str, Position], floor_of: Callable[[str], int]
 ) -> list[str]:

@@ -7,7 +7,7 @@ sums     bucket string (four hex digits), rows long, and three sums over the row
 from collections.abc import Sequence
 from contextlib import ExitStack
 
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from cdc.model.table import Table
@@ -23,6 +23,27 @@ MAX_SUSPECTS = 20_000
 def bucket(row_id: Column) -> Column:
     """The bucket of a row's id; Postgres computes the same in `row_query.bucket`."""
     return F.substring(F.md5(row_id.cast("binary")), 1, BUCKET_DIGITS)
+
+
+def scan(
+    sink: Sink, table: Table, spark: SparkSession, ids: Sequence[str] | None = None
+) -> DataFrame:
+    """Read the rows of a view that are compared, as `Sink.scan` does: all but documents of closed windows,
+    which the source may have changed since.
+    """
+    rows = sink.scan(table, spark, ids)
+    return rows.where(~_is_final()) if table.derivation and table.derivation.closes else rows
+
+
+def count_closed(sink: Sink, table: Table, spark: SparkSession) -> int:
+    """Count the rows that `scan` leaves out."""
+    if not table.derivation or not table.derivation.closes:
+        return 0
+    return sink.scan(table, spark).where(_is_final()).count()
+
+
+def _is_final() -> Column:
+    return F.get_json_object("document", "$.final").eqNullSafe("true")
 
 
 def bucket_sums(table: Table, rows: DataFrame) -> DataFrame:
@@ -125,7 +146,7 @@ def confirmed_differences(
     if not duplicate_ids:
         return wrong
     source_rows = rows_with_ids(expected, duplicate_ids)
-    view_rows = sink.scan(table, expected.sparkSession, duplicate_ids)
+    view_rows = scan(sink, table, expected.sparkSession, duplicate_ids)
     rescanned = compare_rows(table, source_rows, view_rows)
     return persist(frames, wrong.where("kind <> 'duplicate'").unionByName(rescanned))
 

@@ -61,6 +61,8 @@ class Comparison:
     undecided: int = 0
     """Rows proved neither equal nor different: they, or their view, changed during every
     comparison."""
+    closed: int = 0
+    """Rows of windows that are closed, which weren't compared: the source may have changed since."""
     rechecked: int = 0
     """Rows that were compared again, because they had changed meanwhile."""
     repaired: int = 0

@@ -114,7 +114,9 @@ class TableVerification:
             )
         for sink in self._sinks:
             comparison = self._comparisons[sink.name]
-            comparison.view_rows = sink.scan(self._table, self._spark, ids).count() if ids else 0
+            comparison.view_rows = (
+                bucket_hashes.scan(sink, self._table, self._spark, ids).count() if ids else 0
+            )
             comparison.scope = f"{len(ids)} rows that changed"
         return {sink.name: ids for sink in self._sinks}
 
@@ -142,11 +144,11 @@ class TableVerification:
                 if suspects:
                     sink_ids = suspects[sink.name]
                     rows = bucket_hashes.rows_with_ids(expected, sink_ids)
-                    view = sink.scan(self._table, self._spark, sink_ids)
+                    view = bucket_hashes.scan(sink, self._table, self._spark, sink_ids)
                 else:
                     rows = expected
                     view = bucket_hashes.rows_in_buckets(
-                        sink.scan(self._table, self._spark), buckets
+                        bucket_hashes.scan(sink, self._table, self._spark), buckets
                     )
                 wrong[sink.name] = bucket_hashes.confirmed_differences(
                     frames, self._table, sink, rows, view
@@ -240,7 +242,9 @@ def differing_buckets(
         differ: set[str] = set()
         for sink in sinks:
             start, comparison = time.monotonic(), comparisons[sink.name]
-            view_sums = bucket_hashes.bucket_sums(table, sink.scan(table, reader.spark))
+            comparison.closed = bucket_hashes.count_closed(sink, table, reader.spark)
+            view_rows = bucket_hashes.scan(sink, table, reader.spark)
+            view_sums = bucket_hashes.bucket_sums(table, view_rows)
             if sample:
                 view_sums = view_sums.where(F.col("bucket").between(*sample))
             pairs = bucket_hashes.join_buckets(source_sums, view_sums).persist()

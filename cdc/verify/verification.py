@@ -133,7 +133,8 @@ def _compare_table(
         if buckets := differing_buckets(reader, snapshot, sinks, comparisons, None):
             expected = bucket_hashes.persist(frames, reader.rows_in_buckets(snapshot, buckets))
             for sink in sinks:
-                view = bucket_hashes.rows_in_buckets(sink.scan(table, reader.spark), buckets)
+                rows = bucket_hashes.scan(sink, table, reader.spark)
+                view = bucket_hashes.rows_in_buckets(rows, buckets)
                 wrong = bucket_hashes.confirmed_differences(frames, table, sink, expected, view)
                 record_differences(comparisons[sink.name], wrong)
     return comparisons.values()

@@ -12,6 +12,7 @@ from cdc.codec.members import encode, joined, members
 from cdc.codec.table import codec
 from cdc.model.table import Table
 from cdc.views.aggregates import extreme, over_rows, tallied
+from cdc.views.closing import NONE_CLOSED, ClosedWindow
 from cdc.views.entries import place_text
 from cdc.views.having import shown_values
 from cdc.views.plan import Aggregate, Listing, Node, StatePlan, View
@@ -41,11 +42,12 @@ class Document(NamedTuple):
 
 class Slice(NamedTuple):
     """Documents of a view. due: by root id, when the clock may change a document again, in
-    microseconds since 1970.
+    microseconds since 1970. closed: by id, what is left of windows that are closed.
     """
 
     documents: list[Document]
     due: dict[str, int]
+    closed: Mapping[str, ClosedWindow] = NONE_CLOSED
 
 
 def assemble(

@@ -172,13 +172,19 @@ class DocumentEngine:
         return self._state.times_seen()
 
     def _read_clocks(self, positions: Positions) -> Mapping[str, int] | None:
-        """Read the clocks of the views that have one; None while no time counts yet."""
+        """Read the clocks of the views that have one; None while no time counts yet. None is behind the
+        state's, which began no earlier than what the topics have of closed windows.
+        """
         views = [view for view in self._sink.plan.views if view.has_clock]
         if not views:
             return {}
         topics = [table.topic for table in self._sink.plan.tables]
         with self._failures():
-            return self._clocks.read(views, topics, positions)
+            clocks = self._clocks.read(views, topics, positions)
+            if clocks is None:
+                return None
+            held = self._state.clocks()
+            return {name: max(now, held.get(name, now)) for name, now in clocks.items()}
 
     def is_current(self, positions: Positions) -> bool:
         """Say whether the documents are as of these positions."""

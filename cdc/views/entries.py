@@ -9,7 +9,17 @@ from typing import Any
 
 from cdc.model.table import Table
 from cdc.views.plan import Listing, Order, StatePlan, Tally, Values
-from cdc.views.rows import GROUP, LISTING, TALLY, UNIT, document_values, escape, join_text, narrowed
+from cdc.views.rows import (
+    CLOSING,
+    GROUP,
+    LISTING,
+    TALLY,
+    UNIT,
+    document_values,
+    escape,
+    join_text,
+    narrowed,
+)
 from cdc.views.scalar.amounts import COUNTED, encode_amount, encode_distinct
 from cdc.views.scalar.expression import Expression
 from cdc.views.scalar.instants import microseconds
@@ -38,12 +48,22 @@ def entry_maker(plan: StatePlan, table: Table) -> Callable[[bytes], str]:
         row = document_values(wire, used)
         parts = [_entry(str(number), slot, row, ()) for number, slot in enumerate(slots)]
         parts += [
-            _entry(f"{LISTING}{number}", listing.values, row, [place_text(listing, table, row)])
+            _closing(
+                listing,
+                row,
+                _entry(
+                    f"{LISTING}{number}", listing.values, row, [place_text(listing, table, row)]
+                ),
+            )
             for number, listing in enumerate(listings)
             if _meets(listing.where, row)
         ]
         parts += [
-            _entry(f"{TALLY}{number}", tally.values, row, amounts(tally, table, row))
+            _closing(
+                tally,
+                row,
+                _entry(f"{TALLY}{number}", tally.values, row, amounts(tally, table, row)),
+            )
             for number, tally in enumerate(tallies)
             if _meets(tally.where, row)
         ]
@@ -95,6 +115,15 @@ def _entry(
     """Write an entry; None where one of the values is NULL, which equals nothing."""
     text = join_text([value.evaluate(row) for value in values])
     return None if text is None else GROUP.join((name, escape(text), *details))
+
+
+def _closing(part: Listing | Tally, row: Row, entry: str | None) -> str | None:
+    """Add to an entry of a pane when it closes: no window that begins later has it."""
+    if part.closing is None or entry is None:
+        return entry
+    begin = microseconds(part.values[-1].evaluate(row))
+    assert begin is not None
+    return GROUP.join((f"{CLOSING}{part.closing.view}", str(begin + part.closing.after), entry))
 
 
 def place_text(listing: Listing, table: Table, row: Row) -> str:

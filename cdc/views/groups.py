@@ -14,9 +14,11 @@ from cdc.codec.members import encode
 from cdc.config.view_settings import ENDS
 from cdc.views.aggregates import ordered_value, rank, tallied
 from cdc.views.assemble import Document, Slice, note_due
+from cdc.views.closing import NONE_CLOSED, ClosedWindow
 from cdc.views.entries import NULL_LAST
 from cdc.views.plan import (
     EXTREMES,
+    FINAL,
     WINDOW_END,
     WINDOW_START,
     GroupedAggregate,
@@ -27,12 +29,12 @@ from cdc.views.plan import (
     View,
     Window,
 )
-from cdc.views.rows import Entries, document_values, join_text, narrowed
+from cdc.views.rows import LISTING, TALLY, Entries, document_values, join_text, narrowed
 from cdc.views.scalar.instants import FIRST, LAST, microseconds, text_of
 from cdc.views.scalar.operators import NOW
 from cdc.views.scalar.terms import BOOLEAN, INTEGERS, TIMESTAMPTZ, group
 from cdc.views.sessions import Sessions
-from cdc.views.state import Place, Span, State, scan_spans
+from cdc.views.state import Pane, Place, Span, State, scan_spans
 
 Values = list[Any]
 """What the rows of a document have in common, in the form of documents: the columns of `View.keyed`."""
@@ -61,15 +63,22 @@ def assemble_groups(
     """
     groups = _Groups(view)
     known = {row_id: values for row_id in ids if (values := groups.values(row_id)) is not None}
+    closed: Mapping[str, ClosedWindow] = NONE_CLOSED
+    due: dict[str, int] = {}
     if isinstance(groups.grouping.window, Session):
         rows = _read_sessions(plan, state, view, groups, known)
     else:
-        rows = _read_panes(plan, state, view, groups, known)
+        panes = {row_id: groups.texts(values) for row_id, values in known.items()}
+        numbers = _Numbers(plan, state, view, panes)
+        rows = _read_panes(groups, numbers, panes, known)
+        if groups.grouping.closing is not None:
+            closed, due = _close(plan, view, groups, numbers, panes, now)
+            rows = {row_id: {**row, FINAL: row_id in closed} for row_id, row in rows.items()}
     clock = {} if now is None else {NOW: text_of(now)}
-    due: dict[str, int] = {}
     if view.having is not None:
         shown = {row_id: clock | row for row_id, row in rows.items()}
-        note_due(view.having, shown, due)
+        opened = {row_id: row for row_id, row in shown.items() if row_id not in closed}
+        note_due(view.having, opened, due)
         rows = {
             row_id: row
             for row_id, row in rows.items()
@@ -83,20 +92,61 @@ def assemble_groups(
         )
         for row_id, values in known.items()
     ]
-    return Slice(documents, due)
+    return Slice(documents, due, closed)
+
+
+def _close(
+    plan: StatePlan,
+    view: View,
+    groups: "_Groups",
+    numbers: "_Numbers",
+    panes: Mapping[str, list[str]],
+    now: int | None,
+) -> tuple[dict[str, ClosedWindow], dict[str, int]]:
+    """Say which windows are closed, see `cdc.views.closing`, given with the texts of their panes; and when
+    to look at a document again: when its window closes, or when the last of its panes does.
+    """
+    grouping = groups.grouping
+    assert grouping.closing is not None
+    assert isinstance(grouping.window, Window)
+    table = view.root.table.qualified
+    names = {
+        *(f"{TALLY}{plan.tallies[table].index(tally)}" for tally in grouping.tallies),
+        *(f"{LISTING}{plan.listings[table].index(listing)}" for listing in grouping.listings),
+    }
+    closed: dict[str, ClosedWindow] = {}
+    due: dict[str, int] = {}
+    for row_id, texts in panes.items():
+        values = groups.values(row_id)
+        if values is None or not texts:
+            continue
+        closes = _instant(values[-1]) + grouping.closing.after
+        if now is None or closes > now:
+            if numbers.count(texts):
+                due[row_id] = closes
+            continue
+        last_closes = closes + grouping.window.size - grouping.window.every
+        is_over = last_closes <= now and not numbers.count(texts[1:])
+        dropped = [Pane(table, name, texts[0]) for name in names]
+        closed[row_id] = ClosedWindow(dropped, is_over)
+        if not is_over:
+            due[row_id] = last_closes
+    return closed, due
 
 
 def _read_panes(
-    plan: StatePlan, state: State, view: View, groups: "_Groups", known: Mapping[str, Values]
+    groups: "_Groups",
+    numbers: "_Numbers",
+    panes: Mapping[str, list[str]],
+    known: Mapping[str, Values],
 ) -> dict[str, dict[str, Any]]:
-    """Return the members of the documents that have rows, by id, for what these have in common."""
-    panes = {row_id: groups.texts(values) for row_id, values in known.items()}
-    numbers = _Numbers(plan, state, view, panes)
-    counts = numbers.values(groups.grouping.counted)
+    """Return the members of the documents that have rows, by id, for what these have in common and the
+    texts of their panes.
+    """
     members = {part.aggregate.name: numbers.values(part) for part in groups.grouping.aggregates}
     rows = {}
     for row_id, values in known.items():
-        if not counts[row_id]:
+        if not numbers.count(panes[row_id]):
             continue
         row = groups.key(values)
         window = groups.grouping.window
@@ -280,12 +330,20 @@ class _Numbers:
             for row_id, numbers in totals.items()
         }
 
-    def _totals(self, tally: Tally) -> dict[str, dict[str, int]]:
-        """Add up the numbers of each document's panes; what is 0 is left out."""
+    def count(self, texts: Collection[str]) -> int:
+        """Count the rows of some of the panes."""
+        numbers = self._read(self._grouping.tally(self._grouping.counted))
+        return sum(numbers.get(text, {}).get("n", 0) for text in texts)
+
+    def _read(self, tally: Tally) -> Mapping[str, Mapping[str, int]]:
         if tally not in self._tallies:
             number = self._plan.tallies[self._name].index(tally)
             self._tallies[tally] = self._state.tallied(self._name, number, self._texts)
-        numbers_by_text = self._tallies[tally]
+        return self._tallies[tally]
+
+    def _totals(self, tally: Tally) -> dict[str, dict[str, int]]:
+        """Add up the numbers of each document's panes; what is 0 is left out."""
+        numbers_by_text = self._read(tally)
         totals = {}
         for row_id, texts in self._panes.items():
             sums: dict[str, int] = {}

@@ -12,7 +12,7 @@ from typing import Any
 
 from cdc.codec.table import codec
 from cdc.views.aggregates import result_type
-from cdc.views.plan import WINDOW_END, WINDOW_START, Node, View
+from cdc.views.plan import FINAL, WINDOW_END, WINDOW_START, Node, View
 from cdc.views.rows import narrowed
 
 OBJECT = "object"
@@ -48,8 +48,10 @@ def grouped_types(view: View) -> dict[str, str]:
     grouping = view.grouping
     assert grouping is not None
     types = {column.name: column.type for column in view.keyed.columns}
-    if WINDOW_START in types:
+    if grouping.window is not None:
         types[WINDOW_END] = types[WINDOW_START]
+    if grouping.closing is not None:
+        types[FINAL] = "boolean"
     for part in grouping.aggregates:
         types[part.aggregate.name] = result_type(part.aggregate, view.root.table)
     return types
@@ -67,9 +69,10 @@ def shown_values(
     document = codec(narrowed(root.table, own)).document
     values: dict[str, Any] = _decoded(document(row)) if own else {}
     for name in names:
-        member, _, inner = name.partition(".")
         if name in own:
             continue
+        # An aggregate may have a name with a dot.
+        member, _, inner = (name, "", "") if name in nested else name.partition(".")
         value = _decoded(nested[member])
         # A nested member travels as the text of its JSON.
         is_nested = member in root.steps or any(

@@ -4,6 +4,7 @@ In:  resolved views. Out: dicts and lists for JSON, in the words of the pipeline
 """
 
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from cdc.config.durations import duration_text
@@ -58,6 +59,8 @@ def _groups(grouping: Grouping) -> dict[str, Any]:
     if window is not None:
         described["key"].append(WINDOW_START)
         described["window"] = {**_length(window), "time": window.time}
+    if grouping.closing is not None and isinstance(window, Window):
+        described["window"]["lateness"] = duration_text(grouping.closing.after - window.size)
     return described
 
 
@@ -66,7 +69,10 @@ def _length(window: Window | Session) -> dict[str, str]:
         return {"session": duration_text(window.gap)}
     size = duration_text(window.size)
     every = duration_text(window.every)
-    return {"tumbling": size} if size == every else {"hopping": size, "every": every}
+    length = {"tumbling": size} if size == every else {"hopping": size, "every": every}
+    if window.start:
+        length["start"] = str(datetime.fromtimestamp(window.start / 1e6, UTC).date())
+    return length
 
 
 def _grouped(part: GroupedAggregate) -> str:

@@ -39,6 +39,8 @@ LISTED = (*EXTREMES, *ENDS, "percentile_disc")
 WINDOW_START = "window_start"
 WINDOW_END = "window_end"
 """Members of a document with a window."""
+FINAL = "final"
+"""Whether the window is closed: a member where windows close."""
 
 
 @dataclass(frozen=True)
@@ -97,12 +99,27 @@ class Aggregate:
 
 
 @dataclass(frozen=True)
+class Closing:
+    """When the windows of a view close, see `cdc.views.closing`.
+
+    view   the name of the view, whose clock it is
+    after  how long after its beginning a window closes, in microseconds
+    """
+
+    view: str
+    after: int
+
+
+@dataclass(frozen=True)
 class Listing:
-    """Lists of a table's rows, one for each text of `values`: of those that meet `where`."""
+    """Lists of a table's rows, one for each text of `values`: of those that meet `where`. The last of
+    the values is the beginning of a pane where panes close.
+    """
 
     values: Values
     where: Expression | None
     order_by: tuple[Order, ...]
+    closing: Closing | None = None
 
 
 @dataclass(frozen=True)
@@ -116,6 +133,7 @@ class Tally:
     columns: tuple[str, ...]
     summed: tuple[str, ...]
     distinct: tuple[str, ...] = ()
+    closing: Closing | None = None
 
 
 def tally_of(values: Values, where: Expression | None, aggregates: Iterable[Aggregate]) -> Tally:
@@ -132,8 +150,9 @@ def tally_of(values: Values, where: Expression | None, aggregates: Iterable[Aggr
             columns.add(part.argument)
         if part.function in ("sum", "avg"):
             summed.add(part.argument)
-    parts = (tuple(sorted(names)) for names in (columns, summed, distinct))
-    return Tally(values, where, *parts)
+    return Tally(
+        values, where, tuple(sorted(columns)), tuple(sorted(summed)), tuple(sorted(distinct))
+    )
 
 
 @dataclass(frozen=True)
@@ -338,6 +357,7 @@ class Grouping:
     counted     how many rows there are: without one, there is no document
     aggregates  the document's other members
     order_by    the column that says which row is the first; None with a window, whose time does
+    closing     when its windows close; None where they are corrected for ever
     """
 
     columns: tuple[Column, ...]
@@ -346,22 +366,22 @@ class Grouping:
     counted: GroupedAggregate
     aggregates: tuple[GroupedAggregate, ...]
     order_by: str | None = None
+    closing: Closing | None = None
 
     def tally(self, part: GroupedAggregate) -> Tally:
         """The numbers that a count, a sum or a mean is made of: shared by all with one condition."""
         parts = (self.counted, *self.aggregates)
-        return tally_of(
-            self.values,
-            part.where,
-            (other.aggregate for other in parts if other.where == part.where),
-        )
+        own = (other.aggregate for other in parts if other.where == part.where)
+        return replace(tally_of(self.values, part.where, own), closing=self.closing)
 
     def listing(self, part: GroupedAggregate) -> Listing:
         """The list in which the row is that has the value of an aggregate of `LISTED`."""
         aggregate = part.aggregate
         column = self.order_column if aggregate.function in ENDS else aggregate.argument
         assert column is not None
-        return Listing(self.values, part.where, (Order(column, aggregate.function == "max"),))
+        return Listing(
+            self.values, part.where, (Order(column, aggregate.function == "max"),), self.closing
+        )
 
     @property
     def order_column(self) -> str | None:
@@ -458,6 +478,8 @@ class View:
     @property
     def has_clock(self) -> bool:
         """Whether its documents change with time, without a change of a row."""
+        if self.grouping is not None and self.grouping.closing is not None:
+            return True
         conditions = (self.root.where, self.having)
         return any(part and part.term and part.term.reads_clock for part in conditions)
 

@@ -29,9 +29,11 @@ from cdc.errors import SettingsError
 from cdc.model.table import Column, Table
 from cdc.views.having import grouped_types, shown_types
 from cdc.views.plan import (
+    FINAL,
     WINDOW_END,
     WINDOW_START,
     Aggregate,
+    Closing,
     GroupedAggregate,
     Grouping,
     Join,
@@ -152,10 +154,14 @@ class _Resolver:
             columns.append(Column(column, type_))
             values.append(value)
         window = None
+        closing = None
         if settings.window is not None:
             window = self._window(table, settings.window, (*keys, "window"))
             if isinstance(window, Window):
                 values.append(_pane(table, window))
+            if settings.window.lateness is not None:
+                lateness = microseconds(settings.window.lateness)
+                closing = Closing(name, settings.window.size + lateness)
         grouping = Grouping(
             tuple(columns),
             tuple(values),
@@ -166,8 +172,10 @@ class _Resolver:
                 for member, text in settings.select.items()
             ),
             self._ends_order(table, settings.order_by, (*keys, "order_by")),
+            closing,
         )
         windows = {WINDOW_START, WINDOW_END} if window is not None else set()
+        windows |= {FINAL} if closing is not None else set()
         for member in settings.select:
             if member in settings.group_by or member in windows:
                 raise self.pipeline.mistake(
@@ -632,7 +640,7 @@ class _Resolver:
                 f"{written} of a {type_} can't be computed exactly",
                 "sum and avg take integers and numerics; min, max and percentile_disc also texts and"
                 " timestamptz; first and last also uuid, boolean and enums; count(DISTINCT ...)"
-                " whatever but floats, arrays and JSON",
+                " also char(n), dates, times and time stamps",
             )
         return Aggregate(name, call.function, call.argument, call.fraction)
 

@@ -5,6 +5,8 @@
     <slot> GS <text>                     the text of the values that a join compares
     l<listing> GS <text> GS <order>      its place in a list
     c<tally> GS <text> [GS <value> ...]  what it adds to a tally, by column; nothing for NULL
+    w<view> GS <time> GS <entry>         a place in a list or what it adds to a tally, of a pane that
+                                         closes at that time of the view's clock
 
 Key and row are the connector's JSON, which has none of the separators; in a text they are escaped.
 """
@@ -42,7 +44,7 @@ class Entries(NamedTuple):
     tallies: Mapping[int, str]
 
 
-LISTING, TALLY = "l", "c"
+LISTING, TALLY, CLOSING = "l", "c", "w"
 """What the entries begin with that aren't of slots."""
 
 
@@ -86,7 +88,7 @@ def decode_entries(head: str) -> Entries:
     slots: dict[int, str] = {}
     places: dict[int, tuple[str, str]] = {}
     tallies: dict[int, str] = {}
-    for entry in head.split(UNIT) if head else ():
+    for entry in split_entries(head):
         name, _, rest = entry.partition(GROUP)
         if name.isdecimal():
             slots[int(name)] = unescape(rest)
@@ -96,6 +98,12 @@ def decode_entries(head: str) -> Entries:
         else:
             tallies[int(name.removeprefix(TALLY))] = unescape(rest.partition(GROUP)[0])
     return Entries(slots, places, tallies)
+
+
+def split_entries(head: str) -> list[str]:
+    """Split the entries of a row, without the times at which they close."""
+    entries = head.split(UNIT) if head else []
+    return [part.split(GROUP, 2)[2] if part.startswith(CLOSING) else part for part in entries]
 
 
 def escape(text: str) -> str:

@@ -67,6 +67,7 @@ def refused_by_source(
     for view in views:
         try:
             checks.check_groups(view, ("views", view.name))
+            checks.check_distinct(view, ("views", view.name))
             checks.check_children(view.root, ("views", view.name), is_sliding=bool(view.sliding))
             _explain(conn, pipeline, view)
         except SettingsError as error:
@@ -127,6 +128,16 @@ class _Checks:
         for value, place in zip(view.grouping.values, places, strict=True):
             self._require_logged(view.root, value, place)
             self._require_strict(view.root, value, place)
+
+    def check_distinct(self, view: View, keys: Keys) -> None:
+        """Check the columns whose different values are counted."""
+        of_groups = view.grouping.aggregates if view.grouping is not None else ()
+        aggregates = [part.aggregate for part in of_groups]
+        aggregates += [part for child in view.root.children for part in child.aggregates]
+        for part in aggregates:
+            if part.function == "distinct" and part.argument is not None:
+                value = Expression(part.argument, (part.argument,))
+                self._require_strict(view.root, value, (*keys, "select", part.name))
 
     def check_children(self, node: Node, keys: Keys, *, is_sliding: bool = False) -> None:
         """Check all edges below a node, whose place in the file is `keys`.

@@ -14,6 +14,7 @@ from cdc.config.view_settings import ENDS
 from cdc.model.table import Column, Table
 from cdc.views.aggregates import result_type
 from cdc.views.plan import (
+    FINAL,
     LISTED,
     WINDOW_END,
     WINDOW_START,
@@ -85,7 +86,7 @@ def _grouped_query(view: View, grouping: Grouping) -> str:
     query = (
         _session_query(view.root.table, grouping, grouping.window)
         if isinstance(grouping.window, Session)
-        else _window_query(view.root.table, grouping, grouping.window)
+        else _window_query(view.root.table, grouping, grouping.window, _clock(view))
     )
     if view.having is None or view.having.term is None:
         return query
@@ -133,7 +134,7 @@ def _aggregates(grouping: Grouping, table: Table, alias: str) -> list[str]:
     return columns
 
 
-def _window_query(table: Table, grouping: Grouping, window: Window | None) -> str:
+def _window_query(table: Table, grouping: Grouping, window: Window | None, clock: str) -> str:
     alias = "t0"
     values = [
         _expression(value, alias)
@@ -159,6 +160,10 @@ def _window_query(table: Table, grouping: Grouping, window: Window | None) -> st
         ]
         conditions.append(f"{alias}.{quoted_name(window.time)} BETWEEN {_years(type_)}")
         conditions += [f"{time} BETWEEN {_years(type_)}" for time in ("w.begin", end)]
+        if grouping.closing is not None:
+            columns.append(f"false AS {quoted_name(FINAL)}")
+            now = clock if group(type_) == TIMESTAMPTZ else f"{clock} AT TIME ZONE 'UTC'"
+            conditions.append(f"w.begin + {_interval(grouping.closing.after)} > {now}")
     grouped_by = ", ".join(str(number + 1) for number in range(len(columns)))
     columns += _aggregates(grouping, table, alias)
     return f"{_select(columns, table, alias, joins, conditions)} GROUP BY {grouped_by}"

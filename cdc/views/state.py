@@ -17,6 +17,7 @@ SPAN_PAGE = 2000
 
 NEVER_DUE: Mapping[str, int] = {}
 NOTHING_SENT: Mapping[str, bytes | None] = {}
+NONE_LATE: Mapping[str, int] = {}
 
 
 class StateTooLarge(SinkRejected):
@@ -59,6 +60,29 @@ class Span(NamedTuple):
     skipped: int = 0
 
 
+class Pane(NamedTuple):
+    """A list or a tally of the rows of a pane: of which table, its name such as `l0` or `c0`, the text of
+    the rows' values.
+    """
+
+    table: str
+    name: str
+    text: str
+
+
+class LateChange(NamedTuple):
+    """A change of a row that came after a pane had closed.
+
+    id    of the row
+    pane  the text of what rows of the pane have in common: their group, and the beginning of the pane
+    at    Unix seconds at which it was refused
+    """
+
+    id: str
+    pane: str
+    at: float
+
+
 class SentDigests(NamedTuple):
     """What a view's topic has, of the documents that are asked for.
 
@@ -95,6 +119,8 @@ class StateSizes(NamedTuple):
     used_bytes   memory of the whole server; None where the user may not ask for it
     limit_bytes  of the server's memory; None also where it has no limit
     applied      by table, up to where its records are in the state; None where none is
+    late         by view, changes that came after a window had closed; views without any are left out
+    late_since   Unix seconds since which they are counted, when the state began
     """
 
     rows: Mapping[str, int]
@@ -104,6 +130,8 @@ class StateSizes(NamedTuple):
     used_bytes: int | None
     limit_bytes: int | None
     applied: Mapping[str, ViewCheckpoint | None]
+    late: Mapping[str, int] = NONE_LATE
+    late_since: float | None = None
 
 
 class State(Protocol):
@@ -214,6 +242,15 @@ class State(Protocol):
     def forget_digests(self, turn: Turn, view: str) -> None:
         """Take the view's topic for empty, if it is still this turn; else raise as `require_turn` does."""
 
+    def note_closed(self, turn: Turn, view: str, closed: int) -> None:
+        """Note that the view's topic has the last document of a window that closed then, in
+        microseconds since 1970; if it is still this turn, else raise as `require_turn` does. No clock of
+        the view begins before it.
+        """
+
+    def late(self, view: str) -> list[LateChange]:
+        """Read the latest changes that came after a window had closed, the last one first."""
+
     def sent(
         self,
         turn: Turn,
@@ -221,11 +258,12 @@ class State(Protocol):
         marks: Mapping[str, str],
         due: Mapping[str, int] = NEVER_DUE,
         digests: Mapping[str, bytes | None] = NOTHING_SENT,
+        dropped: Collection[Pane] = (),
     ) -> None:
         """Forget that ids are dirty whose mark is still the one that was read, if it is still this
         turn; else raise as `require_turn` does. In the same step, remember when these documents are
         due next, in microseconds since 1970; those without a time never are. And store the digests
-        of what was sent, which ends what `begin_sending` began.
+        of what was sent, which ends what `begin_sending` began; and drop panes.
         """
 
     def times_seen(self) -> Mapping[str, int]:
@@ -238,7 +276,8 @@ class State(Protocol):
 
     def advance(self, turn: Turn, clocks: Mapping[str, int]) -> None:
         """Set clocks forward, by view, if it is still this turn; else raise as `require_turn` does.
-        None goes back.
+        None goes back, nor begins before what `note_closed` noted. From then on changes to panes that
+        close by then are refused.
         """
 
     def ripen(self, turn: Turn, view: str, now: int) -> None:
@@ -251,7 +290,8 @@ class State(Protocol):
 
     def mark(self, view: str, keys: Mapping[str, bytes], *, send_again: bool = False) -> None:
         """Mark root ids as dirty, given with the connector's keys, whether there are such rows or
-        not. With `send_again` their documents are sent even if the topic has them as they are.
+        not. With `send_again` their documents are sent even if the topic has them as they are, unless
+        they are final.
         """
 
     def is_clean(self) -> bool:

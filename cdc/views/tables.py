@@ -32,6 +32,7 @@ def view_table(pipeline: Pipeline, view: View) -> Table:
             tuple(sorted(view.topics.items())),
             view.sinks,
             clock_setting(view.name) if view.has_clock else None,
+            closes=view.grouping is not None and view.grouping.closing is not None,
         ),
     )
 

@@ -18,6 +18,7 @@ from cdc.sink.contract import Batch, Outcome
 from cdc.sink.lane import ChunkLimits, Failure, Lane, Verdicts
 from cdc.sink.lane_run import collect_outcome
 from cdc.sink.lane_task import LaneRun
+from cdc.views.closing import SAID
 from cdc.views.plan import Aggregate, Join, Node, Order, StatePlan, View
 from cdc.views.rows import Entries
 from cdc.views.scalar.expression import Expression
@@ -552,6 +553,28 @@ def what_a_topic_has_is_known_by_digest(harness: Harness) -> None:
     assert state.digests(AUTHOR_VIEW, ["1", "2", "3"]).by_id == {}
 
 
+def what_is_closed_is_known(harness: Harness) -> None:
+    """No clock begins before the latest window that a topic has as closed; and what is final isn't sent
+    again.
+    """
+    state = harness.state
+    turn = state.take("sender")
+    state.note_closed(turn, AUTHOR_VIEW, 100)
+    state.note_closed(turn, AUTHOR_VIEW, 50)
+    state.advance(turn, {AUTHOR_VIEW: 70, BOOK_VIEW: 70})
+    assert state.clocks() == {AUTHOR_VIEW: 100, BOOK_VIEW: 70}
+    state.note_digests(turn, AUTHOR_VIEW, {"1": SAID, "2": b"two"})
+    state.mark(AUTHOR_VIEW, {"1": b"{}", "2": b"{}"}, send_again=True)
+    assert state.digests(AUTHOR_VIEW, ["1", "2"]).by_id == {"1": SAID, "2": b""}
+    state.note_closed(turn, BOOK_VIEW, 90)
+    state.forget_digests(turn, BOOK_VIEW)
+    state.advance(turn, {BOOK_VIEW: 80})
+    assert state.clocks() == {AUTHOR_VIEW: 100, BOOK_VIEW: 80}
+    state.take("another")
+    with pytest.raises(Failure, match=r"."):
+        state.note_closed(turn, AUTHOR_VIEW, 200)
+
+
 def a_transaction_is_begun_once(harness: Harness) -> None:
     """One that isn't noted as sent is known by the next owner alone, who reads the topic first."""
     state = harness.state
@@ -771,6 +794,7 @@ LAWS = [
     a_deleted_root_leaves_its_key,
     all_is_unsent_until_a_mark_is_forgotten,
     what_a_topic_has_is_known_by_digest,
+    what_is_closed_is_known,
     a_transaction_is_begun_once,
     another_turn_forgets_no_mark,
     what_is_current_is_noted,

@@ -124,7 +124,7 @@ SCRIPTS: dict[str, tuple[object, str, str, str, Law]] = {
     "key of a deleted row lost": (
         executor,
         "APPLY",
-        "redis.call('HSET', ARGV[fixed + 5 + 2 * v], id, key)",
+        "redis.call('HSET', ARGV[roots + 1 + 2 * v], id, key)",
         "",
         laws.a_deleted_root_leaves_its_key,
     ),
@@ -141,6 +141,20 @@ SCRIPTS: dict[str, tuple[object, str, str, str, Law]] = {
         "redis.call('HSET', KEYS[6], ARGV[i], ARGV[i + 1])",
         "",
         laws.what_a_topic_has_is_known_by_digest,
+    ),
+    "final documents sent again": (
+        state,
+        "MARK",
+        " and redis.call('HGET', KEYS[4], ARGV[i]) ~= 'final'",
+        "",
+        laws.what_is_closed_is_known,
+    ),
+    "closed windows of another topic": (
+        state,
+        "FORGET_DIGESTS",
+        "redis.call('HDEL', KEYS[3], ARGV[3])",
+        "",
+        laws.what_is_closed_is_known,
     ),
     "transaction begun twice": (
         state,

@@ -8,9 +8,12 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import redis
 
 from cdc.model.table import Table
 from cdc.sink.lane import Failure
+from cdc.sinks.redis.documents.sink import STATE_COMMANDS
+from cdc.sinks.redis.server import COMMANDS
 from cdc.views import climb, groups
 from cdc.views.aggregates import tallied
 from cdc.views.plan import Aggregate, GroupedAggregate, Grouping, StatePlan, Tally, Window
@@ -21,7 +24,7 @@ from cdc.views.sessions import Sessions
 from cdc.views.state import Chunk, Span, State
 from cdc.views.tasks import emission
 from tests.support.budget import SCALE
-from tests.support.document_history import History
+from tests.support.document_history import History, without_final
 
 RUNS = 4 * SCALE
 CHANGES = 100
@@ -170,7 +173,34 @@ VIEWS = """
     select: {trips: count(*), fare: sum(fare)}
     having: trips > 1 AND (fare > 0 OR fare IS NULL)
     to: [topic]
+  hours:
+    from: lib.trips
+    where: delay < 4 OR is_late
+    window: {tumbling: 1 hour, time: dep, lateness: 30 minutes}
+    group_by: [origin]
+    select:
+      trips: count(*)
+      late: count(*) FILTER (WHERE delay > 1)
+      mean: avg(fare)
+      worst: max(delay)
+      first_note: min(note)
+    to: [topic]
+  hops:
+    from: lib.trips
+    window: {hopping: 2 hours, every: 30 minutes, time: planned, lateness: 1 hour}
+    group_by: {number: number, late: is_late}
+    select: {trips: count(*), heaviest: max(weight)}
+    to: [topic]
+  by_seen:
+    from: lib.trips
+    window: {hopping: 3 hours, every: 1 hour, time: dep, lateness: 2 hours}
+    clock: seen
+    select: {trips: count(*), fare: sum(fare)}
+    having: trips >= 2 OR final
+    to: [topic]
 """
+CLOCKS = ("closed", "busy_runs", "hours", "hops")
+"""Views whose clock is the time of commits."""
 STEPS = ("climbed", "begin_sending", "sent", "write")
 
 
@@ -226,7 +256,7 @@ def run_history(history: History, seed: int) -> None:
     history.save()
     for _ in range(CHANGES):
         now += rng.choice([0, 0, 1, 1_800_000_000, 3_600_000_000])
-        history.clocks = {"closed": now, "busy_runs": now}
+        history.clocks |= dict.fromkeys(CLOCKS, now)
         history.do(*(change(rng) for _ in range(rng.randrange(1, 4))))
         if rng.random() < 0.5:
             history.apply()
@@ -260,8 +290,30 @@ def test_nothing_stays_in_the_state_of_groups_without_rows(history: History) -> 
     run_history(history, 1000)
     history.do("DELETE FROM lib.trips")
     history.settle()
-    assert history.topics == {name: {} for name in history.views}
+    current = {name: without_final(documents) for name, documents in history.topics.items()}
+    assert current == {name: {} for name in history.views}
     assert history.index_keys() == []
+
+
+def test_the_commands_that_a_hint_names_are_enough(history: History) -> None:
+    """A user of the state's server who may call no others keeps all these views."""
+    commands = [f"+{command}" for command in f"{COMMANDS} {STATE_COMMANDS}".split()]
+    with redis.Redis.from_url(history.url) as server:
+        server.execute_command(
+            "ACL", "SETUSER", "narrow", "reset", "on", ">secret", "~*", *commands
+        )
+    history.url = history.url.replace("redis://", "redis://narrow:secret@")
+    rng = random.Random(0)
+    history.connection.execute(TABLES.encode())
+    history.declare(VIEWS)
+    now = microseconds("1969-12-31T20:00:00.000000Z")
+    assert now is not None
+    for _ in range(10):
+        now += 1_800_000_000
+        history.do(*(change(rng) for _ in range(5)))
+        history.apply()
+        history.clocks |= dict.fromkeys(CLOCKS, now)
+        history.settle()
 
 
 def only_new_versions(plan: StatePlan, views: Any, state: State, chunk: Chunk) -> Any:
@@ -585,6 +637,40 @@ def test_a_row_counts_in_the_windows_of_the_hour_after_it(history: History) -> N
     history.do("DELETE FROM lib.trips WHERE id = 1")
     assert counts(history) == {"0": 1, "2": 2, "3": 2, "4": 1}
     assert sorted(history.emitted_ids) == ["moving/1", "moving/2", "moving/4"]
+
+
+def test_groups_follow_a_sliding_window_of_which_nothing_was_sent(history: History) -> None:
+    """A run may end between the two, and the file change."""
+    history.connection.execute(TABLES.encode())
+    history.declare(SLIDING)
+    history.do(trip(1, "10:00"))
+    history.apply()
+    history.declare(SLIDING.replace("sliding: 1 hour", "tumbling: 1 hour"))
+    assert counts(history) == {window("10:00"): 1}
+
+
+DOTTED = """
+  moving:
+    from: lib.trips
+    window: {sliding: 1 hour, time: dep}
+    select: {trips: count(*), late.most: max(delay)}
+    having: '"late.most" > 2'
+    to: [topic]
+  starts:
+    from: lib.trips
+    group_by: {window_start: origin}
+    select: {trips: count(*)}
+    to: [topic]
+"""
+
+
+def test_members_may_have_dots_and_names_of_windows_that_there_are_not(history: History) -> None:
+    history.connection.execute(TABLES.encode())
+    history.declare(DOTTED)
+    history.do(trip(1, "10:00", delay=2), trip(2, "10:30", delay=3))
+    assert counts(history) == {"2": 2}
+    assert history.document("moving", 2)["late.most"] == 3
+    assert history.document("starts", "jfk") == {"window_start": "jfk", "trips": 2}
 
 
 SESSIONS = """

@@ -211,6 +211,25 @@ def test_what_rows_of_a_pattern_have_in_common_is_refused_with_its_line(
     assert "lib.yaml:11: views.risen.pattern.by: " in caught.value.message
 
 
+@pytest.mark.parametrize("window", ["", "window: {sliding: 1 day, time: at}, "])
+def test_different_values_that_may_be_equal_are_refused_with_their_line(
+    connection: source.Connection, tmp_path: Path, window: str
+) -> None:
+    connection.execute("ALTER TABLE lib.a ADD COLUMN at timestamptz")
+    text = (
+        FILE[: FILE.index("  a_docs:")].format(dsn=connection.info.dsn)
+        + f"""\
+  words:
+    {{from: lib.a, {window}group_by: [b], to: [topic], select: {{n: count(*),
+      words: count(DISTINCT plain)}}}}
+"""
+    )
+    check(connection, tmp_path, text)
+    with pytest.raises(SettingsError, match=r"lib\.a\.loose has a nondeterministic") as caught:
+        check(connection, tmp_path, text.replace("plain", "loose"))
+    assert "lib.yaml:11: views.words.select.words: " in caught.value.message
+
+
 def test_a_query_that_postgres_refuses_is_named(
     connection: source.Connection, tmp_path: Path
 ) -> None:

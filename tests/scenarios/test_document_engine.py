@@ -70,6 +70,14 @@ VIEWS = """
       books: {table: lib.books, on: {id: author_id}, many: true}
     to: [topic]
 """
+CLOSING = """
+  hours:
+    from: lib.trips
+    window: {tumbling: 1 hour, time: dep, lateness: 1 hour}
+    clock: dep
+    select: {trips: count(*)}
+    to: [topic]
+"""
 Positions = Mapping[str, Position | None]
 
 
@@ -288,6 +296,65 @@ def test_case_41_documents_do_not_go_back_with_the_state(
     assert gone_back(history) == []
     assert newest(history) == expected(history)
     assert engine.is_current
+
+
+def test_closed_windows_stay_as_they_are_without_their_state(
+    history: History, server: StateServer, spark: "SparkSession"
+) -> None:
+    """Also where the row that had the latest time has gone with it: the clock begins where the topic's
+    windows closed.
+    """
+    history.connection.execute("CREATE TABLE lib.trips (id int PRIMARY KEY, dep timestamptz)")
+    history.declare(CLOSING)
+    server.save()
+    engine = Engine(spark, history)
+    history.do(trip(1, "10:00"), trip(2, "12:30"))
+    history.apply()
+    closed = {"10:00": (1, True), "12:00": (1, False)}
+    work_until(engine, lambda: trips(history) == closed)
+    history.do(trip(3, "10:30"))
+    history.apply()
+    history.do("DELETE FROM lib.trips WHERE id = 2")
+    history.apply()
+    work_until(engine, lambda: len(trips(history)) == 1)
+    server.go_back()
+    engine = Engine(spark, history)
+    history.apply()
+    state = history.state
+    work_until(engine, lambda: bool(state.clocks()))
+    work_until(engine, lambda: state.noted_clocks() == state.clocks())
+    assert (trips(history), state.late("hours")) == ({"10:00": (1, True)}, [])
+    history.do(trip(4, "10:40"))
+    history.apply()
+    engine.work()
+    assert trips(history) == {"10:00": (1, True)}
+    assert [change.id for change in state.late("hours")] == ["4"]
+    assert (state.noted_clocks(), history.index_keys()) == (state.clocks(), [])
+
+
+def work_until(engine: Engine, is_done: Callable[[], bool]) -> None:
+    """Work until something is there: a time counts only after another look at it."""
+
+    def works() -> bool:
+        engine.work()
+        return is_done()
+
+    wait_until(works, 60, "the engine to be done")
+
+
+def trip(row_id: int, dep: str) -> str:
+    return f"INSERT INTO lib.trips VALUES ({row_id}, '1969-12-31 {dep}Z')"
+
+
+def trips(history: History) -> dict[str, tuple[int, bool]]:
+    """How many trips each window has, and whether it is final, by its beginning."""
+    records = read(history.pipeline.kafka, history.pipeline.view_topic("hours"))
+    documents = {record.key["window_start"]: record.after for record in records}
+    return {
+        begin[11:16]: (document["trips"], document["final"])
+        for begin, document in documents.items()
+        if document is not None
+    }
 
 
 def test_case_41_without_the_hold_documents_would_go_back(

@@ -2,11 +2,13 @@
 `cdc.verify.canonical`.
 """
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
 
-from cdc.model.table import Column, Table
+from cdc.model.table import Column, Derivation, Table
+from cdc.sinks.memory import Memory
 from cdc.verify import bucket_hashes
 
 if TYPE_CHECKING:
@@ -40,6 +42,22 @@ def differing(
 
 def nested(depth: int, inner: str = "") -> str:
     return f'{{"id":1,"v":{"[" * depth}{inner}{"]" * depth}}}'
+
+
+def test_rows_of_closed_windows_are_left_out_and_counted(spark: "SparkSession") -> None:
+    documents = {
+        "open": '{"id":1,"final":false}',
+        "closed": '{"id":2,"final":true}',
+        "other": '{"id":3,"note":"true"}',
+    }
+    table = make_table(("final", "boolean"))
+    sink = Memory("cache")
+    sink.views[table.qualified] = documents
+    for closes, listed, count in ((False, set(documents), 0), (True, {"open", "other"}, 1)):
+        view = replace(table, derivation=Derivation("SELECT 1", (), ("cache",), closes=closes))
+        rows = bucket_hashes.scan(sink, view, spark).collect()
+        assert {row["id"] for row in rows} == listed
+        assert bucket_hashes.count_closed(sink, view, spark) == count
 
 
 @pytest.mark.parametrize("type_", ["jsonb", "double precision"])

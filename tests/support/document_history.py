@@ -7,11 +7,13 @@ batch takes, and after which step the process ends.
 """
 
 import json
+import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import cache
+from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import uuid4
@@ -41,19 +43,21 @@ from cdc.sinks.redis.database import Database
 from cdc.sinks.redis.documents.executor import StateWriter
 from cdc.sinks.redis.documents.keys import shard_prefix
 from cdc.sinks.redis.documents.sink import DocumentState
-from cdc.sinks.redis.documents.state import OpenState
+from cdc.sinks.redis.documents.state import OpenState, RedisState
 from cdc.sinks.redis.positions import Positions
+from cdc.views.clock import TAKE_S, ViewClocks
 from cdc.views.needs import needs
 from cdc.views.plan import StatePlan, View
 from cdc.views.resolve import resolve_views
 from cdc.views.scalar.instants import FIRST, text_of
 from cdc.views.sql import clock_setting
-from cdc.views.state import Turn
+from cdc.views.state import LateChange, Turn
 from cdc.views.tables import view_table
 from cdc.views.tasks.emission import Emission
 from cdc.views.tasks.marking import mark
 from cdc.views.tasks.report import Report, read_report
 from tests.support.envelopes import PLACEHOLDER
+from tests.support.simulated import MemoryLog, SimulatedClock
 
 NAME, PARTITIONS, SCHEMA = "lib", 2, "lib"
 PREFIX = shard_prefix(NAME)
@@ -191,6 +195,9 @@ class History:
         """Whether a task that ends amid a transaction is run once more, as Spark does."""
         self.clocks: dict[str, int] = {}
         """By view, the time of its clock, in microseconds since 1970; set forward by `send`."""
+        self.changed_after_closing: list[tuple[str, str]] = []
+        """Views, and ids of documents that were sent again although they had been final."""
+        self._view_clocks: ViewClocks | None = None
         connection.execute("SET timezone = 'UTC'")
 
     def begin_again(self) -> "History":
@@ -377,14 +384,11 @@ class History:
         turn = state.take(self.writer)
         if self.is_new_process:
             self._read_topics(state, open_state, turn)
+            self._view_clocks = None
         self.is_new_process = False
-        seen = state.times_seen()
-        for view in self.views.values():
-            if view.clock is not None:
-                self.clocks[view.name] = max(
-                    seen.get(view.name, FIRST), self.clocks.get(view.name, FIRST)
-                )
+        self._read_clocks(state)
         state.advance(turn, self.clocks)
+        self.clocks |= state.clocks()
         emission = Emission(self.plan, open_state, "", topics, "documents", turn)
         when, _, method = (crash or "").partition(" ")
         if crash and method != "write":
@@ -418,6 +422,25 @@ class History:
             assert crash is None, f"nothing came to {crash}"
         return rounds
 
+    def _read_clocks(self, state: Any) -> None:
+        """Read the clocks that are columns, as an engine does: what is taken now counts once the state has
+        all that is in the log now.
+        """
+        views = [view for view in self.views.values() if view.clock is not None]
+        if not views:
+            return
+        if self._view_clocks is None:
+            ticks = count()
+            self._view_clocks = ViewClocks(
+                Ends(self), self.pipeline, state.times_seen, lambda: next(ticks) * TAKE_S
+            )
+        topics = [table.topic for table in self.plan.tables]
+        for _ in range(2):
+            times = self._view_clocks.read(views, topics, self.positions)
+        for view in views:
+            now = self.clocks.get(view.name, FIRST)
+            self.clocks[view.name] = max(now, (times or {}).get(view.name, now))
+
     def _read_topics(self, state: Any, open_state: OpenState, turn: Turn) -> None:
         """Read what the topics have of views that send each change once, as an engine does that begins
         without notes; of all views where the state has gone back.
@@ -448,6 +471,9 @@ class History:
         self.writer = uuid4().hex
         self.is_new_process = True
         self.has_gone_back = True
+        for view in self.views.values():
+            if view.clock is not None:
+                self.clocks.pop(view.name, None)
 
     def save(self) -> None:
         """Remember what the state has."""
@@ -464,6 +490,8 @@ class History:
         table = codec(view_table(self.pipeline, view))
         row_id = table.row_id(record.key)
         self.emitted.append((view.name, row_id, record.value))
+        if is_final(self.topics[view.name].get(row_id)):
+            self.changed_after_closing.append((view.name, row_id))
         sent = self.sent.setdefault(view.name, [])
         sent.append((row_id, record.key, record.value, len(sent)))
         if record.value is None:
@@ -503,12 +531,12 @@ class History:
 
     # What must hold
 
-    def queried(self, view: View) -> Documents:
-        """The documents as Postgres computes them now."""
+    def queried(self, view: View, clock: int | None = None) -> Documents:
+        """The documents as Postgres computes them now. clock: another one than in `clocks`"""
         query = row_query(view_table(self.pipeline, view)).as_string(None)
         self.connection.execute("SET extra_float_digits = 1")
         if view.has_clock:
-            now = text_of(self.clocks[view.name])
+            now = text_of(self.clocks[view.name] if clock is None else clock)
             self.connection.execute(
                 "SELECT set_config(%s, %s, false)", [clock_setting(view.name), now]
             )
@@ -516,14 +544,25 @@ class History:
         return {row_id: text.replace("\n", " ") for row_id, text in rows}
 
     def differences(self) -> list[tuple[str, str, str | None, str | None]]:
-        """Documents that aren't what Postgres says: view, id, both."""
+        """Documents that aren't what Postgres says: view, id, both. Those of closed windows are what they
+        were.
+        """
         return [
-            (name, row_id, self.topics[name].get(row_id), expected.get(row_id))
+            (name, row_id, current.get(row_id), expected.get(row_id))
             for name, view in self.views.items()
             for expected in [self.queried(view)]
-            for row_id in sorted(expected.keys() | self.topics[name].keys())
-            if expected.get(row_id) != self.topics[name].get(row_id)
+            for current in [without_final(self.topics[name])]
+            for row_id in sorted(expected.keys() | current.keys())
+            if expected.get(row_id) != current.get(row_id)
         ]
+
+    def late(self, view: str) -> list[LateChange]:
+        """The changes that came after windows of a view had closed, in the order in which they came."""
+        return self.state.late(view)[::-1]
+
+    @property
+    def state(self) -> RedisState:
+        return OpenState(self.url, PREFIX, self.plan)()
 
     def repetitions(self) -> list[tuple[str, str]]:
         """Views that send each change once, and ids of documents of which they didn't."""
@@ -547,6 +586,7 @@ class History:
         """
         assert self.differences() == []
         assert self.repetitions() == []
+        assert self.changed_after_closing == []
         with redis.Redis.from_url(self.url, decode_responses=True) as server:
             remaining = [
                 key
@@ -556,9 +596,29 @@ class History:
         assert remaining == []
 
     def settle(self) -> None:
-        """Apply and send all that is in the log, and check."""
-        self.batch()
+        """Apply and send all that is in the log, and check; also that windows close as they are, with all
+        rows that came while the state's clock was before.
+        """
+        self.apply()
+        started = self.state.clocks()
+        opened = {
+            view.name: {
+                row_id: text
+                for row_id, text in self.queried(view, started.get(view.name, FIRST)).items()
+                if not is_final(self.topics[view.name].get(row_id))
+            }
+            for view in self.views.values()
+            if view.grouping is not None and view.grouping.closing is not None
+        }
+        self.send()
         self.check()
+        closed = [
+            (name, row_id, json.loads(text) | {"final": True}, json.loads(current or ""))
+            for name, documents in opened.items()
+            for row_id, text in documents.items()
+            if is_final(current := self.topics[name].get(row_id))
+        ]
+        assert [wrong for wrong in closed if wrong[2] != wrong[3]] == []
 
     def document(self, view: str, row_id: object) -> Any:
         """A document as it was sent last; None if there is none."""
@@ -569,6 +629,43 @@ class History:
         """The keys of all indexes, lists and tallies of the state."""
         with redis.Redis.from_url(self.url, decode_responses=True) as server:
             return sorted(server.scan_iter(f"{PREFIX}:_x:*"))
+
+
+class Ends(MemoryLog):
+    """The ends of a history's log, and a heartbeat."""
+
+    def __init__(self, history: History) -> None:
+        super().__init__(SimulatedClock())
+        self._history = history
+        self.create(history.pipeline.heartbeat_topic)
+        source = {"ts_ms": int(time.time() * 1000), "lsn": 1}
+        value = {"op": "u", "after": {"pipeline": NAME}, "source": source}
+        self.append(history.pipeline.heartbeat_topic, 0, b"{}", _json(value))
+
+    def ends(self, topics: Sequence[str]) -> dict[str, Position]:
+        tables = {table.topic: table.name for table in self._history.tables}
+        return {
+            topic: Position(
+                self._history.topic_ids[topic],
+                tuple(
+                    self._history.ends.get((tables[topic], number), 0)
+                    for number in range(PARTITIONS)
+                ),
+            )
+            if topic in tables
+            else super(Ends, self).ends([topic])[topic]
+            for topic in topics
+        }
+
+
+def is_final(document: str | None) -> bool:
+    """Whether the window of a document is closed."""
+    return document is not None and json.loads(document).get("final") is True
+
+
+def without_final(documents: Documents) -> Documents:
+    """The documents of open windows, and all that are of none."""
+    return {row_id: text for row_id, text in documents.items() if not is_final(text)}
 
 
 def repetitions(changes: Iterable[tuple[object, str, object]]) -> list[object]:

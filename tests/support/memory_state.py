@@ -16,6 +16,7 @@ from cdc.sink.fencing import checkpoint_after, must_apply
 from cdc.sink.lane import ChunkLimits, Failure, FoldedRow, Part, Verdicts
 from cdc.sink.lane_run import run_on_executors
 from cdc.sinks.memory import Memory
+from cdc.views.closing import SAID
 from cdc.views.entries import entry_maker, latest_times
 from cdc.views.plan import StatePlan
 from cdc.views.rows import LISTING, ConnectorRows, StoredRow
@@ -23,6 +24,8 @@ from cdc.views.state import (
     NEVER_DUE,
     NOTHING_SENT,
     Chunk,
+    LateChange,
+    Pane,
     Place,
     SentDigests,
     Span,
@@ -48,6 +51,7 @@ class MemoryState:
     sending: int = 0
     seen: dict[str, int] = field(default_factory=dict)
     times: dict[str, int] = field(default_factory=dict)
+    closed: dict[str, int] = field(default_factory=dict)
     noted_times: dict[str, int] = field(default_factory=dict)
     needs: dict[str, str] = field(default_factory=dict)
     reached: dict[str, dict[str, ViewCheckpoint]] = field(default_factory=dict)
@@ -175,6 +179,15 @@ class MemoryState:
     def forget_digests(self, turn: Turn, view: str) -> None:
         self.require_turn(turn)
         self.in_topics.pop(view, None)
+        self.closed.pop(view, None)
+
+    def note_closed(self, turn: Turn, view: str, closed: int) -> None:
+        self.require_turn(turn)
+        self.closed[view] = max(closed, self.closed.get(view, closed))
+
+    def late(self, view: str) -> list[LateChange]:
+        """No list and no tally is kept, so no change comes too late for one."""
+        return []
 
     def sent(
         self,
@@ -183,6 +196,7 @@ class MemoryState:
         marks: Mapping[str, str],
         due: Mapping[str, int] = NEVER_DUE,
         digests: Mapping[str, bytes | None] = NOTHING_SENT,
+        dropped: Collection[Pane] = (),
     ) -> None:
         self.note_digests(turn, view, digests)
         self.sending += self.sending % 2
@@ -203,7 +217,7 @@ class MemoryState:
     def advance(self, turn: Turn, clocks: Mapping[str, int]) -> None:
         self.require_turn(turn)
         for view, now in clocks.items():
-            self.times[view] = max(now, self.times.get(view, now))
+            self.times[view] = max(now, self.times.get(view, now), self.closed.get(view, now))
 
     def ripen(self, turn: Turn, view: str, now: int) -> None:
         self.require_turn(turn)
@@ -219,7 +233,8 @@ class MemoryState:
     def mark(self, view: str, keys: Mapping[str, bytes], *, send_again: bool = False) -> None:
         self.mark_rows(view, keys)
         if send_again:
-            self.in_topics.setdefault(view, {}).update(dict.fromkeys(keys, b""))
+            held = self.in_topics.setdefault(view, {})
+            held |= {row_id: b"" for row_id in keys if held.get(row_id) != SAID}
         self.deleted.setdefault(view, {}).update(keys)
 
     def is_clean(self) -> bool:

@@ -4,14 +4,17 @@ from pathlib import Path
 
 import pytest
 
+from cdc.capture.renewal import select_renewed
 from cdc.config import settings
+from cdc.config.settings import Pipeline
 from cdc.errors import SettingsError
 from cdc.model.table import Column, Table
 from cdc.views.outline import outline
-from cdc.views.plan import Session, View, Window
+from cdc.views.plan import Closing, Session, View, Window
 from cdc.views.resolve import resolve_views
 from cdc.views.sql import document_query
 from cdc.views.tables import view_table
+from tests.support.simulated import MemoryLog, SimulatedClock
 
 GOOD = """\
 pipeline: air
@@ -92,6 +95,7 @@ def test_weeks_begin_on_a_monday(tmp_path: Path) -> None:
     week = 7 * 24 * 60 * MINUTE
     # 7 January 2013 is 15,712 days after 1 January 1970.
     assert view.grouping.window == Window("dep", week, week, 15_712 * 24 * 60 * MINUTE)
+    assert outline(view)["window"] == {"tumbling": "1 week", "start": "2013-01-07", "time": "dep"}
 
 
 def test_groups_of_expressions_have_their_names(tmp_path: Path) -> None:
@@ -145,7 +149,7 @@ def test_it_is_shown_in_the_words_of_the_file(tmp_path: Path) -> None:
         ("    to: [cache]\n", "    to: [cach]\n", 19, "there is no such sink", "one of: cache"),
         ("hopping: 1 hour, every: 10 minutes, ", "", 12, "a window is one of tumbling, hopping", "tumbling"),
         ("hopping: 1 hour", "hopping: 1 hour, tumbling: 1 hour", 12, "a window is one of tumbling", ""),
-        ("hopping: 1 hour", "lateness: 1 hour, tumbling: 1 hour", 12, "lateness isn't supported", "lateness"),
+        ("hopping: 1 hour, every: 10 minutes", "sliding: 1 hour, lateness: 1 hour", 12, "the window of a row is", ""),
         ("hopping: 1 hour, every: 10 minutes", "session: 1 hour, start: 2013-01-07", 12, "these begin with rows", ""),
         ("hopping: 1 hour, every: 10 minutes", "sliding: 1 hour, start: 2013-01-07", 12, "these begin with rows", ""),
         ("hopping: 1 hour, every: 10 minutes", "sliding: 0 seconds", 12, "a window has a length", ""),
@@ -159,6 +163,9 @@ def test_it_is_shown_in_the_words_of_the_file(tmp_path: Path) -> None:
         ("hopping: 1 hour", "hopping: 1 day", 12, "a row would be in 144 windows, at most 100", "longer every"),
         ("time: dep", "time: dop", 12, "public.flights has no column dop", "did you mean dep?"),
         ("time: dep", "time: day", 12, "day is date, and a time is a time stamp", "timestamptz"),
+        ("time: dep", "time: dep, lateness: soon", 12, "a duration is a whole number and a unit", "10 minutes"),
+        ("time: dep", "time: dep, lateness: -1 hour", 12, "a duration is a whole number and a unit", "10 minutes"),
+        ("time: dep", "time: dep, lateness: 1 month", 12, "a month has no fixed length", "30 days"),
         ("time: dep", "time: dep, start: soon", 12, "start: isn't accepted", "2013-01-07"),
         ("time: dep", "tima: dep", 12, "no such setting", "did you mean time?"),
         ("[origin]", "[orgin]", 13, "public.flights has no column orgin", "did you mean origin?"),
@@ -221,9 +228,10 @@ def test_aggregates_are_shown_as_the_file_has_them(tmp_path: Path) -> None:
         ("{n: last(delay)}, order_by: dep_", "public.flights has no column dep_", "did you mean dep?"),
         ("{n: last(speed)}, order_by: id", "last of a double precision can't be", "uuid, boolean and enums"),
         ("{n: last(day)}, order_by: id", "last of a date can't be", "uuid, boolean and enums"),
-        ("{n: count(DISTINCT speed)}", "count(DISTINCT) of a double precision can't be", "whatever but floats"),
+        ("{n: count(DISTINCT speed)}", "count(DISTINCT) of a double precision can't be", "also char(n), dates"),
         ("{n: percentile_disc(0.5) WITHIN GROUP (ORDER BY day)}", "percentile_disc of a date can't be", ""),
         ("{n: percentile_disc(2) WITHIN GROUP (ORDER BY delay)}", "takes a number from 0 to 1, and this is 2", ""),
+        ("{n: percentile_disc(0_1) WITHIN GROUP (ORDER BY delay)}", "an aggregate is one of count", ""),
         ("{n: percentile_disc(0.5)}", "an aggregate is one of count", "count(*)"),
         ("{n: count(DISTINCT *)}", "count(DISTINCT) takes columns, not expressions", ""),
     ],
@@ -237,6 +245,11 @@ def test_mistakes_in_what_is_selected_are_named(
         resolved(tmp_path, text)
     assert message in caught.value.message
     assert hint in caught.value.hint
+
+
+def test_a_filter_needs_no_space(tmp_path: Path) -> None:
+    view = view_of(tmp_path, "FILTER (WHERE delay > 15)", "FILTER(WHERE(delay > 15))")
+    assert outline(view)["select"]["late"] == 'count(*) FILTER (WHERE ("delay" > (15)))'
 
 
 def test_rows_of_a_window_have_an_order(tmp_path: Path) -> None:
@@ -293,6 +306,72 @@ def test_mistakes_of_sliding_windows_are_named(
     assert f"air.yaml:{line}: views.delays" in caught.value.message
     assert message in caught.value.message
     assert hint in caught.value.hint
+
+
+def test_windows_that_close_are_resolved(tmp_path: Path) -> None:
+    view = view_of(tmp_path, "time: dep}", "time: dep, lateness: 2 hours}")
+    assert view.grouping is not None
+    assert view.grouping.closing == Closing("delays", 180 * MINUTE)
+    assert (view.has_clock, view.sends_once) == (True, True)
+    assert outline(view)["window"]["lateness"] == "2 hours"
+    table = view_table(settings.load(tmp_path / "air.yaml", {}), view)
+    assert table.column("final").type == "boolean"
+    assert table.derivation is not None
+    assert (table.derivation.clock, table.derivation.closes) == ("cdc.now_delays", True)
+    assert "interval '10800000000 microseconds' > current_setting('cdc.now_delays')" in (
+        document_query(view)
+    )
+    [by_dep] = resolved(
+        tmp_path,
+        GOOD.replace("time: dep}", "time: dep, lateness: 0 seconds}").replace(
+            "having: flights > 1", "clock: dep"
+        ),
+    )
+    assert by_dep.clock == "dep"
+
+
+def test_a_topic_that_knows_closed_windows_is_renewed_on_request(tmp_path: Path) -> None:
+    path = tmp_path / "air.yaml"
+    log = MemoryLog(SimulatedClock())
+    for text, is_asked in ((GOOD, False), (GOOD.replace("dep}", "dep, lateness: 1 hour}"), True)):
+        path.write_text(text)
+        pipeline = settings.load(path, {})
+
+        def renewed(*, forget_closed: bool, pipeline: Pipeline = pipeline) -> list[str]:
+            names = ["view.delays"]
+            tables = select_renewed(log, pipeline, [FLIGHTS], names, forget_closed=forget_closed)
+            return [table.qualified for table in tables]
+
+        assert renewed(forget_closed=True) == ["view.delays"]
+        if not is_asked:
+            assert renewed(forget_closed=False) == ["view.delays"]
+            continue
+        with pytest.raises(SettingsError, match=r"Only the topic of view\.delays knows") as caught:
+            renewed(forget_closed=False)
+        assert caught.value.hint == "if that is meant, add --forget-closed"
+
+
+def test_a_session_does_not_close(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError) as caught:
+        view_of(
+            tmp_path,
+            "hopping: 1 hour, every: 10 minutes, time: dep",
+            "session: 1 hour, time: dep, lateness: 1 hour",
+        )
+    assert "air.yaml:12: views.delays" in caught.value.message
+    assert "lateness needs windows that end by themselves: a session is corrected for ever" in (
+        caught.value.message
+    )
+    assert caught.value.hint == "take out lateness, or use tumbling"
+
+
+def test_only_windows_that_close_have_a_member_final(tmp_path: Path) -> None:
+    named = GOOD.replace("flights: count(*)", "final: count(*)").replace("flights > 1", "final > 1")
+    [view] = resolved(tmp_path, named)
+    assert view.grouping is not None
+    assert view.grouping.aggregates[0].aggregate.name == "final"
+    with pytest.raises(SettingsError, match="delays has another member final"):
+        resolved(tmp_path, named.replace("time: dep}", "time: dep, lateness: 1 hour}"))
 
 
 def test_a_view_without_groups_and_windows_is_refused(tmp_path: Path) -> None:

@@ -4,10 +4,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from cdc.cli.screens.status import draw_status
-from cdc.cli.screens.views import draw_view
+from cdc.cli.screens.views import draw_late, draw_view
 from cdc.observe.status import DocumentsStatus, Status
 from cdc.views.outline import outline, state_outline
 from cdc.views.plan import StatePlan
+from cdc.views.state import LateChange
 from tests.unit.test_screens import shown
 from tests.unit.test_view_settings import GOOD, resolve
 
@@ -41,6 +42,15 @@ def test_a_view_is_outlined_in_the_words_of_the_file(tmp_path: Path) -> None:
     assert "flight_docs: public.flights" in drawn
     assert "owner: public.airlines, on on = carrier" in drawn
     assert "public.planes" in drawn.splitlines()[-1]
+
+
+def test_changes_that_came_too_late_are_counted() -> None:
+    documents = DocumentsStatus({}, {}, {"hours": 0}, 0, late={"hours": 1200}, late_since=1.0)
+    text = " ".join(shown(draw_status(Status("shop", documents=documents), "Well.")).split())
+    assert "1,200 changes of hours came after their windows had closed (since 1970-01-0" in text
+    assert "views late hours" in text
+    change = LateChange("7", '["jfk","2013-01-01T10:00:00.000000Z"]', 1.0)
+    assert '7 ["jfk","2013-01-01T10:00:00.000000Z"]' in " ".join(shown(draw_late([change])).split())
 
 
 def test_what_is_to_be_sent_is_shown_by_view_and_the_state_by_table() -> None:

@@ -6,7 +6,7 @@ It is made of rows alone: nothing in it was kept current by changes.
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
-from cdc.views.rows import GROUP, LISTING, TALLY, UNIT, StoredRow, unescape
+from cdc.views.rows import GROUP, LISTING, TALLY, StoredRow, split_entries, unescape
 from cdc.views.scalar.amounts import count_amounts
 
 
@@ -23,7 +23,7 @@ class Entry(NamedTuple):
 def parse_entries(head: str) -> list[Entry]:
     """Take apart the entries of a row."""
     entries = []
-    for part in head.split(UNIT) if head else ():
+    for part in split_entries(head):
         name, text, *details = part.split(GROUP)
         entries.append(Entry(name, unescape(text), tuple(details)))
     return entries

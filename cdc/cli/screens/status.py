@@ -14,7 +14,7 @@ from rich.text import Text
 from cdc.apply.progress import WORKING
 from cdc.cli.console import call
 from cdc.cli.screens.grid import make_grid
-from cdc.cli.screens.phrases import age
+from cdc.cli.screens.phrases import age, with_since
 from cdc.cli.screens.run import COLOURS
 from cdc.model.finding import folded, verdict
 from cdc.model.wording import UNKNOWN, duration, since_text
@@ -136,6 +136,10 @@ def _documents(snapshot: Status) -> Iterator[RenderableType]:
     if documents.done_s is not None and any(documents.dirty.values()):
         pace = f"{documents.sent_per_s:,.0f} documents/s are sent"
         yield Text(f"{pace}: done in {duration(documents.done_s)}")
+    for view, number in documents.late.items():
+        came = f"{number:,} changes of {view} came after their windows had closed"
+        listed = call.complete_commands(f"cdc -p FILE views late {view}")
+        yield Text(f"{with_since(came, documents.late_since)}: {listed}")
 
 
 def _view_lag(view: ViewStatus) -> str:

@@ -40,12 +40,19 @@ def draw_comparisons(results: Sequence[Comparison]) -> RenderableType:
         for result in results
         for difference in result.sample
     ]
+    closed = [
+        Text(
+            f"{result.table} in {result.sink}: {result.closed:,} windows are closed, and weren't compared"
+        )
+        for result in results
+        if result.closed
+    ]
     waiting = [
         Text(with_advice(f"{result.table} in {result.sink}: {result.problem}", result.hint or ""))
         for result in results
         if result.problem
     ]
-    return Group(grid, *samples, *waiting)
+    return Group(grid, *samples, *closed, *waiting)
 
 
 def _verdict(result: Comparison) -> Text:

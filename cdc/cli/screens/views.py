@@ -9,10 +9,13 @@ from rich.text import Text
 from rich.tree import Tree
 
 from cdc.cli.screens.grid import make_grid
+from cdc.cli.screens.phrases import age
 from cdc.config.view_settings import TIME_KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from cdc.views.state import LateChange
 
 
 def draw_views(rows: Sequence[Mapping[str, Any]]) -> RenderableType:
@@ -87,6 +90,14 @@ def _times(place: Mapping[str, Any]) -> list[str]:
             parts.append(f"{kind} {left}: {right}")
     parts += [f"{name} {place[name]}" for name in ("within", "before", "after") if name in place]
     return parts
+
+
+def draw_late(changes: Sequence[LateChange]) -> RenderableType:
+    """Draw changes that came after windows had closed."""
+    grid = make_grid("row", "of", "came")
+    for change in changes:
+        grid.add_row(Text(change.id), Text(change.pane), age(change.at))
+    return grid
 
 
 def draw_views_plan(rows: Mapping[str, Mapping[str, Any]]) -> RenderableType:

@@ -154,6 +154,8 @@ def _sink_lines(status: Status, sink: SinkStatus, *, unread: bool) -> Iterator[s
         yield f"{quarantined:,} in quarantine"
     if sink.name == STATE and status.documents:
         yield f"{sum(status.documents.dirty.values()):,} documents to send"
+        if late := sum(status.documents.late.values()):
+            yield f"{late:,} changes after their windows had closed"
 
 
 def _lag(sink: SinkStatus) -> str:

@@ -10,6 +10,8 @@ The writer of a topic is fenced twice. An executor takes the name in Kafka only 
 names its owner: it looks before and after, so an owner that comes later takes the name later, too.
 The same look tells a state that has gone back, with its server: its documents would be older.
 
+Of windows that are closed see `cdc.views.closing`.
+
 Of a view that `sends_once` the state also knows what the topic has, as digests. A document that the
 topic has already isn't sent again. That a transaction begins is noted before it does: if it isn't
 noted as sent afterwards, only the topic knows, and the engine reads it after it has fenced the
@@ -31,6 +33,7 @@ from cdc.kafka.transactions import Outgoing, TransactionalWriter
 from cdc.sink.lane import Failure
 from cdc.views.assemble import Document, assemble
 from cdc.views.climb import climb
+from cdc.views.closing import SAID
 from cdc.views.groups import assemble_groups
 from cdc.views.plan import StatePlan, View
 from cdc.views.state import State, Turn
@@ -123,7 +126,12 @@ class Emission:
         chunks = iter(state.pending())
         if (first := next(chunks, None)) is None:
             return
-        views = [view for view in self.plan.views if not state.is_unsent(view.name)]
+        # The documents of groups are never all dirty. A view of rows may have had the name before.
+        views = [
+            view
+            for view in self.plan.views
+            if view.grouping is not None or not state.is_unsent(view.name)
+        ]
         for chunk in chain([first], chunks):
             marks: dict[str, set[str]] = {}
             for view, ids in climb(self.plan, views, state, chunk):
@@ -139,7 +147,7 @@ class Emission:
         # Before the rows are read: a task that is run twice at once refuses what the other has sent.
         former = state.digests(view.name, list(marks)) if view.sends_once else None
         make = assemble_groups if view.grouping is not None else assemble
-        documents, due = make(self.plan, state, view, list(marks), now)
+        documents, due, closed = make(self.plan, state, view, list(marks), now)
         now_us = time.time_ns() // 1000
         records: list[Outgoing] = []
         digests: dict[str, bytes | None] = {}
@@ -147,9 +155,15 @@ class Emission:
             op = "u"
             if former is not None:
                 digest = row_digest(document.row)
-                if digest == former.by_id.get(document.id):
+                held = former.by_id.get(document.id)
+                if document.id in closed:
+                    digests[document.id] = None if closed[document.id].is_over else SAID
+                    if held == SAID or (document.row is None and not held):
+                        continue
+                elif digest == held:
                     continue
-                digests[document.id] = digest
+                else:
+                    digests[document.id] = digest
                 op = "u" if document.id in former.by_id else "c"
             value = _envelope(view.name, document, op, now_us)
             records.append(Outgoing(self.topics[view.name], document.key, value))
@@ -162,7 +176,8 @@ class Emission:
             else:
                 state.require_turn(self.turn)
             write(records)
-        state.sent(self.turn, view.name, marks, due, digests)
+        dropped = [pane for window in closed.values() for pane in window.panes]
+        state.sent(self.turn, view.name, marks, due, digests, dropped)
 
     def _write(self, state: State, records: Sequence[Outgoing]) -> None:
         """Write in a transaction. The writer of this process is fenced also by that of another

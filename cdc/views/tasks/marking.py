@@ -1,5 +1,6 @@
 """Mark all documents as dirty that were sent to their topics, and note what the topics have of views
-that send each change once: tasks on the executors, which read the topics.
+that send each change once, and which windows they have closed: tasks on the executors, which read the
+topics.
 
 Invariant: no key leaves the executors.
 """
@@ -14,6 +15,7 @@ from cdc.codec.table import codec
 from cdc.errors import ConnectorError
 from cdc.sink.lane import Failure
 from cdc.sink.lane_task import Blocks
+from cdc.views.closing import SAID, closed_at
 from cdc.views.plan import View
 from cdc.views.state import State, Turn
 from cdc.views.tasks.report import Report
@@ -65,6 +67,7 @@ def mark(
             view = views[topic]
             keys: dict[str, bytes] = {}
             digests: dict[str, bytes | None] = {}
+            closed: list[int] = []
             for key, value, _ in records:
                 if key is None:
                     continue
@@ -73,8 +76,13 @@ def mark(
                 if view.sends_once:
                     row = bytes(_decode(value).after) if value else None
                     digests[document_id] = row_digest(row)
+                    if row is not None and (at := closed_at(view, row)) is not None:
+                        digests[document_id] = SAID
+                        closed.append(at)
             state.mark(view.name, keys)
             state.note_digests(turn, view.name, digests)
+            if closed:
+                state.note_closed(turn, view.name, max(closed))
     except (Failure, ConnectorError) as failure:
         report.failure = failure.kind
         report.message = failure.message

@@ -11,9 +11,11 @@ from cdc.model.table import Table
 from cdc.sink.lane import ChunkLimits, Failure, FoldedRow, Part
 from cdc.sinks.redis.documents.database import state_failure
 from cdc.sinks.redis.documents.keys import (
+    clocks_key,
     dirty_key,
     gone_key,
     index_prefix,
+    late_key,
     number_key,
     pending_key,
     row_prefix,
@@ -70,6 +72,7 @@ class StateWriter(ChunkWriter):
             number_key(self.prefix),
             pending_key(self.prefix),
             unsent_key(self.prefix),
+            late_key(self.prefix),
         ]
         try:
             if latest:
@@ -89,4 +92,5 @@ def changing(plan: StatePlan, prefix: str, table: Table) -> list[Any]:
     roots = plan.roots(table.qualified)
     places = [key for view in roots for key in (dirty_key(prefix, view), gone_key(prefix, view))]
     rows, index = row_prefix(prefix, table.qualified), index_prefix(prefix, table.qualified)
-    return [rows, index, int(plan.leads_to_documents(table.qualified)), len(roots), *places]
+    leads = int(plan.leads_to_documents(table.qualified))
+    return [rows, index, leads, clocks_key(prefix), len(roots), *places]

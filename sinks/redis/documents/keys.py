@@ -12,10 +12,14 @@ which a cluster keeps them in one slot. What a script reaches besides its KEYS i
 <prefix>:_sent:<view>                  hash    id of a root row: digest of the document in the topic
 <prefix>:_clocks                       hash    by view, the time of its clock, in us
 <prefix>:_seen                         hash    by view, the latest time in the column that is its clock
+<prefix>:_closed                       hash    by view, when the last window closed whose final
+                                               document was found in its topic, in us
+<prefix>:_late                         hash    by view, how many changes came after a window had closed
+<prefix>:_late:<view>                  list    the latest of them: a row's id, a pane, a time
 <prefix>:_gone:<view>                  hash    id of a deleted root row: the connector's key
 <prefix>:_unsent                       set     keys of the dirty sets that still have all root rows
 <prefix>:_number                       string  counts chunks and marks
-<prefix>:_documents                    hash    owner, turn, views, views that wait; sending: twice the
+<prefix>:_documents                    hash    owner, turn, views, views that wait; when it began; sending: twice the
                                                transactions of digests, odd while one is open; and
                                                by <view> <topic>: the position that is sent
 <prefix>:_needs                        hash    by table, what its rows are stored for
@@ -80,6 +84,16 @@ def clocks_key(prefix: str) -> str:
 def seen_key(prefix: str) -> str:
     """Name the hash of the latest times that views have seen."""
     return f"{prefix}:_seen"
+
+
+def closed_key(prefix: str) -> str:
+    """Name the hash of when windows closed that views' topics have."""
+    return f"{prefix}:_closed"
+
+
+def late_key(prefix: str, view: str = "") -> str:
+    """Name the hash of how many changes came late, or the list of a view's."""
+    return f"{prefix}:_late:{view}" if view else f"{prefix}:_late"
 
 
 def gone_key(prefix: str, view: str) -> str:

@@ -3,14 +3,22 @@
 from cdc.sinks.redis.scripts import MOVING
 
 # `change(i)` makes one row what ARGV says from i on: id, entries, key, row; '' deletes. What stood
-# there before is undone: its entries, not those of the new row. ARGV from `fixed` on: the prefixes
-# of rows and of index sets, '1' if other tables' documents hold these rows, how many views have the
-# table as their root, and for each of these its dirty set and its hash of deleted rows.
+# there before is undone: its entries, not those of the new row. An entry of a pane that is closed by
+# the view's clock is neither done nor undone, but added to `late`: once for a change, pane and view.
+# ARGV from `fixed` on: the prefixes of rows and of index sets, '1' if other tables' documents hold
+# these rows, the hash of clocks, how many views have the table as their root, and for each of these
+# its dirty set and its hash of deleted rows.
 CHANGING = """
 local GS, RS, US = '\\29', '\\30', '\\31'
-local R, X, pends, views = ARGV[fixed], ARGV[fixed + 1], ARGV[fixed + 2] == '1', tonumber(ARGV[fixed + 3])
-local rows = fixed + 4 + 2 * views
+local R, X, pends, views = ARGV[fixed], ARGV[fixed + 1], ARGV[fixed + 2] == '1', tonumber(ARGV[fixed + 4])
+local roots = fixed + 5
+local rows = roots + 2 * views
 local number, pending, bytes, count, sets, changed = nil, {}, 0, 0, {}, {}
+local clocks, refused, late = {}, {}, {}
+local function is_closed(view, time)
+  if clocks[view] == nil then clocks[view] = tonumber(redis.call('HGET', ARGV[fixed + 3], view) or -math.huge) end
+  return time <= clocks[view]
+end
 local function add(key, field, amount)
   if amount == 0 then return end
   if redis.call('HINCRBY', key, field, string.format('%d', amount)) == 0 then redis.call('HDEL', key, field) end
@@ -18,6 +26,19 @@ end
 -- `sign`: 1 does an entry, -1 undoes it.
 local function enter(entry, id, sign)
   local kind = string.byte(entry)
+  if kind == 119 then
+    local a = string.find(entry, GS, 1, true)
+    local b = string.find(entry, GS, a + 1, true)
+    local view, time = string.sub(entry, 2, a - 1), tonumber(string.sub(entry, a + 1, b - 1))
+    entry = string.sub(entry, b + 1)
+    kind = string.byte(entry)
+    if is_closed(view, time) then
+      local pane = string.match(entry, '^[^' .. GS .. ']*' .. GS .. '([^' .. GS .. ']*)')
+      if not refused[view .. GS .. pane] then late[#late + 1] = {view, id, pane} end
+      refused[view .. GS .. pane] = true
+      return
+    end
+  end
   if kind == 108 then
     local ends = string.find(entry, GS, string.find(entry, GS, 1, true) + 1, true)
     local list, member = X .. string.sub(entry, 1, ends - 1), string.sub(entry, ends + 1) .. ' ' .. id
@@ -65,6 +86,7 @@ local function change(i)
   if new then bytes, count = bytes + #new, count + 1 end
   if before ~= entries then
     local undone = {}
+    refused = {}
     for entry in string.gmatch(before, '[^' .. US .. ']+') do undone[entry] = true end
     for entry in string.gmatch(entries, '[^' .. US .. ']+') do
       if undone[entry] then undone[entry] = nil else enter(entry, id, 1) end
@@ -74,7 +96,7 @@ local function change(i)
   changed[#changed + 1] = number
   changed[#changed + 1] = id
   if not new then
-    for v = 0, views - 1 do redis.call('HSET', ARGV[fixed + 5 + 2 * v], id, key) end
+    for v = 0, views - 1 do redis.call('HSET', ARGV[roots + 1 + 2 * v], id, key) end
   end
   if pends then
     pending[#pending + 1] = id
@@ -85,20 +107,24 @@ end
 local function finish(table)
   for entry, ids in pairs(sets) do redis.call('SADD', X .. entry, unpack(ids)) end
   if #changed > 0 then
-    for v = 0, views - 1 do redis.call('ZADD', ARGV[fixed + 4 + 2 * v], unpack(changed)) end
+    for v = 0, views - 1 do redis.call('ZADD', ARGV[roots + 2 * v], unpack(changed)) end
   end
   if #pending > 0 then redis.call('HSET', KEYS[3], number, cmsgpack.pack({table, pending})) end
 end
 """
 
-# KEYS: position, number, pending, unsent. The rest of ARGV: partition, from, until, the table's name,
-# then what `CHANGING` takes.
+MOST_LATE = 1000
+"""Late changes that are listed of a view; all are counted."""
+
+# KEYS: position, number, pending, unsent, late changes. The rest of ARGV: partition, from, until, the
+# table's name, then what `CHANGING` takes.
 APPLY = (
     MOVING
     + """
 if not held or offset(ARGV[first]) ~= ARGV[first + 1] then return moved(ARGV[first]) end
 local fixed = first + 4
 """
+    + f"local most_late = {MOST_LATE}\n"
     + CHANGING
     + """
 local n = 0
@@ -106,7 +132,13 @@ for i = rows, #ARGV, 4 do change(i); n = n + 1 end
 finish(ARGV[first + 3])
 -- Without a topic's id nothing has been stored: all rows are these, and dirty.
 if not at[1] then
-  for v = 0, views - 1 do redis.call('SADD', KEYS[4], ARGV[fixed + 4 + 2 * v]) end
+  for v = 0, views - 1 do redis.call('SADD', KEYS[4], ARGV[roots + 2 * v]) end
+end
+for _, one in ipairs(late) do
+  local list = KEYS[5] .. ':' .. one[1]
+  redis.call('HINCRBY', KEYS[5], one[1], 1)
+  redis.call('LPUSH', list, cmsgpack.pack({one[2], one[3], ARGV[4]}))
+  redis.call('LTRIM', list, 0, most_late - 1)
 end
 redis.call('HSET', KEYS[1], ARGV[first], ARGV[first + 2])
 redis.call('HINCRBY', KEYS[1], 'state_rows', count)
@@ -148,14 +180,14 @@ return redis.call('ZADD', KEYS[1], unpack(marks))
 """
 
 # KEYS: dirty set, deleted rows, number; digests, if the documents are to be sent whatever the topic
-# has: no document has an empty digest. ARGV: id, the connector's key, ... The key is needed only
-# where there is no row.
+# has: no document has an empty digest. One that is final stays it (`cdc.views.closing.SAID`). ARGV:
+# id, the connector's key, ... The key is needed only where there is no row.
 MARK = """
 local number = redis.call('INCR', KEYS[3])
 for i = 1, #ARGV, 2 do
   redis.call('ZADD', KEYS[1], number, ARGV[i])
   redis.call('HSET', KEYS[2], ARGV[i], ARGV[i + 1])
-  if KEYS[4] then redis.call('HSET', KEYS[4], ARGV[i], '') end
+  if KEYS[4] and redis.call('HGET', KEYS[4], ARGV[i]) ~= 'final' then redis.call('HSET', KEYS[4], ARGV[i], '') end
 end
 return 1
 """
@@ -210,22 +242,24 @@ return 'ok'
 """
 )
 
-# More KEYS: digests.
+# More KEYS: digests, the hash of closed windows. The rest of ARGV: the view.
 FORGET_DIGESTS = (
     DURING_TURN
     + """
 redis.call('UNLINK', KEYS[2])
+redis.call('HDEL', KEYS[3], ARGV[3])
 return 'ok'
 """
 )
 
-# More KEYS: dirty set, deleted rows, unsent, due set, digests. The rest of ARGV: a number of ids, the
+# More KEYS: dirty set, deleted rows, unsent, due set, digests, panes to drop. The rest of ARGV: a number of ids, the
 # ids, then a mark for each, then for each when it is due, '' for never. An id that has been marked again
 # stays. Then id, digest, ... of what was sent, as above.
 SENT = (
     DURING_TURN
     + """
 local count = tonumber(ARGV[3])
+for i = 7, #KEYS do redis.call('UNLINK', KEYS[i]) end
 for i = 3 * count + 4, #ARGV, 2 do
   if ARGV[i + 1] == '' then
     redis.call('HDEL', KEYS[6], ARGV[i])

@@ -22,6 +22,7 @@ from cdc.sinks.redis.checkpoint import checkpoint_of
 from cdc.sinks.redis.documents.database import StateDatabase
 from cdc.sinks.redis.documents.executor import StateWriter, changing
 from cdc.sinks.redis.documents.keys import (
+    clocks_key,
     documents_key,
     index_prefix,
     needs_key,
@@ -30,7 +31,7 @@ from cdc.sinks.redis.documents.keys import (
     row_prefix,
     shard_prefix,
 )
-from cdc.sinks.redis.documents.notes import note_field
+from cdc.sinks.redis.documents.notes import note_field, stale_fields
 from cdc.sinks.redis.documents.room import forecast, require_room
 from cdc.sinks.redis.documents.scripts import FORGET
 from cdc.sinks.redis.documents.state import OpenState
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
 log = structlog.get_logger()
 STATE_COMMANDS = (
     "set getdel incr hdel hkeys hlen smembers sscan sismember zadd zrem zmscore zrange zcard"
+    " zrevrange zrangebylex zrevrangebylex zrangebyscore hsetnx lpush ltrim lrange"
 )
 """Commands that the state uses besides those of the cache."""
 
@@ -193,6 +195,7 @@ class DocumentState:
         documents = documents_key(self.prefix)
         notes = [note_field(view.name, table.topic) for view in self.plan.views]
         self._database.ask(lambda server: server.hdel(documents, *notes))
+        self._reopen(name)
         head = changing(self.plan, self.prefix, table)
         begin = row_prefix(self.prefix, name)
         for page in self._database.row_keys(name):
@@ -207,6 +210,24 @@ class DocumentState:
         for page in self._database.keys(index_prefix(self.prefix, name)):
             if not remove([key, *page], ["", "", ""]):
                 raise self._replaced(name)
+
+    def _reopen(self, name: str) -> None:
+        """Let windows close only once the rows of a table are there again. Which ones are final, the
+        topics say, all of which are read again.
+        """
+        closing = [
+            view.name
+            for view in self.plan.views
+            if view.root.table.qualified == name and view.grouping and view.grouping.closing
+        ]
+        if not closing:
+            return
+        documents = documents_key(self.prefix)
+        noted = self._database.ask(lambda server: server.hkeys(documents))
+        others = {view.name for view in self.plan.views}.difference(closing)
+        if stale := stale_fields(map(str.encode, noted), others):
+            self._database.ask(lambda server: server.hdel(documents, *stale))
+        self._database.ask(lambda server: server.hdel(clocks_key(self.prefix), *closing))
 
     def close(self) -> None:
         """Close this process' connection."""

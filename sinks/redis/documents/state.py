@@ -1,6 +1,7 @@
 """The state as `cdc.views.state.State`: reads and small scripts, from any process."""
 
 import json
+import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,10 +16,13 @@ from cdc.sink.lane import Failure
 from cdc.sinks.redis.checkpoint import checkpoint_of
 from cdc.sinks.redis.documents.keys import (
     clocks_key,
+    closed_key,
     dirty_key,
     documents_key,
     due_key,
     gone_key,
+    index_key,
+    late_key,
     needs_key,
     number_key,
     pending_key,
@@ -48,8 +52,17 @@ from cdc.sinks.redis.documents.scripts import (
 )
 from cdc.sinks.redis.server import position_key
 from cdc.views.plan import StatePlan
-from cdc.views.rows import decode_entries
-from cdc.views.state import NEVER_DUE, NOTHING_SENT, Chunk, SentDigests, StateSizes, Turn
+from cdc.views.rows import decode_entries, unescape
+from cdc.views.state import (
+    NEVER_DUE,
+    NOTHING_SENT,
+    Chunk,
+    LateChange,
+    Pane,
+    SentDigests,
+    StateSizes,
+    Turn,
+)
 
 REFUSALS = {
     "fenced": ("fenced", "Another run sends the documents of this pipeline now."),
@@ -58,6 +71,7 @@ REFUSALS = {
 }
 """The kind and the message of a failure, by what a script answers."""
 _unpack = msgspec.msgpack.Decoder(tuple[str, list[str]]).decode
+_unpack_late = msgspec.msgpack.Decoder(tuple[str, str, str]).decode
 
 
 @dataclass(frozen=True)
@@ -180,8 +194,23 @@ class RedisState(RowReader):
 
     def forget_digests(self, turn: Turn, view: str) -> None:
         """Remove the hash of digests with one script, while it is this turn."""
-        keys = [documents_key(self.prefix), sent_key(self.prefix, view)]
-        self._require_ok(self._call(FORGET_DIGESTS, keys, [*turn]))
+        keys = [
+            documents_key(self.prefix),
+            sent_key(self.prefix, view),
+            closed_key(self.prefix),
+        ]
+        self._require_ok(self._call(FORGET_DIGESTS, keys, [*turn, view]))
+
+    def note_closed(self, turn: Turn, view: str, closed: int) -> None:
+        """Set a field of the hash of closed windows forward with one script."""
+        keys = [documents_key(self.prefix), closed_key(self.prefix)]
+        self._require_ok(self._call(ADVANCE, keys, [*turn, view, closed]))
+
+    def late(self, view: str) -> list[LateChange]:
+        """Read the view's list."""
+        packed: Any = self._ask(lambda server: server.lrange(late_key(self.prefix, view), 0, -1))
+        changes = map(_unpack_late, packed)
+        return [LateChange(row_id, unescape(pane), float(at)) for row_id, pane, at in changes]
 
     def sent(
         self,
@@ -190,6 +219,7 @@ class RedisState(RowReader):
         marks: Mapping[str, str],
         due: Mapping[str, int] = NEVER_DUE,
         digests: Mapping[str, bytes | None] = NOTHING_SENT,
+        dropped: Collection[Pane] = (),
     ) -> None:
         """Remove the marks that are still the same with one script, while it is this turn."""
         keys = [
@@ -199,6 +229,7 @@ class RedisState(RowReader):
             unsent_key(self.prefix),
             due_key(self.prefix, view),
             sent_key(self.prefix, view),
+            *(index_key(self.prefix, pane.table, pane.name, pane.text) for pane in dropped),
         ]
         times = [due.get(row_id, "") for row_id in marks]
         flat = [part for row_id, digest in digests.items() for part in (row_id, digest or b"")]
@@ -218,7 +249,11 @@ class RedisState(RowReader):
     def advance(self, turn: Turn, clocks: Mapping[str, int]) -> None:
         """Set the fields of clocks with one script, while it is this turn."""
         keys = [documents_key(self.prefix), clocks_key(self.prefix)]
-        flat = [part for pair in clocks.items() for part in pair]
+        fields: Any = self._ask(lambda server: server.hgetall(closed_key(self.prefix)))
+        closed = {view.decode(): int(time) for view, time in fields.items()}
+        flat = [
+            part for view, now in clocks.items() for part in (view, max(now, closed.get(view, now)))
+        ]
         self._require_ok(self._call(ADVANCE, keys, [*turn, *flat]))
 
     def ripen(self, turn: Turn, view: str, now: int) -> None:
@@ -271,9 +306,11 @@ class RedisState(RowReader):
             for view in views:
                 pipeline.zcard(dirty_key(self.prefix, view))
             pipeline.hlen(pending_key(self.prefix))
+            pipeline.hgetall(late_key(self.prefix))
+            pipeline.hget(documents_key(self.prefix), "began")
             return list(pipeline.execute())
 
-        *counts, pending = self._ask(ask)
+        *counts, pending, late, began = self._ask(ask)
         memory = self._ask(_memory)
         stored = {
             table: {field.decode(): value.decode() for field, value in fields.items()}
@@ -287,6 +324,8 @@ class RedisState(RowReader):
             memory.get("used_memory"),
             memory.get("maxmemory") or None,
             {table: checkpoint_of(fields) for table, fields in stored.items()},
+            {view.decode(): int(number) for view, number in late.items()},
+            float(began) if began else None,
         )
 
     def note_current(
@@ -346,11 +385,15 @@ class RedisState(RowReader):
                     gone_key(self.prefix, view),
                     due_key(self.prefix, view),
                     sent_key(self.prefix, view),
+                    late_key(self.prefix, view),
                 )
                 server.hdel(clocks_key(self.prefix), view)
+                server.hdel(closed_key(self.prefix), view)
+                server.hdel(late_key(self.prefix), view)
                 server.hdel(seen_key(self.prefix), view)
                 server.srem(unsent_key(self.prefix), dirty)
             server.hset(documents_key(self.prefix), "views", json.dumps(self.views))
+            server.hsetnx(documents_key(self.prefix), "began", f"{time.time():.3f}")
 
         self._ask(ask)
 
