@@ -14,7 +14,7 @@ from typing import Annotated
 import typer
 
 from bench import cases, growth, latency, live, paths, replayed
-from bench.documents import drains, flights
+from bench.documents import drains, flights, time_views
 from bench.output import plots, report
 from bench.output.figure import Figure
 from bench.stage import Servers, Stage
@@ -40,6 +40,7 @@ class Scale:
              several batches of a stream
     records  that a sink is behind, where it alone is measured
     flights  of the tables whose documents are kept, from the smallest on
+    timed    of a small and a large table, for each kind of views of time
     times    for repeats of what has a ratio to reach; the rest is measured once
     seconds  of a load at a rate: at `shares` of the sustained one, or at `rates` in transactions a
              second
@@ -56,6 +57,7 @@ class Scale:
     shares: tuple[float, ...]
     sizes: tuple[int, ...]
     flights: tuple[int, ...]
+    timed: tuple[int, int]
     rates: tuple[float, ...]
 
 
@@ -72,6 +74,7 @@ SCALES = {
         (0.5,),
         (5_000, 20_000),
         (1_000, 10_000),
+        (2_000, 20_000),
         (100,),
     ),
     Size.M: Scale(
@@ -86,6 +89,7 @@ SCALES = {
         shares=SHARES,
         sizes=(100_000, 1_000_000),
         flights=(20_000, 200_000),
+        timed=(10_000, 100_000),
         rates=RATES,
     ),
     Size.L: Scale(
@@ -100,6 +104,7 @@ SCALES = {
         shares=SHARES,
         sizes=(100_000, 1_000_000, 10_000_000),
         flights=(100_000, 1_000_000, 10_000_000),
+        timed=(100_000, 1_000_000),
         rates=RATES,
     ),
 }
@@ -137,6 +142,12 @@ def places(scale: Scale, stage: Stage) -> dict[str, Callable[[], AbstractContext
             flights.names(scale.flights),
             lambda data: flights.make(data, [*scale.flights, scale.flights[0]]),
             flights.views(stage.dsn, scale.flights),
+        ),
+        "time": lambda: stage.extra_stage(
+            "time",
+            time_views.names(scale.timed),
+            lambda data: time_views.make(data, scale.timed),
+            time_views.views(stage.dsn, scale.timed),
         ),
     }
 
@@ -176,6 +187,11 @@ def parts(scale: Scale) -> list[Part]:
             "views",
             lambda stage: drains.documents(stage, scale.flights, changes, scale.seconds),
             "documents",
+        ),
+        Part(
+            "time",
+            lambda stage: time_views.views_of_time(stage, scale.timed, times, scale.seconds),
+            "time",
         ),
     ]
 

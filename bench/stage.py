@@ -31,6 +31,7 @@ from cdc.postgres import source, table_survey
 from cdc.runtime.context import Context
 from cdc.runtime.streams import Streams
 from cdc.sink.contract import Sink
+from cdc.sink.factory import open_clocks
 from cdc.spark.kafka_source import read_until
 from cdc.spark.session import session
 from cdc.verify.barrier import wait_until_current
@@ -267,5 +268,6 @@ class Stage:
         return max(stream.batches(ends)[-1].durable for stream in streams)
 
     def equal(self, *sinks: Sink) -> bool:
-        comparisons = compare(self.spark, self.all_tables, self.dsn, sinks)
+        clocks = open_clocks(self.pipeline)().noted if self.pipeline.views else {}
+        comparisons = compare(self.spark, self.all_tables, self.dsn, sinks, clocks)
         return all(comparison.equal for comparison in comparisons)

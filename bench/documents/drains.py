@@ -167,14 +167,14 @@ def _drained(
     stage: Stage, streams: list[Watched], flights: Flights, case: Case, limit: float
 ) -> Figure:
     figure = Figure(case.name, "changes/s", rate=case.aim, limit=[limit], changes=case.changes)
-    drain = _drain(stage, streams, flights, case.changes, moved=case.moved)
-    figure.ours.append(case.changes / drain.seconds)
-    figure.costs.append(drain.cost)
+    drained = _drain(stage, streams, flights, case.changes, moved=case.moved)
+    figure.ours.append(case.changes / drained.seconds)
+    figure.costs.append(drained.cost)
     return figure
 
 
 def _growth(stage: Stage, streams: list[Watched], small: Flights, large: Flights) -> Figure:
-    """The work of a change, by the CPU of who does it; the rows are all over their tables."""
+    """The work of a change; the rows are all over their tables."""
     changes = small.rows // 2
     figure = Figure(
         f"documents, {large.rows:,} flights / {small.rows:,}",
@@ -185,10 +185,15 @@ def _growth(stage: Stage, streams: list[Watched], small: Flights, large: Flights
         changes=changes,
     )
     for into, flights in ((figure.limit, small), (figure.ours, large)):
-        cost = _drain(stage, streams, flights, changes).cost
-        into.append(sum(cost.cpu_s.get(name, 0.0) for name in OWN_WORK) / changes * 1e6)
-    figure.costs.append(cost)
+        drained = _drain(stage, streams, flights, changes)
+        into.append(work_us(drained.cost, changes))
+    figure.costs.append(drained.cost)
     return figure
+
+
+def work_us(cost: Cost, changes: int) -> float:
+    """The work of a change, by the CPU of who does it."""
+    return sum(cost.cpu_s.get(name, 0.0) for name in OWN_WORK) / changes * 1e6
 
 
 def _drain(

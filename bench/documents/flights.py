@@ -29,15 +29,17 @@ INSERT INTO desk.planes SELECT 'N{{0}}-' || n, 1990 + n % 23, 'Fixed wing multi 
 INSERT INTO desk.weather SELECT '{{0}}-' || origins, {START} + hours * interval '1 hour', 40 + hours % 50, 30, 60,
     hours % 360, 9.20624, NULL, 0, 1012.3, 10
     FROM generate_series(0, 2) origins, generate_series(0, {{1}} / 60) hours;
+"""
+ADD = f"""
 INSERT INTO desk.flights_{{0}}
     (carrier, flight, origin, sched_dep, dest, tailnum, dep_time, dep_delay, sched_arr, distance, status)
     SELECT '{{0}}-' || CASE WHEN n % 100 < {SHARE} THEN 0 ELSE 1 + n % {AIRLINES - 1} END, n % 8000,
         '{{0}}-' || n % 3, {START} + n * interval '1 minute', '{{0}}-' || n * 31 % {AIRPORTS},
         'N{{0}}-' || n * 7 % {PLANES}, {START} + n * interval '1 minute', n % 60,
         {START} + (n + 180) * interval '1 minute', 500 + n % 2000, 'departed'
-    FROM generate_series(0, {{1}}::bigint - 1) n;
-ANALYZE desk.flights_{{0}};
+    FROM generate_series({{1}}::bigint, {{2}}::bigint - 1) n
 """
+REMOVE = f"DELETE FROM {{0}} WHERE sched_dep >= {START} + {{1}} * interval '1 minute'"
 # Rows anywhere, each once, `size` a transaction: their delay, or besides it their plane. With a rate
 # each transaction waits for its time, and is made at once if that has passed.
 CHANGE = f"""
@@ -130,6 +132,14 @@ class Flights:
             rate,
         )
 
+    def add(self, rows: int) -> None:
+        """Insert so many rows after the last one."""
+        self._run(ADD.format(self.number, self.rows, self.rows + rows))
+
+    def remove_added(self) -> None:
+        """Delete them again."""
+        self._run(REMOVE.format(self.table, self.rows))
+
     def rename(self, name: str) -> None:
         """Rename the airline with the most flights."""
         self._run("UPDATE desk.airlines SET name = %s WHERE carrier = %s", name, self.airline)
@@ -162,13 +172,15 @@ class Flights:
         with psycopg.connect(
             self.dsn, autocommit=True, options="-c synchronous_commit=off"
         ) as connection:
-            connection.execute(statement, values)
+            connection.execute(statement, values or None)
 
 
 def make(data: Data, sizes: Sequence[int]) -> None:
     """Make a table of flights of each size, with what it names."""
     with source.connect(data.dsn) as connection:
         migrations.migrate(connection, migrations.SAMPLE)
+        # Another part of the run may have had its own.
+        connection.execute("DROP SCHEMA IF EXISTS desk CASCADE")
         connection.execute("CREATE SCHEMA desk")
         tables = [*((name, name) for name in PARENTS)]
         tables += [(f"flights_{number}", "flights") for number in range(len(sizes))]
@@ -176,13 +188,15 @@ def make(data: Data, sizes: Sequence[int]) -> None:
             connection.execute(f"CREATE TABLE desk.{name} (LIKE public.{model} INCLUDING ALL)")
         for number, rows in enumerate(sizes):
             connection.execute(FILL.format(number, rows))
+            connection.execute(ADD.format(number, 0, rows))
+            connection.execute(f"ANALYZE desk.flights_{number}")
         connection.execute(CHANGE)
 
 
-def names(sizes: Sequence[int]) -> list[str]:
-    """Name the tables, schema.table."""
+def names(sizes: Sequence[int], parents: Sequence[str] = PARENTS) -> list[str]:
+    """Name the tables, schema.table: of the flights, and of what they name."""
     flights = [f"flights_{number}" for number in range(len(sizes))]
-    return [f"desk.{name}" for name in (*PARENTS, *flights)]
+    return [f"desk.{name}" for name in (*parents, *flights)]
 
 
 def views(dsn: str, sizes: Sequence[int]) -> str:

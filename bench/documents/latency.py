@@ -23,19 +23,27 @@ from cdc.sample.probe import Watch, redis_watch
 
 LATENCIES = {RATE: (0.8,), 2000.0: (1.3,)}
 """The most that p50 may be, seconds, by changes a second."""
+Identity = Callable[[list[Any]], str]
+"""Makes the id of what is watched of a flight's key."""
 
 
 def late(
-    stage: Stage, streams: list[Watched], flights: Flights, rate: float, seconds: float
+    stage: Stage,
+    streams: list[Watched],
+    flights: Flights,
+    rate: float,
+    seconds: float,
+    what: str = "document",
+    identity: Identity = row_id,
 ) -> Figure:
     """How long it takes from a commit until the cache has the document, beside a load of commits of
-    one row.
+    one row. `identity` makes its id of the flight's key; its `updated_at` is the flight's, or later.
     """
-    figure = Figure(f"document in the cache at {rate:,.0f}/s", "s", asked=LATENCIES[rate])
+    figure = Figure(f"{what} in the cache at {rate:,.0f}/s", "s", asked=LATENCIES[rate])
     figure.changes = int((rate + 1 / MARK_S) * seconds)
     starts = flight_ends(stage, flights)
     with stage.meter() as meter:
-        marks, latencies, figure.unseen = _marked(stage, flights, rate, seconds)
+        marks, latencies, figure.unseen = _marked(stage, flights, rate, seconds, identity)
     stage.settle(streams)
     times = arrivals(stage, starts)
     for hop, topic in zip(("Kafka", "topic"), starts, strict=True):
@@ -50,7 +58,11 @@ def late(
 
 
 def _marked(
-    stage: Stage, flights: Flights, rate: float, seconds: float
+    stage: Stage,
+    flights: Flights,
+    rate: float,
+    seconds: float,
+    identity: Identity = row_id,
 ) -> tuple[dict[datetime, datetime], list[tuple[datetime, float]], int]:
     """Write a load and watch rows: the commits by `updated_at`, the commits with how late the cache
     had them, and how many it hadn't in time.
@@ -60,7 +72,7 @@ def _marked(
     marks = watched(
         {"cache": watch},
         lambda: flights.change(changes, size=1, rate=rate),
-        lambda: mark(stage, flights, seconds, watch, row_id),
+        lambda: mark(stage, flights, seconds, watch, identity),
     )
     latencies = list(zip(watch.commits, watch.latencies, strict=True))
     return marks, latencies, watch.unseen + len(watch.pending)
@@ -71,7 +83,7 @@ def mark(
     flights: Flights,
     seconds: float,
     watch: Watch,
-    identity: Callable[[list[Any]], str],
+    identity: Identity,
 ) -> dict[datetime, datetime]:
     """Change a row every 50 ms and have it watched; the commits by `updated_at`."""
     marks: dict[datetime, datetime] = {}

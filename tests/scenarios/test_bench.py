@@ -1,5 +1,6 @@
 """`make bench` at its smallest: a line with limit and rival, the whole path, hops and plots, on
-its own servers; with `make properties` also how a backlog drains, beside the rival and alone.
+its own servers; with `make properties` also how a backlog drains, beside the rival and alone, and
+views of time.
 """
 
 import json
@@ -43,7 +44,13 @@ def limits_anew(folder: Path) -> bool:
 
 @pytest.mark.timeout(900)
 def test_some_lines_of_the_tables(tmp_path: Path) -> None:
-    parts = ("redis", *(["mixed", "single"] if SCALE > 1 else []), "latency")
+    more = SCALE > 1
+    parts = (
+        "redis",
+        *(["mixed", "single"] if more else []),
+        "latency",
+        *(["time"] if more else []),
+    )
     printed = measure(tmp_path, *parts)
     assert "| apply W1 to Redis, records/s " in printed
     assert "| commit to visible, s " in printed
@@ -82,5 +89,10 @@ def test_some_lines_of_the_tables(tmp_path: Path) -> None:
         medians = [figure["hops"][hop]["p50"] for hop in ("Kafka", "begun", "durable")]
         assert 0 < medians[0] < medians[1] < medians[2]
         assert medians[1] < figure["hops"]["visible"]["p50"] < medians[2] + 1
+    if state := figures.get("state after as many flights came and went"):
+        assert state["ours"]["median"] == state["limit"]["median"]
+        windows = [figure for name, figure in figures.items() if "window" in name]
+        assert {figure["unit"] for figure in windows} == {"changes/s", "µs of CPU/change", "s"}
+        assert all(figure["unseen"] == 0 for figure in windows)
     for name in ("rates", *(["throughput"] if drained else []), "latency"):
         assert (tmp_path / f"{run}-{name}.png").stat().st_size > 10_000
