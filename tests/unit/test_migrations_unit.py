@@ -28,6 +28,7 @@ APPLIED = {
     "sample/0003_departures.sql": "865c2b6ab6011ee5d31a4691def60c0acdbfa0729ce1df99dd036c32d77d6daf",
     "sample/0004_statistics.sql": "4749c34644fb7c356724b611fbd9a98fea9376138994d4f8e9346ed1e7ec506c",
     "sample/0005_arrivals.sql": "242fbf3b37cb5e50fef5ca029a6bc1455967bb272eb9f5637dbc20eed690e362",
+    "sample/0006_aircraft.sql": "26feebb99e9b47bc32efa4de6a9952e879ad3d4b8858bbddd1606778df2e7a1b",
 }
 """Files that databases have applied, by the SHA-256 of their bytes. A new file gets a line, none is changed."""
 
