@@ -290,8 +290,8 @@ class Moving:
         keys = [f'{self._prefix}:["{origin}","{text}"]' for text in ids for origin in AIRPORTS]
         documents = iter(self._cache.mget(keys))
         for begin in begins:
-            found = {origin: next(documents) for origin in AIRPORTS}
-            rows = {origin: json.loads(text) for origin, text in found.items() if text}
+            texts = {origin: next(documents) for origin in AIRPORTS}
+            rows = {origin: json.loads(text) for origin, text in texts.items() if text}
             if rows:
                 return begin, rows
         return newest, {}
@@ -426,21 +426,21 @@ def worst_hour(found: Any) -> str:
     )
 
 
-def longest_run(found: Any) -> str:
+def longest_run(hits: Any) -> str:
     """Describe the first session that was found."""
-    if not found["hits"]:
+    if not hits["hits"]:
         return "none"
-    row = found["hits"][0]["_source"]
+    row = hits["hits"][0]["_source"]
     begin, end = (datetime.fromisoformat(row[name]) for name in ("window_start", "window_end"))
     return (
-        f"the longest of {found['total']['value']} disruptions: {row['origin']} {begin:%d %b %H:%M}"
+        f"the longest of {hits['total']['value']} disruptions: {row['origin']} {begin:%d %b %H:%M}"
         f" to {end:%H:%M}, {row['flights']} flights"
     )
 
 
-def fullest_of(found: Any) -> str:
+def fullest_of(hits: Any) -> str:
     """Say how many flights the first window has."""
-    return f"at most {found['hits'][0]['_source']['flights']:,} in one" if found["hits"] else "none"
+    return f"at most {hits['hits'][0]['_source']['flights']:,} in one" if hits["hits"] else "none"
 
 
 def flight(found: Any) -> str:

@@ -356,12 +356,12 @@ class _Numbers:
     def _extremes(self, part: GroupedAggregate) -> dict[str, Any]:
         first_ids = self._state.listed(self._name, self._number(part), self._texts, 1)
         values = self._values_of(part, {row_id for ids in first_ids.values() for row_id in ids})
-        found = {}
+        value_by_id = {}
         for document_id, texts in self._panes.items():
             ids = [row_id for text in texts for row_id in first_ids.get(text, ())]
             rows = [values[row_id] for row_id in ids if row_id in values]
-            found[document_id] = ordered_value(part.aggregate, self._table, rows)
-        return found
+            value_by_id[document_id] = ordered_value(part.aggregate, self._table, rows)
+        return value_by_id
 
     def _ends(self, part: GroupedAggregate) -> dict[str, Any]:
         column = part.aggregate.argument
@@ -377,12 +377,12 @@ class _Numbers:
         )
         end_ids = {text: page[0].id for text, page in zip(texts, places, strict=True) if page}
         values = self._values_of(part, set(end_ids.values()))
-        found = {}
+        value_by_id = {}
         for document_id, panes in self._panes.items():
             ids = [end_ids[text] for text in panes if text in end_ids]
             end = values.get(ids[-1 if is_last else 0], {}) if ids else {}
-            found[document_id] = end.get(column)
-        return found
+            value_by_id[document_id] = end.get(column)
+        return value_by_id
 
     def _percentiles(self, part: GroupedAggregate) -> dict[str, Any]:
         """Find the row of each document's percentile by its place among the rows with a value."""
@@ -418,7 +418,7 @@ class _Numbers:
                 places[texts[place_of_text]] += page
             for document_id, place in ranks.items():
                 ordered = sorted(
-                    found for text in self._panes[document_id] for found in places[text]
+                    row_place for text in self._panes[document_id] for row_place in places[text]
                 )
                 if place <= len(ordered):
                     ids[document_id] = ordered[place - 1].id

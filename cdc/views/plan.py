@@ -371,8 +371,8 @@ class Grouping:
     def tally(self, part: GroupedAggregate) -> Tally:
         """The numbers that a count, a sum or a mean is made of: shared by all with one condition."""
         parts = (self.counted, *self.aggregates)
-        own = (other.aggregate for other in parts if other.where == part.where)
-        return replace(tally_of(self.values, part.where, own), closing=self.closing)
+        aggregates = (other.aggregate for other in parts if other.where == part.where)
+        return replace(tally_of(self.values, part.where, aggregates), closing=self.closing)
 
     def listing(self, part: GroupedAggregate) -> Listing:
         """The list in which the row is that has the value of an aggregate of `LISTED`."""

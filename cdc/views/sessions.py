@@ -102,19 +102,19 @@ class Sessions:
         stored = self._state.rows(self._name, ids)
         table = narrowed(self._table, columns)
         values = {row_id: document_values(row.row, table) for row_id, row in stored.items()}
-        found: dict[Begin, tuple[int, dict[str, Any]]] = {}
+        members: dict[Begin, tuple[int, dict[str, Any]]] = {}
         for begin, run in runs.items():
             assert run.end is not None
             rows = [values[row_id] for row_id in run.ids if row_id in values]
-            found[begin] = (run.end, self._aggregates(rows))
-        return found
+            members[begin] = (run.end, self._aggregates(rows))
+        return members
 
     def _aggregates(self, rows: Collection[Mapping[str, Any]]) -> dict[str, Any]:
         members = {}
         for part in self._grouping.aggregates:
-            own = [row for row in rows if part.filter is None or part.filter.evaluate(row) is True]
+            met = [row for row in rows if part.filter is None or part.filter.evaluate(row) is True]
             tally = self._grouping.tally(part)
-            (members[part.aggregate.name],) = over_rows([part.aggregate], self._table, tally, own)
+            (members[part.aggregate.name],) = over_rows([part.aggregate], self._table, tally, met)
         return members
 
     def _runs(self, begins: Collection[Begin]) -> dict[Begin, _Run]:

@@ -102,23 +102,34 @@ def test_the_sample_has_documents_of_flights_and_airports(airport: str) -> None:
     )
     pipeline = settings.load(path, servers.environment())
     with source.connect(airport) as conn:
-        flights, airports, delays, infected, repeated, overdue = view_tables(
-            pipeline, table_survey.describe(conn, pipeline)
-        )
+        views = view_tables(pipeline, table_survey.describe(conn, pipeline))
         conn.execute("SET statement_timeout = '20s'")
-        documents = [json.loads(text) for _, text in conn.execute(row_query(flights))]
-        boards = {key: json.loads(text) for key, text in conn.execute(row_query(airports))}
-        windows = [json.loads(text) for _, text in conn.execute(row_query(delays))]
-        alerts = [json.loads(text) for _, text in conn.execute(row_query(infected))]
-        late = [json.loads(text) for _, text in conn.execute(row_query(repeated))]
-        late_rows = conn.execute(LATE_ROWS.encode()).fetchall()
         conn.execute("SET cdc.now_overdue = '2013-01-04Z'")
-        lost = [json.loads(text) for _, text in conn.execute(row_query(overdue))]
+        conn.execute("SET cdc.now_arrivals_by_hour = '2013-01-02Z'")
+        rows = {
+            view.name: {key: json.loads(text) for key, text in conn.execute(row_query(view))}
+            for view in views
+        }
+        late_rows = conn.execute(LATE_ROWS.encode()).fetchall()
+    documents = list(rows["flight_docs"].values())
+    boards = rows["airport_docs"]
+    windows = list(rows["delay_by_airport"].values())
+    alerts = list(rows["knock_on"].values())
+    late = list(rows["late_aircraft"].values())
+    lost = list(rows["overdue"].values())
+    hours = list(rows["departures_by_hour"].values())
+    runs = list(rows["disruptions"].values())
+    arrivals = list(rows["arrivals_by_hour"].values())
     assert len(documents) == sum(board["flights"] for board in boards.values()) > 1500
     assert len(boards["JFK"]["departures"]) == 50
     assert {document["airline"] for document in documents} > {"United Air Lines Inc."}
     assert sum(document["weather"] is not None for document in documents) > 0.9 * len(documents)
     departed = sum(document["dep_time"] is not None for document in documents)
+    assert sum(hour["flights"] for hour in hours) == departed
+    assert all(run["flights"] >= 5 and run["minutes"] > 300 for run in runs)
+    assert runs
+    # Windows that are closed by then aren't compared.
+    assert 0 < sum(hour["arrived"] for hour in arrivals) < departed
     # Each departure is in six windows.
     assert sum(window["flights"] for window in windows) == 6 * departed
     assert 0 < len(alerts) < 100
