@@ -431,7 +431,8 @@ def longest_run(hits: Any) -> str:
     if not hits["hits"]:
         return "none"
     row = hits["hits"][0]["_source"]
-    begin, end = (datetime.fromisoformat(row[name]) for name in ("window_start", "window_end"))
+    begin = datetime.fromisoformat(row["window_start"])
+    end = datetime.fromisoformat(row["window_end"])
     return (
         f"the longest of {hits['total']['value']} disruptions: {row['origin']} {begin:%d %b %H:%M}"
         f" to {end:%H:%M}, {row['flights']} flights"

@@ -50,8 +50,8 @@ SELECT = (
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of views. view: its settings but for the table, as the file has them. ratio: of its rate
-    to that of documents, at least.
+    """A kind of views. view: its settings but for the table, as the file has them. ratio: the least that
+    its rate may be, divided by the rate of documents.
     """
 
     name: str
@@ -220,7 +220,8 @@ def _drains(
 
 def _drain(stage: Stage, streams: list[Watched], table: Flights, changes: int) -> Drain:
     """Change so many rows, in one transaction: so it isn't measured how fast Postgres writes."""
-    topic, _ = starts = flight_ends(stage, table)
+    starts = flight_ends(stage, table)
+    topic = next(iter(starts))
     stop = threading.Event()
     with ThreadPoolExecutor(1) as pool, stage.meter() as meter:
         noting = pool.submit(_notes, stage, table, stop)
@@ -267,7 +268,8 @@ def _returned(stage: Stage, streams: list[Watched], tables: Sequence[Flights]) -
 
 
 def _entries(stage: Stage) -> int:
-    entries, cursor = 0, b"0"
+    entries = 0
+    cursor = b"0"
     with redis.Redis.from_url(stage.endpoints.environment()["CDC_DOCUMENTS"]) as server:
         while True:
             cursor, page = cast(tuple[bytes, int], server.eval(ENTRIES, 0, cursor))

@@ -63,7 +63,8 @@ def closed_at(view: View, row: bytes) -> int | None:
     document = json.loads(row)
     if document.get(FINAL) is not True:
         return None
-    begin, end = (_instant(document[name]) for name in (WINDOW_START, WINDOW_END))
+    begin = _instant(document[WINDOW_START])
+    end = _instant(document[WINDOW_END])
     if begin is None or end is None or end - begin != grouping.window.size:
         return None
     return begin + grouping.closing.after

@@ -72,7 +72,8 @@ def shown_values(
         if name in own:
             continue
         # An aggregate may have a name with a dot.
-        member, _, inner = (name, "", "") if name in nested else name.partition(".")
+        member = name if name in nested else name.partition(".")[0]
+        inner = name.removeprefix(member).removeprefix(".")
         value = _decoded(nested[member])
         # A nested member travels as the text of its JSON.
         is_nested = member in root.steps or any(

@@ -3,7 +3,7 @@
 from cdc.sinks.redis.scripts import MOVING
 
 # `change(i)` makes one row what ARGV says from i on: id, entries, key, row; '' deletes. What stood
-# there before is undone: its entries, not those of the new row. An entry of a pane that is closed by
+# there before is undone: the entries of the former row alone. An entry of a pane that is closed by
 # the view's clock is neither done nor undone, but added to `late`: once for a change, pane and view.
 # ARGV from `fixed` on: the prefixes of rows and of index sets, '1' if other tables' documents hold
 # these rows, the hash of clocks, how many views have the table as their root, and for each of these
