@@ -20,7 +20,12 @@ from cdc.migrations.role import OF_OTHER_PIPELINES
 from cdc.migrations.runner import migration_lock, require_idle
 from cdc.migrations.statement import Statement, carry_out
 
-FUNCTIONS = ["record_truncation", "begin_truncation", "record_partition_truncation"]
+FUNCTIONS = [
+    "record_truncation",
+    "begin_truncation",
+    "record_partition_truncation",
+    "refuse_update",
+]
 IS_SHARED = """
 SELECT EXISTS (SELECT FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid
                WHERE r.prrelid = to_regclass('cdc.heartbeat') AND p.pubname <> %(pipeline)s)
@@ -30,7 +35,7 @@ TRIGGERS = f"""
 SELECT n.nspname, c.relname, t.tgname
 FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid JOIN pg_namespace n ON n.oid = c.relnamespace
 JOIN pg_proc p ON p.oid = t.tgfoid AND p.pronamespace = to_regnamespace('cdc')
-WHERE p.proname = ANY (%(functions)s)
+WHERE p.proname = ANY (%(functions)s) AND t.tgparentid = 0
   AND coalesce(pg_partition_root(t.tgrelid)::oid, t.tgrelid) NOT IN ({OF_OTHER_PIPELINES})
 ORDER BY n.nspname, c.relname, t.tgname
 """

@@ -9,7 +9,7 @@ skipped and named; any other failure rolls everything back.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import psycopg
@@ -48,7 +48,8 @@ class SourceRequirements:
     """Requirements of a pipeline for its source database. `tables` are (schema, table).
 
     `keys` names, by schema.table, columns of a unique index that stand for a primary key;
-    `key_index` finds it, as whoever describes the captured tables does.
+    `key_index` finds it, as whoever describes the captured tables does. `events`: the tables, by
+    the same name, whose rows are events.
     """
 
     pipeline: str
@@ -57,6 +58,7 @@ class SourceRequirements:
     key_index: KeyIndex
     password: str | None = field(default=None, repr=False)
     keys: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    events: Collection[str] = ()
 
 
 class Unprivileged(SourceError):
@@ -170,7 +172,7 @@ def required_statements(
         yield from _ensure_identity(conn, relation)
     published_before = published(conn, pipeline)
     yield from _ensure_publication(conn, pipeline, captured)
-    yield from ensure_triggers(conn, pipeline, captured)
+    yield from ensure_triggers(conn, pipeline, captured, requirements.events)
     yield from reset_floors(conn)
     yield from ensure_journal(conn, captured, published_before)
     yield from ensure_published(conn, pipeline, captured)

@@ -1,15 +1,15 @@
-"""Triggers that record TRUNCATE: of a captured table as its floor, of a partition alone in the
-journal.
+"""Triggers of captured tables. They record TRUNCATE: of a table as its floor, of a partition alone in
+the journal. Those of events refuse UPDATE.
 
 In:  the captured tables. It only reads: the caller runs each statement before it takes the next.
 Out: a statement for each change; none when all triggers are right already.
 Invariant: every table and partition that can lose rows to a TRUNCATE has a trigger that fires
-whoever truncates.
+whoever truncates; every table of events one that fires whoever updates.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import psycopg
 from psycopg import sql
@@ -18,14 +18,19 @@ from cdc.migrations.preflight import Relation
 from cdc.migrations.role import OF_OTHER_PIPELINES
 from cdc.migrations.statement import Statement
 
-TABLE, PARTITIONED, PARTITION = (
+TABLE, PARTITIONED, PARTITION, EVENTS = (
     "record_truncation",
     "begin_truncation",
     "record_partition_truncation",
+    "refuse_update",
 )
-TRIGGERS = {TABLE: ("cdc_truncation", "AFTER"), PARTITIONED: ("cdc_truncating", "BEFORE")}
-"""Name and time of the triggers, by the function they execute. `cdc.adopt_partitions` makes those
-of partitions.
+TRIGGERS = {
+    TABLE: ("cdc_truncation", "AFTER TRUNCATE", "STATEMENT"),
+    PARTITIONED: ("cdc_truncating", "BEFORE TRUNCATE", "STATEMENT"),
+    EVENTS: ("cdc_events", "BEFORE UPDATE", "ROW"),
+}
+"""Name and event of the triggers, and what they fire for, by the function that they execute.
+`cdc.adopt_partitions` makes those of partitions.
 """
 SECOND = ("cdc_truncating", "cdc_truncation_done")
 """Triggers that come with another one, whose message is enough for both."""
@@ -35,7 +40,8 @@ SELECT t.tgrelid, n.nspname, c.relname, t.tgname, p.proname, t.tgenabled = 'A',
        coalesce(pg_partition_root(t.tgrelid)::oid, t.tgrelid) IN ({OF_OTHER_PIPELINES})
 FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid JOIN pg_namespace n ON n.oid = c.relnamespace
 JOIN pg_proc p ON p.oid = t.tgfoid AND p.pronamespace = to_regnamespace('cdc')
-WHERE p.proname = ANY (%(functions)s)
+-- Postgres gives each partition a copy of a trigger for rows.
+WHERE p.proname = ANY (%(functions)s) AND t.tgparentid = 0
 ORDER BY n.nspname, c.relname, t.tgname
 """
 # The partitions that hold rows, and whether a trigger of their own is missing.
@@ -58,16 +64,25 @@ WHERE lsn > pg_current_wal_insert_lsn() AND table_name = {}
 
 
 def ensure_triggers(
-    conn: psycopg.Connection, pipeline: str, captured: Sequence[Relation]
+    conn: psycopg.Connection,
+    pipeline: str,
+    captured: Sequence[Relation],
+    events: Collection[str] = (),
 ) -> Iterator[Statement]:
-    """Create the triggers of captured tables; drop those of tables that are captured no longer."""
-    functions = [TABLE, PARTITIONED, PARTITION]
+    """Create the triggers of captured tables; drop those of tables that are captured no longer.
+    `events`: names of tables whose rows are events.
+    """
+    functions = [TABLE, PARTITIONED, PARTITION, EVENTS]
     rows = conn.execute(PRESENT, {"pipeline": pipeline, "functions": functions}).fetchall()
     watched = {(oid, function) for oid, _, _, _, function, always, _ in rows if always}
     expected = {(relation.oid, TABLE) for relation in captured}
     for relation in captured:
         if (relation.oid, TABLE) not in watched:
             yield _addition(relation, TABLE, f"recording TRUNCATE of {relation.label}")
+        if relation.label in events:
+            expected.add((relation.oid, EVENTS))
+            if (relation.oid, EVENTS) not in watched:
+                yield _addition(relation, EVENTS, f"refusing UPDATE of {relation.label}")
         if relation.relkind == "p":
             expected |= {
                 (relation.oid, PARTITIONED),
@@ -79,11 +94,8 @@ def ensure_triggers(
     for oid, schema, table, trigger, function, _, elsewhere in rows:
         if (oid, function) not in expected and not elsewhere:
             drop = sql.SQL("DROP TRIGGER IF EXISTS {} ON {}")
-            lines = (
-                (f"no longer recording TRUNCATE of {schema}.{table}",)
-                if trigger not in SECOND
-                else ()
-            )
+            purpose = "refusing UPDATE" if function == EVENTS else "recording TRUNCATE"
+            lines = (f"no longer {purpose} of {schema}.{table}",) if trigger not in SECOND else ()
             yield Statement(
                 drop.format(sql.Identifier(trigger), sql.Identifier(schema, table)), lines
             )
@@ -111,17 +123,18 @@ def reset_floors(conn: psycopg.Connection) -> Iterator[Statement]:
 
 
 def _addition(relation: Relation, function: str, *lines: str) -> Statement:
-    """Add a trigger. It is ALWAYS enabled, because a TRUNCATE that comes by replication counts,
+    """Add a trigger. It is ALWAYS enabled, because a statement that comes by replication counts,
     too.
     """
-    name, when = TRIGGERS[function]
+    name, event, unit = TRIGGERS[function]
     return Statement(
         sql.SQL(
-            "CREATE OR REPLACE TRIGGER {trigger} {when} TRUNCATE ON {table} FOR EACH STATEMENT EXECUTE FUNCTION"
+            "CREATE OR REPLACE TRIGGER {trigger} {event} ON {table} FOR EACH {unit} EXECUTE FUNCTION"
             " {function}(); ALTER TABLE {table} ENABLE ALWAYS TRIGGER {trigger}"
         ).format(
             trigger=sql.Identifier(name),
-            when=sql.SQL(when),
+            event=sql.SQL(event),
+            unit=sql.SQL(unit),
             table=relation.identifier,
             function=sql.Identifier("cdc", function),
         ),

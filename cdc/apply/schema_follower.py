@@ -217,7 +217,8 @@ def _as_registered(pipeline: Pipeline, registration: Registration) -> Pipeline:
     entries, pipeline = [], pipeline.with_tables(registration.names)
     for entry in pipeline.source.tables:
         captured = registration.tables.get(entry.table)
-        settings = {"exclude": captured.exclude, "key": captured.key} if captured else {}
+        sent = ("exclude", "key", "events")
+        settings = {name: getattr(captured, name) for name in sent} if captured else {}
         entries.append(entry.model_copy(update=settings))
     return pipeline.model_copy(
         update={"source": pipeline.source.model_copy(update={"tables": tuple(entries)})}

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from cdc.audit.finding import TOPIC_HINTS, Flaw
 from cdc.config.settings import Pipeline
 from cdc.errors import ConnectorError
-from cdc.kafka.log_continuity import COMPACTION_LAG, RETENTION, Continuity
+from cdc.kafka.log_continuity import RETENTION, Continuity
 from cdc.kafka.log_refusals import Discontinued, check_shape
-from cdc.kafka.topic_specs import topic_specs
+from cdc.kafka.topic_specs import COMPACTION_LAG, topic_specs
 from cdc.kafka.topics import Topics
 from cdc.model.position import Position, ViewCheckpoint
 from cdc.model.table import Table

@@ -222,6 +222,9 @@ class _RegistrationAttempt:
         Returns the tables that are backfilled, and the ends of topics whose records are all dead.
         """
         name = self.pipeline.pipeline
+        # Tables whose topics have events, and whose rows are events still.
+        events = self.previous.events if self.previous else frozenset[str]()
+        events &= {table.qualified for table in self.tables if table.events}
         if new_tables.takes_snapshot(self.connect.offsets(name)):
             if not restarts:
                 return [], {}
@@ -229,8 +232,9 @@ class _RegistrationAttempt:
             # make all of its records dead.
             self._stop_connector()
             if new_tables.takes_snapshot(self.connect.offsets(name)):
+                replaced = [table for table in self.tables if table.qualified not in events]
                 if void_ends := new_tables.set_floor_before_snapshot(
-                    self.conn, self.topics, self.tables, self._void_control_topics()
+                    self.conn, self.topics, replaced, self._void_control_topics()
                 ):
                     self.progress(f"a new snapshot replaces what is in {', '.join(void_ends)}")
                 return [], void_ends
@@ -241,6 +245,7 @@ class _RegistrationAttempt:
             previous,
             self.registration.tables,
             self._new_topics(created),
+            events,
         )
         if not backfills:
             return [], {}

@@ -57,13 +57,14 @@ def find_backfills(
     previous: Mapping[str, Captured] | None,
     current: Mapping[str, Captured],
     created: Collection[str],
+    events: Collection[str],
 ) -> list[Backfill]:
     """Find tables whose topics lack rows as they are sent from now on, and that no snapshot will
     copy.
 
     `previous` is how tables were captured until now. None if that is unknown, because the connector
     was registered by an older version and then deleted. `created` are the topics created since
-    then.
+    then. `events` are tables of events whose topics still have all of them.
     """
     ends = topics.ends([table.topic for table in tables])
 
@@ -79,12 +80,16 @@ def find_backfills(
     backfills = []
     for table in tables:
         if is_new(table):
-            backfills.append(Backfill(table, "it is new here", any(ends[table.topic].offsets)))
+            has_dead = any(ends[table.topic].offsets) and table.qualified not in events
+            backfills.append(Backfill(table, "it is new here", has_dead))
         elif previous is not None:
             old_capture = previous[table.qualified]
             new_capture = current[table.qualified]
             if old_capture.key != new_capture.key:
                 backfills.append(Backfill(table, "it has another key", True))
+            elif old_capture.events != new_capture.events:
+                now = "are events now" if new_capture.events else "aren't events any more"
+                backfills.append(Backfill(table, f"its rows {now}", True))
             elif old_capture.unsent != new_capture.unsent:
                 backfills.append(Backfill(table, "it has other columns", False))
     return backfills
@@ -112,7 +117,7 @@ def set_floor_before_snapshot(
     conn: Connection, topics: Topics, tables: Sequence[Table], control_topics: Sequence[str]
 ) -> dict[str, Position]:
     """Set a floor before another first snapshot, because a row that was deleted since the last one
-    has no record.
+    has no record. `tables`: those whose views don't keep such a row.
 
     Returns the ends of the topics that have records, `control_topics` among them.
     """

@@ -27,17 +27,17 @@ def select_renewed(
     tables: Sequence[Table],
     names: Sequence[str],
     *,
-    forget_closed: bool,
+    forget: bool,
 ) -> list[Table]:
     """Select the tables and views with these names. A view's topic has as many partitions as its
     root's, so the views of these tables are selected as well if the number changes. Other views
     keep their topics, so that readers keep their documents.
 
-    `forget_closed`: also of views whose windows close. Only their topics know what these were: they are
-    made again of the rows as they are now.
+    `forget`: also a view whose windows close, and a table of events. Only their topics know what the
+    closed windows were, and the events that were deleted.
 
     Raises:
-        SettingsError: an unknown name; or a view whose windows close, unless with `forget_closed`.
+        SettingsError: an unknown name; or such a view or table, unless with `forget`.
         ConnectorError: from the broker.
     """
     views = views_by_name_only(pipeline)
@@ -50,13 +50,21 @@ def select_renewed(
         if end.partition_count != counts[topic]
     ]
     selected = {table.qualified: table for table in (*named, *moved)}
-    for name, view in pipeline.views.items():
-        if closes(view) and f"{SCHEMA}.{name}" in selected and not forget_closed:
-            raise SettingsError(
-                f"Only the topic of {SCHEMA}.{name} knows its closed windows: without it they are made again"
-                " of the rows as they are now.",
-                hint="if that is meant, add --forget-closed",
-            )
+    only_there = {
+        f"{SCHEMA}.{name}": "its closed windows: they would be made again of the rows as they are now"
+        for name, view in pipeline.views.items()
+        if closes(view)
+    }
+    only_there |= {
+        table.qualified: "the events that were deleted in Postgres: views would lack them"
+        for table in tables
+        if table.events
+    }
+    for name in () if forget else selected.keys() & only_there.keys():
+        raise SettingsError(
+            f"Only the topic of {name} has {only_there[name]}.",
+            hint="if that is meant, add --forget",
+        )
     return list(selected.values())
 
 

@@ -79,6 +79,7 @@ def source_requirements(context: "Context") -> "SourceRequirements":
         key_index=key_index,
         password=password.get_secret_value() if password else None,
         keys={entry.table: entry.key for entry in pipeline.source.tables if entry.key},
+        events=[entry.table for entry in pipeline.source.tables if entry.events],
     )
 
 

@@ -81,7 +81,13 @@ def compact(
     from cdc.audit.compaction import compact as compact_topics
     from cdc.kafka.topics import Topics
 
-    pipeline, tables = context.obj.pipeline, context.obj.select_tables(table)
+    pipeline = context.obj.pipeline
+    tables = [chosen for chosen in context.obj.select_tables(table) if not chosen.events]
+    if table and not tables:
+        raise SettingsError(
+            f"A compaction would remove events from the topic of {table}.",
+            hint="its records stay for ever, since the table has `events: true`",
+        )
     with restored_on_sigterm(), Topics(pipeline.kafka) as kafka, spark_on(master, []) as spark:
         from cdc.spark.kafka_source import census
 
@@ -114,11 +120,11 @@ def renew(
             help="Table or view whose topic is renewed, as schema.table or view.name. Repeatable.",
         ),
     ],
-    forget_closed: Annotated[
+    forget: Annotated[
         bool,
         typer.Option(
-            "--forget-closed",
-            help="Make closed windows of views again, of the rows as they are now.",
+            "--forget",
+            help="Also what only a topic has: closed windows of a view, events that were deleted.",
         ),
     ] = False,
     as_json: Json = False,
@@ -134,7 +140,7 @@ def renew(
 
     pipeline, tables = context.obj.pipeline, context.obj.tables
     with Topics(pipeline.kafka) as kafka:
-        renewed = select_renewed(kafka, pipeline, tables, table, forget_closed=forget_closed)
+        renewed = select_renewed(kafka, pipeline, tables, table, forget=forget)
     registered = renew_topics(pipeline, tables, renewed, progress=say)
     if as_json:
         return print_json(registered.to_dict())

@@ -17,6 +17,16 @@ class Unreadable(ValueError):
         self.problem = problem
 
 
+class EventChanged(Unreadable):
+    """A record changes an event."""
+
+    def __init__(self) -> None:
+        super().__init__("it changes an event")
+
+    def __reduce__(self) -> tuple[type["EventChanged"], tuple[()]]:
+        return EventChanged, ()
+
+
 class ValueNotRepresentable(Unreadable):
     """A value that a view has no way to hold, or that the connector has damaged; column is
     schema.table.name (type).

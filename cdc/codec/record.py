@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import msgspec
 
 from cdc.codec.placeholder import Placeholder
-from cdc.codec.problem import Unreadable, ValueNotRepresentable
+from cdc.codec.problem import EventChanged, Unreadable, ValueNotRepresentable
 from cdc.codec.table import NO_KEY, codec
 from cdc.model.table import Table
 
@@ -54,11 +54,12 @@ _NOWHERE = _Source()
 class _Topic:
     """Whatever decoding needs of a table, prepared once for all of its records."""
 
-    __slots__ = ("carried", "name", "row_id", "schema", "table")
+    __slots__ = ("carried", "events", "name", "row_id", "schema", "table")
 
     def __init__(self, table: Table, placeholder: str) -> None:
         self.row_id = codec(table).row_id
         self.carried = Placeholder(placeholder, table).carried
+        self.events = table.events
         self.name = table.topic
         # The connector names topics after tables. A table with another topic is compared by the end
         # of its topic's name.
@@ -90,7 +91,8 @@ class RecordDecoder:
         """Decode a record; called for each record of a lane.
 
         Raises:
-            Unreadable: it isn't what the connector writes of the topic's table.
+            Unreadable: it isn't what the connector writes of the topic's table. EventChanged: it
+                is an update of an event.
         """
         if key is None:
             raise Unreadable("it has no key")
@@ -121,6 +123,8 @@ class RecordDecoder:
             )
         if not table.holds(source):
             raise Unreadable("it is of another table")
+        if op == "u" and table.events:
+            raise EventChanged
         lsn = source.lsn if source.lsn is not None else _lsn(source.sequence)
         return Change(row_id, op, row, missing, lsn, source.ts_us)
 

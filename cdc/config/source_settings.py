@@ -35,6 +35,10 @@ class TableSettings(Section):
     """Columns that tell rows apart where there is no primary key: those of a unique index, none of
     them nullable.
     """
+    events: bool = False
+    """Whether the rows are events: inserted, and never changed. A DELETE or TRUNCATE takes none of them
+    from the views, and `cdc migrate` makes Postgres refuse an UPDATE.
+    """
     index: IndexSettings = IndexSettings()
     """How the table's search index is made."""
 

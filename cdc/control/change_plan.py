@@ -139,6 +139,11 @@ def _table_lines(table: str, was: Captured | None, now: Captured) -> list[str]:
         return [
             f"give {table} another key: what was sent of it until now is dead, all its rows are sent again"
         ]
+    if was.events != now.events:
+        other = "events" if now.events else "rows that change"
+        return [
+            f"take the rows of {table} as {other}: what was sent of it until now is dead, all its rows are sent again"
+        ]
     hidden = sorted(now.unsent - was.unsent)
     shown = sorted(was.unsent - now.unsent)
     lines = (

@@ -15,16 +15,20 @@ EPOCH = 1 << 64
 
 @dataclass(frozen=True)
 class Floors:
-    """`lsns` are LSNs of the current server, by table. `epoch` is the number of earlier servers."""
+    """`lsns` are LSNs of the current server, by table. `epoch` is the number of earlier servers.
+    `events` are tables whose views keep what a TRUNCATE or another server removes: they have no
+    floor.
+    """
 
     epoch: int = 0
     lsns: Mapping[str, int] = field(default_factory=dict)
+    events: frozenset[str] = frozenset()
 
     def number(self, table: str) -> int:
         """The number that a view of the table (schema.table) must have reached, see
         `ViewCheckpoint.floor`.
         """
-        return self.epoch * EPOCH + self.lsn(table)
+        return 0 if table in self.events else self.epoch * EPOCH + self.lsn(table)
 
     def lsn(self, table: str) -> int:
         """The LSN below which the table's changes on the current server are dead, or 0."""

@@ -9,6 +9,7 @@ Invariant: the record is written while the connector is stopped, so every later 
 import json
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 from cdc.config.settings import Pipeline
 from cdc.errors import AnotherServer, SettingsError, SourceError
@@ -34,6 +35,8 @@ class Captured:
     """Generated columns that the log doesn't carry. They are excluded from snapshots as well."""
     withdrawn: tuple[str, ...] = ()
     """Excluded columns that were sent once. The topic still has their values."""
+    events: bool = False
+    """Whether the rows are events."""
 
     @property
     def unsent(self) -> frozenset[str]:
@@ -41,16 +44,17 @@ class Captured:
         return frozenset(self.exclude) | frozenset(self.unpublished)
 
     @classmethod
-    def from_mapping(cls, fields: Mapping[str, Iterable[str]]) -> "Captured":
+    def from_mapping(cls, fields: Mapping[str, Any]) -> "Captured":
         """The reverse of `asdict`."""
-        return cls(**{name: tuple(columns) for name, columns in fields.items()})
+        columns = {name: tuple(value) for name, value in fields.items() if name != "events"}
+        return cls(**columns, events=fields.get("events", False))
 
     def with_withdrawn(self, previous: "Captured") -> "Captured":
         """The same, with the withdrawn columns: the previous registration's, and those that
         were sent until now.
         """
         hidden = (set(previous.withdrawn) | (self.unsent - previous.unsent)) & set(self.exclude)
-        return Captured(self.exclude, self.key, self.unpublished, tuple(sorted(hidden)))
+        return replace(self, withdrawn=tuple(sorted(hidden)))
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,14 @@ class Registration:
     """Tables that are set aside, each with the obstacle. They aren't in `tables`, so all of their
     rows are sent when they are captured again.
     """
+    former_events: tuple[str, ...] = ()
+    """Tables of events that aren't in `tables` any more. Their topics still have all of their events."""
+
+    @property
+    def events(self) -> frozenset[str]:
+        """The tables whose topics have events."""
+        captured = (name for name, table in self.tables.items() if table.events)
+        return frozenset((*captured, *self.former_events))
 
     @property
     def names(self) -> list[str]:
@@ -98,12 +110,18 @@ class Registration:
             },
             fields.get("topic_ids", {}),
             {table: Obstacle(name) for table, name in fields.get("aside", {}).items()},
+            tuple(fields.get("former_events", ())),
         )
 
     def set_aside(self, table: str, obstacle: Obstacle) -> "Registration":
         """This registration with one table set aside."""
         captured = {name: entry for name, entry in self.tables.items() if name != table}
-        return replace(self, tables=captured, aside={**self.aside, table: obstacle})
+        return replace(
+            self,
+            tables=captured,
+            aside={**self.aside, table: obstacle},
+            former_events=tuple(sorted(self.events - captured.keys())),
+        )
 
     def renew(
         self,
@@ -127,6 +145,7 @@ class Registration:
             {**self.since, **dead},
             current.topic_ids,
             {table: entry for table, entry in self.aside.items() if table not in captured},
+            tuple(sorted(self.events - captured.keys())),
         )
 
     def start(self, topic: str, topic_id: str) -> tuple[int, ...]:
@@ -137,12 +156,18 @@ class Registration:
 
 def refuse_changed(registration: Registration | None, pipeline: Pipeline) -> None:
     """Raise SettingsError if the file has other columns or another key for a table than are
-    registered.
+    registered, or says otherwise whether its rows are events.
     """
     for entry in pipeline.source.tables:
         captured = registration.tables.get(entry.table) if registration else None
-        if captured and (set(captured.exclude) != set(entry.exclude) or captured.key != entry.key):
-            setting = "key" if captured.key != entry.key else "exclude"
+        if captured is None:
+            continue
+        changed = {
+            "key": captured.key != entry.key,
+            "events": captured.events != entry.events,
+            "exclude": set(captured.exclude) != set(entry.exclude),
+        }
+        for setting in filter(changed.get, changed):
             raise SettingsError(
                 f"`{setting}` of {entry.table} in the pipeline file isn't what the connector was registered with.",
                 code="settings-changed",
@@ -253,6 +278,11 @@ def captured_tables(
 ) -> dict[str, Captured]:
     """How the pipeline file wants each table sent, by table."""
     return {
-        entry.table: Captured(entry.exclude, entry.key, tuple(unpublished.get(entry.table, ())))
+        entry.table: Captured(
+            entry.exclude,
+            entry.key,
+            tuple(unpublished.get(entry.table, ())),
+            events=entry.events,
+        )
         for entry in pipeline.source.tables
     }

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from cdc.config.settings import Pipeline
 from cdc.errors import ConnectorError
-from cdc.kafka.log_continuity import COMPACTION_LAG, RETENTION
+from cdc.kafka.log_continuity import RETENTION
 from cdc.kafka.log_refusals import check_shape, renewal, renewed_name
-from cdc.kafka.topic_specs import topic_settings, topic_specs
+from cdc.kafka.topic_specs import COMPACTION_LAG, FOREVER_MS, topic_settings, topic_specs
 from cdc.kafka.topics import Topics
 from cdc.model.finding import Finding, find
 
@@ -121,10 +121,10 @@ def _check_settings(topic: str, facts: TopicFacts) -> Iterator[Finding]:
             int(settings.get(name, 0)) for settings in (facts.settings, facts.expected)
         )
         if actual_ms < expected_ms:
-            hours, needed = actual_ms / 3_600_000, expected_ms / 3_600_000
-            message = (
-                f"{topic} keeps {subject} for {hours:g} h, the pipeline file says {needed:g} h."
-            )
+            hours = actual_ms / 3_600_000
+            is_forever = expected_ms == int(FOREVER_MS)
+            needed = "for ever" if is_forever else f"{expected_ms / 3_600_000:g} h"
+            message = f"{topic} keeps {subject} for {hours:g} h, the pipeline file says {needed}."
             yield find(code, topic, message, TOPICS)
     actual, needed_bytes = (
         int(settings.get(MESSAGE_BYTES, 0)) for settings in (facts.settings, facts.expected)

@@ -20,6 +20,7 @@ from cdc.kafka.log_refusals import (
     unfilled_topic,
 )
 from cdc.kafka.records import RecordAddress
+from cdc.kafka.topic_specs import COMPACTION_LAG
 from cdc.kafka.unread_records import (
     Log,
     hole_behind,
@@ -35,7 +36,6 @@ if TYPE_CHECKING:
     from cdc.kafka.topics import Topics
 
 RETENTION = "delete.retention.ms"
-COMPACTION_LAG = "min.compaction.lag.ms"
 HOLES_S = 60.0
 """The shortest time between two checks of a log of changes that is too far behind; also how far
 behind it may be where nothing is set.
@@ -225,6 +225,8 @@ class Continuity:
         refuse_foreign(self._kafka, sink, table, stored, log.end)
         self.refuse_unfilled(sink, table, stored)
         refuse_gap(sink, table, log.start, log.end, stored.position if stored else None)
+        if table.events:
+            return
         self.load_next_records([(table, stored)])
         created_at = 0.0 if complete or stored is None else generation_time(stored.generation)
         sure_until = safe_until(log, table.topic, stored, self._next, created_at)

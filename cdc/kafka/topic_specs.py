@@ -12,6 +12,10 @@ MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 """The largest record, and the largest batch: the connector's limit."""
 RETENTION_MS = 24 * 3_600_000
 """How long a tombstone stays at least in a topic that `cdc.kafka.tail` follows."""
+COMPACTION_LAG = "min.compaction.lag.ms"
+"""How long records that were superseded stay at least."""
+FOREVER_MS = str(2**63 - 1)
+"""Of a topic of events, in which a delete supersedes an event that views keep."""
 SEGMENT_MS = 10 * 60_000
 """How old a segment of such a topic gets before the broker may compact it."""
 
@@ -77,13 +81,18 @@ def topic_settings(pipeline: Pipeline, topics: Iterable[str]) -> dict[str, dict[
         pipeline.incidents_topic,
     )
     lag = (
-        {"min.compaction.lag.ms": str(int(pipeline.changes_kept_s * 1000))}
+        {COMPACTION_LAG: str(int(pipeline.changes_kept_s * 1000))}
         if pipeline.changes_kept_s
         else {}
     )
+    kept = {COMPACTION_LAG: FOREVER_MS}
+    tables = {
+        pipeline.topic(entry.table): {**settings, **(kept if entry.events else lag)}
+        for entry in pipeline.source.tables
+    }
     special = {
         **dict.fromkeys(internal, followed),
-        **{pipeline.topic(entry.table): {**settings, **lag} for entry in pipeline.source.tables},
+        **tables,
         **{pipeline.view_topic(view): {**settings, **lag} for view in pipeline.views},
     }
     return {topic: special.get(topic, settings) for topic in topics}

@@ -50,7 +50,9 @@ class Applied:
     folded: int = 0
     """Superseded by a newer change of the same row in the same batch."""
     stale: int = 0
-    """Without effect: the view had a newer version already, or a TRUNCATE came after the change."""
+    """Without effect: the view had a newer version already, a TRUNCATE came after the change, or it
+    deletes an event.
+    """
     quarantined: int = 0
 
     @property

@@ -52,6 +52,7 @@ class Derivation:
     tables  the captured tables that it reads: their names and topics
     sinks   names of the sinks that hold the view
     closes  whether rows whose `final` is true change no more: the query leaves them out
+    events  the captured tables that it reads whose rows are events
     """
 
     query: str
@@ -59,6 +60,7 @@ class Derivation:
     sinks: tuple[str, ...]
     clock: str | None = None
     closes: bool = False
+    events: tuple["Table", ...] = ()
 
 
 @dataclass(frozen=True)
@@ -95,6 +97,8 @@ class Table:
     """Whether other tables may inherit from it. The log has their rows under their own names, so
     `SELECT ... FROM ONLY` gives this table's rows.
     """
+    events: bool = False
+    """Whether the rows are events: views keep those that the table has no longer."""
 
     def __hash__(self) -> int:
         """Hash once: a table is looked up for each of its rows."""

@@ -225,6 +225,7 @@ def _describe(
         index=index,
         labels=labels,
         has_children=has_children,
+        events=entry.events,
     )
     collisions = column_names.case_collisions(name for (name,) in conn.execute(NAMES, [oid]))
     if error := column_names.refusal_error(table, lambda table: [*collisions, *refusals(table)]):

@@ -14,12 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from cdc.codec.record import RecordDecoder, Unreadable, ValueNotRepresentable
+from cdc.codec.problem import EventChanged, Unreadable, ValueNotRepresentable
+from cdc.codec.record import RecordDecoder
 from cdc.errors import ConnectorError
 from cdc.model.outcome import Advance
 from cdc.sink.lane import Failure, Lane, Part, PartitionOutcome
 from cdc.sink.lane_chunk import Chunks, Decoded, PartitionState
-from cdc.sink.rejection import DECODE, UNHOLDABLE, Source
+from cdc.sink.rejection import DECODE, REFUSED, UNHOLDABLE, Source
 
 Records = Iterable[tuple[bytes | None, bytes | None, int]]
 """Key, value, offset."""
@@ -133,6 +134,7 @@ class LaneRun:
         first_offset, floor, only = state.first_offset, state.floor, state.only
         decode, row_id, convert = self._decoder.decode, self._decoder.row_id, state.convert
         archives = self._writer.archives
+        keeps_deleted = part.advance.table.events
         for key, raw_value, offset in records:
             if not start <= offset < end or (only is not None and row_id(topic, key) not in only):
                 continue
@@ -149,7 +151,8 @@ class LaneRun:
             try:
                 change = decode(topic, key, raw_value)
                 is_dead |= bool(floor and change.lsn is not None and change.lsn < floor)
-                if is_dead and not archives:
+                is_purge = keeps_deleted and change.row is None
+                if is_purge or (is_dead and not archives):
                     report.applied.stale += 1
                     continue
                 value = None if change.row is None else convert(change.row)
@@ -177,12 +180,14 @@ class LaneRun:
         except Unreadable:
             # Its quarantine entry was discarded.
             return
-        if not change.missing and not (
-            state.floor and change.lsn is not None and change.lsn < state.floor
-        ):
+        is_purge = state.part.advance.table.events and change.row is None
+        is_dead = state.floor and change.lsn is not None and change.lsn < state.floor
+        if not (change.missing or is_dead or is_purge):
             state.cure(change.id, source.offset + 1)
             state.part.report.cured[change.id] = source.offset + 1
 
 
 def _rejection_kind(problem: Unreadable) -> str:
+    if isinstance(problem, EventChanged):
+        return REFUSED
     return UNHOLDABLE if isinstance(problem, ValueNotRepresentable) else DECODE

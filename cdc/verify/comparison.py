@@ -63,6 +63,9 @@ class Comparison:
     comparison."""
     closed: int = 0
     """Rows of windows that are closed, which weren't compared: the source may have changed since."""
+    purged: int = 0
+    """Events that the source has no longer; or rows that differ, and are made of such events. They
+    weren't compared."""
     rechecked: int = 0
     """Rows that were compared again, because they had changed meanwhile."""
     repaired: int = 0
@@ -111,6 +114,13 @@ class Comparison:
         """Return the fields of a report: all but `differences`, with `equal` and `verdict`."""
         fields = {name: value for name, value in asdict(self).items() if name != "differences"}
         return {**fields, "equal": self.equal, "verdict": self.verdict}
+
+    def leave_out_wrong(self) -> None:
+        """Count the rows that differ as made of purged events: nothing says what they must be."""
+        self.purged += self.wrong
+        self.missing = self.extra = self.different = 0
+        self.differences = []
+        self.sample = []
 
     def add(self, counts: Mapping[str, int], differences: Iterable[Difference]) -> None:
         """Add wrong rows: how many of each kind, and some of them."""

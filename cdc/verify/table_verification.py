@@ -84,7 +84,21 @@ class TableVerification:
             suspects = self._compare(suspects)
         for name, undecided_ids in suspects.items():
             self._comparisons[name].undecided += len(undecided_ids)
-        return list(self._comparisons.values())
+        comparisons = list(self._comparisons.values())
+        if any(comparison.wrong for comparison in comparisons) and self._reads_purged_events():
+            for comparison in comparisons:
+                comparison.leave_out_wrong()
+        return comparisons
+
+    def _reads_purged_events(self) -> bool:
+        """Whether a table that the view is made from has had events that it has no longer."""
+        for table in self._table.derivation.events if self._table.derivation else ():
+            logged = recent_changes.keys(self._spark, self._pipeline.kafka, table)
+            with SourceSnapshot(self._pipeline.source.dsn, table) as snapshot:
+                present = self._reader.rows(snapshot).select("id")
+                if not logged.join(present, "id", "left_anti").isEmpty():
+                    return True
+        return False
 
     def _select_suspects(self) -> Suspects:
         if self._options.since_ms is None:
@@ -174,7 +188,9 @@ class TableVerification:
         that.
         """
         if states is not None:
-            record_differences(self._comparisons[name], wrong.join(states, "id", "left_anti"))
+            record_differences(
+                self._comparisons[name], self._table, wrong.join(states, "id", "left_anti")
+            )
             wrong = wrong.join(states, "id", "left_semi")
             matches = (wrong["id"] == states["id"]) & wrong["seen"].eqNullSafe(states["seen"])
             wrong = wrong.join(states, matches & (wrong["kind"] != "duplicate"), "left_anti")
@@ -256,8 +272,13 @@ def differing_buckets(
     return sorted(differ)
 
 
-def record_differences(comparison: Comparison, wrong: DataFrame) -> None:
-    """Count differing rows by kind, and add some of them to the comparison."""
+def record_differences(comparison: Comparison, table: Table, wrong: DataFrame) -> None:
+    """Count differing rows by kind, and add some of them to the comparison. Events that only the view
+    has are counted as purged.
+    """
+    if table.events:
+        comparison.purged += wrong.where("kind = 'extra'").count()
+        wrong = wrong.where("kind <> 'extra'")
     counts: dict[str, int] = {}
     for kind, count in wrong.groupBy("kind").agg(F.sum("count")).collect():
         name = "extra" if kind == "duplicate" else kind

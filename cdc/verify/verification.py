@@ -136,7 +136,7 @@ def _compare_table(
                 rows = bucket_hashes.scan(sink, table, reader.spark)
                 view = bucket_hashes.rows_in_buckets(rows, buckets)
                 wrong = bucket_hashes.confirmed_differences(frames, table, sink, expected, view)
-                record_differences(comparisons[sink.name], wrong)
+                record_differences(comparisons[sink.name], table, wrong)
     return comparisons.values()
 
 

@@ -33,6 +33,7 @@ def view_table(pipeline: Pipeline, view: View) -> Table:
             view.sinks,
             clock_setting(view.name) if view.has_clock else None,
             closes=view.grouping is not None and view.grouping.closing is not None,
+            events=tuple({node.table for node in view.root.walk() if node.table.events}),
         ),
     )
 

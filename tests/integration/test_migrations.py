@@ -23,6 +23,7 @@ from cdc.migrations import (
     migrate,
     plan,
     prepare_source,
+    removal,
     script,
     source,
 )
@@ -867,6 +868,41 @@ def test_in_replica_mode_a_truncation_counts_too(
     execute(conn, "SET session_replication_role = replica")
     execute(conn, "TRUNCATE shop.counters")
     assert truncations(conn) == {"shop.counters": 1}
+
+
+@pytest.mark.parametrize("mode", ["origin", "replica"])
+def test_an_update_of_an_event_is_refused(
+    prepare: Prepare, conn: psycopg.Connection, role: str, mode: str
+) -> None:
+    execute(
+        conn,
+        "CREATE TABLE shop.log (id int, at date, PRIMARY KEY (id, at)) PARTITION BY RANGE (at);"
+        "CREATE TABLE shop.log_1 PARTITION OF shop.log FOR VALUES FROM ('2026-01-01') TO ('2027-01-01');"
+        "INSERT INTO shop.log VALUES (1, '2026-02-03'); INSERT INTO shop.counters VALUES (1, 1)",
+    )
+    tables = [("shop", "counters"), ("shop", "log")]
+    events = ["shop.counters", "shop.log"]
+    lines = prepare(tables, events=events)
+    assert {f"refusing UPDATE of {table}" for table in events} <= set(lines)
+    before = fingerprint(conn)
+    prepare(tables, events=events)
+    assert fingerprint(conn) == before
+    execute(conn, f"SET session_replication_role = {mode}")
+    for statement in (
+        "UPDATE shop.counters SET n = 2",
+        "UPDATE shop.counters SET id = 2",
+        "INSERT INTO shop.counters VALUES (1, 5) ON CONFLICT (id) DO UPDATE SET n = 5",
+        "UPDATE shop.log SET id = 2",
+        "UPDATE shop.log_1 SET id = 2",
+    ):
+        with pytest.raises(psycopg.errors.RestrictViolation, match="can't be changed") as caught:
+            execute(conn, statement)
+        assert caught.value.diag.message_hint == "Insert another event that corrects it."
+    execute(conn, "SET session_replication_role = origin")
+    assert "no longer refusing UPDATE of shop.counters" in prepare(tables, events=["shop.log"])
+    execute(conn, "UPDATE shop.counters SET n = 2; DELETE FROM shop.log")
+    removal.remove_from_source(conn, "shop", role)
+    assert rows(conn, "SELECT tgname FROM pg_trigger WHERE tgname LIKE 'cdc%'") == []
 
 
 def test_the_floor_divides_earlier_changes_from_later_ones(

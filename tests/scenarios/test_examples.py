@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import psycopg
 import pytest
 import redis
 
@@ -14,6 +15,7 @@ from cdc.runtime.context import Context
 from cdc.verify.comparison import Options
 from cdc.verify.verification import verify
 from tests.support import http
+from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
     from tests.scenarios.conftest import World
@@ -27,6 +29,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
     [
         ("shop", {"1", "2", "4"}, "customer", {"id": 1, "name": "Ann Berg", "city": "Oslo"}),
         ("blog", {"2"}, "author", "Ann Berg"),
+        ("accounts", {"2"}, "balance", "70.00"),
     ],
 )
 def test_an_example(world: "World", name: str, expected: set[str], member: str, value: Any) -> None:
@@ -44,9 +47,77 @@ def test_an_example(world: "World", name: str, expected: set[str], member: str, 
     assert cached(world, name, readme)[member] == value
 
 
+def test_balances_outlive_their_events(world: "World") -> None:
+    """Events are deleted and truncated, their balances stay, and are the same once everything is made
+    again from offset zero.
+    """
+    folder = EXAMPLES / "accounts"
+    write_file(world, folder / "accounts.yaml")
+    world.sql((folder / "schema.sql").read_text())
+    world.cdc("migrate")
+    world.cdc("register")
+    with world.running():
+        world.sql((folder / "changes.sql").read_text())
+        # A row that is never in a snapshot.
+        world.sql("SELECT deposit(1, 5)", "DELETE FROM account_events WHERE amount = 5")
+        world.sql("DELETE FROM account_events WHERE account_id = 1")
+        purged = compare(world)
+        assert balances(world) == kept_by_commands(world) == {"1": 75, "2": 0}
+        assert purged["public.account_events"] == 3
+        assert purged["view.balances"] == 1
+        with pytest.raises(psycopg.errors.RestrictViolation, match="can't be changed"):
+            world.sql("UPDATE account_events SET amount = 0")
+        world.sql("TRUNCATE account_events", "SELECT deposit(2, 1)")
+        compare(world)
+        assert balances(world) == kept_by_commands(world) == {"1": 75, "2": 1}
+    with redis.Redis.from_url(state_of(world)) as server:
+        server.flushdb()
+    with world.running():
+        world.rebuild("cache")
+        purged = compare(world)
+        assert balances(world) == kept_by_commands(world) == {"1": 75, "2": 1}
+        assert purged["public.account_events"] == 6
+        world.cdc("register", "--new-snapshot")
+        assert compare(world) == purged
+        assert balances(world) == kept_by_commands(world)
+        # Where Postgres couldn't refuse it.
+        world.sql(
+            "ALTER TABLE account_events DISABLE TRIGGER cdc_events",
+            "UPDATE account_events SET amount = 1000",
+        )
+        wait_until(lambda: refused(world), 60, "the update in quarantine")
+        assert balances(world) == kept_by_commands(world)
+    assert {entry["reason"] for entry in refused(world)} == {"it changes an event"}
+    renewal = world.cdc("topics", "renew", "--table", "public.account_events", code=2)
+    assert "--forget" in renewal.stderr
+
+
+def balances(world: "World") -> dict[str, float]:
+    """The balances in the cache, by account."""
+    with redis.Redis.from_url(world.cache, decode_responses=True) as server:
+        keys = list(server.scan_iter(f"{world.name}:view.balances:*"))
+        documents = [json.loads(str(server.get(key))) for key in keys]
+    return {str(document["account_id"]): float(document["balance"]) for document in documents}
+
+
+def kept_by_commands(world: "World") -> dict[str, float]:
+    with psycopg.connect(world.dsn) as connection:
+        rows = connection.execute("SELECT id, balance FROM accounts").fetchall()
+    return {str(account): float(balance) for account, balance in rows}
+
+
+def refused(world: "World") -> list[dict[str, Any]]:
+    entries: list[dict[str, Any]] = world.json("quarantine", "list")["quarantine"]
+    return entries
+
+
+def state_of(world: "World") -> str:
+    return world.cache[:-1] + "4"
+
+
 def write_file(world: "World", example: Path) -> None:
     """The example's file, under the name and in the databases of this test."""
-    state = world.cache[:-1] + "4"
+    state = state_of(world)
     with redis.Redis.from_url(state) as server:
         server.flushdb()
     text = example.read_text()
@@ -62,12 +133,15 @@ def write_file(world: "World", example: Path) -> None:
     world.file.write_text(text)
 
 
-def compare(world: "World") -> None:
-    """`cdc verify`, in this process, whose Spark is warm."""
+def compare(world: "World") -> dict[str, int]:
+    """`cdc verify`, in this process, whose Spark is warm. Returns how many rows of the cache were
+    purged, by table.
+    """
     context = Context(world.file, world.folder)
     sinks, tables = context.sinks(None), context.select_views(None)
     results = verify(world.spark, context.pipeline, tables, sinks, Options(timeout_s=180))
     assert [result.to_dict() for result in results if not result.equal] == []
+    return {result.table: result.purged for result in results if result.sink == "cache"}
 
 
 def hits(world: "World", name: str, readme: str) -> set[str]:

@@ -8,11 +8,12 @@ from uuid import uuid4
 
 from cdc.apply.stream_options import Clock
 from cdc.errors import KafkaUnavailable
-from cdc.kafka.log_continuity import COMPACTION_LAG, RETENTION
+from cdc.kafka.log_continuity import RETENTION
 from cdc.kafka.log_ends import LogEnds
 from cdc.kafka.log_reader import Block, OffsetRange, ReadRanges, gone_error, read_records
 from cdc.kafka.log_refusals import forbidden, missing_topic
 from cdc.kafka.records import Record, RecordAddress
+from cdc.kafka.topic_specs import COMPACTION_LAG
 from cdc.kafka.topics import Topics
 from cdc.model.position import Position
 from cdc.spark.lane_records import LoggedRecords

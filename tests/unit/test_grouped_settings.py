@@ -337,18 +337,18 @@ def test_a_topic_that_knows_closed_windows_is_renewed_on_request(tmp_path: Path)
         path.write_text(text)
         pipeline = settings.load(path, {})
 
-        def renewed(*, forget_closed: bool, pipeline: Pipeline = pipeline) -> list[str]:
+        def renewed(*, forget: bool, pipeline: Pipeline = pipeline) -> list[str]:
             names = ["view.delays"]
-            tables = select_renewed(log, pipeline, [FLIGHTS], names, forget_closed=forget_closed)
+            tables = select_renewed(log, pipeline, [FLIGHTS], names, forget=forget)
             return [table.qualified for table in tables]
 
-        assert renewed(forget_closed=True) == ["view.delays"]
+        assert renewed(forget=True) == ["view.delays"]
         if not is_asked:
-            assert renewed(forget_closed=False) == ["view.delays"]
+            assert renewed(forget=False) == ["view.delays"]
             continue
-        with pytest.raises(SettingsError, match=r"Only the topic of view\.delays knows") as caught:
-            renewed(forget_closed=False)
-        assert caught.value.hint == "if that is meant, add --forget-closed"
+        with pytest.raises(SettingsError, match=r"Only the topic of view\.delays has") as caught:
+            renewed(forget=False)
+        assert caught.value.hint == "if that is meant, add --forget"
 
 
 def test_a_session_does_not_close(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ other makes.
 import json
 import random
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -165,6 +166,33 @@ def shown(writer: Writer) -> dict[str, Any]:
 
 
 K = '["k",1]'
+
+
+@pytest.mark.parametrize("rows", [1, 2, 1000])
+def test_a_delete_takes_no_event_and_an_update_changes_none(rows: int) -> None:
+    """Whether they come in a chunk with their inserts or later, and read a second time."""
+    topic = Topic(replace(ITEMS, events=True), 1)
+    first, second = {"a": "k", "b": 1, "v": "first", "n": 1}, {"a": "o", "b": 1, "v": "x", "n": 1}
+    topic.add("c", first)
+    topic.add("d", first)
+    topic.add("r", second)
+    topic.add("u", {**second, "n": 2})
+    topic.add("d", second)
+    events = {K: first, '["o",1]': second}
+    quarantine, writer = Remembered(), Writer(limits=ChunkLimits(rows, 10**6))
+    (report,) = run(lane_of(topic, writer, rejection=quarantine), raws(topic))
+    assert shown(writer) == events
+    assert [(record.offset, record.kind, record.reason) for record, _ in quarantine.records] == [
+        (4, REFUSED, "it changes an event")
+    ]
+    assert report.applied.read == report.applied.accounted == 7
+    assert (report.applied.written, report.applied.stale) == (2, 4)
+    writer.stands = {0: 7}
+    options = {"entries": entries([report]), "rejection": quarantine}
+    (again,) = run(lane_of(topic, writer, **options), raws(topic))
+    assert shown(writer) == events
+    # A delete doesn't make up for the update that was refused.
+    assert entries([report, again]) == {(ITEMS.topic, 0): {4: '["o",1]'}}
 
 
 @pytest.mark.parametrize("rows", [1, 2, 1000])

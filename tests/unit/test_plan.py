@@ -62,6 +62,15 @@ STAYS = "its topic and its views stay as they are, and nobody updates them"
         (current(), requested({ITEMS: Captured()}), [], [f"capture note of {ITEMS}: {RESEND}"], []),
         (
             current(),
+            requested({ORDERS: Captured(events=True)}),
+            [],
+            [
+                f"take the rows of {ORDERS} as events: what was sent of it until now is dead, {RESEND}"
+            ],
+            [],
+        ),
+        (
+            current(),
             requested({ITEMS: Captured(("b",))}),
             [],
             [

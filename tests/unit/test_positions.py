@@ -71,6 +71,8 @@ def test_one_comparison_says_whether_a_view_has_got_there(
         (Floors(1), Floors(1, {"public.items": 3}), Reach.BEFORE_FLOOR),
         (Floors(1, {"public.items": 3}), Floors(1, {"public.others": 9}), Reach.REACHED),
         (Floors(1, {"public.items": 3}), Floors(2), Reach.BEFORE_FLOOR),
+        # Neither a TRUNCATE nor another server takes events from a view.
+        (Floors(0), Floors(2, {}, frozenset({"public.items"})), Reach.REACHED),
     ],
 )
 def test_floors_are_compared_across_servers(floors: Floors, now: Floors, reach: Reach) -> None:

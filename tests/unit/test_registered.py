@@ -3,6 +3,7 @@ servers.
 """
 
 import json
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from cdc.control.registrations import (
     refuse_promoted,
 )
 from cdc.errors import AnotherServer, SettingsError, SourceError
+from cdc.model.obstacle import Obstacle
 from cdc.model.position import Position, Server
 from tests.support.pipelines import pipeline
 
@@ -25,9 +27,10 @@ def test_what_is_kept_comes_back() -> None:
     registration = Registration(
         FIRST,
         2,
-        {"public.items": Captured(("a",), ("b",), ("c",), ("a",))},
+        {"public.items": Captured(("a",), ("b",), ("c",), ("a",), events=True)},
         {"t": Position("x", (1,))},
         {"t": "x"},
+        former_events=("public.log",),
     )
     assert Registration.from_json(registration.to_json()) == registration
     assert Registration.from_json(Registration().to_json()) == Registration()
@@ -69,9 +72,10 @@ def test_offsets_of_another_topic_mean_nothing() -> None:
         ({"exclude": ["b", "a"]}, ""),
         ({}, "`exclude`"),
         ({"exclude": ["a", "b"], "key": ["c"]}, "`key`"),
+        ({"exclude": ["a", "b"], "events": True}, "`events`"),
     ],
 )
-def test_a_file_that_was_not_registered_is_told(entry: dict[str, list[str]], message: str) -> None:
+def test_a_file_that_was_not_registered_is_told(entry: dict[str, Any], message: str) -> None:
     registration = Registration(tables={"public.items": Captured(("a", "b"))})
     changed = pipeline("shop", "", {"table": "public.items", **entry}, "public.new")
     if not message:
@@ -104,3 +108,17 @@ def test_a_promoted_standby_is_told() -> None:
     assert "cdc -p FILE verify" in caught.value.hint
     for server in (FIRST, OTHER_SERVER, None):
         refuse_promoted(Registration(FIRST), server, SHOP)
+
+
+def test_a_topic_of_events_is_known_while_its_table_is_away() -> None:
+    """So that it is continued where the table comes back, unless its rows are events no longer."""
+    log = Registration(tables={"public.log": Captured(events=True), "public.items": Captured()})
+    aside = log.set_aside("public.log", Obstacle.KEYLESS)
+    left = log.renew(Registration(), log.tables, {}, moved=False)
+    for registration in (log, aside, left):
+        assert registration.events == {"public.log"}
+        for captured in (Captured(events=True), Captured()):
+            back = registration.renew(
+                Registration(tables={"public.log": captured}), {}, {}, moved=False
+            )
+            assert back.events == ({"public.log"} if captured.events else set())

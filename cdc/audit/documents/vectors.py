@@ -14,7 +14,8 @@ from cdc.codec.decode_options import DecodeOptions
 from cdc.config.settings import Pipeline
 from cdc.control.control_topics import Control
 from cdc.errors import UndecidedError
-from cdc.kafka.log_continuity import COMPACTION_LAG, HOLES_S
+from cdc.kafka.log_continuity import HOLES_S
+from cdc.kafka.topic_specs import COMPACTION_LAG
 from cdc.kafka.topics import Topics
 from cdc.model.position import Position, Reach, ViewCheckpoint, distance
 from cdc.sink.factory import Notes

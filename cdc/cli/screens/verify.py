@@ -47,12 +47,19 @@ def draw_comparisons(results: Sequence[Comparison]) -> RenderableType:
         for result in results
         if result.closed
     ]
+    purged = [
+        Text(
+            f"{result.table} in {result.sink}: {result.purged:,} rows of purged events weren't compared"
+        )
+        for result in results
+        if result.purged
+    ]
     waiting = [
         Text(with_advice(f"{result.table} in {result.sink}: {result.problem}", result.hint or ""))
         for result in results
         if result.problem
     ]
-    return Group(grid, *samples, *closed, *waiting)
+    return Group(grid, *samples, *closed, *purged, *waiting)
 
 
 def _verdict(result: Comparison) -> Text:

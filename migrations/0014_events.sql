@@ -1,0 +1,11 @@
+-- For tables with `events: true`. A view may have counted the row, and nothing says what it was before.
+CREATE FUNCTION cdc.refuse_update() RETURNS trigger
+    LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
+AS $$
+BEGIN
+    RAISE EXCEPTION 'an event of %.% can''t be changed', TG_TABLE_SCHEMA, TG_TABLE_NAME
+        USING ERRCODE = 'restrict_violation',
+              HINT = 'Insert another event that corrects it.';
+END
+$$;
+REVOKE ALL ON FUNCTION cdc.refuse_update() FROM PUBLIC;
