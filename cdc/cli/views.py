@@ -4,15 +4,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from cdc.cli.console import Json, Master, out, print_json, say
-from cdc.errors import DivergenceError, SettingsError, UndecidedError
+from cdc.cli.console import Json, out, print_json
+from cdc.errors import SettingsError
 from cdc.postgres import table_survey
-from cdc.runtime.servers import spark_on
 
 if TYPE_CHECKING:
     from cdc.runtime.context import Context
 
-app = typer.Typer(help="Show and check the views of several tables.", rich_markup_mode=None)
+app = typer.Typer(help="Show the views of several tables.", rich_markup_mode=None)
 ViewName = Annotated[str, typer.Argument(help="A view of the pipeline file.")]
 
 
@@ -136,58 +135,3 @@ def _rebuilds(context: "Context") -> tuple[dict[str, bool], dict[str, bool]]:
         ids = topic_ids(pipeline, state.plan, kafka)
     empty = {topic for topic, end in ends.items() if not any(end.offsets)}
     return rebuilds(state, all_needs(state.plan, ids), empty)
-
-
-@app.command()
-def audit(context: typer.Context, master: Master = "local[*]", as_json: Json = False) -> None:
-    """Compare the views' topics with documents that joins over the tables' topics make.
-
-    Checks what `cdc run` keeps change by change, as of when it was last done with a view's changes;
-    nothing has to stand still. Reads no row of Postgres or of a sink. Exit 8 when a view differs.
-    """
-    from cdc.audit.documents.comparison import compare_documents
-    from cdc.audit.documents.vectors import read_vectors
-    from cdc.cli.screens.verify import draw_comparisons
-    from cdc.kafka.topics import Topics
-    from cdc.sink.factory import open_documents
-    from cdc.views.plan import StatePlan
-
-    pipeline = context.obj.pipeline
-    views = context.obj.resolution.views if pipeline.views else ()
-    # Their documents have rows that no equal value leads to, depend on a clock, or are of groups.
-    timed = [
-        view.name
-        for view in views
-        if view.has_clock or view.grouping or any(node.is_timed for node in view.root.walk())
-    ]
-    plan = StatePlan(tuple(view for view in views if view.name not in timed))
-    if timed:
-        say(
-            f"not compared here, since they are of groups or depend on time: {', '.join(timed)}; cdc verify does"
-        )
-    if not plan.views:
-        raise UndecidedError("There is no view to compare.", hint="cdc -p FILE verify")
-    if remade := [name for name, is_remade in _rebuilds(context.obj)[1].items() if is_remade]:
-        raise UndecidedError(
-            f"The documents of {remade[0]} are to be made again.",
-            hint="cdc -p FILE run: it makes them",
-        )
-    with Topics(pipeline.kafka) as kafka, spark_on(master, [], context.obj.executors([])) as spark:
-        current = open_documents(pipeline)()
-        vectors = read_vectors(kafka, pipeline, plan, current, context.obj.placeholder)
-        results = [
-            result for vector in vectors for result in compare_documents(spark, pipeline, vector)
-        ]
-    if as_json:
-        equal = all(result.equal for result in results)
-        print_json({"equal": equal, "views": [result.to_dict() for result in results]})
-    else:
-        out.print(draw_comparisons(results))
-    if different := [result for result in results if not result.equal]:
-        table = different[0].table
-        raise DivergenceError(
-            f"{len(different)} of {len(results)} views aren't what their tables' topics make.",
-            hint="a bug in the pipeline. To make all documents again end `cdc run`, empty the state's"
-            " database, and start it again; until then"
-            f" cdc -p FILE verify --table {table} says what readers see",
-        )

@@ -13,7 +13,6 @@ from typing import Any, cast
 import pytest
 from psycopg import sql
 
-from cdc.audit.documents.batch_state import BatchState
 from cdc.codec.table import codec
 from cdc.config import settings
 from cdc.model.table import Column, Table, row_id
@@ -27,6 +26,7 @@ from cdc.views.resolve import resolve_views
 from cdc.views.rows import StoredRow
 from cdc.views.sql import document_query
 from cdc.views.state import State
+from tests.support.batch_state import BatchState
 from tests.support.budget import SCALE
 
 RUNS, CHANGES = 25 * SCALE, 60

@@ -7,7 +7,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from cdc.audit.documents.batch_state import BatchState, parse_entries
 from cdc.model.outcome import Advance, Applied
 from cdc.model.position import Position, ViewCheckpoint
 from cdc.model.table import RowEstimate, Table
@@ -32,6 +31,7 @@ from cdc.views.state import (
     StateSizes,
     Turn,
 )
+from tests.support.batch_state import BatchState, parse_entries
 
 NO_ROW, NO_PLAN, NO_TURN = StoredRow(b"", b"", b""), StatePlan(()), Turn("", 0)
 

@@ -1,14 +1,10 @@
 """Up to where documents are current, by the notes of their views."""
 
-from typing import Any
-
 import pytest
 
-from cdc.audit.documents.vectors import moments
 from cdc.model.position import Position, ViewCheckpoint
 from cdc.model.table import Column, Derivation, Table
 from cdc.sink.factory import earliest_checkpoint, late_topics
-from cdc.views.plan import Node, StatePlan, View
 
 
 def at(*offsets: int, topic_id: str = "1", floor: int = 0) -> ViewCheckpoint:
@@ -66,30 +62,3 @@ def test_a_table_is_as_current_as_its_latest_view(
     noted: list[ViewCheckpoint | None], expected: ViewCheckpoint | None
 ) -> None:
     assert earliest_checkpoint(noted) == expected
-
-
-def view(name: str, *tables: str) -> View:
-    """A view of tables, in one line."""
-    node: Any = None
-    for table in reversed(tables):
-        columns = (Column("id", "integer"),)
-        described = Table("shop", table, columns, ("id",), table)
-        node = Node(table, described, ("id",), children=(node,) if node else ())
-    return View(name, node, ())
-
-
-def test_views_of_one_moment_are_compared_together() -> None:
-    """A view whose note lacks a table isn't taken for as new as another one in it: after a TRUNCATE
-    its documents may not be sent yet.
-    """
-    plan = StatePlan((view("a", "x", "y"), view("b", "y"), view("c", "y"), view("d", "x", "y")))
-    notes = {
-        "a": {"x": at(1), "y": at(2), "a": at(9)},
-        "b": {"y": at(2), "b": at(9)},
-        "c": {"y": at(3), "c": at(9)},
-        "d": {"x": at(1), "d": at(9)},
-    }
-    assert [
-        ([part.name for part in moment.views], sorted(positions))
-        for moment, positions in moments(plan, notes)
-    ] == [(["d"], ["d", "x"]), (["a", "b"], ["a", "b", "x", "y"]), (["c"], ["c", "y"])]

@@ -4,16 +4,14 @@ other makes.
 
 import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdc.audit.documents.rows import split_by_partition
 from cdc.codec import forms
 from cdc.codec.decode_options import DecodeOptions
 from cdc.model.outcome import Advance
@@ -503,23 +501,3 @@ def test_records_before_a_server_or_a_truncate_are_stale(archives: bool) -> None
         [],
     )
     assert writer.offsets == ([1, 2] if archives else [2])
-
-
-def test_arrow_batches_are_parted_by_kafka_partition() -> None:
-    places = [("a", 0, 5), ("a", 0, 6), ("a", 1, 0), ("b", 0, 0), ("b", 0, 3)]
-    columns = {
-        "topic": [place[0] for place in places],
-        "partition": [place[1] for place in places],
-        "offset": [place[2] for place in places],
-        "key": [b"k"] * 5,
-        "value": [None] * 5,
-    }
-
-    def parts(batch: pa.RecordBatch) -> Iterator[tuple[str, int, list[int]]]:
-        for topic, partition, records in split_by_partition(batch):
-            yield topic, partition, [offset for _, _, offset in records]
-
-    batch = pa.RecordBatch.from_pydict(columns)
-    assert list(parts(batch)) == [("a", 0, [5, 6]), ("a", 1, [0]), ("b", 0, [0, 3])]
-    assert list(parts(batch.slice(0, 2))) == [("a", 0, [5, 6])]
-    assert list(parts(batch.slice(0, 0))) == []

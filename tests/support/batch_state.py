@@ -69,7 +69,7 @@ class BatchState:
             for text, rows in self._by_text(table, f"{TALLY}{number}", texts)
         }
 
-    def deleted_keys(self, view: str, ids: Collection[str]) -> dict[str, bytes]:  # noqa: ARG002
+    def deleted_keys(self, view: str, ids: Collection[str]) -> dict[str, bytes]:
         """Return nothing: only rows that exist are asked for."""
         return {}
 
