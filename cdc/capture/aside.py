@@ -112,14 +112,14 @@ def _wait_until_passed(
     row = conn.execute(LSN).fetchone()
     committed = int(row[0]) if row else 0
     deadline = time.monotonic() + STILL_S
-    seen = 0
+    newest_lsn = 0
     while True:
         state = connect.state(pipeline.pipeline)
         beat = last_heartbeat(topics, pipeline)
         if state.failed or (beat and beat.lsn >= committed):
             return state
-        if beat and beat.lsn > seen:
-            seen = beat.lsn
+        if beat and beat.lsn > newest_lsn:
+            newest_lsn = beat.lsn
             deadline = time.monotonic() + STILL_S
         if time.monotonic() > deadline:
             raise ConnectorError(

@@ -169,8 +169,8 @@ class _RegistrationAttempt:
         Returns the tables that are backfilled.
         """
         name = self.pipeline.pipeline
-        before = self.connect.state(name)
-        failed = before.failed
+        state_before = self.connect.state(name)
+        failed = state_before.failed
         if previous_config is None:
             self.connect.create_stopped(name, config)
             self.stopped = True
@@ -195,7 +195,7 @@ class _RegistrationAttempt:
         # An earlier registration may have left the connector stopped, or somebody may have paused
         # it. Connect reports that late, and briefly reports another state after a configuration was
         # put.
-        idle = {before.connector, self.connect.state(name).connector} & {"STOPPED", "PAUSED"}
+        idle = {state_before.connector, self.connect.state(name).connector} & {"STOPPED", "PAUSED"}
         if self.stopped or idle:
             self.connect.resume(name)
         # A stop ends failed tasks, a pause doesn't.

@@ -1,6 +1,5 @@
-"""Verbs of `cdc topics`: create, show, renew, compact and audit the topics."""
+"""Verbs of `cdc topics`: create, show, renew and audit the topics."""
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,7 +14,7 @@ if TYPE_CHECKING:
 
     from cdc.audit.finding import Audit
 
-app = typer.Typer(help="Create, show, renew, compact and audit the topics.", rich_markup_mode=None)
+app = typer.Typer(help="Create, show, renew and audit the topics.", rich_markup_mode=None)
 TableName = Annotated[str | None, typer.Option("--table", help="Only this table, as schema.table.")]
 
 
@@ -29,15 +28,12 @@ def topics(context: typer.Context, as_json: Json = False) -> None:
                 hint=f"cdc topics {context.invoked_subcommand} --json",
             )
         return None
-    from cdc.audit.lowered_settings import restore
     from cdc.kafka.topic_admin import PATIENCE_S
     from cdc.kafka.topic_setup import ensure_topics
     from cdc.kafka.topics import Topics
 
     pipeline = context.obj.pipeline
     with Topics(pipeline.kafka, PATIENCE_S) as kafka:
-        for topic in restore(kafka, pipeline):
-            say(f"restored the settings of {topic}: a compaction was interrupted")
         ensured = ensure_topics(kafka, pipeline)
         ends = kafka.ends([topic.topic for topic in ensured])
     rows = [
@@ -55,57 +51,6 @@ def topics(context: typer.Context, as_json: Json = False) -> None:
     from cdc.cli.screens.topics import draw_topics
 
     out.print(draw_topics(rows))
-    return None
-
-
-@app.command()
-@recorded("topics compact")
-def compact(
-    context: typer.Context,
-    table: TableName = None,
-    tombstones: Annotated[
-        bool, typer.Option("--tombstones", help="Remove tombstones as well; waits for the views.")
-    ] = False,
-    timeout_s: Annotated[
-        float, typer.Option("--timeout", help="Seconds to wait for the broker.")
-    ] = 600,
-    master: Master = "local[*]",
-    as_json: Json = False,
-) -> None:
-    """Have the broker compact topics now.
-
-    Waits until the views that need a topic's records have applied them. Settings that are lowered
-    for it are restored, even after a crash.
-    """
-    from cdc.audit.compaction import CompactionOptions, restored_on_sigterm
-    from cdc.audit.compaction import compact as compact_topics
-    from cdc.kafka.topics import Topics
-
-    pipeline = context.obj.pipeline
-    tables = [chosen for chosen in context.obj.select_tables(table) if not chosen.events]
-    if table and not tables:
-        raise SettingsError(
-            f"A compaction would remove events from the topic of {table}.",
-            hint="its records stay for ever, since the table has `events: true`",
-        )
-    with restored_on_sigterm(), Topics(pipeline.kafka) as kafka, spark_on(master, []) as spark:
-        from cdc.spark.kafka_source import census
-
-        compacted = compact_topics(
-            kafka,
-            pipeline,
-            tables,
-            context.obj.sinks(None),
-            lambda goal: census(spark, pipeline.kafka, goal),
-            CompactionOptions(timeout_s, tombstones=tombstones, progress=say),
-        )
-    if as_json:
-        return print_json({"topics": [asdict(topic) for topic in compacted]})
-    for topic in compacted:
-        words = (
-            f"{topic.topic}: {topic.before:,} records, now {topic.records:,} of {topic.keys:,} keys"
-        )
-        out.print(words, highlight=False)
     return None
 
 

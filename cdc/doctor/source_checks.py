@@ -201,3 +201,6 @@ def _check_tables(facts: SourceFacts) -> Iterator[Finding]:
         if marks.unwatched:
             message = f"No trigger notes a TRUNCATE of {table}."
             yield find("truncation-unwatched", table, message, MIGRATE, table=table)
+        if marks.unguarded:
+            message = f"No trigger refuses an UPDATE of {table}, whose rows are events."
+            yield find("events-unguarded", table, message, MIGRATE, table=table)

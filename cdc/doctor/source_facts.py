@@ -67,6 +67,10 @@ SELECT root,
                    WHERE g.tgrelid = c.oid AND o.nspname = 'cdc' AND f.proname IN (
                        'record_truncation', 'begin_truncation', 'record_partition_truncation')
                          AND g.tgenabled IN ('O', 'A')) AS unwatched,
+       root = ANY (%(events)s) AND NOT EXISTS (
+           SELECT FROM pg_trigger g JOIN pg_proc f ON f.oid = g.tgfoid JOIN pg_namespace o ON o.oid = f.pronamespace
+           WHERE g.tgrelid = c.oid AND o.nspname = 'cdc' AND f.proname = 'refuse_update'
+             AND g.tgenabled IN ('O', 'A')) AS unguarded,
        ARRAY(SELECT a.attname::text FROM pg_attribute a
              WHERE c.relkind = 'r' AND c.relreplident::text = 'f' AND a.attrelid = c.oid
                AND a.attgenerated::text = 'v' AND NOT a.attisdropped ORDER BY a.attnum) AS virtual
@@ -101,6 +105,8 @@ class TableFacts:
     """The kind of policies that hide rows from the connector's role."""
     unwatched: bool = False
     """Whether no trigger notes a TRUNCATE."""
+    unguarded: bool = False
+    """Whether its rows are events, and no trigger refuses an UPDATE."""
     virtual: tuple[str, ...] = ()
     """Virtual generated columns, if Postgres refuses updates because of them: the log never has such
     a column, and the replica identity is FULL.
@@ -216,7 +222,7 @@ def _read_source(conn: Connection, pipeline: Pipeline, *, connected: bool) -> So
         role,
         _role(conn, role, names),
         _publication(conn, name),
-        _tables(conn, names, role),
+        _tables(conn, pipeline, role),
         {table: (error.message, error.hint) for table, error in survey.refused.items()},
         {table: (error.message, error.hint) for table, error in unidentified.items()},
         _encrypted(conn),
@@ -262,16 +268,20 @@ def _publication(conn: Connection, name: str) -> PublicationFacts | None:
     return PublicationFacts(owner, owned, complete, tuple(tables), tuple(partial))
 
 
-def _tables(conn: Connection, names: list[str], role: str) -> dict[str, TableFacts]:
+def _tables(conn: Connection, pipeline: Pipeline, role: str) -> dict[str, TableFacts]:
     facts: dict[str, TableFacts] = {}
-    rows = conn.execute(TABLES, {"tables": names, "role": role}).fetchall()
-    for root, unlogged, partial, hidden_by, unwatched, virtual in rows:
+    entries = pipeline.source.tables
+    names = [entry.table for entry in entries]
+    events = [entry.table for entry in entries if entry.events]
+    rows = conn.execute(TABLES, {"tables": names, "events": events, "role": role}).fetchall()
+    for root, unlogged, partial, hidden_by, unwatched, unguarded, virtual in rows:
         earlier = facts.get(root, TableFacts())
         facts[root] = TableFacts(
             earlier.unlogged or unlogged,
             earlier.partial or partial,
             earlier.hidden_by or hidden_by,
             earlier.unwatched or unwatched,
+            earlier.unguarded or unguarded,
             earlier.virtual or tuple(virtual),
         )
     return facts

@@ -1,13 +1,11 @@
 """Facts about the pipeline's topics that the broker doesn't store, in the topic
 `<pipeline>.settings`.
 
-In:  the topic. Out: its entries. The last entry of a key counts; a null removes the key. A key is
-the name of a topic whose settings are lowered, or a kind and its subject with a space between: a
-topic's name has none.
+In:  the topic. Out: its entries. The last entry of a key counts. A key is a kind and its subject
+with a space between: a topic's name has none.
 """
 
 import json
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -19,11 +17,7 @@ from cdc.model.position import Position
 if TYPE_CHECKING:
     from cdc.kafka.topics import Topics
 
-COMPACTED, UNBURIED, HOLES, SHAPES = "compacted", "unburied", "holes", "made"
-HEARTBEAT = "compaction at-work"
-STALE_S = 5.0
-"""Seconds without a heartbeat after which a compaction is dead."""
-POLL_S = 0.5
+HOLES, SHAPES = "holes", "made"
 
 
 @dataclass(frozen=True)
@@ -34,19 +28,6 @@ class TopicShape:
 
     topic_id: str
     partitions: int
-
-
-@dataclass(frozen=True)
-class Compaction:
-    """The last compaction of a topic on demand; times are Unix seconds.
-
-    `position`: the end of the topic when the compaction `began`; it removes records below. A reader
-    that began before the compaction `ended` may miss these; 0 means that it hasn't ended.
-    """
-
-    position: Position
-    began: float
-    ended: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -100,43 +81,21 @@ class Ledger:
 
     def __init__(self, pipeline: Pipeline, kafka: "Topics") -> None:
         self.topic, self._kafka = pipeline.settings_topic, kafka
-        self.lowered: dict[str, dict[str, str]] = {}
-        """By topic, the settings of its own that have to be restored."""
-        self.compacted: dict[str, Compaction] = {}
-        self.tombstones_removed: dict[str, Compaction] = {}
-        """Compactions that have removed tombstones as well."""
         self._holes: dict[str, list[Hole]] = {}
         self.original_shapes: dict[str, TopicShape] = {}
         """By topic: its shape when it was created, or seen first."""
-        self.heartbeat_at = 0.0
-        """The last heartbeat of a compaction at work, in Unix seconds; 0 if it has ended."""
 
     def read(self) -> "Ledger":
         """Load all entries."""
-        entries: dict[str, bytes] = {}
-        self.heartbeat_at = 0.0
+        entries: dict[str, Any] = {}
         if self.topic in self._kafka.existing([self.topic]):
             for record in self._kafka.read_all(self.topic):
-                key = (record.key or b"").decode()
-                if key == HEARTBEAT:
-                    self.heartbeat_at = record.timestamp_ms / 1000 if record.value else 0.0
-                elif record.value is None:
-                    entries.pop(key, None)
-                else:
-                    entries[key] = record.value
-        parsed = {key: json.loads(value) for key, value in entries.items()}
-        self.lowered = {key: value for key, value in parsed.items() if " " not in key}
-        self.compacted = {
-            topic: _compaction(value) for topic, value in _of_kind(COMPACTED, parsed).items()
-        }
-        self.tombstones_removed = {
-            topic: _compaction(value) for topic, value in _of_kind(UNBURIED, parsed).items()
-        }
+                entries[(record.key or b"").decode()] = json.loads(record.value or b"null")
         self._holes = {
-            subject: list(map(_hole, value)) for subject, value in _of_kind(HOLES, parsed).items()
+            subject: list(map(_hole, value)) for subject, value in _of_kind(HOLES, entries).items()
         }
         self.original_shapes = {
-            topic: TopicShape(**value) for topic, value in _of_kind(SHAPES, parsed).items()
+            topic: TopicShape(**value) for topic, value in _of_kind(SHAPES, entries).items()
         }
         return self
 
@@ -155,53 +114,9 @@ class Ledger:
             self._holes[f"{sink} {topic}"] = holes
             self._write({f"{HOLES} {sink} {topic}": [asdict(item) for item in holes]})
 
-    def is_interrupted(self) -> bool:
-        """Whether settings are lowered and no compaction is at work that will restore them.
-
-        Waits for a heartbeat, at most `STALE_S`.
-        """
-        last_heartbeat = self.heartbeat_at
-        while self.lowered and time.time() - self.heartbeat_at < STALE_S:
-            time.sleep(POLL_S)
-            self.read()
-            if self.heartbeat_at != last_heartbeat:
-                return False
-        return bool(self.lowered)
-
-    @property
-    def at_work(self) -> bool:
-        """Whether a compaction has written a heartbeat within `STALE_S`."""
-        return time.time() - self.heartbeat_at < STALE_S
-
-    def add_lowered(self, overrides: Mapping[str, Mapping[str, str]]) -> None:
-        """Remember the settings that topics have of their own, before these are lowered."""
-        self._write({topic: dict(settings) for topic, settings in overrides.items()})
-
-    def forget_lowered(self, topics: Mapping[str, Any]) -> None:
-        """Forget settings that are restored."""
-        self._write(dict.fromkeys(topics))
-
-    def add_compactions(self, compactions: Mapping[str, Compaction], *, tombstones: bool) -> None:
-        """Remember compactions, by topic, before they remove anything."""
-        kinds = (COMPACTED, UNBURIED) if tombstones else (COMPACTED,)
-        self._write(
-            {
-                f"{kind} {topic}": asdict(compaction)
-                for kind in kinds
-                for topic, compaction in compactions.items()
-            }
-        )
-
-    def write_heartbeat(self, *, at_work: bool) -> None:
-        """Write the heartbeat of a compaction, or that it has ended."""
-        self._write({HEARTBEAT: {} if at_work else None})
-
     def _write(self, entries: Mapping[str, Any]) -> None:
-        """Write entries; durable on return. None removes a key."""
-        encoded = [
-            (key.encode(), None if value is None else json.dumps(value).encode())
-            for key, value in entries.items()
-        ]
+        """Write entries; durable on return."""
+        encoded = [(key.encode(), json.dumps(value).encode()) for key, value in entries.items()]
         if encoded:
             self._kafka.write(self.topic, encoded)
 
@@ -213,10 +128,6 @@ def _of_kind(kind: str, entries: Mapping[str, Any]) -> dict[str, Any]:
         for key, value in entries.items()
         if key.startswith(f"{kind} ")
     }
-
-
-def _compaction(value: Mapping[str, Any]) -> Compaction:
-    return Compaction(_position(value["position"]), value["began"], value["ended"])
 
 
 def _hole(value: Mapping[str, Any]) -> Hole:

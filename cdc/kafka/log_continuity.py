@@ -94,8 +94,6 @@ class Continuity:
                 retention[topic],
                 recent[topic],
                 now,
-                self.ledger.compacted.get(topic),
-                self.ledger.tombstones_removed.get(topic),
             )
             for topic in topics
         }
@@ -151,8 +149,8 @@ class Continuity:
         return {topic: log.end for topic, log in self.logs.items()}
 
     def _logs_of_changes(self, topics: Sequence[str]) -> dict[str, Log]:
-        """The same logs for views that need superseded records: retention and compaction are those
-        of such records.
+        """The same logs for views that need superseded records: retention is that of such
+        records.
         """
         logs = {topic: self.logs[topic] for topic in topics}
         recent = self._kafka.offsets_since(
@@ -164,7 +162,6 @@ class Continuity:
                 log,
                 retention_s=self._compaction_lag_s[topic],
                 recent=recent[topic],
-                removal=log.compaction,
             )
             for topic, log in logs.items()
         }

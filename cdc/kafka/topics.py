@@ -222,15 +222,6 @@ class Topics:
         ends = self.log_ends(sorted({topic for topic, _, _ in places}))
         return self._uncommitted_records.next_records(places, ends)
 
-    def next_committed_records(
-        self, places: Collection[RecordAddress]
-    ) -> dict[RecordAddress, tuple[int, int] | None]:
-        """The same of committed records alone."""
-        if not places:
-            return {}
-        ends = self.ends(sorted({topic for topic, _, _ in places}))
-        return self._records.next_records(places, ends)
-
     def remove(self, topics: Sequence[str]) -> None:
         """Delete topics, and wait until the broker no longer lists them. Topics that don't exist
         are skipped.

@@ -10,9 +10,9 @@ younger.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from cdc.kafka.ledger import Compaction, Hole
+from cdc.kafka.ledger import Hole
 from cdc.kafka.records import RecordAddress
-from cdc.model.position import Position, Reach, ViewCheckpoint, distance
+from cdc.model.position import Position, ViewCheckpoint, distance
 
 NextRecords = Mapping[RecordAddress, tuple[int, int] | None]
 """The offset of the first record at or after a place, and its time in Unix milliseconds; None:
@@ -33,9 +33,6 @@ class Log:
     retention_s: float
     recent: Position
     read_at: float
-    compaction: Compaction | None = None
-    removal: Compaction | None = None
-    """The last compaction that removed records which otherwise stay for `retention_s`."""
 
 
 def pending_records(
@@ -75,10 +72,6 @@ def safe_until(
     """
     if stored is None:
         return log.read_at + log.retention_s
-    removal = log.removal
-    overlaps = removal is not None and (not removal.ended or created_at < removal.ended)
-    if removal and overlaps and distance(stored.position, removal.position).reach is Reach.BEHIND:
-        return 0.0
     unseen = [
         _unseen_since(log, address, stored, following)
         for address in pending_records(topic, stored, log.end)
@@ -92,13 +85,7 @@ def hole_behind(
     """The changes that a log of changes at this checkpoint may have missed; records below
     `removable` needn't stay.
     """
-    below = (
-        log.removal.position.offsets
-        if log.removal and log.removal.position.topic_id == removable.topic_id
-        else ()
-    )
-    removed = map(max, removable.offsets, below or removable.offsets)
-    end = tuple(map(max, stored.position.offsets, removed))
+    end = tuple(map(max, stored.position.offsets, removable.offsets))
     unseen = [
         _unseen_since(log, address, stored, following)
         for address in pending_records(topic, stored, log.end)
@@ -124,11 +111,4 @@ def _unseen_since(
             # Compaction removed the records in between, so nothing tells their times. The view
             # stored its checkpoint before they were written.
             earliest = min(earliest, stored.changed_at)
-    compaction = log.compaction
-    if (
-        compaction
-        and compaction.position.topic_id == log.end.topic_id
-        and offset >= compaction.position.offsets[partition]
-    ):
-        earliest = max(earliest, compaction.began)
     return earliest

@@ -124,7 +124,7 @@ def _collect(
         answers["postgres"][0],
         report.heartbeat,
         sinks,
-        tuple(finding for finding in (*unread, *changed, *report.findings, *at_risk) if finding),
+        tuple(finding for finding in (*unread, *changed, *at_risk) if finding),
         definitions,
         _documents_status(documents, activity, started, report.ends, tables.get(STATE, ()))
         if documents

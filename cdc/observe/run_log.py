@@ -4,7 +4,6 @@ The topic is compacted, and has
 
     ["run", SINK]           what the run of a sink last published: at once when its state or a
                             trouble changes, else every 5 s
-    ["claim", "standby"]    that a standby is about to take over, see `cdc.observe.standby`
     ["lag", SINK, MINUTE]   one sample of its lag for each minute of a day, 0 to 1439; those of the
                             day before are overwritten
 
@@ -16,7 +15,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
@@ -200,18 +199,9 @@ def report_of(entries: Mapping[tuple[str | int, ...], Mapping[str, Any]], now: f
 def _run_entry(snapshot: Progress, compared_s: float | None, now: float) -> dict[str, Any]:
     # The details are for this run's own port: to publish them every few seconds would be much.
     published = replace(snapshot, tables={}, phases_s={}, retries={})
-    return {**asdict(published), "compared_s": compared_s, **_origin(now)}
-
-
-def claim_entry(claimant: str, sinks: Collection[str]) -> Entry:
-    """Make the entry of a standby that is about to take sinks over. `claimant`: its own name."""
-    state = RunState.LOADING.value
-    value = {"claimant": claimant, "sinks": sorted(sinks), "state": state, **_origin(time.time())}
-    return ["claim", "standby"], value
-
-
-def _origin(now: float) -> dict[str, Any]:
     return {
+        **asdict(published),
+        "compared_s": compared_s,
         "host": socket.gethostname(),
         "processes": _process_space(),
         "pid": os.getpid(),
@@ -231,10 +221,10 @@ def _progress(value: Mapping[str, Any], now: float) -> Progress:
 
 def _is_alive(value: Mapping[str, Any], now: float) -> bool:
     """Whether a run lives: it has written lately and, as far as can be told, its process exists."""
-    return now - value["at"] < ALIVE_S and process_exists(value)
+    return now - value["at"] < ALIVE_S and _process_exists(value)
 
 
-def process_exists(value: Mapping[str, Any]) -> bool:
+def _process_exists(value: Mapping[str, Any]) -> bool:
     """Whether the process of an entry exists; True where that can't be told from here, on another
     host or in another container.
     """

@@ -15,7 +15,6 @@ from cdc.apply.progress import WORKING
 from cdc.config.settings import Pipeline
 from cdc.config.view_settings import SCHEMA, STATE, tables_of
 from cdc.control.heartbeat import first_heartbeat_since, last_heartbeat
-from cdc.kafka.ledger import Ledger
 from cdc.kafka.log_continuity import Continuity
 from cdc.kafka.log_refusals import Discontinued
 from cdc.kafka.pool import TopicsPool
@@ -35,14 +34,12 @@ AT_RISK_SHARE = 0.75
 
 
 class TopicReport(NamedTuple):
-    """What `read_topics` returns: the heartbeat, the views of each sink, findings on the topics, how
-    many records the topics of tables have had, markers of transactions among them, and the ends of
-    all topics.
+    """What `read_topics` returns: the heartbeat, the views of each sink, how many records the topics of
+    tables have had, markers of transactions among them, and the ends of all topics.
     """
 
     heartbeat: HeartbeatStatus | None = None
     views: Mapping[str, tuple[ViewStatus, ...]] = {}
-    findings: tuple[Finding, ...] = ()
     records: int = 0
     ends: Mapping[str, Position] = {}
 
@@ -116,7 +113,7 @@ def read_topics(
         heartbeat = HeartbeatStatus(round(age, 3), beat.delay_s, pipeline.source.heartbeat_s, pace)
     captured = {pipeline.topic(entry.table) for entry in pipeline.source.tables}
     records = sum(sum(ends[topic].offsets) for topic in ends.keys() & captured)
-    return TopicReport(heartbeat, views, tuple(_lowered(continuity.ledger)), records, ends)
+    return TopicReport(heartbeat, views, records, ends)
 
 
 def find_tombstones_at_risk(
@@ -153,21 +150,6 @@ def _continuation(sink: SinkStatus) -> str:
     if sink.state in (*WORKING, UNKNOWN) or sink.restart_at:
         return "cdc -p FILE status --watch"
     return f"cdc -p FILE run --sink {sink.name}"
-
-
-def _lowered(ledger: Ledger) -> Iterator[Finding]:
-    """Find topics whose settings an interrupted compaction has left lowered."""
-    if not ledger.lowered or ledger.at_work:
-        return
-    first, *remaining = sorted(ledger.lowered)
-    more = f" and {len(remaining)} more" if remaining else ""
-    yield find(
-        "settings-lowered",
-        first,
-        f"`cdc topics compact` was interrupted and has left settings of {first}{more} lowered."
-        " Views may miss records.",
-        "cdc -p FILE topics",
-    )
 
 
 def _inspect_view(

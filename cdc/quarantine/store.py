@@ -120,8 +120,8 @@ class QuarantineAndLog:
         with closing(read_records(bootstrap, ranges)) as blocks:
             for topic, partition, records in blocks:
                 quarantined = unread[topic, partition]
-                due = [offset for offset in quarantined if offset <= records[-1][2]]
-                merged = {offset: quarantined.pop(offset) for offset in due}
+                reached = [offset for offset in quarantined if offset <= records[-1][2]]
+                merged = {offset: quarantined.pop(offset) for offset in reached}
                 merged.update((record[2], record) for record in records)
                 yield topic, partition, [merged[offset] for offset in sorted(merged)]
         for (topic, partition), quarantined in unread.items():

@@ -884,9 +884,9 @@ def test_an_update_of_an_event_is_refused(
     events = ["shop.counters", "shop.log"]
     lines = prepare(tables, events=events)
     assert {f"refusing UPDATE of {table}" for table in events} <= set(lines)
-    before = fingerprint(conn)
+    prepared = fingerprint(conn)
     prepare(tables, events=events)
-    assert fingerprint(conn) == before
+    assert fingerprint(conn) == prepared
     execute(conn, f"SET session_replication_role = {mode}")
     for statement in (
         "UPDATE shop.counters SET n = 2",

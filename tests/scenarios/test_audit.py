@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING
 import psycopg
 
 from cdc.audit.auditor import Auditor
-from cdc.audit.compaction import CompactionOptions, compact
 from cdc.audit.finding import Audit
 from cdc.kafka.topics import Topics
 from cdc.runtime.context import Context
-from cdc.spark.kafka_source import census
 from cdc.verify import barrier
 from cdc.verify.verification import compare
 from tests.scenarios.test_exact import begin
+from tests.support.compaction import compact
 from tests.support.shop import read
 from tests.support.wait import wait_until
 
@@ -47,11 +46,6 @@ def ids(*numbers: int) -> set[str]:
     return set(map(str, numbers))
 
 
-def compacted(world: "World", kafka: Topics) -> None:
-    count = lambda goal: census(world.spark, world.stack.endpoints.kafka, goal)  # noqa: E731
-    compact(kafka, world.pipeline, world.described, world.sinks, count, CompactionOptions(60))
-
-
 def snapshot_reads(world: "World") -> Counter[str]:
     """Count how often each row was read from its table."""
     changes = read(world.stack.endpoints.kafka, f"{world.name}.{TABLE}")
@@ -79,7 +73,7 @@ def test_what_a_compacted_log_lacks_is_found_and_repaired(world: "World") -> Non
             first_audit.saved,
             first_audit.dirty_ratio,
         ) == (25, 20, 5, 0.2)
-        compacted(world, kafka)
+        compact(kafka, world.described[0].topic)
         lacking = audited(world, kafka)
         assert keys_by_kind(lacking) == {"unknown": ids(*range(1, 6))}
         assert (lacking.records, lacking.keys, lacking.saved) == (20, 20, 0)

@@ -45,7 +45,7 @@ ELSEWHERE = {
     "views plan": "needs a file with views: test_documents",
 }
 """Commands that can't be run here, and where they are."""
-AT_WORK = ("topics audit", "topics compact", "register", "pause", "resume", "operations")
+AT_WORK = ("topics audit", "register", "pause", "resume", "operations")
 """Beginnings of commands that work while `cdc run` is at work, in any order."""
 FINDINGS = ("status", "doctor")
 """Verbs whose exit code is what they found."""

@@ -77,7 +77,7 @@ def test_balances_outlive_their_events(world: "World") -> None:
         purged = compare(world)
         assert balances(world) == kept_by_commands(world) == {"1": 75, "2": 1}
         assert purged["public.account_events"] == 6
-        world.cdc("register", "--new-snapshot")
+        world.cdc("register", "--new-snapshot", "--yes")
         assert compare(world) == purged
         assert balances(world) == kept_by_commands(world)
         # Where Postgres couldn't refuse it.
@@ -85,6 +85,8 @@ def test_balances_outlive_their_events(world: "World") -> None:
             "ALTER TABLE account_events DISABLE TRIGGER cdc_events",
             "UPDATE account_events SET amount = 1000",
         )
+        (finding,) = world.json("doctor", code=4)["findings"]
+        assert (finding["code"], finding["fix"]) == ("events-unguarded", "cdc -p FILE migrate")
         wait_until(lambda: refused(world), 60, "the update in quarantine")
         assert balances(world) == kept_by_commands(world)
     assert {entry["reason"] for entry in refused(world)} == {"it changes an event"}

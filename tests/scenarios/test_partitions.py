@@ -13,13 +13,11 @@ import psycopg
 import pytest
 
 from cdc import client
-from cdc.audit.compaction import CompactionOptions, compact
 from cdc.connectors.client import Connect
 from cdc.errors import CdcError, ConnectorError
 from cdc.kafka.clients import kafka
 from cdc.kafka.topic_setup import check_topics, ensure_topics
 from cdc.kafka.topics import Topics
-from cdc.spark.kafka_source import census
 from cdc.verify import barrier
 from tests.scenarios.test_documents import change, compare, shop
 from tests.scenarios.test_exact import begin
@@ -59,7 +57,6 @@ def test_partitions_that_were_added_are_told_and_repaired(world: "World") -> Non
         wait_until(
             lambda: topics.ends([topic])[topic].partition_count == 2, 10, "the second partition"
         )
-        count = lambda goal: census(world.spark, bootstrap, goal)  # noqa: E731
         verbs: list[Callable[[], object]] = [
             lambda: check_topics(topics, world.pipeline),
             lambda: ensure_topics(topics, world.pipeline),
@@ -70,14 +67,6 @@ def test_partitions_that_were_added_are_told_and_repaired(world: "World") -> Non
                 world.pipeline, world.described, world.sinks, timeout_s=60
             ),
             lambda: client.wait_for(cache, token, timeout_s=30),
-            lambda: compact(
-                topics,
-                world.pipeline,
-                world.described,
-                world.sinks,
-                count,
-                CompactionOptions(60, tombstones=True),
-            ),
         ]
         for verb in verbs:
             assert refused(verb).hint.startswith(RENEW)

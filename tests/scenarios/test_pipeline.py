@@ -39,7 +39,6 @@ SAMPLE = ("public.flights", "public.airlines", "public.airports", "public.planes
 DAY = date(2013, 1, 1)
 NEXT = date(2013, 1, 2)
 LATER = date(2013, 1, 3)
-TAKEOVER_S = 30.0
 ITEMS = "CREATE TABLE items (a text, b bigint, v text, n numeric(10,2), PRIMARY KEY (a, b))"
 
 
@@ -301,31 +300,6 @@ def test_a_second_run_on_the_same_views_is_fenced(world: "World") -> None:
         errors = [error for run in runs for error in run.result()]
     assert [type(error) for error in errors] == [Fenced]
     assert "Another writer" in errors[0].message
-
-
-def test_a_standby_takes_over_when_the_run_before_it_is_killed(world: "World") -> None:
-    """Two wait, of which one takes over and the other waits for that one."""
-    items(world)
-    log, words = world.folder / "run.log", ("--sink", "cache", "--standby")
-    with world.process("--sink", "cache") as first:
-        world.sql("INSERT INTO items VALUES ('one', 1, 'x', 1)")
-        world.wait_for("cache", 1)
-        with world.process(*words) as standby, world.process(*words) as another:
-            wait_until(lambda: log.read_text().count("standing by") == 2, 120, log.read_text)
-            first.kill()
-            first.wait()
-            before = world.offsets("cache")
-            world.sql("INSERT INTO items VALUES ('two', 2, 'x', 2)")
-            wait_until(
-                lambda: "taking over" in log.read_text(), TAKEOVER_S, log.read_text, patience=1
-            )
-            world.wait_for("cache", before + 1)
-            successors = [f"/{process.pid} is at work" for process in (standby, another)]
-            wait_until(
-                lambda: any(text in log.read_text() for text in successors), 20, log.read_text
-            )
-            assert log.read_text().count("taking over") == 1
-            assert standby.poll() is another.poll() is None
 
 
 @pytest.mark.parametrize("verb", ["status", "topics"])

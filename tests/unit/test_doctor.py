@@ -131,6 +131,7 @@ SOURCE_FAULTS: dict[str, Callable[[], Iterable[Finding]]] = {
     ),
     "identity-partial": lambda: table(partial=True),
     "truncation-unwatched": lambda: table(unwatched=True),
+    "events-unguarded": lambda: table(unguarded=True),
     "heartbeat-row-missing": lambda: source(beats=False),
     "definitions-unwatched": lambda: source(definitions="nothing"),
 }

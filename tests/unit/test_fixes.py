@@ -71,7 +71,6 @@ WORDED = (
 ELSEWHERE = {
     "view-refused": "tests/integration/test_view_checks.py",
     "documents-waiting": "tests/scenarios/test_document_failures.py",
-    "settings-lowered": "tests/scenarios/test_compaction.py",
 }
 """Codes that take servers to be made, by the test that has them."""
 

@@ -187,10 +187,10 @@ def test_a_delete_takes_no_event_and_an_update_changes_none(rows: int) -> None:
     assert (report.applied.written, report.applied.stale) == (2, 4)
     writer.stands = {0: 7}
     options = {"entries": entries([report]), "rejection": quarantine}
-    (again,) = run(lane_of(topic, writer, **options), raws(topic))
+    (repeated,) = run(lane_of(topic, writer, **options), raws(topic))
     assert shown(writer) == events
     # A delete doesn't make up for the update that was refused.
-    assert entries([report, again]) == {(ITEMS.topic, 0): {4: '["o",1]'}}
+    assert entries([report, repeated]) == {(ITEMS.topic, 0): {4: '["o",1]'}}
 
 
 @pytest.mark.parametrize("rows", [1, 2, 1000])

@@ -17,7 +17,7 @@ from tests.support.pipelines import pipeline
 SHOP = pipeline("shop", "", "public.orders")
 CHANGING = {
     "migrate", "register", "rebuild", "rollback", "generations", "verify", "pause", "resume",
-    "quarantine redrive", "quarantine discard", "topics compact", "topics renew",
+    "quarantine redrive", "quarantine discard", "topics renew",
 }  # fmt: skip
 
 

@@ -56,7 +56,6 @@ VERBS = (
     "quarantine show cache/shop.public.items/0/0",
     "quarantine redrive",
     "topics",
-    "topics compact",
     "topics audit",
 )
 

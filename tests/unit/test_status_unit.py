@@ -109,7 +109,7 @@ def trouble(code: str, message: str, sink: str | None = None) -> Finding:
 NOW = 1_800_000_000.0
 KAFKA_AWAY = trouble("kafka-unreachable", "Kafka is away.")
 CACHE_AWAY = trouble("sink-unreachable", "The cache is away.", "cache")
-LOWERED = trouble("settings-lowered", "Settings are lowered.")
+SLIPPED = trouble("table-slipped", "A table was renamed.")
 
 
 @pytest.mark.parametrize(
@@ -211,8 +211,8 @@ LOWERED = trouble("settings-lowered", "Settings are lowered.")
         (replace(GOOD, findings=(KAFKA_AWAY,)), ["Kafka is away. Repair it.", "FILE doctor"]),
         (replace(GOOD, findings=(CACHE_AWAY,)), ["cache is away. Repair it.", "FILE doctor"]),
         (
-            replace(GOOD, findings=(LOWERED,)),
-            ["Settings are lowered. Repair it. Next: cdc -p FILE doctor."],
+            replace(GOOD, findings=(SLIPPED,)),
+            ["A table was renamed. Repair it. Next: cdc -p FILE doctor."],
         ),
         (
             replace(GOOD, sinks=(replace(with_lag("cache", 1), error="Full."),)),

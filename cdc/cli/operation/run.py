@@ -2,7 +2,7 @@
 
 import os
 import time
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -55,12 +55,6 @@ def run(
         typer.Option(help="Serve /metrics, /livez and /readyz on this port."),
     ] = None,
     metrics_address: MetricsAddress = "127.0.0.1",
-    standby: Annotated[
-        bool,
-        typer.Option(
-            "--standby", help="Wait while another run is at work on these sinks, then take over."
-        ),
-    ] = False,
     fail_fast: Annotated[
         bool,
         typer.Option(
@@ -81,7 +75,7 @@ def run(
     listener = read_listener(metrics, metrics_address)
     with stop_on_signal() as stopping:
         try:
-            limits = RunLimits(stopping, until_caught_up, for_s, listener, standby, fail_fast)
+            limits = RunLimits(stopping, until_caught_up, for_s, listener, fail_fast)
             progress, errors = _apply(context.obj, sink, master, limits, quiet=as_json)
         except Exception as error:
             if not stopping.is_set():
@@ -106,8 +100,6 @@ class RunLimits:
     until_caught_up: bool
     for_s: float | None
     listener: "Listener | None" = None
-    standby: bool = False
-    """Whether it begins only once no other run is at work."""
     fail_fast: bool = False
     """Whether it ends with the first sink that fails."""
 
@@ -153,9 +145,6 @@ def _apply(
         spark_on(master, sinks, context.executors(names)) as spark,
         observed(context, limits.listener, partial(is_running, spark)) as serve,
     ):
-        if limits.standby:
-            at_work_on = [*names, *([STATE] if keeps_documents else [])]
-            context = _await_turn(context, at_work_on, stopping, serve)
         wiring = Streams(context)
         streams = [] if stopping.is_set() else wiring.of_sinks(spark, sinks)
         documents = (
@@ -191,34 +180,12 @@ def _apply(
     return [stream.progress for stream in (*streams, *documents)], errors
 
 
-def _await_turn(
-    context: "Context",
-    sinks: list[str],
-    stopping: "Event",
-    serve: "Callable[[list[Progress]], object]",
-) -> "Context":
-    """Wait until no other run is at work on the sinks; returns the pipeline as it is then.
-
-    Spark and the figures are there already: to take over takes seconds.
-    """
-    from cdc.observe.standby import outwait_others
-
-    outwait_others(context.pipeline, sinks, stopping, say, serve)
-    fresh = replace(context)
-    if not stopping.is_set():
-        _check_log(fresh.pipeline)
-    return fresh
-
-
 def _check_log(pipeline: "Pipeline") -> None:
-    """Restore what a compaction has left, and refuse topics that aren't as the file says."""
-    from cdc.audit.lowered_settings import restore
+    """Refuse topics that aren't as the file says."""
     from cdc.control import registrations
     from cdc.kafka.topic_setup import check_topics
     from cdc.kafka.topics import Topics
 
     with Topics(pipeline.kafka) as kafka:
-        for topic in restore(kafka, pipeline):
-            say(f"restored the settings of {topic}: a compaction was interrupted")
         check_topics(kafka, pipeline)
         registrations.refuse_changed(registrations.read(kafka, pipeline), pipeline)

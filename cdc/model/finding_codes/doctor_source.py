@@ -169,6 +169,9 @@ POSTGRES: Mapping[str, Kind] = {
     "truncation-unwatched": Kind(
         "degraded", SOURCE, SourceError, "After a TRUNCATE the views keep every row."
     ),
+    "events-unguarded": Kind(
+        "degraded", SOURCE, SourceError, "An event whose key is changed counts twice."
+    ),
     "heartbeat-row-missing": Kind(
         "down", SOURCE, SourceError, "No heartbeat can come through, so `register` refuses."
     ),

@@ -70,12 +70,6 @@ STATUS: Mapping[str, Kind] = {
     "tables-waiting": Kind(
         "degraded", CAPTURE, SettingsError, "Rows of these tables are in no view."
     ),
-    "settings-lowered": Kind(
-        "degraded",
-        LOG,
-        ConnectorError,
-        "Tombstones may be removed before every view has applied them.",
-    ),
     "connector-missing": Kind(
         "down", CAPTURE, ConnectorError, "Nothing reads the log, and the slot keeps it for ever."
     ),

@@ -54,15 +54,15 @@ def forecast(
         name = table.qualified
         members = len(plan.slots[name]) + len(plan.listings[name])
         besides = len(row_prefix(prefix, name)) + KEY + members * MEMBER
-        expected = held = sizes.bytes[name] + sizes.rows[name] * besides
+        expected = stored = sizes.bytes[name] + sizes.rows[name] * besides
         if name in again and name in estimates:
             estimate = estimates[name]
             row_bytes = besides + _row_bytes(plan, table, estimate)
             expected = estimate.rows * (row_bytes + MARK * len(plan.roots(name)))
             # What is measured lacks the texts of indexes.
-            held = max(held, sizes.rows[name] * row_bytes)
+            stored = max(stored, sizes.rows[name] * row_bytes)
         needed += expected
-        growth += expected - held
+        growth += expected - stored
     return Forecast(needed, growth)
 
 
