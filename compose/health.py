@@ -2,9 +2,11 @@
 never an error.
 """
 
+import json
 import socket
 import struct
-from contextlib import suppress
+from contextlib import closing, suppress
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -44,15 +46,15 @@ def connect(port: int) -> bool:
     """Ask the worker for its plugins, and for its connectors, which it knows once it has joined its
     group.
     """
-    plugins = _get(f"http://127.0.0.1:{port}/connector-plugins")
+    plugins = _get(port, "/connector-plugins")
     if not any(plugin.get("class") == DEBEZIUM for plugin in plugins or []):
         return False
-    return _get(f"http://127.0.0.1:{port}/connectors") is not None
+    return _get(port, "/connectors") is not None
 
 
 def elasticsearch(port: int) -> bool:
     """Ask for the cluster's health (this distribution answers GET / with 405)."""
-    health = _get(f"http://127.0.0.1:{port}/_cluster/health")
+    health = _get(port, "/_cluster/health")
     return bool(health) and health.get("status") in {"yellow", "green"}
 
 
@@ -68,13 +70,15 @@ def redis(port: int) -> bool:
     return False
 
 
-def _get(url: str) -> Any:
-    import httpx
-
-    with suppress(httpx.HTTPError, ValueError):
-        # Without the environment's proxy, which is meant for other machines.
-        answer = httpx.get(url, timeout=TIMEOUT_S, trust_env=False)
-        return answer.json() if answer.status_code == 200 else None
+def _get(port: int, path: str) -> Any:
+    """Ask with a plain connection: a client library would read the system's certificates for each
+    request, which took more CPU than a server's start.
+    """
+    connection = HTTPConnection("127.0.0.1", port, timeout=TIMEOUT_S)
+    with closing(connection), suppress(OSError, HTTPException, ValueError):
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return json.load(answer) if answer.status == 200 else None
     return None
 
 

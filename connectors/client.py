@@ -80,7 +80,8 @@ class Connect:
                 "`connect` isn't a URL.", hint="write it as http://host:8083 in the pipeline file"
             )
         self.server = f"{parts.hostname}:{parts.port or parts.scheme}"
-        self._client = httpx.Client(base_url=url, timeout=TIMEOUT_S, verify=_certificates())
+        verify = parts.scheme == "https" and _certificates()
+        self._client = httpx.Client(base_url=url, timeout=TIMEOUT_S, verify=verify)
 
     def __enter__(self) -> "Connect":
         return self

@@ -158,8 +158,11 @@ def _without_slots(admin: "psycopg.Connection[tuple[Any, ...]]", database: str) 
 def spark() -> "Iterator[SparkSession]":
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     from cdc.cli.operation.run import LOCAL
+    from cdc.config.sink_kinds import kinds
     from cdc.spark.session import session
 
-    built = session(LOCAL, artifacts.spark_jars())
+    # What workers run for any verb: else each of them imports it, a second of its own.
+    modules = [*{kind.executor: None for kind in kinds() if kind.executor}, "cdc.verify.census"]
+    built = session(LOCAL, artifacts.spark_jars(), modules=modules)
     yield built
     built.stop()

@@ -116,7 +116,8 @@ def verify(
         return [*results, *waiting]
 
     check_connector(pipeline, names, timeout)
-    with spark_on(master, sinks) as spark:
+    modules = [*context.obj.executors(names), "cdc.verify.census"]
+    with spark_on(master, sinks, modules) as spark:
         if not every:
             report(compare(spark, context.obj), as_json)
             return

@@ -21,7 +21,10 @@ FORKS.set_forkserver_preload(
     [
         "cdc.cli.verbs",
         "cdc.capture.connector",
+        "cdc.cli.screens.doctor",
         "cdc.cli.screens.status",
+        "cdc.control.operations",
+        "cdc.doctor.examination",
         "cdc.generations.registry",
         "cdc.migrations",
         "cdc.observe.collection",
@@ -29,8 +32,13 @@ FORKS.set_forkserver_preload(
         "cdc.quarantine.log",
         "cdc.runtime.context",
         "cdc.sinks.delta.sink",
+        "cdc.sinks.elasticsearch.index.administration",
         "cdc.sinks.elasticsearch.sink",
         "cdc.sinks.redis.sink",
+        "cdc.views.plan",
+        "cdc.views.source_checks",
+        "httpcore",
+        "pyarrow",
         "tests.support.verbs",
     ]
 )
