@@ -28,6 +28,8 @@ SCHEMA = "view"
 """The schema that views stand under, in the names of their topics and in sinks."""
 STATE = "documents"
 """What the state of documents is called where a sink's name is due: in logs, progress, quarantine."""
+COMMIT = "commit"
+"""The clock of a view that isn't a column: the time of commits."""
 TOPIC_ONLY = "topic"
 """In `to`: the view's topic, which every view has."""
 Function = Literal[
@@ -388,7 +390,7 @@ class ViewSettings(Section):
     """The condition in SQL that a document has to meet, over what it shows: its members, and with a dot
     the members of an object. A document that doesn't meet it isn't sent, or is removed.
     """
-    clock: str = Field(default="commit", examples=["dep_time"])
+    clock: str = Field(default=COMMIT, examples=["dep_time"])
     """What `now()` is: `commit` for the time of Postgres up to which all commits are processed, or a time
     column of the root for the latest time that any row had there.
     """
@@ -556,7 +558,7 @@ class GroupedViewSettings(Section):
     """The condition in SQL that a document has to meet, over its members. A document that doesn't meet
     it isn't sent, or is removed.
     """
-    clock: str = Field(default="commit", examples=["dep_time"])
+    clock: str = Field(default=COMMIT, examples=["dep_time"])
     """What `now()` is in `having`, and what windows with `lateness` close by: `commit` for the time of
     Postgres up to which all commits are processed, or a time column of the table for the latest time that
     any row had there.
