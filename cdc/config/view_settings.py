@@ -499,7 +499,7 @@ class WindowSettings(Section):
         if self.session is not None or (self.sliding is not None and size):
             return self
         if size == 0 or self.step == 0:
-            raise InvalidSetting("a window has a length", "for example: tumbling: 1 hour")
+            raise InvalidSetting("a window has a length", f"for example: {self._example}")
         if size % self.step:
             raise InvalidSetting(
                 f"{self.hopping} is no multiple of every: {self.every}",
@@ -512,6 +512,12 @@ class WindowSettings(Section):
                 "choose a longer every",
             )
         return self
+
+    @property
+    def _example(self) -> str:
+        if self.hopping:
+            return "hopping: 1 hour, every: 10 minutes"
+        return "sliding: 1 hour" if self.sliding else "tumbling: 1 hour"
 
     @property
     def size(self) -> int:
