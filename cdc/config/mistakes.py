@@ -23,6 +23,7 @@ INIT_HINT = "a whole file, with comments, is written by: cdc -p NEW.yaml init"
 QUOTED = re.compile(r"(['\"])[^'\"]{2,}\1")
 UNQUOTED_REFERENCE = re.compile(r"[{,].*?[\s:]\$\{([A-Za-z_][A-Za-z0-9_]*)")
 """A reference without quotes inside of { }."""
+PAUSE = re.compile(r"[.;:](?:\s|$)")
 PROBLEMS: Mapping[str, str] = {
     "missing": "required, but missing",
     "too_short": "at least one is needed",
@@ -202,6 +203,8 @@ def _describe(mistake: Any, keys: Sequence[str], kinds: Sequence[Any]) -> tuple[
     if mistake["input"] is None and kind != "missing":
         return "is empty", _example(keys[-1:], section)
     problem = PROBLEMS[kind].format(**context) if kind in PROBLEMS else "isn't accepted"
+    if kind == "missing" and (purpose := _purpose(keys[-1], section)):
+        problem += f": {purpose}"
     return problem, _example(keys[-1:], section)
 
 
@@ -222,6 +225,13 @@ def _pattern_problem(keys: Sequence[str], section: Any) -> tuple[str, str]:
 def _example(name: Sequence[str], section: Any) -> str:
     field = _fields(section).get(name[0]) if name else None
     return f"for example: {name[0]}: {field.examples[0]}" if field and field.examples else INIT_HINT
+
+
+def _purpose(name: str, section: Any) -> str:
+    """What a setting is for: its description up to the first pause."""
+    field = _fields(section).get(name)
+    words = PAUSE.split(field.description or "")[0] if field else ""
+    return words[:1].lower() + words[1:].replace("\n", " ")
 
 
 def _resolve(model: type[BaseModel], loc: Sequence[str | int]) -> tuple[list[str], list[Any]]:

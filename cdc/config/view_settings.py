@@ -28,6 +28,8 @@ SCHEMA = "view"
 """The schema that views stand under, in the names of their topics and in sinks."""
 STATE = "documents"
 """What the state of documents is called where a sink's name is due: in logs, progress, quarantine."""
+COMMIT = "commit"
+"""The clock of a view that isn't a column: the time of commits."""
 TOPIC_ONLY = "topic"
 """In `to`: the view's topic, which every view has."""
 Function = Literal[
@@ -388,7 +390,7 @@ class ViewSettings(Section):
     """The condition in SQL that a document has to meet, over what it shows: its members, and with a dot
     the members of an object. A document that doesn't meet it isn't sent, or is removed.
     """
-    clock: str = Field(default="commit", examples=["dep_time"])
+    clock: str = Field(default=COMMIT, examples=["dep_time"])
     """What `now()` is: `commit` for the time of Postgres up to which all commits are processed, or a time
     column of the root for the latest time that any row had there.
     """
@@ -497,7 +499,7 @@ class WindowSettings(Section):
         if self.session is not None or (self.sliding is not None and size):
             return self
         if size == 0 or self.step == 0:
-            raise InvalidSetting("a window has a length", "for example: tumbling: 1 hour")
+            raise InvalidSetting("a window has a length", f"for example: {self._example}")
         if size % self.step:
             raise InvalidSetting(
                 f"{self.hopping} is no multiple of every: {self.every}",
@@ -510,6 +512,12 @@ class WindowSettings(Section):
                 "choose a longer every",
             )
         return self
+
+    @property
+    def _example(self) -> str:
+        if self.hopping:
+            return "hopping: 1 hour, every: 10 minutes"
+        return "sliding: 1 hour" if self.sliding else "tumbling: 1 hour"
 
     @property
     def size(self) -> int:
@@ -556,7 +564,7 @@ class GroupedViewSettings(Section):
     """The condition in SQL that a document has to meet, over its members. A document that doesn't meet
     it isn't sent, or is removed.
     """
-    clock: str = Field(default="commit", examples=["dep_time"])
+    clock: str = Field(default=COMMIT, examples=["dep_time"])
     """What `now()` is in `having`, and what windows with `lateness` close by: `commit` for the time of
     Postgres up to which all commits are processed, or a time column of the table for the latest time that
     any row had there.

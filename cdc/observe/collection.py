@@ -19,7 +19,7 @@ import structlog
 from cdc.capture.new_tables import takes_snapshot
 from cdc.capture.unsendable import read_causes
 from cdc.config.settings import Pipeline
-from cdc.config.view_settings import STATE
+from cdc.config.view_settings import COMMIT, STATE
 from cdc.control.definitions import Watch, watch
 from cdc.errors import CdcError, Unexpected
 from cdc.kafka.pool import TopicsPool
@@ -126,7 +126,14 @@ def _collect(
         sinks,
         tuple(finding for finding in (*unread, *changed, *at_risk) if finding),
         definitions,
-        _documents_status(documents, activity, started, report.ends, tables.get(STATE, ()))
+        _documents_status(
+            documents,
+            activity,
+            started,
+            report.ends,
+            tables.get(STATE, ()),
+            {name: view.clock for name, view in pipeline.views.items() if view.clock != COMMIT},
+        )
         if documents
         else None,
         slot_loss_s(answers["postgres"][0], report.heartbeat),
@@ -155,14 +162,16 @@ def _documents_status(
     started: float,
     ends: Mapping[str, Position],
     tables: Sequence[Table],
+    clock_columns: Mapping[str, str],
 ) -> DocumentsStatus | None:
-    """The sizes, and how many records of these tables wait for the state; that it can't be read is a
-    problem of its positions already.
+    """The sizes, how many records of these tables wait for the state, and the clocks; that it can't be
+    read is a problem of its positions already.
     """
     sizes, _ = _await_answer("state", answer, started, ANSWER_S)
     if sizes is None:
         return None
-    return describe_documents(sizes, tables, ends, activity.sent_per_s if activity else None)
+    sent_per_s = activity.sent_per_s if activity else None
+    return describe_documents(sizes, tables, ends, sent_per_s, clock_columns)
 
 
 def _ask_servers(

@@ -2,7 +2,7 @@
 run next.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -48,6 +48,7 @@ def diagnose(status: Status) -> Status:
         *(finding for sink in status.sinks for finding in _find_sink_troubles(status, sink)),
         *find_memory_risk(status),
     ]
+    findings += _find_clock_troubles(status, findings)
     return replace(status, findings=worst_first(findings))
 
 
@@ -247,6 +248,57 @@ def _find_table_troubles(status: Status, sink: SinkStatus) -> Iterator[Finding]:
             message = f"Kafka -> {name} has stopped for {table}: {reason}"
             trouble = find("table-waiting", table, message, hint, table=table, sink=name)
             yield replace(trouble, since=sink.aside_since.get(table))
+
+
+def _find_clock_troubles(status: Status, found: Collection[Finding]) -> Iterator[Finding]:
+    """Find clocks of views that stand still although heartbeats arrive and a run is at work. That the
+    state is away, paused or behind is among the findings that were `found`.
+
+    Clocks are compared with the last heartbeat, since both are times of Postgres. One that is a column
+    may be behind for as long as no row comes.
+    """
+    heartbeat, documents = status.heartbeat, status.documents
+    stream = next((sink for sink in status.sinks if sink.name == STATE), None)
+    if not (heartbeat and heartbeat.committed_at and documents and stream):
+        return
+    is_explained = any(
+        finding.sink == STATE and finding.code.startswith("sink-") for finding in found
+    )
+    if is_explained or stream.state != "running":
+        return
+    patience_s = max(LATE_S, 3 * heartbeat.interval_s)
+    for view, clock_status in documents.clocks.items():
+        behind_s = heartbeat.committed_at - clock_status.at
+        if behind_s < -patience_s:
+            message = (
+                f"The clock of {view} is {duration(-behind_s)} ahead of Postgres, whose time has gone"
+                " back: it stands until that time has come again."
+            )
+            fix = "Make sure that the server's time is right: timedatectl status"
+        elif behind_s > patience_s and clock_status.column is None:
+            hold, fix = _hold_of(stream)
+            message = f"The clock of {view} stands {duration(behind_s)} behind Postgres{hold}."
+        else:
+            continue
+        table = f"{SCHEMA}.{view}"
+        trouble = find("clock-stands", table, message, fix, table=table, sink=STATE)
+        yield replace(trouble, since=clock_status.at)
+
+
+def _hold_of(stream: SinkStatus) -> tuple[str, str]:
+    """Say what holds the clocks of views back, and what to do about it: all of them wait for all
+    tables of the state.
+    """
+    held = {view.table: view.hint or "" for view in stream.views if view.problem}
+    held |= {
+        table: hint
+        for table, (_, hint) in stream.aside.items()
+        if not table.startswith(f"{SCHEMA}.")
+    }
+    if held:
+        table, hint = next(iter(held.items()))
+        return f": it waits for the topic of {table}, which isn't applied", hint
+    return ", though no record of its tables waits", WATCH
 
 
 def _slowest(status: Status) -> str:

@@ -47,6 +47,14 @@ def metrics_of(status: Status) -> Iterator[Metric]:
         for view, number in status.documents.late.items():
             late.add_metric([view], number)
         yield late
+        clocks = GaugeMetricFamily(
+            "cdc_view_clock_seconds",
+            "The clock of a view, Unix time: what now() is in it.",
+            labels=["view"],
+        )
+        for view, clock in status.documents.clocks.items():
+            clocks.add_metric([view], clock.at)
+        yield clocks
     yield from _of_builds(status.sinks)
 
 

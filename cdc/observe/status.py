@@ -47,6 +47,8 @@ class HeartbeatStatus:
     interval_s: float
     wal_per_s: float | None = None
     """Bytes of log that Postgres has written a second, in the minutes before the last heartbeat."""
+    committed_at: float | None = None
+    """Unix seconds of its commit, by Postgres' clock."""
 
     @property
     def late(self) -> bool:
@@ -135,6 +137,19 @@ class SinkStatus:
 
 
 @dataclass(frozen=True)
+class ClockStatus:
+    """The clock of a view: what `now()` is in it, and by what its windows close.
+
+    at      Unix seconds
+    column  whose latest time that is; None: the time of Postgres by which all that was committed is in
+            the state
+    """
+
+    at: float
+    column: str | None = None
+
+
+@dataclass(frozen=True)
 class DocumentsStatus:
     """What the state of documents holds, and has to do: see `cdc.views.state.StateSizes`.
 
@@ -148,6 +163,7 @@ class DocumentsStatus:
     waiting      by table, the like that aren't yet; None where the topics couldn't be read
     late         by view, changes that came after a window had closed; views without any are left out
     late_since   Unix seconds since which they are counted, when the state began
+    clocks       by view, of those that have one, once all of their documents have been sent
     """
 
     rows: Mapping[str, int]
@@ -161,6 +177,7 @@ class DocumentsStatus:
     waiting: Mapping[str, int] | None = None
     late: Mapping[str, int] = field(default_factory=dict)
     late_since: float | None = None
+    clocks: Mapping[str, ClockStatus] = field(default_factory=dict)
 
     @property
     def done_s(self) -> float | None:

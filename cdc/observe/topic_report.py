@@ -25,9 +25,16 @@ from cdc.model.position import Position, ViewCheckpoint, distance
 from cdc.model.table import Table
 from cdc.model.wording import UNKNOWN, duration
 from cdc.observe.forecast import WINDOW_S, wal_pace
-from cdc.observe.status import DocumentsStatus, HeartbeatStatus, SinkStatus, ViewStatus
+from cdc.observe.status import (
+    ClockStatus,
+    DocumentsStatus,
+    HeartbeatStatus,
+    SinkStatus,
+    ViewStatus,
+)
 from cdc.postgres import table_survey
 from cdc.quarantine.log import QuarantineLog
+from cdc.views.scalar.instants import FIRST
 
 AT_RISK_SHARE = 0.75
 """The share of the time that tombstones are kept at which a view that is so far behind is at risk."""
@@ -110,7 +117,13 @@ def read_topics(
     if beat:
         age = max(0.0, looked_at - beat.arrived_ms / 1000)
         pace = wal_pace(earlier, beat) if earlier else None
-        heartbeat = HeartbeatStatus(round(age, 3), beat.delay_s, pipeline.source.heartbeat_s, pace)
+        heartbeat = HeartbeatStatus(
+            round(age, 3),
+            beat.delay_s,
+            pipeline.source.heartbeat_s,
+            pace,
+            beat.committed_ms / 1000,
+        )
     captured = {pipeline.topic(entry.table) for entry in pipeline.source.tables}
     records = sum(sum(ends[topic].offsets) for topic in ends.keys() & captured)
     return TopicReport(heartbeat, views, records, ends)
@@ -219,11 +232,12 @@ def describe_documents(
     tables: Sequence[Table],
     ends: Mapping[str, Position],
     sent_per_s: float | None,
+    clock_columns: Mapping[str, str],
 ) -> DocumentsStatus:
     """Add to the sizes how many records of these tables are applied, and how many wait.
 
-    sizes: the fields of `cdc.views.state.StateSizes`; ends: by topic, empty where they couldn't be
-    read.
+    sizes: what `sizes_reader` reads; ends: by topic, empty where they couldn't be read; clock_columns:
+    by view, of those whose clock is a column.
     """
     stored = {name: checkpoint for name, checkpoint in sizes["applied"].items() if checkpoint}
     applied = {name: sum(checkpoint.position.offsets) for name, checkpoint in stored.items()}
@@ -232,8 +246,15 @@ def describe_documents(
         for table in tables
         if table.topic in ends
     }
+    clocks = {
+        view: ClockStatus(now / 1_000_000, clock_columns.get(view))
+        for view, now in sizes["clocks"].items()
+        if now > FIRST
+    }
     return DocumentsStatus(
-        **{**sizes, "applied": applied}, sent_per_s=sent_per_s, waiting=waiting if ends else None
+        **{**sizes, "applied": applied, "clocks": clocks},
+        sent_per_s=sent_per_s,
+        waiting=waiting if ends else None,
     )
 
 

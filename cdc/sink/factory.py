@@ -131,10 +131,18 @@ def earliest_checkpoint(noted: Sequence[ViewCheckpoint | None]) -> ViewCheckpoin
 
 def sizes_reader(pipeline: Pipeline) -> Callable[[], Mapping[str, Any]]:
     """The function that reads how much the state of documents holds, and has to do: the fields of
-    `cdc.views.state.StateSizes`.
+    `cdc.views.state.StateSizes`; and `clocks`, see `State.clocks`, of views whose documents have all
+    been sent as of some time.
     """
     tables = sorted({name for view in pipeline.views.values() for name in tables_of(view)})
-    return _reader(pipeline, lambda state: state.sizes(tables, list(pipeline.views))._asdict())
+
+    def measure(state: Any) -> Mapping[str, Any]:
+        # A view that had `now()` once has a clock still, but no note of it.
+        noted = state.noted_clocks()
+        clocks = {view: now for view, now in state.clocks().items() if view in noted}
+        return {**state.sizes(tables, list(pipeline.views))._asdict(), "clocks": clocks}
+
+    return _reader(pipeline, measure)
 
 
 def _reader(pipeline: Pipeline, question: Callable[[Any], T]) -> Callable[[], T]:

@@ -13,6 +13,7 @@ from cdc.config.durations import microseconds
 from cdc.config.mistakes import InvalidSetting
 from cdc.config.settings import Pipeline
 from cdc.config.view_settings import (
+    COMMIT,
     AggregateCall,
     AnyView,
     GroupedViewSettings,
@@ -315,7 +316,7 @@ class _Resolver:
 
     def _clock(self, view: View, text: str, keys: Keys) -> str | None:
         """Resolve what the view's `now()` is."""
-        if text == "commit":
+        if text == COMMIT:
             return None
         hint = "name a column of type timestamptz or timestamp, or commit"
         self._require_time(view.root.table, "clock", text, keys, hint)

@@ -5,6 +5,7 @@ cases that these don't reach; planted bugs that they find.
 import random
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -24,10 +25,9 @@ from cdc.views.sessions import Sessions
 from cdc.views.state import Chunk, Span, State
 from cdc.views.tasks import emission
 from tests.support.budget import SCALE
-from tests.support.document_history import History, without_final
+from tests.support.document_history import History, run_random_history, without_final
 
 RUNS = 4 * SCALE
-CHANGES = 100
 TABLES = """
 CREATE TYPE lib.kind AS ENUM ('air', 'sea');
 CREATE TABLE lib.trips (
@@ -201,7 +201,6 @@ VIEWS = """
 """
 CLOCKS = ("closed", "busy_runs", "hours", "hops")
 """Views whose clock is the time of commits."""
-STEPS = ("climbed", "begin_sending", "sent", "write")
 
 
 def literal(rng: random.Random, *values: object) -> str:
@@ -244,41 +243,25 @@ def change(rng: random.Random) -> str:
     )
 
 
+def change_rows(history: History, rng: random.Random, _: int) -> None:
+    history.do(*(change(rng) for _ in range(rng.randrange(1, 4))))
+    if rng.random() < 0.5:
+        history.apply()
+
+
+def touch(history: History, rng: random.Random, _: int) -> None:
+    history.do("DELETE FROM lib.trips WHERE id = 99")
+    history.do(
+        "INSERT INTO lib.trips (id, origin, dep) VALUES (99, 'w', '1970-01-01')",
+        f"UPDATE lib.trips SET is_late = {rng.choice(['true', 'false'])} WHERE id = 99",
+    )
+
+
 def run_history(history: History, seed: int) -> None:
     """Compare documents with their query through a random history."""
-    rng = random.Random(seed)
-    history.connection.execute(TABLES.encode())
-    history.declare(VIEWS)
-    now = microseconds("1969-12-31T20:00:00.000000Z")
-    assert now is not None
-    history.chunk_rows = rng.choice([1, 3, 500])
-    history.repeats_tasks = True
-    history.save()
-    for _ in range(CHANGES):
-        now += rng.choice([0, 0, 1, 1_800_000_000, 3_600_000_000])
-        history.clocks |= dict.fromkeys(CLOCKS, now)
-        history.do(*(change(rng) for _ in range(rng.randrange(1, 4))))
-        if rng.random() < 0.5:
-            history.apply()
-        if rng.random() < 0.15:
-            history.settle()
-        elif rng.random() < 0.3:
-            # A step that is reached; the send after it has all to do.
-            history.do("DELETE FROM lib.trips WHERE id = 99")
-            history.do(
-                "INSERT INTO lib.trips (id, origin, dep) VALUES (99, 'w', '1970-01-01')",
-                f"UPDATE lib.trips SET is_late = {rng.choice(['true', 'false'])} WHERE id = 99",
-            )
-            history.apply()
-            history.send(f"{rng.choice(['before', 'after'])} {rng.choice(STEPS)}")
-        elif rng.random() < 0.1:
-            history.save()
-        elif rng.random() < 0.1:
-            # The state's server comes back without its last writes. Nothing is sent until it has all
-            # that was in the log.
-            history.go_back()
-            history.apply()
-    history.settle()
+    run_random_history(
+        history, seed, TABLES, VIEWS, partial(change_rows, history), partial(touch, history)
+    )
 
 
 @pytest.mark.parametrize("seed", range(RUNS))

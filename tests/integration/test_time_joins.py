@@ -6,6 +6,7 @@ import json
 import random
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,6 @@ from cdc.views import assemble, climb
 from cdc.views.having import shown_values
 from cdc.views.plan import Node, StatePlan
 from cdc.views.rows import Entries
-from cdc.views.scalar.instants import microseconds
 from cdc.views.state import Chunk, Span, State, Turn, scan_spans
 from cdc.views.tables import view_tables
 from cdc.views.tasks import emission
@@ -29,14 +29,13 @@ from cdc.views.tasks.marking import mark
 from cdc.views.time_joins import ListPlace, children_span
 from tests.support import document_history
 from tests.support.budget import SCALE
-from tests.support.document_history import History
+from tests.support.document_history import History, run_random_history
 from tests.support.simulated import MemoryLog, SimulatedClock
 from tests.unit.test_time_settings import GOOD
 from tests.unit.test_time_settings import TABLES as TIMED_TABLES
 
 RUNS = 4 * SCALE
 PATHS = Node.paths
-CHANGES = 100
 TABLES = """
 CREATE TABLE lib.flights (
     id int PRIMARY KEY, tail text, origin text, dep timestamptz, arr timestamptz, delay int);
@@ -183,7 +182,6 @@ PATTERNS = """
     clock: arr
     to: [topic]
 """
-STEPS = ("climbed", "begin_sending", "sent", "write")
 
 
 def moment(rng: random.Random) -> str:
@@ -246,42 +244,25 @@ def change(rng: random.Random) -> str:
     )
 
 
+def change_rows(history: History, rng: random.Random, _: int) -> None:
+    history.do(*(change(rng) for _ in range(rng.randrange(1, 4))))
+    if rng.random() < 0.5:
+        table = rng.choice(["flights", "weather", "planes", "owners"])
+        history.apply(*([table] if rng.random() < 0.5 else []))
+
+
+def touch(history: History, _: random.Random, __: int) -> None:
+    history.do(
+        "INSERT INTO lib.owners VALUES ('w', 'v') ON CONFLICT (name) DO UPDATE SET city = owners.city || 'v'"
+    )
+
+
 def run_history(history: History, seed: int) -> None:
     """Compare documents with their query through a random history."""
-    rng = random.Random(seed)
-    history.connection.execute(TABLES.encode())
-    history.declare(VIEWS + HAVING + CLOCKED + PATTERNS)
-    now = microseconds("1969-12-31T20:00:00.000000Z")
-    assert now is not None
-    history.chunk_rows = rng.choice([1, 3, 500])
-    history.repeats_tasks = True
-    history.save()
-    for _ in range(CHANGES):
-        now += rng.choice([0, 0, 1, 1_800_000_000, 3_600_000_000])
-        history.clocks = {
-            view.name: now for view in history.views.values() if view.has_clock and not view.clock
-        }
-        history.do(*(change(rng) for _ in range(rng.randrange(1, 4))))
-        if rng.random() < 0.5:
-            table = rng.choice(["flights", "weather", "planes", "owners"])
-            history.apply(*([table] if rng.random() < 0.5 else []))
-        if rng.random() < 0.15:
-            history.settle()
-        elif rng.random() < 0.3:
-            # A step that is reached; the send after it has all to do.
-            history.do(
-                "INSERT INTO lib.owners VALUES ('w', 'v') ON CONFLICT (name) DO UPDATE SET city = owners.city || 'v'"
-            )
-            history.apply()
-            history.send(f"{rng.choice(['before', 'after'])} {rng.choice(STEPS)}")
-        elif rng.random() < 0.1:
-            history.save()
-        elif rng.random() < 0.1:
-            # The state's server comes back without its last writes. Nothing is sent until it has all
-            # that was in the log.
-            history.go_back()
-            history.apply()
-    history.settle()
+    views = VIEWS + HAVING + CLOCKED + PATTERNS
+    run_random_history(
+        history, seed, TABLES, views, partial(change_rows, history), partial(touch, history)
+    )
 
 
 def run_histories(history: History, seeds: Iterable[int]) -> None:

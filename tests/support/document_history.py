@@ -7,8 +7,9 @@ batch takes, and after which step the process ends.
 """
 
 import json
+import random
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from decimal import Decimal
@@ -49,7 +50,7 @@ from cdc.views.clock import TAKE_S, ViewClocks
 from cdc.views.needs import needs
 from cdc.views.plan import StatePlan, View
 from cdc.views.resolve import resolve_views
-from cdc.views.scalar.instants import FIRST, text_of
+from cdc.views.scalar.instants import FIRST, microseconds, text_of
 from cdc.views.sql import clock_setting
 from cdc.views.state import LateChange, Turn
 from cdc.views.tables import view_table
@@ -91,6 +92,10 @@ WIRE = {
     ),
 }
 """SQL for a value as the connector writes it, by type; others travel as they are."""
+CHANGES = 100
+"""Rounds of a random history."""
+STEPS = ("climbed", "begin_sending", "sent", "write")
+"""At which the process of a random history ends."""
 Documents = dict[str, str]
 """Texts of documents, by id."""
 Partition = tuple[str, int]
@@ -629,6 +634,52 @@ class History:
         """The keys of all indexes, lists and tallies of the state."""
         with redis.Redis.from_url(self.url, decode_responses=True) as server:
             return sorted(server.scan_iter(f"{PREFIX}:_x:*"))
+
+
+def run_random_history(
+    history: History,
+    seed: int,
+    tables: str,
+    views: str,
+    change: Callable[[random.Random, int], None],
+    touch: Callable[[random.Random, int], None],
+) -> None:
+    """Compare documents with their query through a random history, with crashes and lost states. Clocks
+    of commits go with it.
+
+    change  makes random changes at a time, in microseconds since 1970, and may apply some of them
+    touch   changes a row so that each view has something to send
+    """
+    rng = random.Random(seed)
+    history.connection.execute(tables.encode())
+    history.declare(views)
+    now = microseconds("1969-12-31T20:00:00.000000Z")
+    assert now is not None
+    history.chunk_rows = rng.choice([1, 3, 500])
+    history.repeats_tasks = True
+    history.save()
+    for _ in range(CHANGES):
+        now += rng.choice([0, 0, 1, 1_800_000_000, 3_600_000_000])
+        change(rng, now)
+        # What follows applies all of them before it sends anything.
+        history.clocks |= {
+            view.name: now for view in history.views.values() if view.has_clock and not view.clock
+        }
+        if rng.random() < 0.15:
+            history.settle()
+        elif rng.random() < 0.3:
+            # A step that is reached; the send after it has all to do.
+            touch(rng, now)
+            history.apply()
+            history.send(f"{rng.choice(['before', 'after'])} {rng.choice(STEPS)}")
+        elif rng.random() < 0.1:
+            history.save()
+        elif rng.random() < 0.1:
+            # The state's server comes back without its last writes. Nothing is sent until it has all
+            # that was in the log.
+            history.go_back()
+            history.apply()
+    history.settle()
 
 
 class Ends(MemoryLog):

@@ -50,7 +50,7 @@ from tests.support.pages import refusal
 from tests.support.pipelines import pipeline, position_by_table
 from tests.unit.test_doctor import FAULTS, SOURCE
 from tests.unit.test_forecast import LOADING
-from tests.unit.test_status_unit import GOOD, SLOT
+from tests.unit.test_status_unit import GOOD, NOW, SLOT, with_clock
 from tests.unit.test_view_settings import GOOD as GOOD_VIEWS
 from tests.unit.test_view_settings import resolve
 
@@ -64,9 +64,10 @@ WORDED = (
     *("postgres-too-old", "wal-level", "source-encoding", "table-refused", "publication-foreign"),
     *("spark-missing", "machine-unreadable", "registration-unreadable", "sink-unreachable"),
     *("sink-waiting", "another-server", "server-promoted", "tables-undecided", "table-slipped"),
-    *("view-stopped", "records-unreadable", "changes-incomplete", "row-security"),
+    *("view-stopped", "clock-stands", "records-unreadable", "changes-incomplete", "row-security"),
 )
 """Codes whose hint differs from case to case, and is in words: they are in the message."""
+REMADE = "cdc -p FILE topics renew --table public.orders, then cdc -p FILE run"
 
 ELSEWHERE = {
     "view-refused": "tests/integration/test_view_checks.py",
@@ -108,6 +109,8 @@ def of_status() -> Iterator[Finding]:
         replace(GOOD, heartbeat=None, slot=None, snapshot_records=4),
         replace(GOOD, heartbeat=HeartbeatStatus(60, 0.1, 2)),
         replace(GOOD, documents=replace(LOADING, limit_bytes=1)),
+        *(with_clock(at) for at in (NOW - 90, NOW + 90)),
+        with_clock(NOW - 90, views=(replace(view, problem="It is cut.", hint=REMADE),)),
         of_sink(paused_by="me"),
         of_sink(state="failed", error="Full."),
         of_sink(state="waiting", error="Away.", hint="no action needed; retried automatically"),

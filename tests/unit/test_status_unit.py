@@ -27,7 +27,9 @@ from cdc.observe.activity import ActivityReader, stands_s
 from cdc.observe.collection import collect
 from cdc.observe.diagnosis import diagnose, document, slow_hop
 from cdc.observe.status import (
+    ClockStatus,
     ConnectorStatus,
+    DocumentsStatus,
     HeartbeatStatus,
     SinkStatus,
     Status,
@@ -443,6 +445,83 @@ def test_a_server_that_begins_to_hang_during_a_look_is_named_by_it(
 def test_a_heartbeat_within_its_interval_is_not_late() -> None:
     assert not HeartbeatStatus(6.9, 0.0, 2.0).late
     assert HeartbeatStatus(7.1, 0.0, 2.0).late
+
+
+BEATING = HeartbeatStatus(1.0, 0.02, 2.0, committed_at=NOW)
+ORDERS_VIEW = ViewStatus("public.orders", 0, 0.0)
+
+
+def with_clock(
+    at: float,
+    column: str | None = None,
+    heartbeat: HeartbeatStatus = BEATING,
+    **stream: object,
+) -> Status:
+    """A pipeline whose view `overdue` has a clock, and the stream of its state."""
+    sink = SinkStatus("documents", "running", views=(ORDERS_VIEW,))
+    documents = DocumentsStatus({}, {}, {}, 0, clocks={"overdue": ClockStatus(at, column)})
+    sinks = (*GOOD.sinks, replace(sink, **stream))  # type: ignore[arg-type]
+    return diagnose(replace(GOOD, heartbeat=heartbeat, sinks=sinks, documents=documents))
+
+
+def codes(status: Status) -> list[str]:
+    return [finding.code for finding in status.findings]
+
+
+def test_a_clock_that_stands_though_heartbeats_arrive_is_found() -> None:
+    (finding,) = with_clock(NOW - 90).findings
+    assert (finding.code, finding.table, finding.sink) == (
+        "clock-stands",
+        "view.overdue",
+        "documents",
+    )
+    assert "The clock of overdue stands 90 s behind Postgres, though no record" in finding.message
+    assert "restart the run" in finding.message
+    assert (finding.since, finding.fix) == (NOW - 90, "cdc -p FILE status --watch")
+    assert codes(with_clock(NOW - 50)) == []
+    rare = replace(BEATING, interval_s=60.0)
+    assert codes(with_clock(NOW - 90, heartbeat=rare)) == []
+    assert codes(with_clock(NOW - 190, heartbeat=rare)) == ["clock-stands"]
+
+
+def test_the_table_that_holds_clocks_back_is_named() -> None:
+    refused = replace(ORDERS_VIEW, problem="has lost records.", hint="cdc -p FILE run")
+    stopped, stands = with_clock(NOW - 90, views=(refused,)).findings
+    assert (stopped.code, stands.code) == ("view-stopped", "clock-stands")
+    assert "it waits for the topic of public.orders, which isn't applied" in stands.message
+    assert stands.fix == "cdc -p FILE run"
+    aside = {
+        "view.other": ["It has no column a.", "cdc -p FILE views plan"],
+        "public.orders": ["there is no topic yet", "cdc -p FILE register"],
+    }
+    stands = with_clock(NOW - 90, aside=aside).findings[-1]
+    assert "it waits for the topic of public.orders, which isn't applied" in stands.message
+    assert stands.fix == "cdc -p FILE register"
+
+
+def test_a_clock_that_stands_as_it_should_is_no_finding() -> None:
+    """One that is a column, while no row comes; and one whose state gets nothing, or has much to do,
+    which is said of the state.
+    """
+    assert codes(with_clock(NOW - 1e6, "dep_time")) == []
+    lagging = (replace(ORDERS_VIEW, lag_records=9, lag_seconds=90.0),)
+    assert codes(with_clock(NOW - 90, views=lagging)) == ["sink-behind"]
+    assert codes(with_clock(NOW - 90, state="not running")) == ["sink-not-running"]
+    assert codes(with_clock(NOW - 90, state="caught up")) == []
+    assert codes(with_clock(NOW - 90, state="paused", paused_by="me")) == ["sink-paused"]
+    assert codes(with_clock(NOW - 90, looked_s=40.0)) == ["sink-silent"]
+    late = HeartbeatStatus(90.0, 0.02, 2.0, committed_at=NOW - 90)
+    assert codes(with_clock(NOW - 91, heartbeat=late)) == ["heartbeat-late"]
+    assert codes(with_clock(NOW - 90, heartbeat=HeartbeatStatus(1.0, 0.02, 2.0))) == []
+
+
+def test_a_clock_is_ahead_once_the_time_of_postgres_has_gone_back() -> None:
+    for column in (None, "dep_time"):
+        (finding,) = with_clock(NOW + 300, column).findings
+        assert finding.code == "clock-stands"
+        assert "The clock of overdue is 5 min ahead of Postgres" in finding.message
+        assert finding.fix == "timedatectl status"
+    assert codes(with_clock(NOW + 50)) == []
 
 
 @pytest.mark.parametrize("code", ["source-unreachable", "kafka-unreachable"])

@@ -1,11 +1,15 @@
 """What `cdc views show` and `cdc status` draw of documents."""
 
+import time
 from dataclasses import replace
 from pathlib import Path
 
 from cdc.cli.screens.status import draw_status
 from cdc.cli.screens.views import draw_late, draw_view
-from cdc.observe.status import DocumentsStatus, Status
+from cdc.model.wording import clock
+from cdc.observe.pipeline_metrics import metrics_of
+from cdc.observe.status import ClockStatus, DocumentsStatus, SinkStatus, Status
+from cdc.serve.drawing.hops import describe_hops
 from cdc.views.outline import outline, state_outline
 from cdc.views.plan import StatePlan
 from cdc.views.state import LateChange
@@ -51,6 +55,47 @@ def test_changes_that_came_too_late_are_counted() -> None:
     assert "views late hours" in text
     change = LateChange("7", '["jfk","2013-01-01T10:00:00.000000Z"]', 1.0)
     assert '7 ["jfk","2013-01-01T10:00:00.000000Z"]' in " ".join(shown(draw_late([change])).split())
+
+
+def test_clocks_are_shown_beside_their_views() -> None:
+    """On 80 columns, also one of former days."""
+    now = time.time()
+    clocks = {"overdue": ClockStatus(now), "arrivals": ClockStatus(1_359_750_000.0, "arr_time")}
+    documents = DocumentsStatus(
+        {"public.flights": 26_115, "public.airports": 1458},
+        {"public.flights": 4_020_000, "public.airports": 90_000},
+        {"overdue": 3, "arrivals": 12_000, "docs": 0},
+        0,
+        clocks=clocks,
+    )
+    status = Status("shop", documents=documents)
+    lines = shown(draw_status(status, "Well.")).splitlines()
+    rows = [line.split() for line in lines if line.split()[:1] in (["overdue"], ["docs"])]
+    assert rows == [
+        ["overdue", "3", clock(now), "public.flights", "26,115", "4.0", "MB"],
+        ["docs", "0"],
+    ]
+    (arrivals,) = [line for line in lines if line.startswith("arrivals")]
+    assert clock(1_359_750_000.0) in arrivals
+    assert max(map(len, lines)) <= 80
+    without = replace(status, documents=replace(documents, clocks={}))
+    assert "clock" not in shown(draw_status(without, "Well."))
+    (box,) = [
+        branch.sink
+        for branch in describe_hops(replace(status, sinks=(SinkStatus("documents"),))).branches
+    ]
+    assert f"clock {clock(now)}: overdue" in box.lines
+    assert f"clock {clock(1_359_750_000.0)}: arrivals" in box.lines
+    figures = {
+        (sample.name, sample.labels["view"]): sample.value
+        for metric in metrics_of(status)
+        for sample in metric.samples
+        if sample.name == "cdc_view_clock_seconds"
+    }
+    assert figures == {
+        ("cdc_view_clock_seconds", "overdue"): now,
+        ("cdc_view_clock_seconds", "arrivals"): 1_359_750_000.0,
+    }
 
 
 def test_what_is_to_be_sent_is_shown_by_view_and_the_state_by_table() -> None:

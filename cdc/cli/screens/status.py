@@ -17,13 +17,13 @@ from cdc.cli.screens.grid import make_grid
 from cdc.cli.screens.phrases import age, with_since
 from cdc.cli.screens.run import COLOURS
 from cdc.model.finding import folded, verdict
-from cdc.model.wording import UNKNOWN, duration, since_text
+from cdc.model.wording import UNKNOWN, clock, duration, since_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from cdc.model.finding import Finding
-    from cdc.observe.status import SinkStatus, Status, ViewStatus
+    from cdc.observe.status import ClockStatus, SinkStatus, Status, ViewStatus
 
 LISTED, LISTED_VIEWS = 6, 12
 """Most findings, and most views, on one screen."""
@@ -115,7 +115,9 @@ def _documents(snapshot: Status) -> Iterator[RenderableType]:
     """Draw what the state of documents holds, and what is to be sent."""
     if not (documents := snapshot.documents):
         return
-    grid = make_grid("documents of", ">to send", "from rows of", ">rows", ">size")
+    has_clocks = bool(documents.clocks)
+    clock_headings = ["clock"] if has_clocks else []
+    grid = make_grid("documents of", ">to send", *clock_headings, "from rows of", ">rows", ">size")
     views, tables = list(documents.dirty.items()), list(documents.rows.items())
     for number in range(max(len(views), len(tables))):
         view, dirty = views[number] if number < len(views) else ("", None)
@@ -123,6 +125,7 @@ def _documents(snapshot: Status) -> Iterator[RenderableType]:
         grid.add_row(
             view,
             "" if dirty is None else f"{dirty:,}",
+            *([_clock(documents.clocks.get(view))] if has_clocks else []),
             table,
             "" if rows is None else f"{rows:,}",
             "" if rows is None else decimal(documents.bytes[table]),
@@ -140,6 +143,10 @@ def _documents(snapshot: Status) -> Iterator[RenderableType]:
         came = f"{number:,} changes of {view} came after their windows had closed"
         listed = call.complete_commands(f"cdc -p FILE views late {view}")
         yield Text(f"{with_since(came, documents.late_since)}: {listed}")
+
+
+def _clock(status: ClockStatus | None) -> str:
+    return "" if status is None else clock(status.at)
 
 
 def _view_lag(view: ViewStatus) -> str:

@@ -182,6 +182,13 @@ STATUS: Mapping[str, Kind] = {
         SettingsError,
         "This view's documents stay as they were; those of other views go on.",
     ),
+    "clock-stands": Kind(
+        "degraded",
+        APPLY,
+        SinkError,
+        "No deadline of this view passes, and no window closes, until it goes on.",
+        "If it doesn't go on within a minute, restart the run.",
+    ),
     "state-will-not-fit": Kind(
         "warning",
         APPLY,

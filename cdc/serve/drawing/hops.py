@@ -11,7 +11,7 @@ from cdc.apply.progress import WORKING
 from cdc.config.view_settings import STATE
 from cdc.model.finding import Finding, Severity
 from cdc.model.finding_codes.kind import CAPTURE, LOG, SOURCE
-from cdc.model.wording import duration
+from cdc.model.wording import clock, duration
 from cdc.observe.status import SinkStatus, Status
 
 UNREAD = "could not be read"
@@ -156,6 +156,11 @@ def _sink_lines(status: Status, sink: SinkStatus, *, unread: bool) -> Iterator[s
         yield f"{sum(status.documents.dirty.values()):,} documents to send"
         if late := sum(status.documents.late.values()):
             yield f"{late:,} changes after their windows had closed"
+        views_by_time: dict[str, list[str]] = {}
+        for view, status_of_clock in status.documents.clocks.items():
+            views_by_time.setdefault(clock(status_of_clock.at), []).append(view)
+        for time, views in views_by_time.items():
+            yield f"clock {time}: {', '.join(views)}"
 
 
 def _lag(sink: SinkStatus) -> str:

@@ -12,6 +12,8 @@ LONGEST = 26
 """Most characters of a line in a box; longer ones are cut, and the list beside has them whole."""
 LINE = 18
 """Distance of two lines of text."""
+BOX, LINES, APART = 96, 3, 20
+"""The height of a sink's box with so many lines or fewer, and the distance of two boxes."""
 AROUND = (-28, -10, 20)
 """Where the lines of a level arrow stand: two above it, one below."""
 
@@ -75,10 +77,11 @@ class Picture:
 
 def lay_out_wide(hops: Hops) -> Picture:
     """From left to right: three columns, a row for each sink."""
-    box_width, gap, row = 200, 230, 116
+    box_width, gap = 200, 230
     log_x = box_width + gap
     sinks_x = log_x + box_width + gap
-    height = max(1, len(hops.branches)) * row
+    heights = [_box_height(branch.sink) for branch in hops.branches]
+    height = max(BOX + APART, sum(heights) + APART * len(heights))
     middle = height // 2
     boxes = [
         Box(2, middle - 46, box_width, 92, hops.source),
@@ -95,9 +98,11 @@ def lay_out_wide(hops: Hops) -> Picture:
             AROUND,
         )
     ]
-    for number, branch in enumerate(hops.branches):
-        y = number * row + row // 2
-        boxes.append(Box(sinks_x, y - 48, box_width, 96, branch.sink))
+    top = APART // 2
+    for branch, box_height in zip(hops.branches, heights, strict=True):
+        y = top + BOX // 2
+        boxes.append(Box(sinks_x, top, box_width, box_height, branch.sink))
+        top += box_height + APART
         start, bend = log_x + box_width, log_x + box_width + 22
         path = f"M {start} {middle} H {bend} V {y} H {sinks_x - 8}"
         label_x = (bend + sinks_x) // 2
@@ -124,11 +129,16 @@ def lay_out_tall(hops: Hops) -> Picture:
         path = f"M 22 256 V {middle} H {indent - 8}"
         head = _head(indent, middle)
         arrows.append(Arrow(path, branch.hop, indent, label_y, "start", head))
-        boxes.append(Box(indent, box_y, width - indent - 2, 96, branch.sink))
+        box_height = _box_height(branch.sink)
+        boxes.append(Box(indent, box_y, width - indent - 2, box_height, branch.sink))
         if branch.returns:
             arrows.append(_returning(branch, f"M {indent} {middle + 24} H 10 V 266", _up(10, 258)))
-        y = box_y + 96
+        y = box_y + box_height
     return Picture("tall", width, y + 4, boxes, arrows)
+
+
+def _box_height(part: Part) -> int:
+    return BOX + LINE * max(0, len(part.lines) - LINES)
 
 
 def _returning(branch: Branch, path: str, head: str) -> Arrow:
