@@ -92,10 +92,21 @@ KINDS = (
         f" window: {{hopping: 1 hour, every: 10 minutes, time: dep_time}}, {SELECT}",
         PANES,
     ),
+    # Its clock is far from the windows' ends: so its documents can change all the time.
+    Kind(
+        "closing window, 1 hour",
+        "from: TABLE, group_by: [origin], window: {tumbling: 1 hour, time: dep_time, lateness: 9999 days},"
+        f" clock: dep_time, {SELECT}",
+        PANES,
+    ),
     # A carrier's flights leave 1 or 14 minutes after each other, and then pause for half an hour.
     Kind(
         "session, 20 minutes",
         f"from: TABLE, group_by: [carrier], window: {{session: 20 minutes, time: dep_time}}, {SELECT}",
+    ),
+    Kind(
+        "sliding window, 20 minutes",
+        f"from: TABLE, group_by: [carrier], window: {{sliding: 20 minutes, time: dep_time}}, {SELECT}",
     ),
 )
 ENTRIES = """
@@ -129,7 +140,8 @@ def make(data: Data, sizes: Sequence[int]) -> None:
     with psycopg.connect(data.dsn, autocommit=True) as connection:
         for pair in _pairs(data.dsn, sizes[0]):
             for table in (pair.small.table, pair.large.table):
-                # The query of the pattern, which its documents are compared with, asks for each row.
+                # The queries of patterns and sliding windows, which documents are compared with, ask for
+                # each row.
                 connection.execute(f"CREATE INDEX ON {table} (carrier, dep_time)")
 
 

@@ -1,9 +1,8 @@
 """Numbers over the children of a row, as Postgres computes them: exact, in the form of documents."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from decimal import Decimal
-from fractions import Fraction
 from typing import Any
 
 from cdc.config.view_settings import ENDS
@@ -54,29 +53,59 @@ def extreme(type_: str, value: Any) -> Any:
     return trimmed(value) if type_ == "numeric" and value is not None else value
 
 
-def over_rows(
-    parts: Sequence[Aggregate],
-    table: Table,
-    tally: Tally | None,
-    rows: Sequence[Mapping[str, Any]],
-) -> list[Any]:
-    """Compute aggregates over rows in their order, given in the form of documents; None is NULL.
+def added(tallies: Iterable[Mapping[str, int]]) -> dict[str, int]:
+    """Add up the numbers of tallies; what is 0 is left out."""
+    sums: dict[str, int] = {}
+    for numbers in tallies:
+        for name, number in numbers.items():
+            sums[name] = sums.get(name, 0) + number
+    return {name: number for name, number in sums.items() if number}
+
+
+class RowAggregates:
+    """Aggregates over some of a table's rows at a time. What a row adds is computed once, however often
+    it is one of them.
 
     tally: what counts, sums and means are made of, if there are any
+    rows: by id, in the form of documents
     """
-    numbers = count_amounts(amounts(tally, table, row) for row in rows) if tally else {}
-    values: list[Any] = []
-    for part in parts:
-        if part.function in ENDS:
-            assert part.argument is not None
-            end = rows[0 if part.function == "first" else -1] if rows else {}
-            values.append(end.get(part.argument))
-        elif part.function in LISTED:
-            values.append(ordered_value(part, table, rows))
-        else:
-            assert tally is not None
-            values.append(tallied(part, table, tally, numbers))
-    return values
+
+    def __init__(
+        self,
+        parts: Sequence[Aggregate],
+        table: Table,
+        tally: Tally | None,
+        rows: Mapping[str, Mapping[str, Any]],
+    ) -> None:
+        self._parts = parts
+        self._table = table
+        self._tally = tally
+        self._rows = rows
+        self._numbers: Mapping[str, Mapping[str, int]] = {}
+        if tally is not None:
+            self._numbers = {
+                row_id: count_amounts([amounts(tally, table, row)]) for row_id, row in rows.items()
+            }
+
+    def over(self, ids: Collection[str]) -> list[Any]:
+        """Compute the aggregates over those of these rows that there are, in this order; None is NULL."""
+        present = [row_id for row_id in ids if row_id in self._rows]
+        rows = [self._rows[row_id] for row_id in present]
+        numbers: Mapping[str, int] = {}
+        if self._tally is not None:
+            numbers = added([self._numbers[row_id] for row_id in present])
+        values: list[Any] = []
+        for part in self._parts:
+            if part.function in ENDS:
+                assert part.argument is not None
+                end = rows[0 if part.function == "first" else -1] if rows else {}
+                values.append(end.get(part.argument))
+            elif part.function in LISTED:
+                values.append(ordered_value(part, self._table, rows))
+            else:
+                assert self._tally is not None
+                values.append(tallied(part, self._table, self._tally, numbers))
+        return values
 
 
 def ordered_value(part: Aggregate, table: Table, rows: Sequence[Mapping[str, Any]]) -> Any:
@@ -84,13 +113,13 @@ def ordered_value(part: Aggregate, table: Table, rows: Sequence[Mapping[str, Any
     assert part.argument is not None
     type_ = table.column(part.argument).type
     present = [row[part.argument] for row in rows if row[part.argument] is not None]
-    present.sort(key=sort_key(type_))
     if not present:
         return None
     if part.function == "percentile_disc":
         assert part.fraction is not None
+        present.sort(key=sort_key(type_))
         return extreme(type_, present[rank(part.fraction, len(present)) - 1])
-    return extreme(type_, present[-1 if part.function == "max" else 0])
+    return extreme(type_, (max if part.function == "max" else min)(present, key=sort_key(type_)))
 
 
 def rank(fraction: float, count: int) -> int:
@@ -110,8 +139,8 @@ def _mean(total: Decimal, count: int) -> Decimal:
     exponent = total.as_tuple().exponent
     assert isinstance(exponent, int)
     decimals = min(max(16 - 4 * quotient_weight, -exponent, 0), 1000)
-    exact = abs(Fraction(total)) / count * 10**decimals
-    rounded = (2 * exact.numerator + exact.denominator) // (2 * exact.denominator)
+    numerator, denominator = total.copy_abs().as_integer_ratio()
+    rounded = (2 * numerator * 10**decimals + denominator * count) // (2 * denominator * count)
     mean = EXACT.scaleb(Decimal(rounded), -decimals)
     return mean if total >= 0 else mean.copy_negate()
 

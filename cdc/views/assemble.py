@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from cdc.codec.members import encode, joined, members
 from cdc.codec.table import codec
 from cdc.model.table import Table
-from cdc.views.aggregates import extreme, over_rows, tallied
+from cdc.views.aggregates import RowAggregates, extreme, tallied
 from cdc.views.closing import NONE_CLOSED, ClosedWindow
 from cdc.views.entries import place_text
 from cdc.views.having import shown_values
@@ -367,10 +367,9 @@ class _Children:
         columns = {part.argument for part in node.aggregates if part.argument}
         table = narrowed(node.table, frozenset(columns))
         values = {row_id: document_values(row.row, table) for row_id, row in self.rows.items()}
+        aggregates = RowAggregates(node.aggregates, node.table, node.tally, values)
         for parent_id, parent_numbers in numbers.items():
-            ids = ids_by_parent.get(parent_id, ())
-            rows = [values[row_id] for row_id in ids if row_id in values]
-            totals = over_rows(node.aggregates, node.table, node.tally, rows)
+            totals = aggregates.over(ids_by_parent.get(parent_id, ()))
             for part, value in zip(node.aggregates, totals, strict=True):
                 parent_numbers.append((part.name, encode(value)))
 

@@ -8,7 +8,7 @@ row, in the version in which the way existed, reaches the root.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 from typing import Any, TypeVar
 
 from cdc.views.groups import documents_of
@@ -67,17 +67,17 @@ def _roots(
     if child.join is None:
         return
     climbed = set[Joined]()
-    for ids in _parents(plan, state, parent, child, values):
+    # A join in time finds a page for each row, of one parent or a few: these are asked for at once.
+    for page in _pages(chain.from_iterable(_parents(plan, state, parent, child, values))):
         if parent.join is None:
-            yield ids
+            yield page
             continue
-        for page in _pages(ids):
-            unmet = _joined(plan, state, parent, page) - climbed
-            if unmet:
-                yield from _roots(plan, state, path[:-1], unmet)
-            climbed |= unmet
-            if len(climbed) > REMEMBERED:
-                climbed.clear()
+        unmet = _joined(plan, state, parent, page) - climbed
+        if unmet:
+            yield from _roots(plan, state, path[:-1], unmet)
+        climbed |= unmet
+        if len(climbed) > REMEMBERED:
+            climbed.clear()
 
 
 def _parents(
@@ -107,7 +107,7 @@ def _joined_reader(plan: StatePlan, node: Node) -> Callable[[str, Entries], Join
     return lambda _, entries: list_place(plan, node, listing, entries)
 
 
-def _pages(items: Collection[Item]) -> Iterator[list[Item]]:
+def _pages(items: Iterable[Item]) -> Iterator[list[Item]]:
     remaining = iter(items)
     while page := list(islice(remaining, PAGE)):
         yield page

@@ -12,7 +12,7 @@ from typing import Any
 
 from cdc.codec.members import encode
 from cdc.config.view_settings import ENDS
-from cdc.views.aggregates import ordered_value, rank, tallied
+from cdc.views.aggregates import added, ordered_value, rank, tallied
 from cdc.views.assemble import Document, Slice, note_due
 from cdc.views.closing import NONE_CLOSED, ClosedWindow
 from cdc.views.entries import NULL_LAST
@@ -296,7 +296,8 @@ def _text(values: Values) -> str:
 
 
 class _Numbers:
-    """What the state has for the panes of some documents: each tally and list is read once.
+    """What the state has for the panes of some documents: each tally and list is read once, and added
+    up once.
 
     panes: by document, the texts that its rows count for, in the order of time
     """
@@ -313,6 +314,7 @@ class _Numbers:
         self._panes = panes
         self._texts = {text for texts in panes.values() for text in texts}
         self._tallies: dict[Tally, Mapping[str, Mapping[str, int]]] = {}
+        self._sums: dict[Tally, Mapping[str, Mapping[str, int]]] = {}
 
     def values(self, part: GroupedAggregate) -> Mapping[str, Any]:
         """Return what an aggregate is in each document, in the form of documents."""
@@ -332,8 +334,12 @@ class _Numbers:
 
     def count(self, texts: Collection[str]) -> int:
         """Count the rows of some of the panes."""
+        return sum(self._counts.get(text, 0) for text in texts)
+
+    @cached_property
+    def _counts(self) -> Mapping[str, int]:
         numbers = self._read(self._grouping.tally(self._grouping.counted))
-        return sum(numbers.get(text, {}).get("n", 0) for text in texts)
+        return {text: tally.get("n", 0) for text, tally in numbers.items()}
 
     def _read(self, tally: Tally) -> Mapping[str, Mapping[str, int]]:
         if tally not in self._tallies:
@@ -341,17 +347,15 @@ class _Numbers:
             self._tallies[tally] = self._state.tallied(self._name, number, self._texts)
         return self._tallies[tally]
 
-    def _totals(self, tally: Tally) -> dict[str, dict[str, int]]:
+    def _totals(self, tally: Tally) -> Mapping[str, Mapping[str, int]]:
         """Add up the numbers of each document's panes; what is 0 is left out."""
-        numbers_by_text = self._read(tally)
-        totals = {}
-        for row_id, texts in self._panes.items():
-            sums: dict[str, int] = {}
-            for text in texts:
-                for name, number in numbers_by_text.get(text, {}).items():
-                    sums[name] = sums.get(name, 0) + number
-            totals[row_id] = {name: number for name, number in sums.items() if number}
-        return totals
+        if tally not in self._sums:
+            numbers = self._read(tally)
+            self._sums[tally] = {
+                row_id: added([numbers[text] for text in texts if text in numbers])
+                for row_id, texts in self._panes.items()
+            }
+        return self._sums[tally]
 
     def _extremes(self, part: GroupedAggregate) -> dict[str, Any]:
         first_ids = self._state.listed(self._name, self._number(part), self._texts, 1)

@@ -275,6 +275,15 @@ class Node:
             return None
         return Listing(self.join.parent, None, (Order(self.join.time.parent),))
 
+    @cached_property
+    def has_zone(self) -> bool:
+        """Whether the times of both sides of its join in time are time stamps with a time zone: their texts
+        end with Z.
+        """
+        assert self.join is not None
+        assert self.join.time is not None
+        return group(self.table.column(self.join.time.child).type) == TIMESTAMPTZ
+
     @property
     def columns_in_use(self) -> frozenset[str]:
         """Names of the columns of its rows that this place of the view depends on."""

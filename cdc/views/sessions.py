@@ -5,12 +5,13 @@ there are is stored nowhere. So a row that comes between two of them makes them 
 may make one into two.
 """
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
-from cdc.views.aggregates import over_rows
-from cdc.views.plan import Grouping, Session, StatePlan, View
+from cdc.views.aggregates import RowAggregates
+from cdc.views.plan import LISTED, Grouping, Session, StatePlan, View
 from cdc.views.rows import Entries, document_values, narrowed
 from cdc.views.scalar.instants import FIRST, LAST, instant_of, order_of
 from cdc.views.scalar.terms import TIMESTAMPTZ, group
@@ -52,44 +53,58 @@ class Sessions:
         version; the one that the version is in now, or follows within the gap; and one that would begin
         with the row after it.
         """
-        times_by_text: dict[str, set[int]] = {}
-        for entries in versions:
-            text, order = entries.places.get(self._number, ("", ""))
-            instant = instant_of(order)
-            if instant is not None:
-                times_by_text.setdefault(text, set()).add(instant)
-        for text, times in times_by_text.items():
-            reached = LAST + 1
-            for time in sorted(times, reverse=True):
-                yield text, time
-                if time < reached:
-                    # Else it is in the run that was followed from a later one.
-                    reached = self._begin_of_run(text, time)
-                    yield text, reached
-            later = [Span(text, f"{self._order(time)}!", f"{self._order(LAST)}!") for time in times]
-            for places in self._state.ranged(self._name, self._number, later, 1):
-                for place in places:
-                    instant = instant_of(place.order)
-                    if instant is not None:
-                        yield text, instant
-
-    def _begin_of_run(self, text: str, time: int) -> int:
-        """Return the time of the first row of the run that has a time, or ends within the gap before it;
-        the time itself where there is none.
-        """
-        high = f"{self._order(time)}!"
-        limit = FIRST_PAGE
-        while True:
-            span = Span(text, f"{self._order(FIRST)} ", high)
-            (page,) = self._state.ranged(self._name, self._number, [span], limit, last_first=True)
-            for place in page:
+        orders = {entries.places.get(self._number, ("", "")) for entries in versions}
+        starts = {
+            (text, instant) for text, order in orders if (instant := instant_of(order)) is not None
+        }
+        yield from starts
+        yield from self._first_rows(sorted(starts))
+        later = [
+            Span(text, f"{self._order(time)}!", f"{self._order(LAST)}!") for text, time in starts
+        ]
+        pages = self._state.ranged(self._name, self._number, later, 1)
+        for (text, _), places in zip(starts, pages, strict=True):
+            for place in places:
                 instant = instant_of(place.order)
-                if instant is None or time - instant > self._session.gap:
-                    return time
-                time = instant
-            if len(page) < limit:
-                return time
-            high = page[-1].member
+                if instant is not None:
+                    yield text, instant
+
+    def _first_rows(self, starts: Sequence[Begin]) -> Iterator[Begin]:
+        """Find the first rows of the runs that have a row at these times, or end within the gap before
+        them; where there is no such run, the time itself. The times are in their order.
+
+        All runs are followed side by side, each as far as the time before.
+        """
+        earlier = {later: time for (text, time), later in pairwise(starts) if text == later[0]}
+        reached = {start: start[1] for start in starts}
+        highs = {(text, time): f"{self._order(time)}!" for text, time in starts}
+        limit = FIRST_PAGE
+        while highs:
+            spans = [
+                Span(
+                    start[0],
+                    f"{self._order(earlier.get(start, FIRST) - self._session.gap)} ",
+                    high,
+                )
+                for start, high in highs.items()
+            ]
+            pages = self._state.ranged(self._name, self._number, spans, limit, last_first=True)
+            for start, page in zip(list(highs), pages, strict=True):
+                is_over = len(page) < limit
+                for place in page:
+                    instant = instant_of(place.order)
+                    if instant is None or reached[start] - instant > self._session.gap:
+                        is_over = True
+                        break
+                    reached[start] = instant
+                if start in earlier and reached[start] <= earlier[start]:
+                    # The same run as of the time before, which finds its first row.
+                    del highs[start]
+                elif is_over:
+                    del highs[start]
+                    yield start[0], reached[start]
+                else:
+                    highs[start] = page[-1].member
             limit = min(2 * limit, SPAN_PAGE)
 
     def members(self, begins: Collection[Begin]) -> dict[Begin, tuple[int, dict[str, Any]]]:
@@ -105,16 +120,19 @@ class Sessions:
         members: dict[Begin, tuple[int, dict[str, Any]]] = {}
         for begin, run in runs.items():
             assert run.end is not None
-            rows = [values[row_id] for row_id in run.ids if row_id in values]
-            members[begin] = (run.end, self._aggregates(rows))
-        return members
-
-    def _aggregates(self, rows: Collection[Mapping[str, Any]]) -> dict[str, Any]:
-        members = {}
+            members[begin] = (run.end, {})
         for part in self._grouping.aggregates:
-            met = [row for row in rows if part.filter is None or part.filter.evaluate(row) is True]
-            tally = self._grouping.tally(part)
-            (members[part.aggregate.name],) = over_rows([part.aggregate], self._table, tally, met)
+            met = {
+                row_id: row
+                for row_id, row in values.items()
+                if part.filter is None or part.filter.evaluate(row) is True
+            }
+            tally = None
+            if part.aggregate.function not in LISTED:
+                tally = self._grouping.tally(part)
+            aggregate = RowAggregates([part.aggregate], self._table, tally, met)
+            for begin, run in runs.items():
+                (members[begin][1][part.aggregate.name],) = aggregate.over(run.ids)
         return members
 
     def _runs(self, begins: Collection[Begin]) -> dict[Begin, _Run]:

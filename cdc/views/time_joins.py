@@ -9,7 +9,6 @@ from collections.abc import Collection, Iterator
 from cdc.views.plan import Listing, Node, StatePlan, TimeJoin
 from cdc.views.rows import Entries
 from cdc.views.scalar.instants import FIRST, LAST, instant_of, order_of
-from cdc.views.scalar.terms import TIMESTAMPTZ, group
 from cdc.views.state import Place, Span, State, scan_spans
 
 ListPlace = tuple[str, str]
@@ -102,28 +101,23 @@ def _bounds(child: Node, order: str, before: int | None, after: int | None) -> t
     low = FIRST if before is None else instant - before
     high = LAST if after is None else instant + after
     return (
-        f"{order_of(low, has_zone=_has_zone(child))} ",
-        f"{order_of(high, has_zone=_has_zone(child))}!",
+        f"{order_of(low, has_zone=child.has_zone)} ",
+        f"{order_of(high, has_zone=child.has_zone)}!",
     )
 
 
 def _first(child: Node) -> str:
-    return f"{order_of(FIRST, has_zone=_has_zone(child))} "
+    return f"{order_of(FIRST, has_zone=child.has_zone)} "
 
 
 def _end(child: Node) -> str:
-    return f"{order_of(LAST, has_zone=_has_zone(child))}!"
+    return f"{order_of(LAST, has_zone=child.has_zone)}!"
 
 
 def _time(child: Node) -> TimeJoin:
     assert child.join is not None
     assert child.join.time is not None
     return child.join.time
-
-
-def _has_zone(child: Node) -> bool:
-    """Whether the times of both sides are time stamps with a time zone: their texts end with Z."""
-    return group(child.table.column(_time(child).child).type) == TIMESTAMPTZ
 
 
 def _is_own(parent: Node, child: Node) -> bool:

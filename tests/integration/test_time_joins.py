@@ -403,6 +403,36 @@ def reading(row_id: int, at: str, origin: str = "j") -> str:
     return f"INSERT INTO lib.weather (id, origin, at) VALUES ({row_id}, '{origin}', '2013-01-01 {at}Z')"
 
 
+FOLLOWING = """
+  late_aircraft:
+    from: lib.flights
+    pattern: {by: [tail], order_by: dep, steps: {late: {where: delay > 0, times: 3}}, within: 9 hours}
+    to: [topic]
+  days:
+    from: lib.flights
+    window: {session: 4 hours, time: dep}
+    group_by: [tail]
+    select: {flights: count(*), delay: max(delay)}
+    to: [topic]
+"""
+
+
+def test_what_follows_many_rows_is_asked_for_at_once(history: History) -> None:
+    history.connection.execute(TABLES.encode())
+    history.declare(FOLLOWING)
+    history.do(*(flight(n, f"{n % 8 * 3}:00", str(n // 8)) for n in range(160)))
+    history.settle()
+    questions = []
+    for rows in (10, 160):
+        history.do(f"UPDATE lib.flights SET delay = delay + 1 WHERE id < {rows}")
+        history.apply()
+        history.questions = 0
+        history.send()
+        questions.append(history.questions)
+    history.check()
+    assert questions[0] == questions[1]
+
+
 @pytest.fixture
 def cases(history: History) -> History:
     history.connection.execute(TABLES.encode())

@@ -153,15 +153,17 @@ class _CrashingState:
 
 
 class _CountingState:
-    """A state that counts the rows that are read from it."""
+    """A state that counts the rows that are read from it, and the questions."""
 
     def __init__(self, target: Any, history: "History") -> None:
         self._target, self._history = target, history
 
     def __getattr__(self, name: str) -> Any:
+        self._history.questions += 1
         return getattr(self._target, name)
 
     def rows(self, table: str, ids: Collection[str]) -> Any:
+        self._history.questions += 1
         self._history.rows_read += len(ids)
         return self._target.rows(table, ids)
 
@@ -190,6 +192,7 @@ class History:
         self.floors: dict[str, int] = {}
         self.rejection = Collecting()
         self.chunk_rows, self.rows_read = 500, 0
+        self.questions = 0
         self.sent: dict[str, list[tuple[str, bytes, bytes | None, int]]] = {}
         """By view, what its topic has: the root's id, the record's key and value, its offset."""
         self.is_new_process = True

@@ -5,6 +5,7 @@ Only the years 1 to 9999 count: a time beyond them, such as infinity, is in no i
 
 import re
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 
 from cdc.views.scalar.ordering import order_text, time_key
 
@@ -12,10 +13,13 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 FIRST = -62_135_596_800_000_000
 LAST = 253_402_300_799_999_999
 """The first and the last microsecond of the years 1 to 9999, since 1970."""
+REMEMBERED = 10_000
+"""Times whose conversions are remembered: rows of one time are read together, and each several times."""
 ORDER = re.compile(r"!Q1(?P<length>[Q-T])(?P<year>\d{1,4})(?P<rest>-.*)!")
 """What `ordering.order_text` makes of the time of a year of one to four digits."""
 
 
+@lru_cache(REMEMBERED)
 def microseconds(text: str) -> int | None:
     """Return microseconds since 1970 of a time as documents have it; None beyond the years 1 to
     9999.
@@ -27,6 +31,7 @@ def microseconds(text: str) -> int | None:
     return (moment.replace(tzinfo=UTC) - EPOCH) // timedelta(microseconds=1)
 
 
+@lru_cache(REMEMBERED)
 def text_of(instant: int, *, has_zone: bool = True) -> str:
     """Write microseconds since 1970 as documents have a time stamp, with a zone or without."""
     moment = EPOCH + timedelta(microseconds=instant)
@@ -46,12 +51,14 @@ def binned(every: int, start: int, text: str) -> str | None:
     return text_of(begin, has_zone=text.endswith("Z")) if begin >= FIRST else None
 
 
+@lru_cache(REMEMBERED)
 def order_of(instant: int, *, has_zone: bool) -> str:
     """Return what a list is ordered by that has this instant, limited to the years 1 to 9999."""
     text = text_of(min(max(instant, FIRST), LAST), has_zone=has_zone)
     return f"!{order_text(time_key(text))}"
 
 
+@lru_cache(REMEMBERED)
 def instant_of(order: str) -> int | None:
     """Return the instant that a list is ordered by: the reverse of `order_of`. None of NULL, and
     beyond the years 1 to 9999.

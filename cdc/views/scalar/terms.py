@@ -5,6 +5,7 @@ A group is a set of Postgres types whose values this package treats alike: compa
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 
 from cdc.model.pg_types import base_type
 
@@ -31,6 +32,7 @@ Value = str | int | bool
 """Of a constant: its document form. Numerics are texts."""
 
 
+@cache
 def group(type_: str) -> str:
     """Return the group of a column's type, as `format_type` prints it."""
     bare = base_type(type_)

@@ -104,10 +104,7 @@ class RowReader:
 
             # The order has no space; an id may have.
             answers += [
-                [
-                    Place(order, row_id)
-                    for order, _, row_id in (m.decode().partition(" ") for m in members)
-                ]
+                [Place._make(member.decode().split(" ", 1)) for member in members]
                 for members in self._ask(ask)
             ]
         return answers
