@@ -3,7 +3,7 @@
 import json
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -271,6 +271,12 @@ def test_a_table_with_a_stored_column_comes_again_whole(shop: Shop) -> None:
     assert shop.state() == "RUNNING"
 
 
+def await_reads_of(shop: Shop, names: Sequence[str], expected: int) -> None:
+    """One table after the other: a look reads a whole topic."""
+    for name in names:
+        wait_until(lambda name=name: reads(shop, name) == expected, 60, f"rows of {name}")  # type: ignore[misc]
+
+
 def test_keys_that_are_not_compared_with_text(shop: Shop) -> None:
     """Read beside the log such a table would be skipped, and all that is asked for after it."""
     later = "+ n * interval '1 s'"
@@ -293,16 +299,10 @@ def test_keys_that_are_not_compared_with_text(shop: Shop) -> None:
     shop = shop.capturing({"table": "shop.counters", "partitions": 1}, *names)
     shop.migrate()
     shop.register()
-    wait_until(
-        lambda: [reads(shop, name) for name in names] == [rows] * len(names), 60, "the first time"
-    )
+    await_reads_of(shop, names, rows)
     for name in (*names, "shop.counters"):
         assert resend(shop.conn, shop.table(name), reader=shop.pipeline.replication_user, id=name)
-    wait_until(
-        lambda: [reads(shop, name) for name in names] == [2 * rows] * len(names),
-        60,
-        "the second time",
-    )
+    await_reads_of(shop, names, 2 * rows)
     wait_until(lambda: reads(shop, "shop.counters") == 20, 30, "the table that was asked for last")
 
 
