@@ -134,7 +134,13 @@ views:
     select: {{orders: count(*), last_order: last(id)}}
     to: [search, cache, warehouse]
 """
-
+DEADLINE = """
+  late_orders:
+    root: public.orders
+    where: is_open AND now() > placed + interval '20 seconds'
+    columns: [placed]
+    to: [cache]
+"""
 
 
 def shop(
@@ -432,6 +438,43 @@ def test_case_36_deadlines_pass_and_windows_close_while_nobody_writes(
         compare(world)
     record_property("closed_s", round(closed_s, 2))
     record_property("raised_s", round(raised_s, 2))
+
+
+def test_a_table_that_is_not_applied_holds_clocks_back_and_is_named(world: "World") -> None:
+    shop(world, views=VIEWS + DEADLINE)
+
+    def clock() -> float:
+        at: float = world.json("status")["documents"]["clocks"].get("late_orders", {"at": 0})["at"]
+        return at
+
+    with world.running():
+        wait_until(clock, 60, "the view to have a clock")
+    stood_at = clock()
+    items = f"{world.name}.public.items"
+    with Topics(world.pipeline.kafka) as topics:
+        former = sum(topics.ends([items])[items].offsets)
+        world.sql("INSERT INTO items SELECT 9, n, 1, 1 FROM generate_series(100, 199) n")
+        wait_until(
+            lambda: sum(topics.ends([items])[items].offsets) >= former + 100, 60, "the rows to come"
+        )
+        ends = topics.ends([items])[items].offsets
+        # The log no longer has what the state needs next.
+        topics.override({items: {"cleanup.policy": "compact,delete"}})
+        with kafka_client.KafkaAdminClient(bootstrap_servers=world.pipeline.kafka) as admin:
+            admin.delete_records(
+                {kafka_client.TopicPartition(items, number): end for number, end in enumerate(ends)}
+            )
+        topics.override({items: {"cleanup.policy": "compact"}})
+
+    def stands() -> list[dict[str, Any]]:
+        findings = world.json("status")["findings"]
+        return [finding for finding in findings if finding["code"] == "clock-stands"]
+
+    with world.running():
+        (finding,) = wait_until(stands, 120, "the clock to stand for a minute", 1.0)
+    assert finding["table"] == "view.late_orders"
+    assert "it waits for the topic of public.items, which isn't applied" in finding["message"]
+    assert finding["since"] == stood_at
 
 
 def repeated(world: "World", view: str) -> list[object]:
