@@ -271,8 +271,8 @@ def _find_clock_troubles(status: Status, found: Collection[Finding]) -> Iterator
         behind_s = heartbeat.committed_at - clock_status.at
         if behind_s < -patience_s:
             message = (
-                f"The clock of {view} is {duration(-behind_s)} ahead of Postgres, whose time has gone"
-                " back: it stands until that time has come again."
+                f"The clock of {view} is {duration(-behind_s)} ahead of Postgres, and stands until that"
+                " time has come: the server's time has gone back, or `lateness` was raised."
             )
             fix = "Make sure that the server's time is right: timedatectl status"
         elif behind_s > patience_s and clock_status.column is None:

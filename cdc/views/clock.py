@@ -71,11 +71,6 @@ class ViewClocks:
         Raises:
             ConnectorError: from the broker. Failure: from the state.
         """
-        if self._taken is not None:
-            ends = self._taken.ends.items()
-            if all(distance(positions.get(topic), end).reached for topic, end in ends):
-                self._current = self._taken
-                self._taken = None
         if self._taken is None and self._monotonic() - self._taken_at >= TAKE_S:
             # The times first: what was committed before the heartbeat is in front of the ends, and so
             # are the rows that had these times.
@@ -84,6 +79,12 @@ class ViewClocks:
                 seen = self._see() if any(view.clock for view in views) else {}
                 self._taken = _Taken(beat.committed_ms * 1000, seen, self._kafka.ends(topics))
             self._taken_at = self._monotonic()
+        # Also of what was taken just now: while nobody writes, the state has all of it already.
+        if self._taken is not None:
+            ends = self._taken.ends.items()
+            if all(distance(positions.get(topic), end).reached for topic, end in ends):
+                self._current = self._taken
+                self._taken = None
         if self._current is None:
             return None
         committed, seen, _ = self._current

@@ -7,7 +7,9 @@ import random
 import re
 import signal
 import threading
+import time
 from contextlib import suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -118,6 +120,25 @@ views:
     from: public.orders
     window: {{session: 1 second, time: placed}}
     select: {{orders: count(*)}}
+    to: [cache]
+  orders_before:
+    from: public.orders
+    window: {{sliding: 1 minute, time: placed}}
+    group_by: [customer_id]
+    select: {{orders: count(*), open: count(*) FILTER (WHERE is_open), mean: avg(id)}}
+    to: [search, cache, warehouse]
+  closing_orders:
+    from: public.orders
+    window: {{tumbling: 10 seconds, time: placed, lateness: 5 seconds}}
+    group_by: {{open: is_open}}
+    select: {{orders: count(*), last_order: last(id)}}
+    to: [search, cache, warehouse]
+"""
+DEADLINE = """
+  late_orders:
+    root: public.orders
+    where: is_open AND now() > placed + interval '20 seconds'
+    columns: [placed]
     to: [cache]
 """
 
@@ -355,13 +376,18 @@ def test_documents_change_with_the_time(world: "World") -> None:
         server.flushdb()
     with world.running():
         change(world, chance, 50)
-        results = {(result.sink, result.table): result.source_rows for result in compare(world)}
+        compared = compare(world)
+        results = {(result.sink, result.table): result.source_rows for result in compared}
         for view in (
             ("search", "view.order_steps"),
             ("warehouse", "view.late_orders"),
             ("warehouse", "view.order_minutes"),
+            *((sink, "view.orders_before") for sink in ("search", "cache", "warehouse")),
         ):
             assert results[view] > 1
+        closed = [result.closed for result in compared if result.table == "view.closing_orders"]
+        assert len(closed) == 3
+        assert min(closed) > 1
         # A document that somebody has changed in the cache is sent again, though it hasn't changed.
         with redis.Redis.from_url(world.cache) as server:
             key = next(server.scan_iter(f"{world.name}:view.order_steps:*"))
@@ -371,6 +397,84 @@ def test_documents_change_with_the_time(world: "World") -> None:
     repaired = json.loads(key.decode().rpartition(":")[2])
     assert repeated(world, "late_orders") == []
     assert repeated(world, "order_steps") == [repaired]
+
+
+def test_case_36_deadlines_pass_and_windows_close_while_nobody_writes(
+    world: "World", record_property: "Callable[[str, object], None]"
+) -> None:
+    """How long after it a reader of the cache sees either is recorded, with heartbeats every 2 s."""
+
+    def beat_every_two_seconds(world: "World") -> None:
+        text = world.file.read_text()
+        assert "heartbeat_s: 0.3" in text
+        world.file.write_text(text.replace("heartbeat_s: 0.3", "heartbeat_s: 2"))
+
+    shop(world, beat_every_two_seconds, views=TIMED_VIEWS)
+    with world.running():
+        compare(world)
+        world.sql("INSERT INTO orders VALUES (500, 1, now(), true)")
+        with psycopg.connect(world.dsn) as connection:
+            answer = connection.execute(
+                "SELECT extract(epoch FROM placed)::float8 FROM orders WHERE id = 500"
+            ).fetchone()
+        assert answer is not None
+        (placed,) = answer
+        begin = placed // 10 * 10
+        opened = datetime.fromtimestamp(begin, UTC).strftime("%Y-%m-%dT%H:%M:%S.000000Z")
+        window = json.dumps([True, opened], separators=(",", ":"))
+
+        def is_closed() -> bool:
+            return bool(cached(world, "closing_orders", window)["final"])
+
+        wait_until(lambda: is_cached(world, "closing_orders", window), 60, "the window to be there")
+        wait_until(is_closed, 60, "the window to close")
+        closed_s = time.time() - (begin + 10 + 5)
+        wait_until(lambda: is_cached(world, "late_orders", "500"), 60, "the order to be late")
+        raised_s = time.time() - (placed + 20)
+        assert min(closed_s, raised_s) >= 0
+        clocks = world.json("status")["documents"]["clocks"]
+        assert clocks["late_orders"]["at"] > placed + 20
+        assert clocks["closing_orders"]["at"] >= begin + 15
+        compare(world)
+    record_property("closed_s", round(closed_s, 2))
+    record_property("raised_s", round(raised_s, 2))
+
+
+def test_a_table_that_is_not_applied_holds_clocks_back_and_is_named(world: "World") -> None:
+    shop(world, views=VIEWS + DEADLINE)
+
+    def clock() -> float:
+        at: float = world.json("status")["documents"]["clocks"].get("late_orders", {"at": 0})["at"]
+        return at
+
+    with world.running():
+        wait_until(clock, 60, "the view to have a clock")
+    stood_at = clock()
+    items = f"{world.name}.public.items"
+    with Topics(world.pipeline.kafka) as topics:
+        former = sum(topics.ends([items])[items].offsets)
+        world.sql("INSERT INTO items SELECT 9, n, 1, 1 FROM generate_series(100, 199) n")
+        wait_until(
+            lambda: sum(topics.ends([items])[items].offsets) >= former + 100, 60, "the rows to come"
+        )
+        ends = topics.ends([items])[items].offsets
+        # The log no longer has what the state needs next.
+        topics.override({items: {"cleanup.policy": "compact,delete"}})
+        with kafka_client.KafkaAdminClient(bootstrap_servers=world.pipeline.kafka) as admin:
+            admin.delete_records(
+                {kafka_client.TopicPartition(items, number): end for number, end in enumerate(ends)}
+            )
+        topics.override({items: {"cleanup.policy": "compact"}})
+
+    def stands() -> list[dict[str, Any]]:
+        findings = world.json("status")["findings"]
+        return [finding for finding in findings if finding["code"] == "clock-stands"]
+
+    with world.running():
+        (finding,) = wait_until(stands, 120, "the clock to stand for a minute", 1.0)
+    assert finding["table"] == "view.late_orders"
+    assert "it waits for the topic of public.items, which isn't applied" in finding["message"]
+    assert finding["since"] == stood_at
 
 
 def repeated(world: "World", view: str) -> list[object]:
