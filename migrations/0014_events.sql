@@ -1,4 +1,5 @@
--- For tables with `events: true`. A view may have counted the row, and nothing says what it was before.
+-- For tables with `events: true`. A view may have counted the row, and nothing says what it was before. Anybody may execute
+-- it, since whoever makes a partition makes the trigger's copy for it.
 CREATE FUNCTION cdc.refuse_update() RETURNS trigger
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$
@@ -8,4 +9,3 @@ BEGIN
               HINT = 'Insert another event that corrects it.';
 END
 $$;
-REVOKE ALL ON FUNCTION cdc.refuse_update() FROM PUBLIC;

@@ -3,7 +3,7 @@ the journal. Those of events refuse UPDATE.
 
 In:  the captured tables. It only reads: the caller runs each statement before it takes the next.
 Out: a statement for each change; none when all triggers are right already.
-Invariant: every table and partition that can lose rows to a TRUNCATE has a trigger that fires
+Invariant: every table and partition whose views lose rows with a TRUNCATE has a trigger that fires
 whoever truncates; every table of events one that fires whoever updates.
 """
 
@@ -75,14 +75,17 @@ def ensure_triggers(
     functions = [TABLE, PARTITIONED, PARTITION, EVENTS]
     rows = conn.execute(PRESENT, {"pipeline": pipeline, "functions": functions}).fetchall()
     watched = {(oid, function) for oid, _, _, _, function, always, _ in rows if always}
-    expected = {(relation.oid, TABLE) for relation in captured}
+    expected: set[tuple[int, str]] = set()
     for relation in captured:
-        if (relation.oid, TABLE) not in watched:
-            yield _addition(relation, TABLE, f"recording TRUNCATE of {relation.label}")
         if relation.label in events:
+            # Views keep what a TRUNCATE removes.
             expected.add((relation.oid, EVENTS))
             if (relation.oid, EVENTS) not in watched:
                 yield _addition(relation, EVENTS, f"refusing UPDATE of {relation.label}")
+            continue
+        expected.add((relation.oid, TABLE))
+        if (relation.oid, TABLE) not in watched:
+            yield _addition(relation, TABLE, f"recording TRUNCATE of {relation.label}")
         if relation.relkind == "p":
             expected |= {
                 (relation.oid, PARTITIONED),

@@ -85,7 +85,7 @@ class SchemaFollower:
             except SettingsError as error:
                 log.warning("pipeline_file_not_read", error=error.message, hint=error.hint)
             captured = [entry.table for entry in self._pipeline.source.tables]
-            results = consequences(history, captured)
+            results = consequences(history, captured, registration.events)
             vanished = self._vanished_tables(results)
             newest = max((entry.id for entry in history if entry.table in captured), default=0)
             if self._described is None:

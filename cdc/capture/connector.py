@@ -222,9 +222,15 @@ class _RegistrationAttempt:
         Returns the tables that are backfilled, and the ends of topics whose records are all dead.
         """
         name = self.pipeline.pipeline
-        # Tables whose topics have events, and whose rows are events still.
+        # Tables whose topics have events under the keys of now.
         events = self.previous.events if self.previous else frozenset[str]()
-        events &= {table.qualified for table in self.tables if table.events}
+        known_keys = {name: captured.key for name, captured in (previous or {}).items()}
+        current = self.registration.tables
+        events &= {
+            name
+            for name, captured in current.items()
+            if captured.events and known_keys.get(name, captured.key) == captured.key
+        }
         if new_tables.takes_snapshot(self.connect.offsets(name)):
             if not restarts:
                 return [], {}

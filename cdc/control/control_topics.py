@@ -56,13 +56,8 @@ class Truncations:
     def floors(self) -> Floors:
         """The floors of all tables, as of the last `read`."""
         start = self._start(self._truncation)
-        events = self.registration.events
-        lsns = {
-            table: lsn
-            for table, (offset, lsn) in self._lsns.items()
-            if offset >= start and table not in events
-        }
-        return Floors(self.registration.epoch, lsns, events)
+        lsns = {table: lsn for table, (offset, lsn) in self._lsns.items() if offset >= start}
+        return Floors(self.registration.epoch, lsns, self.registration.events)
 
     def read(self) -> None:
         """Read the records written since the last call. Raises ConnectorError."""

@@ -16,8 +16,7 @@ EPOCH = 1 << 64
 @dataclass(frozen=True)
 class Floors:
     """`lsns` are LSNs of the current server, by table. `epoch` is the number of earlier servers.
-    `events` are tables whose views keep what a TRUNCATE or another server removes: they have no
-    floor.
+    `events` are tables whose views keep what came from these.
     """
 
     epoch: int = 0
@@ -28,7 +27,8 @@ class Floors:
         """The number that a view of the table (schema.table) must have reached, see
         `ViewCheckpoint.floor`.
         """
-        return 0 if table in self.events else self.epoch * EPOCH + self.lsn(table)
+        epoch = 0 if table in self.events else self.epoch
+        return epoch * EPOCH + self.lsn(table)
 
     def lsn(self, table: str) -> int:
         """The LSN below which the table's changes on the current server are dead, or 0."""

@@ -62,7 +62,8 @@ SELECT root,
                        WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped AND t.typstorage <> 'p')
            AS partial,
        CASE WHEN top THEN {HIDDEN_BY} ELSE '' END AS hidden,
-       NOT EXISTS (SELECT FROM pg_trigger g JOIN pg_proc f ON f.oid = g.tgfoid
+       root <> ALL (%(events)s) AND NOT EXISTS (
+                   SELECT FROM pg_trigger g JOIN pg_proc f ON f.oid = g.tgfoid
                    JOIN pg_namespace o ON o.oid = f.pronamespace
                    WHERE g.tgrelid = c.oid AND o.nspname = 'cdc' AND f.proname IN (
                        'record_truncation', 'begin_truncation', 'record_partition_truncation')

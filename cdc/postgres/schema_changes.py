@@ -41,13 +41,15 @@ class Consequence:
     reason: str
 
 
-def consequences(history: Sequence[Definition], captured: Collection[str]) -> list[Consequence]:
+def consequences(
+    history: Sequence[Definition], captured: Collection[str], events: Collection[str] = ()
+) -> list[Consequence]:
     """The consequences of streamed definitions of captured tables, in the order of the journal.
 
     `history` holds all records of the topic. Of an entry that occurs twice, as after another
-    snapshot, the last counts.
+    snapshot, the last counts. `events`: tables whose views keep rows that vanish.
     """
-    journal = _Journal()
+    journal = _Journal(events)
     results = []
     newest = {entry.id: entry for entry in history}
     for entry in sorted(newest.values(), key=lambda entry: entry.id):
@@ -75,8 +77,9 @@ def last_silent_change_lsn(history: Sequence[Definition], table: str) -> int:
 
 @dataclass
 class _Journal:
-    """The state of the journal before the next entry."""
+    """The state of the journal before the next entry. `events`: see `consequences`."""
 
+    events: Collection[str] = ()
     by_relation: dict[int, Definition] = field(default_factory=dict)
     by_name: dict[str, Definition] = field(default_factory=dict)
     published: dict[str, int] = field(default_factory=dict)
@@ -126,13 +129,14 @@ class _Journal:
         if identity := self._identity(entry, previous):
             return identity
         if entry.command == "TRUNCATE PARTITION":
-            return "cleanse", f"a partition of {entry.table} was truncated alone"
+            return self._lost(entry.table), f"a partition of {entry.table} was truncated alone"
         if entry.command == "PUBLICATION":
             return "cleanse", f"a publication left out changes of {entry.table} for a while"
         verdict = self._compare(entry, previous)
         if entry.command == "DETACH PARTITION":
             reason = f"a partition of {entry.table} was another one, or detached, for a while"
-            return max(verdict, ("cleanse", reason), key=_strength)
+            impact: Impact = "refresh" if entry.table in self.events else "cleanse"
+            return max(verdict, (impact, reason), key=_strength)
         if entry.command == "REWRITE TABLE":
             return max(("refresh", f"{entry.table} was rewritten"), verdict, key=_strength)
         return verdict
@@ -166,8 +170,12 @@ class _Journal:
             for name, definition in self.renamed.items()
             if definition.id > previous.id
         }
-        verdicts += _compare_partitions(previous, entry, renamed)
+        verdicts += _compare_partitions(previous, entry, renamed, self._lost(entry.table))
         return max(verdicts, key=_strength)
+
+    def _lost(self, table: str) -> Impact:
+        """The impact of rows that have vanished without an event."""
+        return "none" if table in self.events else "cleanse"
 
 
 def _strength(verdict: Verdict) -> int:
@@ -247,14 +255,14 @@ def _types_changed(
 
 
 def _compare_partitions(
-    previous: Definition, current: Definition, renamed: dict[str, str]
+    previous: Definition, current: Definition, renamed: dict[str, str], lost_rows: Impact
 ) -> Iterator[Verdict]:
     if previous.partitions is None or current.partitions is None:
         return
     old_names = {renamed.get(name, name) for name in previous.partitions}
     new_names = set(current.partitions)
     if lost := sorted(old_names - new_names):
-        yield "cleanse", f"{current.table} has lost {', '.join(lost)}"
+        yield lost_rows, f"{current.table} has lost {', '.join(lost)}"
     # A table that is created as a partition has no rows; its rows come as events.
     if (added := sorted(new_names - old_names)) and not current.command.startswith("CREATE"):
         yield "refresh", f"{current.table} has got {', '.join(added)}"

@@ -116,11 +116,13 @@ class Comparison:
         return {**fields, "equal": self.equal, "verdict": self.verdict}
 
     def leave_out_wrong(self) -> None:
-        """Count the rows that differ as made of purged events: nothing says what they must be."""
-        self.purged += self.wrong
-        self.missing = self.extra = self.different = 0
-        self.differences = []
-        self.sample = []
+        """Count rows of the view that differ as made of purged events: nothing says what they must be.
+        One that is missing stays so, since the source has events for it.
+        """
+        self.purged += self.extra + self.different
+        self.extra = self.different = 0
+        self.differences = [row for row in self.differences if row.kind == "missing"]
+        self.sample = self.differences[:SAMPLE]
 
     def add(self, counts: Mapping[str, int], differences: Iterable[Difference]) -> None:
         """Add wrong rows: how many of each kind, and some of them."""

@@ -4,6 +4,7 @@ They say which rows changed, and to what.
 """
 
 import json
+from collections.abc import Sequence
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -41,11 +42,13 @@ def ids_since(spark: SparkSession, kafka: str, table: Table, since_ms: int) -> D
     return _keys(read_records(spark, kafka, table, options), table).select("id").distinct()
 
 
-def keys(spark: SparkSession, kafka: str, table: Table) -> DataFrame:
-    """Return id, key: each key of the topic once, as bytes."""
-    return _keys(
-        read_records(spark, kafka, table, {"startingOffsets": "earliest"}), table
-    ).distinct()
+def keys(spark: SparkSession, kafka: str, table: Table, start: Sequence[int] = ()) -> DataFrame:
+    """Return id, key: each key of the topic once, as bytes, of records at or above `start`, by
+    partition; of all where it is empty.
+    """
+    starts = json.dumps({table.topic: {str(place): offset for place, offset in enumerate(start)}})
+    options = {"startingOffsets": starts if start else "earliest"}
+    return _keys(read_records(spark, kafka, table, options), table).distinct()
 
 
 def _keys(records: DataFrame, table: Table) -> DataFrame:

@@ -92,8 +92,11 @@ class TableVerification:
 
     def _reads_purged_events(self) -> bool:
         """Whether a table that the view is made from has had events that it has no longer."""
+        self._truncations.read()
         for table in self._table.derivation.events if self._table.derivation else ():
-            logged = recent_changes.keys(self._spark, self._pipeline.kafka, table)
+            end = self._kafka.ends([table.topic])[table.topic]
+            start = self._truncations.registration.start(table.topic, end.topic_id)
+            logged = recent_changes.keys(self._spark, self._pipeline.kafka, table, start)
             with SourceSnapshot(self._pipeline.source.dsn, table) as snapshot:
                 present = self._reader.rows(snapshot).select("id")
                 if not logged.join(present, "id", "left_anti").isEmpty():

@@ -20,7 +20,7 @@ CREATE FUNCTION withdraw(account integer, amount numeric) RETURNS void LANGUAGE 
 BEGIN
     UPDATE accounts SET balance = balance - amount WHERE id = account AND balance >= amount;
     IF NOT FOUND THEN
-        RAISE EXCEPTION 'account % hasn''t got %', account, amount;
+        RAISE EXCEPTION 'account % doesn''t have %', account, amount;
     END IF;
     INSERT INTO account_events (account_id, kind, amount) VALUES (account, 'withdrawn', -amount);
 END $$;

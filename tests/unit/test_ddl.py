@@ -174,20 +174,24 @@ def parts(number: int, *names: str, command: str = "ALTER TABLE", **fields: Any)
 
 
 @pytest.mark.parametrize(
-    ("definition", "kind"),
+    ("definition", "kind", "kind_of_events"),
     [
-        (parts(2, "public.a", "public.b", command="CREATE TABLE"), "none"),
-        (parts(2, "public.a", "public.b"), "refresh"),
-        (parts(2), "cleanse"),
-        (parts(2, "public.b"), "cleanse"),
-        (parts(2, command="DROP TABLE"), "cleanse"),
-        (parts(2, "public.a", command="TRUNCATE PARTITION"), "cleanse"),
-        (parts(2, "public.a", command="DETACH PARTITION"), "cleanse"),
-        (parts(2, "public.a", "public.b", command="DESCRIBE"), "refresh"),
+        (parts(2, "public.a", "public.b", command="CREATE TABLE"), "none", "none"),
+        (parts(2, "public.a", "public.b"), "refresh", "refresh"),
+        (parts(2), "cleanse", "none"),
+        (parts(2, "public.b"), "cleanse", "refresh"),
+        (parts(2, command="DROP TABLE"), "cleanse", "none"),
+        (parts(2, "public.a", command="TRUNCATE PARTITION"), "cleanse", "none"),
+        (parts(2, "public.a", command="DETACH PARTITION"), "cleanse", "refresh"),
+        (parts(2, "public.a", "public.b", command="DESCRIBE"), "refresh", "refresh"),
     ],
 )
-def test_partitions(definition: Definition, kind: str) -> None:
-    assert kinds(parts(1, "public.a", streamed=False), definition) == [("public.t", kind)]
+def test_partitions(definition: Definition, kind: str, kind_of_events: str) -> None:
+    """Views keep the events of a partition that is lost."""
+    history = [parts(1, "public.a", streamed=False), definition]
+    for events, expected in (((), kind), (("public.t",), kind_of_events)):
+        (consequence,) = consequences(history, ["public.t"], events)
+        assert (consequence.table, consequence.kind) == ("public.t", expected)
 
 
 def test_a_renamed_partition_is_the_same_one() -> None:

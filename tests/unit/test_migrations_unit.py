@@ -23,7 +23,7 @@ APPLIED = {
     "control/0011_every_ancestor.sql": "566114f7092ad3fa32e1f6c295c37f6990669ba324116691d5736e7eead46ee7",
     "control/0012_identity.sql": "cb37aad28e049b3e09e99505897f76926b506a4fd85764f282ba1c6d21f4c0ef",
     "control/0013_publications.sql": "eaef1e1f9985a111ddc65f2bf929e1b3047329dfc89cac407f0859d405cba3bb",
-    "control/0014_events.sql": "262d6ec407e0da9a4d3cfe122177de8efd4f221fa6b07e100f263bac5dc07051",
+    "control/0014_events.sql": "d8daecc890f6ac22a078faf2a4702a7a4085740ae2e063fab9a8ebced25a7680",
     "sample/0001_airport.sql": "c8960f50e4b466540408b5820e0eac3b94f459b0d75497f28f33f1a48981032f",
     "sample/0002_indexes.sql": "8b7ca3277972b5f16c907aa721517b675e869e21943b00c03ea3029dbb49ac48",
     "sample/0003_departures.sql": "865c2b6ab6011ee5d31a4691def60c0acdbfa0729ce1df99dd036c32d77d6daf",
