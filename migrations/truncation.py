@@ -1,5 +1,5 @@
 """Triggers of captured tables. They record TRUNCATE: of a table as its floor, of a partition alone in
-the journal. Those of events refuse UPDATE.
+the journal. On a table of events they refuse UPDATE instead.
 
 In:  the captured tables. It only reads: the caller runs each statement before it takes the next.
 Out: a statement for each change; none when all triggers are right already.
@@ -30,7 +30,7 @@ TRIGGERS = {
     EVENTS: ("cdc_events", "BEFORE UPDATE", "ROW"),
 }
 """Name and event of the triggers, and what they fire for, by the function that they execute.
-`cdc.adopt_partitions` makes those of partitions.
+`cdc.adopt_partitions` makes the triggers of partitions.
 """
 SECOND = ("cdc_truncating", "cdc_truncation_done")
 """Triggers that come with another one, whose message is enough for both."""
@@ -69,7 +69,7 @@ def ensure_triggers(
     captured: Sequence[Relation],
     events: Collection[str] = (),
 ) -> Iterator[Statement]:
-    """Create the triggers of captured tables; drop those of tables that are captured no longer.
+    """Create the triggers of captured tables; drop what is on tables that are captured no longer.
     `events`: names of tables whose rows are events.
     """
     functions = [TABLE, PARTITIONED, PARTITION, EVENTS]

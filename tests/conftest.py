@@ -161,7 +161,7 @@ def spark() -> "Iterator[SparkSession]":
     from cdc.config.sink_kinds import kinds
     from cdc.spark.session import session
 
-    # What workers run for any verb: else each of them imports it, a second of its own.
+    # What workers run for any verb: else each of them imports it, which takes a second.
     modules = [*{kind.executor: None for kind in kinds() if kind.executor}, "cdc.verify.census"]
     built = session(LOCAL, artifacts.spark_jars(), modules=modules)
     yield built

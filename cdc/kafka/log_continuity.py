@@ -149,9 +149,7 @@ class Continuity:
         return {topic: log.end for topic, log in self.logs.items()}
 
     def _logs_of_changes(self, topics: Sequence[str]) -> dict[str, Log]:
-        """The same logs for views that need superseded records: retention is that of such
-        records.
-        """
+        """The same logs for views that need superseded records, with how long these are kept."""
         logs = {topic: self.logs[topic] for topic in topics}
         recent = self._kafka.offsets_since(
             {topic: log.read_at - self._compaction_lag_s[topic] / 2 for topic, log in logs.items()},

@@ -251,13 +251,14 @@ def _find_table_troubles(status: Status, sink: SinkStatus) -> Iterator[Finding]:
 
 
 def _find_clock_troubles(status: Status, found: Collection[Finding]) -> Iterator[Finding]:
-    """Find clocks of views that stand still although heartbeats arrive and a run is at work. That the
+    """Find clocks of views that don't move although heartbeats arrive and a run is at work. That the
     state is away, paused or behind is among the findings that were `found`.
 
     Clocks are compared with the last heartbeat, since both are times of Postgres. One that is a column
     may be behind for as long as no row comes.
     """
-    heartbeat, documents = status.heartbeat, status.documents
+    heartbeat = status.heartbeat
+    documents = status.documents
     stream = next((sink for sink in status.sinks if sink.name == STATE), None)
     if not (heartbeat and heartbeat.committed_at and documents and stream):
         return

@@ -131,7 +131,7 @@ class RunLog:
     def _write(self, entries: Sequence[Entry], failed_before: bool) -> bool:
         """Write entries; returns whether the broker has taken them."""
         try:
-            write_entries(self._records, self._topic, entries)
+            _write_entries(self._records, self._topic, entries)
         except CdcError as error:
             if not failed_before:
                 log.warning("progress_not_published", error=error.message)
@@ -139,7 +139,7 @@ class RunLog:
         return True
 
 
-def write_entries(records: Records, topic: str, entries: Sequence[Entry]) -> None:
+def _write_entries(records: Records, topic: str, entries: Sequence[Entry]) -> None:
     """Write entries to the topic; they are durable on return. Raises ConnectorError."""
     encoded = [(json.dumps(key).encode(), json.dumps(value).encode()) for key, value in entries]
     records.write(topic, encoded)

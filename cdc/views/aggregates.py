@@ -88,7 +88,7 @@ class RowAggregates:
             }
 
     def over(self, ids: Collection[str]) -> list[Any]:
-        """Compute the aggregates over those of these rows that there are, in this order; None is NULL."""
+        """Compute the aggregates over the rows with these ids that there are, in this order; None is NULL."""
         present = [row_id for row_id in ids if row_id in self._rows]
         rows = [self._rows[row_id] for row_id in present]
         numbers: Mapping[str, int] = {}

@@ -467,7 +467,7 @@ def test_a_table_that_is_not_applied_holds_clocks_back_and_is_named(world: "Worl
         return [finding for finding in findings if finding["code"] == "clock-stands"]
 
     with world.running():
-        (finding,) = wait_until(stands, 120, "the clock to stand for a minute", 1.0)
+        (finding,) = wait_until(stands, 120, "the clock to be a minute behind", 1.0)
     assert finding["table"] == "view.late_orders"
     assert "it waits for the topic of public.items, which isn't applied" in finding["message"]
     assert finding["since"] == stood_at

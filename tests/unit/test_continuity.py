@@ -228,7 +228,8 @@ def test_holes_that_touch_are_told_as_one() -> None:
     def hole(start: tuple[int, int], end: tuple[int, int], time: float, id_: str = "id") -> Hole:
         return Hole(Position(id_, start), Position(id_, end), time, time + 1)
 
-    first, later = hole((0, 0), (5, 5), 1), hole((7, 5), (9, 9), 5)
+    first = hole((0, 0), (5, 5), 1)
+    later = hole((7, 5), (9, 9), 5)
     assert later.merged([first]) == [first, later]
     assert hole((5, 3), (9, 9), 3).merged([first]) == [replace(hole((0, 0), (9, 9), 1), until=4)]
     assert later.merged([hole((0, 0), (5, 5), 1, "another")])[0].end.topic_id == "another"

@@ -12,8 +12,12 @@ LONGEST = 26
 """Most characters of a line in a box; longer ones are cut, and the list beside has them whole."""
 LINE = 18
 """Distance of two lines of text."""
-BOX, LINES, APART = 96, 3, 20
-"""The height of a sink's box with so many lines or fewer, and the distance of two boxes."""
+LINES = 3
+"""Lines of a sink's box of the usual height."""
+BOX = 96
+"""That height."""
+APART = 20
+"""Distance of two boxes."""
 AROUND = (-28, -10, 20)
 """Where the lines of a level arrow stand: two above it, one below."""
 
@@ -77,7 +81,8 @@ class Picture:
 
 def lay_out_wide(hops: Hops) -> Picture:
     """From left to right: three columns, a row for each sink."""
-    box_width, gap = 200, 230
+    box_width = 200
+    gap = 230
     log_x = box_width + gap
     sinks_x = log_x + box_width + gap
     heights = [_box_height(branch.sink) for branch in hops.branches]

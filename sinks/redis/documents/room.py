@@ -19,7 +19,7 @@ from cdc.views.plan import StatePlan, Values
 from cdc.views.state import StateSizes, StateTooLarge
 
 KEY, MEMBER, MARK = 80, 12, 60
-"""What the server takes for a key with its value besides both, for a member of an index, and for the
+"""What the server takes for a key with its value, beyond the bytes of both, for a member of an index, and for the
 mark of a document: none is sent before all rows are there, so each is marked then.
 """
 TEXTS = {"timestamp with time zone": 29, "timestamp without time zone": 16, "uuid": 38}
@@ -53,11 +53,11 @@ def forecast(
     for table in plan.tables:
         name = table.qualified
         members = len(plan.slots[name]) + len(plan.listings[name])
-        besides = len(row_prefix(prefix, name)) + KEY + members * MEMBER
-        expected = stored = sizes.bytes[name] + sizes.rows[name] * besides
+        key_bytes = len(row_prefix(prefix, name)) + KEY + members * MEMBER
+        expected = stored = sizes.bytes[name] + sizes.rows[name] * key_bytes
         if name in again and name in estimates:
             estimate = estimates[name]
-            row_bytes = besides + _row_bytes(plan, table, estimate)
+            row_bytes = key_bytes + _row_bytes(plan, table, estimate)
             expected = estimate.rows * (row_bytes + MARK * len(plan.roots(name)))
             # What is measured lacks the texts of indexes.
             stored = max(stored, sizes.rows[name] * row_bytes)
