@@ -102,7 +102,7 @@ class TopicAdmin:
             for number in range(counts[topic])
         }
         level = kafka.IsolationLevel[isolation.upper()]
-        offsets = self.client.list_partition_offsets(places, level)
+        offsets = self._offsets(places, level)
         return {
             topic: Position(
                 topic_id(described[topic]["topic_id"]),
@@ -182,7 +182,25 @@ class TopicAdmin:
         }
         if len(described) < len(shapes):
             raise kafka.errors.UnknownTopicOrPartitionError(*(shapes.keys() - described.keys()))
-        self.client.list_partition_offsets(partitions)
+        self._offsets(partitions)
+
+    def _offsets(
+        self,
+        places: Mapping[kafka.TopicPartition, int],
+        level: kafka.IsolationLevel = kafka.IsolationLevel.READ_UNCOMMITTED,
+    ) -> Mapping[kafka.TopicPartition, Any]:
+        """Ask for one offset of each partition. Also raises LeaderNotAvailableError: a broker that
+        fell silent has left partitions without a leader until it is back.
+        """
+        try:
+            offsets: Mapping[kafka.TopicPartition, Any] = self.client.list_partition_offsets(
+                places, level
+            )
+        except kafka.errors.UnknownBrokerIdError as error:
+            # The client takes Kafka's "no leader", -1, for the number of a broker, and doesn't call
+            # its own error one to retry after.
+            raise kafka.errors.LeaderNotAvailableError(str(error)) from error
+        return offsets
 
     def alter(self, changes: Mapping[str, Mapping[str, Any]]) -> None:
         """Change settings by topic; a broker goes by them some time later. Also raises
