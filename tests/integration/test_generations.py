@@ -86,14 +86,14 @@ def won(shop: Pipeline, ready: threading.Barrier, finish: threading.Barrier) -> 
     """Claim the sink at the same moment as others, and begin to build."""
     with Topics(shop.kafka) as topics:
         registry = Registry(shop, topics).read()
-        ready.wait(30)
+        ready.wait(120)
         try:
             with claim(registry, SINK) as lease:
                 lease.announce(building("public.items"))
-                finish.wait(30)
+                finish.wait(120)
                 return "won"
         except SettingsError as error:
-            finish.wait(30)
+            finish.wait(120)
             return error.message
 
 
