@@ -125,7 +125,9 @@ def test_one_that_was_killed_is_put_away(registry: Registry) -> None:
         assert lease.generations.claims.keys() != {"killed"}
         assert isinstance(lease.generations.work, GenerationBuild)
         wait_until(
-            lambda: "killed" not in registry.read().for_sink(SINK).claims, 5, "its claim to be gone"
+            lambda: "killed" not in registry.read().for_sink(SINK).claims,
+            30,
+            "its claim to be gone",
         )
 
 
@@ -183,7 +185,7 @@ def test_what_is_said_every_second_is_small(shop: Pipeline, registry: Registry) 
             lambda: any(
                 b'"tick"' in (record.key or b"") for record in topics.read_all(registry.topic)
             ),
-            5,
+            30,
             "a tick",
         )
         records = topics.read_all(registry.topic)
