@@ -42,7 +42,7 @@ class Tab:
 
     def __init__(self, browser: "Browser", **options: Any) -> None:
         self.context = browser.new_context(**{"viewport": DESKTOP, **options})
-        self.context.set_default_timeout(10_000)
+        self.context.set_default_timeout(60_000)
         self.page: Page = self.context.new_page()
         self.complaints: list[str] = []
         self.requested: list[str] = []

@@ -67,8 +67,8 @@ def page() -> Iterator[ServedPage]:
         yield served
 
 
-def wait_for_text(tab: Tab, text: str, timeout_ms: float = 5000) -> None:
-    tab.page.get_by_text(text).first.wait_for(timeout=timeout_ms)
+def wait_for_text(tab: Tab, text: str) -> None:
+    tab.page.get_by_text(text).first.wait_for()
 
 
 def load(browser: "Browser", url: str) -> tuple[Any, Tab]:
@@ -77,7 +77,7 @@ def load(browser: "Browser", url: str) -> tuple[Any, Tab]:
     """
     tab = Tab(browser)
     tab.page.goto(url, wait_until="load")
-    wait_until(lambda: tab.page.evaluate(PAINTED), 5, "the first paint")
+    wait_until(lambda: tab.page.evaluate(PAINTED), 20, "the first paint")
     return tab.page.evaluate(LOADED), tab
 
 
@@ -180,7 +180,7 @@ def test_an_action_asks_before_it_acts_and_shows_its_output(page: ServedPage, ta
     assert tab.page.locator("#who:invalid").count() == 1
     tab.page.get_by_label("Your name, for the log").fill("Ada")
     tab.page.get_by_role("button", name="Rebuild").click()
-    wait_for_text(tab, "readers see the new generation", 10_000)
+    wait_for_text(tab, "readers see the new generation")
     wait_for_text(tab, "Asked for by Ada (127.0.0.1)")
     wait_for_text(tab, "done")
 

@@ -125,7 +125,7 @@ class Broker:
 
     def send(self, topic: str, planted: Planted) -> None:
         for key_, value, partition in planted:
-            self.producer.send(topic, key=key_, value=encoded(value), partition=partition).get(10)
+            self.producer.send(topic, key=key_, value=encoded(value), partition=partition).get(60)
 
     def define(self, table: str) -> None:
         """A journal as the connector writes it: `more` was added, with a default, while the table
@@ -271,7 +271,7 @@ def test_views_that_have_missed_something(broker: Broker) -> None:
     aborted = kafka.KafkaProducer(bootstrap_servers=broker.shop.kafka, transactional_id=table.topic)
     aborted.init_transactions()
     aborted.begin_transaction()
-    aborted.send(table.topic, key=key(1), value=None, partition=1).get(10)
+    aborted.send(table.topic, key=key(1), value=None, partition=1).get(60)
     aborted.abort_transaction()
     aborted.close()
     wait_until(

@@ -308,7 +308,7 @@ def test_a_table_that_stays_locked_is_not_waited_for(conn: Connection, postgres_
         began = time.monotonic()
         with suppress(psycopg.errors.LockNotAvailable):
             definitions.compare(conn)
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 60
         application.execute("TRUNCATE shop.orders")
     assert verdicts(conn) == []
     definitions.compare(conn)

@@ -86,14 +86,14 @@ def won(shop: Pipeline, ready: threading.Barrier, finish: threading.Barrier) -> 
     """Claim the sink at the same moment as others, and begin to build."""
     with Topics(shop.kafka) as topics:
         registry = Registry(shop, topics).read()
-        ready.wait(30)
+        ready.wait(120)
         try:
             with claim(registry, SINK) as lease:
                 lease.announce(building("public.items"))
-                finish.wait(30)
+                finish.wait(120)
                 return "won"
         except SettingsError as error:
-            finish.wait(30)
+            finish.wait(120)
             return error.message
 
 
@@ -125,7 +125,9 @@ def test_one_that_was_killed_is_put_away(registry: Registry) -> None:
         assert lease.generations.claims.keys() != {"killed"}
         assert isinstance(lease.generations.work, GenerationBuild)
         wait_until(
-            lambda: "killed" not in registry.read().for_sink(SINK).claims, 5, "its claim to be gone"
+            lambda: "killed" not in registry.read().for_sink(SINK).claims,
+            30,
+            "its claim to be gone",
         )
 
 
@@ -183,7 +185,7 @@ def test_what_is_said_every_second_is_small(shop: Pipeline, registry: Registry) 
             lambda: any(
                 b'"tick"' in (record.key or b"") for record in topics.read_all(registry.topic)
             ),
-            5,
+            30,
             "a tick",
         )
         records = topics.read_all(registry.topic)

@@ -61,7 +61,9 @@ REFUSED: dict[str, tuple[str, Callable[[Topics, str], object]]] = {
 def test_what_acls_forbid_on_a_topic_is_named(
     broker: AclBroker, request_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_reader, "PATIENCE_S", PATIENCE_S)
+    if request_name == "a hidden topic":
+        # The broker never answers for it.
+        monkeypatch.setattr(log_reader, "PATIENCE_S", PATIENCE_S)
     operation, send = REFUSED[request_name]
     topic = request_name.replace(" ", "-")
     with Topics(broker.address) as topics:

@@ -222,7 +222,7 @@ def test_two_migrators_take_turns(
             wait_until(waiting, 20, "both migrators to wait for the lock")
         finally:
             rows(conn, "SELECT pg_advisory_unlock(hashtextextended(%s, 0))", LOCK)
-        assert sorted(future.result(timeout=20) for future in runs) == [
+        assert sorted(future.result(timeout=120) for future in runs) == [
             [False, False],
             [True, True],
         ]

@@ -110,7 +110,7 @@ def test_a_first_snapshot_is_no_trouble(shop: Shop) -> None:
         )
         assert not registration.done()
         registration.result()
-    assert codes() == []
+    wait_until(lambda: codes() == [], 30, lambda: str(codes()))
 
 
 def test_a_changed_file_restarts_the_task_and_waits_for_it(shop: Shop, unique: str) -> None:
@@ -170,12 +170,11 @@ def test_the_status_of_a_healthy_pipeline(shop: Shop, unique: str) -> None:
         took_s.append(time.monotonic() - started)
         is_silent = any("no answer within" in finding.message for finding in status.findings)
         is_late = not status.heartbeat or status.heartbeat.late
-        return None if is_silent or is_late else status
+        # A look that waits for an answer in vain takes 4 s.
+        return None if is_silent or is_late or took_s[-1] >= 4 else status
 
-    status = wait_until(in_time, 10, "a heartbeat in time")
+    status = wait_until(in_time, 10, lambda: f"a heartbeat in time; looks took {took_s} s")
     assert status
-    # One that waits for an answer in vain takes 4 s.
-    assert min(took_s) < 4, took_s
     assert status.findings == ()
     assert status.connector is not None
     assert (status.connector.state, status.connector.tasks) == ("RUNNING", ("RUNNING",))

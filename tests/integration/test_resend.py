@@ -166,6 +166,8 @@ def unseen(shop: Shop, statement: str) -> Iterator[Callable[[], None]]:
     def write() -> None:
         with psycopg.connect(shop.pipeline.source.dsn, autocommit=True) as conn:
             conn.execute("SET synchronous_commit = on")
+            # No commit waits before the checkpointer has read the settings, as it does by then.
+            conn.execute("CHECKPOINT")
             conn.execute(statement.encode())
 
     def pids() -> list[int]:
@@ -490,7 +492,7 @@ def test_a_repair_that_was_killed_is_taken_back_by_the_next(shop: Shop) -> None:
     )
     killed.init_transactions()
     killed.begin_transaction()
-    killed.send(counters.topic, key=key(1), value=None).get(10)
+    killed.send(counters.topic, key=key(1), value=None).get(60)
     with Topics(shop.kafka) as topics:
         backfill(shop.pipeline, topics, counters, ["2", "99"], timeout_s=30, delete_keys=[key(99)])
     assert living(shop, "shop.counters") == rows

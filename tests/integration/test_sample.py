@@ -103,7 +103,7 @@ def test_the_sample_has_documents_of_flights_and_airports(airport: str) -> None:
     pipeline = settings.load(path, servers.environment())
     with source.connect(airport) as conn:
         views = view_tables(pipeline, table_survey.describe(conn, pipeline))
-        conn.execute("SET statement_timeout = '20s'")
+        conn.execute("SET statement_timeout = '120s'")
         conn.execute("SET cdc.now_overdue = '2013-01-04Z'")
         conn.execute("SET cdc.now_arrivals_by_hour = '2013-01-02Z'")
         rows = {

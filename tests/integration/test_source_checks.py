@@ -48,7 +48,7 @@ def test_a_virtual_column_that_stops_updates_is_named(postgres_dsn: str, unique:
         assert faults(postgres_dsn, unique) == {("table-refused", WIDE), ("table-refused", PARTS)}
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(300)
 def test_a_locked_table_is_not_waited_for_without_end(postgres_dsn: str, unique: str) -> None:
     with (
         prepared(postgres_dsn, unique, SCHEMA, *TABLES),

@@ -76,7 +76,7 @@ def send(shop: Pipeline, unique: str) -> Iterator[Send]:
             future = producer.send(
                 topic, json.dumps(record).encode(), key=str(number).encode(), partition=0
             )
-            future.get(timeout=10)
+            future.get(timeout=60)
         end = (
             kafka.KafkaProducer.commit_transaction
             if commit
@@ -424,6 +424,13 @@ class Standing:
         return self._stored
 
 
+@pytest.fixture
+def patient_times(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Times are read for as long as a busy broker takes to answer."""
+    monkeypatch.setattr(records, "TIMES_S", 60.0)
+
+
+@pytest.mark.usefixtures("patient_times")
 def test_the_end_is_that_of_decided_transactions(
     topics: Topics, shop: Pipeline, send: Send, unique: str
 ) -> None:
@@ -445,7 +452,7 @@ def test_an_open_transaction_is_not_counted(topics: Topics, shop: Pipeline, uniq
     with kafka.KafkaProducer(bootstrap_servers=shop.kafka, transactional_id=unique) as producer:
         producer.init_transactions()
         producer.begin_transaction()
-        producer.send(orders, b"{}", key=b"1", partition=0).get(timeout=10)
+        producer.send(orders, b"{}", key=b"1", partition=0).get(timeout=60)
         assert topics.ends([orders])[orders].offsets == (0, 0, 0)
         producer.commit_transaction()
     until_end(topics, orders, 2)
@@ -460,6 +467,7 @@ def until_end(topics: Topics, topic: str, offset: int) -> None:
     )
 
 
+@pytest.mark.usefixtures("patient_times")
 def test_times_are_those_of_the_records(
     topics: Topics, shop: Pipeline, send: Send, unique: str
 ) -> None:
@@ -561,12 +569,13 @@ def test_a_new_connection_looks_for_its_first_topic_at_once(
     shop: Pipeline, admin: kafka.KafkaAdminClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Kafka's client for Python would wait for 100 ms, of a writer and of a reader: measured in
-    turn with its own, for how long the rest takes depends on the machine.
+    turn with its own, for how long the rest takes depends on the machine; more often where that is
+    busy.
     """
     with Topics(shop.kafka) as topics:
         ensure_topics(topics, shop)
     took_s: dict[Any, list[float]] = {clients.quick_client: [], KafkaNetClient: []}
-    for number in range(5):
+    for number in range(50):
         for turn, (client, seconds) in enumerate(took_s.items()):
             for module in (clients, records):
                 monkeypatch.setattr(module, "quick_client", client)
@@ -577,8 +586,10 @@ def test_a_new_connection_looks_for_its_first_topic_at_once(
                 read = list(topics.iterate_range(shop.generations_topic, 0, end))
                 seconds.append(time.monotonic() - began)
                 assert len(read) == end
-    ours, theirs = (min(seconds) for seconds in took_s.values())
-    assert ours < theirs - 0.1, took_s
+        ours, theirs = (min(seconds) for seconds in took_s.values())
+        if number >= 4 and ours < theirs - 0.1:
+            return
+    pytest.fail(str(took_s))
 
 
 def test_a_busy_broker_is_waited_for(stack: Any, topics: Topics, shop: Pipeline) -> None:

@@ -198,7 +198,7 @@ class World:
             finally:
                 is_over = errors.done()
                 stopping.set()
-                assert errors.result(90) == []
+                assert errors.result(300) == []
             assert not is_over
 
     def progress(self) -> Mapping[str, Progress]:
@@ -242,7 +242,7 @@ class World:
         finally:
             if process.poll() is None:
                 process.send_signal(signal.SIGTERM)
-                process.wait(90)
+                process.wait(300)
                 log_text = log.read_bytes()[offset:].decode()
                 assert process.returncode == 0, log_text[-3000:]
                 assert "Traceback" not in log_text, log_text[-3000:]

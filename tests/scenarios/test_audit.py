@@ -31,7 +31,7 @@ def audited(world: "World", kafka: Topics) -> Audit:
         (now_ms,) = connection.execute(
             "SELECT extract(epoch FROM clock_timestamp())::float8 * 1000"
         ).fetchone() or (0,)
-    barrier.place_barrier(world.pipeline, kafka, world.described, now_ms, barrier.WaitOptions(30))
+    barrier.place_barrier(world.pipeline, kafka, world.described, now_ms, barrier.WaitOptions(120))
     placeholder = Context(world.file, world.folder).placeholder
     return Auditor(world.spark, world.pipeline, kafka, placeholder, world.sinks).audit(
         world.described[0]

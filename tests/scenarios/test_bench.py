@@ -88,7 +88,7 @@ def test_some_lines_of_the_tables(tmp_path: Path) -> None:
         assert figure["unseen"] == 0
         medians = [figure["hops"][hop]["p50"] for hop in ("Kafka", "begun", "durable")]
         assert 0 < medians[0] < medians[1] < medians[2]
-        assert medians[1] < figure["hops"]["visible"]["p50"] < medians[2] + 1
+        assert medians[1] < figure["hops"]["visible"]["p50"] < medians[2] + 10
     if state := figures.get("state after as many flights came and went"):
         assert state["ours"]["median"] == state["limit"]["median"]
         windows = [figure for name, figure in figures.items() if "window" in name]

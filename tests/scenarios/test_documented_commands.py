@@ -126,7 +126,7 @@ class Reader:
         finally:
             for process in processes:
                 process.send_signal(signal.SIGTERM)
-            codes = [process.wait(90) for process in processes]
+            codes = [process.wait(300) for process in processes]
         expected = [0 if line.startswith("serve") else -signal.SIGTERM for line in lines]
         assert codes == expected, lines
 

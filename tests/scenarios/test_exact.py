@@ -331,8 +331,9 @@ def test_a_row_that_the_index_refuses_is_redriven(world: "World") -> None:
         search.put(f"{alias}@*/_mapping", json={"dynamic": False}).raise_for_status()
         # Changes that keep coming leave no stream idle.
         with load(world.dsn, set_last, 0.3):
-            answer = world.json("quarantine", "redrive")
-        assert (answer["asked"], answer["left"], answer["waiting"]) == (1, [], False)
+            assert world.json("quarantine", "redrive")["asked"] == 1
+            # On a busy machine the command ends before the run has tried it.
+            wait_until(lambda: not world.json("quarantine", "list")["quarantine"], 60, "the cure")
         world.settle()
         for _ in ("before", "after a way back"):
             values = [search.get(f"{alias}/_doc/{n}").json()["_source"].get("more") for n in (1, 2)]

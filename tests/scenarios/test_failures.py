@@ -1,7 +1,6 @@
 """What fails under a running pipeline, and isn't the pipeline's fault."""
 
 import json
-import math
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -28,7 +27,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(900)
 SECRET = "hunter2"
 ROWS = 30_000
-PAUSE_S, MOST_KILLS = 3.0, 3
+PAUSE_S = 6.0
+"""Seconds in which a stream that has lost a worker has gone on, and told so."""
 
 
 def workers() -> list[psutil.Process]:
@@ -58,18 +58,19 @@ def kill_workers() -> bool:
 
 
 class Pause:
-    """A pause between kills, which after `MOST_KILLS` doesn't end."""
+    """A pause between kills: a stream that has lost its workers five times without any progress is
+    right to end.
+    """
 
     def __init__(self) -> None:
-        self._end, self._kills = 0.0, 0
+        self._end = 0.0
 
     @property
     def over(self) -> bool:
         return time.monotonic() > self._end
 
     def begin(self) -> None:
-        self._kills += 1
-        self._end = time.monotonic() + PAUSE_S if self._kills < MOST_KILLS else math.inf
+        self._end = time.monotonic() + PAUSE_S
 
 
 def test_a_python_worker_that_is_killed_in_mid_batch_is_waited_for(world: "World") -> None:
@@ -82,15 +83,14 @@ def test_a_python_worker_that_is_killed_in_mid_batch_is_waited_for(world: "World
 
     def lost() -> bool:
         """Workers are killed as soon as there are any, and every few seconds until a stream has
-        told of it.
-
-        Not more often, nor as often as one likes: a stream that has lost them five times without
-        any progress is right to end.
+        told of it: those that were killed may have had nothing to do.
         """
         if pause.over and kill_workers():
             pause.begin()
-        errors.update(state.error for state in world.progress().values() if state.error)
-        return any("worker" in error for error in errors)
+        progress = world.progress().values()
+        errors.update(state.error for state in progress if state.error)
+        # An error is told until the stream goes on, which may be before the next look.
+        return any(state.restarts.get("failure") for state in progress)
 
     world.sql(f"INSERT INTO items SELECT n, 0, repeat('x', 50) FROM generate_series(1, {ROWS}) n")
     with world.running():
@@ -139,7 +139,7 @@ def assert_started_again(world: "World") -> None:
             server.config_set("maxmemory-policy", "noeviction")
             server.close()
             stopping.set()
-        assert work.result(60) == []
+        assert work.result(300) == []
     assert streams[0].progress.restarts["error"] >= 1
 
 
@@ -176,7 +176,7 @@ def test_a_sink_that_is_away_is_told_and_no_secret_with_it(
             status = wait_until(reported, 30, "the state of each sink", 0.5)
         finally:
             stopping.set()
-        assert work.result(60) == []
+        assert work.result(300) == []
     assert all(status[name]["error"] and status[name]["hint"] for name in ("search", "cache"))
     printed = capfd.readouterr()
     assert "sink_waiting" in printed.err

@@ -55,7 +55,7 @@ def verify(world: "World", code: int) -> list[Any]:
     return list(json.loads(process.stdout)["views"])
 
 
-@pytest.mark.timeout(300 + 6 * TABLES)
+@pytest.mark.timeout(900 + 6 * TABLES)
 def test_many_tables(world: "World", timed: Timed) -> None:
     """The names are long: what names all of 500 tables doesn't fit into one request. The last table
     stays empty.

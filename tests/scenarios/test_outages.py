@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 AGREE_S = 10.0
 POLL_S = 0.3
 IDLE_S = 6.0 if SCALE == 1 else 18.0 * SCALE
-pytestmark = pytest.mark.timeout(600 + IDLE_S)
+pytestmark = pytest.mark.timeout(900 + IDLE_S)
 Trouble = tuple[str, str]
 """A hop and a code."""
 
@@ -96,8 +96,11 @@ CACHE = Outage(("Kafka -> cache", "sink-unreachable"), frozen("redis"))
 WAREHOUSE = Outage(("Kafka -> warehouse", "sink-unreachable"), away_warehouse)
 ROUNDS = ((CONNECTOR, CACHE), (POSTGRES,), (CONNECT,), (KAFKA,), (INDEX, WAREHOUSE))
 """Hops that fail at once, one group after another."""
-SILENCE = {"source-unreachable", "connect-unreachable", "kafka-unreachable", "sink-unreachable"}
-"""Codes of a server that gives no answer."""
+SILENCE = {
+    *("source-unreachable", "connect-unreachable", "kafka-unreachable", "sink-unreachable"),
+    "heartbeat-late",
+}
+"""Codes of a server that gives no answer, or is slow."""
 
 
 class Witnesses:
@@ -243,7 +246,7 @@ def test_everybody_says_which_hop_is_away_and_when_it_is_back(world: "World") ->
                     world.sql(f"INSERT INTO items VALUES ({number}, 0)")
                 # A look may have begun before, and whoever asks takes time as well: on a busy
                 # machine much of it.
-                assert_agreed(outages, witnesses, AGREE_S + 3 * look_s)
+                assert_agreed(outages, witnesses, AGREE_S + 6 * look_s)
             look_s = max(look_s, wait_until_over(world, witnesses))
         assert_told_over(world, witnesses.receiver)
         assert_left_alone(world)

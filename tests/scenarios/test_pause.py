@@ -34,14 +34,14 @@ def assert_a_batch_that_hangs_is_told(world: "World") -> None:
         return {finding.sink for finding in status.findings if finding.code == "sink-stuck"}
 
     with closing(redis.Redis.from_url(world.cache)) as server:
-        server.client_pause(60_000, all=False)
+        server.client_pause(600_000, all=False)
         try:
             world.sql("UPDATE items SET n = 2")
-            wait_until(lambda: stuck() == {"cache"}, 25, "the batch that hangs to be told")
+            wait_until(lambda: stuck() == {"cache"}, 60, "the batch that hangs to be told")
         finally:
             server.client_unpause()
     world.settle()
-    wait_until(lambda: not stuck(), 10, "it to be over")
+    wait_until(lambda: not stuck(), 30, "it to be over")
 
 
 def test_a_paused_sink_stands_still_and_the_others_go_on(

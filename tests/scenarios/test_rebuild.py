@@ -199,7 +199,7 @@ def test_what_differs_is_never_shown(world: "World") -> None:
         table.topic,
         key=record.key.replace(b'"id":', b'"id":90'),
         value=record.value.replace(b'"id":', b'"id":90'),
-    ).get(10)
+    ).get(60)
     producer.close()
     generations = [sink.generations(table) for sink in world.sinks]
     failed = world.cdc("rebuild", "search", code=8)

@@ -22,7 +22,7 @@ from tests.support.wait import wait_until
 if TYPE_CHECKING:
     from tests.scenarios.conftest import World
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(900)
 
 
 def spark_of(pid: int) -> psutil.Process | None:
@@ -56,7 +56,7 @@ def test_what_is_kept_outlives_crashes(world: "World") -> None:
                 spark = spark_of(run.pid)
                 assert spark
                 (run if group else spark).send_signal(signal.SIGKILL)
-                assert run.wait(60) == (-signal.SIGKILL if group else SparkError.exit_code)
+                assert run.wait(300) == (-signal.SIGKILL if group else SparkError.exit_code)
         assert "Spark's process was ended" in " ".join(
             (world.folder / "run.log").read_text().split()
         )
@@ -66,7 +66,7 @@ def test_what_is_kept_outlives_crashes(world: "World") -> None:
         for _ in range(2):
             world.assert_equal()
             took_s += [world.rollback(name) for name in SINKS]
-        assert statistics.median(took_s) < 5, took_s
+        assert statistics.median(took_s) < 15, took_s
         (table,) = world.described
         with Topics(world.pipeline.kafka) as kafka:
             registry = Registry(world.pipeline, kafka).read()

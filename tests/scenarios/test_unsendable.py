@@ -21,8 +21,8 @@ CREATE TABLE shop.notes (id int PRIMARY KEY, note text);
 ALTER TABLE shop.notes REPLICA IDENTITY FULL;
 INSERT INTO shop.notes SELECT n, 'first' FROM generate_series(1, 20) n;
 """
-SILENT_S = 30.0
-"""Half of what a broker takes to abort a transaction that nobody commits."""
+SILENT_S = 45.0
+"""Less than the 60 s that a broker takes to abort a transaction that nobody commits."""
 LONG = "repeat('0123456789', %s)"
 """A text of ten times so many characters."""
 
@@ -55,10 +55,16 @@ class Verbs:
 
     def findings(self) -> dict[str, str]:
         """What `status` has to say of the capture: its message by code."""
-        status = json.loads(self.cdc("status", "--json"))
+
+        def answer() -> str | None:
+            text = self.cdc("status", "--json")
+            return None if "gives no answer within" in text else text
+
+        text = wait_until(answer, 60, "all servers to answer")
+        assert text
         return {
             finding["code"]: f"{finding['message']} {finding['fix']}"
-            for finding in status["findings"]
+            for finding in json.loads(text)["findings"]
             if finding["hop"] == "Postgres -> Kafka"
         }
 
@@ -134,7 +140,7 @@ def arrived(shop: Shop, table: str) -> None:
             row.items() <= expected[key].items() for key, row in topic.items()
         )
 
-    wait_until(equal, 20, f"the rows of {table} are in its topic", 0.2)
+    wait_until(equal, 60, f"the rows of {table} are in its topic", 0.2)
 
 
 def test_an_update_of_a_large_row_arrives(shop: Shop) -> None:

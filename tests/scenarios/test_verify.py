@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.timeout(900)
 PLANTED = 7
 """Faults of each class in each view: in rows that nobody changes any more."""
-LEAST_RATE = 50.0
+LEAST_RATE = 20.0
 """Changes a second that are a load still, on a machine that is busy with other tests."""
 
 
@@ -151,7 +151,7 @@ def test_each_comparison_is_of_the_tables_as_they_are_then(world: "World") -> No
             wait_until(lambda: told("differs"), 120, "the column's difference")
         finally:
             verifying.terminate()
-            verifying.wait(60)
+            verifying.wait(300)
 
 
 def test_a_view_that_waits_for_a_rebuild_does_not_hold_up_the_others(world: "World") -> None:

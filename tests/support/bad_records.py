@@ -18,6 +18,6 @@ def produce(
     producer = kafka.KafkaProducer(bootstrap_servers=servers, acks="all")
     try:
         for key, value in records:
-            producer.send(topic, key=key, value=value, partition=partition).get(10)
+            producer.send(topic, key=key, value=value, partition=partition).get(60)
     finally:
         producer.close()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import redis
 
+from cdc.compose import ports
 from cdc.compose.wheels import redis_server
 from tests.support.wait import wait_until
 
@@ -67,9 +68,11 @@ def _answers(server: redis.Redis) -> bool:
 
 
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that no outgoing connection is given before the server takes it, nor while it is
+    away.
+    """
+    (port,) = ports.choose(["server"]).values()
+    return port
 
 
 class Road:

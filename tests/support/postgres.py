@@ -3,7 +3,6 @@ a Postgres reports of reads.
 """
 
 import shutil
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ import psycopg
 
 from cdc.compose.host import change_owner, unprivileged
 from cdc.compose.wheels import postgres_bin
+from tests.support.cache import free_port
 from tests.support.wait import wait_until
 
 UNREPORTED = """
@@ -37,9 +37,7 @@ def strict_postgres(wal_level: str) -> Iterator[str]:
     home.chmod(0o755)
     data.mkdir(mode=0o700)
     change_owner(home, user)
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
 
     def run(program: str, *arguments: str | Path) -> None:
         subprocess.run(

@@ -151,7 +151,7 @@ class Shop:
             client.reset(name) if forget else client.delete(name)
         wait_until(
             lambda: not (slot := replication_slot.slot(self.conn, name)) or not slot.active,
-            15,
+            60,
             f"slot {name} is let go",
         )
 

@@ -53,7 +53,7 @@ def _commands(body: str) -> Iterator[Step]:
 
 
 def follow(
-    page: Path, folder: Path, environment: Mapping[str, str], timeout_s: float = 180
+    page: Path, folder: Path, environment: Mapping[str, str], timeout_s: float = 300
 ) -> None:
     """Do what a page says in a folder. Raises AssertionError at the first step that doesn't go as
     it says.

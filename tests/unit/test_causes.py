@@ -21,6 +21,7 @@ from cdc.sinks.elasticsearch.sink import Elasticsearch
 from cdc.sinks.redis.sink import Redis
 from tests.support.answering import ELSEWHERE, answering, postgres_tls, silent, tls, web
 from tests.support.pipelines import pipeline
+from tests.support.wait import answer_within
 
 TABLE = Table("public", "items", (Column("id", "bigint"),), ("id",), "t")
 UNKNOWN = "its certificate is of a CA that isn't trusted here"
@@ -81,7 +82,7 @@ def test_a_postgres_that_falls_silent_is_not_waited_for_without_end() -> None:
             source.within(connection, 0.3),
         ):
             connection.execute("SELECT 1")
-        assert 0.2 < time.monotonic() - began < 5
+        assert 0.2 < time.monotonic() - began < 60
     assert isinstance(classify(caught.value, "postgres"), SourceUnavailable)
 
 
@@ -94,7 +95,7 @@ def test_a_run_goes_on_with_the_tables_as_they_were_when_postgres_falls_silent(
         shop = pipeline("shop", WORDLESS.format(port=port), "public.items")
         began = time.monotonic()
         tables, aside = schema_follower.SchemaFollower(lambda: shop, [TABLE])([], Registration())
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 60
     assert ([table.qualified for table in tables], aside) == (["public.items"], {})
 
 
@@ -103,12 +104,14 @@ def postgres(url: str) -> None:
 
 
 def refused(ask: Callable[[str], None], url: str) -> CdcError:
-    started = time.monotonic()
-    with pytest.raises(CdcError) as caught:
-        ask(url)
-    assert time.monotonic() - started < 5
-    assert "secret" not in f"{caught.value.message} {caught.value.hint}"
-    return caught.value
+    def refusal() -> CdcError:
+        with pytest.raises(CdcError) as caught:
+            ask(url)
+        return caught.value
+
+    error = answer_within(5, refusal)
+    assert "secret" not in f"{error.message} {error.hint}"
+    return error
 
 
 @pytest.mark.parametrize(

@@ -45,5 +45,5 @@ def test_whatever_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch, failure:
         wait_until(lambda: next(compared) > 0, 5, "it has compared")
         wait_until(lambda: uncompared_s() < growing, 5, "that is known")
     # What is stubbed here must not come back while it is at work.
-    comparing.join(15)
+    comparing.join(60)
     assert not comparing.is_alive()

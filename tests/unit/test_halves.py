@@ -47,7 +47,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     }
     for name, body in bodies.items():
         (tmp_path / f"test_{name}.py").write_text(f"def test(): {body}\n")
-    mark = "import pytest\n@pytest.mark.measures\n@pytest.mark.timeout(1)\n"
+    mark = "import pytest\n@pytest.mark.measures\n@pytest.mark.timeout(2)\n"
     (tmp_path / "test_alone.py").write_text(f"{mark}def test(): print('alone', flush=True)\n")
     return {path.stem.removeprefix("test_"): str(path) for path in tmp_path.glob("test_*.py")}
 
@@ -91,7 +91,7 @@ def test_an_interrupt_is_waited_for(files: dict[str, str]) -> None:
             while "begun" not in run.stdout.readline():
                 pass
             os.killpg(run.pid, signal.SIGINT)
-            printed, _ = run.communicate(timeout=50)
+            printed, _ = run.communicate(timeout=120)
             assert "KeyboardInterrupt" in printed
             with pytest.raises(ProcessLookupError):
                 os.killpg(run.pid, 0)

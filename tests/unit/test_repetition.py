@@ -22,7 +22,7 @@ def test_a_failure_is_reported_once_and_the_step_is_tried_again(failure: Excepti
 
     reported = list[CdcError]()
     with repeating(step, 0.001, subject="the step", report=reported.append):
-        assert succeeded.wait(10)
+        assert succeeded.wait(60)
     assert len(reported) == 1
 
 
@@ -39,7 +39,7 @@ def test_another_failure_and_one_after_a_success_are_reported() -> None:
 
     reported = list[CdcError]()
     with repeating(step, 0.001, subject="the step", report=reported.append):
-        assert done.wait(10)
+        assert done.wait(60)
     assert [failure.message for failure in reported] == ["away", "locked", "locked"]
 
 
@@ -49,5 +49,5 @@ def test_the_step_ends_with_the_block() -> None:
     with repeating(lambda: next(calls), 0.001, subject="the step", report=print):
         (thread,) = set(threading.enumerate()) - before
         wait_until(lambda: next(calls) > 1, 10, "the step is called")
-    thread.join(10)
+    thread.join(60)
     assert not thread.is_alive()

@@ -210,7 +210,7 @@ def test_a_sink_is_paused_or_resumed_from_the_picture() -> None:
 
 
 def test_events_come_when_there_is_something_new(page: ServedPage) -> None:
-    with http.stream("GET", f"{page.url}/events", timeout=10) as stream:
+    with http.stream("GET", f"{page.url}/events") as stream:
         lines = stream.iter_lines()
         numbers = [line for line in (next(lines) for _ in range(9)) if line.startswith("data: ")]
     assert len(set(numbers)) == 3

@@ -39,6 +39,7 @@ from cdc.observe.topic_report import find_tombstones_at_risk, measure
 from cdc.postgres import catalog, source
 from cdc.postgres.replication_slot import Slot
 from tests.support.pipelines import pipeline, position_by_table
+from tests.support.wait import answer_within
 
 TABLE = Table("public", "orders", (), (), "shop.public.orders")
 END = Position("id-1", (10, 20))
@@ -406,16 +407,12 @@ def test_what_hangs_is_said_to_give_no_answer_and_the_rest_is_told() -> None:
         shop = shop.model_copy(
             update={"kafka": f"127.0.0.1:{port}", "connect": f"http://127.0.0.1:{port}"}
         )
-        began = time.monotonic()
-        status = collect(
-            shop,
-            positions={
-                "search": position_by_table(hang),
-                "cache": position_by_table(lambda _: stored(3, 4)),
-            },
-        )
+        positions = {
+            "search": position_by_table(hang),
+            "cache": position_by_table(lambda _: stored(3, 4)),
+        }
         # Two waits of 4 s, one after the other, would be 8.
-        assert time.monotonic() - began < 8
+        status = answer_within(8, lambda: collect(shop, positions=positions))
     release.set()
     silent_codes = {
         finding.code for finding in status.findings if "no answer within 4 s" in finding.message
@@ -431,7 +428,7 @@ def test_a_server_that_begins_to_hang_during_a_look_is_named_by_it(
 ) -> None:
     """Postgres has told of its slot, and then nothing of its definitions."""
     release = threading.Event()
-    monkeypatch.setattr(collection, "ANSWER_S", 0.5)
+    monkeypatch.setattr(collection, "ANSWER_S", 2.0)
     monkeypatch.setattr(collection, "read_slot", lambda _: GOOD.slot)
     monkeypatch.setattr(collection, "read_definitions", lambda _: release.wait(60))
     shop = pipeline("shop", "postgresql://owner@127.0.0.1:1/shop", "public.orders")
