@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 PY := .venv/bin/python
 CDC := .venv/bin/cdc -p sample/airport.yaml
-PROPERTIES := tests/unit/test_lane.py tests/unit/test_lane_memory.py tests/unit/test_codec_record.py tests/unit/test_codec_members.py tests/unit/test_codec_types.py tests/unit/test_log_rows.py tests/unit/test_sample_records.py tests/spark/test_audit.py tests/integration/test_expressions.py tests/integration/test_document_state.py tests/integration/test_document_cases.py tests/integration/test_document_queries.py tests/integration/test_time_joins.py tests/integration/test_grouped_views.py tests/contract/test_histories.py tests/contract/test_switches.py tests/contract/test_zombies.py tests/scenarios/test_many_tables.py tests/scenarios/test_destroy.py tests/scenarios/test_outages.py tests/scenarios/test_bench.py
+PROPERTIES := tests/unit/test_lane.py tests/unit/test_lane_memory.py tests/unit/test_codec_record.py tests/unit/test_codec_members.py tests/unit/test_codec_types.py tests/unit/test_log_rows.py tests/unit/test_sample_records.py tests/spark/test_audit.py tests/integration/test_expressions.py tests/integration/test_document_state.py tests/integration/test_document_cases.py tests/integration/test_document_queries.py tests/integration/test_time_joins.py tests/integration/test_grouped_views.py tests/contract/test_histories.py tests/contract/test_readers.py tests/contract/test_switches.py tests/contract/test_zombies.py tests/scenarios/test_many_tables.py tests/scenarios/test_destroy.py tests/scenarios/test_outages.py tests/scenarios/test_bench.py
 STAMP := .venv/.installed
 .PHONY: help setup demo test bench properties check up down status clean fmt lint type deps docs unit browser spark contract integration scenarios lock
 

@@ -2,7 +2,6 @@
 one.
 """
 
-from contextlib import nullcontext
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,7 +13,6 @@ from cdc.runtime.streams import Streams
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from contextlib import AbstractContextManager
 
     from pyspark.sql import SparkSession
 
@@ -68,7 +66,7 @@ def rebuild(
     ]:
         raise combined_error(reasons)
     modules = context.obj.executors([sink])
-    with spark_on(master, [destination], modules) as spark, show_build(err, quiet=as_json) as show:
+    with spark_on(master, modules) as spark, show_build(err, quiet=as_json) as show:
         retained = build(context.obj, spark, destination, tables, keep * 3600, show)
     _print_result(sink, retained, as_json, "readers see the new generation")
 
@@ -133,7 +131,7 @@ def rollback(
     from cdc.kafka.topics import Topics
 
     pipeline, (destination,) = context.obj.pipeline, context.obj.sinks([sink])
-    with Topics(pipeline.kafka) as kafka, _spark_of_warehouses([destination]):
+    with Topics(pipeline.kafka) as kafka:
         retained = run(
             Registry(pipeline, kafka), destination, context.obj.tables_in(sink), keep * 3600
         )
@@ -157,7 +155,7 @@ def generations(
     from cdc.kafka.topics import Topics
 
     pipeline, sinks = context.obj.pipeline, context.obj.sinks(None)
-    with Topics(pipeline.kafka) as kafka, _spark_of_warehouses(sinks if clean else []):
+    with Topics(pipeline.kafka) as kafka:
         registry = Registry(pipeline, kafka)
         if clean:
             for sink in sinks:
@@ -172,12 +170,6 @@ def generations(
         return print_json({"generations": rows})
     out.print(draw_generations(rows))
     return None
-
-
-def _spark_of_warehouses(sinks: "Sequence[Sink]") -> "AbstractContextManager[object]":
-    """Start Spark where one of the sinks is a warehouse: it may have to commit through Spark."""
-    warehouses = [sink for sink in sinks if sink.row_format == "events"]
-    return spark_on("local[2]", warehouses) if warehouses else nullcontext()
 
 
 def _clean(registry: "Registry", sink: "Sink", tables: "Sequence[Table]") -> None:

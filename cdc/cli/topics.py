@@ -124,7 +124,7 @@ def audit(
     from cdc.kafka.topics import Topics
 
     pipeline, tables = context.obj.pipeline, context.obj.select_tables(table)
-    with Topics(pipeline.kafka) as kafka, spark_on(master, []) as spark:
+    with Topics(pipeline.kafka) as kafka, spark_on(master) as spark:
         from cdc.audit.auditor import Auditor
 
         auditor = Auditor(spark, pipeline, kafka, context.obj.placeholder, context.obj.sinks(None))

@@ -117,7 +117,7 @@ def verify(
 
     check_connector(pipeline, names, timeout)
     modules = [*context.obj.executors(names), "cdc.verify.census"]
-    with spark_on(master, sinks, modules) as spark:
+    with spark_on(master, modules) as spark:
         if not every:
             report(compare(spark, context.obj), as_json)
             return

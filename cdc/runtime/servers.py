@@ -12,7 +12,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from cdc.compose.endpoints import Endpoints
-    from cdc.sink.contract import Sink
 
 
 class Stack(Protocol):
@@ -48,28 +47,19 @@ def local_stack(kind: str | None, state: Path) -> Stack:
 
 
 @contextmanager
-def spark_on(
-    master: str, sinks: "Sequence[Sink]", modules: Sequence[str] = ()
-) -> "Iterator[SparkSession]":
-    """Start a Spark session for one verb, and stop it afterwards.
-
-    sinks: those whose views the verb reads or writes with Spark; modules: see `session`.
+def spark_on(master: str, modules: Sequence[str] = ()) -> "Iterator[SparkSession]":
+    """Start a Spark session for one verb, and stop it afterwards. modules: see `session`.
 
     Raises:
-        SettingsError: Spark lacks something that a sink needs.
         SparkError: the JVM of Spark has ended meanwhile, whatever error that caused here.
     """
     # First, so that nothing is fetched where there is no Spark.
     from cdc.compose import artifacts
-    from cdc.sink.capabilities import SessionUser
     from cdc.spark.session import exit_error, session
 
     spark = session(master, artifacts.spark_jars(), modules=modules)
     try:
         try:
-            for sink in sinks:
-                if isinstance(sink, SessionUser):
-                    sink.check_session(spark)
             yield spark
         finally:
             spark.stop()

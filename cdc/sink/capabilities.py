@@ -67,18 +67,6 @@ class Examinable(Protocol):
 
 
 @runtime_checkable
-class SessionUser(Protocol):
-    """A sink that calls more of Spark's process than Spark promises."""
-
-    def check_session(self, spark: SparkSession) -> None:
-        """Look up all that the sink calls there; changes nothing.
-
-        Called once, when a verb that works on the sink has started Spark. Raises SettingsError:
-        something isn't there.
-        """
-
-
-@runtime_checkable
 class Archive(Protocol):
     """A sink that keeps every change, beside its views."""
 

@@ -8,7 +8,6 @@ from pathlib import Path
 from cdc.model.table import Table
 from cdc.sink.promotion import require_free_space
 from cdc.sinks.delta.files import links
-from cdc.sinks.delta.log import add_files, jvm
 from cdc.sinks.delta.tables import Tables
 
 TEXT_FACTOR = 8
@@ -16,6 +15,8 @@ TEXT_FACTOR = 8
 
 Spark keeps them as that text until they are written.
 """
+SPARK_FOLDER = "/tmp"  # noqa: S108
+"""Where Spark spills unless it is configured: the default of spark.local.dir."""
 COPIES = 3
 """How often a mirror's files exist at the end of a switch, where they can't be linked.
 
@@ -28,8 +29,8 @@ def check_capacity(views: Tables, tables: Sequence[Table]) -> None:
 
     Raises SinkRejected when there is too little.
     """
-    mirrors = (views.commits.table(views.folder(table, "mirror")) for table in tables)
-    size_bytes = sum(add_files.size_bytes(mirror) for mirror in mirrors if mirror)
+    mirrors = (views.commits.state(views.folder(table, "mirror")) for table in tables)
+    size_bytes = sum(mirror.size_bytes for mirror in mirrors if mirror)
     require_capacity(size_bytes, views.path, views.sink)
 
 
@@ -53,5 +54,5 @@ def spill_folder() -> str | None:
     if spark is None or not str(spark.sparkContext.master).startswith("local"):
         return None
     configured = spark.sparkContext.getConf().get("spark.local.dir")
-    folders = os.environ.get("SPARK_LOCAL_DIRS") or configured or jvm.temporary_folder(spark)
+    folders = os.environ.get("SPARK_LOCAL_DIRS") or configured or SPARK_FOLDER
     return folders.split(",")[0]

@@ -1,38 +1,33 @@
 """Generations of a mirror: the live one is the table itself, others lie in <folder>@<generation>.
 
-A switch is one commit of the live table: its files out, those of the other generation in. These are
+A switch is one commit of the live table: its files out, the other generation's in. These are
 linked into the live table's folder before (`links`). No data is copied, and of two processes that
 commit at the same time one fails. The previous generation is retained as a table of the files of
 the version before, linked likewise. So each generation can be read, moved and removed by itself.
-Generations that earlier versions of this program have left are an exception:
-`cleanup.referenced_folders` tells where they name files.
 """
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
-
-import deltalake
+from pathlib import Path
 
 from cdc.model.generation import new_generation
 from cdc.model.position import ViewCheckpoint, distance
 from cdc.model.table import Table
 from cdc.sink.promotion import wait_until_caught_up
-from cdc.sinks.delta.cleanup import referenced_folders
 from cdc.sinks.delta.files import links
 from cdc.sinks.delta.files.failures import CommitConflict
 from cdc.sinks.delta.folders import generation_names, remove_paths
-from cdc.sinks.delta.log import add_files, spark_generations
-from cdc.sinks.delta.log.commits import CommitInfo, Commits, LastCommit
+from cdc.sinks.delta.log import actions
+from cdc.sinks.delta.log.commits import Commits, LastCommit
 from cdc.sinks.delta.log.history import CLEARED
+from cdc.sinks.delta.log.table_log import NO_TABLE, Action, TableLog, TableState
+from cdc.sinks.delta.log.vectors import moved, vector_path
 from cdc.sinks.delta.tables import Tables
 
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-SWITCHES = ("Manual Update", "SWITCH")
-"""How a table's history shows a switch: the operation of one through Spark, our mark of another."""
+SWITCH = {"cdc": "SWITCH"}
+"""How a table's history shows a switch."""
 
 
 def promote(views: Tables, tables: Sequence[Table], names: Mapping[str, str]) -> dict[str, str]:
@@ -41,9 +36,8 @@ def promote(views: Tables, tables: Sequence[Table], names: Mapping[str, str]) ->
     None is switched before each can be: half of them would show another generation than the rest.
     The previous ones are retained after all of the commits.
     """
-    from pyspark.sql import SparkSession
-
-    spark, commits, retained = SparkSession.active(), views.commits, {}
+    commits = views.commits
+    retained = {}
     folders = {
         table: (live := views.folder(table, "mirror"), f"{live}@{names[table.qualified]}")
         for table in tables
@@ -59,13 +53,13 @@ def promote(views: Tables, tables: Sequence[Table], names: Mapping[str, str]) ->
     for table in tables:
         views.repair_changes(table)
         if table in pending:
-            attempt = partial(switch, spark, commits, *folders[table])
+            attempt = partial(switch, commits, *folders[table])
             wait_until_caught_up(attempt, views.sink, [table])
     for table in tables:
         live, name = views.folder(table, "mirror"), new_generation()
         if not views.may_have_deletion_vectors(table.qualified):
-            wait_until_caught_up(partial(drop_deletion_vectors, spark, commits, live), views.sink)
-        if retain_previous(spark, commits, live, f"{live}@{name}"):
+            wait_until_caught_up(partial(drop_deletion_vectors, commits, live), views.sink)
+        if retain_previous(commits, live, f"{live}@{name}"):
             retained[table.qualified] = name
     return retained
 
@@ -78,54 +72,40 @@ def list_names(views: Tables, table: Table) -> list[str]:
     live = views.folder(table, "mirror")
     checkpoint = views.commits.last_commit(live).checkpoint
     live_name = [checkpoint.generation] if checkpoint else []
-    names = [name for name in generation_names(live) if views.commits.table(f"{live}@{name}")]
+    names = [name for name in generation_names(live) if views.commits.state(f"{live}@{name}")]
     return live_name + [name for name in names if name not in live_name]
 
 
 def drop_unreferenced(views: Tables, tables: Sequence[Table], keep: Mapping[str, str]) -> None:
-    """Remove the folders of generations that are neither live nor in `keep`.
-
-    A folder in which a remaining generation names files, as earlier versions did, stays until it
-    names none there.
-    """
-    from pyspark.sql import SparkSession
-
-    # Not the commits of a stream at work: the versions that it has opened mustn't move on.
-    spark, commits = SparkSession.active(), Commits()
+    """Remove the folders of generations that are neither live nor in `keep`."""
     for table in tables:
         live = views.folder(table, "mirror")
         folders = {f"{live}@{name}" for name in generation_names(live)}
-        remaining = (live, f"{live}@{keep.get(table.qualified)}")
-        opened = {folder: commits.table(folder) for folder in remaining}
-        used = {folder: delta_table for folder, delta_table in opened.items() if delta_table}
-        referenced = {
-            f"{views.path}/{table.qualified}/{name}"
-            for folder, delta_table in used.items()
-            for name in referenced_folders(spark, delta_table, folder)
-        }
-        remove_paths(folders - used.keys() - referenced)
+        remove_paths(folders - {f"{live}@{keep.get(table.qualified)}"})
 
 
 def is_live(commits: Commits, live: str, generation: str) -> bool:
-    """Tell whether readers see this generation."""
+    """Whether readers see this generation."""
     checkpoint = commits.last_commit(live).checkpoint
     return checkpoint is not None and f"{live}@{checkpoint.generation}" == generation
 
 
 def can_switch(commits: Commits, live: str, generation: str) -> bool:
-    """Tell whether there is such a generation, and readers who are shown it don't go back."""
-    source_commit, live_commit = commits.last_commit(generation), commits.last_commit(live)
-    exists = commits.opened_table(generation) is not None
+    """Whether there is such a generation, and readers who are shown it don't go back."""
+    source_commit = commits.last_commit(generation)
+    live_commit = commits.last_commit(live)
+    exists = commits.log(generation).state is not None
     return exists and not source_commit.trouble and not lags(source_commit, live_commit)
 
 
-def switch(spark: "SparkSession", commits: Commits, live: str, generation: str) -> bool:
+def switch(commits: Commits, live: str, generation: str) -> bool:
     """Commit the files of the table in `generation` as those of `live`; return whether it was done.
 
     It isn't done while the live table is ahead, or when somebody else commits to it meanwhile.
     """
-    source_commit, live_commit = commits.last_commit(generation), commits.last_commit(live)
-    source, table = commits.opened_table(generation), commits.opened_table(live)
+    source_commit = commits.last_commit(generation)
+    live_commit = commits.last_commit(live)
+    source = commits.log(generation).state
     if source is None or source_commit.trouble:
         return False
     # A source without records has no position, and a view of it can't be behind. The name is the
@@ -133,76 +113,66 @@ def switch(spark: "SparkSession", commits: Commits, live: str, generation: str) 
     checkpoint = replace(
         source_commit.checkpoint or CLEARED, generation=generation.rpartition("@")[2]
     )
-    if table is None:
-        clone(spark, source, generation, live, checkpoint)
+    state = commits.log(live).state
+    if state is None:
+        clone(source, generation, live, checkpoint)
         return True
     if lags(source_commit, live_commit):
         return False
-    features = add_files.reader_features(source) - add_files.reader_features(table)
+    identity = state.identity
+    shape = actions.extension(state, source.columns, _features(source), replaced=True)
+    removed = actions.removal_of_all(state)
+    changes = [*shape, *removed, *share_files(source, generation, live)]
     try:
-        if features:
-            # A commit by itself: the next try begins with the table as it leaves it.
-            spark_generations.enable_features(spark, live, features)
-        elif add_files.has_deleted_rows(source):
-            behind = partial(lags, source_commit)
-            return spark_generations.switch(spark, commits, live, generation, checkpoint, behind)
-        else:
-            files, mark = add_files.share_files(source, generation, live), {"cdc": SWITCHES[1]}
-            number = live_commit.number + 1
-            add_files.commit(
-                table, files, "overwrite", source.schema(), CommitInfo(checkpoint, number, mark)
-            )
+        commits.log(live).commit(identity, changes, "WRITE", checkpoint.to_json(), SWITCH)
     except CommitConflict:
         return False
-    return not features
+    return True
 
 
-def drop_deletion_vectors(spark: "SparkSession", commits: Commits, live: str) -> bool:
+def drop_deletion_vectors(commits: Commits, live: str) -> bool:
     """Stop demanding support of deletion vectors from readers of the live table, if it has none.
 
     Returns false when somebody else commits to it meanwhile.
     """
-    table = commits.table(live)
-    if table is None or add_files.DELETION_VECTORS not in add_files.reader_features(table):
+    state = commits.state(live)
+    if state is None or state.has_marks:
         return True
-    if not add_files.has_deleted_rows(table):
-        try:
-            spark_generations.drop_deletion_vectors(spark, live, table.version())
-        except CommitConflict:
-            return False
+    changes = actions.extension(state, state.columns, dropped=[actions.DELETION_VECTORS])
+    if not changes:
+        return True
+    try:
+        commits.log(live).commit(state.identity, changes, "DROP FEATURE", None)
+    except CommitConflict:
+        return False
     return True
 
 
 def lags(generation: LastCommit, live: LastCommit) -> bool:
-    """Tell whether readers who are shown `generation` instead of `live` would go back in time."""
+    """Whether readers who are shown `generation` instead of `live` would go back in time."""
     if live.checkpoint is None or live.trouble:
         return False
     gap = distance(generation.checkpoint, live.checkpoint.position, live.checkpoint.floor)
     return gap.comparable and not gap.reached
 
 
-def retain_previous(spark: "SparkSession", commits: Commits, live: str, generation: str) -> bool:
+def retain_previous(commits: Commits, live: str, generation: str) -> bool:
     """Create a table in `generation` of what the live table was before its last switch.
 
     Returns false when there was nothing before, or its files have been removed.
     """
-    history = commits.history(live)
-    switches = [
-        commit["version"]
-        for commit in history
-        if commit["operation"] in SWITCHES or commit.get("cdc") in SWITCHES
-    ]
-    if not switches:
-        return False
-    version = max(switches) - 1
-    standing = commits.standing(
-        live, [commit for commit in history if commit["version"] <= version]
-    )
-    if standing is None or standing.checkpoint is None or standing.trouble:
+    log = commits.log(live)
+    log.refresh()
+    history = log.history()
+    switches = (commit["version"] for commit in history if commit.get("cdc") == SWITCH["cdc"])
+    version = next(switches, 0) - 1
+    source = log.state_at(version) if version >= 0 else None
+    # The iterator goes on below the switch.
+    standing = commits.standing(live, history)
+    if source is None or standing is None or standing.checkpoint is None or standing.trouble:
         return False
     try:
-        source = deltalake.DeltaTable(live, version=version)
-        clone(spark, source, live, generation, standing.checkpoint)
+        clone(source, live, generation, standing.checkpoint)
     except links.FileMissing:
         # A process that was killed after the switch goes on whenever somebody starts it again. That
         # may be later than the clean-up of the files that the switch has replaced.
@@ -211,20 +181,37 @@ def retain_previous(spark: "SparkSession", commits: Commits, live: str, generati
     return True
 
 
-def clone(
-    spark: "SparkSession",
-    source: deltalake.DeltaTable,
-    folder: str,
-    target: str,
-    checkpoint: ViewCheckpoint,
-) -> None:
-    """Create a table of the files that the table in `folder` has in the version of `source`.
+def clone(source: TableState, folder: str, target: str, checkpoint: ViewCheckpoint) -> None:
+    """Create a table of the files that the table in `folder` has in a version.
 
-    Raises FileMissing.
+    Raises FileMissing, SinkUnavailable.
     """
     remove_paths([target])
-    if add_files.has_deleted_rows(source):
-        spark_generations.clone(spark, source, folder, target, checkpoint)
-    else:
-        files = add_files.share_files(source, folder, target)
-        add_files.create(target, files, source.schema(), CommitInfo(checkpoint, 1))
+    created = actions.creation(source.columns, _features(source))
+    changes = [*created, *share_files(source, folder, target)]
+    TableLog(target).commit(NO_TABLE, changes, "CREATE TABLE", checkpoint.to_json())
+
+
+def share_files(source: TableState, folder: str, target: str) -> list[Action]:
+    """Link the files of the table in `folder`, and their deletion vectors, into the folder `target`.
+    Returns the actions that add them there.
+
+    Raises FileMissing, SinkUnavailable: see `links`.
+    """
+    now = int(time.time() * 1000)
+    shared = []
+    for path, file in source.files.items():
+        name = links.share(folder, path, target)
+        action = {**file, "path": name, "modificationTime": now, "dataChange": True}
+        if descriptor := file.get("deletionVector"):
+            if vector := vector_path(descriptor):
+                vector_file = links.local_path(folder, vector)
+                links.share_as(vector_file, f"{target}/{Path(vector).name}", target)
+            action["deletionVector"] = moved(descriptor)
+        shared.append({"add": action})
+    return shared
+
+
+def _features(state: TableState) -> set[str]:
+    """Name the feature of deletion vectors where a table may have some."""
+    return {actions.DELETION_VECTORS} & state.reader_features

@@ -1,4 +1,5 @@
-"""Scan of many small mirrors: executors read their files, without a plan of Spark's for each.
+"""Scan of many small mirrors: executors read them by deltalake's log and marks, without a plan of
+Spark's for each.
 
 A mirror that this can't read is left to be scanned by itself.
 """
@@ -7,14 +8,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import deltalake
+
 from cdc.model.table import Table
-from cdc.sinks.delta.files import parquet
-from cdc.sinks.delta.log import add_files
 from cdc.sinks.delta.log.commits import Commits
+from cdc.sinks.delta.mirror.version import MirrorVersion
 from cdc.sinks.delta.scan import ArrowMap, documents, row_ids
 
 if TYPE_CHECKING:
-    import deltalake
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
@@ -23,22 +24,22 @@ BATCH_ROWS = 1000
 
 
 @dataclass(frozen=True)
-class MirrorFiles:
-    """The files of a mirror as the driver has opened it.
-
-    files: None where some rows are marked as deleted, for only Spark reads these.
-    """
+class Mirror:
+    """A mirror in a version; None where there is none, so it has no rows."""
 
     table: Table
-    files: tuple[str, ...] | None
+    folder: str
+    version: int | None
 
 
 def scan_mirrors(
     spark: "SparkSession", folders: Mapping[Table, str], commits: Commits
 ) -> "DataFrame":
     """Scan the mirrors in these folders, as `cdc.sink.capabilities.GroupScanner` says."""
+    states = {folder: commits.state(folder) for folder in folders.values()}
     mirrors = [
-        _mirror_files(table, commits.table(folder), folder) for table, folder in folders.items()
+        Mirror(table, folder, state.version if (state := states[folder]) else None)
+        for table, folder in folders.items()
     ]
     tasks = max(1, min(spark.sparkContext.defaultParallelism, len(mirrors)))
     read = _reader(mirrors, tasks)
@@ -47,18 +48,7 @@ def scan_mirrors(
     )
 
 
-def _mirror_files(
-    table: Table, delta_table: "deltalake.DeltaTable | None", folder: str
-) -> MirrorFiles:
-    """List the files of a mirror; one that doesn't exist has no rows."""
-    if delta_table is None:
-        return MirrorFiles(table, ())
-    if add_files.has_deleted_rows(delta_table):
-        return MirrorFiles(table, None)
-    return MirrorFiles(table, tuple(add_files.local_paths(delta_table, folder)))
-
-
-def _reader(mirrors: Sequence[MirrorFiles], tasks: int) -> ArrowMap:
+def _reader(mirrors: Sequence[Mirror], tasks: int) -> ArrowMap:
     """Make the function of a task: it gets numbers and reads those shares of the mirrors."""
 
     def read(batches: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
@@ -69,31 +59,31 @@ def _reader(mirrors: Sequence[MirrorFiles], tasks: int) -> ArrowMap:
     return read
 
 
-def read_rows(mirror: MirrorFiles) -> Iterator["pa.RecordBatch"]:
-    if mirror.files is None:
-        yield _unread(mirror)
+def read_rows(mirror: Mirror) -> Iterator["pa.RecordBatch"]:
+    """Read the rows of a mirror: GROUPED, or one row without id and document where it can't be read."""
+    if mirror.version is None:
         return
     try:
-        for file in mirror.files:
-            for batch in _batches(file):
-                yield _batch(mirror, row_ids(batch), documents(mirror.table, batch))
-    except (OSError, ValueError, KeyError, NotImplementedError):
+        for batch in MirrorVersion(mirror.folder, mirror.version).batches(BATCH_ROWS):
+            yield _batch(mirror, row_ids(batch), documents(mirror.table, batch))
+    except (
+        deltalake.exceptions.DeltaError,
+        OSError,
+        ValueError,
+        KeyError,
+        NotImplementedError,
+    ):
         yield _unread(mirror)
 
 
-def _batches(path: str) -> Iterator["pa.RecordBatch"]:
-    with parquet.open_file(path) as file:
-        yield from file.iter_batches(BATCH_ROWS)
-
-
-def _unread(mirror: MirrorFiles) -> "pa.RecordBatch":
+def _unread(mirror: Mirror) -> "pa.RecordBatch":
     """Make the row that says that a mirror wasn't read: without id and document."""
     import pyarrow as pa
 
     return _batch(mirror, pa.nulls(1, pa.string()), pa.nulls(1, pa.string()))
 
 
-def _batch(mirror: MirrorFiles, ids: "pa.Array", texts: "pa.Array") -> "pa.RecordBatch":
+def _batch(mirror: Mirror, ids: "pa.Array", texts: "pa.Array") -> "pa.RecordBatch":
     import pyarrow as pa
 
     names = pa.array([mirror.table.qualified] * len(ids), pa.string())

@@ -4,9 +4,9 @@
 
 Each of the two has its own position, in the metadata of the very commit that brought its rows.
 Events below it are filtered out before the write. Executors write the files of a batch
-(`executor`), the driver commits them (`batch_commit`, of each table `table_commit`). The commit is
-a compare-and-set on a transaction number of the table: the commit of a second writer either
-conflicts or is skipped, and reading the position again tells which.
+(`executor`) and find the rows that it supersedes (`mirror.superseded`), the driver commits them
+(`batch_commit`, of each table `table_commit`). A commit is a file of the table's log that didn't exist
+before: of two writers one fails, and reads the position again.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -23,7 +23,6 @@ from cdc.sinks.delta.batch_commit import BatchCommit, begin_steps
 from cdc.sinks.delta.cleanup import Cleanups
 from cdc.sinks.delta.files.columns import refusals
 from cdc.sinks.delta.group_scan import scan_mirrors
-from cdc.sinks.delta.log import private_members
 from cdc.sinks.delta.scan import SCANNED, scan_mirror
 from cdc.sinks.delta.tables import Tables
 
@@ -63,16 +62,12 @@ class Delta:
         return self._tables.path
 
     def folder(self, table: Table, kind: str) -> str:
-        """Return where `changes` or `mirror` of a table lies."""
+        """Return the folder of `changes` or `mirror` of a table."""
         return self._tables.folder(table, kind)
 
     def examine(self, tables: Sequence[Table]) -> list[Finding]:  # noqa: ARG002  # one folder for all
         """See `health.check_folder`."""
         return list(health.check_folder(self.name, health.read_folder(self.path)))
-
-    def check_session(self, spark: "SparkSession") -> None:
-        """See `private_members.require_members`."""
-        private_members.require_members(spark)
 
     def refusals(self, table: Table) -> list[str]:
         """List why a table can't be stored, one sentence a column."""
@@ -90,7 +85,7 @@ class Delta:
         return table_commit.load_position(self._tables, table)
 
     def archived(self, table: Table) -> ViewCheckpoint | None:
-        """Return where the log of changes stands, wherever the mirror does."""
+        """Return the position of the log of changes, whatever the mirror's is."""
         return self._commits.last_commit(self.folder(table, "changes")).checkpoint
 
     def apply(self, batch: Batch) -> Outcome:
@@ -113,7 +108,7 @@ class Delta:
     ) -> "DataFrame":
         """Read a mirror's rows as documents: SCANNED."""
         folder = self.folder(table, "mirror")
-        if self._commits.table(folder) is None:
+        if self._commits.state(folder) is None:
             return spark.createDataFrame([], SCANNED)
         return scan_mirror(spark, table, folder, ids)
 

@@ -4,10 +4,8 @@ They begin before executors write its files, and the driver ends them.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
-
-import deltalake
 
 from cdc.model.outcome import Advance
 from cdc.model.position import ViewCheckpoint
@@ -15,43 +13,66 @@ from cdc.model.table import Table
 from cdc.sink.contract import PositionLost
 from cdc.sinks.delta.executor import Staged, ViewState
 from cdc.sinks.delta.files import parquet
-from cdc.sinks.delta.files.columns import NO_COLUMNS, schema
-from cdc.sinks.delta.files.failures import commit_conflict, writing
-from cdc.sinks.delta.files.parquet import ChangedRows, DataFile, FileNames
-from cdc.sinks.delta.log import add_files, positions
-from cdc.sinks.delta.log.commits import CommitInfo, LastCommit
-from cdc.sinks.delta.mirror import frames
-from cdc.sinks.delta.mirror.merge import merge_marking, merge_rewriting
-from cdc.sinks.delta.mirror.rewrite import Rewrite
+from cdc.sinks.delta.files.columns import merged, schema, to_arrow
+from cdc.sinks.delta.files.failures import commit_conflict
+from cdc.sinks.delta.files.links import local_path
+from cdc.sinks.delta.files.parquet import DataFile, FileNames
+from cdc.sinks.delta.log import actions, positions
+from cdc.sinks.delta.log.commits import LastCommit
+from cdc.sinks.delta.log.table_log import (
+    NO_TABLE,
+    Action,
+    Identity,
+    TableLog,
+    TableState,
+    removal,
+)
+from cdc.sinks.delta.mirror import frames, marks
+from cdc.sinks.delta.mirror.rewrite import Rewrite, Source
+from cdc.sinks.delta.mirror.superseded import Bitmaps, Search
 from cdc.sinks.delta.tables import Tables
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+BATCH = "STREAMING UPDATE"
+"""The operation of a batch's commits, by Delta's name."""
 
-@dataclass(frozen=True, eq=False)
+
+@dataclass(eq=False)
 class TableCommit:
     """What a batch is going to commit to one table's view.
 
     pending: by kind, our last commit in those parts of the view that gain something.
-    opened, versions: by kind, the Delta tables as they were read then. A commit since then has to
-    be a conflict.
+    identities: by kind, of the Delta tables as they were read then; NO_TABLE where there was none. A
+    commit since then has to be a conflict.
     view: what executors get to know.
+    names: of the batch's files.
     """
 
     advance: Advance
     tables: Tables
     pending: Mapping[str, LastCommit]
-    opened: Mapping[str, deltalake.DeltaTable | None]
-    versions: dict[str, int | None]
+    identities: Mapping[str, Identity]
     view: ViewState
+    names: FileNames
+    staged: Staged = field(default_factory=Staged)
+    """What executors have written."""
+    superseded: Bitmaps = field(default_factory=dict)
+    """By path of a file of the mirror: the bitmap of the rows that the batch supersedes."""
+    rewritten: Sequence[tuple[str, DataFile | None]] = ()
+    """Files of the mirror that were written again: by its path each, and what replaces it."""
 
     @property
     def table(self) -> Table:
         """The source's table."""
         return self.advance.table
 
-    def discard(self, names: FileNames, *, committed: bool) -> None:
+    def log(self, kind: str) -> TableLog:
+        """Return the log of a part of the view."""
+        return self.tables.commits.log(self.tables.folder(self.table, kind))
+
+    def discard(self, *, committed: bool) -> None:
         """Remove the files of a batch that wasn't applied.
 
         committed: whether a commit may have added some to a table. Those stay.
@@ -61,125 +82,119 @@ class TableCommit:
             # Where nothing was committed no table is opened: what can't be read now must not hide
             # the failure that led here.
             if not committed or self._is_unchanged(kind, folder):
-                parquet.remove_files(folder, parquet.names_with_prefix(folder, names.prefix))
+                parquet.remove_files(folder, parquet.names_with(folder, self.names.common))
 
     def _is_unchanged(self, kind: str, folder: str) -> bool:
-        return _version(folder) == self.versions[kind]
+        state = TableLog(folder).refresh()
+        return (state.identity if state else NO_TABLE) == self.identities[kind]
 
-    def append(self, spark: "SparkSession", staged: Staged, checkpoint: ViewCheckpoint) -> None:
+    def append(self, spark: "SparkSession", checkpoint: ViewCheckpoint) -> None:
         """Commit the events to the log of changes; of a repair's events those that it lacks."""
-        folder, columns = self.tables.folder(self.table, "changes"), schema(self.table, "changes")
-        events: list[DataFile] = staged.events
+        folder = self.tables.folder(self.table, "changes")
+        columns = schema(self.table, "changes")
+        events: list[DataFile] = self.staged.events
         if self.advance.is_repair and events:
             staged_events = frames.read_files(spark, folder, _names(events), columns)
             log = spark.read.format("delta").load(folder)
             missing = frames.missing_events(staged_events, log, self.view.topic_id)
-            events = add_files.write_files(folder, missing, columns)
-        self._add("changes", events, columns, checkpoint)
-        if events is not staged.events:
-            parquet.remove_files(folder, _names(staged.events))
+            events = frames.write_files(folder, missing, columns)
+        self._commit("changes", actions.additions(events), checkpoint)
+        if events is not self.staged.events:
+            parquet.remove_files(folder, _names(self.staged.events))
 
-    def plan_rewrite(self, staged: Staged, names: FileNames, limit_bytes: int) -> Rewrite | None:
-        """Plan to write a mirror again that stays smaller than the limit; None for any other.
-
-        When rows are staged repeatedly, the new file has the other rows alone.
-        """
-        id_files, table = _names([*staged.rows, *staged.deleted]), self.opened["mirror"]
-        if not id_files or table is None or "mirror" not in self.pending:
+    def search(self) -> Search | None:
+        """Describe the search for the rows that the batch supersedes; None where there can be none."""
+        rows = _names(self.staged.rows)
+        deleted = _names(self.staged.deleted)
+        if "mirror" not in self.pending or not (rows or deleted):
             return None
-        add_files.add_columns(self._unchanged("mirror", table), schema(self.table, "mirror"))
-        self.versions["mirror"] = table.version()
-        size_bytes = add_files.size_bytes(table) + sum(file.size for file in staged.rows)
-        if size_bytes >= limit_bytes or not self._is_plain(table):
-            return None
-        import pyarrow as pa
-
+        state = self._mirror_state()
+        files = list(state.files) if state else []
         folder = self.tables.folder(self.table, "mirror")
-        columns = pa.schema(table.schema().to_arrow())
-        row_files = [] if staged.repeated else _names(staged.rows)
-        paths = add_files.local_paths(table, folder)
-        return Rewrite(folder, paths, id_files, row_files, columns, names.generate())
-
-    def merge(
-        self,
-        spark: "SparkSession",
-        staged: Staged,
-        checkpoint: ViewCheckpoint,
-        rewritten: list[DataFile] | None,
-    ) -> None:
-        """Commit the rows to the mirror.
-
-        rewritten: the result of `plan_rewrite`; None where there was none.
-        """
-        folder, columns = self.tables.folder(self.table, "mirror"), schema(self.table, "mirror")
-        table, last_commit = self._opened("mirror"), self.pending["mirror"]
-        info = CommitInfo(checkpoint, last_commit.number + 1)
-        rows = self._newest(spark, folder, staged) if staged.repeated else staged.rows
-        changed = ChangedRows(rows, _names([*staged.rows, *staged.deleted]))
-        if table is not None and rewritten is not None:
-            rows = [*rows, *rewritten] if staged.repeated else rewritten
-            actions = add_files.add_actions(rows)
-            add_files.commit(table, actions, "overwrite", table.schema(), info)
-        elif table is None or last_commit.checkpoint is None or not changed.id_files:
-            self._add("mirror", rows, columns, checkpoint)
-        else:
-            merge = merge_marking if self._may_have_marks else merge_rewriting
-            with writing(folder):
-                merge(spark, table, folder, changed, info)
-        parquet.remove_files(
-            folder, [name for name in changed.id_files if name not in _names(rows)]
+        return Search(
+            self.table.qualified, folder, files, rows, deleted, repeated=self.staged.repeated
         )
+
+    def rewrites(self) -> list[tuple[str, Rewrite]]:
+        """List the files of the mirror that are to be written again, by their paths: where readers
+        don't support deletion vectors those with superseded rows, or with marks of earlier merges.
+        """
+        if "mirror" not in self.pending or self._may_have_marks:
+            return []
+        log = self.log("mirror")
+        state = self._mirror_state()
+        added = {file.name: actions.addition(file)["add"] for file in self.staged.rows}
+        files = {**(state.files if state else {}), **added}
+        columns = schema(self.table, "mirror")
+        if state:
+            columns = merged(state.columns, columns)
+        folder = log.place.folder
+        rewrites = []
+        for path, file in files.items():
+            if path in self.superseded or "deletionVector" in file:
+                rows = marks.marked_rows(log.place, file, self.superseded.get(path))
+                source = Source(local_path(folder, path), rows.serialize())
+                name = self.names.generate()
+                rewrites.append((path, Rewrite(folder, [source], to_arrow(columns), name)))
+        return rewrites
+
+    def merge(self, checkpoint: ViewCheckpoint) -> None:
+        """Commit the rows to the mirror."""
+        state = self._mirror_state()
+        added = self._marking(state) if self._may_have_marks else self._replacing(state)
+        self._commit("mirror", added, checkpoint)
+        folder = self.tables.folder(self.table, "mirror")
+        committed = {action["add"]["path"] for action in added if "add" in action}
+        staged = _names([*self.staged.rows, *self.staged.deleted])
+        parquet.remove_files(folder, [name for name in staged if name not in committed])
+
+    def _marking(self, state: TableState | None) -> list[Action]:
+        place = self.log("mirror").place
+        present = state or TableState()
+        return marks.mark(place, present, self.staged.rows, self.superseded, self.names)
+
+    def _replacing(self, state: TableState | None) -> list[Action]:
+        """Make the actions where files with superseded rows have been written again."""
+        present = state.files if state else {}
+        former = {path for path, _ in self.rewritten}
+        removed = [removal(file) for path, file in present.items() if path in former]
+        files = [file for file in self.staged.rows if file.name not in former]
+        files += [file for _, file in self.rewritten if file]
+        return [*removed, *actions.additions(files)]
+
+    def _commit(self, kind: str, changes: Sequence[Action], checkpoint: ViewCheckpoint) -> None:
+        """Commit to a part of the view, which is created, or gets columns and features that it lacks.
+
+        Raises CommitConflict, SinkUnavailable.
+        """
+        log = self.log(kind)
+        state = log.refresh()
+        columns = schema(self.table, kind)
+        features = self.tables.features(self.table, kind)
+        # All files of such a mirror that had marks have been written again.
+        is_unmarked = kind == "mirror" and not self._may_have_marks
+        dropped = [actions.DELETION_VECTORS] if is_unmarked else []
+        shape = (
+            actions.extension(state, columns, features, dropped=dropped)
+            if state
+            else actions.creation(columns, features)
+        )
+        log.commit(self.identities[kind], [*shape, *changes], BATCH, checkpoint.to_json())
+
+    def _mirror_state(self) -> TableState | None:
+        """Return the mirror as it was when the batch began. Raises CommitConflict."""
+        state = self.log("mirror").refresh()
+        if (state.identity if state else NO_TABLE) != self.identities["mirror"]:
+            raise commit_conflict()
+        return state
 
     @property
     def _may_have_marks(self) -> bool:
         return self.tables.may_have_deletion_vectors(self.table.qualified)
 
-    def _is_plain(self, table: deltalake.DeltaTable) -> bool:
-        """Tell whether the rows of the mirror are those of its files, for all of its readers."""
-        if add_files.has_deleted_rows(table):
-            return False
-        features = add_files.reader_features(table)
-        return self._may_have_marks or add_files.DELETION_VECTORS not in features
 
-    def _opened(self, kind: str) -> deltalake.DeltaTable | None:
-        """Return a part's table. Raises SinkUnavailable when it has changed since `begin`."""
-        table = self.opened[kind]
-        return self._unchanged(kind, table) if table else None
-
-    def _unchanged(self, kind: str, table: deltalake.DeltaTable) -> deltalake.DeltaTable:
-        if table.version() != self.versions[kind]:
-            raise commit_conflict()
-        return table
-
-    def _add(
-        self,
-        kind: str,
-        files: list[DataFile],
-        columns: deltalake.Schema,
-        checkpoint: ViewCheckpoint,
-    ) -> None:
-        """Add files to a part of the view in a commit."""
-        table = self._opened(kind)
-        info = CommitInfo(checkpoint, self.pending[kind].number + 1)
-        actions = add_files.add_actions(files)
-        if table is None:
-            add_files.create(self.tables.folder(self.table, kind), actions, columns, info)
-        else:
-            add_files.add_columns(table, columns)
-            add_files.commit(table, actions, "append", table.schema(), info)
-
-    def _newest(self, spark: "SparkSession", folder: str, staged: Staged) -> list[DataFile]:
-        """Write the newest version of rows that are staged repeatedly to other files."""
-        columns = schema(self.table, "mirror")
-        rows = frames.read_files(spark, folder, _names(staged.rows), columns)
-        deleted = frames.read_files(
-            spark, folder, _names(staged.deleted), schema(NO_COLUMNS, "mirror")
-        )
-        return add_files.write_files(folder, frames.newest_rows(rows, deleted), columns)
-
-
-def begin(tables: Tables, writer: str, advance: Advance) -> TableCommit:
-    """Read where a view's parts stand, and register the step with the writer fence.
+def begin(tables: Tables, writer: str, advance: Advance, names: FileNames) -> TableCommit:
+    """Read the positions of a view's parts, and register the step with the writer fence.
 
     Raises:
         Fenced, PositionLost: see `Sink.apply`.
@@ -200,10 +215,8 @@ def begin(tables: Tables, writer: str, advance: Advance) -> TableCommit:
         for kind, last_commit in last_commits.items()
         if tables.fence.gains(writer, advance, folders[kind], last_commit.checkpoint)
     }
-    opened = {kind: commits.opened_table(folder) for kind, folder in folders.items()}
-    versions = {
-        kind: delta_table.version() if delta_table else None for kind, delta_table in opened.items()
-    }
+    states = {kind: commits.log(folder).state for kind, folder in folders.items()}
+    identities = {kind: state.identity if state else NO_TABLE for kind, state in states.items()}
     view = ViewState(
         table,
         advance.end.topic_id,
@@ -211,9 +224,9 @@ def begin(tables: Tables, writer: str, advance: Advance) -> TableCommit:
         folders["mirror"],
         known_offsets(advance, last_commits.get("changes")),
         known_offsets(advance, last_commits["mirror"]),
-        versions["mirror"] if last_commits["mirror"].checkpoint else None,
+        identities["mirror"][0] if last_commits["mirror"].checkpoint else None,
     )
-    return TableCommit(advance, tables, pending, opened, versions, view)
+    return TableCommit(advance, tables, pending, identities, view, names)
 
 
 def load_position(tables: Tables, table: Table) -> ViewCheckpoint | None:
@@ -238,10 +251,3 @@ def known_offsets(advance: Advance, last_commit: LastCommit | None) -> tuple[int
 
 def _names(files: Sequence[DataFile]) -> list[str]:
     return [file.name for file in files]
-
-
-def _version(folder: str) -> int | None:
-    try:
-        return deltalake.DeltaTable(folder).version()
-    except deltalake.exceptions.TableNotFoundError:
-        return None

@@ -3,16 +3,19 @@
 import shutil
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from cdc.errors import SinkRejected, SinkUnavailable
 from cdc.model.position import ViewCheckpoint
 from cdc.model.table import Table
 from cdc.sink.contract import SchemaMismatch
-from cdc.sinks.delta.files.columns import differs, reader_features, refusals, schema
-from cdc.sinks.delta.log import add_files
-from cdc.sinks.delta.log.commits import CommitInfo, Commits, LastCommit
+from cdc.sinks.delta.files.columns import differs, refusals, schema
+from cdc.sinks.delta.files.failures import CommitConflict
+from cdc.sinks.delta.log import actions
+from cdc.sinks.delta.log.commits import Commits, LastCommit
 from cdc.sinks.delta.log.history import CLEARED
+from cdc.sinks.delta.log.table_log import NO_TABLE
 from cdc.sinks.delta.log.writer_fence import WriterFence
 
 KINDS = ("changes", "mirror")
@@ -43,7 +46,7 @@ class Tables:
         self.commits, self.fence = Commits(), WriterFence()
 
     def folder(self, table: Table, kind: str) -> str:
-        """Return where a part of a view lies."""
+        """Return the folder of a part of a view."""
         suffix = ""
         if self._generation_names and kind == "mirror":
             suffix = f"@{self._generation_names[table.qualified]}"
@@ -58,8 +61,16 @@ class Tables:
         return self._generation_names[table.qualified] if self._generation_names else None
 
     def may_have_deletion_vectors(self, table: str) -> bool:
-        """Tell whether a table's mirror is for readers that support deletion vectors."""
-        return not add_files.matches_any(table, self.without_deletion_vectors)
+        """Whether a table's mirror is for readers that support deletion vectors."""
+        return not any(fnmatchcase(table, pattern) for pattern in self.without_deletion_vectors)
+
+    def features(self, table: Table, kind: str) -> list[str]:
+        """Name the features that readers of a part of a view must support, whatever its columns are.
+
+        From the start: Spark can't run a plan that it made before a table had deletion vectors.
+        """
+        may_have_marks = kind == "mirror" and self.may_have_deletion_vectors(table.qualified)
+        return [actions.DELETION_VECTORS] if may_have_marks else []
 
     def prepare(self, table: Table) -> None:
         """Create what doesn't exist, without rows: readers find all captured tables and columns.
@@ -84,15 +95,15 @@ class Tables:
         """
         folder = self.folder(table, kind)
         self.create_folder(folder)
-        delta_table = self.commits.table(folder)
-        if delta_table is None:
-            try:
-                add_files.create(folder, [], schema(table, kind), CommitInfo(CLEARED, 1))
-            except SinkUnavailable:
-                # Another process may have created it.
-                if self.commits.table(folder) is None:
-                    raise
-        elif differs(delta_table, table):
+        state = self.commits.state(folder)
+        if state is None:
+            created = actions.creation(schema(table, kind), self.features(table, kind))
+            # Another process may create it meanwhile.
+            with suppress(CommitConflict):
+                self.commits.log(folder).commit(
+                    NO_TABLE, created, "CREATE TABLE", CLEARED.to_json()
+                )
+        elif differs(state.columns, table):
             if not self.is_empty(folder):
                 raise SchemaMismatch(table, self.sink)
             self.empty(table, kind, CLEARED)
@@ -110,14 +121,12 @@ class Tables:
             ) from None
 
     def is_empty(self, folder: str) -> bool:
-        """Tell whether a Delta table has neither rows nor a position."""
-        last_commit, delta_table = (
-            self.commits.last_commit(folder),
-            self.commits.opened_table(folder),
-        )
+        """Whether a Delta table has neither rows nor a position."""
+        last_commit = self.commits.last_commit(folder)
         if last_commit.checkpoint or last_commit.trouble:
             return False
-        return not (delta_table and add_files.paths(delta_table))
+        state = self.commits.log(folder).state
+        return state is None or not state.files
 
     def last_commit(self, table: Table, kind: str) -> LastCommit:
         """Return our last commit in a part of a view.
@@ -137,10 +146,10 @@ class Tables:
         if refusals(table):
             return
         for kind, folder in self.folders(table).items():
-            delta_table = self.commits.table(folder)
-            if delta_table is None:
+            state = self.commits.state(folder)
+            if state is None:
                 continue
-            fits = not differs(delta_table, table)
+            fits = not differs(state.columns, table)
             if fits and (kind == "changes" or self.is_empty(folder)):
                 continue
             try:
@@ -161,37 +170,25 @@ class Tables:
         """
         folder = self.folder(table, "changes")
         last_commit = self.commits.last_commit(folder)
-        delta_table = self.commits.opened_table(folder)
-        if delta_table is None:
+        state = self.commits.log(folder).state
+        if state is None:
             return
-        checkpoint, number = last_commit.checkpoint, last_commit.number
-        if differs(delta_table, table) or (last_commit.trouble and checkpoint is None):
+        checkpoint = last_commit.checkpoint
+        if differs(state.columns, table) or (last_commit.trouble and checkpoint is None):
             self.empty(table, "changes", checkpoint or CLEARED)
         elif last_commit.trouble and checkpoint:
-            add_files.commit(
-                delta_table, [], "append", delta_table.schema(), CommitInfo(checkpoint, number + 1)
-            )
+            self.commits.log(folder).commit(state.identity, [], "WRITE", checkpoint.to_json())
 
     def empty(self, table: Table, kind: str, checkpoint: ViewCheckpoint) -> None:
         """Remove all rows of a Delta table and give it the source's columns, in one commit."""
-        folder, columns = self.folder(table, kind), schema(table, kind)
+        folder = self.folder(table, kind)
         self.fence.forget(folder)
-        last_commit, delta_table = (
-            self.commits.last_commit(folder),
-            self.commits.opened_table(folder),
-        )
-        if delta_table is None:
+        state = self.commits.state(folder)
+        if state is None:
             return
-        if features := reader_features(columns) - add_files.reader_features(delta_table):
-            from pyspark.sql import SparkSession
-
-            from cdc.sinks.delta.log import spark_generations
-
-            spark_generations.enable_features(SparkSession.active(), folder, features)
-            delta_table.update_incremental()
-        add_files.commit(
-            delta_table, [], "overwrite", columns, CommitInfo(checkpoint, last_commit.number + 1)
-        )
+        shape = actions.extension(state, schema(table, kind), replaced=True)
+        changes = [*shape, *actions.removal_of_all(state)]
+        self.commits.log(folder).commit(state.identity, changes, "WRITE", checkpoint.to_json())
 
     def view_folders(self, tables: Sequence[Table]) -> list[Path]:
         """List the folders of these views that exist."""

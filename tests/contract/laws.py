@@ -615,6 +615,6 @@ MERGING = [
     a_repair_moves_nothing,
     a_later_change_wins_whatever_its_lsn,
 ]
-"""Those in which changed rows meet the rows of a view, once or in several batches: all that a large
-mirror does in another way. `a_generation_is_built_unseen` is run with one by `test_tidy`.
+"""Those in which changed rows meet the rows of a view, once or in several batches: all that a mirror
+without deletion vectors does in another way.
 """

@@ -27,7 +27,7 @@ REDIS = {
     "register_script",
     "scan_iter",
 }
-DELTA = {"collect", "history", "get_add_actions", "create_write_transaction"}
+DELTA = {"collect", "refresh", "write_new"}
 CALLS = REDIS | DELTA | {"perform_request"}
 """Functions through which the code of a sink looks at what is there, or changes it."""
 NEW_ROWS = 4

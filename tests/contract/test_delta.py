@@ -5,7 +5,7 @@ whoever was at it.
 import datetime
 import resource
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 
 import deltalake
-import psutil
 import pytest
 
 from cdc.errors import CdcError, Fenced, SinkRejected, SinkUnavailable
@@ -22,8 +21,8 @@ from cdc.model.generation import new_generation
 from cdc.model.position import Position, ViewCheckpoint
 from cdc.model.table import Column
 from cdc.sink.contract import SchemaMismatch
-from cdc.sinks.delta.log import jvm
 from cdc.sinks.delta.log.history import Commit, Standing
+from cdc.sinks.delta.place import Place
 from cdc.sinks.delta.sink import Delta
 from cdc.sinks.delta.table_commit import TableCommit
 from tests.contract.crashes import die, survived
@@ -458,15 +457,17 @@ ODD = (
 )
 
 
-@pytest.mark.parametrize("large", [False, True])
+@pytest.mark.parametrize("patterns", [[], ["*"]], ids=["marked", "unmarked"])
 def test_names_that_are_carried(
-    spark: "SparkSession", unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, large: bool
+    spark: "SparkSession", unique: str, tmp_path: Path, patterns: list[str]
 ) -> None:
-    if large:
-        monkeypatch.setattr("cdc.sinks.delta.batch_commit.REWRITE_BYTES", 0)
     plain = table(f"{unique}.public.items")
     odd = replace(plain, columns=(*plain.columns, *(Column(name, "text") for name in ODD)))
-    harness = Harness(spark, lambda: Delta("warehouse", str(tmp_path), unique), odd)
+    harness = Harness(
+        spark,
+        lambda: Delta("warehouse", str(tmp_path), unique, without_deletion_vectors=patterns),
+        odd,
+    )
     texts = {name: f"value {number}" for number, name in enumerate(ODD)}
     harness.topic.add("c", {**row("k", 1), **texts})
     harness.topic.add("c", {**row("other", 1), **texts})
@@ -489,14 +490,14 @@ def test_names_that_are_refused(harness: Harness) -> None:
 
 
 @contextmanager
-def no_room(process_id: int = 0) -> Iterator[None]:
-    """No file of a process may grow, of this one by default: what a full disk is to a commit."""
-    limits = resource.prlimit(process_id, resource.RLIMIT_FSIZE)
-    resource.prlimit(process_id, resource.RLIMIT_FSIZE, (1, limits[1]))
+def no_room() -> Iterator[None]:
+    """No file of this process may grow: what a full disk is to a commit."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1, limits[1]))
     try:
         yield
     finally:
-        resource.prlimit(process_id, resource.RLIMIT_FSIZE, limits)
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def test_a_disk_that_takes_no_more_is_told(harness: Harness, tmp_path: Path) -> None:
@@ -509,36 +510,28 @@ def test_a_disk_that_takes_no_more_is_told(harness: Harness, tmp_path: Path) -> 
     assert_right(harness)
 
 
-SPARK = "org.apache.spark.deploy.SparkSubmit"
-"""The class that Spark's Java process runs."""
-
-
-@pytest.mark.parametrize("step", ["build_vectors", "commit"])
-def test_a_disk_that_fills_during_a_merge_is_told(
-    harness: Harness, monkeypatch: pytest.MonkeyPatch, step: str
-) -> None:
-    """Of a large mirror: Spark's Java process writes its marks and its commit."""
-    monkeypatch.setattr("cdc.sinks.delta.batch_commit.REWRITE_BYTES", 0)
+@pytest.mark.parametrize("step", ["write", "write_new"])
+def test_a_disk_that_fills_during_a_merge_is_told(harness: Harness, step: str) -> None:
+    """When the marks are written, or the commit."""
     harness.apply()
-    change_everything(harness)
-    harness.apply()
-    change_everything(harness)
-    # Servers of other tests are children, too.
-    (java,) = [child for child in psutil.Process().children() if SPARK in child.cmdline()]
-    carried_out, mirror = getattr(jvm, step), Path(folder(harness, "mirror"))
-    files = set(mirror.glob("*.parquet"))
+    harness.topic.add("u", row("k0", 1, "changed"))
+    mirror = Path(folder(harness, "mirror"))
+    files = set(mirror.iterdir())
+    carried_out = getattr(Place, step)
 
-    def on_a_full_disk(*arguments: Any) -> Any:
-        with no_room(java.pid):
-            result = carried_out(*arguments)
-            return list(result) if step == "build_vectors" else result
+    def on_a_full_disk(place: Place, *arguments: Any) -> Any:
+        # The log of changes comes first.
+        if place.folder != str(mirror):
+            return carried_out(place, *arguments)
+        with no_room():
+            return carried_out(place, *arguments)
 
     with (
-        mock.patch.object(jvm, step, on_a_full_disk),
+        mock.patch.object(Place, step, on_a_full_disk),
         pytest.raises(SinkUnavailable, match="can't be written: File too large"),
     ):
         harness.apply()
-    assert set(mirror.glob("*.parquet")) == files
+    assert set(mirror.iterdir()) == files
     harness.apply()
     assert_right(harness)
 
@@ -554,7 +547,7 @@ def test_a_second_mirror_needs_room_where_spark_keeps_rows(
         harness.sink.check_capacity([harness.table])
 
 
-def newest_word(history: Sequence[Commit], *_: object) -> Standing | None:
+def newest_word(history: Iterable[Commit], *_: object) -> Standing | None:
     """Believes the newest position, whatever lies above it."""
     texts = (commit.get("userMetadata") or "" for commit in history)
     stored = next(

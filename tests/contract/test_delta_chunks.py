@@ -5,11 +5,13 @@ tasks.
 import errno
 import itertools
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from unittest import mock
+from uuid import UUID
 
 import deltalake
 import pytest
@@ -24,6 +26,7 @@ from cdc.sink.contract import Batch
 from cdc.sink.lane import ChunkLimits, FoldedRow, Part
 from cdc.sink.rejection import Skip
 from cdc.sinks.delta.executor import Staged, WarehouseWriter
+from cdc.sinks.delta.log.vectors import encode85
 from cdc.sinks.delta.mirror.stored_rows import StoredRows
 from cdc.sinks.delta.sink import Delta
 from tests.contract.laws import TOPIC_ID, row
@@ -33,6 +36,11 @@ from tests.support.histories import World, table
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+
+def vectors_id(file: Path) -> str:
+    """The text by which a log names a file of deletion vectors."""
+    return encode85(UUID(file.stem.removeprefix("deletion_vector_")).bytes)
 
 
 class Warehouse:
@@ -94,22 +102,20 @@ class Warehouse:
             folder = Path(self.sink.folder(topic.table, kind))
             logs = "".join(path.read_text() for path in (folder / "_delta_log").glob("*.json"))
             files += [path.name for path in folder.glob("*.parquet") if path.name not in logs]
+            vectors = list(folder.glob("*.bin"))
+            files += [path.name for path in vectors if vectors_id(path) not in logs]
         return files
 
 
-@pytest.fixture(params=["small", "large"])
-def size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    if request.param == "large":
-        monkeypatch.setattr("cdc.sinks.delta.batch_commit.REWRITE_BYTES", 0)
-    size: str = request.param
-    return size
-
-
-@pytest.fixture
-def sink(unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Delta]:
+@pytest.fixture(params=["marked", "unmarked"])
+def sink(
+    request: pytest.FixtureRequest, unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Delta]:
     # Several tasks for a few records.
     monkeypatch.setattr("cdc.spark.lane_records.SPLIT", 1)
-    delta = Delta("warehouse", str(tmp_path / "a warehouse+é"), unique)
+    patterns = ["*"] if request.param == "unmarked" else []
+    path = str(tmp_path / "a warehouse+é")
+    delta = Delta("warehouse", path, unique, without_deletion_vectors=patterns)
     yield delta
     delta.close()
 
@@ -134,7 +140,7 @@ def live(spark: "SparkSession", unique: str, sink: Delta, monkeypatch: pytest.Mo
 
 
 def test_many_chunks(
-    spark: "SparkSession", unique: str, sink: Delta, size: str, monkeypatch: pytest.MonkeyPatch
+    spark: "SparkSession", unique: str, sink: Delta, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     live(spark, unique, sink, monkeypatch)
 
@@ -162,7 +168,7 @@ SOME: dict[str, tuple[str, Any]] = {
 
 
 def test_values_of_every_type_are_taken_back(
-    spark: "SparkSession", unique: str, sink: Delta, size: str, monkeypatch: pytest.MonkeyPatch
+    spark: "SparkSession", unique: str, sink: Delta, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """From a chunk before, and from the mirror: what a row held is what it holds, to the last
     digit.
@@ -237,7 +243,7 @@ def test_what_failed_leaves_no_files(
         sink.apply(Batch(batch.writer, batch.advances, batch.records, batch.reading))
     assert warehouse.unused() == []
     with monkeypatch.context() as patch:
-        patch.setattr("deltalake.DeltaTable.create_write_transaction", full)
+        patch.setattr(os, "link", full)
         with pytest.raises(SinkUnavailable, match="No space left"):
             sink.apply(good)
     assert warehouse.unused() == []

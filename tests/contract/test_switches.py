@@ -2,7 +2,6 @@
 in what is kept.
 """
 
-import types
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
@@ -11,11 +10,11 @@ from unittest import mock
 
 import pytest
 
-import cdc.sinks.delta.log.commits
 from cdc.errors import SinkUnavailable
 from cdc.model.position import ViewCheckpoint
 from cdc.model.table import Table
 from cdc.sink.contract import PositionLost
+from cdc.sinks.delta.log.table_log import NO_TABLE, TableLog
 from cdc.sinks.redis import scripts as redis_scripts
 from cdc.sinks.redis.sink import Redis
 from tests.contract import laws, switches
@@ -112,23 +111,22 @@ def unguarded() -> Iterator[None]:
         yield
 
 
-def _history(self: Any, folder: str, depth: int | None = None) -> Any:
-    return self.table(folder).history(depth)
+def unversioned() -> AbstractContextManager[object]:
+    """A commit goes on top of whatever version there is by now."""
+    commit = TableLog.commit
 
+    def on_top(log: TableLog, _: int, *arguments: Any) -> None:
+        state = log.refresh()
+        commit(log, state.identity if state else NO_TABLE, *arguments)
 
-def as_told() -> AbstractContextManager[object]:
-    """The last commit's position, whichever version the table was opened at."""
-    history = types.FunctionType(
-        _history.__code__, vars(cdc.sinks.delta.log.commits), argdefs=(None,)
-    )
-    return mock.patch.object(cdc.sinks.delta.log.commits.Commits, "history", history)
+    return mock.patch.object(TableLog, "commit", on_top)
 
 
 @pytest.mark.parametrize(
     ("kind", "bug", "meeting", "number"),
     [
         ("redis", unguarded, switches.the_kept_one_is_written_and_switched_to, 2),
-        ("delta", as_told, switches.a_switch_goes_on_beside_the_kept_one, 4),
+        ("delta", unversioned, switches.the_live_one_is_written_and_replaced, 9),
     ],
 )
 def test_planted(

@@ -8,11 +8,12 @@ from unittest import mock
 from uuid import uuid4
 
 import deltalake
+import pyarrow as pa
 import pytest
 
 from cdc.sinks.delta import cleanup, folders, generations
-from cdc.sinks.delta.log import add_files
 from cdc.sinks.delta.log.commits import Commits
+from cdc.sinks.delta.log.table_log import TableLog
 from cdc.sinks.delta.sink import Delta
 from cdc.sinks.delta.table_commit import TableCommit
 from tests.contract import laws
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-@pytest.fixture(params=["small", "large"])
+@pytest.fixture(params=["marked", "unmarked"])
 def tidied(
     request: pytest.FixtureRequest, tmp_path: Path, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> Delta:
@@ -31,9 +32,8 @@ def tidied(
     deleted, or without.
     """
     monkeypatch.setattr("cdc.sinks.delta.cleanup.CLEANUP_S", 0)
-    if request.param == "large":
-        monkeypatch.setattr("cdc.sinks.delta.batch_commit.REWRITE_BYTES", 0)
-    return Delta("warehouse", str(tmp_path), unique)
+    patterns = ["*"] if request.param == "unmarked" else []
+    return Delta("warehouse", str(tmp_path), unique, without_deletion_vectors=patterns)
 
 
 def test_replaced_files_are_removed(tidied: Delta, spark: "SparkSession", unique: str) -> None:
@@ -65,11 +65,12 @@ def test_replaced_files_are_removed(tidied: Delta, spark: "SparkSession", unique
     long_ago = time.time() - cleanup.UNCOMMITTED_S - 60
     os.utime(mirror / old_file, (long_ago, long_ago))
     commits = Commits()
-    commit, live = commits.last_commit(str(mirror)), commits.opened_table(str(mirror))
+    commit = commits.last_commit(str(mirror))
+    live = commits.log(str(mirror)).state
     assert live
     assert commit.checkpoint
     clone = f"{mirror}@kept"
-    generations.clone(spark, live, str(mirror), clone, commit.checkpoint)
+    generations.clone(live, str(mirror), clone, commit.checkpoint)
     rows = sorted(spark.read.format("delta").load(clone).collect())
     third, fourth, fifth = change(2), change(3), change(4)
     assert {orphan, foreign} < third
@@ -81,20 +82,24 @@ def test_replaced_files_are_removed(tidied: Delta, spark: "SparkSession", unique
     folders.remove_paths([clone])
     change(5)
     last = change(6)
-    assert not last & second - {Path(path).name for path in in_use(spark, mirror)}
+    assert not last & second - {Path(path).name for path in in_use(mirror)}
     assert foreign in last, "somebody is writing it"
     assert harness.view() == harness.topic.model()
 
 
-def in_use(spark: "SparkSession", mirror: Path) -> list[str]:
-    table = Commits().table(str(mirror))
-    assert table
-    return cleanup.list_paths(spark, table, str(mirror))
+def listed(folder: str) -> list[str]:
+    """The files of a table."""
+    paths: list[str] = pa.table(deltalake.DeltaTable(folder).get_add_actions())["path"].to_pylist()
+    return paths
 
 
-@pytest.mark.parametrize("tidied", ["large"], indirect=True)
+def in_use(mirror: Path) -> list[str]:
+    state = Commits().state(str(mirror))
+    assert state
+    return cleanup.list_paths(state)
+
+
 def test_generations_are_tidied(tidied: Delta, spark: "SparkSession", unique: str) -> None:
-    """`test_contract` runs the law with a small mirror."""
     laws.a_generation_is_built_unseen(
         laws.Harness(spark, lambda: tidied, table(f"{unique}.public.items"))
     )
@@ -119,7 +124,7 @@ def test_links_go_with_who_needs_them(
         return {path.name: path.stat().st_nlink for path in mirror.glob("*.parquet")}
 
     old_files = files()
-    with survived(), mock.patch("deltalake.DeltaTable.create_write_transaction", die):
+    with survived(), mock.patch.object(TableLog, "commit", die):
         sink.promote([harness.table], names)
     assert [number for name, number in files().items() if name not in old_files] == [2]
     assert harness.view() == harness.topic.model()
@@ -153,7 +158,7 @@ def test_files_of_a_killed_batch_go_from_the_log_of_changes(
         harness.topic.add("u", laws.row("k1", 1, str(number)))
         harness.apply()
     present = {name for name in os.listdir(changes) if name.endswith(".parquet")}
-    assert present == set(add_files.paths(deltalake.DeltaTable(changes)))
+    assert present == set(listed(changes))
     assert not present & killed
 
 
@@ -167,7 +172,7 @@ def test_what_is_gone_is_not_kept(tidied: Delta, spark: "SparkSession", unique: 
     names = {harness.table.qualified: "another"}
     harness.apply(writer="another", sink=tidied.for_generation(names))
     live = tidied.folder(harness.table, "mirror")
-    assert generations.switch(spark, Commits(), live, f"{live}@another")
+    assert generations.switch(Commits(), live, f"{live}@another")
     for _ in range(2):
         harness.topic.add("u", laws.row("k1", 1, "later"))
         harness.apply(writer="later")
@@ -186,8 +191,7 @@ def test_what_lies_deeper_is_in_use(spark: "SparkSession", tmp_path: Path) -> No
     spark.sql(f"DELETE FROM delta.`{folder}` WHERE id = 3")
     marks = list(Path(folder).glob("*/deletion_vector_*.bin"))
     assert marks
-    assert commits.table(folder)
-    candidates = cleanup.remove_unreferenced(spark, commits, folder, set())
-    cleanup.remove_unreferenced(spark, commits, folder, candidates)
+    candidates = cleanup.remove_unreferenced(commits, folder, set())
+    cleanup.remove_unreferenced(commits, folder, candidates)
     assert all(path.exists() for path in marks)
     assert spark.read.format("delta").load(folder).count() == 9

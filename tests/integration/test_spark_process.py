@@ -21,7 +21,7 @@ WIDE = 120_000
 def exhaust() -> None:
     """Ask too much of a plan, which only fails, then of a task, which ends Spark."""
     try:
-        with spark_on("local[1]", []) as spark:
+        with spark_on("local[1]") as spark:
             try:
                 spark.range(1).selectExpr(f"length(repeat('x', {TOO_LONG}))").collect()
             except Exception as error:
@@ -37,7 +37,7 @@ def vanish() -> None:
     stream does: what is left to fail is stopping Spark.
     """
     try:
-        with spark_on("local[2]", []) as spark:
+        with spark_on("local[2]") as spark:
             wide = (
                 spark.range(0, WIDE, 1, 2)
                 .selectExpr("repeat(sha2(string(id), 256), 128) AS row")
@@ -55,7 +55,7 @@ def vanish() -> None:
 
 def idle() -> None:
     """Leave Python workers that wait for a task."""
-    with spark_on("local[8]", []) as spark:
+    with spark_on("local[8]") as spark:
         print(
             len(spark.range(0, 8, 1, 8).mapInArrow(lambda batches: batches, "id long").collect()),
             "rows",
@@ -66,7 +66,7 @@ def refuse() -> None:
     """Start a JVM with an option that it doesn't know."""
     os.environ["JDK_JAVA_OPTIONS"] = "-XX:NoSuchOption=1"
     try:
-        with spark_on("local[2]", []):
+        with spark_on("local[2]"):
             print("unreachable")
     except SparkError as error:
         print(error.exit_code, error)

@@ -11,7 +11,7 @@ import pytest
 import redis
 from pyspark.sql import functions as F
 
-from cdc.sinks.delta.log.commits import METADATA, Commits
+from cdc.sinks.delta.log.commits import Commits
 from cdc.verify.comparison import Comparison, Options
 from cdc.verify.repair import repair
 from cdc.verify.verification import verify
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from tests.scenarios.conftest import World
 
 pytestmark = pytest.mark.timeout(900)
+METADATA = "spark.databricks.delta.commitInfo.userMetadata"
+"""Where Spark takes the text that its commits have besides their rows."""
 PLANTED = 7
 """Faults of each class in each view: in rows that nobody changes any more."""
 LEAST_RATE = 20.0

@@ -2,23 +2,13 @@
 
 import json
 from pathlib import Path
-from typing import Any
-from unittest import mock
 
 import pyarrow as pa
-import pytest
-from py4j.java_gateway import GatewayClient
-from py4j.protocol import MEMORY_COMMAND_NAME
 from pyspark.sql import SparkSession
 
-from cdc.cli.operation.run import LOCAL
 from cdc.codec.table import codec
-from cdc.errors import SettingsError
 from cdc.model.table import Column, Table
-from cdc.runtime.servers import spark_on
 from cdc.sinks.delta.files.columns import MIRROR, column_type
-from cdc.sinks.delta.log import private_members
-from cdc.sinks.delta.log.private_members import Member
 from cdc.sinks.delta.sink import Delta
 from tests.support.forms import TYPES, compact, wide
 
@@ -109,45 +99,3 @@ def test_names_that_spark_takes_for_its_own(spark: SparkSession, tmp_path: Path)
     ):
         assert [json.loads(record["document"]) for record in frame.collect()] == [row]
     sink.close()
-
-
-def test_spark_has_all_that_the_warehouse_calls_of_delta(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sink, calls = Delta("warehouse", str(tmp_path), "shop"), private_members.MEMBERS
-    sink.check_session(spark)
-    wrong = [
-        Member("DeltaLog", "startTransaction", ("Option", "Path")),
-        Member("DeltaLog", "startTransaction", ("Option",)),
-        Member("Snapshot", "versions"),
-        Member("actions.SetTransaction", "SetTransaction", ("String", "long", "NoSuchType")),
-        Member("DeltaLog", "MODULE$"),
-        Member("NoSuchClass", "close"),
-    ]
-    monkeypatch.setattr(private_members, "MEMBERS", [*calls, *wrong])
-    with (
-        mock.patch.object(SparkSession, "stop"),
-        pytest.raises(SettingsError) as refusal,
-        spark_on(LOCAL, [sink]),
-    ):
-        pytest.fail("the verb has begun")
-    assert refusal.value.message == (
-        "A warehouse needs delta-spark 4.4.0 (this is 4.4.0):"
-        " DeltaLog.startTransaction(Option, Path) isn't there, nor are 5 others."
-    )
-    assert refusal.value.exit_code == 2
-    monkeypatch.setattr(private_members, "MEMBERS", calls)
-    answers: list[str] = []
-    send = GatewayClient.send_command
-
-    def record(client: GatewayClient, command: str, *options: Any, **others: Any) -> Any:
-        answer = send(client, command, *options, **others)
-        # Objects that Python no longer holds are let go of at any time.
-        if not command.startswith(MEMORY_COMMAND_NAME):
-            answers.append(answer)
-        return answer
-
-    monkeypatch.setattr(GatewayClient, "send_command", record)
-    sink.check_session(spark)
-    assert len(calls) < len(answers) < 10 * len(calls), "each takes 0.2 ms"
-    assert max(map(len, answers)) < 8192, "a longer one takes 40 ms"

@@ -11,60 +11,28 @@ import pyarrow as pa
 from cdc.model.position import ViewCheckpoint
 from cdc.model.table import Table
 from cdc.sinks.delta import scan
-from cdc.sinks.delta.files.parquet import ChangedRows
-from cdc.sinks.delta.log import add_files
-from cdc.sinks.delta.log.commits import CommitInfo
+from cdc.sinks.delta.log import actions
+from cdc.sinks.delta.log.table_log import NO_TABLE, Identity, TableLog
+from cdc.sinks.delta.mirror import frames
 from cdc.sinks.delta.sink import Delta
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from cdc.sinks.delta.log.add_files import Mode
 
-
-def begin(folder: str, rows: "DataFrame", stored: ViewCheckpoint, number: int) -> None:
+def begin(folder: str, rows: "DataFrame", stored: ViewCheckpoint) -> None:
     """Make a table of rows. Raises SinkUnavailable when there is one by now."""
     Path(folder).mkdir(parents=True, exist_ok=True)
-    files = add_files.write_files(folder, rows, columns(rows))
-    add_files.create(
-        folder, add_files.add_actions(files), columns(rows), CommitInfo(stored, number)
-    )
+    columns = rows.schema.jsonValue()
+    files = actions.additions(frames.write_files(folder, rows, columns))
+    created = [*actions.creation(columns), *files]
+    TableLog(folder).commit(NO_TABLE, created, "WRITE", stored.to_json())
 
 
-def write(
-    table: deltalake.DeltaTable,
-    rows: "DataFrame",
-    mode: "Mode",
-    stored: ViewCheckpoint,
-    number: int,
-) -> None:
-    """Add rows to a table, or put them in the place of all it has. Raises SinkUnavailable, see
-    `add_files.commit`.
-    """
-    add_files.add_columns(table, columns(rows))
-    files = add_files.write_files(table.table_uri, rows, table.schema())
-    add_files.commit(
-        table, add_files.add_actions(files), mode, table.schema(), CommitInfo(stored, number)
-    )
-
-
-def staged(folder: str, rows: "DataFrame") -> ChangedRows:
-    """Rows with `_cdc_gone` as a batch brings them to a mirror."""
-    lasting, tombstones = (
-        rows.where(f"{word}_cdc_gone").drop("_cdc_gone") for word in ("NOT ", "")
-    )
-    files = add_files.write_files(folder, lasting, columns(lasting))
-    ids = tombstones.select("_cdc_id")
-    return ChangedRows(
-        files, [file.name for file in (*files, *add_files.write_files(folder, ids, columns(ids)))]
-    )
-
-
-def columns(rows: "DataFrame") -> deltalake.Schema:
-    schema = deltalake.Schema.from_json(rows.schema.json())
-    return deltalake.Schema(
-        [deltalake.Field(field.name, field.type, nullable=True) for field in schema.fields]
-    )
+def write(folder: str, identity: Identity, rows: "DataFrame", stored: ViewCheckpoint) -> None:
+    """Add rows to a version of a table. Raises SinkUnavailable when there is a newer one."""
+    files = frames.write_files(folder, rows, rows.schema.jsonValue())
+    TableLog(folder).commit(identity, actions.additions(files), "WRITE", stored.to_json())
 
 
 def mirror_documents(sink: Delta, table: Table) -> list[tuple[str, str]]:

@@ -1,23 +1,23 @@
 """The removal of files: of a log of changes; one that fails, or meets others who remove the same."""
 
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import deltalake
 import pyarrow as pa
 import pytest
-from deltalake.schema import PrimitiveType
 from structlog.testing import capture_logs
 
 from cdc.errors import SinkUnavailable
 from cdc.sinks.delta import cleanup, folders
 from cdc.sinks.delta.cleanup import Cleanups
 from cdc.sinks.delta.files.parquet import DataFile, FileNames, write_file
-from cdc.sinks.delta.log import add_files
-from cdc.sinks.delta.log.commits import CommitInfo, Commits
+from cdc.sinks.delta.log import actions
+from cdc.sinks.delta.log.commits import Commits
 from cdc.sinks.delta.log.history import CLEARED
+from cdc.sinks.delta.log.table_log import NO_TABLE, TableLog
 
 NO_SPARK: Any = None
 
@@ -28,7 +28,7 @@ def test_a_removal_that_fails_fails_no_batch(
     """The batch is committed. The same files are tried an hour later, not with each batch."""
     tries: list[set[str]] = []
 
-    def remove(_spark: object, _commits: object, _folder: str, candidates: set[str]) -> set[str]:
+    def remove(_commits: object, _folder: str, candidates: set[str]) -> set[str]:
         tries.append(candidates)
         if len(tries) == 2:
             raise SinkUnavailable("The folder can't be written.", hint="make room")
@@ -39,21 +39,20 @@ def test_a_removal_that_fails_fails_no_batch(
 
     def clean(interval_s: float) -> None:
         monkeypatch.setattr(cleanup, "CLEANUP_S", interval_s)
-        cleanups.remove_replaced(NO_SPARK, mirror)
+        cleanups.tidy(NO_SPARK, mirror)
 
     with capture_logs() as events:
         for interval_s in (0, 0, 3600, 0):
             clean(interval_s)
     assert tries == [set(), {"replaced.parquet"}, {"replaced.parquet"}]
-    assert [(event["event"], event["folder"]) for event in events] == [
-        ("files_not_removed", mirror)
-    ]
+    assert [(event["event"], event["folder"]) for event in events] == [("not_tidied", mirror)]
 
 
 def test_a_log_of_changes_is_rid_of_what_no_commit_has_named(tmp_path: Path) -> None:
     """Its earlier versions stay readable, and mirrors beside it are none of its generations."""
     folder, commits = str(tmp_path / "changes"), Commits()
-    schema = deltalake.Schema([deltalake.Field("n", PrimitiveType("long"))])
+    field = {"name": "n", "type": "long", "nullable": True, "metadata": {}}
+    schema = {"type": "struct", "fields": [field]}
 
     def write(n: int) -> DataFile:
         file = write_file(folder, FileNames().generate(), [pa.table({"n": [n]})])
@@ -63,16 +62,39 @@ def test_a_log_of_changes_is_rid_of_what_no_commit_has_named(tmp_path: Path) -> 
     Path(folder).mkdir()
     (tmp_path / "mirror@unreadable").touch()
     replaced, present, killed = map(write, range(3))
-    add_files.create(folder, add_files.add_actions([replaced]), schema, CommitInfo(CLEARED, 1))
-    table = commits.table(folder)
-    assert table
-    actions = add_files.add_actions([present])
-    add_files.commit(table, actions, "overwrite", schema, CommitInfo(CLEARED, 2))
-    assert commits.table(folder)
-    candidates = cleanup.remove_unreferenced(NO_SPARK, commits, folder, set())
+    log = commits.log(folder)
+    created = [*actions.creation(schema), *actions.additions([replaced])]
+    log.commit(NO_TABLE, created, "WRITE", CLEARED.to_json())
+    assert log.state
+    changes = [*actions.removal_of_all(log.state), *actions.additions([present])]
+    log.commit(log.state.identity, changes, "WRITE", CLEARED.to_json())
+    candidates = cleanup.remove_unreferenced(commits, folder, set())
     assert candidates == {killed.name}
-    assert cleanup.remove_unreferenced(NO_SPARK, commits, folder, candidates) == set()
+    assert cleanup.remove_unreferenced(commits, folder, candidates) == set()
     assert {path.name for path in Path(folder).glob("*.parquet")} == {replaced.name, present.name}
+
+
+def test_a_checkpoint_comes_however_many_commits_a_batch_makes(tmp_path: Path) -> None:
+    """Two here. What a killed process was about to write goes some time later."""
+    folder = str(tmp_path)
+    commits = Commits()
+    cleanups = Cleanups(commits)
+    log = commits.log(folder)
+    field = {"name": "n", "type": "long", "nullable": True, "metadata": {}}
+    created = actions.creation({"type": "struct", "fields": [field]})
+    log.commit(NO_TABLE, created, "WRITE", None)
+    for name in (".killed.tmp", "_delta_log/.killed.tmp"):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (1.0, 1.0))
+    for _ in range(cleanup.CHECKPOINT_COMMITS):
+        for _ in range(2):
+            assert log.state
+            log.commit(log.state.identity, [], "WRITE", None)
+        cleanups.tidy(NO_SPARK, folder)
+    assert len(list(tmp_path.glob("_delta_log/*.checkpoint.parquet"))) == 2
+    assert TableLog(folder).refresh() == log.state
+    cleanup.remove_temporary(folder)
+    assert not [*tmp_path.glob(".*.tmp"), *tmp_path.glob("_delta_log/.*.tmp")]
 
 
 def test_what_others_have_removed_is_passed_over(

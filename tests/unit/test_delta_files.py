@@ -3,24 +3,23 @@
 import json
 import resource
 from pathlib import Path
+from typing import Any
 
 import deltalake
 import pyarrow as pa
 import pytest
-from deltalake.schema import PrimitiveType
 
 from cdc.errors import SinkUnavailable
-from cdc.sinks.delta.files.failures import CommitConflict, write_failure
-from cdc.sinks.delta.files.parquet import GROUP_BYTES, GROUP_ROWS, write_file
-from cdc.sinks.delta.log import add_files
-from cdc.sinks.delta.log.add_files import row_groups
-from cdc.sinks.delta.log.commits import CommitInfo
-from cdc.sinks.delta.log.history import CLEARED
+from cdc.sinks.delta.files.columns import merged
+from cdc.sinks.delta.files.failures import write_failure
+from cdc.sinks.delta.files.parquet import GROUP_BYTES, GROUP_ROWS, row_groups, write_file
+from cdc.sinks.delta.log import actions
+from cdc.sinks.delta.log.table_log import NO_TABLE, TableLog
 
 
 @pytest.mark.parametrize(("width", "groups"), [(1, 1), (100_000, 4)], ids=["narrow", "wide"])
 def test_a_row_group_is_bounded_by_bytes_as_well(width: int, groups: int) -> None:
-    part = pa.record_batch({"text": ["x" * width] * 100})
+    part = pa.table({"text": ["x" * width] * 100})
     sizes = [(group.num_rows, group.nbytes) for group in row_groups(iter([part] * 24))]
     assert sum(rows for rows, _ in sizes) == 2400
     assert len(sizes) == groups
@@ -28,7 +27,7 @@ def test_a_row_group_is_bounded_by_bytes_as_well(width: int, groups: int) -> Non
 
 
 def test_a_row_group_is_bounded_by_rows() -> None:
-    part = pa.record_batch({"number": [1] * 1000})
+    part = pa.table({"number": [1] * 1000})
     assert [group.num_rows for group in row_groups(iter([part] * 101))] == [GROUP_ROWS, 1000]
 
 
@@ -39,8 +38,8 @@ def test_a_text_that_parquet_has_no_bound_of_hides_no_row(tmp_path: Path) -> Non
     groups = (pa.table({"note": group}, schema=schema) for group in notes)
     file = write_file(folder, "part-1.parquet", groups)
     assert file
-    columns = deltalake.Schema.from_arrow(schema)
-    add_files.create(folder, add_files.add_actions([file]), columns, CommitInfo(CLEARED, 1))
+    created = [*actions.creation(columns_of("note")), *actions.additions([file])]
+    TableLog(folder).commit(NO_TABLE, created, "WRITE", None)
     query = deltalake.QueryBuilder().register("t", deltalake.DeltaTable(folder))
     rows = query.execute("SELECT note FROM t WHERE note = 'mango'").read_all()
     assert rows["note"].to_pylist() == ["mango"]
@@ -80,28 +79,45 @@ def test_what_a_disk_says_is_told_and_nothing_else(text: str, reason: str) -> No
     )
 
 
-def test_a_column_that_another_writer_has_added_first_is_a_conflict(tmp_path: Path) -> None:
-    before, after = columns_of("note"), columns_of("note", "price")
-    add_files.create(str(tmp_path), [], before, CommitInfo(CLEARED, 1))
-    table = deltalake.DeltaTable(str(tmp_path))
-    add_files.add_columns(deltalake.DeltaTable(str(tmp_path)), after)
-    with pytest.raises(CommitConflict):
-        add_files.add_columns(table, after)
+def test_columns_and_fields_of_structs_are_added() -> None:
+    def struct(**types: Any) -> Any:
+        fields = [
+            {"name": name, "type": type_, "nullable": True, "metadata": {}}
+            for name, type_ in types.items()
+        ]
+        return {"type": "struct", "fields": fields}
+
+    def array(type_: Any) -> Any:
+        return {"type": "array", "elementType": type_, "containsNull": True}
+
+    stored = struct(a="string", gone="long", items=array(struct(x="long", old="date")))
+    required = struct(b="date", a="string", items=array(struct(new="date", x="long")))
+    assert merged(stored, required) == struct(
+        a="string",
+        gone="long",
+        items=array(struct(x="long", old="date", new="date")),
+        b="date",
+    )
 
 
 def test_a_column_that_a_full_disk_has_no_room_for_is_added_later(tmp_path: Path) -> None:
-    add_files.create(str(tmp_path), [], columns_of("note"), CommitInfo(CLEARED, 1))
-    table, after = deltalake.DeltaTable(str(tmp_path)), columns_of("note", "price")
+    log = TableLog(str(tmp_path))
+    log.commit(NO_TABLE, actions.creation(columns_of("note")), "WRITE", None)
+    assert log.state
+    extension = actions.extension(log.state, columns_of("note", "price"))
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1, limits[1]))
     try:
         with pytest.raises(SinkUnavailable, match="File too large"):
-            add_files.add_columns(table, after)
+            log.commit(log.state.identity, extension, "WRITE", None)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    add_files.add_columns(table, after)
+    log.commit(log.state.identity, extension, "WRITE", None)
+    table = deltalake.DeltaTable(str(tmp_path))
     assert [field.name for field in table.schema().fields] == ["note", "price"]
+    assert len(list(tmp_path.glob("_delta_log/*"))) == 2
 
 
-def columns_of(*names: str) -> deltalake.Schema:
-    return deltalake.Schema([deltalake.Field(name, PrimitiveType("string")) for name in names])
+def columns_of(*names: str) -> Any:
+    fields = [{"name": name, "type": "string", "nullable": True, "metadata": {}} for name in names]
+    return {"type": "struct", "fields": fields}

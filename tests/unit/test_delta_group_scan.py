@@ -1,6 +1,7 @@
 """Rows of a mirror as the other views have them, without Spark."""
 
 import json
+import shutil
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from math import inf, nan
@@ -10,9 +11,15 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyroaring import BitMap64
 
 from cdc.model.table import Column, Table
-from cdc.sinks.delta.group_scan import MirrorFiles, read_rows
+from cdc.sinks.delta.files.columns import schema
+from cdc.sinks.delta.files.parquet import DataFile, FileNames
+from cdc.sinks.delta.group_scan import Mirror, read_rows
+from cdc.sinks.delta.log import actions
+from cdc.sinks.delta.log.table_log import NO_TABLE, TableLog
+from cdc.sinks.delta.mirror.marks import mark
 from cdc.sinks.delta.scan import document_reader, documents
 
 STAMP, LOCAL = "timestamp with time zone", "timestamp without time zone"
@@ -93,27 +100,49 @@ def test_rows_have_their_ids() -> None:
 
 
 def test_files_of_a_mirror(tmp_path: Path) -> None:
-    """One that can't be read, or holds something else, is told by a row without an id, whatever
-    else there is.
+    """One that can't be read, or has something else in it, is reported by a row without an id,
+    whatever else there is.
     """
-    good, foreign, torn = (str(tmp_path / name) for name in ("good", "other", "torn"))
-    for path, rows in (
+    good, foreign, torn, gone = (f"{name}.parquet" for name in ("good", "other", "torn", "gone"))
+    for name, rows in (
         (good, part(pa.string(), "a", "b")),
         (foreign, part(pa.list_(pa.int64()), [1])),
     ):
-        pq.write_table(pa.Table.from_batches([rows]), path)
-    Path(torn).write_bytes(Path(good).read_bytes()[:-9])
+        pq.write_table(pa.Table.from_batches([rows]), tmp_path / name)
+    (tmp_path / torn).write_bytes((tmp_path / good).read_bytes()[:-9])
 
     def ids(*files: str) -> list[str | None]:
+        folder = str(tmp_path / f"table {'-'.join(files)}")
+        for name in files:
+            if (tmp_path / name).exists():
+                Path(folder).mkdir(exist_ok=True)
+                shutil.copy(tmp_path / name, folder)
+        listed = [DataFile(name, 1, '{"numRecords": 2}') for name in files]
+        created = [*actions.creation(schema(items("text"), "mirror")), *actions.additions(listed)]
+        TableLog(folder).commit(NO_TABLE, created, "WRITE", None)
         return [
             key
-            for rows in read_rows(MirrorFiles(items("text"), files))
+            for rows in read_rows(Mirror(items("text"), folder, 0))
             for key in rows.column("id").to_pylist()
         ]
 
     assert ids() == []
-    assert ids(good, good) == ["0", "1", "0", "1"]
-    for bad in (foreign, torn, str(tmp_path / "gone")):
+    assert ids(good) == ["0", "1"]
+    for bad in (foreign, torn, gone):
         assert ids(good, bad) == ["0", "1", None]
-    (rows,) = read_rows(MirrorFiles(items("text"), None))
-    assert rows.to_pylist() == [{"table": "public.t", "id": None, "document": None}]
+    assert list(read_rows(Mirror(items("text"), str(tmp_path / "nothing"), None))) == []
+
+
+def test_marked_rows_are_left_out(tmp_path: Path) -> None:
+    rows = part(pa.string(), *("abcde"))
+    pq.write_table(pa.Table.from_batches([rows]), tmp_path / "part.parquet")
+    log = TableLog(str(tmp_path))
+    columns = schema(items("text"), "mirror")
+    log.commit(NO_TABLE, actions.creation(columns, [actions.DELETION_VECTORS]), "WRITE", None)
+    assert log.state
+    file = DataFile("part.parquet", 1, '{"numRecords": 5}')
+    superseded = {"part.parquet": BitMap64([1, 4]).serialize()}
+    changes = mark(log.place, log.state, [file], superseded, FileNames())
+    log.commit(log.state.identity, changes, "WRITE", None)
+    (read,) = read_rows(Mirror(items("text"), str(tmp_path), 1))
+    assert read.column("id").to_pylist() == ["0", "2", "3"]

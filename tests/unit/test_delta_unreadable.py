@@ -39,7 +39,7 @@ def test_a_folder_that_cannot_be_read_is_unavailable(
 ) -> None:
     commits = Commits()
     if opened:
-        assert commits.table(table)
+        assert commits.state(table)
     damage(tmp_path / "warehouse")
     with pytest.raises(SinkUnavailable, match="can't be read: Not a directory"):
         commits.last_commit(table)

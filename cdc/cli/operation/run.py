@@ -142,7 +142,7 @@ def _apply(
         return [], []
     say("starting Spark; the first rows are applied in some 20 seconds")
     with (
-        spark_on(master, sinks, context.executors(names)) as spark,
+        spark_on(master, context.executors(names)) as spark,
         observed(context, limits.listener, partial(is_running, spark)) as serve,
     ):
         wiring = Streams(context)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 from cdc.model.table import Table
 
 if TYPE_CHECKING:
-    import deltalake
     import pyarrow as pa
 
 DELTA_NAMES = {"smallint": "short", "int": "integer", "bigint": "long"}
@@ -89,36 +88,41 @@ def _field(name: str, type_: str) -> object:
     return {"name": name, "type": delta_type(type_), "nullable": True, "metadata": {}}
 
 
-def schema(table: Table, kind: str) -> "deltalake.Schema":
-    """Make the Delta schema of a table's `changes` or `mirror`: our columns, then the table's."""
-    import deltalake
-
+def schema(table: Table, kind: str) -> Any:
+    """Make the columns of a table's `changes` or `mirror`, as Delta's JSON has a struct: ours, then
+    the table's.
+    """
     bookkeeping = BOOKKEEPING[kind].items()
     columns = ((column.name, column_type(table, column.name)) for column in table.columns)
     fields = [_field(name, type_) for name, type_ in (*bookkeeping, *columns)]
-    return deltalake.Schema.from_json(json.dumps({"type": "struct", "fields": fields}))
+    return {"type": "struct", "fields": fields}
 
 
 @cache
 def arrow_schema(table: Table | None, kind: str) -> "pa.Schema":
     """Make the Arrow schema of a table's files; of our own columns alone when table is None."""
+    return to_arrow(schema(table or NO_COLUMNS, kind))
+
+
+def to_arrow(columns: Any) -> "pa.Schema":
+    """Translate a struct of Delta's."""
+    import deltalake
     import pyarrow as pa
 
-    return pa.schema(schema(table or NO_COLUMNS, kind).to_arrow())
+    return pa.schema(deltalake.Schema.from_json(json.dumps(columns)).to_arrow())
 
 
-def reader_features(columns: "deltalake.Schema") -> set[str]:
+def reader_features(columns: Any) -> set[str]:
     """Name the features of the Delta protocol that readers of these columns must support."""
-    return {"timestampNtz"} if '"timestamp_ntz"' in columns.to_json() else set()
+    return {"timestampNtz"} if '"timestamp_ntz"' in json.dumps(columns) else set()
 
 
-def differs(delta_table: "deltalake.DeltaTable", table: Table) -> bool:
-    """Tell whether a Delta table's columns can't take the source's.
+def differs(stored: Any, table: Table) -> bool:
+    """Whether the columns of a Delta table, as its JSON has a struct, can't take the source's.
 
     That is so when a column has another type than in the source, or a name that Spark refuses or
     that differs from the source's in case alone.
     """
-    stored = json.loads(delta_table.schema().to_json())
     if any(set(field["name"]) & set(FORBIDDEN) for field in stored["fields"]):
         return True
     fields = [_field(column.name, column_type(table, column.name)) for column in table.columns]
@@ -144,14 +148,19 @@ def _can_take(stored: Any, required: Any) -> bool:
     )
 
 
-def lacks(stored: Any, required: Any) -> bool:
-    """Tell whether the type of a column lacks fields of another, which it can take."""
+def merged(stored: Any, required: Any) -> Any:
+    """Add to a type the fields of another one that it lacks, in structs at any depth."""
     if isinstance(stored, str) or isinstance(required, str):
-        return False
-    if required["type"] == "array":
-        return lacks(stored["elementType"], required["elementType"])
-    types = {field["name"]: field["type"] for field in stored["fields"]}
-    return any(
-        field["name"] not in types or lacks(types[field["name"]], field["type"])
-        for field in required["fields"]
-    )
+        return stored
+    if stored["type"] == "array":
+        return {**stored, "elementType": merged(stored["elementType"], required["elementType"])}
+    types = {field["name"]: field["type"] for field in required["fields"]}
+    fields = [
+        {**field, "type": merged(field["type"], types[field["name"]])}
+        if field["name"] in types
+        else field
+        for field in stored["fields"]
+    ]
+    present = {field["name"] for field in stored["fields"]}
+    lacking = [field for field in required["fields"] if field["name"] not in present]
+    return {**stored, "fields": [*fields, *lacking]}

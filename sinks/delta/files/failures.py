@@ -2,7 +2,6 @@
 commit.
 """
 
-import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -35,32 +34,22 @@ def write_failure(folder: str, error: Exception) -> SinkUnavailable:
     )
 
 
+def read_failure(folder: str, error: Exception) -> SinkUnavailable:
+    """Make the error that says that a disk or a store can't be read."""
+    reason = os_error_text(error) or type(error).__name__
+    return SinkUnavailable(
+        f"The warehouse folder {folder} can't be read: {reason}.",
+        hint="see whether it is mounted, and who may read it; it is tried again",
+    )
+
+
 @contextmanager
 def reading(folder: str) -> Iterator[None]:
     """Raise SinkUnavailable where the block can't read a table for what the system says."""
     try:
         yield
     except OSError as error:
-        raise _read_failure(folder, os_error_text(error) or type(error).__name__) from None
-
-
-def require_absent(folder: str) -> None:
-    """Make sure that there is no table where none was seen: the library says the same of a folder
-    that it can't read. Raises SinkUnavailable.
-    """
-    try:
-        os.listdir(os.path.join(folder, "_delta_log"))
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        raise _read_failure(folder, error.strerror or type(error).__name__) from None
-
-
-def _read_failure(folder: str, reason: str) -> SinkUnavailable:
-    return SinkUnavailable(
-        f"The warehouse folder {folder} can't be read: {reason}.",
-        hint="see whether it is mounted, and who may read it; it is tried again",
-    )
+        raise read_failure(folder, error) from None
 
 
 class CommitConflict(SinkUnavailable):
@@ -76,32 +65,3 @@ def commit_conflict() -> CommitConflict:
         "Somebody else committed to the Delta table at the same time.",
         hint="no action needed; retried automatically",
     )
-
-
-@contextmanager
-def committing() -> Iterator[None]:
-    """Raise SinkUnavailable where a commit that Spark makes inside the block meets another one."""
-    import delta.exceptions  # noqa: F401  # gives conflicts classes of their own
-    from pyspark.errors import PySparkException
-
-    try:
-        yield
-    except PySparkException as error:
-        # In Python these errors have no class in common, but their module.
-        if not type(error).__module__.startswith("delta.exceptions"):
-            raise
-        raise commit_conflict() from None
-
-
-@contextmanager
-def writing(folder: str) -> Iterator[None]:
-    """Raise SinkUnavailable where Spark finds no room for what it writes inside the block."""
-    from py4j.protocol import Py4JJavaError
-    from pyspark.errors import PySparkException
-
-    try:
-        yield
-    except (PySparkException, Py4JJavaError) as error:
-        if re.search(NO_ROOM, str(error)):
-            raise write_failure(folder, error) from None
-        raise

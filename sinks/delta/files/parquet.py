@@ -4,13 +4,14 @@ Needs neither Spark nor the table's log, so executors use it too.
 """
 
 import json
+import os
 import secrets
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import date, datetime
-from typing import TYPE_CHECKING, Any, NamedTuple
-from uuid import uuid4
+from typing import TYPE_CHECKING, Any
+from uuid import UUID, uuid4
 
 import msgspec
 
@@ -36,30 +37,22 @@ class DataFile(msgspec.Struct, frozen=True):
     stats: str
 
 
-class ChangedRows(NamedTuple):
-    """What a batch changes in a mirror.
-
-    rows: files with its new rows; id_files: names of files with the ids of all changed rows,
-    deleted ones among them.
-    """
-
-    rows: Sequence[DataFile]
-    id_files: Sequence[str]
-
-
 class FileNames:
-    """Names for the files of one batch: each is new, and all have the same prefix.
+    """Names for the files of one batch: each is new, and all have a part in common.
 
-    The prefix finds the files of a batch that failed.
+    By it the files of a batch that failed are found.
     """
 
     def __init__(self) -> None:
-        # Together a UUID, which our clean-up recognises; the last part is each file's own.
-        self.prefix = f"part-{str(uuid4())[:-12]}"
+        self.common = str(uuid4())[:-12]
 
     def generate(self) -> str:
-        """Make the next name."""
-        return f"{self.prefix}{secrets.token_hex(6)}.parquet"
+        """Make the next name of a file of rows."""
+        return f"part-{self.generate_id()}.parquet"
+
+    def generate_id(self) -> UUID:
+        """Make the next id, of a file of deletion vectors. Our clean-up knows names with a UUID."""
+        return UUID(self.common + secrets.token_hex(6))
 
 
 class FileWriter:
@@ -95,6 +88,9 @@ class FileWriter:
             return None
         with self.remove_on_failure():
             self._writer.close()
+            # A commit that is durable must not name a file that isn't.
+            with open(self._path, "rb") as written:
+                os.fsync(written)
             size = self._file_system.get_file_info(self._path).size
         return DataFile(self.name, size, json.dumps(_stats(self._metadata[0])))
 
@@ -119,6 +115,26 @@ def write_file(folder: str, name: str, groups: Iterable["pa.Table"]) -> DataFile
         for group in groups:
             writer.add(group)
         return writer.close()
+
+
+def row_groups(tables: Iterable["pa.Table"]) -> Iterator["pa.Table"]:
+    """Put tables together to row groups within the limits. Readers start a thread for each group."""
+    import pyarrow as pa
+
+    group: list[Any] = []
+    rows = 0
+    size = 0
+    for table in tables:
+        group.append(table)
+        rows += table.num_rows
+        size += table.nbytes
+        if rows >= GROUP_ROWS or size >= GROUP_BYTES:
+            yield pa.concat_tables(group).combine_chunks()
+            group = []
+            rows = 0
+            size = 0
+    if rows:
+        yield pa.concat_tables(group).combine_chunks()
 
 
 def rows_with_ids(
@@ -169,6 +185,38 @@ def read_ids(path: str) -> Iterator["pa.Array"]:
             yield batch[ID].cast(pa.string())
 
 
+def read_ids_within(path: str, low: str, high: str) -> "Iterator[tuple[int, pa.Array]]":
+    """Read the ids of those row groups of a file that may have one between two texts: the number of
+    the group's first row, and the ids. Raises OSError.
+    """
+    import pyarrow as pa
+
+    with open_file(path) as file:
+        start = 0
+        for group in range(file.num_row_groups):
+            metadata = file.metadata.row_group(group)
+            if _overlaps(metadata, low, high):
+                ids = file.read_row_group(group, columns=[ID], use_threads=False)[ID]
+                yield start, ids.cast(pa.string()).combine_chunks()
+            start += metadata.num_rows
+
+
+def read_versions(path: str) -> "pa.Table":
+    """Read the ids and the offsets of a file's rows, in the order of the rows. Raises OSError."""
+    import pyarrow as pa
+
+    schema = pa.schema([(ID, pa.string()), ("_cdc_offset", pa.int64())])
+    with open_file(path) as file:
+        return fit_to_schema(file.read(columns=schema.names, use_threads=False), schema)
+
+
+def row_count(path: str) -> int:
+    """Return the number of a file's rows. Raises OSError."""
+    with open_file(path) as file:
+        count: int = file.metadata.num_rows
+        return count
+
+
 def open_file(path: str) -> Any:
     """Open a Parquet file; the caller closes it."""
     import pyarrow.parquet as pq
@@ -197,8 +245,8 @@ def remove_files(folder: str, names: Sequence[str]) -> None:
             files.delete_file(f"{root}/{name}")
 
 
-def names_with_prefix(folder: str, prefix: str) -> list[str]:
-    """List a folder's files whose names begin so; none when it can't be listed."""
+def names_with(folder: str, text: str) -> list[str]:
+    """List a folder's files whose names have a text in them; none when it can't be listed."""
     import pyarrow.fs
 
     files, root = file_system(folder)
@@ -206,7 +254,7 @@ def names_with_prefix(folder: str, prefix: str) -> list[str]:
         listing = files.get_file_info(pyarrow.fs.FileSelector(root))
     except OSError:
         return []
-    return [file.base_name for file in listing if file.base_name.startswith(prefix)]
+    return [file.base_name for file in listing if text in file.base_name]
 
 
 def fit_to_schema(table: "pa.Table", schema: "pa.Schema") -> "pa.Table":
@@ -237,6 +285,15 @@ def _may_contain(group: Any, ids: Sequence[str]) -> bool:
         return True
     index = bisect_left(ids, bounds.min)
     return index < len(ids) and ids[index] <= bounds.max
+
+
+def _overlaps(group: Any, low: str, high: str) -> bool:
+    """Tell whether the bounds of a row group's ids reach into a span of texts."""
+    columns = (group.column(number) for number in range(group.num_columns))
+    bounds = next(column for column in columns if column.path_in_schema == ID).statistics
+    if bounds is None or not bounds.has_min_max or not isinstance(bounds.min, str):
+        return True
+    return bool(bounds.min <= high and low <= bounds.max)
 
 
 def _stats(metadata: Any) -> dict[str, Any]:

@@ -5,7 +5,7 @@ RESTORE leads back to what the version that it names says. Whoever else changes 
 checkpoint untrue: that is reported, and nothing is built on it.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,7 @@ RESTORE = "RESTORE"
 CLEARED = ViewCheckpoint(Position("", ()))
 """The checkpoint of a commit that has emptied a table: the view has no position."""
 Commit = Mapping[str, Any]
-"""An entry of a table's history: version, operation, operationParameters, userMetadata."""
+"""A commit of a table: version, operation, operationParameters, userMetadata."""
 
 
 @dataclass(frozen=True)
@@ -30,16 +30,18 @@ class Standing:
 
 
 def standing(
-    history: Sequence[Commit], changed: Callable[[int], bool], restored: Callable[[int], int | None]
+    history: Iterable[Commit], changed: Callable[[int], bool], restored: Callable[[int], int | None]
 ) -> Standing | None:
-    """Find where a view stands by the commits of its table, the newest first.
+    """Find the position of a view by the commits of its table, the newest first.
 
-    Returns None when the answer lies in older commits than these.
+    Returns None when the answer is in older commits than these.
 
-    changed: tells whether the commit of a version added or removed rows.
+    changed: whether the commit of a version added or removed rows.
     restored: returns the version that a RESTORE has brought back, where it doesn't name it.
     """
-    trouble, ceiling = "", float("inf")
+    trouble = ""
+    ceiling = float("inf")
+    version = -1
     for commit in history:
         version = commit["version"]
         if version > ceiling:
@@ -50,19 +52,14 @@ def standing(
             return Standing(
                 None if checkpoint.position == CLEARED.position else checkpoint, trouble
             )
-        if commit["operation"] == RESTORE:
+        if commit.get("operation") == RESTORE:
             restored_version = _restored_version(commit, restored)
             if restored_version is None:
-                return Standing(
-                    None, f"{RESTORE} (version {version}) doesn't tell to which version"
-                )
+                return Standing(None, f"{RESTORE} (version {version}) doesn't say to which version")
             ceiling = restored_version
         elif not trouble and changed(version):
-            trouble = (
-                f"{commit['operation']} (version {version}) of somebody else has changed its rows"
-            )
-    is_complete = bool(history) and history[-1]["version"] == 0
-    return Standing(None, trouble) if is_complete else None
+            trouble = f"{commit.get('operation')} (version {version}) of somebody else has changed its rows"
+    return Standing(None, trouble) if version == 0 else None
 
 
 def _restored_version(commit: Commit, restored: Callable[[int], int | None]) -> int | None:

@@ -13,7 +13,7 @@ from cdc.model.position import Position, Reach, ViewCheckpoint, distance
 def known_offsets(checkpoint: ViewCheckpoint | None, topic: Position) -> tuple[int, ...]:
     """Return by partition the offset below which a part has all records of a topic.
 
-    topic: tells the topic's id and number of partitions. Of another topic of the same name a part
+    topic: its id and number of partitions count. Of another topic of the same name a part
     has none. Partitions that were added since leave the records of the others where they are.
     """
     if checkpoint is None or distance(checkpoint, topic).reach is Reach.OTHER_TOPIC:

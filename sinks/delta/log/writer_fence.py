@@ -11,8 +11,7 @@ from cdc.sinks.delta.log import positions
 
 class WriterFence:
     """Remembers where one writer has brought the parts of its views; a part is named by its folder.
-
-    The driver uses it from the threads that commit; those of one batch are about different tables.
+    Used by the thread that commits.
     """
 
     def __init__(self) -> None:
@@ -20,7 +19,7 @@ class WriterFence:
         self._steps: dict[str, tuple[str, Position | None, Position]] = {}
 
     def record(self, folder: str, checkpoint: ViewCheckpoint | None) -> None:
-        """Remember where a part stands."""
+        """Remember a part's position."""
         self._checkpoints[folder] = checkpoint
 
     def forget(self, folder: str) -> None:
@@ -55,7 +54,7 @@ class WriterFence:
     ) -> bool:
         """Tell whether a part of the view gains something by a step.
 
-        checkpoint: where the part stands by its own log.
+        checkpoint: of the part, by its log.
 
         Raises:
             Fenced, PositionLost: see `Sink.apply`.

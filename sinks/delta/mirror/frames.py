@@ -1,24 +1,30 @@
-"""Staged files as DataFrames, for two tasks that Spark alone does.
+"""The events of a repair as DataFrames: Spark finds those that a log of changes lacks."""
 
-It finds the events that a log of changes lacks, and the newest of rows that are staged repeatedly.
-"""
+import re
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
-import json
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from cdc.sink.lane_run import freeze_gc_after
+from cdc.sinks.delta.files import links, parquet
+from cdc.sinks.delta.files.failures import write_failure
+from cdc.sinks.delta.files.parquet import DataFile, row_groups
 
 if TYPE_CHECKING:
-    import deltalake
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
+
+FILE_COLUMNS = "name string, size long, stats string"
+WORKER_WRITE_ERROR = re.compile(r"OSError: \[Errno (5|13|27|28|30|122)\]")
+"""How a worker's file system says that it takes no more: by Linux's numbers of errors."""
 
 
 def read_files(
-    spark: "SparkSession", folder: str, names: Sequence[str], schema: "deltalake.Schema"
+    spark: "SparkSession", folder: str, names: Sequence[str], schema: Any
 ) -> "DataFrame":
     """Read files of a folder as the columns of a schema; a column that a file lacks is null."""
     from pyspark.sql.types import StructType
 
-    columns = StructType.fromJson(json.loads(schema.to_json()))
+    columns = StructType.fromJson(schema)
     if not names:
         return spark.createDataFrame([], columns)
     return spark.read.schema(columns).parquet(*(f"{folder}/{name}" for name in names))
@@ -41,18 +47,40 @@ def missing_events(events: "DataFrame", log: "DataFrame", topic_id: str) -> "Dat
     return events.join(F.broadcast(stored_offsets), offset, "left_anti")
 
 
-def newest_rows(rows: "DataFrame", deleted: "DataFrame") -> "DataFrame":
-    """Select the newest version of each row, without the rows whose newest change is a delete.
+def write_files(folder: str, rows: "DataFrame", schema: Any) -> list[DataFile]:
+    """Write rows as files into a table's folder; they aren't part of the table yet.
 
-    deleted: our own columns, of the deletes.
+    Raises SinkUnavailable when the folder takes no more.
     """
-    from pyspark.sql import functions as F
+    from pyspark.errors import PySparkException
+    from pyspark.sql.types import StructType
 
-    deletes = deleted.withColumn("_cdc_gone", F.lit(True))
-    changes = rows.withColumn("_cdc_gone", F.lit(False)).unionByName(
-        deletes, allowMissingColumns=True
-    )
-    names = [f"`{name.replace('`', '``')}`" for name in changes.columns]
-    newest = F.max_by(F.struct(*names), "_cdc_offset").alias("_cdc_newest")
-    latest = changes.groupBy("_cdc_id").agg(newest)
-    return latest.select("_cdc_newest.*").where("NOT _cdc_gone").drop("_cdc_gone")
+    typed = rows.to(StructType.fromJson(schema))
+    # By number: Spark parses a dot or a backtick in a name.
+    numbered = typed.toDF(*(f"c{number}" for number in range(len(typed.columns))))
+    try:
+        files = numbered.mapInArrow(
+            freeze_gc_after(_writer(folder, typed.columns)), FILE_COLUMNS
+        ).collect()
+    except PySparkException as error:
+        if WORKER_WRITE_ERROR.search(str(error)):
+            raise write_failure(folder, error) from None
+        raise
+    return [DataFile(file["name"], file["size"], file["stats"]) for file in files]
+
+
+def _writer(
+    folder: str, names: Sequence[str]
+) -> "Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]":
+    """Make the function of a task: it writes one file, if it has a row."""
+
+    def write_file(batches: "Iterator[pa.RecordBatch]") -> "Iterator[pa.RecordBatch]":
+        import pyarrow as pa
+
+        tables = (pa.Table.from_batches([batch]).rename_columns(names) for batch in batches)
+        if file := parquet.write_file(folder, links.new_file_name(), row_groups(tables)):
+            yield pa.RecordBatch.from_pylist(
+                [{"name": file.name, "size": file.size, "stats": file.stats}]
+            )
+
+    return write_file

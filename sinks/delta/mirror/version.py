@@ -1,4 +1,7 @@
-"""A version of a mirror, read by ids on an executor, without the rows marked as deleted."""
+"""A version of a mirror, read on an executor without the rows that are marked as deleted.
+
+By deltalake's reading of the log and the marks, not ours.
+"""
 
 from collections.abc import Iterator
 from functools import cached_property
@@ -7,14 +10,13 @@ from typing import TYPE_CHECKING, Any
 import deltalake
 
 from cdc.sinks.delta.files import links, parquet
-from cdc.sinks.delta.log import add_files
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 
 class MirrorVersion:
-    """A version of a mirror. It is opened when the first row is looked up.
+    """A version of a mirror. It is opened when the first row is read.
 
     Used by one task in its thread. Methods raise OSError, DeltaError.
     """
@@ -32,13 +34,33 @@ class MirrorVersion:
         for path in self._paths:
             yield from parquet.rows_with_ids(path, ids, schema, self._selections.get(path))
 
+    def batches(self, rows: int) -> Iterator["pa.RecordBatch"]:
+        """Read all rows, so many at once at most, with the columns that each file has."""
+        import pyarrow as pa
+
+        for path in self._paths:
+            selection = self._selections.get(path)
+            start = 0
+            with parquet.open_file(path) as file:
+                for batch in file.iter_batches(rows):
+                    end = start + batch.num_rows
+                    if selection is None:
+                        yield batch
+                    else:
+                        yield batch.filter(pa.array(selection[start:end]))
+                    start = end
+
     @cached_property
     def _table(self) -> deltalake.DeltaTable:
         return deltalake.DeltaTable(self._folder, version=self._version)
 
     @cached_property
     def _paths(self) -> list[str]:
-        return add_files.local_paths(self._table, self._folder)
+        import pyarrow as pa
+
+        actions = pa.table(self._table.get_add_actions())
+        # Not `file_uris`, which puts the table's folder before absolute paths too.
+        return [links.local_path(self._folder, path) for path in actions["path"].to_pylist()]
 
     @cached_property
     def _selections(self) -> dict[str, Any]:

@@ -1,0 +1,402 @@
+"""The log of a Delta table: what the table is by its newest version, and commits on top of it.
+
+In:  the place of a table's folder. Out: `TableState`; commits, each by a file that didn't exist before.
+Invariant: of two commits on top of one version one succeeds, whoever makes the other. A table with a
+feature that isn't known here is refused by name, before anything is read or written by its rules.
+
+Delta's protocol (PROTOCOL.md) says what actions mean. A state is kept in memory, and brought up to date
+by looking for the next version: none is the rule.
+"""
+
+import io
+import json
+import re
+import time
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import uuid4
+
+from cdc.errors import SinkRejected
+from cdc.sinks.delta.files.failures import commit_conflict
+from cdc.sinks.delta.log.vectors import vector_id
+from cdc.sinks.delta.place import Place
+
+APPLICATION = "cdc"
+"""The name in `txn` actions under which each of our commits has its version."""
+FOLDER = "_delta_log"
+COMMIT = re.compile(rf"^{FOLDER}/(\d{{20}})\.json$")
+CHECKPOINT = re.compile(
+    rf"^{FOLDER}/(\d{{20}})\.checkpoint(\.\d{{10}}\.(?P<parts>\d{{10}})|\.[^.]+)?\.(parquet|json)$"
+)
+READER_FEATURES = frozenset(
+    # deltalake adds the one of variants with whatever property it sets; we have no such columns.
+    {"deletionVectors", "timestampNtz", "v2Checkpoint", "vacuumProtocolCheck", "variantType"}
+)
+WRITER_FEATURES = READER_FEATURES | {
+    "appendOnly",
+    "checkpointProtection",
+    "domainMetadata",
+    "inCommitTimestamp",
+    "invariants",
+}
+READER_VERSIONS = (1, 3)
+WRITER_VERSIONS = (1, 2, 7)
+"""Of the protocol. Others mean features without naming them: column mapping, constraints."""
+ADD_FIELDS = (
+    "path",
+    "partitionValues",
+    "size",
+    "modificationTime",
+    "dataChange",
+    "stats",
+    "tags",
+    "deletionVector",
+)
+"""What an `add` of a commit has; one of a checkpoint has more, such as parsed statistics."""
+Action = dict[str, Any]
+"""A line of a commit: one of add, remove, txn, metaData, protocol, commitInfo, with what it has."""
+Identity = tuple[int, str]
+"""A version of a table, and the table's id."""
+NO_TABLE: Identity = (-1, "")
+File = Mapping[str, Any]
+"""A file of a table: what its `add` action has."""
+
+
+class UnknownFeature(SinkRejected):
+    """A table has a feature of Delta's that isn't known here."""
+
+
+@dataclass
+class TableState:
+    """A table in one of its versions.
+
+    files         by path
+    transactions  by application, the number of its last `txn`
+    info          the `commitInfo` of the last commit; empty where only a checkpoint was read
+    """
+
+    version: int = -1
+    protocol: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    files: dict[str, File] = field(default_factory=dict)
+    transactions: dict[str, int] = field(default_factory=dict)
+    info: Mapping[str, Any] = field(default_factory=dict)
+    timestamp: int = 0
+    """Of the last commit, in milliseconds, where the table has in-commit time stamps."""
+
+    @property
+    def identity(self) -> Identity:
+        """By it a version differs from all others, also of a table that was made again."""
+        return self.version, self.metadata["id"]
+
+    @property
+    def columns(self) -> Any:
+        """The table's columns, as Delta's JSON has a struct."""
+        return json.loads(self.metadata["schemaString"])
+
+    @property
+    def reader_features(self) -> frozenset[str]:
+        """The features that the table demands of its readers."""
+        return frozenset(self.protocol.get("readerFeatures") or ())
+
+    @property
+    def properties(self) -> Mapping[str, str]:
+        """The table's properties: delta.enableDeletionVectors and the like."""
+        properties: Mapping[str, str] = self.metadata.get("configuration") or {}
+        return properties
+
+    @property
+    def size_bytes(self) -> int:
+        """The size of the table's files."""
+        return sum(file["size"] for file in self.files.values())
+
+    @property
+    def has_marks(self) -> bool:
+        """Whether some rows in the table's files are marked as deleted (deletion vectors)."""
+        return any("deletionVector" in file for file in self.files.values())
+
+    def apply(self, version: int, actions: Sequence[Action]) -> None:
+        """Go on to the next version."""
+        self.info = {}
+        for action in actions:
+            if remove := action.get("remove"):
+                self._remove(remove)
+        for action in actions:
+            if add := action.get("add"):
+                self.files[add["path"]] = add
+            elif transaction := action.get("txn"):
+                self.transactions[transaction["appId"]] = transaction["version"]
+            elif metadata := action.get("metaData"):
+                self.metadata = metadata
+            elif protocol := action.get("protocol"):
+                self.protocol = protocol
+            elif info := action.get("commitInfo"):
+                self.info = info
+                self.timestamp = info.get("inCommitTimestamp", self.timestamp)
+        self.version = version
+
+    def _remove(self, remove: Mapping[str, Any]) -> None:
+        present = self.files.get(remove["path"])
+        # A file that gets other marks is removed with the former ones and added with these.
+        if present and _vector_id(present) == _vector_id(remove):
+            del self.files[remove["path"]]
+
+
+class TableLog:
+    """The log of the table in a folder. One thread at a time uses it."""
+
+    def __init__(self, folder: str) -> None:
+        self.place = Place(folder)
+        self.state: TableState | None = None
+        """As of the last `refresh` or `commit`; None while there is no table."""
+        self.checkpoint_version = -1
+        """The version of the newest checkpoint."""
+        self._newest = b""
+
+    def refresh(self) -> TableState | None:
+        """Read what was committed since. Returns None where there is no table.
+
+        Raises:
+            SinkUnavailable: the place can't be read. SinkRejected: the log lacks a version, or has a
+                feature that isn't known.
+        """
+        # A log that was removed, or removed and made again, has another commit there, or none.
+        if self.state and self.place.read(commit_path(self.state.version)) != self._newest:
+            self.state = None
+        if self.state is None:
+            self.state = self._load()
+        while self.state and (data := self.place.read(commit_path(self.state.version + 1))):
+            self.state.apply(self.state.version + 1, _parse(data))
+            self._newest = data
+        if self.state:
+            _require_known(self.state.protocol)
+        return self.state
+
+    def state_at(self, version: int) -> TableState | None:
+        """Read the table as it was in a version; None where the log doesn't reach back so far.
+
+        Raises as `refresh` does.
+        """
+        state = TableLog(self.place.folder)._load(version)
+        if state is None or state.version != version:
+            return None
+        _require_known(state.protocol)
+        return state
+
+    def history(self) -> Iterator[Mapping[str, Any]]:
+        """Iterate over the commits, the newest first, as far as their files exist: each one's
+        `commitInfo` with its `version`.
+        """
+        state = self.state
+        if state is None:
+            return
+        if state.info:
+            yield {**state.info, "version": state.version}
+        for version in range(state.version - bool(state.info), -1, -1):
+            actions = self.read(version)
+            if actions is None:
+                return
+            infos = (action["commitInfo"] for action in actions if "commitInfo" in action)
+            yield {**next(infos, {}), "version": version}
+
+    def read(self, version: int) -> list[Action] | None:
+        """Read the actions of a commit; None where its file doesn't exist, yet or any more."""
+        data = self.place.read(commit_path(version))
+        return None if data is None else _parse(data)
+
+    def changed_rows(self, version: int) -> bool:
+        """Whether a commit added or removed rows, and didn't only arrange them in other files. One
+        whose file doesn't exist any more may have.
+        """
+        actions = self.read(version)
+        return actions is None or changes_rows(actions)
+
+    def commit(
+        self,
+        identity: Identity,
+        actions: Sequence[Action],
+        operation: str,
+        checkpoint: str | None,
+        properties: Mapping[str, str] | None = None,
+    ) -> None:
+        """Commit on top of a version.
+
+        identity: of the table when the actions were made; NO_TABLE where there was none.
+        checkpoint: the text that the commit's metadata has; None for a commit that says nothing of our
+        position. properties: others of the commit's information, by name.
+
+        Raises:
+            CommitConflict: there is a newer version. SinkUnavailable: the place can't be written.
+        """
+        refreshed = self.refresh()
+        if (refreshed.identity if refreshed else NO_TABLE) != identity:
+            raise commit_conflict()
+        state = refreshed or TableState()
+        version = state.version + 1
+        now = int(time.time() * 1000)
+        info: Action = {
+            "timestamp": now,
+            "operation": operation,
+            "operationParameters": {},
+            "engineInfo": "cdc",
+            # By it a commit is recognised whose answer was lost.
+            "txnId": str(uuid4()),
+            **(properties or {}),
+        }
+        if state.properties.get("delta.enableInCommitTimestamps") == "true":
+            info = {"inCommitTimestamp": max(now, state.timestamp + 1), **info}
+        if checkpoint is not None:
+            info["userMetadata"] = checkpoint
+        listed = [{"commitInfo": info}, *actions]
+        if checkpoint is not None:
+            listed.append({"txn": {"appId": APPLICATION, "version": version, "lastUpdated": now}})
+        data = b"".join(
+            json.dumps(action, separators=(",", ":")).encode() + b"\n" for action in listed
+        )
+        is_written = self.place.write_new(commit_path(version), data)
+        if not is_written and self.place.read(commit_path(version)) != data:
+            raise commit_conflict()
+        state.apply(version, listed)
+        self.state = state
+        self._newest = data
+
+    def _load(self, newest: int | None = None) -> TableState | None:
+        """Read the table in its newest version, or in a version that isn't newer than another."""
+        commits: list[int] = []
+        checkpoints: dict[int, list[str]] = {}
+        for file in self.place.files(FOLDER):
+            if match := COMMIT.match(file.path):
+                commits.append(int(match[1]))
+            elif (match := CHECKPOINT.match(file.path)) and file.size:
+                checkpoints.setdefault(int(match[1]), []).append(file.path)
+        complete = [
+            version
+            for version, paths in checkpoints.items()
+            if _is_complete(paths) and (newest is None or version <= newest)
+        ]
+        self.checkpoint_version = max(complete, default=-1)
+        if not commits and not complete:
+            return None
+        state = TableState()
+        for actions in self._read_checkpoint(checkpoints[max(complete)] if complete else ()):
+            state.apply(max(complete), actions)
+        self._newest = self.place.read(commit_path(state.version)) or b""
+        # A checkpoint doesn't have its commit's information.
+        state.apply(state.version, [a for a in _parse(self._newest) if "commitInfo" in a])
+        for version in sorted(commits):
+            if version <= state.version or (newest is not None and version > newest):
+                continue
+            data = self.place.read(commit_path(version)) if version == state.version + 1 else None
+            if data is None and newest is not None:
+                return None
+            if data is None:
+                raise SinkRejected(
+                    f"The log of the Delta table {self.place.folder} lacks version {state.version + 1}.",
+                    hint="restore the file from a backup, or make the view again with `rebuild`",
+                )
+            state.apply(version, _parse(data))
+            self._newest = data
+        return state
+
+    def _read_checkpoint(self, paths: Sequence[str]) -> Iterator[list[Action]]:
+        """Read the files of a checkpoint, and those that they name."""
+        for path in paths:
+            data = self.place.read(path) or b""
+            actions = _parse(data) if path.endswith(".json") else _rows(data)
+            yield actions
+            sidecars = [action["sidecar"]["path"] for action in actions if "sidecar" in action]
+            if sidecars:
+                yield from self._read_checkpoint(
+                    [f"{FOLDER}/_sidecars/{name}" for name in sidecars]
+                )
+
+
+def commit_path(version: int) -> str:
+    """Name the file of a commit."""
+    return f"{FOLDER}/{version:020}.json"
+
+
+def changes_rows(actions: Iterable[Action]) -> bool:
+    """Whether a commit adds or removes rows, and doesn't only arrange them in other files."""
+    files = (action[kind] for action in actions for kind in ("add", "remove") if kind in action)
+    return any(file.get("dataChange", True) for file in files)
+
+
+def removal(file: File, *, data_change: bool = True) -> Action:
+    """Make the action that removes a file."""
+    vector = file.get("deletionVector")
+    return {
+        "remove": {
+            "path": file["path"],
+            "deletionTimestamp": int(time.time() * 1000),
+            "dataChange": data_change,
+            "extendedFileMetadata": True,
+            "partitionValues": file.get("partitionValues") or {},
+            "size": file["size"],
+            **({"deletionVector": vector} if vector else {}),
+        }
+    }
+
+
+def _is_complete(paths: Sequence[str]) -> bool:
+    """Whether these files of one version make a checkpoint: all parts of one, or one whole."""
+    counts = Counter(match["parts"] for path in paths if (match := CHECKPOINT.match(path)))
+    return any(parts is None or int(parts) == count for parts, count in counts.items())
+
+
+def _parse(data: bytes) -> list[Action]:
+    """Read the actions of a commit, without fields that are null. Raises SinkRejected."""
+    try:
+        actions = [json.loads(line) for line in data.splitlines() if line.strip()]
+    except ValueError:
+        raise SinkRejected(
+            "A commit of a Delta table isn't JSON: its file is damaged.",
+            hint="restore it from a backup, or make the view again with `rebuild`",
+        ) from None
+    return [
+        {
+            kind: {name: value for name, value in fields.items() if value is not None}
+            for kind, fields in action.items()
+        }
+        for action in actions
+    ]
+
+
+def _rows(data: bytes) -> list[Action]:
+    """Read the actions of a checkpoint in Parquet, without fields that are null."""
+    import pyarrow.parquet as pq
+
+    actions = []
+    for row in pq.read_table(io.BytesIO(data)).to_pylist(maps_as_pydicts="lossy"):
+        action = {kind: _present(fields) for kind, fields in row.items() if fields is not None}
+        if add := action.get("add"):
+            action["add"] = {name: add[name] for name in ADD_FIELDS if name in add}
+        action.pop("remove", None)
+        actions.append(action)
+    return actions
+
+
+def _present(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    return {name: _present(inner) for name, inner in value.items() if inner is not None}
+
+
+def _vector_id(file: File) -> str | None:
+    return vector_id(file.get("deletionVector"))
+
+
+def _require_known(protocol: Mapping[str, Any]) -> None:
+    """Raises UnknownFeature."""
+    unknown = set(protocol.get("readerFeatures") or ()) - READER_FEATURES
+    unknown |= set(protocol.get("writerFeatures") or ()) - WRITER_FEATURES
+    readers = protocol["minReaderVersion"]
+    writers = protocol["minWriterVersion"]
+    if unknown or readers not in READER_VERSIONS or writers not in WRITER_VERSIONS:
+        name = sorted(unknown)[0] if unknown else f"the protocol's versions {readers} and {writers}"
+        raise UnknownFeature(
+            f"The Delta table has {name}, which isn't supported here.",
+            hint="drop the feature (ALTER TABLE ... DROP FEATURE), or let the sink write to another path",
+        )

@@ -1,0 +1,171 @@
+"""Deletion vectors: which rows of a file are deleted, in Delta's portable format.
+
+Delta's protocol describes the bytes: a number, then a 64-bit Roaring bitmap in its portable form. A
+vector is kept in a file of the table's folder, `u`; vectors of others may also be in the log itself, `i`,
+or anywhere, `p`. We write one file a commit. Never `i`: VACUUM of delta-spark 4.4 fails at it
+(`VacuumCommand.getDeletionVectorRelativePathAndSize` has no case for it).
+"""
+
+import struct
+import zlib
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+from uuid import UUID
+
+from cdc.sinks.delta.files.links import local_path
+
+if TYPE_CHECKING:
+    from pyroaring import BitMap64
+
+MAGIC = struct.pack("<I", 1681511377)
+CHARACTERS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
+"""Of base 85 as ZeroMQ writes it, in which the log has the id of a vector's file."""
+VALUES = {character: value for value, character in enumerate(CHARACTERS)}
+ID_CHARACTERS = 20
+UUID_CHARACTERS = 36
+FRAME_BYTES = 8
+"""A vector's size before it, and a checksum after it."""
+Descriptor = Mapping[str, Any]
+"""What the log has of a vector: storageType, pathOrInlineDv, offset, sizeInBytes, cardinality."""
+ReadRange = Callable[[str, int, int], bytes]
+"""Reads a part of a file: its path, where the part begins, how long it is."""
+
+
+class UnreadableVector(ValueError):
+    """A deletion vector that is damaged, or of a format that isn't known."""
+
+
+class VectorFile:
+    """The vectors of one commit, for one file. id: of the file, a new one."""
+
+    def __init__(self, file_id: UUID) -> None:
+        self._id = file_id
+        self._data = bytearray(b"\x01")
+
+    @property
+    def name(self) -> str:
+        """The file's name in the table's folder."""
+        return file_name(self._id)
+
+    @property
+    def data(self) -> bytes:
+        """The file's bytes; none where nothing was added."""
+        return bytes(self._data) if len(self._data) > 1 else b""
+
+    def add(self, rows: "BitMap64") -> dict[str, Any]:
+        """Add the numbers of a file's deleted rows. Returns what the log has of them."""
+        vector = MAGIC + rows.serialize()
+        descriptor = {
+            "storageType": "u",
+            "pathOrInlineDv": encode85(self._id.bytes),
+            "offset": len(self._data),
+            "sizeInBytes": len(vector),
+            "cardinality": len(rows),
+        }
+        self._data += struct.pack(">I", len(vector)) + vector
+        self._data += struct.pack(">I", zlib.crc32(vector))
+        return descriptor
+
+
+def deleted_rows(descriptor: Descriptor, read_range: ReadRange) -> "BitMap64":
+    """Read which rows of a file are deleted, by their numbers from 0 on.
+
+    Raises UnreadableVector.
+    """
+    size = descriptor["sizeInBytes"]
+    if descriptor["storageType"] == "i":
+        return _decode(decode85(descriptor["pathOrInlineDv"])[:size])
+    path = vector_path(descriptor)
+    assert path is not None
+    framed = read_range(path, descriptor.get("offset", 1), size + FRAME_BYTES)
+    vector = framed[4:-4]
+    if framed[:4] != struct.pack(">I", size) or framed[-4:] != struct.pack(
+        ">I", zlib.crc32(vector)
+    ):
+        raise UnreadableVector(f"{path} is damaged")
+    return _decode(vector)
+
+
+def vector_path(descriptor: Descriptor) -> str | None:
+    """Return where a vector is: a path within the table's folder, or an absolute one; None for one in the
+    log.
+    """
+    text: str = descriptor["pathOrInlineDv"]
+    if descriptor["storageType"] == "i":
+        return None
+    if descriptor["storageType"] == "p":
+        return local_path("", text)
+    folder = text[:-ID_CHARACTERS]
+    name = file_name(UUID(bytes=decode85(text[-ID_CHARACTERS:])))
+    return f"{folder}/{name}" if folder else name
+
+
+def vector_id(descriptor: Descriptor | None) -> str | None:
+    """Return the text by which a vector differs from another one of the same file, as the protocol
+    says; None where there is none.
+    """
+    if descriptor is None:
+        return None
+    place = f"{descriptor['storageType']}{descriptor['pathOrInlineDv']}"
+    offset = descriptor.get("offset")
+    return place if offset is None else f"{place}@{offset}"
+
+
+def file_name(file_id: UUID) -> str:
+    """Name the file of vectors that has an id."""
+    return f"deletion_vector_{file_id}.bin"
+
+
+def moved(descriptor: Descriptor) -> Descriptor:
+    """Describe a vector whose file has been put into the folder of another table, under its name."""
+    path = vector_path(descriptor)
+    if path is None:
+        return descriptor
+    file_id = UUID(path[-UUID_CHARACTERS - len(".bin") : -len(".bin")])
+    return {**descriptor, "storageType": "u", "pathOrInlineDv": encode85(file_id.bytes)}
+
+
+def encode85(data: bytes) -> str:
+    """Encode bytes, in number a multiple of 4."""
+    text = ""
+    for (word,) in struct.iter_unpack(">I", data):
+        digits = ""
+        number = word
+        for _ in range(5):
+            number, digit = divmod(number, 85)
+            digits = CHARACTERS[digit] + digits
+        text += digits
+    return text
+
+
+def decode85(text: str) -> bytes:
+    """The reverse of `encode85`."""
+    data = bytearray()
+    for start in range(0, len(text), 5):
+        number = 0
+        for character in text[start : start + 5]:
+            number = number * 85 + VALUES[character]
+        data += number.to_bytes(4, "big")
+    return bytes(data)
+
+
+def bitmap(data: bytes | None) -> "BitMap64":
+    """Read a bitmap as `BitMap64.serialize` writes it; an empty one for None."""
+    from pyroaring import BitMap64
+
+    return BitMap64.deserialize(data) if data else BitMap64()
+
+
+def span(start: int, end: int) -> "BitMap64":
+    """Make a bitmap of the numbers in [start, end)."""
+    from pyroaring import BitMap64
+
+    return BitMap64(range(start, end))
+
+
+def _decode(vector: bytes) -> "BitMap64":
+    from pyroaring import BitMap64
+
+    if vector[:4] != MAGIC:
+        raise UnreadableVector("a deletion vector is in a format that isn't known")
+    return BitMap64.deserialize(vector[4:])
