@@ -40,7 +40,7 @@ OLDEST_S = 5.0
 """A row that readers see may get so much older than usual under this load: 3 s where two cores are
 its own.
 """
-BACK_S = 1.0
+BACK_S = 4.0
 """The longest time of a rollback, the median of each view's; none takes more than twice that."""
 SERVER_SHARE = 6
 """In a rollback of the index, every step of it waits for the server's disk; so on a machine where
