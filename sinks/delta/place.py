@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import NamedTuple
 from uuid import uuid4
 
-from cdc.sinks.delta.files.failures import read_failure, write_failure
+from cdc.sinks.delta.files.failures import reading, write_failure
 
 TEMPORARY = ".*.tmp"
 """Names of files that are about to get theirs: no reader of a table takes one for a file of it."""
@@ -32,7 +32,7 @@ class Place:
 
     def read(self, path: str) -> bytes | None:
         """Read a file; None where there is none."""
-        with self._reading():
+        with reading(self.folder):
             try:
                 return Path(self.folder, path).read_bytes()
             except FileNotFoundError:
@@ -40,7 +40,7 @@ class Place:
 
     def read_range(self, path: str, start: int, length: int) -> bytes:
         """Read a part of a file."""
-        with self._reading(), Path(self.folder, path).open("rb") as file:
+        with reading(self.folder), Path(self.folder, path).open("rb") as file:
             file.seek(start)
             return file.read(length)
 
@@ -68,7 +68,7 @@ class Place:
 
     def files(self, folder: str) -> Iterator[StoredFile]:
         """List the files of a folder, with those below it; none where it doesn't exist."""
-        with self._reading():
+        with reading(self.folder):
             try:
                 entries = list(os.scandir(Path(self.folder, folder)))
             except FileNotFoundError:
@@ -94,13 +94,6 @@ class Place:
             temporary.unlink(missing_ok=True)
             raise
         return temporary
-
-    @contextmanager
-    def _reading(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise read_failure(self.folder, error) from None
 
     @contextmanager
     def _writing(self) -> Iterator[None]:

@@ -414,6 +414,8 @@ class Writer:
         (self.folder / deleted).unlink()
         if self.chance.random() < 0.2:
             deltalake.DeltaTable(str(self.folder)).create_checkpoint()
+        state = self._log.state
+        assert state
         if files := compaction.select(self._log.place, state):
             request = compaction.request(self._log, state, files, names)
             compaction.replace(self._log, state.identity, files, rewrite_files(request))

@@ -631,7 +631,7 @@ class HaltingEmission(Emission):
 
     when    "before" or "after" the slice is written; in both cases before it is forgotten
     folder  gets the file `slices`, a byte for each that was begun, for on a busy machine a slice is a
-            round, and a task, of its own; and `halted`, with this process' id; goes on when that file
+            round, and a task for itself; and `halted`, with this process' id; goes on when that file
             is gone
     """
 

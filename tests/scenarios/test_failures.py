@@ -28,7 +28,7 @@ pytestmark = pytest.mark.timeout(900)
 SECRET = "hunter2"
 ROWS = 30_000
 PAUSE_S = 6.0
-"""Seconds in which a stream that has lost a worker has gone on, and told so."""
+"""Seconds in which a stream that has lost a worker has gone on, and reported it."""
 
 
 def workers() -> list[psutil.Process]:
@@ -83,13 +83,13 @@ def test_a_python_worker_that_is_killed_in_mid_batch_is_waited_for(world: "World
 
     def lost() -> bool:
         """Workers are killed as soon as there are any, and every few seconds until a stream has
-        told of it: those that were killed may have had nothing to do.
+        reported it: the killed ones may have had nothing to do.
         """
         if pause.over and kill_workers():
             pause.begin()
         progress = world.progress().values()
         errors.update(state.error for state in progress if state.error)
-        # An error is told until the stream goes on, which may be before the next look.
+        # An error is reported until the stream goes on, which may be before the next look.
         return any(state.restarts.get("failure") for state in progress)
 
     world.sql(f"INSERT INTO items SELECT n, 0, repeat('x', 50) FROM generate_series(1, {ROWS}) n")

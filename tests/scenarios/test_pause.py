@@ -37,7 +37,7 @@ def assert_a_batch_that_hangs_is_told(world: "World") -> None:
         server.client_pause(600_000, all=False)
         try:
             world.sql("UPDATE items SET n = 2")
-            wait_until(lambda: stuck() == {"cache"}, 60, "the batch that hangs to be told")
+            wait_until(lambda: stuck() == {"cache"}, 60, "the report of the batch that hangs")
         finally:
             server.client_unpause()
     world.settle()

@@ -35,6 +35,15 @@ def write(folder: str, identity: Identity, rows: "DataFrame", stored: ViewCheckp
     TableLog(folder).commit(identity, actions.additions(files), "WRITE", stored.to_json())
 
 
+def values_by_id(folder: Path, id_column: str, column: str) -> dict[str, int]:
+    """A column of a table by its ids, as deltalake reads it. Asserts that no id comes twice."""
+    query = deltalake.QueryBuilder().register("t", deltalake.DeltaTable(str(folder)))
+    table = query.execute(f"SELECT {id_column}, {column} FROM t").read_all()
+    ids = table[id_column].to_pylist()
+    assert len(ids) == len(set(ids)), "an id twice"
+    return dict(zip(ids, table[column].to_pylist(), strict=True))
+
+
 def mirror_documents(sink: Delta, table: Table) -> list[tuple[str, str]]:
     """The ids of a mirror's rows with their documents, as `Delta.scan` gives them. It takes
     milliseconds, and Spark a second. Rows that are marked as deleted are left out.

@@ -26,6 +26,7 @@ from cdc.sinks.delta.log.table_log import NO_TABLE, TableLog, UnknownFeature, co
 from cdc.sinks.delta.mirror.compaction import select
 from cdc.sinks.delta.mirror.marks import mark
 from cdc.sinks.delta.place import Place
+from tests.support.warehouse import values_by_id
 
 SCHEMA = pa.schema([("id", pa.string()), ("n", pa.int64())])
 FIELDS = [
@@ -99,12 +100,7 @@ def mirror(tmp_path: Path) -> Mirror:
 
 
 def read(folder: Path) -> dict[str, int]:
-    """The rows as deltalake reads them."""
-    query = deltalake.QueryBuilder().register("t", deltalake.DeltaTable(str(folder)))
-    table = query.execute("SELECT id, n FROM t").read_all()
-    ids = table["id"].to_pylist()
-    assert len(ids) == len(set(ids))
-    return dict(zip(ids, table["n"].to_pylist(), strict=True))
+    return values_by_id(folder, "id", "n")
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -129,6 +125,16 @@ def test_readers_see_the_right_rows_after_each_commit(mirror: Mirror, seed: int)
             assert state is not None
             assert (fresh.version, fresh.files) == (state.version, state.files)
             assert fresh.transactions == state.transactions == {"cdc": fresh.version}
+
+
+def test_a_state_stays_what_it_is(mirror: Mirror) -> None:
+    """Whoever works with it, also in another thread, sees no half of the next version."""
+    mirror.change({"a": 1}, set())
+    former = mirror.log.state
+    assert former is not None
+    files = dict(former.files)
+    mirror.change({"a": 2, "b": 3}, set())
+    assert (former.version, former.files) == (1, files)
 
 
 def test_of_two_commits_on_one_version_one_succeeds(mirror: Mirror) -> None:
@@ -253,7 +259,9 @@ def test_files_that_others_add_without_statistics(mirror: Mirror, absent: dict[s
     changes = mark(mirror.log.place, state, [], superseded, FileNames())
     mirror.log.commit(state.identity, changes, "STREAMING UPDATE", "{}")
     assert read(mirror.folder) == {"b": 2}
-    assert select(mirror.log.place, state) == []
+    marked = mirror.log.state
+    assert marked is not None
+    assert select(mirror.log.place, marked) == []
 
 
 def test_a_commit_on_a_table_that_was_made_again_is_a_conflict(mirror: Mirror) -> None:

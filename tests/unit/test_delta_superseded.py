@@ -5,7 +5,6 @@ import random
 from collections.abc import Sequence
 from pathlib import Path
 
-import deltalake
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -18,6 +17,7 @@ from cdc.sinks.delta.log.table_log import NO_TABLE, TableLog
 from cdc.sinks.delta.mirror import compaction, marks
 from cdc.sinks.delta.mirror.rewrite import rewrite_files
 from cdc.sinks.delta.mirror.superseded import Search, search_files
+from tests.support.warehouse import values_by_id
 
 SCHEMA = pa.schema(
     [("_cdc_id", pa.string()), ("_cdc_partition", pa.int32()), ("_cdc_offset", pa.int64())]
@@ -26,7 +26,8 @@ Version = tuple[str, int]
 
 
 def write(folder: Path, name: str, versions: Sequence[Version], group: int = 7) -> str:
-    ids, offsets = [key for key, _ in versions], [offset for _, offset in versions]
+    ids = [key for key, _ in versions]
+    offsets = [offset for _, offset in versions]
     table = pa.table([ids, [0] * len(ids), offsets], schema=SCHEMA)
     pq.write_table(table, folder / name, row_group_size=group)
     return name
@@ -86,7 +87,8 @@ def test_marks_add_up_and_a_file_without_rows_goes(tmp_path: Path) -> None:
         keys = rng.choices([f"k{key}" for key in range(50)], k=rng.randint(1, 40))
         versions = [(key, next(offsets)) for key in keys]
         deleted = [(key, next(offsets)) for key in rng.sample(sorted(live), len(live) // 3)]
-        name, gone = f"part-{number}.parquet", f"deleted-{number}.parquet"
+        name = f"part-{number}.parquet"
+        gone = f"deleted-{number}.parquet"
         write(tmp_path, name, versions)
         write(tmp_path, gone, deleted)
         state = log.refresh()
@@ -99,7 +101,7 @@ def test_marks_add_up_and_a_file_without_rows_goes(tmp_path: Path) -> None:
         live |= dict(versions)
         for key, _ in deleted:
             del live[key]
-        assert read(tmp_path) == live
+        assert values_by_id(tmp_path, "_cdc_id", "_cdc_offset") == live
 
 
 def test_compaction_changes_no_row(tmp_path: Path) -> None:
@@ -127,13 +129,4 @@ def test_compaction_changes_no_row(tmp_path: Path) -> None:
     assert len(log.state.files) == 1
     assert not log.state.has_marks
     assert not log.changed_rows(log.state.version)
-    assert read(tmp_path) == live
-
-
-def read(folder: Path) -> dict[str, int]:
-    """The rows as deltalake reads them."""
-    query = deltalake.QueryBuilder().register("t", deltalake.DeltaTable(str(folder)))
-    table = query.execute("SELECT _cdc_id, _cdc_offset FROM t").read_all()
-    ids = table["_cdc_id"].to_pylist()
-    assert len(ids) == len(set(ids))
-    return dict(zip(ids, table["_cdc_offset"].to_pylist(), strict=True))
+    assert values_by_id(tmp_path, "_cdc_id", "_cdc_offset") == live

@@ -142,12 +142,12 @@ def runs() -> Iterator[Any]:
 
 
 def assert_told_at_once(run: Any, patience: float = 10.0) -> None:
-    """Assert that the death of the first of two streams is told while the other works."""
+    """Assert that the death of the first of two streams is reported while the other works."""
     wait_until(lambda: run.state("search"), 10, "a first report")
     wait_until(
         lambda: run.state("cache").state == "failed",
         3,
-        "the failed sink to be told",
+        "the report of the failed sink",
         patience=patience,
     )
     failed = run.state("cache")
@@ -174,7 +174,7 @@ def test_planted_a_supervisor_that_keeps_a_failure_to_itself_until_all_have_ende
     runs: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(supervisor.Watch, "report", lambda watch: watch.feed.progress)
-    with pytest.raises(AssertionError, match="the failed sink to be told"):
+    with pytest.raises(AssertionError, match="the report of the failed sink"):
         assert_told_at_once(runs(Feed("cache", ValueError(SECRET_ROW)), Feed("search")), 1)
 
 

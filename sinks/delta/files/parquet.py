@@ -288,7 +288,7 @@ def _may_contain(group: Any, ids: Sequence[str]) -> bool:
 
 
 def _overlaps(group: Any, low: str, high: str) -> bool:
-    """Tell whether the bounds of a row group's ids reach into a span of texts."""
+    """Whether the bounds of a row group's ids reach into a span of texts."""
     columns = (group.column(number) for number in range(group.num_columns))
     bounds = next(column for column in columns if column.path_in_schema == ID).statistics
     if bounds is None or not bounds.has_min_max or not isinstance(bounds.min, str):

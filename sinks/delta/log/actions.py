@@ -113,7 +113,7 @@ def _configuration(properties: Any, features: Collection[str]) -> dict[str, str]
 
 
 def _protocol(readers: Collection[str], writers: Collection[str]) -> dict[str, Any]:
-    """readers: features that readers must support; writers: those that writers must, too."""
+    """readers, writers: the features that readers and writers must support."""
     if not readers and set(writers) <= set(LEGACY):
         return {"minReaderVersion": 1, "minWriterVersion": 2}
     protocol: dict[str, Any] = {

@@ -13,8 +13,8 @@ from cdc.model.position import Position, Reach, ViewCheckpoint, distance
 def known_offsets(checkpoint: ViewCheckpoint | None, topic: Position) -> tuple[int, ...]:
     """Return by partition the offset below which a part has all records of a topic.
 
-    topic: its id and number of partitions count. Of another topic of the same name a part
-    has none. Partitions that were added since leave the records of the others where they are.
+    topic: of which the id and the number of partitions matter. A part has no records of another topic
+    of the same name. Partitions that were added since change nothing for the records of the others.
     """
     if checkpoint is None or distance(checkpoint, topic).reach is Reach.OTHER_TOPIC:
         return (0,) * topic.partition_count

@@ -14,7 +14,7 @@ import re
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import uuid4
 
@@ -117,8 +117,14 @@ class TableState:
         """Whether some rows in the table's files are marked as deleted (deletion vectors)."""
         return any("deletionVector" in file for file in self.files.values())
 
+    def after(self, actions: Sequence[Action]) -> "TableState":
+        """Make the state of the next version. This one stays what it is, for whoever works with it."""
+        state = replace(self, files=dict(self.files), transactions=dict(self.transactions))
+        state.apply(self.version + 1, actions)
+        return state
+
     def apply(self, version: int, actions: Sequence[Action]) -> None:
-        """Go on to the next version."""
+        """Become a version by its actions."""
         self.info = {}
         for action in actions:
             if remove := action.get("remove"):
@@ -168,7 +174,7 @@ class TableLog:
         if self.state is None:
             self.state = self._load()
         while self.state and (data := self.place.read(commit_path(self.state.version + 1))):
-            self.state.apply(self.state.version + 1, _parse(data))
+            self.state = self.state.after(_parse(data))
             self._newest = data
         if self.state:
             _require_known(self.state.protocol)
@@ -258,8 +264,7 @@ class TableLog:
         is_written = self.place.write_new(commit_path(version), data)
         if not is_written and self.place.read(commit_path(version)) != data:
             raise commit_conflict()
-        state.apply(version, listed)
-        self.state = state
+        self.state = state.after(listed)
         self._newest = data
 
     def _load(self, newest: int | None = None) -> TableState | None:

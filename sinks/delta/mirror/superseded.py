@@ -113,9 +113,9 @@ def search_files(search: Search) -> Iterator[tuple[str, bytes]]:
     bitmaps: dict[str, BitMap64] = {}
     position = 0
     for path, start, ids in groups:
-        first, last = np.searchsorted(found, [position, position + len(ids)])
-        if first < last:
-            rows = found[first:last] - position + start
+        of_group = slice(*np.searchsorted(found, [position, position + len(ids)]))
+        rows = found[of_group] - position + start
+        if len(rows):
             bitmaps[path] = bitmaps.get(path, BitMap64()) | BitMap64(rows.astype(np.uint64))
         position += len(ids)
     for path, bitmap in bitmaps.items():
