@@ -18,6 +18,7 @@ from cdc.compose import artifacts, versions
 from cdc.compose import stack as servers
 from cdc.compose.endpoints import Endpoints
 from tests.__main__ import CONTAINER_TESTS, FIRST_HALF
+from tests.support import buckets
 from tests.support.server_control import ProcessControl, ServerControl
 from tests.support.wait import wait_until
 
@@ -33,6 +34,9 @@ os.environ.setdefault(
     "JAVA_TOOL_OPTIONS",
     "-XX:TieredStopAtLevel=1 -XX:CompileThresholdScaling=1 -XX:ReservedCodeCacheSize=240m -XX:+UseSerialGC",
 )
+
+
+buckets.set_environment()
 
 
 @dataclass(frozen=True)

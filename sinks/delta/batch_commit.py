@@ -15,11 +15,12 @@ from cdc.sink.contract import Batch, Outcome
 from cdc.sinks.delta import executor, table_commit
 from cdc.sinks.delta.cleanup import Cleanups
 from cdc.sinks.delta.executor import Staged, WarehouseWriter
-from cdc.sinks.delta.files.failures import WRITE_HINT
+from cdc.sinks.delta.files.failures import write_hint
 from cdc.sinks.delta.files.parquet import FileNames
 from cdc.sinks.delta.log import writer_fence
 from cdc.sinks.delta.mirror.rewrite import rewrite
 from cdc.sinks.delta.mirror.superseded import find_superseded
+from cdc.sinks.delta.place import place
 from cdc.sinks.delta.table_commit import TableCommit
 from cdc.sinks.delta.tables import Tables
 
@@ -49,7 +50,7 @@ class BatchCommit:
         """
         for step in self.steps.values():
             for kind in step.pending:
-                self.tables.create_folder(self.tables.folder(step.table, kind))
+                place(self.tables.folder(step.table, kind)).make()
         try:
             outcome = self._write_files()
             self._find_superseded()
@@ -85,9 +86,8 @@ class BatchCommit:
             limits=executor.LIMITS,
         )
         lane = self.batch.lane(writer, [step.advance for step in self.steps.values()])
-        outcome = lane_run.run_on_executors(
-            lane, self.batch.records, self.tables.sink, {"unavailable": WRITE_HINT}
-        )
+        hints = {"unavailable": write_hint(self.tables.path)}
+        outcome = lane_run.run_on_executors(lane, self.batch.records, self.tables.sink, hints)
         for name, step in self.steps.items():
             for message in outcome.writer_results.get(name, ()):
                 step.staged.add(decode_staged(message))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from cdc.model.table import Table
 from cdc.sink.promotion import require_free_space
-from cdc.sinks.delta.files import links
+from cdc.sinks.delta.place import is_bucket
 from cdc.sinks.delta.tables import Tables
 
 TEXT_FACTOR = 8
@@ -17,11 +17,6 @@ Spark keeps them as that text until they are written.
 """
 SPARK_FOLDER = "/tmp"  # noqa: S108
 """Where Spark spills unless it is configured: the default of spark.local.dir."""
-COPIES = 3
-"""How often a mirror's files exist at the end of a switch, where they can't be linked.
-
-Once as built, once as shown to readers, once as retained from before.
-"""
 
 
 def check_capacity(views: Tables, tables: Sequence[Table]) -> None:
@@ -36,9 +31,9 @@ def check_capacity(views: Tables, tables: Sequence[Table]) -> None:
 
 def require_capacity(size_bytes: int, warehouse: str, sink: str) -> None:
     """Raise SinkRejected when there is no space for mirrors of so many bytes."""
-    Path(warehouse).mkdir(parents=True, exist_ok=True)
-    copies = 1 if links.can_link(warehouse) else COPIES
-    require_free_space(size_bytes * copies, shutil.disk_usage(warehouse).free, warehouse, sink)
+    if not is_bucket(warehouse):
+        Path(warehouse).mkdir(parents=True, exist_ok=True)
+        require_free_space(size_bytes, shutil.disk_usage(warehouse).free, warehouse, sink)
     if folder := spill_folder():
         require_free_space(size_bytes * TEXT_FACTOR, shutil.disk_usage(folder).free, folder, sink)
 

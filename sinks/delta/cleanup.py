@@ -7,7 +7,7 @@ deletion vectors either, and the second takes half a minute.
 
 import re
 import time
-from pathlib import Path
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
@@ -15,12 +15,13 @@ import deltalake
 import structlog
 
 from cdc.model.trace import kind, trace
-from cdc.sinks.delta.folders import age_s, generation_names, live_folder, remove_paths
+from cdc.sinks.delta.folder import TEMPORARY
+from cdc.sinks.delta.generations import generation_names
 from cdc.sinks.delta.log.commits import Commits
 from cdc.sinks.delta.log.table_log import TableState
 from cdc.sinks.delta.log.vectors import vector_path
 from cdc.sinks.delta.mirror.compaction import compact
-from cdc.sinks.delta.place import TEMPORARY
+from cdc.sinks.delta.place import place
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -85,7 +86,8 @@ def remove_unreferenced(commits: Commits, folder: str, candidates: set[str]) -> 
         return set()
     table = deltalake.DeltaTable(folder)
     used: set[str] = set()
-    live = live_folder(folder)
+    parent, _, name = folder.rpartition("/")
+    live = f"{parent}/{name.partition('@')[0]}"
     for generation in (live, *(f"{live}@{name}" for name in generation_names(live))):
         if state := commits.state(generation):
             used |= {_name(path) for path in list_paths(state)}
@@ -95,15 +97,22 @@ def remove_unreferenced(commits: Commits, folder: str, candidates: set[str]) -> 
     if live.endswith("/changes"):
         unused -= set(replaced)
     ours = {path for path in unused if path in replaced or OUR_FILES.search(path)}
-    abandoned = (path for path in unused - ours if age_s(f"{folder}/{path}") > UNCOMMITTED_S)
-    remove_paths(f"{folder}/{path}" for path in {*(ours & candidates), *abandoned})
+    abandoned = unused - ours
+    if abandoned:
+        abandoned &= set(_files_older_than(folder, UNCOMMITTED_S))
+    place(folder).remove({*(ours & candidates), *abandoned})
     return ours - candidates
 
 
 def remove_temporary(folder: str) -> None:
     """Remove what a killed process has left of a file that it was about to name."""
-    files = [*Path(folder).glob(TEMPORARY), *Path(folder, "_delta_log").glob(TEMPORARY)]
-    remove_paths(str(file) for file in files if age_s(str(file)) > CLEANUP_S)
+    old = _files_older_than(folder, CLEANUP_S)
+    place(folder).remove([path for path in old if path.endswith(TEMPORARY)])
+
+
+def _files_older_than(folder: str, seconds: float) -> Iterator[str]:
+    oldest = time.time() - seconds
+    return (file.path for file in place(folder).files() if file.written_at < oldest)
 
 
 def list_paths(state: TableState) -> list[str]:

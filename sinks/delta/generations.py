@@ -1,29 +1,29 @@
 """Generations of a mirror: the live one is the table itself, others lie in <folder>@<generation>.
 
 A switch is one commit of the live table: its files out, the other generation's in. These are
-linked into the live table's folder before (`links`). No data is copied, and of two processes that
-commit at the same time one fails. The previous generation is retained as a table of the files of
-the version before, linked likewise. So each generation can be read, moved and removed by itself.
+linked into the live table's folder before; a bucket has no links, so there they are copied. Of two
+processes that commit at the same time one fails. The previous generation is retained as a table of
+the files of the version before, linked likewise. So each generation can be read, moved and removed
+by itself.
 """
 
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 from cdc.model.generation import new_generation
 from cdc.model.position import ViewCheckpoint, distance
 from cdc.model.table import Table
 from cdc.sink.promotion import wait_until_caught_up
-from cdc.sinks.delta.files import links
 from cdc.sinks.delta.files.failures import CommitConflict
-from cdc.sinks.delta.folders import generation_names, remove_paths
+from cdc.sinks.delta.files.parquet import new_file_name
 from cdc.sinks.delta.log import actions
 from cdc.sinks.delta.log.commits import Commits, LastCommit
 from cdc.sinks.delta.log.history import CLEARED
 from cdc.sinks.delta.log.table_log import NO_TABLE, Action, TableLog, TableState
 from cdc.sinks.delta.log.vectors import moved, vector_path
+from cdc.sinks.delta.place import FileMissing, locate, place
 from cdc.sinks.delta.tables import Tables
 
 SWITCH = {"cdc": "SWITCH"}
@@ -80,8 +80,9 @@ def drop_unreferenced(views: Tables, tables: Sequence[Table], keep: Mapping[str,
     """Remove the folders of generations that are neither live nor in `keep`."""
     for table in tables:
         live = views.folder(table, "mirror")
-        folders = {f"{live}@{name}" for name in generation_names(live)}
-        remove_paths(folders - {f"{live}@{keep.get(table.qualified)}"})
+        for name in generation_names(live):
+            if name != keep.get(table.qualified):
+                place(f"{live}@{name}").remove_all()
 
 
 def is_live(commits: Commits, live: str, generation: str) -> bool:
@@ -124,7 +125,7 @@ def switch(commits: Commits, live: str, generation: str) -> bool:
     removed = actions.removal_of_all(state)
     changes = [*shape, *removed, *share_files(source, generation, live)]
     try:
-        commits.log(live).commit(identity, changes, "WRITE", checkpoint.to_json(), SWITCH)
+        commits.log(live).commit(identity, changes, "WRITE", checkpoint, SWITCH)
     except CommitConflict:
         return False
     return True
@@ -173,10 +174,10 @@ def retain_previous(commits: Commits, live: str, generation: str) -> bool:
         return False
     try:
         clone(source, live, generation, standing.checkpoint)
-    except links.FileMissing:
+    except FileMissing:
         # A process that was killed after the switch goes on whenever somebody starts it again. That
         # may be later than the clean-up of the files that the switch has replaced.
-        remove_paths([generation])
+        place(generation).remove_all()
         return False
     return True
 
@@ -186,30 +187,43 @@ def clone(source: TableState, folder: str, target: str, checkpoint: ViewCheckpoi
 
     Raises FileMissing, SinkUnavailable.
     """
-    remove_paths([target])
+    place(target).remove_all()
     created = actions.creation(source.columns, _features(source))
     changes = [*created, *share_files(source, folder, target)]
-    TableLog(target).commit(NO_TABLE, changes, "CREATE TABLE", checkpoint.to_json())
+    TableLog(target).commit(NO_TABLE, changes, "CREATE TABLE", checkpoint)
 
 
 def share_files(source: TableState, folder: str, target: str) -> list[Action]:
-    """Link the files of the table in `folder`, and their deletion vectors, into the folder `target`.
+    """Share the files of the table in `folder`, and their deletion vectors, with the place `target`.
     Returns the actions that add them there.
 
-    Raises FileMissing, SinkUnavailable: see `links`.
+    Raises FileMissing, SinkUnavailable: see `Place.share`.
     """
     now = int(time.time() * 1000)
     shared = []
     for path, file in source.files.items():
-        name = links.share(folder, path, target)
+        # A new name, because one commit can't remove and add the same.
+        name = new_file_name()
+        place(target).share(locate(folder, path), name)
         action = {**file, "path": name, "modificationTime": now, "dataChange": True}
         if descriptor := file.get("deletionVector"):
             if vector := vector_path(descriptor):
-                vector_file = links.local_path(folder, vector)
-                links.share_as(vector_file, f"{target}/{Path(vector).name}", target)
+                place(target).share(locate(folder, vector), vector.rpartition("/")[2])
             action["deletionVector"] = moved(descriptor)
         shared.append({"add": action})
     return shared
+
+
+def generation_names(live: str) -> list[str]:
+    """List the generations that have a folder beside the live one, the oldest first.
+
+    Raises SinkUnavailable.
+    """
+    parent, _, name = live.rpartition("/")
+    folders = place(parent).folders()
+    return sorted(
+        folder.removeprefix(f"{name}@") for folder in folders if folder.startswith(f"{name}@")
+    )
 
 
 def _features(state: TableState) -> set[str]:

@@ -1,19 +1,21 @@
-"""Scan of many small mirrors: executors read them by deltalake's log and marks, without a plan of
-Spark's for each.
+"""Scans of mirrors by deltalake's log and marks, on executors: of many small ones without a plan of
+Spark's for each, and of one in a bucket, which Spark's own source would need Hadoop's connector for.
 
-A mirror that this can't read is left to be scanned by itself.
+A small mirror that this can't read is left to be scanned by itself.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import deltalake
 
 from cdc.model.table import Table
+from cdc.sink.lane_run import freeze_gc_after
 from cdc.sinks.delta.log.commits import Commits
 from cdc.sinks.delta.mirror.version import MirrorVersion
-from cdc.sinks.delta.scan import ArrowMap, documents, row_ids
+from cdc.sinks.delta.scan import SCANNED, ArrowMap, documents, row_ids
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -74,6 +76,34 @@ def read_rows(mirror: Mirror) -> Iterator["pa.RecordBatch"]:
         NotImplementedError,
     ):
         yield _unread(mirror)
+
+
+def scan_bucket(spark: "SparkSession", mirror: Mirror, ids: Sequence[str] | None) -> "DataFrame":
+    """Read the rows of a mirror in a bucket, or those of some ids: SCANNED."""
+    from pyspark.sql import functions as F
+
+    tasks = spark.sparkContext.defaultParallelism
+    read = partial(_read_shares, mirror, tasks)
+    rows = spark.range(tasks, numPartitions=tasks).mapInArrow(freeze_gc_after(read), SCANNED)
+    if ids is None:
+        return rows
+    requested = spark.createDataFrame([(row_id,) for row_id in ids], "id string")
+    return rows.join(F.broadcast(requested), "id", "left_semi")
+
+
+def _read_shares(
+    mirror: Mirror, shares: int, batches: Iterator["pa.RecordBatch"]
+) -> Iterator["pa.RecordBatch"]:
+    """Read shares of a mirror's files: numbers of shares in, SCANNED out."""
+    import pyarrow as pa
+
+    if mirror.version is None:
+        return
+    version = MirrorVersion(mirror.folder, mirror.version)
+    for share in (number for batch in batches for number in batch.column("id").to_pylist()):
+        for rows in version.batches(BATCH_ROWS, share, shares):
+            columns = [row_ids(rows), documents(mirror.table, rows)]
+            yield pa.RecordBatch.from_arrays(columns, names=["id", "document"])
 
 
 def _unread(mirror: Mirror) -> "pa.RecordBatch":

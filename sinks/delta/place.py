@@ -1,112 +1,140 @@
-"""The folder of a Delta table on this machine: its files read, written, listed.
+"""Places of Delta tables: a folder of this machine (`folder`), or what is below a path of a bucket
+(`bucket`). The one way to a warehouse's files, on the driver and on executors.
 
-Every path is relative to the folder. Methods raise SinkUnavailable where the folder can't be read or
-written.
+A place is named by its location: the path of a folder, or a URL such as s3://bucket/path. A path of a
+file is relative to it. An absolute one, or a URL, may name a file of another place of the same kind.
 """
 
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from pathlib import Path
-from typing import NamedTuple
-from uuid import uuid4
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from typing import IO, Any, NamedTuple
+from urllib.parse import unquote
 
-from cdc.sinks.delta.files.failures import reading, write_failure
+from cdc.errors import SinkRejected
 
-TEMPORARY = ".*.tmp"
-"""Names of files that are about to get theirs: no reader of a table takes one for a file of it."""
+URI = re.compile(r"[a-z0-9]+:/")
 
 
 class StoredFile(NamedTuple):
-    """A file of a place: its path, its size in bytes."""
+    """A file of a place: its path, its size in bytes, when it was written in Unix seconds."""
 
     path: str
     size: int
+    written_at: float
 
 
-class Place:
-    """A folder."""
+class FileMissing(SinkRejected):
+    """A file that a table's log names doesn't exist."""
 
-    def __init__(self, folder: str) -> None:
-        self.folder = folder
 
+class Place(ABC):
+    """A place; any thread may use it. Methods raise SinkUnavailable where it can't be read or written;
+    the three for pyarrow raise OSError.
+    """
+
+    def __init__(self, location: str) -> None:
+        self.location = location
+
+    @abstractmethod
     def read(self, path: str) -> bytes | None:
         """Read a file; None where there is none."""
-        with reading(self.folder):
-            try:
-                return Path(self.folder, path).read_bytes()
-            except FileNotFoundError:
-                return None
 
+    @abstractmethod
     def read_range(self, path: str, start: int, length: int) -> bytes:
         """Read a part of a file."""
-        with reading(self.folder), Path(self.folder, path).open("rb") as file:
-            file.seek(start)
-            return file.read(length)
 
+    @abstractmethod
     def write(self, path: str, data: bytes) -> None:
         """Write a file, durable on return, also where there is one."""
-        with self._writing():
-            temporary = self._write_temporary(path, data)
-            temporary.replace(Path(self.folder, path))
-            _sync(Path(self.folder, path).parent)
 
+    @abstractmethod
     def write_new(self, path: str, data: bytes) -> bool:
         """Write a file, durable on return, unless there is one. Returns whether it was written. Of
         several that try at once one succeeds.
         """
-        with self._writing():
-            temporary = self._write_temporary(path, data)
-            try:
-                os.link(temporary, Path(self.folder, path))
-            except FileExistsError:
-                return False
-            finally:
-                temporary.unlink()
-            _sync(Path(self.folder, path).parent)
-            return True
 
-    def files(self, folder: str) -> Iterator[StoredFile]:
-        """List the files of a folder, with those below it; none where it doesn't exist."""
-        with reading(self.folder):
-            try:
-                entries = list(os.scandir(Path(self.folder, folder)))
-            except FileNotFoundError:
-                return
-            for entry in entries:
-                path = f"{folder}/{entry.name}"
-                if entry.is_dir():
-                    yield from self.files(path)
-                    continue
-                with suppress(FileNotFoundError):
-                    yield StoredFile(path, entry.stat().st_size)
+    @abstractmethod
+    def files(self, path: str = "") -> Iterator[StoredFile]:
+        """List the files below a path; none where it doesn't exist."""
 
-    def _write_temporary(self, path: str, data: bytes) -> Path:
-        folder = Path(self.folder, path).parent
-        folder.mkdir(parents=True, exist_ok=True)
-        temporary = folder / TEMPORARY.replace("*", str(uuid4()))
-        try:
-            with temporary.open("xb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError:
-            temporary.unlink(missing_ok=True)
-            raise
-        return temporary
+    @abstractmethod
+    def folders(self) -> list[str]:
+        """List the names of its folders, not of folders in them."""
 
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise write_failure(self.folder, error) from None
+    @abstractmethod
+    def share(self, source: str, path: str) -> None:
+        """Make a file of another location a file of this place, too: by a link where there are links.
+        Where there is a file of this path nothing happens.
+
+        Raises FileMissing: the source doesn't exist.
+        """
+
+    @abstractmethod
+    def make(self) -> None:
+        """Make the place, where files can only be written to one that exists."""
+
+    @abstractmethod
+    def require_one_winner(self) -> None:
+        """Raise SinkRejected where two writers can create one file: each would take the commit of the
+        other for its own.
+        """
+
+    @abstractmethod
+    def remove(self, paths: Iterable[str]) -> None:
+        """Remove files; what doesn't exist is passed over."""
+
+    @abstractmethod
+    def remove_all(self) -> None:
+        """Remove the place with all that it contains."""
+
+    @abstractmethod
+    def open(self, path: str) -> Any:
+        """Open a file for pyarrow to read. The caller closes it."""
+
+    @abstractmethod
+    def create(self, path: str) -> IO[bytes]:
+        """Open a new file for pyarrow to write. The caller hands it to `finish`, or closes it and
+        removes what there is of it.
+        """
+
+    @abstractmethod
+    def finish(self, path: str, file: IO[bytes]) -> int:
+        """Close a new file, durable on return. Returns its size in bytes."""
 
 
-def _sync(folder: Path) -> None:
-    """Make new names in a folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+def place(location: str) -> Place:
+    """Return the place of a location. Nothing is read for it."""
+    if is_bucket(location):
+        from cdc.sinks.delta.bucket import Bucket
+
+        return Bucket(location)
+    from cdc.sinks.delta.folder import Folder
+
+    return Folder(location)
+
+
+def is_bucket(location: str) -> bool:
+    """Whether a location is in an object store."""
+    return "://" in location
+
+
+def is_absolute(path: str) -> bool:
+    """Whether a path is absolute or a URI, and so not within the table's place."""
+    return path.startswith("/") or URI.match(path) is not None
+
+
+def locate(location: str, path: str) -> str:
+    """Return the location of a file by its path in the log of the table that has this location."""
+    if is_absolute(path):
+        return unquote(re.sub("^file:/+", "/", path))
+    return f"{location}/{unquote(path)}"
+
+
+def file_missing(source: str, target: str) -> FileMissing:
+    """Make the error that says so. target: of the table that was to get the file."""
+    table = target.rpartition("/")[0].rpartition("/")[2]
+    return FileMissing(
+        f"The Delta table {target} can't be given the file {source}: it isn't there any more.",
+        hint=f"make the view again: cdc -p FILE rebuild SINK --table {table}",
+    )

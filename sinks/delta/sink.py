@@ -22,7 +22,8 @@ from cdc.sinks.delta import capacity, generations, health, table_commit
 from cdc.sinks.delta.batch_commit import BatchCommit, begin_steps
 from cdc.sinks.delta.cleanup import Cleanups
 from cdc.sinks.delta.files.columns import refusals
-from cdc.sinks.delta.group_scan import scan_mirrors
+from cdc.sinks.delta.group_scan import Mirror, scan_bucket, scan_mirrors
+from cdc.sinks.delta.place import is_bucket, place
 from cdc.sinks.delta.scan import SCANNED, scan_mirror
 from cdc.sinks.delta.tables import Tables
 
@@ -34,7 +35,7 @@ class Delta:
     """A warehouse as a destination; see `cdc.sink.contract.Sink` for the methods.
 
     name: of the sink in the pipeline file.
-    path: folder of the warehouse.
+    path: folder of the warehouse, or the URL of one in a bucket.
     generation_names: by table, of the generation that is written; None for the live one.
     without_deletion_vectors: tables, or patterns of them, whose mirror is for readers that don't
     support deletion vectors.
@@ -66,7 +67,10 @@ class Delta:
         return self._tables.folder(table, kind)
 
     def examine(self, tables: Sequence[Table]) -> list[Finding]:  # noqa: ARG002  # one folder for all
-        """See `health.check_folder`."""
+        """See `health.check_folder`; a bucket must answer. Raises SinkUnavailable."""
+        if is_bucket(self.path):
+            place(self.path).folders()
+            return []
         return list(health.check_folder(self.name, health.read_folder(self.path)))
 
     def refusals(self, table: Table) -> list[str]:
@@ -108,8 +112,11 @@ class Delta:
     ) -> "DataFrame":
         """Read a mirror's rows as documents: SCANNED."""
         folder = self.folder(table, "mirror")
-        if self._commits.state(folder) is None:
+        state = self._commits.state(folder)
+        if state is None:
             return spark.createDataFrame([], SCANNED)
+        if is_bucket(folder):
+            return scan_bucket(spark, Mirror(table, folder, state.version), ids)
         return scan_mirror(spark, table, folder, ids)
 
     def scan_group(self, tables: Sequence[Table], spark: "SparkSession") -> "DataFrame":

@@ -15,7 +15,6 @@ from cdc.sinks.delta.executor import Staged, ViewState
 from cdc.sinks.delta.files import parquet
 from cdc.sinks.delta.files.columns import merged, schema, to_arrow
 from cdc.sinks.delta.files.failures import commit_conflict
-from cdc.sinks.delta.files.links import local_path
 from cdc.sinks.delta.files.parquet import DataFile, FileNames
 from cdc.sinks.delta.log import actions, positions
 from cdc.sinks.delta.log.commits import LastCommit
@@ -27,9 +26,11 @@ from cdc.sinks.delta.log.table_log import (
     TableState,
     removal,
 )
-from cdc.sinks.delta.mirror import frames, marks
-from cdc.sinks.delta.mirror.rewrite import Rewrite, Source
+from cdc.sinks.delta.mirror import marks
+from cdc.sinks.delta.mirror.logged import find_logged
+from cdc.sinks.delta.mirror.rewrite import Rewrite, Source, rewrite, sources
 from cdc.sinks.delta.mirror.superseded import Bitmaps, Search
+from cdc.sinks.delta.place import locate
 from cdc.sinks.delta.tables import Tables
 
 if TYPE_CHECKING:
@@ -91,16 +92,34 @@ class TableCommit:
     def append(self, spark: "SparkSession", checkpoint: ViewCheckpoint) -> None:
         """Commit the events to the log of changes; of a repair's events those that it lacks."""
         folder = self.tables.folder(self.table, "changes")
-        columns = schema(self.table, "changes")
         events: list[DataFile] = self.staged.events
         if self.advance.is_repair and events:
-            staged_events = frames.read_files(spark, folder, _names(events), columns)
-            log = spark.read.format("delta").load(folder)
-            missing = frames.missing_events(staged_events, log, self.view.topic_id)
-            events = frames.write_files(folder, missing, columns)
+            events = self._missing_events(spark, folder)
         self._commit("changes", actions.additions(events), checkpoint)
-        if events is not self.staged.events:
-            parquet.remove_files(folder, _names(self.staged.events))
+        committed = _names(events)
+        staged = _names(self.staged.events)
+        parquet.remove_files(folder, [name for name in staged if name not in committed])
+
+    def _missing_events(self, spark: "SparkSession", folder: str) -> list[DataFile]:
+        """Return files of the staged events that the log of changes lacks: those that have none that is
+        logged already, and new ones in the place of the others.
+        """
+        log = self.log("changes")
+        state = log.refresh()
+        staged = {f"{folder}/{file.name}": file for file in self.staged.events}
+        logged = find_logged(
+            spark,
+            list(staged),
+            sources(log.place, state.files.values() if state else ()),
+            self.view.topic_id,
+        )
+        columns = to_arrow(schema(self.table, "changes"))
+        requests = [
+            Rewrite(folder, [Source(path, rows)], columns, self.names.generate())
+            for path, rows in logged.items()
+        ]
+        unchanged = [file for path, file in staged.items() if path not in logged]
+        return unchanged + [file for file in rewrite(spark, requests) if file]
 
     def search(self) -> Search | None:
         """Describe the search for the rows that the batch supersedes; None where there can be none."""
@@ -128,12 +147,12 @@ class TableCommit:
         columns = schema(self.table, "mirror")
         if state:
             columns = merged(state.columns, columns)
-        folder = log.place.folder
+        folder = log.place.location
         rewrites = []
         for path, file in files.items():
             if path in self.superseded or "deletionVector" in file:
                 rows = marks.marked_rows(log.place, file, self.superseded.get(path))
-                source = Source(local_path(folder, path), rows.serialize())
+                source = Source(locate(folder, path), rows.serialize())
                 name = self.names.generate()
                 rewrites.append((path, Rewrite(folder, [source], to_arrow(columns), name)))
         return rewrites
@@ -179,7 +198,7 @@ class TableCommit:
             if state
             else actions.creation(columns, features)
         )
-        log.commit(self.identities[kind], [*shape, *changes], BATCH, checkpoint.to_json())
+        log.commit(self.identities[kind], [*shape, *changes], BATCH, checkpoint)
 
     def _mirror_state(self) -> TableState | None:
         """Return the mirror as it was when the batch began. Raises CommitConflict."""

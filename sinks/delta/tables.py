@@ -1,12 +1,11 @@
 """The Delta tables of a warehouse's views: created, emptied, repaired, and checked before use."""
 
-import shutil
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from pathlib import Path
 
-from cdc.errors import SinkRejected, SinkUnavailable
+from cdc.errors import SinkUnavailable
 from cdc.model.position import ViewCheckpoint
 from cdc.model.table import Table
 from cdc.sink.contract import SchemaMismatch
@@ -17,6 +16,7 @@ from cdc.sinks.delta.log.commits import Commits, LastCommit
 from cdc.sinks.delta.log.history import CLEARED
 from cdc.sinks.delta.log.table_log import NO_TABLE
 from cdc.sinks.delta.log.writer_fence import WriterFence
+from cdc.sinks.delta.place import is_bucket, place
 
 KINDS = ("changes", "mirror")
 
@@ -40,10 +40,11 @@ class Tables:
     ) -> None:
         self.sink, self._generation_names = sink, generation_names
         self.without_deletion_vectors = without_deletion_vectors
-        # Absolute, because executors have a working directory of their own.
-        self.path = str(Path(path).absolute())
+        # Absolute, because executors work in another directory.
+        self.path = path if is_bucket(path) else str(Path(path).absolute())
         self.kinds = KINDS if generation_names is None else ("mirror",)
         self.commits, self.fence = Commits(), WriterFence()
+        self._is_tried = False
 
     def folder(self, table: Table, kind: str) -> str:
         """Return the folder of a part of a view."""
@@ -85,8 +86,15 @@ class Tables:
                 hint=f"rename it, or write exclude: [COLUMN] for {table.qualified} in the pipeline file, then run"
                 " cdc -p FILE migrate and cdc -p FILE register",
             )
+        self._require_one_winner()
         for kind in self.kinds:
             self.create(table, kind)
+
+    def _require_one_winner(self) -> None:
+        """Try out the object store, once. Raises SinkRejected: see `Bucket.require_one_winner`."""
+        if not self._is_tried:
+            place(self.path).require_one_winner()
+            self._is_tried = True
 
     def create(self, table: Table, kind: str) -> None:
         """Create a Delta table with the source's columns, if there is none.
@@ -94,31 +102,19 @@ class Tables:
         Raises SchemaMismatch: there is one that can't be used.
         """
         folder = self.folder(table, kind)
-        self.create_folder(folder)
+        place(folder).make()
         state = self.commits.state(folder)
         if state is None:
             created = actions.creation(schema(table, kind), self.features(table, kind))
             # Another process may create it meanwhile.
             with suppress(CommitConflict):
-                self.commits.log(folder).commit(
-                    NO_TABLE, created, "CREATE TABLE", CLEARED.to_json()
-                )
+                self.commits.log(folder).commit(NO_TABLE, created, "CREATE TABLE", CLEARED)
         elif differs(state.columns, table):
             if not self.is_empty(folder):
                 raise SchemaMismatch(table, self.sink)
             self.empty(table, kind, CLEARED)
         if (last_commit := self.commits.last_commit(folder)).trouble:
             raise self._unusable(table, kind, last_commit)
-
-    def create_folder(self, folder: str) -> None:
-        """Create the folder of a Delta table. Raises SinkRejected when it can't be created."""
-        try:
-            Path(folder).mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise SinkRejected(
-                f"The warehouse folder {self.path} can't be written: {error.strerror}.",
-                hint="see the sink's path",
-            ) from None
 
     def is_empty(self, folder: str) -> bool:
         """Whether a Delta table has neither rows nor a position."""
@@ -177,7 +173,7 @@ class Tables:
         if differs(state.columns, table) or (last_commit.trouble and checkpoint is None):
             self.empty(table, "changes", checkpoint or CLEARED)
         elif last_commit.trouble and checkpoint:
-            self.commits.log(folder).commit(state.identity, [], "WRITE", checkpoint.to_json())
+            self.commits.log(folder).commit(state.identity, [], "WRITE", checkpoint)
 
     def empty(self, table: Table, kind: str, checkpoint: ViewCheckpoint) -> None:
         """Remove all rows of a Delta table and give it the source's columns, in one commit."""
@@ -188,26 +184,21 @@ class Tables:
             return
         shape = actions.extension(state, schema(table, kind), replaced=True)
         changes = [*shape, *actions.removal_of_all(state)]
-        self.commits.log(folder).commit(state.identity, changes, "WRITE", checkpoint.to_json())
+        self.commits.log(folder).commit(state.identity, changes, "WRITE", checkpoint)
 
-    def view_folders(self, tables: Sequence[Table]) -> list[Path]:
-        """List the folders of these views that exist."""
-        folders = (Path(self.path, table.qualified) for table in tables)
-        return [folder for folder in folders if folder.exists()]
+    def view_folders(self, tables: Sequence[Table]) -> list[str]:
+        """List the folders of these views that have files."""
+        folders = [f"{self.path}/{table.qualified}" for table in tables]
+        return [folder for folder in folders if any(place(folder).files())]
 
     def remove(self, tables: Sequence[Table]) -> None:
         """Remove views with all generations; the warehouse's folder, too, where it is empty then."""
         self.commits.close()
-        try:
-            for folder in self.view_folders(tables):
-                shutil.rmtree(folder)
-        except OSError as error:
-            raise SinkRejected(
-                f"The warehouse folder {self.path} can't be written: {error.strerror}.",
-                hint="see the sink's path, then run the command again",
-            ) from None
-        with suppress(OSError):
-            Path(self.path).rmdir()
+        for table in tables:
+            place(f"{self.path}/{table.qualified}").remove_all()
+        if not is_bucket(self.path):
+            with suppress(OSError):
+                Path(self.path).rmdir()
 
     def _unusable(self, table: Table, kind: str, last_commit: LastCommit) -> SchemaMismatch:
         """Make the error that says that the mirror has to be rebuilt."""

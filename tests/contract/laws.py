@@ -618,3 +618,14 @@ MERGING = [
 """Those in which changed rows meet the rows of a view, once or in several batches: all that a mirror
 without deletion vectors does in another way.
 """
+SHARING = [
+    *MERGING,
+    the_position_is_not_ahead_of_the_data,
+    a_second_writer_is_fenced,
+    a_cleared_view_is_made_again,
+    what_is_empty_exists,
+    a_generation_is_built_unseen,
+    a_generation_that_is_behind_waits,
+    a_removed_view_leaves_nothing_behind,
+]
+"""Those in which files are written, found, given to another generation and removed."""

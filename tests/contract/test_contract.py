@@ -24,7 +24,7 @@ from cdc.sinks.elasticsearch.sink import Elasticsearch
 from cdc.sinks.memory import Memory
 from cdc.sinks.redis.sink import Redis
 from tests.contract import laws
-from tests.support import http
+from tests.support import buckets, http
 from tests.support.envelopes import ListedRecords, table
 from tests.support.warehouse import begin, write
 
@@ -65,6 +65,8 @@ def maker(
             monkeypatch = request.getfixturevalue("monkeypatch")
             monkeypatch.setattr("cdc.sinks.delta.mirror.compaction.SMALL_FILES", 2)
         path = str(folder / "warehouse")
+        if kind.endswith("bucket"):
+            path = f"{buckets.new_bucket(unique)}/warehouse"
         return lambda: Delta("warehouse", path, unique, without_deletion_vectors=unmarked)
     stack: Stack = request.getfixturevalue("stack")
     if kind == "redis":
@@ -86,6 +88,13 @@ def test_law(law: Callable[[laws.Harness], None], harness: laws.Harness) -> None
 @pytest.mark.parametrize("law", laws.MERGING, ids=lambda law: law.__name__)
 def test_law_of_a_mirror(law: Callable[[laws.Harness], None], harness: laws.Harness) -> None:
     """One that is compacted after each batch, and one without deletion vectors."""
+    law(harness)
+    assert harness.scanned() == harness.view()
+
+
+@pytest.mark.parametrize("harness", ["delta, in a bucket"], indirect=True)
+@pytest.mark.parametrize("law", laws.SHARING, ids=lambda law: law.__name__)
+def test_law_of_a_bucket(law: Callable[[laws.Harness], None], harness: laws.Harness) -> None:
     law(harness)
     assert harness.scanned() == harness.view()
 
@@ -282,7 +291,7 @@ def test_a_switch_asks_of_readers_what_new_columns_do(
         assert state
         assert state.has_marks
         log = commits.log(build)
-        log.commit(state.identity, [], "WRITE", ViewCheckpoint(Position("id", (2,))).to_json())
+        log.commit(state.identity, [], "WRITE", ViewCheckpoint(Position("id", (2,))))
     assert generations.switch(commits, live, build)
     last = commits.last_commit(live)
     assert last.checkpoint == ViewCheckpoint(Position("id", (2,)), generation="other")

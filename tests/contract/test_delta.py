@@ -21,8 +21,8 @@ from cdc.model.generation import new_generation
 from cdc.model.position import Position, ViewCheckpoint
 from cdc.model.table import Column
 from cdc.sink.contract import SchemaMismatch
+from cdc.sinks.delta.folder import Folder
 from cdc.sinks.delta.log.history import Commit, Standing
-from cdc.sinks.delta.place import Place
 from cdc.sinks.delta.sink import Delta
 from cdc.sinks.delta.table_commit import TableCommit
 from tests.contract.crashes import die, survived
@@ -517,17 +517,17 @@ def test_a_disk_that_fills_during_a_merge_is_told(harness: Harness, step: str) -
     harness.topic.add("u", row("k0", 1, "changed"))
     mirror = Path(folder(harness, "mirror"))
     files = set(mirror.iterdir())
-    carried_out = getattr(Place, step)
+    carried_out = getattr(Folder, step)
 
-    def on_a_full_disk(place: Place, *arguments: Any) -> Any:
+    def on_a_full_disk(place: Folder, *arguments: Any) -> Any:
         # The log of changes comes first.
-        if place.folder != str(mirror):
+        if place.location != str(mirror):
             return carried_out(place, *arguments)
         with no_room():
             return carried_out(place, *arguments)
 
     with (
-        mock.patch.object(Place, step, on_a_full_disk),
+        mock.patch.object(Folder, step, on_a_full_disk),
         pytest.raises(SinkUnavailable, match="can't be written: File too large"),
     ):
         harness.apply()

@@ -342,7 +342,13 @@ def test_memory(
 
 @pytest.mark.parametrize(
     ("kind", "examples", "steps"),
-    [("redis", 3, 8), ("elasticsearch", 3, 8), ("delta", 2, 6), ("delta, large", 2, 6)],
+    [
+        ("redis", 3, 8),
+        ("elasticsearch", 3, 8),
+        ("delta", 2, 6),
+        ("delta, large", 2, 6),
+        ("delta, in a bucket", 2, 6),
+    ],
 )
 def test_servers(
     request: pytest.FixtureRequest,

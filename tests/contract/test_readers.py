@@ -337,9 +337,8 @@ def test_a_mirror_that_was_updated(spark: "SparkSession", tmp_path: Path, plain:
     assert deltalake.DeltaTable(folder).count() == (len(expected) if plain else len(expected) + 1)
 
 
-def lying_elsewhere(source: str, path: str, target: str) -> str:
-    """Names a file where it lies, as this program did once."""
-    return f"file:{source}/{path}"
+def not_shared(_place: object, _source: str, _path: str) -> None:
+    """Leaves a file where it is."""
 
 
 def test_planted(spark: "SparkSession", tmp_path: Path) -> None:
@@ -347,7 +346,7 @@ def test_planted(spark: "SparkSession", tmp_path: Path) -> None:
     fill(history.harness)
     history.apply()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("cdc.sinks.delta.files.links.share", lying_elsewhere)
+        patch.setattr("cdc.sinks.delta.folder.Folder.share", not_shared)
         history.rebuild()
     for reader in (by_duckdb, by_polars):
         with pytest.raises((duckdb.IOException, FileNotFoundError)):
@@ -390,7 +389,7 @@ class Writer:
         self._offset = 0
         self._log = TableLog(str(folder))
         columns = schema(NO_COLUMNS, "mirror")
-        self._log.commit(NO_TABLE, actions.creation(columns), "CREATE TABLE", CLEARED.to_json())
+        self._log.commit(NO_TABLE, actions.creation(columns), "CREATE TABLE", CLEARED)
 
     def commit(self) -> None:
         """A batch, now and then followed by a compaction or a checkpoint."""
@@ -410,7 +409,7 @@ class Writer:
         superseded = dict(search_files(search))
         changes = marks.mark(self._log.place, state, [file], superseded, names)
         extended = actions.extension(state, state.columns, [actions.DELETION_VECTORS])
-        self._log.commit(state.identity, [*extended, *changes], "STREAMING UPDATE", "{}")
+        self._log.commit(state.identity, [*extended, *changes], "STREAMING UPDATE", CLEARED)
         (self.folder / deleted).unlink()
         if self.chance.random() < 0.2:
             deltalake.DeltaTable(str(self.folder)).create_checkpoint()

@@ -11,9 +11,10 @@ import deltalake
 import pyarrow as pa
 import pytest
 
-from cdc.sinks.delta import cleanup, folders, generations
+from cdc.sinks.delta import cleanup, generations
 from cdc.sinks.delta.log.commits import Commits
 from cdc.sinks.delta.log.table_log import TableLog
+from cdc.sinks.delta.place import place
 from cdc.sinks.delta.sink import Delta
 from cdc.sinks.delta.table_commit import TableCommit
 from tests.contract import laws
@@ -79,7 +80,7 @@ def test_replaced_files_are_removed(tidied: Delta, spark: "SparkSession", unique
     assert not (third - second - {foreign}) & fifth
     assert harness.view() == harness.topic.model()
     assert sorted(spark.read.format("delta").load(clone).collect()) == rows
-    folders.remove_paths([clone])
+    place(clone).remove_all()
     change(5)
     last = change(6)
     assert not last & second - {Path(path).name for path in in_use(mirror)}
@@ -177,7 +178,7 @@ def test_what_is_gone_is_not_kept(tidied: Delta, spark: "SparkSession", unique: 
         harness.topic.add("u", laws.row("k1", 1, "later"))
         harness.apply(writer="later")
     assert not tidied.promote([harness.table], names)
-    assert folders.generation_names(live) == ["another"]
+    assert generations.generation_names(live) == ["another"]
     assert harness.view() == harness.topic.model()
 
 

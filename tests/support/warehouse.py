@@ -11,9 +11,11 @@ import pyarrow as pa
 from cdc.model.position import ViewCheckpoint
 from cdc.model.table import Table
 from cdc.sinks.delta import scan
+from cdc.sinks.delta.files import parquet
+from cdc.sinks.delta.files.columns import to_arrow
+from cdc.sinks.delta.files.parquet import DataFile
 from cdc.sinks.delta.log import actions
 from cdc.sinks.delta.log.table_log import NO_TABLE, Identity, TableLog
-from cdc.sinks.delta.mirror import frames
 from cdc.sinks.delta.sink import Delta
 
 if TYPE_CHECKING:
@@ -23,16 +25,22 @@ if TYPE_CHECKING:
 def begin(folder: str, rows: "DataFrame", stored: ViewCheckpoint) -> None:
     """Make a table of rows. Raises SinkUnavailable when there is one by now."""
     Path(folder).mkdir(parents=True, exist_ok=True)
-    columns = rows.schema.jsonValue()
-    files = actions.additions(frames.write_files(folder, rows, columns))
-    created = [*actions.creation(columns), *files]
-    TableLog(folder).commit(NO_TABLE, created, "WRITE", stored.to_json())
+    created = [*actions.creation(rows.schema.jsonValue()), *actions.additions(_write(folder, rows))]
+    TableLog(folder).commit(NO_TABLE, created, "WRITE", stored)
 
 
 def write(folder: str, identity: Identity, rows: "DataFrame", stored: ViewCheckpoint) -> None:
     """Add rows to a version of a table. Raises SinkUnavailable when there is a newer one."""
-    files = frames.write_files(folder, rows, rows.schema.jsonValue())
-    TableLog(folder).commit(identity, actions.additions(files), "WRITE", stored.to_json())
+    files = actions.additions(_write(folder, rows))
+    TableLog(folder).commit(identity, files, "WRITE", stored)
+
+
+def _write(folder: str, rows: "DataFrame") -> list[DataFile]:
+    """Write rows as a file that is in no commit yet."""
+    columns = to_arrow(rows.schema.jsonValue())
+    table = parquet.fit_to_schema(rows.toArrow(), columns)
+    file = parquet.write_file(folder, parquet.new_file_name(), [table] if table.num_rows else [])
+    return [file] if file else []
 
 
 def values_by_id(folder: Path, id_column: str, column: str) -> dict[str, int]:

@@ -1,8 +1,6 @@
 """The removal of files: of a log of changes; one that fails, or meets others who remove the same."""
 
 import os
-import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from cdc.errors import SinkUnavailable
-from cdc.sinks.delta import cleanup, folders
+from cdc.sinks.delta import cleanup
 from cdc.sinks.delta.cleanup import Cleanups
 from cdc.sinks.delta.files.parquet import DataFile, FileNames, write_file
 from cdc.sinks.delta.log import actions
@@ -64,10 +62,10 @@ def test_a_log_of_changes_is_rid_of_what_no_commit_has_named(tmp_path: Path) -> 
     replaced, present, killed = map(write, range(3))
     log = commits.log(folder)
     created = [*actions.creation(schema), *actions.additions([replaced])]
-    log.commit(NO_TABLE, created, "WRITE", CLEARED.to_json())
+    log.commit(NO_TABLE, created, "WRITE", CLEARED)
     assert log.state
     changes = [*actions.removal_of_all(log.state), *actions.additions([present])]
-    log.commit(log.state.identity, changes, "WRITE", CLEARED.to_json())
+    log.commit(log.state.identity, changes, "WRITE", CLEARED)
     candidates = cleanup.remove_unreferenced(commits, folder, set())
     assert candidates == {killed.name}
     assert cleanup.remove_unreferenced(commits, folder, candidates) == set()
@@ -95,23 +93,3 @@ def test_a_checkpoint_comes_however_many_commits_a_batch_makes(tmp_path: Path) -
     assert TableLog(folder).refresh() == log.state
     cleanup.remove_temporary(folder)
     assert not [*tmp_path.glob(".*.tmp"), *tmp_path.glob("_delta_log/.*.tmp")]
-
-
-def test_what_others_have_removed_is_passed_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    generation, file = tmp_path / "generation", tmp_path / "part.parquet"
-    (generation / "_delta_log").mkdir(parents=True)
-    (generation / "part.parquet").touch()
-    file.touch()
-    remove_tree: Callable[[Path], None] = shutil.rmtree
-
-    def race(path: Path) -> None:
-        monkeypatch.undo()
-        remove_tree(path / "_delta_log")
-        raise FileNotFoundError(path / "_delta_log")
-
-    monkeypatch.setattr(shutil, "rmtree", race)
-    folders.remove_paths(map(str, (generation, file, tmp_path / "gone")))
-    assert list(tmp_path.iterdir()) == []
-    assert folders.age_s(str(file)) == 0

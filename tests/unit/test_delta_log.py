@@ -7,6 +7,7 @@ import random
 import shutil
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -18,14 +19,19 @@ import pytest
 from pyroaring import BitMap64
 
 from cdc.errors import SinkRejected
+from cdc.model.position import Position, ViewCheckpoint
 from cdc.sinks.delta.files.failures import CommitConflict
 from cdc.sinks.delta.files.parquet import FileNames
+from cdc.sinks.delta.folder import Folder
 from cdc.sinks.delta.log import vectors
 from cdc.sinks.delta.log.actions import DELETION_VECTORS, creation
+from cdc.sinks.delta.log.commits import Commits, LastCommit
+from cdc.sinks.delta.log.history import CLEARED
 from cdc.sinks.delta.log.table_log import NO_TABLE, TableLog, UnknownFeature, commit_path, removal
 from cdc.sinks.delta.mirror.compaction import select
 from cdc.sinks.delta.mirror.marks import mark
-from cdc.sinks.delta.place import Place
+from cdc.sinks.delta.place import place
+from tests.support import buckets
 from tests.support.warehouse import values_by_id
 
 SCHEMA = pa.schema([("id", pa.string()), ("n", pa.int64())])
@@ -73,9 +79,7 @@ class Mirror:
             self.log.place.write(marks.name, marks.data)
         if rows:
             actions.append({"add": self.write(rows)})
-        self.log.commit(
-            state.identity, actions, "STREAMING UPDATE", json.dumps({"rows": len(rows)})
-        )
+        self.log.commit(state.identity, actions, "STREAMING UPDATE", CLEARED)
         self.rows = {key: n for key, n in self.rows.items() if key not in deleted} | rows
 
     def write(self, rows: dict[str, int]) -> dict[str, Any]:
@@ -124,7 +128,8 @@ def test_readers_see_the_right_rows_after_each_commit(mirror: Mirror, seed: int)
             assert fresh is not None
             assert state is not None
             assert (fresh.version, fresh.files) == (state.version, state.files)
-            assert fresh.transactions == state.transactions == {"cdc": fresh.version}
+            assert fresh.transactions == state.transactions
+            assert fresh.transactions["cdc"] == fresh.version
 
 
 def test_a_state_stays_what_it_is(mirror: Mirror) -> None:
@@ -137,9 +142,12 @@ def test_a_state_stays_what_it_is(mirror: Mirror) -> None:
     assert (former.version, former.files) == (1, files)
 
 
-def test_of_two_commits_on_one_version_one_succeeds(mirror: Mirror) -> None:
+@pytest.mark.parametrize("kind", ["folder", "bucket"])
+def test_of_two_commits_on_one_version_one_succeeds(tmp_path: Path, unique: str, kind: str) -> None:
     """Two writers raise one counter 100 times, each from what it has read."""
-    logs = [TableLog(str(mirror.folder)) for _ in range(2)]
+    location = f"{buckets.new_bucket(unique)}/mirror" if kind == "bucket" else str(tmp_path)
+    create(TableLog(location))
+    logs = [TableLog(location) for _ in range(2)]
     conflicts = []
 
     def raise_counter(log: TableLog) -> None:
@@ -150,7 +158,7 @@ def test_of_two_commits_on_one_version_one_succeeds(mirror: Mirror) -> None:
             counter = state.transactions.get("counter", 0)
             transaction = {"txn": {"appId": "counter", "version": counter + 1}}
             try:
-                log.commit(state.identity, [transaction], "STREAMING UPDATE", "{}")
+                log.commit(state.identity, [transaction], "STREAMING UPDATE", CLEARED)
                 raised += 1
             except CommitConflict:
                 conflicts.append(counter)
@@ -160,22 +168,22 @@ def test_of_two_commits_on_one_version_one_succeeds(mirror: Mirror) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    state = mirror.log.refresh()
+    state = TableLog(location).refresh()
     assert state is not None
     assert (state.version, state.transactions["counter"]) == (100, 100)
-    assert not list(mirror.folder.glob("_delta_log/.*"))
+    assert len(list(place(location).files())) == 101
 
 
 def test_a_commit_whose_answer_was_lost_is_recognised(
     mirror: Mirror, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write_new = Place.write_new
+    write_new = Folder.write_new
 
-    def unanswered(place: Place, path: str, data: bytes) -> bool:
+    def unanswered(place: Folder, path: str, data: bytes) -> bool:
         write_new(place, path, data)
         return write_new(place, path, data)
 
-    monkeypatch.setattr(Place, "write_new", unanswered)
+    monkeypatch.setattr(Folder, "write_new", unanswered)
     mirror.change({"a": 1}, set())
     assert read(mirror.folder) == {"a": 1}
 
@@ -257,7 +265,7 @@ def test_files_that_others_add_without_statistics(mirror: Mirror, absent: dict[s
     assert select(mirror.log.place, state) == []
     superseded = {renamed.name: BitMap64([0]).serialize()}
     changes = mark(mirror.log.place, state, [], superseded, FileNames())
-    mirror.log.commit(state.identity, changes, "STREAMING UPDATE", "{}")
+    mirror.log.commit(state.identity, changes, "STREAMING UPDATE", CLEARED)
     assert read(mirror.folder) == {"b": 2}
     marked = mirror.log.state
     assert marked is not None
@@ -275,7 +283,7 @@ def test_a_commit_on_a_table_that_was_made_again_is_a_conflict(mirror: Mirror) -
     create(other.log)
     other.change({"b": 2}, set())
     with pytest.raises(CommitConflict):
-        mirror.log.commit(former, [], "STREAMING UPDATE", "{}")
+        mirror.log.commit(former, [], "STREAMING UPDATE", CLEARED)
 
 
 def test_a_log_with_a_gap_is_refused(mirror: Mirror) -> None:
@@ -316,6 +324,29 @@ def test_earlier_versions_and_the_history_are_read(mirror: Mirror) -> None:
         assert set(earlier.files) & set(newest.files) == set()
     (mirror.folder / commit_path(1)).unlink()
     assert [commit["version"] for commit in mirror.log.history()] == [4, 3, 2]
+
+
+def test_a_checkpoint_keeps_the_position(mirror: Mirror) -> None:
+    """Where the file of our last commit is gone, and nobody else has committed in between that we
+    can't see.
+    """
+    stored = [
+        ViewCheckpoint(Position("former", (9, 9, 9)), "w", 5, 1.0, 0, "first"),
+        ViewCheckpoint(Position("topic", (7, 0)), "w", 6, 2.0, 2**40, "second"),
+    ]
+    for checkpoint in stored:
+        assert mirror.log.state
+        mirror.log.commit(mirror.log.state.identity, [], "STREAMING UPDATE", checkpoint)
+    for _ in range(2):
+        assert mirror.log.state
+        mirror.log.commit(mirror.log.state.identity, [], "OPTIMIZE", None)
+    deltalake.DeltaTable(str(mirror.folder)).create_checkpoint()
+    for version in range(3):
+        (mirror.folder / commit_path(version)).unlink()
+    last = Commits().last_commit(str(mirror.folder))
+    assert last == LastCommit(replace(stored[1], writer="", changed_at=0.0))
+    (mirror.folder / commit_path(3)).unlink()
+    assert "has lost the commit" in Commits().last_commit(str(mirror.folder)).trouble
 
 
 def test_in_commit_time_stamps_grow(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from pyroaring import BitMap64
 from cdc.sinks.delta.files.columns import NO_COLUMNS, schema
 from cdc.sinks.delta.files.parquet import DataFile, FileNames
 from cdc.sinks.delta.log.actions import DELETION_VECTORS, creation
+from cdc.sinks.delta.log.history import CLEARED
 from cdc.sinks.delta.log.table_log import NO_TABLE, TableLog
 from cdc.sinks.delta.mirror import compaction, marks
 from cdc.sinks.delta.mirror.rewrite import rewrite_files
@@ -97,7 +98,7 @@ def test_marks_add_up_and_a_file_without_rows_goes(tmp_path: Path) -> None:
         stats = json.dumps({"numRecords": len(versions)})
         file = DataFile(name, (tmp_path / name).stat().st_size, stats)
         actions = marks.mark(log.place, state, [file], dict(search_files(search)), FileNames())
-        log.commit(state.identity, actions, "STREAMING UPDATE", "{}")
+        log.commit(state.identity, actions, "STREAMING UPDATE", CLEARED)
         live |= dict(versions)
         for key, _ in deleted:
             del live[key]
@@ -119,7 +120,7 @@ def test_compaction_changes_no_row(tmp_path: Path) -> None:
         file = DataFile(name, (tmp_path / name).stat().st_size, json.dumps({"numRecords": 2}))
         search = Search("t", str(tmp_path), list(log.state.files), [name], [])
         actions = marks.mark(log.place, log.state, [file], dict(search_files(search)), FileNames())
-        log.commit(log.state.identity, actions, "STREAMING UPDATE", "{}")
+        log.commit(log.state.identity, actions, "STREAMING UPDATE", CLEARED)
         live |= dict(versions)
     assert log.state is not None
     selected = compaction.select(log.place, log.state)

@@ -299,10 +299,24 @@ def test_planted_a_part_of_a_file_that_is_not_accepted(tmp_path: Path) -> None:
         ),
         (
             "/tmp/warehouse",
-            "s3://bucket/x",
+            "hdfs://lake/x",
             10,
-            "sinks.warehouse.path: is a folder's path, and s3: isn't",
-            "folder",
+            "sinks.warehouse.path: is a folder's path or the URL of a bucket, and hdfs: isn't",
+            "s3://, gs://, abfss://",
+        ),
+        (
+            "/tmp/warehouse",
+            "s3://key:secret@lake/x",
+            10,
+            "sinks.warehouse.path: isn't the URL of a bucket",
+            "credentials come from the environment",
+        ),
+        (
+            "/tmp/warehouse",
+            "gs:///x",
+            10,
+            "sinks.warehouse.path: isn't the URL of a bucket",
+            "path: gs://bucket/warehouse",
         ),
         (
             "  dsn: ${DSN}",

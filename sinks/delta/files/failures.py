@@ -9,6 +9,11 @@ from contextlib import contextmanager
 from cdc.errors import SinkUnavailable
 
 WRITE_HINT = "make room there, or see who may write to it; it is tried again"
+READ_HINT = "see whether it is mounted, and who may read it; it is tried again"
+STORE_HINT = (
+    "see that the bucket exists, and the credentials, region and endpoint in the environment of the run and of"
+    " Spark's executors; it is tried again"
+)
 NO_ROOM = "No space left on device|Disk quota exceeded|Read-only file system|File too large"
 """What the operating system says of a disk that takes no more; Java quotes it without a number."""
 OS_ERROR = re.compile(
@@ -20,31 +25,60 @@ Arrow puts a word of its own before it.
 """
 
 
-def os_error_text(error: Exception) -> str:
-    """Extract what the operating system reports from an error's text; empty when it isn't in it."""
+class StoreError(OSError):
+    """What an object store answers, or a file system that can't be used, in words."""
+
+
+def reason_of(error: Exception) -> str:
+    """Say why a file system or a store has failed, in its own words."""
+    if isinstance(error, StoreError):
+        return str(error)
     matches = OS_ERROR.findall(str(error))
-    return "".join(matches[-1]).strip() if matches else ""
+    return "".join(matches[-1]).strip() if matches else type(error).__name__
 
 
-def write_failure(folder: str, error: Exception) -> SinkUnavailable:
+def write_hint(location: str) -> str:
+    """Return what helps where a warehouse can't be written."""
+    return STORE_HINT if "://" in location else WRITE_HINT
+
+
+def read_hint(location: str) -> str:
+    """Return what helps where a warehouse can't be read."""
+    return STORE_HINT if "://" in location else READ_HINT
+
+
+def write_failure(location: str, error: Exception) -> SinkUnavailable:
     """Make the error that says that a disk or a store takes no more."""
-    reason = os_error_text(error) or type(error).__name__
-    return SinkUnavailable(
-        f"The warehouse folder {folder} can't be written: {reason}.", hint=WRITE_HINT
-    )
+    message = f"The warehouse {_name(location)} can't be written: {reason_of(error)}."
+    return SinkUnavailable(message, hint=write_hint(location))
+
+
+def read_failure(location: str, error: Exception) -> SinkUnavailable:
+    """Make the error that says that a table can't be read."""
+    message = f"The warehouse {_name(location)} can't be read: {reason_of(error)}."
+    return SinkUnavailable(message, hint=read_hint(location))
 
 
 @contextmanager
-def reading(folder: str) -> Iterator[None]:
-    """Raise SinkUnavailable where the block can't read a table for what the system says."""
+def reading(location: str) -> Iterator[None]:
+    """Raise SinkUnavailable where the block can't read a table."""
     try:
         yield
     except OSError as error:
-        reason = os_error_text(error) or type(error).__name__
-        raise SinkUnavailable(
-            f"The warehouse folder {folder} can't be read: {reason}.",
-            hint="see whether it is mounted, and who may read it; it is tried again",
-        ) from None
+        raise read_failure(location, error) from None
+
+
+@contextmanager
+def writing(location: str) -> Iterator[None]:
+    """Raise SinkUnavailable where the block can't write to a table."""
+    try:
+        yield
+    except OSError as error:
+        raise write_failure(location, error) from None
+
+
+def _name(location: str) -> str:
+    return location if "://" in location else f"folder {location}"
 
 
 class CommitConflict(SinkUnavailable):

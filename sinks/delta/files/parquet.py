@@ -1,10 +1,9 @@
-"""Parquet files in the folder of a Delta table: written, measured, read.
+"""Parquet files in the place of a Delta table: written, measured, read.
 
 Needs neither Spark nor the table's log, so executors use it too.
 """
 
 import json
-import os
 import secrets
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,9 +14,11 @@ from uuid import UUID, uuid4
 
 import msgspec
 
+from cdc.errors import SinkUnavailable
+from cdc.sinks.delta.place import place
+
 if TYPE_CHECKING:
     import pyarrow as pa
-    import pyarrow.fs
 
 GROUP_ROWS, GROUP_BYTES = 100_000, 64 * 2**20
 """Limits of a row group: one is in memory at once."""
@@ -55,6 +56,11 @@ class FileNames:
         return UUID(self.common + secrets.token_hex(6))
 
 
+def new_file_name() -> str:
+    """Make a name for a Parquet file that no other file has."""
+    return f"part-{uuid4()}.parquet"
+
+
 class FileWriter:
     """Writes a Parquet file, one row group a call. The file can be read once it is closed.
 
@@ -63,8 +69,8 @@ class FileWriter:
 
     def __init__(self, folder: str, name: str) -> None:
         self.name, self.bytes = name, 0
-        self._file_system, root = file_system(folder)
-        self._path = f"{root}/{name}"
+        self._place = place(folder)
+        self._file: Any = None
         self._metadata: list[Any] = []
         self._writer: Any = None
 
@@ -74,12 +80,11 @@ class FileWriter:
 
         self.bytes += table.nbytes
         with self.remove_on_failure():
-            self._writer = self._writer or pq.ParquetWriter(
-                self._path,
-                table.schema,
-                filesystem=self._file_system,
-                metadata_collector=self._metadata,
-            )
+            if self._writer is None:
+                self._file = self._place.create(self.name)
+                self._writer = pq.ParquetWriter(
+                    self._file, table.schema, metadata_collector=self._metadata
+                )
             self._writer.write_table(table, row_group_size=GROUP_ROWS)
 
     def close(self) -> DataFile | None:
@@ -88,10 +93,7 @@ class FileWriter:
             return None
         with self.remove_on_failure():
             self._writer.close()
-            # A commit that is durable must not name a file that isn't.
-            with open(self._path, "rb") as written:
-                os.fsync(written)
-            size = self._file_system.get_file_info(self._path).size
+            size = self._place.finish(self.name, self._file)
         return DataFile(self.name, size, json.dumps(_stats(self._metadata[0])))
 
     @contextmanager
@@ -100,8 +102,13 @@ class FileWriter:
         try:
             yield
         except OSError:
-            with suppress(OSError):
-                self._file_system.delete_file(self._path)
+            if self._writer:
+                with suppress(OSError):
+                    self._writer.close()
+            if self._file:
+                with suppress(OSError):
+                    self._file.close()
+                remove_files(self._place.location, [self.name])
             raise
 
 
@@ -217,44 +224,30 @@ def row_count(path: str) -> int:
         return count
 
 
-def open_file(path: str) -> Any:
-    """Open a Parquet file; the caller closes it."""
+@contextmanager
+def open_file(path: str) -> Iterator[Any]:
+    """Open the Parquet file of a location. Raises OSError."""
     import pyarrow.parquet as pq
 
-    files, local = file_system(path)
+    folder, _, name = path.rpartition("/")
     # Spark's files store a time stamp as a day and nanoseconds. Read as nanoseconds, time would end
     # in 2262.
-    return pq.ParquetFile(local, filesystem=files, coerce_int96_timestamp_unit="us")
-
-
-def file_system(path: str) -> "tuple[pa.fs.FileSystem, str]":
-    """Return the file system of a path or URI, and the path in it."""
-    import pyarrow.fs
-
-    if "://" not in path and not path.startswith("file:"):
-        return pyarrow.fs.LocalFileSystem(), path
-    files, local = pyarrow.fs.FileSystem.from_uri(path)
-    return files, local
+    with place(folder).open(name) as file:
+        yield pq.ParquetFile(file, coerce_int96_timestamp_unit="us")
 
 
 def remove_files(folder: str, names: Sequence[str]) -> None:
     """Remove files as far as possible. A file that stays takes space and is in no commit."""
-    files, root = file_system(folder)
-    for name in names:
-        with suppress(OSError):
-            files.delete_file(f"{root}/{name}")
+    with suppress(SinkUnavailable):
+        place(folder).remove(names)
 
 
 def names_with(folder: str, text: str) -> list[str]:
     """List a folder's files whose names have a text in them; none when it can't be listed."""
-    import pyarrow.fs
-
-    files, root = file_system(folder)
     try:
-        listing = files.get_file_info(pyarrow.fs.FileSelector(root))
-    except OSError:
+        return [file.path for file in place(folder).files() if text in file.path]
+    except SinkUnavailable:
         return []
-    return [file.base_name for file in listing if text in file.base_name]
 
 
 def fit_to_schema(table: "pa.Table", schema: "pa.Schema") -> "pa.Table":

@@ -2,12 +2,58 @@
 
 Reading starts where neither part misses anything. So a batch may bring one of them events that it
 has already: that part's position stays where it is.
+
+A commit has its checkpoint as text, and as numbers in `txn` actions. The text ends with the commit's file;
+the numbers are in every checkpoint of the log.
 """
 
 from collections.abc import Mapping
 from dataclasses import replace
 
 from cdc.model.position import Position, Reach, ViewCheckpoint, distance
+
+APPLICATION = "cdc"
+"""The name in `txn` actions under which each of our commits has its version. Others begin with it."""
+
+
+def to_transactions(checkpoint: ViewCheckpoint, version: int) -> dict[str, int]:
+    """Return the numbers of a commit's `txn` actions by their names; see `from_transactions`."""
+    position = checkpoint.position
+    offsets = {
+        f"{APPLICATION}/offset/{position.topic_id}/{partition}": offset
+        for partition, offset in enumerate(position.offsets)
+    }
+    return {
+        APPLICATION: version,
+        f"{APPLICATION}/topic/{position.topic_id}": version,
+        f"{APPLICATION}/generation/{checkpoint.generation}": version,
+        f"{APPLICATION}/floor": checkpoint.floor,
+        f"{APPLICATION}/rows": checkpoint.rows,
+        **offsets,
+    }
+
+
+def from_transactions(transactions: Mapping[str, int]) -> ViewCheckpoint | None:
+    """Return the checkpoint of our last commit by the `txn` of a table, without its writer and time; None
+    where there is none. Of the topics and generations that are named the last one counts.
+    """
+    if APPLICATION not in transactions:
+        return None
+    topic_id = _newest_name(transactions, f"{APPLICATION}/topic/")
+    offsets: list[int] = []
+    while (name := f"{APPLICATION}/offset/{topic_id}/{len(offsets)}") in transactions:
+        offsets.append(transactions[name])
+    return ViewCheckpoint(
+        Position(topic_id, tuple(offsets)),
+        rows=transactions[f"{APPLICATION}/rows"],
+        floor=transactions[f"{APPLICATION}/floor"],
+        generation=_newest_name(transactions, f"{APPLICATION}/generation/"),
+    )
+
+
+def _newest_name(transactions: Mapping[str, int], start: str) -> str:
+    names = [name for name in transactions if name.startswith(start)]
+    return max(names, key=transactions.__getitem__).removeprefix(start)
 
 
 def known_offsets(checkpoint: ViewCheckpoint | None, topic: Position) -> tuple[int, ...]:

@@ -19,12 +19,12 @@ from typing import Any
 from uuid import uuid4
 
 from cdc.errors import SinkRejected
+from cdc.model.position import ViewCheckpoint
 from cdc.sinks.delta.files.failures import commit_conflict
+from cdc.sinks.delta.log import positions
 from cdc.sinks.delta.log.vectors import vector_id
-from cdc.sinks.delta.place import Place
+from cdc.sinks.delta.place import place
 
-APPLICATION = "cdc"
-"""The name in `txn` actions under which each of our commits has its version."""
 FOLDER = "_delta_log"
 COMMIT = re.compile(rf"^{FOLDER}/(\d{{20}})\.json$")
 CHECKPOINT = re.compile(
@@ -154,7 +154,7 @@ class TableLog:
     """The log of the table in a folder. One thread at a time uses it."""
 
     def __init__(self, folder: str) -> None:
-        self.place = Place(folder)
+        self.place = place(folder)
         self.state: TableState | None = None
         """As of the last `refresh` or `commit`; None while there is no table."""
         self.checkpoint_version = -1
@@ -185,7 +185,7 @@ class TableLog:
 
         Raises as `refresh` does.
         """
-        state = TableLog(self.place.folder)._load(version)
+        state = TableLog(self.place.location)._load(version)
         if state is None or state.version != version:
             return None
         _require_known(state.protocol)
@@ -193,7 +193,7 @@ class TableLog:
 
     def history(self) -> Iterator[Mapping[str, Any]]:
         """Iterate over the commits, the newest first, as far as their files exist: each one's
-        `commitInfo` with its `version`.
+        `commitInfo` with its `version`. Of our last one a checkpoint keeps the position.
         """
         state = self.state
         if state is None:
@@ -203,9 +203,18 @@ class TableLog:
         for version in range(state.version - bool(state.info), -1, -1):
             actions = self.read(version)
             if actions is None:
+                yield from self._kept_by_checkpoint(version)
                 return
             infos = (action["commitInfo"] for action in actions if "commitInfo" in action)
             yield {**next(infos, {}), "version": version}
+
+    def _kept_by_checkpoint(self, version: int) -> Iterator[Mapping[str, Any]]:
+        """Yield the commit of a version whose file doesn't exist any more, if it is our last one."""
+        assert self.state
+        transactions = self.state.transactions
+        checkpoint = positions.from_transactions(transactions)
+        if checkpoint and transactions[positions.APPLICATION] == version:
+            yield {"version": version, "userMetadata": checkpoint.to_json()}
 
     def read(self, version: int) -> list[Action] | None:
         """Read the actions of a commit; None where its file doesn't exist, yet or any more."""
@@ -224,14 +233,14 @@ class TableLog:
         identity: Identity,
         actions: Sequence[Action],
         operation: str,
-        checkpoint: str | None,
+        checkpoint: ViewCheckpoint | None,
         properties: Mapping[str, str] | None = None,
     ) -> None:
         """Commit on top of a version.
 
         identity: of the table when the actions were made; NO_TABLE where there was none.
-        checkpoint: the text that the commit's metadata has; None for a commit that says nothing of our
-        position. properties: others of the commit's information, by name.
+        checkpoint: that the commit leads to; None for a commit that says nothing of our position.
+        properties: others of the commit's information, by name.
 
         Raises:
             CommitConflict: there is a newer version. SinkUnavailable: the place can't be written.
@@ -253,11 +262,14 @@ class TableLog:
         }
         if state.properties.get("delta.enableInCommitTimestamps") == "true":
             info = {"inCommitTimestamp": max(now, state.timestamp + 1), **info}
-        if checkpoint is not None:
-            info["userMetadata"] = checkpoint
         listed = [{"commitInfo": info}, *actions]
         if checkpoint is not None:
-            listed.append({"txn": {"appId": APPLICATION, "version": version, "lastUpdated": now}})
+            info["userMetadata"] = checkpoint.to_json()
+            numbers = positions.to_transactions(checkpoint, version)
+            listed += [
+                {"txn": {"appId": name, "version": number, "lastUpdated": now}}
+                for name, number in numbers.items()
+            ]
         data = b"".join(
             json.dumps(action, separators=(",", ":")).encode() + b"\n" for action in listed
         )
@@ -298,7 +310,7 @@ class TableLog:
                 return None
             if data is None:
                 raise SinkRejected(
-                    f"The log of the Delta table {self.place.folder} lacks version {state.version + 1}.",
+                    f"The log of the Delta table {self.place.location} lacks version {state.version + 1}.",
                     hint="restore the file from a backup, or make the view again with `rebuild`",
                 )
             state.apply(version, _parse(data))

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 from uuid import UUID
 
-from cdc.sinks.delta.files.links import local_path
+from cdc.sinks.delta.place import locate
 
 if TYPE_CHECKING:
     from pyroaring import BitMap64
@@ -94,7 +94,7 @@ def vector_path(descriptor: Descriptor) -> str | None:
     if descriptor["storageType"] == "i":
         return None
     if descriptor["storageType"] == "p":
-        return local_path("", text)
+        return locate("", text)
     folder = text[:-ID_CHARACTERS]
     name = file_name(UUID(bytes=decode85(text[-ID_CHARACTERS:])))
     return f"{folder}/{name}" if folder else name

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING
 from cdc.sinks.delta.files import parquet
 from cdc.sinks.delta.files.columns import to_arrow
 from cdc.sinks.delta.files.failures import CommitConflict
-from cdc.sinks.delta.files.links import local_path
 from cdc.sinks.delta.files.parquet import DataFile, FileNames
 from cdc.sinks.delta.log.actions import addition
 from cdc.sinks.delta.log.table_log import File, Identity, TableLog, TableState, removal
-from cdc.sinks.delta.mirror.marks import marked_rows, row_count
-from cdc.sinks.delta.mirror.rewrite import Rewrite, Source, rewrite
+from cdc.sinks.delta.mirror.marks import row_count
+from cdc.sinks.delta.mirror.rewrite import Rewrite, rewrite, sources
 from cdc.sinks.delta.place import Place
 
 if TYPE_CHECKING:
@@ -77,12 +76,8 @@ def _remaining_share(place: Place, file: File) -> float:
 
 def request(log: TableLog, state: TableState, files: Sequence[File], names: FileNames) -> Rewrite:
     """Describe the rewrite of files of a version, without their marked rows."""
-    folder = log.place.folder
-    sources = [
-        Source(local_path(folder, file["path"]), marked_rows(log.place, file, None).serialize())
-        for file in files
-    ]
-    return Rewrite(folder, sources, to_arrow(state.columns), names.generate())
+    columns = to_arrow(state.columns)
+    return Rewrite(log.place.location, sources(log.place, files), columns, names.generate())
 
 
 def replace(
@@ -92,10 +87,8 @@ def replace(
     actions = [removal(file, data_change=False) for file in files]
     if result:
         actions.append(addition(result, data_change=False))
-    # The position stays what it is. Where somebody else's commit is the newest one, it is found below.
-    checkpoint = log.state.info.get("userMetadata") if log.state else None
     with suppress(CommitConflict):
-        log.commit(identity, actions, "OPTIMIZE", checkpoint)
+        log.commit(identity, actions, "OPTIMIZE", None)
         return
     if result:
-        parquet.remove_files(log.place.folder, [result.name])
+        parquet.remove_files(log.place.location, [result.name])

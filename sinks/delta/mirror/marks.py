@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from cdc.sinks.delta.files import parquet
 from cdc.sinks.delta.files.failures import reading
-from cdc.sinks.delta.files.links import local_path
 from cdc.sinks.delta.files.parquet import DataFile, FileNames
 from cdc.sinks.delta.log import vectors
 from cdc.sinks.delta.log.actions import addition
 from cdc.sinks.delta.log.table_log import Action, File, TableState, removal
-from cdc.sinks.delta.place import Place
+from cdc.sinks.delta.place import Place, locate
 
 if TYPE_CHECKING:
     from pyroaring import BitMap64
@@ -39,8 +38,8 @@ def row_count(place: Place, file: File) -> int:
         count: int = stats["numRecords"]
         return count
     # Others may write files, or a checkpoint, without statistics.
-    with reading(place.folder):
-        return parquet.row_count(local_path(place.folder, file["path"]))
+    with reading(place.location):
+        return parquet.row_count(locate(place.location, file["path"]))
 
 
 def mark(

@@ -1,15 +1,18 @@
 """Files of mirrors that executors write again, without some of their rows."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cdc.errors import SinkUnavailable
 from cdc.sink.lane_run import freeze_gc_after
 from cdc.sinks.delta.files import parquet
-from cdc.sinks.delta.files.failures import WRITE_HINT, write_failure
+from cdc.sinks.delta.files.failures import write_failure, write_hint
 from cdc.sinks.delta.files.parquet import DataFile
 from cdc.sinks.delta.log import vectors
+from cdc.sinks.delta.log.table_log import File
+from cdc.sinks.delta.mirror.marks import marked_rows
+from cdc.sinks.delta.place import Place, locate
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -19,7 +22,7 @@ RESULT_COLUMNS = "number long, name string, size long, stats string, failure str
 
 
 class Source(NamedTuple):
-    """A file that is written again: its path, and a bitmap of the rows that are left out."""
+    """A file that is read: its location, and a bitmap of the rows that are left out."""
 
     path: str
     left_out: bytes | None
@@ -37,6 +40,14 @@ class Rewrite(NamedTuple):
     name: str
 
 
+def sources(place: Place, files: Iterable[File]) -> list[Source]:
+    """Describe files of a table, whose marked rows are left out. Raises SinkUnavailable."""
+    return [
+        Source(locate(place.location, file["path"]), marked_rows(place, file, None).serialize())
+        for file in files
+    ]
+
+
 def rewrite(spark: "SparkSession", rewrites: Sequence[Rewrite]) -> list[DataFile | None]:
     """Write files again, in one Spark job. Returns for each the new file; None where no row remains.
 
@@ -50,7 +61,7 @@ def rewrite(spark: "SparkSession", rewrites: Sequence[Rewrite]) -> list[DataFile
     rows = numbers.mapInArrow(freeze_gc_after(partial(_work, rewrites)), RESULT_COLUMNS).collect()
     for row in rows:
         if row["failure"]:
-            raise SinkUnavailable(row["failure"], hint=WRITE_HINT)
+            raise SinkUnavailable(row["failure"], hint=write_hint(rewrites[0].folder))
     files = {
         row["number"]: DataFile(row["name"], row["size"], row["stats"])
         for row in rows
@@ -81,23 +92,28 @@ def _work(
 
 def rewrite_files(request: Rewrite) -> DataFile | None:
     """Write the remaining rows of some files as one; None when none remain. Raises OSError."""
-    return parquet.write_file(request.folder, request.name, parquet.row_groups(_remaining(request)))
+    tables = (
+        table for source in request.sources for table in remaining_rows(source, request.columns)
+    )
+    return parquet.write_file(request.folder, request.name, parquet.row_groups(tables))
 
 
-def _remaining(request: Rewrite) -> Iterator["pa.Table"]:
-    """Read the rows that remain, a row group of a file at a time."""
+def remaining_rows(source: Source, columns: "pa.Schema") -> Iterator["pa.Table"]:
+    """Read the rows of a file that aren't left out, a row group at a time, as the columns of a schema.
+
+    Raises OSError.
+    """
     import numpy as np
 
-    for source in request.sources:
-        left_out = vectors.bitmap(source.left_out)
-        start = 0
-        for table in parquet.read_rows(source.path, request.columns):
-            end = start + len(table)
-            within = left_out & vectors.span(start, end)
-            if within:
-                remains = np.ones(len(table), bool)
-                remains[np.fromiter(within, np.int64, len(within)) - start] = False
-                yield table.filter(remains)
-            else:
-                yield table
-            start = end
+    left_out = vectors.bitmap(source.left_out)
+    start = 0
+    for table in parquet.read_rows(source.path, columns):
+        end = start + len(table)
+        within = left_out & vectors.span(start, end)
+        if within:
+            remains = np.ones(len(table), bool)
+            remains[np.fromiter(within, np.int64, len(within)) - start] = False
+            yield table.filter(remains)
+        else:
+            yield table
+        start = end

@@ -9,16 +9,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
+from cdc.errors import SinkUnavailable
 from cdc.sink.lane_run import freeze_gc_after
 from cdc.sinks.delta.files import parquet
-from cdc.sinks.delta.files.links import local_path
+from cdc.sinks.delta.files.failures import read_failure, read_hint
+from cdc.sinks.delta.place import locate
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
-SUPERSEDED = "table string, path string, rows binary"
-"""The rows of a file of a table that are superseded: a Roaring bitmap of their numbers."""
+SUPERSEDED = "table string, path string, rows binary, failure string"
+"""The rows of a file of a table that are superseded: a Roaring bitmap of their numbers. Or why a table
+can't be read.
+"""
 FILES_A_TASK = 8
 """So many files are searched one after the other before another task pays."""
 Bitmaps = Mapping[str, bytes]
@@ -48,7 +52,7 @@ def find_superseded(spark: "SparkSession", searches: Sequence[Search]) -> Mappin
     """Find the superseded rows of tables, in one Spark job. Returns by table those files that have any.
 
     Raises:
-        PySparkException: a file can't be read.
+        SinkUnavailable: a file can't be read.
     """
     shares = [share for search in searches for share in _shares(search)]
     if not shares:
@@ -58,6 +62,8 @@ def find_superseded(spark: "SparkSession", searches: Sequence[Search]) -> Mappin
     work = freeze_gc_after(partial(_work, [shares[task::tasks] for task in range(tasks)]))
     superseded: dict[str, dict[str, bytes]] = {}
     for row in numbers.mapInArrow(work, SUPERSEDED).collect():
+        if row["failure"]:
+            raise SinkUnavailable(row["failure"], hint=read_hint(searches[0].folder))
         superseded.setdefault(row["table"], {})[row["path"]] = bytes(row["rows"])
     return superseded
 
@@ -77,16 +83,23 @@ def _work(
     """Search the shares of a task: numbers of tasks in, SUPERSEDED out."""
     import pyarrow as pa
 
+    types = pa.schema(
+        {"table": pa.string(), "path": pa.string(), "rows": pa.binary(), "failure": pa.string()}
+    )
     for number in (number for batch in batches for number in batch.column("id").to_pylist()):
         for search in shares[number]:
-            for path, rows in search_files(search):
-                yield pa.RecordBatch.from_pylist(
-                    [{"table": search.table, "path": path, "rows": rows}]
-                )
+            try:
+                results = [
+                    {"table": search.table, "path": path, "rows": rows}
+                    for path, rows in search_files(search)
+                ]
+            except OSError as error:
+                results = [{"failure": read_failure(search.folder, error).message}]
+            yield pa.RecordBatch.from_pylist(results, types)
 
 
 def search_files(search: Search) -> Iterator[tuple[str, bytes]]:
-    """Find the superseded rows of files: each file that has any, and their bitmap."""
+    """Find the superseded rows of files: each file that has any, and their bitmap. Raises OSError."""
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -104,7 +117,7 @@ def search_files(search: Search) -> Iterator[tuple[str, bytes]]:
         (path, start, ids)
         for path in search.files
         for start, ids in parquet.read_ids_within(
-            local_path(search.folder, path), bounds["min"], bounds["max"]
+            locate(search.folder, path), bounds["min"], bounds["max"]
         )
     ]
     # One call for all groups: each makes a table of what is wanted, which takes longer than a group.

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import deltalake
 
-from cdc.sinks.delta.files import links, parquet
+from cdc.sinks.delta.files import parquet
+from cdc.sinks.delta.place import locate
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -34,11 +35,13 @@ class MirrorVersion:
         for path in self._paths:
             yield from parquet.rows_with_ids(path, ids, schema, self._selections.get(path))
 
-    def batches(self, rows: int) -> Iterator["pa.RecordBatch"]:
-        """Read all rows, so many at once at most, with the columns that each file has."""
+    def batches(self, rows: int, share: int = 0, shares: int = 1) -> Iterator["pa.RecordBatch"]:
+        """Read all rows, so many at once at most, with the columns that each file has; or those of one
+        share of the files.
+        """
         import pyarrow as pa
 
-        for path in self._paths:
+        for path in self._paths[share::shares]:
             selection = self._selections.get(path)
             start = 0
             with parquet.open_file(path) as file:
@@ -60,7 +63,7 @@ class MirrorVersion:
 
         actions = pa.table(self._table.get_add_actions())
         # Not `file_uris`, which puts the table's folder before absolute paths too.
-        return [links.local_path(self._folder, path) for path in actions["path"].to_pylist()]
+        return [locate(self._folder, path) for path in actions["path"].to_pylist()]
 
     @cached_property
     def _selections(self) -> dict[str, Any]:
@@ -68,6 +71,6 @@ class MirrorVersion:
         import pyarrow as pa
 
         vectors = pa.table(self._table.deletion_vectors().read_all())
-        paths = (links.local_path(self._folder, path) for path in vectors["filepath"].to_pylist())
+        paths = (locate(self._folder, path) for path in vectors["filepath"].to_pylist())
         selections = vectors["selection_vector"]
         return {path: selections[number].values for number, path in enumerate(paths)}
