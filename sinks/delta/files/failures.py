@@ -34,17 +34,22 @@ def write_failure(folder: str, error: Exception) -> SinkUnavailable:
     )
 
 
+def read_failure(folder: str, error: Exception) -> SinkUnavailable:
+    """Make the error that says that a table can't be read."""
+    reason = os_error_text(error) or type(error).__name__
+    return SinkUnavailable(
+        f"The warehouse folder {folder} can't be read: {reason}.",
+        hint="see whether it is mounted, and who may read it; it is tried again",
+    )
+
+
 @contextmanager
 def reading(folder: str) -> Iterator[None]:
     """Raise SinkUnavailable where the block can't read a table for what the system says."""
     try:
         yield
     except OSError as error:
-        reason = os_error_text(error) or type(error).__name__
-        raise SinkUnavailable(
-            f"The warehouse folder {folder} can't be read: {reason}.",
-            hint="see whether it is mounted, and who may read it; it is tried again",
-        ) from None
+        raise read_failure(folder, error) from None
 
 
 class CommitConflict(SinkUnavailable):

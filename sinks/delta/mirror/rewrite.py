@@ -1,21 +1,18 @@
 """Files of mirrors that executors write again, without some of their rows."""
 
 from collections.abc import Iterator, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from cdc.errors import SinkUnavailable
-from cdc.sink.lane_run import freeze_gc_after
 from cdc.sinks.delta.files import parquet
 from cdc.sinks.delta.files.failures import WRITE_HINT, write_failure
 from cdc.sinks.delta.files.parquet import DataFile
 from cdc.sinks.delta.log import vectors
+from cdc.sinks.delta.mirror.tasks import run_tasks
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
-
-RESULT_COLUMNS = "number long, name string, size long, stats string, failure string"
 
 
 class Source(NamedTuple):
@@ -43,40 +40,21 @@ def rewrite(spark: "SparkSession", rewrites: Sequence[Rewrite]) -> list[DataFile
     Raises:
         SinkUnavailable: a folder takes no more.
     """
-    if not rewrites:
-        return []
-    tasks = min(len(rewrites), spark.sparkContext.defaultParallelism)
-    numbers = spark.range(len(rewrites), numPartitions=tasks)
-    rows = numbers.mapInArrow(freeze_gc_after(partial(_work, rewrites)), RESULT_COLUMNS).collect()
-    for row in rows:
-        if row["failure"]:
-            raise SinkUnavailable(row["failure"], hint=WRITE_HINT)
-    files = {
-        row["number"]: DataFile(row["name"], row["size"], row["stats"])
-        for row in rows
-        if row["name"]
-    }
-    return [files.get(number) for number in range(len(rewrites))]
+    results: dict[str, DataFile] = {}
+    for name, outcome in run_tasks(spark, _rewrite, rewrites):
+        if isinstance(outcome, str):
+            raise SinkUnavailable(outcome, hint=WRITE_HINT)
+        results[name] = outcome
+    return [results.get(request.name) for request in rewrites]
 
 
-def _work(
-    rewrites: Sequence[Rewrite], batches: "Iterator[pa.RecordBatch]"
-) -> "Iterator[pa.RecordBatch]":
-    """Do the rewrites of a task: numbers of rewrites in, RESULT_COLUMNS out."""
-    import pyarrow as pa
-
-    for number in (number for batch in batches for number in batch.column("id").to_pylist()):
-        result: dict[str, Any] = dict.fromkeys(("name", "size", "stats", "failure"))
-        try:
-            if file := rewrite_files(rewrites[number]):
-                result |= {"name": file.name, "size": file.size, "stats": file.stats}
-        except OSError as error:
-            result["failure"] = write_failure(rewrites[number].folder, error).message
-        columns = {
-            name: pa.array([result[name]], pa.int64() if name == "size" else pa.string())
-            for name in result
-        }
-        yield pa.RecordBatch.from_pydict({"number": pa.array([number], pa.int64()), **columns})
+def _rewrite(request: Rewrite) -> Iterator[tuple[str, DataFile | str]]:
+    """Do a rewrite: the name, and the new file or a message that says why it can't be written."""
+    try:
+        if file := rewrite_files(request):
+            yield request.name, file
+    except OSError as error:
+        yield request.name, write_failure(request.folder, error).message
 
 
 def rewrite_files(request: Rewrite) -> DataFile | None:

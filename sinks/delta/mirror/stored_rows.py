@@ -13,7 +13,7 @@ from cdc.codec.types.arrow import countable
 from cdc.model.table import Table
 from cdc.sink.lane import Failure
 from cdc.sinks.delta.files import parquet
-from cdc.sinks.delta.files.failures import os_error_text
+from cdc.sinks.delta.files.failures import read_failure
 from cdc.sinks.delta.files.parquet import ID, DataFile
 from cdc.sinks.delta.mirror.version import MirrorVersion
 
@@ -72,9 +72,7 @@ class StoredRows:
         try:
             return self._values(missing, rows, deleted)
         except (OSError, deltalake.exceptions.DeltaError) as error:
-            reason = os_error_text(error) or type(error).__name__
-            message = f"The warehouse folder {self._folder} can't be read: {reason}."
-            raise Failure("unavailable", message) from None
+            raise Failure("unavailable", read_failure(self._folder, error).message) from None
 
     def _values(
         self, missing: MissingColumns, rows: Sequence[DataFile], deleted: Sequence[DataFile]
