@@ -29,7 +29,7 @@ from cdc.sample.probe import Watch, delta_watch, elasticsearch_watch, redis_watc
 
 MARK_S = 0.05
 LATE_S = 30.0
-LIMITS = {"cache": (0.2, 0.5), "search": (0.25, 0.6), "warehouse": (4.0, 7.0)}
+LIMITS = {"cache": (0.2, 0.5), "search": (0.25, 0.6), "warehouse": (1.5, 3.0)}
 """The most that p50 and p99 may be, seconds, at RATE."""
 RATE = 200.0
 T = TypeVar("T")

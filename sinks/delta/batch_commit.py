@@ -94,10 +94,10 @@ class BatchCommit:
         return outcome
 
     def _find_superseded(self) -> None:
-        """Find the rows of all mirrors that the batch supersedes."""
+        """Find the rows of large mirrors that the batch supersedes."""
         searches = [search for step in self.steps.values() if (search := step.search())]
         for name, bitmaps in find_superseded(self._spark, searches).items():
-            self.steps[name].superseded = bitmaps
+            self.steps[name].staged.superseded = bitmaps
 
     def _rewrite(self) -> None:
         """Write files of mirrors again whose readers don't support deletion vectors."""

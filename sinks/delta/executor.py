@@ -2,7 +2,8 @@
 
 A task writes a file of events for the log of changes, and for the mirror one of rows and one of the
 ids of deleted rows. Every chunk adds to them. None of them is part of a table yet. A row that comes
-in several chunks is staged several times: `Staged.repeated` says so.
+in several chunks is staged several times: `Staged.repeated` says so. At its end the task finds the rows
+of a small mirror that it supersedes.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,9 +21,11 @@ from cdc.model.table import Table
 from cdc.sink.lane import SUPERSEDED, ChunkLimits, Failure, FoldedRow, Part, Verdicts
 from cdc.sink.rejection import Source
 from cdc.sinks.delta.files.columns import arrow_schema
-from cdc.sinks.delta.files.failures import write_failure
+from cdc.sinks.delta.files.failures import read_failure, write_failure
 from cdc.sinks.delta.files.parquet import DataFile, FileNames, FileWriter
+from cdc.sinks.delta.log import vectors
 from cdc.sinks.delta.mirror.stored_rows import StoredRows
+from cdc.sinks.delta.mirror.superseded import Search, search_files
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -41,6 +44,8 @@ class ViewState:
     changes, mirror: folders; there is no log of changes where only a mirror is written.
     logged, mirrored: by partition, the offset below which the log or the mirror has all events.
     version: of the mirror; None while it has no rows.
+    files: paths of the mirror's files as its log has them, where the task is to search them; None where
+    another job does (`mirror.superseded`).
     """
 
     table: Table
@@ -50,18 +55,21 @@ class ViewState:
     logged: tuple[int, ...]
     mirrored: tuple[int, ...]
     version: int | None
+    files: Sequence[str] | None = None
 
 
 class Staged(msgspec.Struct):
     """Files of one view that are in no commit yet: of events, of rows, of the ids of deleted rows.
 
     repeated: whether a row may be in them several times; the one of the greatest offset counts.
+    superseded: by path of a file of the mirror, or of rows: the bitmap of its rows that are superseded.
     """
 
     events: list[DataFile] = []
     rows: list[DataFile] = []
     deleted: list[DataFile] = []
     repeated: bool = False
+    superseded: dict[str, bytes] = {}
 
     def add(self, staged: "Staged") -> None:
         """Add the files of a task."""
@@ -69,6 +77,21 @@ class Staged(msgspec.Struct):
         self.rows.extend(staged.rows)
         self.deleted.extend(staged.deleted)
         self.repeated |= staged.repeated
+        for path, rows in staged.superseded.items():
+            both = vectors.bitmap(self.superseded.get(path)) | vectors.bitmap(rows)
+            self.superseded[path] = both.serialize()
+
+    def search(self, table: str, folder: str, files: Sequence[str]) -> Search | None:
+        """Describe the search for the rows of a mirror that these files supersede; None where there can
+        be none.
+
+        files: paths of the mirror's files.
+        """
+        rows = [file.name for file in self.rows]
+        deleted = [file.name for file in self.deleted]
+        if not (rows or deleted):
+            return None
+        return Search(table, folder, files, rows, deleted, repeated=self.repeated)
 
 
 @dataclass
@@ -187,9 +210,17 @@ class _Stage:
         return self._stored_rows.values(missing, self._staged.rows, self._staged.deleted)
 
     def end(self) -> Staged:
-        """Close the files. Raises Failure."""
+        """Close the files, and find what they supersede in a mirror that is searched here. Raises Failure."""
         for kind in list(self._writers):
             self._close(kind)
+        view = self._view
+        if view.files is not None and (
+            search := self._staged.search(view.table.qualified, view.mirror, view.files)
+        ):
+            try:
+                self._staged.superseded = dict(search_files(search))
+            except OSError as error:
+                raise Failure("unavailable", read_failure(view.mirror, error).message) from None
         return self._staged
 
     def _fresh(self, part: Part) -> list[FoldedRow]:

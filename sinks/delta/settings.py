@@ -66,7 +66,7 @@ class Delta(SinkSettings):
     """Tables, or patterns of tables, whose mirror has readers without support for deletion vectors (deltalake's
     `to_pandas()`, `to_pyarrow_table()`, `count()`). The price: instead of marking rows as deleted, a merge
     rewrites every file with a changed row."""
-    trigger_s: float = Field(default=5.0, ge=0, description=TRIGGER)
+    trigger_s: float = Field(default=1.0, ge=0, description=TRIGGER)
 
     @property
     def place(self) -> Hashable:

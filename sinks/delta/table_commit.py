@@ -29,7 +29,7 @@ from cdc.sinks.delta.log.table_log import (
 from cdc.sinks.delta.mirror import marks
 from cdc.sinks.delta.mirror.logged import find_logged
 from cdc.sinks.delta.mirror.rewrite import Rewrite, Source, rewrite, sources
-from cdc.sinks.delta.mirror.superseded import Bitmaps, Search
+from cdc.sinks.delta.mirror.superseded import Search
 from cdc.sinks.delta.place import locate
 from cdc.sinks.delta.tables import Tables
 
@@ -38,6 +38,11 @@ if TYPE_CHECKING:
 
 BATCH = "STREAMING UPDATE"
 """The operation of a batch's commits, by Delta's name."""
+
+SEARCHED_BYTES = 16 * 2**20
+"""The files of a mirror that each task of a batch searches for what it supersedes: it reads the ids in some
+10 ms. Another job of Spark takes 25 ms, and more of the CPU; but its tasks divide a large mirror.
+"""
 
 
 @dataclass(eq=False)
@@ -59,8 +64,6 @@ class TableCommit:
     names: FileNames
     staged: Staged = field(default_factory=Staged)
     """What executors have written."""
-    superseded: Bitmaps = field(default_factory=dict)
-    """By path of a file of the mirror: the bitmap of the rows that the batch supersedes."""
     rewritten: Sequence[tuple[str, DataFile | None]] = ()
     """Files of the mirror that were written again: by its path each, and what replaces it."""
 
@@ -122,17 +125,14 @@ class TableCommit:
         return unchanged + [file for file in rewrite(spark, requests) if file]
 
     def search(self) -> Search | None:
-        """Describe the search for the rows that the batch supersedes; None where there can be none."""
-        rows = _names(self.staged.rows)
-        deleted = _names(self.staged.deleted)
-        if "mirror" not in self.pending or not (rows or deleted):
+        """Describe the search for the rows that the batch supersedes; None where there can be none, or
+        the tasks that wrote the batch have found them.
+        """
+        if "mirror" not in self.pending or self.view.files is not None:
             return None
         state = self._mirror_state()
-        files = list(state.files) if state else []
         folder = self.tables.folder(self.table, "mirror")
-        return Search(
-            self.table.qualified, folder, files, rows, deleted, repeated=self.staged.repeated
-        )
+        return self.staged.search(self.table.qualified, folder, list(state.files) if state else [])
 
     def rewrites(self) -> list[tuple[str, Rewrite]]:
         """List the files of the mirror that are to be written again, by their paths: where readers
@@ -150,8 +150,9 @@ class TableCommit:
         folder = log.place.location
         rewrites = []
         for path, file in files.items():
-            if path in self.superseded or "deletionVector" in file:
-                rows = marks.marked_rows(log.place, file, self.superseded.get(path))
+            superseded = self.staged.superseded.get(path)
+            if superseded or "deletionVector" in file:
+                rows = marks.marked_rows(log.place, file, superseded)
                 source = Source(locate(folder, path), rows.serialize())
                 name = self.names.generate()
                 rewrites.append((path, Rewrite(folder, [source], to_arrow(columns), name)))
@@ -170,7 +171,7 @@ class TableCommit:
     def _marking(self, state: TableState | None) -> list[Action]:
         place = self.log("mirror").place
         present = state or TableState()
-        return marks.mark(place, present, self.staged.rows, self.superseded, self.names)
+        return marks.mark(place, present, self.staged.rows, self.staged.superseded, self.names)
 
     def _replacing(self, state: TableState | None) -> list[Action]:
         """Make the actions where files with superseded rows have been written again."""
@@ -244,6 +245,7 @@ def begin(tables: Tables, writer: str, advance: Advance, names: FileNames) -> Ta
         known_offsets(advance, last_commits.get("changes")),
         known_offsets(advance, last_commits["mirror"]),
         identities["mirror"][0] if last_commits["mirror"].checkpoint else None,
+        _searched_files(states["mirror"]),
     )
     return TableCommit(advance, tables, pending, identities, view, names)
 
@@ -266,6 +268,13 @@ def known_offsets(advance: Advance, last_commit: LastCommit | None) -> tuple[int
     """Return by partition the offset below which a part needs nothing; 0 for a repair."""
     checkpoint = None if advance.is_repair or last_commit is None else last_commit.checkpoint
     return positions.known_offsets(checkpoint, advance.end)
+
+
+def _searched_files(mirror: TableState | None) -> list[str] | None:
+    """List the files of a mirror that is so small that every task of a batch searches it."""
+    if mirror is None:
+        return []
+    return list(mirror.files) if mirror.size_bytes <= SEARCHED_BYTES else None
 
 
 def _names(files: Sequence[DataFile]) -> list[str]:

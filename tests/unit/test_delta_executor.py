@@ -11,6 +11,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyroaring import BitMap64
 
 from cdc.codec.decode_options import DecodeOptions
 from cdc.errors import SinkRejected
@@ -125,6 +126,43 @@ def test_a_part_gets_nothing_that_it_knows(folder: Path) -> None:
     assert (report.applied.stale, report.applied.written) == (2, 2)
     _, staged = run(view(folder, topic, changes=None), topic)
     assert (staged.events, len(staged.rows)) == ([], 1)
+
+
+def test_a_small_mirror_is_searched_by_the_tasks(folder: Path) -> None:
+    """A row of an earlier batch, and one that comes in two chunks of this one."""
+    topic = Topic(ITEMS, 1)
+    for number in range(3):
+        topic.add("c", row(f"k{number}", number))
+    _, first = run(view(folder, topic, files=[]), topic)
+    assert first.superseded == {}
+    (stored,) = first.rows
+    topic.add("u", row("k1", 2))
+    topic.add("d", row("k0"))
+    topic.add("u", row("k1", 3))
+    state = view(folder, topic, files=[stored.name], logged=(3,), mirrored=(3,))
+    _, staged = run(state, topic, rows=1)
+    (rows,) = staged.rows
+    found = {path: set(BitMap64.deserialize(bits)) for path, bits in staged.superseded.items()}
+    assert found == {stored.name: {0, 1}, rows.name: {0}}
+    _, staged = run(replace(state, files=None), topic)
+    assert staged.superseded == {}
+
+
+def test_a_file_of_the_mirror_that_a_task_cant_read_is_reported(folder: Path) -> None:
+    topic = Topic(ITEMS, 1)
+    topic.add("c", row("k"))
+    (report,), _ = run(view(folder, topic, files=["gone.parquet"]), topic)
+    assert report.failure == "unavailable"
+    assert "can't be read: No such file or directory" in report.message
+
+
+def test_what_several_tasks_found_is_added_up() -> None:
+    staged = Staged(superseded={"one": BitMap64([1, 2]).serialize()})
+    staged.add(
+        Staged(superseded={"one": BitMap64([2, 7]).serialize(), "two": BitMap64([3]).serialize()})
+    )
+    found = {path: set(BitMap64.deserialize(bits)) for path, bits in staged.superseded.items()}
+    assert found == {"one": {1, 2, 7}, "two": {3}}
 
 
 def test_rows_of_several_chunks(folder: Path) -> None:

@@ -332,7 +332,7 @@ def test_a_checkpoint_keeps_the_position(mirror: Mirror) -> None:
     """
     stored = [
         ViewCheckpoint(Position("former", (9, 9, 9)), "w", 5, 1.0, 0, "first"),
-        ViewCheckpoint(Position("topic", (7, 0)), "w", 6, 2.0, 2**40, "second"),
+        ViewCheckpoint(Position("topic", (7, 0)), "w", 6, 2.0, 2**66 + 50, "second"),
     ]
     for checkpoint in stored:
         assert mirror.log.state

@@ -42,11 +42,6 @@ def write_hint(location: str) -> str:
     return STORE_HINT if "://" in location else WRITE_HINT
 
 
-def read_hint(location: str) -> str:
-    """Return what helps where a warehouse can't be read."""
-    return STORE_HINT if "://" in location else READ_HINT
-
-
 def write_failure(location: str, error: Exception) -> SinkUnavailable:
     """Make the error that says that a disk or a store takes no more."""
     message = f"The warehouse {_name(location)} can't be written: {reason_of(error)}."
@@ -56,7 +51,7 @@ def write_failure(location: str, error: Exception) -> SinkUnavailable:
 def read_failure(location: str, error: Exception) -> SinkUnavailable:
     """Make the error that says that a table can't be read."""
     message = f"The warehouse {_name(location)} can't be read: {reason_of(error)}."
-    return SinkUnavailable(message, hint=read_hint(location))
+    return SinkUnavailable(message, hint=STORE_HINT if "://" in location else READ_HINT)
 
 
 @contextmanager

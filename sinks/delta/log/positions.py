@@ -16,6 +16,12 @@ APPLICATION = "cdc"
 """The name in `txn` actions under which each of our commits has its version. Others begin with it."""
 
 
+FLOOR_BITS = 62
+"""Of a floor in its lower number: a floor's epochs begin at 2**64 (`cdc.control.floors`), and a number of `txn` is
+below 2**63.
+"""
+
+
 def to_transactions(checkpoint: ViewCheckpoint, version: int) -> dict[str, int]:
     """Return the numbers of a commit's `txn` actions by their names; see `from_transactions`."""
     position = checkpoint.position
@@ -27,7 +33,8 @@ def to_transactions(checkpoint: ViewCheckpoint, version: int) -> dict[str, int]:
         APPLICATION: version,
         f"{APPLICATION}/topic/{position.topic_id}": version,
         f"{APPLICATION}/generation/{checkpoint.generation}": version,
-        f"{APPLICATION}/floor": checkpoint.floor,
+        f"{APPLICATION}/floor/high": checkpoint.floor >> FLOOR_BITS,
+        f"{APPLICATION}/floor": checkpoint.floor % 2**FLOOR_BITS,
         f"{APPLICATION}/rows": checkpoint.rows,
         **offsets,
     }
@@ -46,7 +53,8 @@ def from_transactions(transactions: Mapping[str, int]) -> ViewCheckpoint | None:
     return ViewCheckpoint(
         Position(topic_id, tuple(offsets)),
         rows=transactions[f"{APPLICATION}/rows"],
-        floor=transactions[f"{APPLICATION}/floor"],
+        floor=(transactions[f"{APPLICATION}/floor/high"] << FLOOR_BITS)
+        + transactions[f"{APPLICATION}/floor"],
         generation=_newest_name(transactions, f"{APPLICATION}/generation/"),
     )
 

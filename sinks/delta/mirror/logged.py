@@ -4,16 +4,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from cdc.sink.lane_run import freeze_gc_after
+from cdc.sinks.delta.files.failures import reading
+from cdc.sinks.delta.log.vectors import bitmap
 from cdc.sinks.delta.mirror.rewrite import Source, remaining_rows
+from cdc.sinks.delta.mirror.tasks import run_tasks
 
 if TYPE_CHECKING:
     import numpy as np
-    import pyarrow as pa
     from pyspark.sql import SparkSession
 
-LOGGED = "path string, rows binary"
-"""The rows of a staged file whose events are logged: a Roaring bitmap of their numbers."""
 OFFSET_BITS = 48
 """Of an offset: at a million records a second they last for nine years."""
 
@@ -27,47 +26,26 @@ def find_logged(
     Returns by location the bitmap of those rows, for files that have any.
 
     Raises:
-        PySparkException: a file can't be read.
+        SinkUnavailable: a file can't be read.
     """
-    from pyroaring import BitMap64
-
-    if not logged:
-        return {}
-    tasks = min(len(logged), spark.sparkContext.defaultParallelism)
-    shares = [logged[task::tasks] for task in range(tasks)]
-    work = freeze_gc_after(partial(_work, staged, shares, topic_id))
-    found: dict[str, BitMap64] = {}
-    for row in spark.range(tasks, numPartitions=tasks).mapInArrow(work, LOGGED).collect():
-        rows = BitMap64.deserialize(bytes(row["rows"]))
-        found[row["path"]] = found.get(row["path"], BitMap64()) | rows
-    return {path: rows.serialize() for path, rows in found.items()}
+    found: dict[str, bytes] = {}
+    for path, rows in run_tasks(spark, partial(_search, staged, topic_id), logged):
+        found[path] = (bitmap(found.get(path)) | bitmap(rows)).serialize()
+    return found
 
 
-def _work(
-    staged: Sequence[str],
-    shares: Sequence[Sequence[Source]],
-    topic_id: str,
-    batches: "Iterator[pa.RecordBatch]",
-) -> "Iterator[pa.RecordBatch]":
-    """Search the shares of a task: numbers of tasks in, LOGGED out."""
+def _search(staged: Sequence[str], topic_id: str, logged: Source) -> Iterator[tuple[str, bytes]]:
+    """Search a file of the log: the staged files that have events of it, and the bitmaps of these."""
     import numpy as np
-    import pyarrow as pa
     from pyroaring import BitMap64
 
-    staged_keys = {path: np.concatenate(list(_keys(Source(path, None)))) for path in staged}
-    wanted = np.concatenate(list(staged_keys.values()))
-    for number in (number for batch in batches for number in batch.column("id").to_pylist()):
-        keys = [
-            part[np.isin(part, wanted)]
-            for source in shares[number]
-            for part in _keys(source, topic_id)
-        ]
-        present = np.concatenate(keys) if keys else np.empty(0, np.int64)
-        for path, own in staged_keys.items():
-            rows = np.flatnonzero(np.isin(own, present))
+    with reading(logged.path.rpartition("/")[0]):
+        present = np.concatenate([np.empty(0, np.int64), *_keys(logged, topic_id)])
+        for path in staged:
+            keys = np.concatenate(list(_keys(Source(path, None))))
+            rows = np.flatnonzero(np.isin(keys, present))
             if len(rows):
-                bitmap = BitMap64(rows.astype(np.uint64)).serialize()
-                yield pa.RecordBatch.from_pylist([{"path": path, "rows": bitmap}])
+                yield path, BitMap64(rows.astype(np.uint64)).serialize()
 
 
 def _keys(source: Source, topic_id: str | None = None) -> "Iterator[np.ndarray]":

@@ -1,24 +1,20 @@
 """Files of mirrors that executors write again, without some of their rows."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from cdc.errors import SinkUnavailable
-from cdc.sink.lane_run import freeze_gc_after
 from cdc.sinks.delta.files import parquet
-from cdc.sinks.delta.files.failures import write_failure, write_hint
+from cdc.sinks.delta.files.failures import writing
 from cdc.sinks.delta.files.parquet import DataFile
 from cdc.sinks.delta.log import vectors
 from cdc.sinks.delta.log.table_log import File
 from cdc.sinks.delta.mirror.marks import marked_rows
+from cdc.sinks.delta.mirror.tasks import run_tasks
 from cdc.sinks.delta.place import Place, locate
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
-
-RESULT_COLUMNS = "number long, name string, size long, stats string, failure string"
 
 
 class Source(NamedTuple):
@@ -54,40 +50,15 @@ def rewrite(spark: "SparkSession", rewrites: Sequence[Rewrite]) -> list[DataFile
     Raises:
         SinkUnavailable: a folder takes no more.
     """
-    if not rewrites:
-        return []
-    tasks = min(len(rewrites), spark.sparkContext.defaultParallelism)
-    numbers = spark.range(len(rewrites), numPartitions=tasks)
-    rows = numbers.mapInArrow(freeze_gc_after(partial(_work, rewrites)), RESULT_COLUMNS).collect()
-    for row in rows:
-        if row["failure"]:
-            raise SinkUnavailable(row["failure"], hint=write_hint(rewrites[0].folder))
-    files = {
-        row["number"]: DataFile(row["name"], row["size"], row["stats"])
-        for row in rows
-        if row["name"]
-    }
-    return [files.get(number) for number in range(len(rewrites))]
+    files = dict(run_tasks(spark, _rewrite, rewrites))
+    return [files.get(request.name) for request in rewrites]
 
 
-def _work(
-    rewrites: Sequence[Rewrite], batches: "Iterator[pa.RecordBatch]"
-) -> "Iterator[pa.RecordBatch]":
-    """Do the rewrites of a task: numbers of rewrites in, RESULT_COLUMNS out."""
-    import pyarrow as pa
-
-    for number in (number for batch in batches for number in batch.column("id").to_pylist()):
-        result: dict[str, Any] = dict.fromkeys(("name", "size", "stats", "failure"))
-        try:
-            if file := rewrite_files(rewrites[number]):
-                result |= {"name": file.name, "size": file.size, "stats": file.stats}
-        except OSError as error:
-            result["failure"] = write_failure(rewrites[number].folder, error).message
-        columns = {
-            name: pa.array([result[name]], pa.int64() if name == "size" else pa.string())
-            for name in result
-        }
-        yield pa.RecordBatch.from_pydict({"number": pa.array([number], pa.int64()), **columns})
+def _rewrite(request: Rewrite) -> Iterator[tuple[str, DataFile]]:
+    """Do a rewrite: the name with the new file, if there is one."""
+    with writing(request.folder):
+        if file := rewrite_files(request):
+            yield request.name, file
 
 
 def rewrite_files(request: Rewrite) -> DataFile | None:

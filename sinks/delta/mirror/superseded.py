@@ -5,27 +5,20 @@ where its id is in one of them, and so is a staged row of which a newer version 
 driver marks both in the commit that adds the new rows, so nothing is written twice.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from cdc.errors import SinkUnavailable
-from cdc.sink.lane_run import freeze_gc_after
 from cdc.sinks.delta.files import parquet
-from cdc.sinks.delta.files.failures import read_failure, read_hint
+from cdc.sinks.delta.files.failures import reading
+from cdc.sinks.delta.mirror.tasks import run_tasks
 from cdc.sinks.delta.place import locate
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import SparkSession
 
-SUPERSEDED = "table string, path string, rows binary, failure string"
-"""The rows of a file of a table that are superseded: a Roaring bitmap of their numbers. Or why a table
-can't be read.
-"""
 FILES_A_TASK = 8
 """So many files are searched one after the other before another task pays."""
-Bitmaps = Mapping[str, bytes]
+Bitmaps = dict[str, bytes]
 """By path of a file: the bitmap of its superseded rows."""
 
 
@@ -48,23 +41,16 @@ class Search(NamedTuple):
     repeated: bool = False
 
 
-def find_superseded(spark: "SparkSession", searches: Sequence[Search]) -> Mapping[str, Bitmaps]:
+def find_superseded(spark: "SparkSession", searches: Sequence[Search]) -> dict[str, Bitmaps]:
     """Find the superseded rows of tables, in one Spark job. Returns by table those files that have any.
 
     Raises:
         SinkUnavailable: a file can't be read.
     """
     shares = [share for search in searches for share in _shares(search)]
-    if not shares:
-        return {}
-    tasks = min(len(shares), spark.sparkContext.defaultParallelism)
-    numbers = spark.range(0, tasks, numPartitions=tasks)
-    work = freeze_gc_after(partial(_work, [shares[task::tasks] for task in range(tasks)]))
-    superseded: dict[str, dict[str, bytes]] = {}
-    for row in numbers.mapInArrow(work, SUPERSEDED).collect():
-        if row["failure"]:
-            raise SinkUnavailable(row["failure"], hint=read_hint(searches[0].folder))
-        superseded.setdefault(row["table"], {})[row["path"]] = bytes(row["rows"])
+    superseded: dict[str, Bitmaps] = {}
+    for table, path, rows in run_tasks(spark, _search_share, shares):
+        superseded.setdefault(table, {})[path] = rows
     return superseded
 
 
@@ -77,25 +63,11 @@ def _shares(search: Search) -> Iterator[Search]:
         yield search._replace(files=part, repeated=search.repeated and start == 0)
 
 
-def _work(
-    shares: Sequence[Sequence[Search]], batches: "Iterator[pa.RecordBatch]"
-) -> "Iterator[pa.RecordBatch]":
-    """Search the shares of a task: numbers of tasks in, SUPERSEDED out."""
-    import pyarrow as pa
-
-    types = pa.schema(
-        {"table": pa.string(), "path": pa.string(), "rows": pa.binary(), "failure": pa.string()}
-    )
-    for number in (number for batch in batches for number in batch.column("id").to_pylist()):
-        for search in shares[number]:
-            try:
-                results = [
-                    {"table": search.table, "path": path, "rows": rows}
-                    for path, rows in search_files(search)
-                ]
-            except OSError as error:
-                results = [{"failure": read_failure(search.folder, error).message}]
-            yield pa.RecordBatch.from_pylist(results, types)
+def _search_share(share: Search) -> Iterator[tuple[str, str, bytes]]:
+    """Search a share: the table, the path and the bitmap of each file that has superseded rows."""
+    with reading(share.folder):
+        for path, rows in search_files(share):
+            yield share.table, path, rows
 
 
 def search_files(search: Search) -> Iterator[tuple[str, bytes]]:
