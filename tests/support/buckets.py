@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import threading
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -39,12 +40,25 @@ def new_bucket(name: str) -> str:
     return f"s3://{bucket}"
 
 
-def remove_bucket(url: str) -> None:
-    """Remove a bucket with all that it contains."""
+def take_objects(url: str) -> dict[str, bytes]:
+    """Remove a bucket; returns what was in it, by key."""
     bucket = url.removeprefix("s3://")
-    for entry in client().list_objects_v2(Bucket=bucket).get("Contents", ()):
-        client().delete_object(Bucket=bucket, Key=entry["Key"])
+    objects = {}
+    for page in client().get_paginator("list_objects_v2").paginate(Bucket=bucket):
+        for entry in page.get("Contents", ()):
+            key = entry["Key"]
+            objects[key] = client().get_object(Bucket=bucket, Key=key)["Body"].read()
+            client().delete_object(Bucket=bucket, Key=key)
     client().delete_bucket(Bucket=bucket)
+    return objects
+
+
+def put_objects(url: str, objects: Mapping[str, bytes]) -> None:
+    """Make a bucket that has these objects."""
+    bucket = url.removeprefix("s3://")
+    client().create_bucket(Bucket=bucket)
+    for key, data in objects.items():
+        client().put_object(Bucket=bucket, Key=key, Body=data)
 
 
 @cache

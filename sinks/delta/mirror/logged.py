@@ -1,8 +1,7 @@
 """Which events of a repair a log of changes has already: found on the executors, by their offsets."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from cdc.sinks.delta.files.failures import reading
 from cdc.sinks.delta.log.vectors import bitmap
@@ -17,6 +16,14 @@ OFFSET_BITS = 48
 """Of an offset: at a million records a second they last for nine years."""
 
 
+class Lookup(NamedTuple):
+    """What is looked up in a file of the log: the events of staged files, whose locations these are."""
+
+    logged: Source
+    staged: Sequence[str]
+    topic_id: str
+
+
 def find_logged(
     spark: "SparkSession", staged: Sequence[str], logged: Sequence[Source], topic_id: str
 ) -> Mapping[str, bytes]:
@@ -29,19 +36,20 @@ def find_logged(
         SinkUnavailable: a file can't be read.
     """
     found: dict[str, bytes] = {}
-    for path, rows in run_tasks(spark, partial(_search, staged, topic_id), logged):
+    lookups = [Lookup(file, staged, topic_id) for file in logged]
+    for path, rows in run_tasks(spark, _look_up, lookups):
         found[path] = (bitmap(found.get(path)) | bitmap(rows)).serialize()
     return found
 
 
-def _search(staged: Sequence[str], topic_id: str, logged: Source) -> Iterator[tuple[str, bytes]]:
-    """Search a file of the log: the staged files that have events of it, and the bitmaps of these."""
+def _look_up(lookup: Lookup) -> Iterator[tuple[str, bytes]]:
+    """Look into a file of the log: the staged files that have events of it, and the bitmaps of these."""
     import numpy as np
     from pyroaring import BitMap64
 
-    with reading(logged.path.rpartition("/")[0]):
-        present = np.concatenate([np.empty(0, np.int64), *_keys(logged, topic_id)])
-        for path in staged:
+    with reading(lookup.logged.path.rpartition("/")[0]):
+        present = np.concatenate([np.empty(0, np.int64), *_keys(lookup.logged, lookup.topic_id)])
+        for path in lookup.staged:
             keys = np.concatenate(list(_keys(Source(path, None))))
             rows = np.flatnonzero(np.isin(keys, present))
             if len(rows):
