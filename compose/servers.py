@@ -292,8 +292,9 @@ class Elasticsearch(Server):
         return {
             **super().environment(dirs),
             # The start script's own Java would leave files in the system's folder and in the user's
-            # home.
-            "CLI_JAVA_OPTS": f"-Djava.io.tmpdir={tmp} -Djna.tmpdir={tmp} -XX:-UsePerfData",
+            # home; and it starts the server and waits, too short a work for the second compiler.
+            "CLI_JAVA_OPTS": f"-Djava.io.tmpdir={tmp} -Djna.tmpdir={tmp} -XX:-UsePerfData"
+            " -XX:TieredStopAtLevel=1",
             "ES_JAVA_OPTS": shlex.join(jvm_options.caller_options()),
             "ES_JAVA_HOME": str(dirs.java.parent.parent),
             "ES_PATH_CONF": str(dirs.conf),

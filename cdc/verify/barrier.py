@@ -18,6 +18,7 @@ from cdc.model.wording import full_stopped
 from cdc.postgres import source
 from cdc.sink.contract import Sink, positions
 from cdc.sink.factory import late_topics, open_clocks, open_documents
+from cdc.verify.comparison import View
 
 POLL_S = 0.25
 SILENT_S = 4.0
@@ -30,8 +31,6 @@ ASK_S = 1.0
 LASTING_S = 15.0
 """Seconds for which a run has to report a view as stalled. A run checks every 10 s whether a view can go
 on, and publishes that within 5 s, so a view that is still reported wasn't mended before the wait."""
-View = tuple[str, str]
-"""The names of a sink and a table."""
 NO_CLOCKS: Mapping[str, int] = {}
 
 

@@ -23,8 +23,7 @@ from cdc.model.table import Table
 from cdc.postgres.row_query import BUCKET_DIGITS, BUCKETS, Sample, sample_condition
 from cdc.sink.capabilities import GroupScanner
 from cdc.sink.contract import Sink
-from cdc.verify.barrier import View
-from cdc.verify.comparison import Comparison
+from cdc.verify.comparison import Comparison, View
 from cdc.verify.row_sums import Comparable, RowSums, sum_rows
 from cdc.verify.source_group import group_tables, rows_of_group, table_sizes
 from cdc.verify.source_rows import SourceReader, SourceSnapshot

@@ -13,6 +13,8 @@ MAX_DIFFERENCES = 1001
 PROOFS = 3
 """Comparisons of a view that has to be proved equal, while the verdict is undecided."""
 Verdict = Literal["equal", "differs", "undecided"]
+View = tuple[str, str]
+"""The names of a sink and a table."""
 
 
 @dataclass(frozen=True)

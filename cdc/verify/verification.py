@@ -18,9 +18,9 @@ from cdc.kafka.topics import Topics
 from cdc.model.table import Table
 from cdc.sink.contract import Sink
 from cdc.verify import bucket_hashes
-from cdc.verify.barrier import NO_CLOCKS, StalledViews, View, wait_until_current
+from cdc.verify.barrier import NO_CLOCKS, StalledViews, wait_until_current
 from cdc.verify.census import equal_small_views, sample_range
-from cdc.verify.comparison import Comparison, Options
+from cdc.verify.comparison import Comparison, Options, View
 from cdc.verify.source_rows import SourceReader, SourceSnapshot
 from cdc.verify.table_verification import (
     TableVerification,

@@ -40,9 +40,8 @@ from cdc.sink import factory
 from cdc.sink.capabilities import GroupScanner
 from cdc.sink.contract import Sink
 from cdc.verify import barrier
-from cdc.verify.barrier import View
 from cdc.verify.census import take_census
-from cdc.verify.comparison import Comparison
+from cdc.verify.comparison import Comparison, View
 from cdc.verify.source_rows import SourceReader
 from cdc.verify.verification import compare
 from tests.support.verbs import run_verb, run_with_spark

@@ -11,7 +11,8 @@ from cdc.model.table import Table
 from cdc.sink.contract import SchemaMismatch
 from cdc.sinks.memory import Memory
 from cdc.verify import barrier
-from cdc.verify.barrier import Barrier, StalledViews, View, WaitOptions, await_barrier
+from cdc.verify.barrier import Barrier, StalledViews, WaitOptions, await_barrier
+from cdc.verify.comparison import View
 
 TABLE = Table("public", "items", (), ("id",), "shop.public.items")
 END = Position("id", (3,))
