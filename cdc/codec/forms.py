@@ -7,7 +7,7 @@ row counts. A missing value is a large one, so it is never null: a null of the o
 it didn't know the column either.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from cdc.codec.members import NULL, joined, members
@@ -120,13 +120,16 @@ class Values:
 
     def size(self, value: tuple[Any, ...]) -> int:
         """Estimate the memory of the row: Python objects and the bytes of texts."""
-        return self.ROW_BYTES + sum(map(self._value_size, value))
+        return self.ROW_BYTES + self._values_size(value)
 
-    def _value_size(self, value: Any) -> int:
-        if isinstance(value, str | bytes):
-            return self.VALUE_BYTES + len(value)
-        if isinstance(value, list):
-            return self.VALUE_BYTES + sum(map(self._value_size, value))
-        if isinstance(value, dict):
-            return self.VALUE_BYTES + sum(map(self._value_size, value.values()))
-        return self.VALUE_BYTES
+    def _values_size(self, values: Collection[Any]) -> int:
+        size = self.VALUE_BYTES * len(values)
+        for value in values:
+            kind = type(value)
+            if kind is str or kind is bytes:
+                size += len(value)
+            elif kind is list:
+                size += self._values_size(value)
+            elif kind is dict:
+                size += self._values_size(value.values())
+        return size

@@ -114,7 +114,7 @@ class WarehouseWriter:
 
     def observe(self, part: Part, change: Change, source: Source, value: Any) -> int:
         """Stage an event unless the log of changes has it; return the memory that it takes."""
-        stage = self._stage(part.topic)
+        stage = self._stages.get(part.topic) or self._stage(part.topic)
         if change.op is None or source.offset < stage.logged[part.partition]:
             return 0
         stage.add(part.partition, change, source, value)
@@ -153,6 +153,26 @@ class WarehouseWriter:
         return self._stages[topic]
 
 
+class _Events:
+    """Events of a chunk: each list has something of all of them."""
+
+    def __init__(self) -> None:
+        self.ids: list[str] = []
+        self.partitions: list[int] = []
+        self.offsets: list[int] = []
+        self.ops: list[str | None] = []
+        self.lsns: list[int | None] = []
+        self.kept: list[tuple[str, ...] | None] = []
+        self.commits: list[int | None] = []
+        self.values: list[tuple[Any, ...]] = []
+
+    def bookkeeping(self, topic_id: str) -> list[Sequence[Any]]:
+        """Make the columns `columns.CHANGES`."""
+        versions: list[Sequence[Any]] = [self.ids, self.partitions, self.offsets]
+        topics = [topic_id] * len(self.ids)
+        return [*versions, self.ops, topics, self.lsns, self.kept, self.commits]
+
+
 class _Stage:
     """The files of one view that a task writes."""
 
@@ -167,39 +187,49 @@ class _Stage:
         self._writers: dict[str, FileWriter] = {}
         self._values = codec(view.table).values
         self._nulls = (None,) * len(view.table.columns)
-        self._events: list[tuple[tuple[Any, ...], tuple[Any, ...]]] = []
+        self._events = _Events()
 
     def add(
         self, partition: int, change: Change, source: Source, value: tuple[Any, ...] | None
     ) -> None:
-        """Collect an event until the chunk is written; its first columns are `columns.CHANGES`."""
-        bookkeeping = (
-            *(change.id, partition, source.offset, change.op, self._view.topic_id),
-            *(change.lsn, change.missing or None, change.commit_us),
-        )
-        self._events.append((bookkeeping, self._key_values(source) if value is None else value))
+        """Collect an event until the chunk is written."""
+        events = self._events
+        events.ids.append(change.id)
+        events.partitions.append(partition)
+        events.offsets.append(source.offset)
+        events.ops.append(change.op)
+        events.lsns.append(change.lsn)
+        events.kept.append(change.missing or None)
+        events.commits.append(change.commit_us)
+        events.values.append(self._key_values(source) if value is None else value)
 
     def write(self, parts: Sequence[Part]) -> None:
         """Write a chunk's events, and its rows that the mirror lacks. Raises Failure."""
-        events, self._events = self._events, []
-        fresh = [(part, row) for part in parts for row in self._fresh(part)]
-        rows = [
-            ((row.id, part.partition, row.offset), row.value)
-            for part, row in fresh
-            if row.value is not None
-        ]
-        deleted = [
-            ((row.id, part.partition, row.offset), ()) for part, row in fresh if row.value is None
-        ]
-        table = self._view.table
-        if events and self._view.changes:
-            self._append("events", _arrow_table(events, arrow_schema(table, "changes")))
+        events = self._events
+        self._events = _Events()
+        fresh = [(part.partition, row) for part in parts for row in self._fresh(part)]
+        rows = [(partition, row) for partition, row in fresh if row.value is not None]
+        deleted = [(partition, row) for partition, row in fresh if row.value is None]
         if fresh:
             self._staged.repeated |= self._stored_rows.note_chunk([row.id for _, row in fresh])
+        table = self._view.table
+        # Most rows are as an event has them, so the values become columns once for both.
+        values, indices = _common_values(events.values, [row.value for _, row in rows])
+        schema = arrow_schema(table, "changes")
+        columns = _arrow_columns(values, [schema.field(column.name) for column in table.columns])
+        if events.ids and self._view.changes:
+            of_events = [column.slice(0, len(events.ids)) for column in columns]
+            bookkeeping = events.bookkeeping(self._view.topic_id)
+            self._append("events", _arrow_table(bookkeeping, of_events, schema))
         if rows:
-            self._append("rows", _arrow_table(rows, arrow_schema(table, "mirror")))
+            of_rows = columns if indices is None else [column.take(indices) for column in columns]
+            self._append(
+                "rows", _arrow_table(_versions(rows), of_rows, arrow_schema(table, "mirror"))
+            )
         if deleted:
-            self._append("deleted", _arrow_table(deleted, arrow_schema(None, "mirror")))
+            self._append(
+                "deleted", _arrow_table(_versions(deleted), [], arrow_schema(None, "mirror"))
+            )
 
     def values(self, missing: Mapping[str, Sequence[str]]) -> Mapping[str, tuple[Any, ...]]:
         """Look up missing values; see `StoredRows.values`. Raises Failure."""
@@ -271,13 +301,47 @@ def _translated_errors(folder: str) -> Iterator[None]:
         raise Failure("unavailable", write_failure(folder, error).message) from None
 
 
-def _arrow_table(
-    rows: Sequence[tuple[tuple[Any, ...], tuple[Any, ...]]], schema: "pa.Schema"
-) -> "pa.Table":
-    """Put rows, each as our own values and those of the table, into the columns of a schema."""
+def _versions(rows: Sequence[tuple[int, FoldedRow]]) -> list[Sequence[Any]]:
+    """Make the columns `columns.MIRROR` of rows of partitions."""
+    return [
+        [row.id for _, row in rows],
+        [partition for partition, _ in rows],
+        [row.offset for _, row in rows],
+    ]
+
+
+def _common_values(
+    events: Sequence[tuple[Any, ...]], rows: Sequence[tuple[Any, ...]]
+) -> "tuple[Sequence[tuple[Any, ...]], pa.Array | None]":
+    """Put together the values of events and of rows: all of them, the events' first, and for each row
+    where its values are; None where the rows' are all of them, in their order.
+    """
     import pyarrow as pa
 
-    bookkeeping, values = zip(*rows, strict=True)
-    columns = (*zip(*bookkeeping, strict=True), *zip(*values, strict=True))
-    arrays = [pa.array(column, field.type) for column, field in zip(columns, schema, strict=True)]
-    return pa.table(arrays, schema=schema)
+    places = {id(values): place for place, values in enumerate(events)}
+    filled = [values for values in rows if id(values) not in places]
+    places.update({id(values): place for place, values in enumerate(filled, len(events))})
+    indices = [places[id(values)] for values in rows]
+    in_order = len(rows) == len(events) + len(filled) and indices == list(range(len(rows)))
+    return [*events, *filled], None if in_order else pa.array(indices, pa.int64())
+
+
+def _arrow_columns(
+    rows: Sequence[tuple[Any, ...]], fields: "Sequence[pa.Field]"
+) -> "list[pa.Array]":
+    """Put the values of rows into columns."""
+    import pyarrow as pa
+
+    columns = zip(*rows, strict=True) if rows else [()] * len(fields)
+    return [pa.array(column, field.type) for column, field in zip(columns, fields, strict=True)]
+
+
+def _arrow_table(
+    bookkeeping: Sequence[Any], values: "Sequence[pa.Array]", schema: "pa.Schema"
+) -> "pa.Table":
+    """Put our own columns, and those of the table, into the columns of a schema."""
+    import pyarrow as pa
+
+    fields = list(schema)[: len(bookkeeping)]
+    ours = [pa.array(column, field.type) for column, field in zip(bookkeeping, fields, strict=True)]
+    return pa.table([*ours, *values], schema=schema)

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 GROUP_ROWS, GROUP_BYTES = 100_000, 64 * 2**20
 """Limits of a row group: one is in memory at once."""
+SAMPLE_ROWS = 10_000
+"""By so many rows it is seen whether a column's values repeat."""
 BOUND_CHARACTERS = 32
 """A longer text isn't stored as a bound of a file's values."""
 ID = "_cdc_id"
@@ -83,7 +85,10 @@ class FileWriter:
             if self._writer is None:
                 self._file = self._place.create(self.name)
                 self._writer = pq.ParquetWriter(
-                    self._file, table.schema, metadata_collector=self._metadata
+                    self._file,
+                    table.schema,
+                    metadata_collector=self._metadata,
+                    use_dictionary=_repetitive(table),
                 )
             self._writer.write_table(table, row_group_size=GROUP_ROWS)
 
@@ -248,6 +253,22 @@ def names_with(folder: str, text: str) -> list[str]:
         return [file.path for file in place(folder).files() if text in file.path]
     except SinkUnavailable:
         return []
+
+
+def _repetitive(table: "pa.Table") -> list[str]:
+    """Name the columns that a dictionary makes smaller: their values repeat. For others, and for lists
+    and structs, it would be made for nothing, which takes as long as everything else of a file.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    sample = table.slice(0, SAMPLE_ROWS)
+    return [
+        field.name
+        for field in table.schema
+        if not pa.types.is_nested(field.type)
+        and 2 * pc.count_distinct(sample[field.name]).as_py() <= sample.num_rows
+    ]
 
 
 def fit_to_schema(table: "pa.Table", schema: "pa.Schema") -> "pa.Table":
