@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from cdc.errors import CdcError
+from cdc.errors import CdcError, SinkUnavailable
 from cdc.model.outcome import Applied
 from cdc.sink import lane_run
 from cdc.sink.contract import Batch, Outcome
@@ -20,7 +20,7 @@ from cdc.sinks.delta.files.parquet import FileNames
 from cdc.sinks.delta.log import writer_fence
 from cdc.sinks.delta.mirror.rewrite import rewrite
 from cdc.sinks.delta.mirror.superseded import find_superseded
-from cdc.sinks.delta.place import place
+from cdc.sinks.delta.place import is_bucket, place
 from cdc.sinks.delta.table_commit import TableCommit
 from cdc.sinks.delta.tables import Tables
 
@@ -136,6 +136,9 @@ def begin_steps(tables: Tables, batch: Batch) -> tuple[dict[str, TableCommit], l
             step = table_commit.begin(tables, batch.writer, advance, names)
         except CdcError as error:
             failures.append(error)
+            if isinstance(error, SinkUnavailable) and is_bucket(tables.path):
+                # A store that doesn't answer would be waited for once a table.
+                break
             continue
         if step.pending:
             steps[advance.table.qualified] = step

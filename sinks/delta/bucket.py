@@ -9,7 +9,7 @@ import io
 import re
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import cache
 from typing import IO, TYPE_CHECKING, Any
@@ -35,7 +35,7 @@ RETRIES: "RetryConfig" = {"max_retries": 3, "retry_timeout": timedelta(seconds=1
 CLIENT: "ClientConfig" = {
     "allow_http": True,
     "connect_timeout": timedelta(seconds=5),
-    "timeout": timedelta(seconds=60),
+    "timeout": timedelta(seconds=20),
 }
 
 
@@ -44,7 +44,12 @@ class Bucket(Place):
 
     def __init__(self, location: str) -> None:
         super().__init__(location)
-        self._store, self._prefix = _split(location)
+        self._bucket, self._prefix = _split(location)
+
+    @property
+    def _store(self) -> Any:
+        """Made when it is needed first: settings that can't be used are an error of the store."""
+        return _store(self._bucket)
 
     def read(self, path: str) -> bytes | None:
         with reading(self.location), _translated():
@@ -87,11 +92,9 @@ class Bucket(Place):
 
     def share(self, source: str, path: str) -> None:
         """Copy a file within the store: there are no links."""
-        store, key = _split(source)
-        assert store is self._store
         with writing(self.location), _translated():
             try:
-                obstore.copy(store, key, self._key(path))
+                obstore.copy(self._store, self._key(source), self._key(path))
             except FileNotFoundError as error:
                 _require_bucket(error)
                 raise file_missing(source, self.location) from None
@@ -100,9 +103,18 @@ class Bucket(Place):
         """Nothing needs to be made: folders are parts of names."""
 
     def remove(self, paths: Iterable[str]) -> None:
-        if keys := [self._key(path) for path in paths]:
-            with writing(self.location), _translated():
+        keys = [self._key(path) for path in paths]
+        if not keys:
+            return
+        with writing(self.location), _translated():
+            try:
                 obstore.delete(self._store, keys)
+            except FileNotFoundError as error:
+                # S3 passes over what doesn't exist, Google's store doesn't.
+                _require_bucket(error)
+                for key in keys:
+                    with suppress(FileNotFoundError):
+                        obstore.delete(self._store, key)
 
     def remove_all(self) -> None:
         self.remove([file.path for file in self.files()])
@@ -138,7 +150,10 @@ class Bucket(Place):
 
     def _key(self, path: str) -> str:
         if "://" in path:
-            return _split(path)[1]
+            bucket, key = _split(path)
+            if bucket != self._bucket:
+                raise StoreError(f"{path} is in another bucket")
+            return key
         return f"{self._prefix}/{path}" if path else self._prefix
 
 
@@ -168,17 +183,17 @@ class _Reader(io.RawIOBase):
         return True
 
 
-def _split(location: str) -> tuple[Any, str]:
-    """Return the store of a location's bucket, and the path in the bucket."""
+def _split(location: str) -> tuple[str, str]:
+    """Return the URL of a location's bucket, and the path in the bucket."""
     scheme, _, rest = location.partition("://")
     bucket, _, path = rest.partition("/")
-    return _store(f"{scheme}://{bucket}"), path.strip("/")
+    return f"{scheme}://{bucket}", path.strip("/")
 
 
 @cache
-def _store(url: str) -> Any:
+def _store(bucket: str) -> Any:
     """Return the store of a bucket. It keeps connections open, so there is one in a process."""
-    return from_url(url, retry_config=RETRIES, client_options=CLIENT)
+    return from_url(bucket, retry_config=RETRIES, client_options=CLIENT)
 
 
 def _require_bucket(error: OSError) -> None:
@@ -194,6 +209,11 @@ def _translated() -> Iterator[None]:
         yield
     except (BaseError, FileNotFoundError) as error:
         raise StoreError(_reason(error)) from None
+    except BaseException as error:
+        # obstore panics where AWS_ENDPOINT_URL has no http:// or https://, and that is no Exception.
+        if type(error).__name__ != "PanicException":
+            raise
+        raise StoreError(f"its settings in the environment can't be used: {error}") from None
 
 
 def _reason(error: Exception) -> str:

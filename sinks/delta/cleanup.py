@@ -21,7 +21,7 @@ from cdc.sinks.delta.log.commits import Commits
 from cdc.sinks.delta.log.table_log import TableState
 from cdc.sinks.delta.log.vectors import vector_path
 from cdc.sinks.delta.mirror.compaction import compact
-from cdc.sinks.delta.place import place
+from cdc.sinks.delta.place import place, table_uri
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -30,8 +30,13 @@ events = structlog.get_logger()
 UUID = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 OUR_FILES = re.compile(rf"(^|/)(part-{UUID}\.parquet|deletion_vector_{UUID}\.bin)$")
 """Names of files that only we write: of rows, and deletion vectors."""
+TEMPORARY_NAME = re.compile(rf"(^|/)\.{UUID}{re.escape(TEMPORARY)}$")
 CHECKPOINT_COMMITS = 20
 """Commits between two checkpoints: a reader reads the files of so many, and a checkpoint takes 13 ms."""
+ABANDONED_S = 24 * 3600.0
+"""Seconds that we may take from writing a file to committing it: to copy a mirror in a bucket takes
+longest.
+"""
 UNCOMMITTED_S = 7 * 24 * 3600.0
 """Seconds that others may take from writing a file to committing it; VACUUM waits as long."""
 CLEANUP_S = 3600.0
@@ -61,7 +66,7 @@ class Cleanups:
             compact(spark, [log])
             state = log.refresh()
             if state and state.version - log.checkpoint_version >= CHECKPOINT_COMMITS:
-                deltalake.DeltaTable(folder).create_checkpoint()
+                deltalake.DeltaTable(table_uri(folder)).create_checkpoint()
                 log.checkpoint_version = state.version
             if now - last_cleanup >= CLEANUP_S:
                 self._last_cleanups[folder] = now, candidates
@@ -69,7 +74,7 @@ class Cleanups:
                 self._last_cleanups[folder] = now, unused
                 remove_temporary(folder)
                 if state and state.properties.get("delta.enableExpiredLogCleanup") != "false":
-                    deltalake.DeltaTable(folder).cleanup_metadata()
+                    deltalake.DeltaTable(table_uri(folder)).cleanup_metadata()
         except Exception as error:
             events.warning("not_tidied", folder=folder, error=kind(error), exception=trace(error))
 
@@ -84,7 +89,7 @@ def remove_unreferenced(commits: Commits, folder: str, candidates: set[str]) -> 
     """
     if commits.state(folder) is None:
         return set()
-    table = deltalake.DeltaTable(folder)
+    table = deltalake.DeltaTable(table_uri(folder))
     used: set[str] = set()
     parent, _, name = folder.rpartition("/")
     live = f"{parent}/{name.partition('@')[0]}"
@@ -97,17 +102,19 @@ def remove_unreferenced(commits: Commits, folder: str, candidates: set[str]) -> 
     if live.endswith("/changes"):
         unused -= set(replaced)
     ours = {path for path in unused if path in replaced or OUR_FILES.search(path)}
-    abandoned = unused - ours
-    if abandoned:
-        abandoned &= set(_files_older_than(folder, UNCOMMITTED_S))
-    place(folder).remove({*(ours & candidates), *abandoned})
-    return ours - candidates
+    uncommitted = unused - set(replaced)
+    abandoned: set[str] = set()
+    if uncommitted:
+        abandoned = uncommitted & ours & set(_files_older_than(folder, ABANDONED_S))
+        abandoned |= (unused - ours) & set(_files_older_than(folder, UNCOMMITTED_S))
+    place(folder).remove({*((ours - uncommitted) & candidates), *abandoned})
+    return ours - uncommitted - candidates
 
 
 def remove_temporary(folder: str) -> None:
     """Remove what a killed process has left of a file that it was about to name."""
     old = _files_older_than(folder, CLEANUP_S)
-    place(folder).remove([path for path in old if path.endswith(TEMPORARY)])
+    place(folder).remove([path for path in old if TEMPORARY_NAME.search(path)])
 
 
 def _files_older_than(folder: str, seconds: float) -> Iterator[str]:

@@ -45,9 +45,15 @@ class Folder(Place):
         with writing(self.location):
             temporary = self._write_temporary(path, data)
             try:
-                _link(temporary, self._path(path))
+                os.link(temporary, self._path(path))
             except FileExistsError:
                 return False
+            except OSError as error:
+                if error.errno in NO_LINKS:
+                    raise StoreError(
+                        "its file system has no hard links, which commits need"
+                    ) from None
+                raise
             finally:
                 temporary.unlink()
             _sync_folder(self._path(path).parent)
@@ -83,10 +89,17 @@ class Folder(Place):
             try:
                 with suppress(PermissionError):
                     os.utime(source)
-                with suppress(FileExistsError):
-                    _link(Path(source), destination)
+                os.link(source, destination)
+            except FileExistsError:
+                pass
             except FileNotFoundError:
                 raise file_missing(source, self.location) from None
+            except OSError:
+                # Linux refuses links to files of another user (fs.protected_hardlinks): they are copied,
+                # under a name that the clean-up removes where the copy is cut off.
+                partial_copy = destination.with_name(f".{uuid4()}{TEMPORARY}")
+                shutil.copyfile(source, partial_copy)
+                partial_copy.replace(destination)
 
     def make(self) -> None:
         with writing(self.location):
@@ -140,15 +153,6 @@ class Folder(Place):
             temporary.unlink(missing_ok=True)
             raise
         return temporary
-
-
-def _link(source: Path, destination: Path) -> None:
-    try:
-        os.link(source, destination)
-    except OSError as error:
-        if error.errno in NO_LINKS:
-            raise StoreError("its file system has no hard links, which commits need") from None
-        raise
 
 
 def _sync_folder(folder: Path) -> None:

@@ -53,7 +53,7 @@ def promote(views: Tables, tables: Sequence[Table], names: Mapping[str, str]) ->
     for table in tables:
         views.repair_changes(table)
         if table in pending:
-            attempt = partial(switch, commits, *folders[table])
+            attempt = partial(switch, commits, *folders[table], {})
             wait_until_caught_up(attempt, views.sink, [table])
     for table in tables:
         live, name = views.folder(table, "mirror"), new_generation()
@@ -99,13 +99,14 @@ def can_switch(commits: Commits, live: str, generation: str) -> bool:
     return exists and not source_commit.trouble and not lags(source_commit, live_commit)
 
 
-def switch(commits: Commits, live: str, generation: str) -> bool:
+def switch(commits: Commits, live: str, generation: str, shared: dict[str, str]) -> bool:
     """Commit the files of the table in `generation` as those of `live`; return whether it was done.
 
     It isn't done while the live table is ahead, or when somebody else commits to it meanwhile.
+
+    shared: what earlier attempts have shared, see `share_files`.
     """
     source_commit = commits.last_commit(generation)
-    live_commit = commits.last_commit(live)
     source = commits.log(generation).state
     if source is None or source_commit.trouble:
         return False
@@ -114,16 +115,19 @@ def switch(commits: Commits, live: str, generation: str) -> bool:
     checkpoint = replace(
         source_commit.checkpoint or CLEARED, generation=generation.rpartition("@")[2]
     )
-    state = commits.log(live).state
-    if state is None:
+    if commits.state(live) is None:
         clone(source, generation, live, checkpoint)
         return True
-    if lags(source_commit, live_commit):
+    # Before the live table is read: to copy files takes longer than the live stream waits between commits.
+    added = share_files(source, generation, live, shared)
+    live_commit = commits.last_commit(live)
+    state = commits.log(live).state
+    if state is None or lags(source_commit, live_commit):
         return False
     identity = state.identity
     shape = actions.extension(state, source.columns, _features(source), replaced=True)
     removed = actions.removal_of_all(state)
-    changes = [*shape, *removed, *share_files(source, generation, live)]
+    changes = [*shape, *removed, *added]
     try:
         commits.log(live).commit(identity, changes, "WRITE", checkpoint, SWITCH)
     except CommitConflict:
@@ -189,26 +193,34 @@ def clone(source: TableState, folder: str, target: str, checkpoint: ViewCheckpoi
     """
     place(target).remove_all()
     created = actions.creation(source.columns, _features(source))
-    changes = [*created, *share_files(source, folder, target)]
+    changes = [*created, *share_files(source, folder, target, {})]
     TableLog(target).commit(NO_TABLE, changes, "CREATE TABLE", checkpoint)
 
 
-def share_files(source: TableState, folder: str, target: str) -> list[Action]:
+def share_files(
+    source: TableState, folder: str, target: str, names: dict[str, str]
+) -> list[Action]:
     """Share the files of the table in `folder`, and their deletion vectors, with the place `target`.
     Returns the actions that add them there.
+
+    names: of the files that `target` has of earlier calls, by their paths; the others are added.
 
     Raises FileMissing, SinkUnavailable: see `Place.share`.
     """
     now = int(time.time() * 1000)
     shared = []
     for path, file in source.files.items():
-        # A new name, because one commit can't remove and add the same.
-        name = new_file_name()
-        place(target).share(locate(folder, path), name)
-        action = {**file, "path": name, "modificationTime": now, "dataChange": True}
+        if path not in names:
+            # A new name, because one commit can't remove and add the same.
+            name = new_file_name()
+            place(target).share(locate(folder, path), name)
+            names[path] = name
+        action = {**file, "path": names[path], "modificationTime": now, "dataChange": True}
         if descriptor := file.get("deletionVector"):
-            if vector := vector_path(descriptor):
-                place(target).share(locate(folder, vector), vector.rpartition("/")[2])
+            vector = vector_path(descriptor)
+            if vector and vector not in names:
+                names[vector] = vector.rpartition("/")[2]
+                place(target).share(locate(folder, vector), names[vector])
             action["deletionVector"] = moved(descriptor)
         shared.append({"add": action})
     return shared

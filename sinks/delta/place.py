@@ -9,7 +9,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from typing import IO, Any, NamedTuple
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from cdc.errors import SinkRejected
 
@@ -65,7 +65,7 @@ class Place(ABC):
     @abstractmethod
     def share(self, source: str, path: str) -> None:
         """Make a file of another location a file of this place, too: by a link where there are links.
-        Where there is a file of this path nothing happens.
+        A file of this path that exists is taken for the same.
 
         Raises FileMissing: the source doesn't exist.
         """
@@ -117,6 +117,14 @@ def place(location: str) -> Place:
 def is_bucket(location: str) -> bool:
     """Whether a location is in an object store."""
     return "://" in location
+
+
+def table_uri(location: str) -> str:
+    """Return a table's location as deltalake takes it: a bucket's is a URL, so what it has of `#` and
+    `?` is quoted.
+    """
+    scheme, separator, rest = location.partition("://")
+    return f"{scheme}://{quote(rest, safe='/@')}" if separator else location
 
 
 def is_absolute(path: str) -> bool:

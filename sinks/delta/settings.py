@@ -40,7 +40,7 @@ def _bucket(url: str) -> str:
             f"name a folder that all of Spark's executors reach, or a bucket: {'://, '.join(SCHEMES)}://",
         )
     bucket = rest.partition("/")[0]
-    if not bucket or ":" in bucket or "?" in url:
+    if not bucket or ":" in bucket or {"..", "."} & set(rest.split("/")):
         raise InvalidSetting(
             "isn't the URL of a bucket",
             f"for example: path: {scheme}://bucket/warehouse; credentials come from the environment",

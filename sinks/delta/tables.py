@@ -189,7 +189,7 @@ class Tables:
     def view_folders(self, tables: Sequence[Table]) -> list[str]:
         """List the folders of these views that have files."""
         folders = [f"{self.path}/{table.qualified}" for table in tables]
-        return [folder for folder in folders if any(place(folder).files())]
+        return [f for f in folders if any(place(f).files()) or place(f).folders()]
 
     def remove(self, tables: Sequence[Table]) -> None:
         """Remove views with all generations; the warehouse's folder, too, where it is empty then."""

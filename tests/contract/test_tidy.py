@@ -64,7 +64,8 @@ def test_replaced_files_are_removed(tidied: Delta, spark: "SparkSession", unique
     for name in (orphan, foreign, old_file):
         (mirror / name).write_bytes(b"")
     long_ago = time.time() - cleanup.UNCOMMITTED_S - 60
-    os.utime(mirror / old_file, (long_ago, long_ago))
+    for name in (orphan, old_file):
+        os.utime(mirror / name, (long_ago, long_ago))
     commits = Commits()
     commit = commits.last_commit(str(mirror))
     live = commits.log(str(mirror)).state
@@ -74,9 +75,8 @@ def test_replaced_files_are_removed(tidied: Delta, spark: "SparkSession", unique
     generations.clone(live, str(mirror), clone, commit.checkpoint)
     rows = sorted(spark.read.format("delta").load(clone).collect())
     third, fourth, fifth = change(2), change(3), change(4)
-    assert {orphan, foreign} < third
-    assert orphan not in fourth | fifth
-    assert old_file not in third
+    assert foreign in third
+    assert not {orphan, old_file} & third
     assert not (third - second - {foreign}) & fifth
     assert harness.view() == harness.topic.model()
     assert sorted(spark.read.format("delta").load(clone).collect()) == rows
@@ -173,7 +173,7 @@ def test_what_is_gone_is_not_kept(tidied: Delta, spark: "SparkSession", unique: 
     names = {harness.table.qualified: "another"}
     harness.apply(writer="another", sink=tidied.for_generation(names))
     live = tidied.folder(harness.table, "mirror")
-    assert generations.switch(Commits(), live, f"{live}@another")
+    assert generations.switch(Commits(), live, f"{live}@another", {})
     for _ in range(2):
         harness.topic.add("u", laws.row("k1", 1, "later"))
         harness.apply(writer="later")

@@ -1,6 +1,6 @@
 """An object store: moto's server, which speaks the protocol of S3 and has its conditional puts.
 
-It is another process, because some calls of deltalake hold Python's lock while they wait. Executors find
+It is another process, because `DeltaTable.is_deltatable` holds Python's lock while it waits. Executors find
 its address in the environment, which they get when Spark starts: so it is set before that. The server
 starts when the first test asks for a bucket.
 """

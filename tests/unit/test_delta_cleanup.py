@@ -1,8 +1,10 @@
 """The removal of files: of a log of changes; one that fails, or meets others who remove the same."""
 
 import os
+import time
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pyarrow as pa
 import pytest
@@ -66,9 +68,11 @@ def test_a_log_of_changes_is_rid_of_what_no_commit_has_named(tmp_path: Path) -> 
     assert log.state
     changes = [*actions.removal_of_all(log.state), *actions.additions([present])]
     log.commit(log.state.identity, changes, "WRITE", CLEARED)
-    candidates = cleanup.remove_unreferenced(commits, folder, set())
-    assert candidates == {killed.name}
-    assert cleanup.remove_unreferenced(commits, folder, candidates) == set()
+    assert cleanup.remove_unreferenced(commits, folder, set()) == set()
+    assert (tmp_path / "changes" / killed.name).exists(), "somebody may be about to commit it"
+    a_day_ago = time.time() - cleanup.ABANDONED_S - 60
+    os.utime(tmp_path / "changes" / killed.name, (a_day_ago, a_day_ago))
+    assert cleanup.remove_unreferenced(commits, folder, set()) == set()
     assert {path.name for path in Path(folder).glob("*.parquet")} == {replaced.name, present.name}
 
 
@@ -81,7 +85,7 @@ def test_a_checkpoint_comes_however_many_commits_a_batch_makes(tmp_path: Path) -
     field = {"name": "n", "type": "long", "nullable": True, "metadata": {}}
     created = actions.creation({"type": "struct", "fields": [field]})
     log.commit(NO_TABLE, created, "WRITE", None)
-    for name in (".killed.tmp", "_delta_log/.killed.tmp"):
+    for name in (f".{uuid4()}.tmp", f"_delta_log/.{uuid4()}.tmp"):
         (tmp_path / name).touch()
         os.utime(tmp_path / name, (1.0, 1.0))
     for _ in range(cleanup.CHECKPOINT_COMMITS):

@@ -7,17 +7,21 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
+import deltalake
 import pyarrow as pa
 import pytest
 
 from cdc.errors import SinkRejected, SinkUnavailable
 from cdc.sinks.delta.bucket import Bucket
 from cdc.sinks.delta.files import parquet
-from cdc.sinks.delta.place import FileMissing, Place, locate, place
+from cdc.sinks.delta.log.actions import creation
+from cdc.sinks.delta.log.table_log import NO_TABLE, TableLog
+from cdc.sinks.delta.place import FileMissing, Place, locate, place, table_uri
 from tests.support import buckets
 from tests.support.answering import answering
 
@@ -241,8 +245,63 @@ def test_a_store_where_two_can_create_one_file_is_refused() -> None:
         bucket_at(port).require_one_winner()
 
 
+def test_settings_of_the_environment_that_cannot_be_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "localhost:9000")
+    with pytest.raises(SinkUnavailable, match="settings in the environment can't be used"):
+        place("s3://lake-without-a-scheme/mirror").read("a")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", buckets.ENDPOINT)
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    with pytest.raises(SinkUnavailable, match="can't be read: .*secret"):
+        place("s3://lake-without-a-secret/mirror").read("a")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.delenv("AWS_ALLOW_HTTP")
+    with pytest.raises(SinkUnavailable, match="can't be read"):
+        place("s3://lake-without-tls/mirror").read("a")
+
+
+def test_a_file_of_another_bucket_is_not_taken_for_a_missing_one(unique: str) -> None:
+    table = place(f"{buckets.new_bucket(unique)}/mirror")
+    for call in (
+        lambda: table.read("s3://other/mirror/a"),
+        lambda: table.share("s3://other/mirror/a", "a"),
+    ):
+        with pytest.raises(SinkUnavailable, match="is in another bucket"):
+            call()
+
+
+def test_deltalake_finds_a_table_whatever_its_name_is(unique: str) -> None:
+    location = f"{buckets.new_bucket(unique)}/100% #1?/public.größe/mirror@1"
+    TableLog(location).commit(NO_TABLE, creation({"type": "struct", "fields": []}), "WRITE", None)
+    assert deltalake.DeltaTable(table_uri(location)).version() == 0
+
+
+def test_a_file_of_another_user_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linux refuses to link it; what a copy that is cut leaves isn't taken for the file."""
+
+    def refused(*_: object) -> NoReturn:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    def cut(_: str, destination: Path) -> NoReturn:
+        destination.write_bytes(b"ro")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    (tmp_path / "source").write_bytes(b"rows")
+    target = place(str(tmp_path / "mirror"))
+    monkeypatch.setattr(os, "link", refused)
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.copyfile", cut)
+        with pytest.raises(SinkUnavailable, match="can't be written: No space left"):
+            target.share(str(tmp_path / "source"), "one.parquet")
+    assert target.read("one.parquet") is None
+    target.share(str(tmp_path / "source"), "one.parquet")
+    assert target.read("one.parquet") == b"rows"
+
+
 def bucket_at(port: int) -> Bucket:
     """A bucket of a store at a port of this machine."""
-    with pytest.MonkeyPatch.context() as patch:
+    bucket = Bucket(f"s3://lake-{port}/mirror")
+    with pytest.MonkeyPatch.context() as patch, suppress(SinkUnavailable):
         patch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
-        return Bucket(f"s3://lake-{port}/mirror")
+        # The environment is read by the first call.
+        bucket.read("first")
+    return bucket

@@ -313,6 +313,13 @@ def test_planted_a_part_of_a_file_that_is_not_accepted(tmp_path: Path) -> None:
         ),
         (
             "/tmp/warehouse",
+            "s3://lake/../x",
+            10,
+            "sinks.warehouse.path: isn't the URL of a bucket",
+            "path: s3://bucket/warehouse",
+        ),
+        (
+            "/tmp/warehouse",
             "gs:///x",
             10,
             "sinks.warehouse.path: isn't the URL of a bucket",

@@ -36,15 +36,16 @@ def to_transactions(checkpoint: ViewCheckpoint, version: int) -> dict[str, int]:
         f"{APPLICATION}/floor/high": checkpoint.floor >> FLOOR_BITS,
         f"{APPLICATION}/floor": checkpoint.floor % 2**FLOOR_BITS,
         f"{APPLICATION}/rows": checkpoint.rows,
+        f"{APPLICATION}/changed_at": int(checkpoint.changed_at * 1000),
         **offsets,
     }
 
 
 def from_transactions(transactions: Mapping[str, int]) -> ViewCheckpoint | None:
-    """Return the checkpoint of our last commit by the `txn` of a table, without its writer and time; None
-    where there is none. Of the topics and generations that are named the last one counts.
+    """Return the checkpoint of our last commit by the `txn` of a table, without its writer; None where
+    there is none. Of the topics and generations that are named the last one counts.
     """
-    if APPLICATION not in transactions:
+    if f"{APPLICATION}/rows" not in transactions:
         return None
     topic_id = _newest_name(transactions, f"{APPLICATION}/topic/")
     offsets: list[int] = []
@@ -53,6 +54,7 @@ def from_transactions(transactions: Mapping[str, int]) -> ViewCheckpoint | None:
     return ViewCheckpoint(
         Position(topic_id, tuple(offsets)),
         rows=transactions[f"{APPLICATION}/rows"],
+        changed_at=transactions[f"{APPLICATION}/changed_at"] / 1000,
         floor=(transactions[f"{APPLICATION}/floor/high"] << FLOOR_BITS)
         + transactions[f"{APPLICATION}/floor"],
         generation=_newest_name(transactions, f"{APPLICATION}/generation/"),

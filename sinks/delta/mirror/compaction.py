@@ -7,6 +7,7 @@ from contextlib import suppress
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
+from cdc.model.position import ViewCheckpoint
 from cdc.sinks.delta.files import parquet
 from cdc.sinks.delta.files.columns import to_arrow
 from cdc.sinks.delta.files.failures import CommitConflict
@@ -87,8 +88,12 @@ def replace(
     actions = [removal(file, data_change=False) for file in files]
     if result:
         actions.append(addition(result, data_change=False))
+    # The position stays what it is. Where somebody else's commit is the newest one, it is found below.
+    text = (log.state.info.get("userMetadata") or "") if log.state else ""
+    is_ours = text.startswith(ViewCheckpoint.JSON_START)
+    checkpoint = ViewCheckpoint.from_json(text) if is_ours else None
     with suppress(CommitConflict):
-        log.commit(identity, actions, "OPTIMIZE", None)
+        log.commit(identity, actions, "OPTIMIZE", checkpoint)
         return
     if result:
         parquet.remove_files(log.place.location, [result.name])

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import deltalake
 
 from cdc.sinks.delta.files import parquet
-from cdc.sinks.delta.place import locate
+from cdc.sinks.delta.place import locate, table_uri
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -55,7 +55,7 @@ class MirrorVersion:
 
     @cached_property
     def _table(self) -> deltalake.DeltaTable:
-        return deltalake.DeltaTable(self._folder, version=self._version)
+        return deltalake.DeltaTable(table_uri(self._folder), version=self._version)
 
     @cached_property
     def _paths(self) -> list[str]:
