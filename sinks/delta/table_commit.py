@@ -40,8 +40,9 @@ BATCH = "STREAMING UPDATE"
 """The operation of a batch's commits, by Delta's name."""
 
 SEARCHED_BYTES = 16 * 2**20
-"""The files of a mirror that each task of a batch searches for what it supersedes: it reads the ids in some
-10 ms. Another job of Spark takes 25 ms, and more of the CPU; but its tasks divide a large mirror.
+"""The files of a mirror that each task of a batch searches for what it supersedes. Without another job of Spark
+a batch of 200 changes of 20,000 rows took 0.16 s of CPU instead of 0.25; but the tasks of such a job divide a
+large mirror.
 """
 
 

@@ -74,7 +74,9 @@ def test_replaced_files_are_removed(tidied: Delta, spark: "SparkSession", unique
     clone = f"{mirror}@kept"
     generations.clone(live, str(mirror), clone, commit.checkpoint)
     rows = sorted(spark.read.format("delta").load(clone).collect())
-    third, fourth, fifth = change(2), change(3), change(4)
+    third = change(2)
+    change(3)
+    fifth = change(4)
     assert foreign in third
     assert not {orphan, old_file} & third
     assert not (third - second - {foreign}) & fifth

@@ -251,7 +251,7 @@ def test_settings_of_the_environment_that_cannot_be_used(monkeypatch: pytest.Mon
         place("s3://lake-without-a-scheme/mirror").read("a")
     monkeypatch.setenv("AWS_ENDPOINT_URL", buckets.ENDPOINT)
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    with pytest.raises(SinkUnavailable, match="can't be read: .*secret"):
+    with pytest.raises(SinkUnavailable, match=r"can't be read: .*[Ss]ecret"):
         place("s3://lake-without-a-secret/mirror").read("a")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     monkeypatch.delenv("AWS_ALLOW_HTTP")
@@ -261,17 +261,17 @@ def test_settings_of_the_environment_that_cannot_be_used(monkeypatch: pytest.Mon
 
 def test_a_file_of_another_bucket_is_not_taken_for_a_missing_one(unique: str) -> None:
     table = place(f"{buckets.new_bucket(unique)}/mirror")
-    for call in (
-        lambda: table.read("s3://other/mirror/a"),
-        lambda: table.share("s3://other/mirror/a", "a"),
-    ):
-        with pytest.raises(SinkUnavailable, match="is in another bucket"):
-            call()
+    with pytest.raises(SinkUnavailable, match="is in another bucket"):
+        table.read("s3://other/mirror/a")
+    with pytest.raises(SinkUnavailable, match="is in another bucket"):
+        table.share("s3://other/mirror/a", "a")
 
 
 def test_deltalake_finds_a_table_whatever_its_name_is(unique: str) -> None:
     location = f"{buckets.new_bucket(unique)}/100% #1?/public.größe/mirror@1"
-    TableLog(location).commit(NO_TABLE, creation({"type": "struct", "fields": []}), "WRITE", None)
+    field = {"name": "n", "type": "long", "nullable": True, "metadata": {}}
+    columns = {"type": "struct", "fields": [field]}
+    TableLog(location).commit(NO_TABLE, creation(columns), "WRITE", None)
     assert deltalake.DeltaTable(table_uri(location)).version() == 0
 
 

@@ -30,7 +30,7 @@ def run_tasks(
 ) -> list[Result]:
     """Do a work for each item, in one Spark job. Returns all that comes of them.
 
-    Not by a DataFrame: Spark plans that each time, which takes longer than the work of a small batch
+        Not by a DataFrame: Spark plans that each time, which takes longer than the work of a small batch
     (143 ms instead of 25). `work` and `items` are pickled.
 
     Raises SinkUnavailable as `work` does.
