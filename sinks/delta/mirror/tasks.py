@@ -30,8 +30,8 @@ def run_tasks(
 ) -> list[Result]:
     """Do a work for each item, in one Spark job. Returns all that comes of them.
 
-        Not by a DataFrame: Spark plans that each time, which takes longer than the work of a small batch
-    (143 ms instead of 25). `work` and `items` are pickled.
+    Not by a DataFrame, which Spark plans each time: with that a batch of 200 changes took 0.31 s of CPU
+    instead of 0.25. `work`, a function of a module, and `items` are pickled.
 
     Raises SinkUnavailable as `work` does.
     """
