@@ -33,6 +33,7 @@ def tidied(
     deleted, or without.
     """
     monkeypatch.setattr("cdc.sinks.delta.cleanup.CLEANUP_S", 0)
+    monkeypatch.setattr("cdc.sinks.delta.cleanup.ABANDONED_S", 0)
     patterns = ["*"] if request.param == "unmarked" else []
     return Delta("warehouse", str(tmp_path), unique, without_deletion_vectors=patterns)
 
@@ -115,6 +116,7 @@ def test_links_go_with_who_needs_them(
     kept.
     """
     monkeypatch.setattr("cdc.sinks.delta.cleanup.CLEANUP_S", 0)
+    monkeypatch.setattr("cdc.sinks.delta.cleanup.ABANDONED_S", 0)
     sink = Delta("warehouse", str(tmp_path), unique)
     harness = laws.Harness(spark, lambda: sink, table(f"{unique}.public.items"))
     laws.fill(harness)
