@@ -5,6 +5,7 @@ its address in the environment, which they get when Spark starts: so it is set b
 starts when the first test asks for a bucket.
 """
 
+import atexit
 import logging
 import os
 import socket
@@ -16,6 +17,7 @@ from functools import cache
 from typing import Any
 
 _LISTENER = socket.create_server(("127.0.0.1", 0))
+atexit.register(_LISTENER.close)
 ENDPOINT = f"http://127.0.0.1:{_LISTENER.getsockname()[1]}"
 """Nobody else gets this port: the server takes over the socket. A client waits until it does."""
 _servers: list[subprocess.Popen[bytes]] = []
