@@ -6,6 +6,7 @@ plan and no log has a secret.
 """
 
 import io
+import os
 import re
 import tempfile
 from collections.abc import Iterable, Iterator
@@ -32,11 +33,8 @@ ANSWER = re.compile(r"<Code>(\w+)</Code>.*?<Message>([^<]*)", re.DOTALL)
 """How an S3 store says what is wrong: InvalidAccessKeyId, ExpiredToken, AccessDenied and others."""
 RETRIES: "RetryConfig" = {"max_retries": 3, "retry_timeout": timedelta(seconds=10)}
 """What is left after these is ours to try again: the loop does, and `status` shows it meanwhile."""
-CLIENT: "ClientConfig" = {
-    "allow_http": True,
-    "connect_timeout": timedelta(seconds=5),
-    "timeout": timedelta(seconds=20),
-}
+YES = {"true", "1", "yes", "y", "on"}
+CLIENT: "ClientConfig" = {"connect_timeout": timedelta(seconds=5), "timeout": timedelta(seconds=20)}
 
 
 class Bucket(Place):
@@ -193,7 +191,10 @@ def _split(location: str) -> tuple[str, str]:
 @cache
 def _store(bucket: str) -> Any:
     """Return the store of a bucket. It keeps connections open, so there is one in a process."""
-    return from_url(bucket, retry_config=RETRIES, client_options=CLIENT)
+    # With options of ours obstore doesn't read this variable any more, and deltalake does.
+    allows_http = os.environ.get("AWS_ALLOW_HTTP", "").lower() in YES
+    client: ClientConfig = {**CLIENT, "allow_http": allows_http}
+    return from_url(bucket, retry_config=RETRIES, client_options=client)
 
 
 def _require_bucket(error: OSError) -> None:
@@ -222,6 +223,8 @@ def _reason(error: Exception) -> str:
         return f"{match[1]} ({match[2].strip().rstrip('.')})"
     if isinstance(error, FileNotFoundError):
         return "there is no such file, or no such bucket"
+    if "BadScheme" in text:
+        return "its endpoint is http://, which AWS_ALLOW_HTTP=true allows"
     if "error sending request" in text or "HTTP error" in text:
         return "it doesn't answer"
     return text.partition("\n")[0]

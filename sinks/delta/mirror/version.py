@@ -36,7 +36,7 @@ class MirrorVersion:
             yield from parquet.rows_with_ids(path, ids, schema, self._selections.get(path))
 
     def batches(self, rows: int, share: int = 0, shares: int = 1) -> Iterator["pa.RecordBatch"]:
-        """Read all rows, so many at once at most, with the columns that each file has; or those of one
+        """Read all rows, so many at once at most, with the columns that each file has; or the rows of one
         share of the files.
         """
         import pyarrow as pa
