@@ -339,7 +339,7 @@ def _arrow_columns(
 def _arrow_table(
     bookkeeping: Sequence[Any], values: "Sequence[pa.Array]", schema: "pa.Schema"
 ) -> "pa.Table":
-    """Put our own columns, and those of the table, into the columns of a schema."""
+    """Make a table of our own columns and the columns of values, by a schema."""
     import pyarrow as pa
 
     fields = list(schema)[: len(bookkeeping)]

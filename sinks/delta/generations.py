@@ -17,7 +17,7 @@ from cdc.model.position import ViewCheckpoint, distance
 from cdc.model.table import Table
 from cdc.sink.promotion import wait_until_caught_up
 from cdc.sinks.delta.files.failures import CommitConflict
-from cdc.sinks.delta.files.parquet import new_file_name
+from cdc.sinks.delta.files.parquet import FileNames
 from cdc.sinks.delta.log import actions
 from cdc.sinks.delta.log.commits import Commits, LastCommit
 from cdc.sinks.delta.log.history import CLEARED
@@ -212,7 +212,7 @@ def share_files(
     for path, file in source.files.items():
         if path not in names:
             # A new name, because one commit can't remove and add the same.
-            name = new_file_name()
+            name = FileNames().generate()
             place(target).share(locate(folder, path), name)
             names[path] = name
         action = {**file, "path": names[path], "modificationTime": now, "dataChange": True}

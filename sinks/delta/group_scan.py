@@ -79,7 +79,7 @@ def read_rows(mirror: Mirror) -> Iterator["pa.RecordBatch"]:
 
 
 def scan_bucket(spark: "SparkSession", mirror: Mirror, ids: Sequence[str] | None) -> "DataFrame":
-    """Read the rows of a mirror in a bucket, or those of some ids: SCANNED."""
+    """Read the rows of a mirror in a bucket, of all ids or of some: SCANNED."""
     from pyspark.sql import functions as F
 
     tasks = spark.sparkContext.defaultParallelism

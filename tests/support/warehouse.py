@@ -39,7 +39,9 @@ def _write(folder: str, rows: "DataFrame") -> list[DataFile]:
     """Write rows as a file that is in no commit yet."""
     columns = to_arrow(rows.schema.jsonValue())
     table = parquet.fit_to_schema(rows.toArrow(), columns)
-    file = parquet.write_file(folder, parquet.new_file_name(), [table] if table.num_rows else [])
+    file = parquet.write_file(
+        folder, parquet.FileNames().generate(), [table] if table.num_rows else []
+    )
     return [file] if file else []
 
 

@@ -1,10 +1,22 @@
 """Where the parts of a warehouse's view stand, and what its history says of that."""
 
+from dataclasses import replace
+
 import pytest
 
+from cdc.errors import CdcError
+from cdc.model.outcome import Advance
 from cdc.model.position import Position, ViewCheckpoint
 from cdc.sinks.delta.log.history import CLEARED, Commit, Standing, standing
-from cdc.sinks.delta.log.positions import advance, known_offsets, oldest
+from cdc.sinks.delta.log.positions import (
+    advance,
+    from_transactions,
+    known_offsets,
+    oldest,
+    to_transactions,
+)
+from cdc.sinks.delta.log.writer_fence import WriterFence
+from tests.support.envelopes import table
 
 
 def checkpoint(*offsets: int, topic: str = "one") -> ViewCheckpoint:
@@ -113,3 +125,24 @@ def test_a_restore_that_names_a_time_is_looked_up() -> None:
     assert standing(history, lambda _: False, lambda version: version - 3) == Standing(
         checkpoint(2)
     )
+
+
+def test_a_checkpoint_that_the_log_has_kept_is_nobody_elses() -> None:
+    """It has lost its writer and a part of its time, and is the one that this writer left."""
+    stored = replace(checkpoint(3, 4), writer="us", changed_at=1.23456, generation="live")
+    kept = from_transactions(to_transactions(stored, 7))
+    assert kept == replace(stored, writer="", changed_at=1.234)
+    step = Advance(table("t.public.items"), stored.position, Position("one", (5, 5)))
+    folders = {"mirror": "/warehouse/mirror"}
+    fence = WriterFence()
+    fence.record("/warehouse/mirror", stored)
+    fence.begin_step("us", step, folders, pytest.fail)
+    assert fence.gains("us", step, "/warehouse/mirror", kept)
+    other = replace(kept, position=Position("one", (3, 9)))
+    with pytest.raises(CdcError):
+        fence.gains("us", step, "/warehouse/mirror", other)
+
+
+def test_numbers_of_another_kind_are_no_position() -> None:
+    assert from_transactions({}) is None
+    assert from_transactions({"cdc": 5, "spark": 3}) is None

@@ -31,7 +31,8 @@ SURE_MOMENT = SURE_DAY * MIDNIGHT
 SURE_STAMP = "1582-10-25"
 
 EPOCH_DAY = date(1970, 1, 1).toordinal()
-EPOCH, MICROSECOND = datetime(1970, 1, 1, tzinfo=UTC), timedelta(microseconds=1)
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+MICROSECOND = timedelta(microseconds=1)
 CYCLE = 146097
 """Days after which the calendar repeats itself: 400 years."""
 PLAIN_DAYS = range(1 - EPOCH_DAY, date.max.toordinal() - EPOCH_DAY + 1)

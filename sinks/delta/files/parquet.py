@@ -58,11 +58,6 @@ class FileNames:
         return UUID(self.common + secrets.token_hex(6))
 
 
-def new_file_name() -> str:
-    """Make a name for a Parquet file that no other file has."""
-    return f"part-{uuid4()}.parquet"
-
-
 class FileWriter:
     """Writes a Parquet file, one row group a call. The file can be read once it is closed.
 
