@@ -6,6 +6,7 @@ sums     bucket string (four hex digits), rows long, and three sums over the row
 
 from collections.abc import Sequence
 from contextlib import ExitStack
+from typing import NamedTuple
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -64,19 +65,33 @@ def bucket_sums(table: Table, rows: DataFrame) -> DataFrame:
     )
 
 
-def join_buckets(source: DataFrame, view: DataFrame) -> DataFrame:
-    """Join the sums of both sides. Returns bucket, source_rows, view_rows, differs."""
+class BucketComparison(NamedTuple):
+    """How many rows each side has, and the buckets that differ."""
+
+    source_rows: int
+    view_rows: int
+    differing: Sequence[str]
+
+
+def compare_sums(source: DataFrame, view: DataFrame) -> BucketComparison:
+    """Compare the sums of both sides, in one job."""
     source_sums, view_sums = (
         side.select("bucket", *(F.col(name).alias(f"{prefix}_{name}") for name in SUMS))
         for side, prefix in ((source, "source"), (view, "view"))
     )
     same = [F.col(f"source_{name}").eqNullSafe(F.col(f"view_{name}")) for name in SUMS]
-    return source_sums.join(view_sums, "bucket", "full_outer").select(
-        "bucket",
-        F.coalesce("source_rows", F.lit(0)).alias("source_rows"),
-        F.coalesce("view_rows", F.lit(0)).alias("view_rows"),
-        (~(same[0] & same[1] & same[2] & same[3])).alias("differs"),
+    differs = ~(same[0] & same[1] & same[2] & same[3])
+    (totals,) = (
+        source_sums.join(view_sums, "bucket", "full_outer")
+        .agg(
+            F.sum("source_rows"),
+            F.sum("view_rows"),
+            F.collect_list(F.when(differs, F.col("bucket"))),
+        )
+        .collect()
     )
+    source_rows, view_rows, differing = totals
+    return BucketComparison(int(source_rows or 0), int(view_rows or 0), differing)
 
 
 def rows_in_buckets(rows: DataFrame, buckets: Sequence[str]) -> DataFrame:
@@ -133,18 +148,24 @@ def compare_rows(table: Table, source: DataFrame, view: DataFrame) -> DataFrame:
 
 def confirmed_differences(
     frames: ExitStack, table: Table, sink: Sink, expected: DataFrame, view: DataFrame
-) -> DataFrame:
-    """Compare rows, and read those that the scan gave twice again, by id.
+) -> DataFrame | None:
+    """Compare rows, and read those that the scan gave twice again, by id. None: all are equal.
 
     A scan may give a row twice while others write.
     """
-    wrong = persist(frames, compare_rows(table, expected, view))
+    wrong = compare_rows(table, expected, view).persist()
+    frames.callback(wrong.unpersist)
+    ((count, duplicates),) = wrong.agg(
+        F.count("*"), F.count(F.when(F.col("kind") == "duplicate", F.lit(1)))
+    ).collect()
+    if not count:
+        return None
+    if not duplicates:
+        return wrong
     duplicate_ids = [
         row["id"]
         for row in wrong.where("kind = 'duplicate'").select("id").limit(MAX_SUSPECTS).collect()
     ]
-    if not duplicate_ids:
-        return wrong
     source_rows = rows_with_ids(expected, duplicate_ids)
     view_rows = scan(sink, table, expected.sparkSession, duplicate_ids)
     rescanned = compare_rows(table, source_rows, view_rows)

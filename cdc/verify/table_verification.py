@@ -140,7 +140,7 @@ class TableVerification:
     def _compare(self, suspects: Suspects | None, buckets: Sequence[str] = ()) -> Suspects:
         """Compare suspects, or else the rows of buckets.
 
-        Record wrong rows, return those to compare again.
+        Record wrong rows, return those to compare again. A sink whose rows are equal isn't in it.
         """
         sinks = [sink for sink in self._sinks if suspects is None or suspects.get(sink.name)]
         ids = sorted({key for keys in suspects.values() for key in keys}) if suspects else []
@@ -156,7 +156,7 @@ class TableVerification:
                 expected = bucket_hashes.persist(frames, source_rows)
             barrier = self._await_barrier(snapshot, sinks)
             sinks = [sink for sink in sinks if not self._comparisons[sink.name].problem]
-            wrong = {}
+            wrong: dict[str, DataFrame] = {}
             for sink in sinks:
                 if suspects:
                     sink_ids = suspects[sink.name]
@@ -167,10 +167,12 @@ class TableVerification:
                     view = bucket_hashes.rows_in_buckets(
                         bucket_hashes.scan(sink, self._table, self._spark), buckets
                     )
-                wrong[sink.name] = bucket_hashes.confirmed_differences(
+                differences = bucket_hashes.confirmed_differences(
                     frames, self._table, sink, rows, view
                 )
-            if all(frame.isEmpty() for frame in wrong.values()):
+                if differences is not None:
+                    wrong[sink.name] = differences
+            if not wrong:
                 return {}
             intact = {sink.name for sink in sinks if self._still_past(barrier, sink)}
             states = bucket_hashes.persist(
@@ -266,11 +268,10 @@ def differing_buckets(
             view_sums = bucket_hashes.bucket_sums(table, view_rows)
             if sample:
                 view_sums = view_sums.where(F.col("bucket").between(*sample))
-            pairs = bucket_hashes.join_buckets(source_sums, view_sums).persist()
-            counts = pairs.agg(F.sum("source_rows"), F.sum("view_rows")).first() or (0, 0)
-            comparison.source_rows, comparison.view_rows = (int(count or 0) for count in counts)
-            differ |= {row["bucket"] for row in pairs.where("differs").select("bucket").collect()}
-            pairs.unpersist()
+            found = bucket_hashes.compare_sums(source_sums, view_sums)
+            comparison.source_rows = found.source_rows
+            comparison.view_rows = found.view_rows
+            differ.update(found.differing)
             comparison.source_s, comparison.view_s = source_s, round(time.monotonic() - start, 3)
     return sorted(differ)
 

@@ -136,7 +136,8 @@ def _compare_table(
                 rows = bucket_hashes.scan(sink, table, reader.spark)
                 view = bucket_hashes.rows_in_buckets(rows, buckets)
                 wrong = bucket_hashes.confirmed_differences(frames, table, sink, expected, view)
-                record_differences(comparisons[sink.name], table, wrong)
+                if wrong is not None:
+                    record_differences(comparisons[sink.name], table, wrong)
     return comparisons.values()
 
 
