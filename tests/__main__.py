@@ -1,11 +1,8 @@
-"""Every test, `make test`: two halves side by side, for one alone keeps a core waiting; then those
-that measure.
+"""Every test, `make test`: two halves side by side, because one alone keeps a core waiting.
 
-The second half ends with the latter, once the first has ended. Ctrl-C reaches both, and is waited
-for: they stop their servers.
+Ctrl-C reaches both, and is waited for: they stop their servers.
 """
 
-import os
 import re
 import subprocess
 import sys
@@ -39,17 +36,10 @@ RESULT = re.compile(r"(FAILED|ERROR) |=+ .*\b(passed|failed|errors?)\b.* =+$")
 """Lines of pytest's that say how it went."""
 CONTAINER_TESTS = "tests/containers"
 """Tests that need a Docker engine: in no half, collected with `--stack containers` only."""
-FIRST_HALF = "CDC_TESTS_FIRST_HALF"
-"""A variable of the second half's environment: the id of the first half's process, for whose end a
-test that measures waits.
-"""
 
 
 def main(halves: Mapping[str, Sequence[str]]) -> int:
-    runs: dict[str, subprocess.Popen[str]] = {}
-    for name, words in halves.items():
-        first = next(iter(runs.values()), None)
-        runs[name] = _pytest(words, {FIRST_HALF: str(first.pid)} if first else {})
+    runs = {name: _pytest(words) for name, words in halves.items()}
     results: list[str] = []
     threads = [threading.Thread(target=_pass_on, args=(*run, results)) for run in runs.items()]
     for thread in threads:
@@ -65,11 +55,9 @@ def main(halves: Mapping[str, Sequence[str]]) -> int:
     return int(any(run.returncode for run in runs.values()))
 
 
-def _pytest(words: Sequence[str], environment: Mapping[str, str]) -> "subprocess.Popen[str]":
-    command, variables = [sys.executable, "-m", "pytest", *words], {**os.environ, **environment}
-    return subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=variables
-    )
+def _pytest(words: Sequence[str]) -> "subprocess.Popen[str]":
+    command = [sys.executable, "-m", "pytest", *words]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
 def _pass_on(name: str, run: "subprocess.Popen[str]", results: list[str]) -> None:

@@ -10,14 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-import psutil
 import psycopg
 import pytest
 
 from cdc.compose import artifacts, versions
 from cdc.compose import stack as servers
 from cdc.compose.endpoints import Endpoints
-from tests.__main__ import CONTAINER_TESTS, FIRST_HALF
+from tests.__main__ import CONTAINER_TESTS
 from tests.support import buckets
 from tests.support.server_control import ProcessControl, ServerControl
 from tests.support.wait import wait_until
@@ -77,25 +76,11 @@ def pytest_report_header() -> list[str]:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Put those that measure last; with containers, leave out those that need Connect to be a
-    process.
-    """
+    """With containers, leave out the tests that need Connect to be a process."""
     if config.getoption("--stack") == "containers":
         excluded = [item for item in items if item.get_closest_marker("own_source")]
         config.hook.pytest_deselected(items=excluded)
         items[:] = [item for item in items if item not in excluded]
-    items.sort(key=lambda item: item.get_closest_marker("measures") is not None)
-
-
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
-    """Let a test that measures wait until the first half of the tests has ended, because other load
-    would slow it; its own time begins after that.
-    """
-    first_half = os.environ.get(FIRST_HALF)
-    if first_half and item.get_closest_marker("measures") and psutil.pid_exists(int(first_half)):
-        psutil.Process(int(first_half)).wait()
-    return (yield)
 
 
 @pytest.fixture(scope="session")
@@ -107,18 +92,20 @@ def stack(pytestconfig: pytest.Config) -> Iterator[Stack]:
     start = _run_containers if pytestconfig.getoption("--stack") == "containers" else _run_processes
     try:
         with start(state) as running:
-            _spare_the_disk(running.endpoints.postgres)
+            _set_up_postgres(running.endpoints.postgres)
             yield running
     finally:
         shutil.rmtree(state, ignore_errors=True)
 
 
-def _spare_the_disk(postgres: str) -> None:
-    """Let Postgres leave it to the system when what it writes reaches the disk: tests kill processes,
-    after which all of it is there; only a machine that loses its power loses it.
+def _set_up_postgres(postgres: str) -> None:
+    """Let the system decide when what Postgres writes reaches the disk: after a kill all of it is
+    there; only a machine that loses its power loses it. And analyze no table unasked: after that
+    Postgres describes the table to the connector again, so a test would depend on the moment.
     """
     with psycopg.connect(postgres, autocommit=True) as admin:
         admin.execute("ALTER SYSTEM SET fsync = off")
+        admin.execute("ALTER SYSTEM SET autovacuum = off")
         admin.execute("SELECT pg_reload_conf()")
 
 

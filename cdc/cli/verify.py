@@ -1,41 +1,30 @@
-"""Verb `cdc verify`: compare the views with their source while applications write, once or
-repeatedly.
-"""
+"""Verb `cdc verify`: compare the views with their source while applications write."""
 
-import time
-from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
-import structlog
 import typer
 
-from cdc.cli.console import Json, Master, MetricsAddress, out, print_error, print_json, say
+from cdc.cli.console import Json, Master, out, print_json, say
 from cdc.cli.observation.notification import notify_comparisons
 from cdc.cli.operation.log import recorded
-from cdc.cli.times import moment_ms, seconds
+from cdc.cli.times import moment_ms
 from cdc.errors import (
     CdcError,
     ConnectorError,
     DivergenceError,
-    SettingsError,
     SinkError,
     UndecidedError,
 )
-from cdc.model.trace import trace
 from cdc.model.wording import full_stopped
 from cdc.postgres import table_survey
 from cdc.runtime.servers import spark_on
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
-
-    from pyspark.sql import SparkSession
+    from collections.abc import Mapping, Sequence
 
     from cdc.apply.progress import Progress
     from cdc.config.settings import Pipeline
     from cdc.model.table import Table
-    from cdc.observe.http_server import Listener
-    from cdc.observe.metrics import Metrics
     from cdc.runtime.context import Context
     from cdc.verify.comparison import Comparison
 
@@ -54,15 +43,10 @@ Since = Annotated[
 Rate = Annotated[
     float | None, typer.Option(help="Most rows per second to read from Postgres.", min=1)
 ]
-Every = Annotated[str | None, typer.Option(help="Repeat, with a pause of this length: 30m, 1h.")]
-MetricsPort = Annotated[
-    int | None, typer.Option(help="With --every: port from which Prometheus fetches the results.")
-]
 Timeout = Annotated[float, typer.Option(help="Seconds to wait for a view that is behind.")]
 Repair = Annotated[
     bool, typer.Option("--repair", help="Send rows that differ through the log again.")
 ]
-log = structlog.get_logger()
 
 
 def add_to(app: typer.Typer) -> None:
@@ -77,9 +61,6 @@ def verify(
     sample: Sample = None,
     since: Since = None,
     rate: Rate = None,
-    every: Every = None,
-    metrics: MetricsPort = None,
-    metrics_address: MetricsAddress = "127.0.0.1",
     timeout: Timeout = 300.0,
     repair: Repair = False,
     master: Master = "local[*]",
@@ -90,61 +71,25 @@ def verify(
     Applications may write meanwhile. Exit 8 when a view differs, 10 when some rows couldn't be
     decided, or a view couldn't be compared.
     """
-    from cdc.observe.metrics import Metrics
-    from cdc.spark.session import exit_error
     from cdc.verify.barrier import StalledViews
     from cdc.verify.comparison import Options
     from cdc.verify.repair import repair as repair_differences
     from cdc.verify.verification import verify as verify_views
 
-    listener = _listener(metrics, metrics_address, every)
     pipeline, sinks = context.obj.pipeline, context.obj.sinks(sink)
     names = [destination.name for destination in sinks]
-    _select(context.obj, table, names)  # What can't be selected is told before Spark has started.
-
-    def compare(spark: "SparkSession", current: "Context") -> "list[Comparison]":
-        chosen = current.sinks(sink)
-        tables, waiting = _select(current, table, [destination.name for destination in chosen])
-        options = Options(sample, moment_ms(since) if since else None, rate, timeout)
-        stalled = StalledViews(lambda: find_stalled(_read_progress(current.pipeline), tables))
-        results = verify_views(
-            spark, current.pipeline, tables, chosen, options, tell=say, stalled=stalled
-        )
-        if repair:
-            results = repair_differences(spark, current.pipeline, tables, chosen, options, results)
-        notify_comparisons(current, results)
-        return [*results, *waiting]
-
+    # Before Spark starts: what can't be selected is refused at once.
+    tables, waiting = _select(context.obj, table, names)
     check_connector(pipeline, names, timeout)
     modules = [*context.obj.executors(names), "cdc.verify.census"]
+    options = Options(sample, moment_ms(since) if since else None, rate, timeout)
+    stalled = StalledViews(lambda: find_stalled(_read_progress(pipeline), tables))
     with spark_on(master, modules) as spark:
-        if not every:
-            report(compare(spark, context.obj), as_json)
-            return
-        metrics_server = Metrics(listener) if listener else None
-
-        def compare_anew() -> "list[Comparison]":
-            # Tables and views are those of the file and of Postgres at each comparison.
-            results = compare(spark, replace(context.obj))
-            if metrics_server:
-                metrics_server.publish_restarts(_read_progress(pipeline).values())
-            return results
-
-        def has_ended() -> bool:
-            return exit_error(spark) is not None
-
-        repeat(compare_anew, seconds(every), names, metrics_server, has_ended, as_json=as_json)
-
-
-def _listener(port: int | None, address: str, every: str | None) -> "Listener | None":
-    """Read where the results are served. Raises SettingsError."""
-    from cdc.observe.http_server import read_listener
-
-    if port is not None and not every:
-        raise SettingsError(
-            "--metrics is for a comparison that is repeated.", hint="add --every 1h"
-        )
-    return read_listener(port, address)
+        results = verify_views(spark, pipeline, tables, sinks, options, tell=say, stalled=stalled)
+        if repair:
+            results = repair_differences(spark, pipeline, tables, sinks, options, results)
+    notify_comparisons(context.obj, results)
+    report([*results, *waiting], as_json)
 
 
 def _select(
@@ -231,46 +176,6 @@ def find_stalled(
             if (STATE, name) in stalled:
                 stalled.setdefault((STATE, view.qualified), stalled[STATE, name])
     return stalled
-
-
-def repeat(
-    compare: "Callable[[], list[Comparison]]",
-    pause_s: float,
-    sinks: "Sequence[str]",
-    metrics: "Metrics | None",
-    spark_has_ended: "Callable[[], bool]",
-    *,
-    as_json: bool,
-) -> NoReturn:
-    """Compare until somebody ends it, with a pause in seconds. An error, of whatever class, is
-    printed and counted, and the next comparison is made all the same, unless Spark has ended: then
-    no other could be made, and the error is raised.
-    """
-    while True:
-        try:
-            results = compare()
-            if metrics:
-                metrics.publish_comparisons(results)
-            report(results, as_json)
-        except (DivergenceError, UndecidedError) as error:
-            print_error(error)
-        except Exception as error:
-            if metrics:
-                metrics.count_failure()
-            if not isinstance(error, CdcError) and spark_has_ended():
-                raise
-            print_error(_explained(error, sinks))
-        time.sleep(pause_s)
-
-
-def _explained(error: Exception, sinks: "Sequence[str]") -> CdcError:
-    """Give an error of a library a class of ours; the trace of an unexpected one is logged."""
-    from cdc.spark.failures import explain
-
-    failure = explain(error, " or ".join(sinks))
-    if not isinstance(error, CdcError):
-        log.error("comparison_failed", exception=trace(error))
-    return failure
 
 
 def report(results: "Sequence[Comparison]", as_json: bool) -> None:

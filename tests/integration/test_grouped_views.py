@@ -27,7 +27,7 @@ from cdc.views.tasks import emission
 from tests.support.budget import SCALE
 from tests.support.document_history import History, run_random_history, without_final
 
-RUNS = 4 * SCALE
+RUNS = 2 * SCALE
 TABLES = """
 CREATE TYPE lib.kind AS ENUM ('air', 'sea');
 CREATE TABLE lib.trips (

@@ -34,7 +34,7 @@ from tests.support.simulated import MemoryLog, SimulatedClock
 from tests.unit.test_time_settings import GOOD
 from tests.unit.test_time_settings import TABLES as TIMED_TABLES
 
-RUNS = 4 * SCALE
+RUNS = 2 * SCALE
 PATHS = Node.paths
 TABLES = """
 CREATE TABLE lib.flights (

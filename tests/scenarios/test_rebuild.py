@@ -3,7 +3,6 @@ is left over.
 """
 
 import signal
-import statistics
 import subprocess
 import sys
 import time
@@ -11,9 +10,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 from typing import TYPE_CHECKING
 from unittest import mock
-from uuid import uuid4
 
-import httpx
 import pytest
 from kafka import KafkaConsumer, KafkaProducer
 
@@ -24,6 +21,7 @@ from cdc.rebuild.build import keep_current, only_tables
 from cdc.runtime.context import Context
 from cdc.runtime.streams import Streams
 from tests.support import readers, writer
+from tests.support.budget import SCALE
 from tests.support.load import load
 from tests.support.wait import wait_until
 
@@ -32,26 +30,15 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.timeout(900)
 SINKS = ("search", "cache", "warehouse")
-USUAL = 1500
-"""Records that each view takes on while it is seen how old its rows usually are: some 5 s of them,
-in which the warehouse commits twice at least.
-"""
-OLDEST_S = 5.0
-"""A row that readers see may get so much older than usual under this load: 3 s where two cores are
-its own.
+RATE = 300.0 if SCALE > 1 else 100.0
+"""Changes a second while views are rebuilt."""
+OLDEST_S = 8.0
+"""So old may a row get that readers see: twice its usual age under this load. Only `make properties`
+measures it, where nothing else is at work.
 """
 BACK_S = 4.0
-"""The longest time of a rollback, the median of each view's; none takes more than twice that. Of the
-warehouse it is mostly a wait for the standby's next batch: the switch itself takes 0.05 s.
-"""
-SERVER_SHARE = 6
-"""In a rollback of the index, every step of it waits for the server's disk; so on a machine where
-that is slow it may take so many times as long as the server's own steps, measured at that moment on
-an index that nobody writes to. It has twice as many steps, and waits for batches under way besides.
-"""
-ATTEMPTS = 3
-"""How often it is measured at most, for a machine that is busy elsewhere makes all of it late; what
-readers see is right every time.
+"""The longest time of a rollback, there. Of the warehouse it is mostly a
+wait for the standby's next batch; the switch itself takes 0.05 s.
 """
 
 
@@ -94,91 +81,36 @@ def generations(world: "World") -> dict[str, int]:
     return {sink.name: len(sink.generations(table)) for sink in world.sinks}
 
 
-@pytest.mark.measures
 def test_readers_notice_nothing(world: "World") -> None:
+    """Each view is rebuilt, and rolled back and forth, while all are written and read."""
     begin(world)
-    # Two of the three share two cores with everything else here; the third at its usual pace leaves
-    # them some.
-    world.file.write_text(world.file.read_text().replace("trigger_s: 1", "trigger_s: 2"))
     places = {
         "search": [world.stack.endpoints.elasticsearch, f"{world.name}-public.busy"],
         "cache": [world.cache, f"{world.name}:public.busy:"],
         "warehouse": [str(world.warehouse / "public.busy" / "mirror")],
     }
-    with world.process():
-        with pulse(world), writer.writing(world.dsn, 300.0) as load:
-            world.settle()
-            attempts = [measured(world, places)]
-            while attempts[-1] and len(attempts) < ATTEMPTS:
-                attempts.append(measured(world, places))
-            print(load.rate)
-        world.settle()
-    assert attempts[-1] == [], attempts
-    world.assert_equal()
-
-
-def measured(world: "World", places: dict[str, list[str]]) -> list[str]:
-    """Rebuild each view and roll it back and forth while all are read; what took too long. What is
-    wrong fails at once.
-    """
-    with readers.reading(places) as usual:
-        ends = {name: world.offsets(name) + USUAL for name in SINKS}
-        for name, end in ends.items():
-            world.wait_for(name, end)
     took: dict[str, list[float]] = {}
-    server_took: list[float] = []
-    with readers.reading(places) as readings:
-        for name in SINKS:
-            print(name, "rebuilt", rebuilt(world, name))
-            took[name] = []
-            for _ in ("back", "forward"):
-                world.settle(sinks=[name])
-                took[name].append(round(world.rollback(name), 2))
-                if name == "search":
-                    server_took.append(time_server(world.stack.endpoints.elasticsearch))
-    print(took, server_took, usual, readings, sep="\n")
-    limits = dict.fromkeys(SINKS, BACK_S)
-    limits["search"] = max(BACK_S, SERVER_SHARE * statistics.median(server_took))
+    with world.process():
+        with pulse(world), writer.writing(world.dsn, RATE):
+            world.settle()
+            with readers.reading(places) as readings:
+                for name in SINKS:
+                    print(name, "rebuilt", rebuilt(world, name))
+                    took[name] = []
+                    for _ in ("back", "forward"):
+                        world.settle(sinks=[name])
+                        took[name].append(round(world.rollback(name), 2))
+        world.settle()
+    print(took, readings, sep="\n")
     assert {
         name: (reading.errors, reading.partial) for name, reading in readings.items()
     } == dict.fromkeys(SINKS, ([], []))
     assert all(reading.polls > 20 for reading in readings.values())
-    late = {name: (usual[name].oldest_s, reading.oldest_s) for name, reading in readings.items()}
-    return [
-        *(f"{name}: rows {pair} s old" for name, pair in late.items() if not is_in_time(*pair)),
-        *(
-            f"{name}: rolled back in {ways} s, limit {limits[name]:.2f}"
-            for name, ways in took.items()
-            if not is_quick(ways, limits[name])
-        ),
-    ]
-
-
-def time_server(url: str) -> float:
-    """Return the seconds that Elasticsearch takes to block an index with changes, to switch an alias
-    and to lift the block.
-    """
-    index = f"timed-{uuid4().hex}"
-    rows = "".join(f'{{"index":{{"_id":"{n}"}}}}\n{{"name":"{n}"}}\n' for n in range(USUAL))
-    form = {"content-type": "application/x-ndjson"}
-    with httpx.Client(base_url=url, timeout=60) as client:
-        client.post(f"/{index}/_bulk", content=rows, headers=form).raise_for_status()
-        began = time.monotonic()
-        client.put(f"/{index}/_block/write").raise_for_status()
-        actions = [{"add": {"index": index, "alias": f"{index}-alias"}}]
-        client.post("/_aliases", json={"actions": actions}).raise_for_status()
-        client.put(f"/{index}/_settings", json={"index.blocks.write": None}).raise_for_status()
-        took = time.monotonic() - began
-        client.delete(f"/{index}").raise_for_status()
-    return round(took, 2)
-
-
-def is_in_time(usual_s: float, oldest_s: float) -> bool:
-    return oldest_s < usual_s + OLDEST_S
-
-
-def is_quick(ways: list[float], limit_s: float) -> bool:
-    return statistics.median(ways) < limit_s and max(ways) < 2 * limit_s
+    if SCALE > 1:
+        ages = {name: reading.oldest_s for name, reading in readings.items()}
+        assert {name: age for name, age in ages.items() if age > OLDEST_S} == {}
+        assert {name: ways for name, ways in took.items() if max(ways) > BACK_S} == {}
+    world.assert_equal()
 
 
 def test_what_differs_is_never_shown(world: "World") -> None:

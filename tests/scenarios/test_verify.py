@@ -4,7 +4,6 @@ the log.
 
 import json
 import re
-import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
@@ -26,8 +25,10 @@ METADATA = "spark.databricks.delta.commitInfo.userMetadata"
 """Where Spark takes the text that its commits have besides their rows."""
 PLANTED = 7
 """Faults of each class in each view: in rows that nobody changes any more."""
-LEAST_RATE = 20.0
-"""Changes a second that are a load still, on a machine that is busy with other tests."""
+RATE = 60.0
+"""Changes a second while views are compared: each of the five hot rows changes four times a second,
+and a comparison takes many seconds.
+"""
 
 
 def begin(world: "World") -> None:
@@ -98,12 +99,13 @@ def test_under_load(world: "World") -> None:
     world.file.write_text(re.sub(r"(type: (?:elasticsearch|redis), )", r"\1trigger_s: 1, ", text))
     with world.running():
         world.settle()
-        with writer.writing(world.dsn, 250.0) as load:
-            assert_equal(verified(world))
-        assert load.rate > LEAST_RATE
+        with writer.writing(world.dsn, RATE) as load:
+            comparisons = verified(world)
+        assert_equal(comparisons)
+        assert load.changes > writer.CHANGES
     plant(world)
     with world.running():
-        with writer.writing(world.dsn, 250.0):
+        with writer.writing(world.dsn, RATE):
             comparisons = verified(world)
             assert [
                 (comparison.sink, comparison.missing, comparison.extra, comparison.different)
@@ -123,37 +125,6 @@ def test_under_load(world: "World") -> None:
             assert results == [(sink.name, True, 0, 3 * PLANTED) for sink in world.sinks]
         world.settle()
     world.assert_equal()
-
-
-def test_each_comparison_is_of_the_tables_as_they_are_then(world: "World") -> None:
-    """A column that came later is compared by the next one of `--every`."""
-    begin(world)
-    printed = world.folder / "comparisons"
-
-    def told(verdict: str) -> bool:
-        """Whether the last comparison has that verdict of the cache's view."""
-        lines = printed.read_text().splitlines()
-        return bool(lines) and json.loads(lines[-1])["views"][0]["verdict"] == verdict
-
-    with world.running("cache"), printed.open("wb") as out:
-        world.settle(sinks=["cache"])
-        command = world.command("verify", "--sink", "cache", "--every", "1s", "--json")
-        verifying = subprocess.Popen(command, stdout=out)
-        try:
-            wait_until(lambda: told("equal"), 120, "the first comparison")
-            world.sql(
-                "ALTER TABLE busy ADD COLUMN note text", "UPDATE busy SET note = 'a' WHERE id = 1"
-            )
-            world.settle(sinks=["cache"])
-            row = f"{world.name}:public.busy:1"
-            with redis.Redis.from_url(world.cache) as cache:
-                stored = json.loads(cache.get(row) or b"{}")
-                assert stored["note"] == "a"
-                cache.set(row, json.dumps({**stored, "note": "wrong"}))
-            wait_until(lambda: told("differs"), 120, "the column's difference")
-        finally:
-            verifying.terminate()
-            verifying.wait(300)
 
 
 def test_a_view_that_waits_for_a_rebuild_does_not_hold_up_the_others(world: "World") -> None:

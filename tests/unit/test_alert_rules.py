@@ -7,21 +7,17 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import yaml
 from prometheus_client.core import Metric
-from prometheus_client.parser import text_string_to_metric_families
 
 from cdc.apply.progress import Progress, RunState
 from cdc.model.finding import Severity
 from cdc.model.finding_codes.status import STATUS
 from cdc.observe.diagnosis import diagnose
-from cdc.observe.http_server import Listener
-from cdc.observe.metrics import Metrics
 from cdc.observe.run_endpoint import PublishedState
 from cdc.observe.sampler import Sample, Sampler
 from cdc.observe.status import (
@@ -32,8 +28,6 @@ from cdc.observe.status import (
     ViewStatus,
 )
 from cdc.postgres.replication_slot import Slot
-from cdc.verify.comparison import Comparison
-from tests.support import http
 from tests.support.alert_rules import Alert, firing, seconds, series_of
 from tests.support.pages import ROOT
 from tests.support.promql import Query, Unsupported
@@ -130,14 +124,6 @@ def test_an_incident_is_one_alert(incident: str) -> None:
     state = next(sink.state for sink in status.sinks)
     published.progress = (Progress("cache", RunState(state), aside=dict(status.sinks[0].aside)),)
     assert _alerts(_series(published.collect())) == alerts
-
-
-@pytest.mark.parametrize(("missing", "alerts"), [(0, []), (2, [("ticket", "view-differs")])])
-def test_a_failed_verify_is_one_alert(missing: int, alerts: list[tuple[str, str]]) -> None:
-    with closing(Metrics(Listener(0))) as metrics:
-        metrics.publish_comparisons([Comparison("cache", "public.t", missing=missing)])
-        text = http.get(f"{metrics.url}/metrics").raise_for_status().text
-    assert _alerts(_series(text_string_to_metric_families(text))) == alerts
 
 
 @pytest.mark.parametrize("code", STATUS)

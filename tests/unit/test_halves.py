@@ -35,7 +35,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     # Loading all plugins that are installed takes longer than these tests.
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     (tmp_path / "pytest.ini").write_text(
-        "[pytest]\naddopts = -s -p tests.conftest -p pytest_timeout\nmarkers = measures\n"
+        "[pytest]\naddopts = -s -p tests.conftest -p pytest_timeout\n"
     )
     # In many short waits: a signal that arrives just before a wait is heeded after it.
     slow = "import time; print('begun', flush=True); [time.sleep(0.1) for _ in range({})]; print('done', flush=True)"
@@ -47,8 +47,6 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     }
     for name, body in bodies.items():
         (tmp_path / f"test_{name}.py").write_text(f"def test(): {body}\n")
-    mark = "import pytest\n@pytest.mark.measures\n@pytest.mark.timeout(2)\n"
-    (tmp_path / "test_alone.py").write_text(f"{mark}def test(): print('alone', flush=True)\n")
     return {path.stem.removeprefix("test_"): str(path) for path in tmp_path.glob("test_*.py")}
 
 
@@ -65,13 +63,6 @@ def test_what_failed_is_printed_last(
     *_, failure, passed = sorted(capfd.readouterr().out.splitlines()[-3:])
     assert failure.startswith("bad       FAILED ")
     assert "2 passed" in passed
-
-
-def test_what_measures_comes_last(files: dict[str, str], capfd: pytest.CaptureFixture[str]) -> None:
-    assert main({"slow": [files["slow"]], "alone": [files["alone"], files["good"]]}) == 0
-    printed = capfd.readouterr().out
-    assert printed.index("done") < printed.index("alone\n")
-    assert printed.index("test_good.py") < printed.index("test_alone.py")
 
 
 def test_an_interrupt_is_waited_for(files: dict[str, str]) -> None:
