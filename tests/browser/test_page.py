@@ -33,6 +33,7 @@ PAGES = {
 HOPS = ("Postgres -> Kafka", "Kafka -> search", "Kafka -> cache", "Kafka -> warehouse")
 AWAY = find("kafka-unreachable", "Kafka", "Kafka gives no answer within 4 s.", "cdc -p FILE up")
 SCENES = {"well": good_status(), "stuck": stuck_status(), "away": away_status(AWAY)}
+TOKEN = "correct-horse-battery-staple"
 LOADS = 5
 """How often a page is loaded at most until it was painted in time once: the machine may be busy
 during one.
@@ -166,6 +167,22 @@ def test_it_is_used_by_keyboard_and_focus_stays_while_the_page_follows(
     assert tab.page.evaluate("document.activeElement.id") == "runbook-1"
     tab.page.keyboard.press("Enter")
     wait_for_text(tab, "What it means.")
+
+
+def test_with_the_header_of_a_proxy_it_follows_and_says_when_the_proxy_has_none(tab: Tab) -> None:
+    with serve_page(Scene(), TOKEN) as served:
+        tab.context.set_extra_http_headers({"authorization": f"Bearer {TOKEN}"})
+        tab.page.goto(served.url)
+        wait_for_text(tab, "shop is well")
+        served.scene.status = stuck_status()
+        wait_for_text(tab, "shop is degraded")
+        assert tab.complaints == []
+        tab.context.set_extra_http_headers({})
+        served.scene.status = good_status()
+        wait_for_text(tab, "A token is needed")
+        tab.page.goto("about:blank")
+    assert all("401" in complaint for complaint in tab.complaints)
+    tab.complaints.clear()
 
 
 def test_it_is_read_without_the_script(browser: "Browser") -> None:
