@@ -4,17 +4,10 @@ import getpass
 import os
 import socket
 
-OPERATOR_VARIABLE = "CDC_OPERATOR"
-"""Environment variable with the person for whom a service runs the command. `cdc serve` sets it for
-the actions of its page, because the process has the service's own user.
-"""
-
 
 def current_operator() -> str:
-    """Return `user@host`, or `person by user@host` if a service runs the command for a person."""
-    process = f"{_user()}@{socket.gethostname()}"
-    person = os.environ.get(OPERATOR_VARIABLE)
-    return f"{person} by {process}" if person else process
+    """Return `user@host`."""
+    return f"{_user()}@{socket.gethostname()}"
 
 
 def _user() -> str:

@@ -17,8 +17,6 @@ from cdc.model.wording import completed_document
 from cdc.observe.diagnosis import document
 from cdc.observe.sampler import Sampler
 from cdc.observe.status import Status
-from cdc.serve.action_pages import start_requested
-from cdc.serve.actions import Action
 from cdc.serve.dashboard import Dashboard
 from cdc.serve.figures import metrics_text
 from cdc.serve.looks.control_state import ControlState
@@ -95,19 +93,6 @@ async def quarantine(request: Request) -> Response:
     return JSONResponse({"quarantine": records})
 
 
-async def list_actions(request: Request) -> Response:
-    """The last actions, and the output of each."""
-    actions = dashboard_of(request).actions
-    return JSONResponse(
-        {"actions": [_describe(action) for action in actions.history] if actions else []}
-    )
-
-
-async def start_action(request: Request) -> Response:
-    """Start an action: the same fields as the form of the page."""
-    return JSONResponse(_describe(start_requested(request)), 202)
-
-
 async def events(request: Request) -> Response:
     """A stream of server-sent events, `sample` whenever there is something new."""
     return StreamingResponse(_events(dashboard_of(request)), media_type="text/event-stream")
@@ -159,21 +144,4 @@ def _freshness(sampler: Sampler[Any]) -> dict[str, Any]:
         "taken_at": sample.taken_at if sample else None,
         "took_s": round(sample.took_s, 3) if sample else None,
         "failure": asdict(trouble) if trouble else None,
-    }
-
-
-def _describe(action: Action) -> dict[str, Any]:
-    request = action.request
-    return {
-        "number": action.number,
-        "verb": request.verb.name,
-        "sink": request.sink,
-        "table": request.table,
-        "place": request.place,
-        "who": action.who,
-        "address": action.address,
-        "started_at": action.started_at,
-        "ended_at": action.ended_at,
-        "code": action.code,
-        "output": list(action.output),
     }

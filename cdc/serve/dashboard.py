@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from cdc.observe.sampler import SILENT_S, Sample, Sampler
 from cdc.observe.status import Status
-from cdc.serve.actions import Actions
 from cdc.serve.looks.control_state import ControlState
 from cdc.serve.looks.lag_history import LagHistory, LagSample, sample_of
 
@@ -26,21 +25,21 @@ class Collectors:
 
 
 class Dashboard:
-    """The last samples, the lag of the last day, and the actions. Any thread may read it."""
+    """The last samples, and the lag of the last day. Any thread may read it."""
 
     def __init__(
         self,
         pipeline: str,
         collectors: Collectors,
-        actions: Actions | None = None,
         complete: Callable[[str], str] = lambda text: text,
         tell: Callable[[Status], object] = lambda _: None,
     ) -> None:
-        """`complete` completes the commands in a text, so that they can be pasted. `actions` None:
-        the page only shows. `tell` gets the status of each look.
+        """`complete` completes the commands in a text, so that they can be pasted. `tell` gets the
+        status of each look.
         """
         self._tell = tell
-        self.pipeline, self.actions, self.complete = pipeline, actions, complete
+        self.pipeline = pipeline
+        self.complete = complete
         self.history = LagHistory()
         self.status: Sampler[Status] = Sampler("the servers", collectors.status, self._note)
         self.control: Sampler[ControlState] = Sampler(
@@ -55,12 +54,10 @@ class Dashboard:
         self.control.start()
 
     def close(self) -> None:
-        """Look no more, and end what is at work."""
+        """Look no more."""
         self.closing.set()
         self.status.close()
         self.control.close()
-        if self.actions:
-            self.actions.close()
         deadline = time.monotonic() + END_S
         for sampler in (self.status, self.control):
             sampler.join(deadline - time.monotonic())
@@ -68,8 +65,7 @@ class Dashboard:
     @property
     def number(self) -> int:
         """A number that is greater whenever there is something new to show."""
-        action_changes = 0 if self.actions is None else self.actions.changes
-        return self.status.number + self.control.number + action_changes
+        return self.status.number + self.control.number
 
     def live(self) -> tuple[bool, str]:
         """Say whether rounds of questions to the servers still end: /livez."""

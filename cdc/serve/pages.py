@@ -19,8 +19,6 @@ from cdc.model.generation import generation_time
 from cdc.model.wording import clock, duration, full_stopped
 from cdc.observe.diagnosis import slow_hop
 from cdc.observe.status import Status
-from cdc.serve.access.guard import visitor_of
-from cdc.serve.actions import VERBS
 from cdc.serve.dashboard import Dashboard
 from cdc.serve.drawing.hops import SYMBOLS, UNREAD, describe_hops
 from cdc.serve.drawing.picture import lay_out_tall, lay_out_wide
@@ -36,7 +34,6 @@ TITLES = {
     "/tables": "Tables",
     "/generations": "Generations",
     "/quarantine": "Quarantine",
-    "/activity": "Activity",
 }
 LONGEST_SEARCH = 100
 
@@ -64,7 +61,6 @@ def _environment() -> Environment:
         SYMBOLS=SYMBOLS,
         UNREAD=UNREAD,
         TITLES=TITLES,
-        VERBS=VERBS,
         WIDTH=WIDTH,
         HEIGHT=HEIGHT,
     )
@@ -127,14 +123,6 @@ async def quarantine(request: Request) -> Response:
     return show(request, "quarantine.html", "Quarantine", most=SHOWN * 10)
 
 
-async def activity(request: Request) -> Response:
-    """What is being built, and the actions with their output."""
-    actions = _dashboard(request).actions
-    shown = list(reversed(actions.history)) if actions else []
-    outputs = {action.number: list(action.output) for action in shown}
-    return show(request, "activity.html", "Activity", shown=shown, outputs=outputs)
-
-
 async def runbook_page(request: Request) -> Response:
     """The runbook of a finding's code."""
     code = request.path_params["code"]
@@ -155,10 +143,6 @@ def show(
         "title": title,
         "pipeline": dashboard.pipeline,
         "path": request.url.path,
-        "visitor": visitor_of(request),
-        "needs_token": request.app.state.sessions.needs_token,
-        "may_act": dashboard.actions is not None,
-        "action": dashboard.actions.current if dashboard.actions else None,
         "status": last_status,
         "sample": status.sample,
         "verdict": verdict(last_status.findings) if last_status else "unknown",
@@ -166,7 +150,6 @@ def show(
         "control_sample": control.sample,
         "troubles": [trouble for trouble in (status.trouble, control.trouble) if trouble],
         "complete": dashboard.complete,
-        "locked": template == "login.html",
     }
     html = _environment().get_template(template).render({**common, **values})
     return HTMLResponse(html, status_code)

@@ -1,4 +1,4 @@
-"""The page in a real browser: it loads at once, follows, is read by everybody, and acts."""
+"""The page in a real browser: it loads at once, follows, and is read by everybody."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -28,14 +28,12 @@ PAGES = {
     "tables": "/tables",
     "generations": "/generations",
     "quarantine": "/quarantine",
-    "activity": "/activity",
     "runbook": "/runbooks/slot-at-risk",
-    "ask": "/actions/new?verb=rebuild&sink=cache",
 }
 HOPS = ("Postgres -> Kafka", "Kafka -> search", "Kafka -> cache", "Kafka -> warehouse")
-PRINTER = ["-u", "-c", "print('cache: replay'); print('readers see the new generation')"]
 AWAY = find("kafka-unreachable", "Kafka", "Kafka gives no answer within 4 s.", "cdc -p FILE up")
 SCENES = {"well": good_status(), "stuck": stuck_status(), "away": away_status(AWAY)}
+TOKEN = "correct-horse-battery-staple"
 LOADS = 5
 """How often a page is loaded at most until it was painted in time once: the machine may be busy
 during one.
@@ -62,7 +60,7 @@ LOADED = """() => ({
 
 @pytest.fixture
 def page() -> Iterator[ServedPage]:
-    with serve_page(Scene(), program=PRINTER) as served:
+    with serve_page(Scene()) as served:
         fill_history(served.dashboard, HOPS)
         yield served
 
@@ -171,43 +169,28 @@ def test_it_is_used_by_keyboard_and_focus_stays_while_the_page_follows(
     wait_for_text(tab, "What it means.")
 
 
-def test_an_action_asks_before_it_acts_and_shows_its_output(page: ServedPage, tab: Tab) -> None:
-    tab.page.goto(f"{page.url}/tables")
-    tab.page.get_by_role("link", name="Rebuild billing.invoices in cache").click()
-    wait_for_text(tab, "Rebuild billing.invoices in cache?")
-    assert not page.dashboard.actions or not page.dashboard.actions.history
-    tab.page.get_by_role("button", name="Rebuild").click()
-    assert tab.page.locator("#who:invalid").count() == 1
-    tab.page.get_by_label("Your name, for the log").fill("Ada")
-    tab.page.get_by_role("button", name="Rebuild").click()
-    wait_for_text(tab, "readers see the new generation")
-    wait_for_text(tab, "Asked for by Ada (127.0.0.1)")
-    wait_for_text(tab, "done")
-
-
-def test_one_logs_in_and_out(tab: Tab) -> None:
-    token = "correct-horse-battery-staple"
-    with serve_page(Scene(), token) as served:
+def test_with_the_header_of_a_proxy_it_follows_and_says_when_the_proxy_has_none(tab: Tab) -> None:
+    with serve_page(Scene(), TOKEN) as served:
+        tab.context.set_extra_http_headers({"authorization": f"Bearer {TOKEN}"})
         tab.page.goto(served.url)
-        assert tab.page.url.endswith("/login")
-        axe_is_content(tab)
-        tab.page.get_by_label("Your name").fill("Ada")
-        tab.page.get_by_label("Token").fill(token)
-        tab.page.get_by_role("button", name="Log in").click()
         wait_for_text(tab, "shop is well")
-        assert token not in tab.page.url
-        tab.page.get_by_role("button", name="Log out Ada").click()
-        wait_for_text(tab, "Token")
+        served.scene.status = stuck_status()
+        wait_for_text(tab, "shop is degraded")
+        assert tab.complaints == []
+        tab.context.set_extra_http_headers({})
+        served.scene.status = good_status()
+        wait_for_text(tab, "A token is needed")
         tab.page.goto("about:blank")
+    assert all("401" in complaint for complaint in tab.complaints)
+    tab.complaints.clear()
 
 
 def test_it_is_read_without_the_script(browser: "Browser") -> None:
     with serve_page(Scene(stuck_status())) as served:
         plain = Tab(browser, java_script_enabled=False)
-        for name, path in PAGES.items():
-            if name != "ask":
-                plain.page.goto(f"{served.url}{path}")
-                assert plain.page.locator("h1").count() == 1
+        for path in PAGES.values():
+            plain.page.goto(f"{served.url}{path}")
+            assert plain.page.locator("h1").count() == 1
         plain.page.goto(served.url)
         wait_for_text(plain, "Kafka -> cache is slow")
         plain.context.close()

@@ -178,7 +178,7 @@ def test_every_documented_command_works(world: "World", reader: Reader, tmp_path
         reader.type_all("generations")
         for line in [line for line in reader.remaining if line.startswith(AT_WORK)]:
             reader.type(line)
-        with reader.background("serve", "serve --port 9000 --allow-actions"):
+        with reader.background("serve", "serve --port 9000"):
             for port in (8350, 9000):
                 await_answer(f"http://127.0.0.1:{port}/livez")
     # A topic made anew ends the streams that read it.

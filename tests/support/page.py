@@ -1,6 +1,5 @@
 """A page about constructed states, served by a real server."""
 
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -22,8 +21,6 @@ from cdc.observe.status import (
 from cdc.postgres.replication_slot import Slot
 from cdc.quarantine.log import QuarantinedRecord, QuarantineKey
 from cdc.serve.access.guard import LOOPBACK
-from cdc.serve.access.sessions import Sessions
-from cdc.serve.actions import Actions
 from cdc.serve.app import make_app
 from cdc.serve.dashboard import Collectors, Dashboard
 from cdc.serve.looks.control_state import BuildProgress, ControlState, RetainedGeneration
@@ -145,22 +142,14 @@ def fill_history(dashboard: Dashboard, hops: Sequence[str]) -> None:
 
 
 @contextmanager
-def serve_page(
-    scene: Scene,
-    token: str | None = None,
-    program: Sequence[str] | None = None,
-) -> Iterator[ServedPage]:
-    """Serve a scene on a free port; `program` allows actions, which start it instead of cdc. Looks
-    are ten times as frequent as for people.
-    """
-    actions = None if program is None else Actions([sys.executable, *program])
+def serve_page(scene: Scene, token: str | None = None) -> Iterator[ServedPage]:
+    """Serve a scene on a free port. Looks are ten times as frequent as for people."""
     dashboard = Dashboard(
         "shop",
         Collectors(scene.see_status, scene.see_control),
-        actions,
         lambda text: text.replace("-p FILE", "-p shop.yaml"),
     )
-    app = make_app(dashboard, Sessions(token), LOOPBACK)
+    app = make_app(dashboard, token, LOOPBACK)
     server = PageServer(app, dashboard, "127.0.0.1", 0)
     thread = threading.Thread(target=server.answer)
     pauses = patch.multiple(sampler, PAUSE_S=0.1, IDLE_PAUSE_S=0.1)

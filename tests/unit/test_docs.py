@@ -8,10 +8,9 @@ import pytest
 from cdc.kafka.topic_specs import topic_specs
 from cdc.model.finding import Severity
 from cdc.observe.sampler import IDLE_PAUSE_S
-from cdc.serve.actions import VERBS
 from docs import draw_rooms, draw_states
 from docs.generators.settings import SECTIONS
-from tests.support.pages import ROOT, root_command
+from tests.support.pages import ROOT
 from tests.support.pipelines import pipeline
 
 OPERATE = ROOT / "docs" / "operate"
@@ -84,16 +83,6 @@ def test_an_arrow_that_runs_back_is_found(arrows: draw_rooms.Arrows) -> None:
     planted = {**arrows, "cdc.model": {*arrows["cdc.model"], "cdc.apply"}}
     with pytest.raises(CycleError):
         draw_rooms.block(planted)
-
-
-def test_allowed_actions_are_named_where_they_are_allowed() -> None:
-    (option,) = (
-        option
-        for option in root_command().commands["serve"].params
-        if "--allow-actions" in option.opts
-    )
-    titles = [verb.title.lower() for verb in VERBS.values()]
-    assert [title for title in titles if title not in option.help] == []
 
 
 def test_every_verdict_is_named_where_verdicts_are_explained() -> None:

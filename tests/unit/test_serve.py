@@ -33,9 +33,10 @@ from tests.support.page import (
     sink,
     stuck_status,
 )
+from tests.support.pages import refusal
 from tests.support.wait import wait_until
 
-PAGES = ("/", "/tables", "/generations", "/quarantine", "/activity", "/runbooks/sink-behind")
+PAGES = ("/", "/tables", "/generations", "/quarantine", "/runbooks/sink-behind")
 
 
 @pytest.fixture
@@ -106,7 +107,7 @@ def test_what_could_not_be_read_is_not_shown_as_nothing() -> None:
     scene = Scene(away_status(away), error=KafkaUnavailable("Kafka is away.", hint="wait"))
     with serve_page(scene) as served:
         assert "The quarantine could not be read." in text_of(served, "/quarantine")
-        assert "What is being built could not be read." in text_of(served, "/activity")
+        assert "What is being built could not be read." in text_of(served, "/generations")
         scene.error = None
         served.settle()
         overview = text_of(served, "/")
@@ -201,12 +202,21 @@ def test_what_runs_measured_before_the_page_began_is_plotted() -> None:
     assert hops["Kafka -> cache"].count(33.0) in (15, 16)
 
 
-def test_a_sink_is_paused_or_resumed_from_the_picture() -> None:
-    paused = good_status(replace(sink("cache"), paused_by="ada"), sink("search"))
-    with serve_page(Scene(paused), program=["-c", ""]) as served:
-        text = text_of(served, "/")
-    assert "verb=resume&amp;sink=cache" in text
-    assert "verb=pause&amp;sink=search" in text
+@pytest.mark.parametrize(
+    ("path", "verbs"),
+    [
+        ("/", {"pause", "resume"}),
+        ("/tables", {"verify", "rebuild"}),
+        ("/generations", {"rebuild", "rollback"}),
+        ("/quarantine", {"quarantine show", "quarantine redrive"}),
+    ],
+)
+def test_each_page_has_the_commands_for_what_it_shows(
+    page: ServedPage, path: str, verbs: set[str]
+) -> None:
+    shown = re.findall(r"<code>cdc -p shop.yaml (.*?)</code>", text_of(page, path))
+    assert {verb for verb in verbs if any(line.startswith(verb) for line in shown)} == verbs
+    assert [why for line in shown if (why := refusal(line.split()))] == []
 
 
 def test_events_come_when_there_is_something_new(page: ServedPage) -> None:

@@ -1,7 +1,6 @@
 """Verb `cdc serve`: a page and a JSON API about a pipeline."""
 
 import os
-import sys
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -39,13 +38,6 @@ def serve(
         Path | None,
         typer.Option(help="A file with the token. Default: the variable CDC_SERVE_TOKEN."),
     ] = None,
-    allow_actions: Annotated[
-        bool,
-        typer.Option(
-            "--allow-actions",
-            help="Let people verify, rebuild, roll back, redrive, pause and resume from the page.",
-        ),
-    ] = False,
 ) -> None:
     """Show the pipeline on a page, until stopped.
 
@@ -54,39 +46,30 @@ def serve(
     """
     from cdc.observe.activity import LookConnections
     from cdc.serve.access.policy import read_access
-    from cdc.serve.access.sessions import Sessions
     from cdc.serve.app import make_app
     from cdc.serve.server import PageServer
 
     access = read_access(address, name or [], token_file, os.environ)
     with notifying(context.obj) as tell, closing(LookConnections()) as connections:
-        dashboard = _dashboard(context.obj, tell, connections, allow_actions=allow_actions)
-        app = make_app(dashboard, Sessions(access.token), access.hosts)
+        dashboard = _dashboard(context.obj, tell, connections)
+        app = make_app(dashboard, access.token, access.hosts)
         server = PageServer(app, dashboard, access.address, port)
         say(f"serving {server.url}{'' if access.token is None else ', with the token'}")
         server.run()
 
 
 def _dashboard(
-    context: "Context",
-    tell: "Tell | None",
-    connections: "LookConnections",
-    *,
-    allow_actions: bool,
+    context: "Context", tell: "Tell | None", connections: "LookConnections"
 ) -> "Dashboard":
     from cdc.config import settings
-    from cdc.serve.actions import Actions
     from cdc.serve.dashboard import Collectors, Dashboard
     from cdc.serve.looks.control_state import ControlReader
 
-    options = ["-p", str(context.path), "--state", str(context.state)]
-    program = [sys.executable, "-m", "cdc.entry", *options]
     reader = ControlReader(lambda: replace(context).load())
     return Dashboard(
         settings.name_of(context.path),
         # A context of its own for each look: tables come and go.
         Collectors(lambda: check_health(replace(context), connections), reader.read),
-        Actions(program) if allow_actions else None,
         call.complete_commands,
         tell or (lambda _: None),
     )

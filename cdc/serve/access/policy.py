@@ -7,9 +7,10 @@ from pathlib import Path
 
 from cdc.errors import SettingsError
 from cdc.serve.access.guard import LOOPBACK
-from cdc.serve.access.sessions import SHORTEST_TOKEN
-from cdc.serve.actions import TOKEN_VARIABLE
 
+TOKEN_VARIABLE = "CDC_SERVE_TOKEN"  # noqa: S105  # the name of the variable
+SHORTEST_TOKEN = 16
+"""Fewest characters of a token: fewer could be guessed."""
 MAKING = (
     "python -c 'import secrets; print(secrets.token_urlsafe(32))' > token;"
     " cdc -p FILE serve --token-file token"

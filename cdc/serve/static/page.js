@@ -24,13 +24,7 @@ function replaceLive(fresh) {
     if (part.className !== next.className) part.className = next.className;
     if (part.innerHTML === next.innerHTML || isSelected(part)) continue;
     const focused = part.contains(document.activeElement) ? document.activeElement.id : "";
-    const scrolled = new Map();
-    for (const box of part.querySelectorAll("pre[id]")) scrolled.set(box.id, box.scrollTop);
     part.innerHTML = next.innerHTML;
-    for (const [id, top] of scrolled) {
-      const box = document.getElementById(id);
-      if (box) box.scrollTop = top;
-    }
     showCopyButtons(part);
     if (focused) document.getElementById(focused)?.focus({preventScroll: true});
   }
@@ -42,8 +36,8 @@ async function read() {
   reading = true;
   try {
     const answer = await fetch(location.href, {headers: {Accept: "text/html"}, cache: "no-store"});
-    // The session has ended: the login stands there instead.
-    if (answer.redirected) { location.reload(); return; }
+    // A proxy in front wants a login again, which a reload shows.
+    if (answer.redirected || answer.status === 401) { location.reload(); return; }
     const fresh = new DOMParser().parseFromString(await answer.text(), "text/html");
     if (answer.ok) replaceLive(fresh);
     showLost("");
@@ -69,7 +63,7 @@ document.addEventListener("click", async (event) => {
 });
 
 showCopyButtons(document);
-// Only pages that show something follow: a form that is being filled in stays as it is.
+// A runbook and an error page have nothing to follow.
 if (document.querySelector("main [data-live]")) {
   const events = new EventSource("/events");
   events.addEventListener("sample", read);
