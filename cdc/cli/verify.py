@@ -10,7 +10,6 @@ import structlog
 import typer
 
 from cdc.cli.console import Json, Master, MetricsAddress, out, print_error, print_json, say
-from cdc.cli.observation.notification import notify_comparisons
 from cdc.cli.operation.log import recorded
 from cdc.cli.times import moment_ms, seconds
 from cdc.errors import (
@@ -112,7 +111,6 @@ def verify(
         )
         if repair:
             results = repair_differences(spark, current.pipeline, tables, chosen, options, results)
-        notify_comparisons(current, results)
         return [*results, *waiting]
 
     check_connector(pipeline, names, timeout)
@@ -299,6 +297,7 @@ def report(results: "Sequence[Comparison]", as_json: bool) -> None:
         raise DivergenceError(
             f"{len(different)} of {len(results)} views differ from their source.",
             hint=f"cdc -p FILE rebuild {first.sink} --table {first.table}: it makes a view again, unseen by readers",
+            code="view-differs",
         )
     if not results:
         raise UndecidedError("There was no view to compare.", hint="cdc -p FILE status")

@@ -34,12 +34,10 @@ class Dashboard:
         collectors: Collectors,
         actions: Actions | None = None,
         complete: Callable[[str], str] = lambda text: text,
-        tell: Callable[[Status], object] = lambda _: None,
     ) -> None:
         """`complete` completes the commands in a text, so that they can be pasted. `actions` None:
-        the page only shows. `tell` gets the status of each look.
+        the page only shows.
         """
-        self._tell = tell
         self.pipeline, self.actions, self.complete = pipeline, actions, complete
         self.history = LagHistory()
         self.status: Sampler[Status] = Sampler("the servers", collectors.status, self._note)
@@ -83,7 +81,6 @@ class Dashboard:
 
     def _note(self, sample: Sample[Status]) -> None:
         self.history.add(sample_of(sample.value, sample.taken_at))
-        self._tell(sample.value)
 
     def _note_stored(self, sample: Sample[ControlState]) -> None:
         """Take over what runs measured before this page began."""

@@ -11,10 +11,8 @@ import typer
 
 from cdc.cli.console import call, say
 from cdc.cli.observation.health import check_health
-from cdc.cli.observation.notification import notifying
 
 if TYPE_CHECKING:
-    from cdc.cli.observation.notification import Tell
     from cdc.observe.activity import LookConnections
     from cdc.runtime.context import Context
     from cdc.serve.dashboard import Dashboard
@@ -59,8 +57,8 @@ def serve(
     from cdc.serve.server import PageServer
 
     access = read_access(address, name or [], token_file, os.environ)
-    with notifying(context.obj) as tell, closing(LookConnections()) as connections:
-        dashboard = _dashboard(context.obj, tell, connections, allow_actions=allow_actions)
+    with closing(LookConnections()) as connections:
+        dashboard = _dashboard(context.obj, connections, allow_actions=allow_actions)
         app = make_app(dashboard, Sessions(access.token), access.hosts)
         server = PageServer(app, dashboard, access.address, port)
         say(f"serving {server.url}{'' if access.token is None else ', with the token'}")
@@ -69,7 +67,6 @@ def serve(
 
 def _dashboard(
     context: "Context",
-    tell: "Tell | None",
     connections: "LookConnections",
     *,
     allow_actions: bool,
@@ -88,5 +85,4 @@ def _dashboard(
         Collectors(lambda: check_health(replace(context), connections), reader.read),
         Actions(program) if allow_actions else None,
         call.complete_commands,
-        tell or (lambda _: None),
     )
