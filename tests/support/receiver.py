@@ -8,11 +8,14 @@ from typing import Any
 
 class Receiver:
     """An HTTP server that keeps what is posted to it. `answer` is the code that it answers with, and
-    0 where it hangs up; it keeps what it answers with 200, and counts the others in `refused`.
+    0 where it hangs up; it keeps what it answers with 200, and counts the others in `refused`. It
+    answers once `goes_on` is set, which it is.
     """
 
     def __init__(self) -> None:
         self.answer = 200
+        self.goes_on = threading.Event()
+        self.goes_on.set()
         self.refused = 0
         self.bodies: list[dict[str, Any]] = []
         receiver = self
@@ -25,8 +28,10 @@ class Receiver:
                     receiver.bodies.append(json.loads(body))
                 else:
                     receiver.refused += 1
+                receiver.goes_on.wait()
                 if code:
                     self.send_response(code)
+                    self.send_header("Location", "/elsewhere")
                     self.end_headers()
 
             def log_message(self, format: str, *args: Any) -> None:  # noqa: A002

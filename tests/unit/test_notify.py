@@ -136,22 +136,34 @@ def test_a_receiver_that_was_away_gets_the_newest_state_of_each_finding_in_order
     assert [body["time"] for body in receiver.bodies] == [2, 999]
 
 
+def test_what_closes_while_it_is_posted_is_posted_as_closed(receiver: Receiver) -> None:
+    receiver.goes_on.clear()
+    with closing(webhook(receiver.url, after_s=0)) as shop:
+        shop.take([BEHIND], 1)
+        wait_for(receiver, OPENED)
+        shop.take([], 2)
+        receiver.goes_on.set()
+        wait_for(receiver, OPENED, CLOSED)
+
+
+@pytest.mark.parametrize("answer", [404, 307])
 def test_a_refusal_is_logged_without_the_address_and_holds_up_no_other_post(
-    receiver: Receiver, capfd: pytest.CaptureFixture[str]
+    answer: int, receiver: Receiver, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    receiver.answer = 404
+    receiver.answer = answer
     with closing(webhook(receiver.url, after_s=0)) as shop:
         shop.take([BEHIND], 1)
         wait_until(lambda: receiver.refused, 60, "the refusal")
         receiver.answer = 200
         shop.take([BEHIND, LATE], 2)
         wait_for(receiver, ("opened", "heartbeat-late"))
+    assert receiver.refused == 1
     for host in ("a-secret\u200b", "a-secret..com", NOWHERE):
         with closing(webhook(f"http://{host}/a-secret", after_s=0)) as shop:
             shop.take([BEHIND], 1)
     printed = "".join(capfd.readouterr())
     assert printed.count("notification_not_delivered") >= 4
-    assert "answer 404" in printed
+    assert f"answer {answer}" in printed
     assert "ConnectError" in printed
     assert "a-secret" not in printed
 
