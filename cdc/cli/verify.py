@@ -5,7 +5,6 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cdc.cli.console import Json, Master, out, print_json, say
-from cdc.cli.observation.notification import notify_comparisons
 from cdc.cli.operation.log import recorded
 from cdc.cli.times import moment_ms
 from cdc.errors import (
@@ -88,7 +87,6 @@ def verify(
         results = verify_views(spark, pipeline, tables, sinks, options, tell=say, stalled=stalled)
         if repair:
             results = repair_differences(spark, pipeline, tables, sinks, options, results)
-    notify_comparisons(context.obj, results)
     report([*results, *waiting], as_json)
 
 

@@ -1,4 +1,4 @@
-"""The section `notify` of the pipeline file: who is told of trouble, and from when on."""
+"""The section `notify` of the pipeline file: where `cdc run` posts what it finds."""
 
 from typing import Literal
 
@@ -8,17 +8,11 @@ from cdc.config.section import Section, Web
 
 
 class NotifySettings(Section):
-    """An address that is told of each incident once, and of its end."""
+    """An address to which is posted when a finding opens and when it closes."""
 
     url: Web = Field(examples=["${SHOP_WEBHOOK}"])
-    """Where a message is posted."""
-    format: Literal["json", "slack"] = "json"
-    """A document with all fields of a finding, or a text as Slack, Mattermost and others take it."""
-    secret: str | None = Field(default=None, min_length=16, examples=["${SHOP_WEBHOOK_SECRET}"])
-    """Signs each message (`X-Cdc-Signature`), so that its receiver can tell it from anybody
-    else's.
-    """
+    """Where it is posted."""
     severity: Literal["down", "degraded", "warning"] = "warning"
-    """The least severity that is told. A risk is a `warning`: it is told while there is time left."""
+    """The least severity that is posted. A risk is a `warning`: it comes while there is time left."""
     after_s: float = Field(default=60.0, ge=0)
-    """How long a trouble has to last before it is told: short ones pass by themselves."""
+    """How long a finding has to be there before it opens, and to be gone before it closes."""

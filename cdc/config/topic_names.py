@@ -51,11 +51,6 @@ class TopicNames(Section):
         return f"{self.pipeline}.operations"
 
     @property
-    def incidents_topic(self) -> str:
-        """The topic of incidents that people are told of, see `cdc.notify`."""
-        return f"{self.pipeline}.incidents"
-
-    @property
     def message_topic(self) -> str:
         """The topic of logical messages, see `cdc.client`."""
         return f"{self.pipeline}.message"

@@ -36,7 +36,6 @@ def topic_specs(pipeline: Pipeline) -> dict[str, int]:
         pipeline.generations_topic,
         pipeline.runs_topic,
         pipeline.operations_topic,
-        pipeline.incidents_topic,
     )
     return {
         **tables,
@@ -78,7 +77,6 @@ def topic_settings(pipeline: Pipeline, topics: Iterable[str]) -> dict[str, dict[
         pipeline.settings_topic,
         pipeline.generations_topic,
         pipeline.runs_topic,
-        pipeline.incidents_topic,
     )
     lag = (
         {COMPACTION_LAG: str(int(pipeline.changes_kept_s * 1000))}

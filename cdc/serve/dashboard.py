@@ -32,12 +32,8 @@ class Dashboard:
         pipeline: str,
         collectors: Collectors,
         complete: Callable[[str], str] = lambda text: text,
-        tell: Callable[[Status], object] = lambda _: None,
     ) -> None:
-        """`complete` completes the commands in a text, so that they can be pasted. `tell` gets the
-        status of each look.
-        """
-        self._tell = tell
+        """`complete` completes the commands in a text, so that they can be pasted."""
         self.pipeline = pipeline
         self.complete = complete
         self.history = LagHistory()
@@ -79,7 +75,6 @@ class Dashboard:
 
     def _note(self, sample: Sample[Status]) -> None:
         self.history.add(sample_of(sample.value, sample.taken_at))
-        self._tell(sample.value)
 
     def _note_stored(self, sample: Sample[ControlState]) -> None:
         """Take over what runs measured before this page began."""

@@ -105,7 +105,6 @@ def test_what_is_missing_is_created(
         f"{unique}.settings": 1,
         f"{unique}.registered": 1,
         f"{unique}.generations": 1,
-        f"{unique}.incidents": 1,
         f"{unique}.message": 1,
         f"{unique}.runs": 1,
         f"{unique}.operations": 1,

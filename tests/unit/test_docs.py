@@ -106,7 +106,7 @@ def test_every_topic_that_a_removal_takes_is_named() -> None:
         for line in (OPERATE / "destroy.md").read_text().splitlines()
         if line.startswith("| Kafka |")
     )
-    assert len(internal) == 8
+    assert len(internal) == 7
     assert [topic for topic in internal if f"`{topic}`" not in row] == []
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from cdc.audit.finding import ROW_DEFECTS, TOPIC_HINTS, Flaw, row_flaw
+from cdc.cli.verify import report
 from cdc.config.view_settings import STATE
 from cdc.control import registrations
 from cdc.control.registrations import Captured, Registration
@@ -25,7 +26,6 @@ from cdc.model.obstacle import Obstacle
 from cdc.model.position import Position, Server
 from cdc.model.row_security import RESTRICTIVE
 from cdc.model.table import Table
-from cdc.notify.comparisons import find_differences
 from cdc.observe.collection import collect
 from cdc.observe.diagnosis import diagnose
 from cdc.observe.forecast import find_slot_risk
@@ -211,7 +211,7 @@ def findings(tmp_path_factory: pytest.TempPathFactory) -> tuple[Finding, ...]:
         *of_log(),
         *of_documents(folder),
         *of_servers_away(folder),
-        *find_differences([Comparison("cache", TABLE, different=1)]),
+        raised("view-differs", report, [Comparison("cache", TABLE, different=1)], False),
     )
 
 

@@ -10,10 +10,8 @@ import typer
 
 from cdc.cli.console import call, say
 from cdc.cli.observation.health import check_health
-from cdc.cli.observation.notification import notifying
 
 if TYPE_CHECKING:
-    from cdc.cli.observation.notification import Tell
     from cdc.observe.activity import LookConnections
     from cdc.runtime.context import Context
     from cdc.serve.dashboard import Dashboard
@@ -50,17 +48,15 @@ def serve(
     from cdc.serve.server import PageServer
 
     access = read_access(address, name or [], token_file, os.environ)
-    with notifying(context.obj) as tell, closing(LookConnections()) as connections:
-        dashboard = _dashboard(context.obj, tell, connections)
+    with closing(LookConnections()) as connections:
+        dashboard = _dashboard(context.obj, connections)
         app = make_app(dashboard, access.token, access.hosts)
         server = PageServer(app, dashboard, access.address, port)
         say(f"serving {server.url}{'' if access.token is None else ', with the token'}")
         server.run()
 
 
-def _dashboard(
-    context: "Context", tell: "Tell | None", connections: "LookConnections"
-) -> "Dashboard":
+def _dashboard(context: "Context", connections: "LookConnections") -> "Dashboard":
     from cdc.config import settings
     from cdc.serve.dashboard import Collectors, Dashboard
     from cdc.serve.looks.control_state import ControlReader
@@ -71,5 +67,4 @@ def _dashboard(
         # A context of its own for each look: tables come and go.
         Collectors(lambda: check_health(replace(context), connections), reader.read),
         call.complete_commands,
-        tell or (lambda _: None),
     )

@@ -1,1 +1,0 @@
-"""Tell people of trouble: each incident once, and its end, whichever processes look."""
