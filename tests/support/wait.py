@@ -24,7 +24,7 @@ def wait_until(
     """Return the condition's first true value; fail after `timeout_s * patience` seconds, saying
     what was waited for. `patience` is 1 where the limit is what the test claims.
 
-    Between two looks it waits for `poll_s` seconds, and for as long as the look took: what is
+    Between two looks it waits for `poll_s` seconds, and for twice as long as the look took: what is
     waited for needs the processor more.
     """
     look_s, limit_s = 0.0, timeout_s * patience
@@ -39,7 +39,7 @@ def wait_until(
 
     until_true = Retrying(
         retry=retry_if_not_result(bool),
-        wait=lambda _: max(poll_s, look_s),
+        wait=lambda _: max(poll_s, 2 * look_s),
         stop=stop_after_delay(limit_s),
     )
     try:
