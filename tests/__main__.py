@@ -13,8 +13,10 @@ from contextlib import suppress
 MOVED = tuple(
     f"tests/scenarios/test_{name}.py"
     for name in (
+        "bucket",
         "compaction",
         "documented_commands",
+        "first_hour",
         "names",
         "types",
     )

@@ -98,7 +98,7 @@ def test_prometheus_has_the_rules_and_grafana_the_dashboard_and_its_source() -> 
     (rules,) = settings["rule_files"]
     assert yaml.safe_load(prometheus[rules].read_text())["groups"][0]["rules"]
     jobs = {job["job_name"]: job["static_configs"] for job in settings["scrape_configs"]}
-    assert jobs.keys() == {"cdc", "cdc-serve", "cdc-verify"}
+    assert jobs.keys() == {"cdc", "cdc-serve"}
     # Rules about `up{job="cdc"}` are about the run alone.
     assert jobs["cdc"] == [{"targets": ["127.0.0.1:9104"]}]
     sources = yaml.safe_load(grafana["/etc/grafana/provisioning/datasources/cdc.yml"].read_text())
