@@ -16,7 +16,6 @@ MOVED = tuple(
         "bucket",
         "compaction",
         "documented_commands",
-        "first_hour",
         "names",
         "types",
     )
