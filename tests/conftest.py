@@ -99,9 +99,11 @@ def stack(pytestconfig: pytest.Config) -> Iterator[Stack]:
 
 
 def _set_up_postgres(postgres: str) -> None:
-    """Let the system decide when what Postgres writes reaches the disk: after a kill all of it is
-    there; only a machine that loses its power loses it. And analyze no table unasked: after that
-    Postgres describes the table to the connector again, so a test would depend on the moment.
+    """Spare the disk, and let Postgres analyze no table unasked.
+
+    Without fsync a killed server loses nothing; only a machine that loses its power does. After an
+    ANALYZE Postgres describes the table to the connector again, so tests of what the connector
+    knows would depend on when autovacuum comes.
     """
     with psycopg.connect(postgres, autocommit=True) as admin:
         admin.execute("ALTER SYSTEM SET fsync = off")

@@ -1,16 +1,19 @@
 """Verb `cdc verify`: compare the views with their source while applications write."""
 
+import re
+import time
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from cdc.cli.console import Json, Master, out, print_json, say
 from cdc.cli.operation.log import recorded
-from cdc.cli.times import moment_ms
 from cdc.errors import (
     CdcError,
     ConnectorError,
     DivergenceError,
+    SettingsError,
     SinkError,
     UndecidedError,
 )
@@ -46,6 +49,7 @@ Timeout = Annotated[float, typer.Option(help="Seconds to wait for a view that is
 Repair = Annotated[
     bool, typer.Option("--repair", help="Send rows that differ through the log again.")
 ]
+UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def add_to(app: typer.Typer) -> None:
@@ -77,17 +81,32 @@ def verify(
 
     pipeline, sinks = context.obj.pipeline, context.obj.sinks(sink)
     names = [destination.name for destination in sinks]
-    # Before Spark starts: what can't be selected is refused at once.
+    # Before Spark starts, so that a mistake is refused at once.
+    options = Options(sample, _moment_ms(since) if since else None, rate, timeout)
     tables, waiting = _select(context.obj, table, names)
     check_connector(pipeline, names, timeout)
     modules = [*context.obj.executors(names), "cdc.verify.census"]
-    options = Options(sample, moment_ms(since) if since else None, rate, timeout)
     stalled = StalledViews(lambda: find_stalled(_read_progress(pipeline), tables))
     with spark_on(master, modules) as spark:
         results = verify_views(spark, pipeline, tables, sinks, options, tell=say, stalled=stalled)
         if repair:
             results = repair_differences(spark, pipeline, tables, sinks, options, results)
     report([*results, *waiting], as_json)
+
+
+def _moment_ms(text: str) -> int:
+    """Parse a length of time before now (90s, 30m, 2h, 1d), or a time with zone: Unix milliseconds.
+    Raises SettingsError.
+    """
+    if length := re.fullmatch(r"(\d+(?:\.\d+)?)([smhd])", text):
+        return int((time.time() - float(length[1]) * UNITS_S[length[2]]) * 1000)
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise SettingsError(
+            f"{text!r} isn't a time.", hint="2h for two hours ago, or 2026-01-31T12:00+01:00"
+        ) from error
+    return int((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
 def _select(

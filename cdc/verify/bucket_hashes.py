@@ -84,14 +84,15 @@ def compare_sums(source: DataFrame, view: DataFrame) -> BucketComparison:
     (totals,) = (
         source_sums.join(view_sums, "bucket", "full_outer")
         .agg(
-            F.sum("source_rows"),
-            F.sum("view_rows"),
-            F.collect_list(F.when(differs, F.col("bucket"))),
+            F.sum("source_rows").alias("source_rows"),
+            F.sum("view_rows").alias("view_rows"),
+            F.collect_list(F.when(differs, F.col("bucket"))).alias("differing"),
         )
         .collect()
     )
-    source_rows, view_rows, differing = totals
-    return BucketComparison(int(source_rows or 0), int(view_rows or 0), differing)
+    return BucketComparison(
+        int(totals["source_rows"] or 0), int(totals["view_rows"] or 0), totals["differing"]
+    )
 
 
 def rows_in_buckets(rows: DataFrame, buckets: Sequence[str]) -> DataFrame:
@@ -155,16 +156,16 @@ def confirmed_differences(
     """
     wrong = compare_rows(table, expected, view).persist()
     frames.callback(wrong.unpersist)
-    ((count, duplicates),) = wrong.agg(
-        F.count("*"), F.count(F.when(F.col("kind") == "duplicate", F.lit(1)))
+    is_duplicate = F.col("kind") == "duplicate"
+    (counts,) = wrong.agg(
+        F.count("*").alias("wrong"), F.count_if(is_duplicate).alias("duplicate")
     ).collect()
-    if not count:
+    if not counts["wrong"]:
         return None
-    if not duplicates:
+    if not counts["duplicate"]:
         return wrong
     duplicate_ids = [
-        row["id"]
-        for row in wrong.where("kind = 'duplicate'").select("id").limit(MAX_SUSPECTS).collect()
+        row["id"] for row in wrong.where(is_duplicate).select("id").limit(MAX_SUSPECTS).collect()
     ]
     source_rows = rows_with_ids(expected, duplicate_ids)
     view_rows = scan(sink, table, expected.sparkSession, duplicate_ids)

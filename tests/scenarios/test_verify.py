@@ -100,8 +100,7 @@ def test_under_load(world: "World") -> None:
     with world.running():
         world.settle()
         with writer.writing(world.dsn, RATE) as load:
-            comparisons = verified(world)
-        assert_equal(comparisons)
+            assert_equal(verified(world))
         assert load.changes > writer.CHANGES
     plant(world)
     with world.running():
