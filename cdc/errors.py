@@ -43,7 +43,7 @@ class CdcError(Exception):
 
     exit_code = 1
     code: str | None = None
-    """The code of the finding that `cdc doctor` or `cdc status` would make of it, where there is
+    """The key of the finding that `cdc doctor` or `cdc status` would make of it, where there is
     one: `cdc.model.finding_codes`.
     """
 
@@ -117,7 +117,7 @@ class RecordRefused(KafkaUnavailable):
     once it is restored.
     """
 
-    code = "topic-small-records"
+    code = "setting-differs/max.message.bytes"
     kind = "topic"
 
 

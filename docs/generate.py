@@ -5,7 +5,14 @@ what is there.
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from docs.generators import command_line, json_schemas, python_interface, results, settings
+from docs.generators import (
+    command_line,
+    json_schemas,
+    python_interface,
+    results,
+    runbooks,
+    settings,
+)
 
 FOLDER = Path(__file__).parent
 PAGES: Mapping[str, Callable[[], str]] = {
@@ -15,6 +22,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "reference/status.schema.json": json_schemas.status,
     "reference/doctor.schema.json": json_schemas.doctor,
     "performance/results.md": results.page,
+    "operate/runbooks/index.md": runbooks.page,
 }
 """The page makers by path below this folder."""
 

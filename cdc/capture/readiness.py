@@ -85,7 +85,7 @@ def _require_slot(conn: Connection, name: str, ours: bool) -> Slot | None:
         raise SourceError(
             f"Slot {name} is in use by process {existing.active_pid} of Postgres, yet this Connect has no"
             f" connector {name}: a second pipeline of that name runs elsewhere.",
-            code="slot-in-use",
+            code="slot-foreign/in-use",
             hint="stop the other one, or give this pipeline another name; who it is:"
             f" SELECT * FROM pg_stat_activity WHERE pid = {existing.active_pid}",
             slot=name,
@@ -106,7 +106,7 @@ def _require_publication(conn: Connection, name: str, tables: Sequence[str]) -> 
     if row is None:
         raise SourceError(
             f"There is no publication {name} in {conn.info.dbname}.",
-            code="publication-missing",
+            code="publication-differs",
             hint=MIGRATE,
             publication=name,
         )
@@ -121,7 +121,7 @@ def _require_publication(conn: Connection, name: str, tables: Sequence[str]) -> 
     if missing := [table for table in (*tables, *CONTROL_TABLES) if table not in published]:
         raise SourceError(
             f"Publication {name} lacks {', '.join(missing)}.",
-            code="publication-incomplete",
+            code="publication-differs",
             hint=MIGRATE,
             publication=name,
         )
@@ -133,7 +133,7 @@ def _require_publication(conn: Connection, name: str, tables: Sequence[str]) -> 
         )
         raise SourceError(
             f"Publication {name} {problem}.",
-            code="publication-partial",
+            code="publication-differs",
             hint=MIGRATE,
             publication=name,
         )
@@ -145,7 +145,7 @@ def _require_role(conn: Connection, pipeline: Pipeline, tables: Sequence[Table])
     if row is None:
         raise SourceError(
             f"There is no role {role} for the connector.",
-            code="role-missing",
+            code="role-unfit",
             hint=MIGRATE,
             role=role,
         )
@@ -165,7 +165,7 @@ def _require_role(conn: Connection, pipeline: Pipeline, tables: Sequence[Table])
         listed = ", ".join(name for (name,) in unreadable)
         raise SourceError(
             f"Role {role} may not read (or beat) {listed}.",
-            code="role-unreadable",
+            code="role-unfit",
             hint=MIGRATE,
             role=role,
         )
@@ -174,5 +174,5 @@ def _require_role(conn: Connection, pipeline: Pipeline, tables: Sequence[Table])
 def _require_heartbeat(conn: Connection, name: str) -> None:
     if conn.execute("SELECT FROM cdc.heartbeat WHERE pipeline = %s", [name]).fetchone() is None:
         raise SourceError(
-            f"cdc.heartbeat has no row of {name}.", code="heartbeat-row-missing", hint=MIGRATE
+            f"cdc.heartbeat has no row of {name}.", code="control-missing", hint=MIGRATE
         )

@@ -22,6 +22,7 @@ from rich.console import Console
 from cdc.cli.workflow import ORDER
 from cdc.errors import CdcError
 from cdc.model.finding import find_error
+from cdc.model.finding_codes import code_of
 from cdc.model.wording import completed_document
 
 WIDE = 100_000
@@ -136,7 +137,7 @@ def print_json(document: Any) -> None:
 
 def print_error(error: CdcError) -> None:
     """Print an error and its hint on standard error, as a paragraph without a traceback."""
-    code = f" ({error.code})" if error.code else ""
+    code = f" ({code_of(error.code)})" if error.code else ""
     text = _escaped(f"{error.message}{code}")
     err.print(f"[bold red]error:[/] {text}", highlight=False, soft_wrap=True)
     err.print(

@@ -170,7 +170,7 @@ def refuse_changed(registration: Registration | None, pipeline: Pipeline) -> Non
         for setting in filter(changed.get, changed):
             raise SettingsError(
                 f"`{setting}` of {entry.table} in the pipeline file isn't what the connector was registered with.",
-                code="settings-changed",
+                code="file-changed",
                 hint="cdc -p FILE migrate, then cdc -p FILE register: it has all rows of the table sent again",
                 table=entry.table,
             )
@@ -184,7 +184,7 @@ def refuse_meaningless(names: Collection[str], pipeline: Pipeline) -> None:
         if not any(entry.matches(name) for name in names):
             raise SettingsError(
                 f"{entry.table} in source.tables means none of the tables that are registered.",
-                code="pattern-meaningless",
+                code="tables-undecided/pattern",
                 hint="correct it; or, if it means new ones: cdc -p FILE migrate, then cdc -p FILE register",
             )
 
@@ -199,7 +199,7 @@ def refuse_waiting(registration: Registration | None, names: Iterable[str]) -> N
         more = f" and {len(waiting) - 1} more" if waiting[1:] else ""
         raise SettingsError(
             f"{waiting[0]}{more} of the pipeline file isn't captured yet: its rows are in no view.",
-            code="tables-waiting",
+            code="file-changed/tables",
             hint="cdc -p FILE migrate, then cdc -p FILE register; a running `cdc run` takes it up",
             table=waiting[0],
         )

@@ -6,50 +6,26 @@ from dataclasses import dataclass
 from cdc.connectors.client import SECRET, Connect
 from cdc.connectors.debezium import PLUGIN
 from cdc.errors import ConnectorError
-from cdc.model.finding import LOOK_AGAIN, Finding, find
+from cdc.model.finding import LOOK_AGAIN, Finding, find, find_setting
 from cdc.model.wording import full_stopped
 
 REGISTER = "cdc -p FILE register"
 LOSING = ("3.6.",)
 """Beginnings of versions that lose rows when they are restarted: dbz#76, dbz#51, dbz#1554."""
-DANGEROUS: Mapping[str, tuple[str, str, str]] = {
-    "slot.drop.on.stop": ("connector-drops-slot", "false", "every stop loses the log since then"),
-    "errors.tolerance": ("connector-skips-errors", "none", "records that fail are left out"),
-    "event.converting.failure.handling.mode": (
-        "connector-nulls-values",
-        "fail",
-        "values that it can't convert become null",
-    ),
-    "tombstones.on.delete": (
-        "connector-skips-tombstones",
-        "true",
-        "deleted rows never leave Kafka",
-    ),
-    "publication.autocreate.mode": (
-        "connector-makes-publications",
-        "disabled",
-        "it publishes tables by itself",
-    ),
-    "decimal.handling.mode": ("connector-rounds-numbers", "string", "numbers lose digits"),
-    "exactly.once.support": ("connector-repeats", "required", "records may come twice"),
-    "offset.mismatch.strategy": (
-        "connector-skips-log",
-        "trust_offset",
-        "it goes on from wherever the slot stands",
-    ),
-    "snapshot.mode": ("connector-snapshot-mode", "initial", "rows from before may never be sent"),
-    "include.unknown.datatypes": (
-        "connector-leaves-out-columns",
-        "true",
-        "columns of unknown types are left out",
-    ),
-    "skipped.operations": (
-        "connector-skips-operations",
-        "t",
-        "a truncate event stops it, or changes are left out",
-    ),
+DANGEROUS: Mapping[str, tuple[str, str]] = {
+    "slot.drop.on.stop": ("false", "every stop loses the log since then"),
+    "errors.tolerance": ("none", "records that fail are left out"),
+    "event.converting.failure.handling.mode": ("fail", "values that it can't convert become null"),
+    "tombstones.on.delete": ("true", "deleted rows never leave Kafka"),
+    "publication.autocreate.mode": ("disabled", "it publishes tables by itself"),
+    "decimal.handling.mode": ("string", "numbers lose digits"),
+    "exactly.once.support": ("required", "records may come twice"),
+    "offset.mismatch.strategy": ("trust_offset", "it goes on from wherever the slot stands"),
+    "snapshot.mode": ("initial", "rows from before may never be sent"),
+    "include.unknown.datatypes": ("true", "columns of unknown types are left out"),
+    "skipped.operations": ("t", "a truncate event stops it, or changes are left out"),
 }
-"""By setting of the connector: the code, the value that it needs, and what another one does."""
+"""By setting of the connector: the value that it needs, and what another one does."""
 BEATS = ("heartbeat.interval.ms", "heartbeat.action.query")
 
 
@@ -87,10 +63,10 @@ def check_connect(facts: ConnectFacts) -> Iterator[Finding]:
     """Judge the worker and the connector's settings."""
     if facts.plugin is None:
         message = "The worker has no plugin for Postgres: Debezium isn't in its plugin.path."
-        yield find("plugin-missing", "plugin.path", message, "ls /path/of/plugin.path")
+        yield find("plugin-unfit", "plugin.path", message, "ls /path/of/plugin.path")
     elif facts.plugin.startswith(LOSING):
         message = f"Debezium {facts.plugin} loses rows when it is restarted."
-        yield find("plugin-loses-rows", "Debezium", message, "ls /path/of/plugin.path")
+        yield find("plugin-unfit/loses-rows", "Debezium", message, "ls /path/of/plugin.path")
     if facts.refusal:
         yield _refusal(facts.refusal)
     if facts.current is not None:
@@ -103,13 +79,12 @@ def _refusal(text: str) -> Finding:
             "The worker has exactly.once.source.support off. It takes a restart to be turned on."
         )
         fix = "echo exactly.once.source.support=enabled >> connect-distributed.properties"
-        return find("worker-not-exactly-once", "exactly.once.source.support", message, fix)
+        return find_setting("exactly.once.source.support", message, fix)
     if ".override." in text:
         message = full_stopped(f"The worker doesn't let the connector set its producer: {text}")
         message += " It takes a restart to let it."
         fix = "echo connector.client.config.override.policy=All >> connect-distributed.properties"
-        subject = "connector.client.config.override.policy"
-        return find("worker-refuses-overrides", subject, message, fix)
+        return find_setting("connector.client.config.override.policy", message, fix)
     return find("connector-refused", "the connector", full_stopped(text), LOOK_AGAIN)
 
 
@@ -117,16 +92,16 @@ def _check_settings(
     connector: str, current: Mapping[str, str], expected: Mapping[str, str]
 ) -> Iterator[Finding]:
     dangerous = set()
-    for setting, (code, value, danger) in DANGEROUS.items():
+    for setting, (value, danger) in DANGEROUS.items():
         if current.get(setting) != value:
             dangerous.add(setting)
             actual = current.get(setting, "not set")
             message = f"{setting} of the connector is {actual}, not {value}: {danger}."
-            yield find(code, setting, message, REGISTER)
+            yield find_setting(setting, message, REGISTER)
     if any(current.get(setting) in (None, "", "0") for setting in BEATS):
         dangerous |= set(BEATS)
         message = "The connector sends no heartbeat: an idle database keeps its log for ever."
-        yield find("connector-without-heartbeat", connector, message, REGISTER)
+        yield find_setting(BEATS[0], message, REGISTER)
     differing = sorted(
         name
         for name in {*current, *expected} - dangerous

@@ -24,7 +24,7 @@ from cdc.doctor.topics import check_log, read_log
 from cdc.errors import CdcError, SettingsError, Unexpected
 from cdc.kafka.pool import TopicsPool
 from cdc.kafka.topics import Topics
-from cdc.model.finding import Finding, find_error, worst_first
+from cdc.model.finding import Finding, Severity, find_error, worst_first
 from cdc.model.trace import trace
 from cdc.observe.registration_findings import find_registration_troubles
 from cdc.postgres import source, table_survey
@@ -41,20 +41,19 @@ CONSEQUENCES = {
     "registration-unreadable": {"source-unreachable", "kafka-unreachable"},
     "connector-refused": {
         "control-missing",
-        "wal-level",
-        "role-missing",
+        "wal_level",
         "role-unfit",
-        "role-unreadable",
-        "publication-missing",
-        "publication-incomplete",
+        "publication-differs",
         "table-refused",
         "source-unreachable",
     },
     "connector-differs": {"table-refused"},
     "table-slipped": {"table-refused"},
-    "view-refused": {"tables-undecided", "pattern-meaningless"},
+    "view-refused": {"tables-undecided"},
 }
-"""Codes that say nothing more where one of these is there: they go when it goes."""
+"""Codes that say nothing more where one of these codes, or subjects, is there and more than a warning:
+they go when it goes.
+"""
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,7 @@ class Examination:
             ("connect-unreachable", "Kafka Connect", self._connect),
             ("kafka-unreachable", "Kafka", self._log),
             ("registration-unreadable", "the registration", self._registration),
-            ("machine-unreadable", "this machine", self._machine),
+            ("machine-unfit", "this machine", self._machine),
         ]
         if self.pipeline.views:
             parts.append(("sink-unreachable", STATE, self._room))
@@ -83,8 +82,11 @@ class Examination:
             answers = [pool.submit(_examine, *part) for part in parts]
             answers += [pool.submit(self._sink, sink) for sink in sinks]
             findings = [finding for answer in answers for finding in answer.result()]
-        codes = {finding.code for finding in findings}
-        consequences = {code for code, causes in CONSEQUENCES.items() if codes & causes}
+        troubles = [
+            part for part in findings if part.severity in (Severity.DOWN, Severity.DEGRADED)
+        ]
+        names = {name for trouble in troubles for name in (trouble.code, trouble.subject)}
+        consequences = {code for code, causes in CONSEQUENCES.items() if names & causes}
         return worst_first(finding for finding in findings if finding.code not in consequences)
 
     def _source(self) -> Iterator[Finding]:
@@ -170,7 +172,7 @@ class Examination:
             try:
                 sink.require_fit(table)
             except SchemaMismatch as error:
-                yield find_error("view-unfit", table.qualified, error, sink=sink.name)
+                yield find_error("table-waiting", table.qualified, error, sink=sink.name)
 
 
 def _is_connected(connect: Connect, pipeline: Pipeline) -> bool:

@@ -72,21 +72,21 @@ def check_machine(facts: MachineFacts) -> Iterator[Finding]:
     """Judge this machine."""
     if facts.java is None:
         message = "There is no Java runtime on this machine, which Spark needs."
-        yield find("java-missing", "java", message, "apt install openjdk-17-jre-headless")
+        yield find("machine-unfit/java", "java", message, "apt install openjdk-17-jre-headless")
     elif facts.java < OLDEST_JAVA:
         message = f"Java {facts.java} is too old for Spark, which needs {OLDEST_JAVA}."
-        yield find("java-too-old", "java", message, "apt install openjdk-17-jre-headless")
+        yield find("machine-unfit/java", "java", message, "apt install openjdk-17-jre-headless")
     if not facts.spark:
         message = "PySpark isn't installed, which `run`, `rebuild` and `verify` need."
-        yield find("spark-missing", "pyspark", message, install_command("spark"))
+        yield find("machine-unfit/spark", "pyspark", message, install_command("spark"))
     if facts.memory_free < ROOM_BYTES:
         message = (
             f"{facts.memory_free >> 20} MiB of memory are free; Spark and its workers take 2 GiB."
         )
-        yield find("memory-low", "memory", message, "ps aux --sort -rss")
+        yield find("memory-low/machine", "memory", message, "ps aux --sort -rss")
     if facts.state_free < STATE_BYTES:
         message = f"{facts.state_free >> 20} MiB are free in {facts.state}."
-        yield find("state-disk-low", facts.state, message, f"du -sh {facts.state}")
+        yield find("disk-low/state", facts.state, message, f"du -sh {facts.state}")
 
 
 def check_clock(server: str, off_s: float) -> Iterator[Finding]:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from cdc.config.settings import CONTROL_TABLES
 from cdc.doctor.source_facts import PublicationFacts, RoleFacts, SourceFacts
-from cdc.model.finding import Finding, find
+from cdc.model.finding import Finding, find, find_setting
 from cdc.model.row_security import show_rows
 from cdc.model.source_server import server_fault
 from cdc.observe.forecast import find_slot_risk
@@ -34,10 +34,10 @@ def check_source(facts: SourceFacts) -> Iterator[Finding]:
         yield from _check_publication(facts, facts.publication)
         if not facts.beats:
             message = f"cdc.heartbeat has no row of {facts.pipeline}."
-            yield find("heartbeat-row-missing", "cdc.heartbeat", message, MIGRATE)
+            yield find("control-missing", "cdc.heartbeat", message, MIGRATE)
         if facts.definitions == "nothing":
             message = "Changes of table definitions aren't recorded."
-            yield find("definitions-unwatched", "cdc.ddl", message, MIGRATE)
+            yield find("trigger-missing/definitions", "cdc.ddl", message, MIGRATE)
     yield from _check_tables(facts)
 
 
@@ -48,13 +48,15 @@ def _check_server(facts: SourceFacts) -> Iterator[Finding]:
         yield find(fault.code, fault.subject, fault.message, fault.hint)
     if facts.in_recovery:
         message = "source.dsn leads to a standby, which takes no heartbeat."
-        yield find("source-read-only", "Postgres", message, "SELECT * FROM pg_stat_wal_receiver;")
+        yield find(
+            "source-unfit/standby", "Postgres", message, "SELECT * FROM pg_stat_wal_receiver;"
+        )
     if not facts.encrypted:
         message = "The connection to Postgres isn't encrypted, and leaves this machine."
-        yield find("source-unencrypted", "source.dsn", message, "SHOW ssl;")
+        yield find_setting("sslmode", message, "SHOW ssl;", of="source.dsn")
     if facts.disk_free_share is not None and facts.disk_free_share < FULL_DISK:
         message = f"{facts.disk_free_share:.0%} of the disk with Postgres' data is free."
-        yield find("source-disk-low", "Postgres", message, "SELECT * FROM pg_replication_slots;")
+        yield find("disk-low/source", "Postgres", message, "SELECT * FROM pg_replication_slots;")
 
 
 def _check_limits(facts: SourceFacts) -> Iterator[Finding]:
@@ -70,16 +72,16 @@ def _check_limits(facts: SourceFacts) -> Iterator[Finding]:
         message = f"All of the {senders} senders are at work, so that the connector gets none."
         message += " More of them take a restart of the server after this statement."
         fix = f"ALTER SYSTEM SET max_wal_senders = {senders + 4};"
-        yield find("senders-exhausted", "max_wal_senders", message, fix)
+        yield find("slots-exhausted/senders", "max_wal_senders", message, fix)
     if facts.settings.get("idle_replication_slot_timeout", "0") != "0":
         minutes = int(facts.settings["idle_replication_slot_timeout"]) // 60
         message = f"A slot that nobody reads for {minutes} minutes is given up."
         fix = f"ALTER SYSTEM SET idle_replication_slot_timeout = 0; {RELOAD}"
-        yield find("slot-idle-limit", "idle_replication_slot_timeout", message, fix)
+        yield find_setting("idle_replication_slot_timeout", message, fix)
     if facts.settings.get("max_slot_wal_keep_size") == "-1":
         message = "max_slot_wal_keep_size = -1: a slot that nobody reads keeps log without a limit."
         fix = f"ALTER SYSTEM SET max_slot_wal_keep_size = '100GB'; {RELOAD}"
-        yield find("slot-unlimited", "max_slot_wal_keep_size", message, fix)
+        yield find_setting("max_slot_wal_keep_size", message, fix)
 
 
 def _check_slots(facts: SourceFacts) -> Iterator[Finding]:
@@ -89,7 +91,7 @@ def _check_slots(facts: SourceFacts) -> Iterator[Finding]:
             continue
         message = f"Nobody reads slot {candidate.name}, which keeps {(candidate.retained_bytes or 0) >> 20} MiB of log."
         fix = f"SELECT * FROM pg_replication_slots WHERE slot_name = '{candidate.name}';"
-        yield find("slot-of-others-idle", candidate.name, message, fix)
+        yield find("log-held/slot", candidate.name, message, fix)
     if slot is None:
         return
     if slot.plugin != "pgoutput" or slot.database != facts.database:
@@ -100,14 +102,14 @@ def _check_slots(facts: SourceFacts) -> Iterator[Finding]:
         return
     if slot.active and not facts.connected:
         message = f"Slot {name} is read, yet this Connect has no connector {name}."
-        yield find("slot-in-use", name, message, "SELECT * FROM pg_stat_replication;")
+        yield find("slot-foreign/in-use", name, message, "SELECT * FROM pg_stat_replication;")
     if slot.wal_status == "lost":
         message = f"Slot {name} has lost log that wasn't read."
         yield find("slot-lost", name, message, f"{REGISTER} --new-snapshot")
     yield from find_slot_risk(name, slot.safe_bytes, slot.retained_bytes)
     if facts.version >= FAILOVER_VERSION and facts.standbys and not slot.failover:
         message = f"Slot {name} isn't copied to standbys: a failover would lose it."
-        yield find("slot-not-failover", name, message, "SHOW sync_replication_slots;")
+        yield find_setting("failover", message, "SHOW sync_replication_slots;", of=name)
 
 
 def _check_transactions(facts: SourceFacts) -> Iterator[Finding]:
@@ -117,24 +119,24 @@ def _check_transactions(facts: SourceFacts) -> Iterator[Finding]:
             "SELECT pid, usename, xact_start, left(query, 60) FROM pg_stat_activity"
             " WHERE backend_xid IS NOT NULL ORDER BY xact_start;"
         )
-        yield find("transaction-long", "pg_stat_activity", message, fix)
+        yield find("log-held/transaction", "pg_stat_activity", message, fix)
     if (facts.prepared_s or 0.0) > LONG_S:
         message = f"A prepared transaction waits for {facts.prepared_s:.0f} s."
         fix = "SELECT gid, prepared, owner FROM pg_prepared_xacts ORDER BY prepared;"
-        yield find("transaction-prepared", "pg_prepared_xacts", message, fix)
+        yield find("log-held/prepared", "pg_prepared_xacts", message, fix)
 
 
 def _check_role(name: str, role: RoleFacts | None) -> Iterator[Finding]:
     if role is None:
-        yield find("role-missing", name, f"There is no role {name} for the connector.", MIGRATE)
+        yield find("role-unfit", name, f"There is no role {name} for the connector.", MIGRATE)
         return
     if not role.can_replicate:
         yield find("role-unfit", name, f"Role {name} lacks LOGIN or REPLICATION.", MIGRATE)
     if role.superuser:
-        yield find("role-superuser", name, f"Role {name} is a superuser.", MIGRATE)
+        yield find("role-unfit/superuser", name, f"Role {name} is a superuser.", MIGRATE)
     if role.unreadable:
         message = f"Role {name} may not read (or beat) {', '.join(role.unreadable)}."
-        yield find("role-unreadable", name, message, MIGRATE)
+        yield find("role-unfit", name, message, MIGRATE)
 
 
 def _check_publication(
@@ -143,7 +145,7 @@ def _check_publication(
     name = facts.pipeline
     if publication is None:
         message = f"There is no publication {name} in {facts.database}."
-        yield find("publication-missing", name, message, MIGRATE)
+        yield find("publication-differs", name, message, MIGRATE)
         return
     if not publication.owned:
         message = (
@@ -155,14 +157,14 @@ def _check_publication(
     missing = [table for table in (*captured, *CONTROL_TABLES) if table not in publication.tables]
     if missing:
         message = f"Publication {name} lacks {', '.join(missing)}."
-        yield find("publication-incomplete", name, message, MIGRATE)
+        yield find("publication-differs", name, message, MIGRATE)
     if publication.partial or not publication.complete:
         lacks = f"rows or columns of {', '.join(publication.partial)}"
         lacks = lacks if publication.partial else "operations, roots or generated columns"
-        yield find("publication-partial", name, f"Publication {name} leaves out {lacks}.", MIGRATE)
+        yield find("publication-differs", name, f"Publication {name} leaves out {lacks}.", MIGRATE)
     if extra := sorted(set(publication.tables) - {*facts.tables, *CONTROL_TABLES}):
         message = f"Publication {name} offers {', '.join(extra)}, which the file doesn't name."
-        yield find("publication-extra", name, message, MIGRATE)
+        yield find("publication-differs/extra", name, message, MIGRATE)
 
 
 def _check_tables(facts: SourceFacts) -> Iterator[Finding]:
@@ -188,10 +190,10 @@ def _check_tables(facts: SourceFacts) -> Iterator[Finding]:
             continue
         if table in facts.unidentified:
             message, hint = facts.unidentified[table]
-            yield find("identity-without-key", table, message, hint, table=table)
+            yield find("identity-unfit", table, message, hint, table=table)
         elif marks.partial:
             message = f"{table} has columns that may be TOASTed, and no REPLICA IDENTITY FULL."
-            yield find("identity-partial", table, message, MIGRATE, table=table)
+            yield find("identity-unfit/partial", table, message, MIGRATE, table=table)
         if marks.hidden_by:
             message = (
                 f"Policies of {table} hide rows from {facts.role_name}: a snapshot would lack them."
@@ -200,7 +202,7 @@ def _check_tables(facts: SourceFacts) -> Iterator[Finding]:
             yield find("row-security", table, message, fix, table=table)
         if marks.unwatched:
             message = f"No trigger notes a TRUNCATE of {table}."
-            yield find("truncation-unwatched", table, message, MIGRATE, table=table)
+            yield find("trigger-missing/truncation", table, message, MIGRATE, table=table)
         if marks.unguarded:
             message = f"No trigger refuses an UPDATE of {table}, whose rows are events."
-            yield find("events-unguarded", table, message, MIGRATE, table=table)
+            yield find("trigger-missing/events", table, message, MIGRATE, table=table)

@@ -9,11 +9,12 @@ from cdc.kafka.log_continuity import RETENTION
 from cdc.kafka.log_refusals import check_shape, renewal, renewed_name
 from cdc.kafka.topic_specs import COMPACTION_LAG, FOREVER_MS, topic_settings, topic_specs
 from cdc.kafka.topics import Topics
-from cdc.model.finding import Finding, find
+from cdc.model.finding import Finding, find, find_setting
 
 TOPICS, REGISTER = "cdc -p FILE topics", "cdc -p FILE register"
 RESTART = " Each broker takes the setting at its next start."
-MESSAGE_BYTES = "max.message.bytes"
+MESSAGE_BYTES, LEAST = "max.message.bytes", "min.insync.replicas"
+UNCLEAN = "unclean.leader.election.enable"
 
 
 @dataclass(frozen=True)
@@ -77,12 +78,12 @@ def check_log(facts: LogFacts) -> Iterator[Finding]:
         message = "Brokers create topics by themselves, with other partitions and another policy."
         message += RESTART
         fix = "echo auto.create.topics.enable=false >> server.properties"
-        yield find("broker-creates-topics", "auto.create.topics.enable", message, fix)
+        yield find_setting("auto.create.topics.enable", message, fix)
     if facts.broker_settings.get("log.cleaner.enable") == "false":
         message = "Brokers don't compact: topics grow with every change."
         message += RESTART
         fix = "echo log.cleaner.enable=true >> server.properties"
-        yield find("broker-never-compacts", "log.cleaner.enable", message, fix)
+        yield find_setting("log.cleaner.enable", message, fix)
     missing = [topic for topic, topic_facts in facts.topics.items() if topic_facts is None]
     if missing and facts.registered:
         more = f" and {len(missing) - 1} more" if missing[1:] else ""
@@ -98,8 +99,8 @@ def _check_shape(topic: str, facts: TopicFacts, of_table: bool) -> Iterator[Find
     policy = facts.settings.get("cleanup.policy", "compact")
     # Two checks, so that either mistake is a finding of its own: each lets the other one pass.
     for code, expected, actual in (
-        ("topic-partitions", facts.expected_partitions, "compact"),
-        ("topic-policy", facts.partitions, policy),
+        ("topic-unfit/partitions", facts.expected_partitions, "compact"),
+        ("topic-unfit/policy", facts.partitions, policy),
     ):
         try:
             check_shape(topic, expected, facts.partitions, actual)
@@ -109,14 +110,11 @@ def _check_shape(topic: str, facts: TopicFacts, of_table: bool) -> Iterator[Find
         message = f"{facts.truncated} partitions of {topic} no longer hold their first records."
         name = renewed_name(topic) or topic
         fix = f"{renewal(name)}; then rebuild its views"
-        yield find("topic-truncated", topic, message, fix)
+        yield find("topic-unfit/truncated", topic, message, fix)
 
 
 def _check_settings(topic: str, facts: TopicFacts) -> Iterator[Finding]:
-    for code, name, subject in (
-        ("topic-retention", RETENTION, "tombstones"),
-        ("topic-compaction-lag", COMPACTION_LAG, "superseded records"),
-    ):
+    for name, subject in ((RETENTION, "tombstones"), (COMPACTION_LAG, "superseded records")):
         actual_ms, expected_ms = (
             int(settings.get(name, 0)) for settings in (facts.settings, facts.expected)
         )
@@ -125,35 +123,35 @@ def _check_settings(topic: str, facts: TopicFacts) -> Iterator[Finding]:
             is_forever = expected_ms == int(FOREVER_MS)
             needed = "for ever" if is_forever else f"{expected_ms / 3_600_000:g} h"
             message = f"{topic} keeps {subject} for {hours:g} h, the pipeline file says {needed}."
-            yield find(code, topic, message, TOPICS)
+            yield find_setting(name, message, TOPICS, of=topic)
     actual, needed_bytes = (
         int(settings.get(MESSAGE_BYTES, 0)) for settings in (facts.settings, facts.expected)
     )
     if actual < needed_bytes:
         message = f"{topic} takes records of {actual} bytes at most; the connector's may have {needed_bytes}."
-        yield find("topic-small-records", topic, message, TOPICS)
+        yield find_setting(MESSAGE_BYTES, message, TOPICS, of=topic)
 
 
 def _check_copies(topic: str, facts: TopicFacts, brokers: int) -> Iterator[Finding]:
-    least = int(facts.settings.get("min.insync.replicas", 1))
+    least = int(facts.settings.get(LEAST, 1))
     if facts.leaderless:
         message = f"{facts.leaderless} partitions of {topic} have no leader."
-        yield find("topic-leaderless", topic, message, _describe(topic))
+        yield find("topic-copies/leaderless", topic, message, _describe(topic))
     elif facts.in_sync < facts.copies:
         message = f"A partition of {topic} has {facts.in_sync} of {facts.copies} copies in sync."
-        yield find("topic-under-replicated", topic, message, _describe(topic))
+        yield find("topic-copies/out-of-sync", topic, message, _describe(topic))
     if facts.copies == 1 and brokers > 1:
         message = f"{topic} has one copy, and {brokers} brokers could hold more."
-        yield find("topic-single-copy", topic, message, _describe(topic))
+        yield find("topic-copies/single", topic, message, _describe(topic))
     if facts.copies > 1 and least >= facts.copies:
         message = f"{topic} takes no record while one of its {facts.copies} copies is away."
-        yield find("topic-needs-all-copies", topic, message, _describe(topic))
+        yield find_setting(f"{LEAST}=all", message, _describe(topic), of=topic)
     if facts.copies > 2 and least == 1:
         message = f"A record of {topic} counts as stored with one copy of {facts.copies}."
-        yield find("topic-stores-once", topic, message, _describe(topic))
-    if facts.settings.get("unclean.leader.election.enable") == "true":
+        yield find_setting(f"{LEAST}=1", message, _describe(topic), of=topic)
+    if facts.settings.get(UNCLEAN) == "true":
         message = f"A copy of {topic} that lacks records may become its leader."
-        yield find("topic-unclean-leader", topic, message, _describe(topic))
+        yield find_setting(UNCLEAN, message, _describe(topic), of=topic)
 
 
 def _describe(topic: str) -> str:

@@ -1,6 +1,6 @@
 """Findings: what `cdc status`, `cdc doctor` and `cdc topics audit` have to say of a pipeline.
 
-In:  a code of `cdc.model.finding_codes`, what it is about, what was seen, the command to run next.
+In:  a key of `cdc.model.finding_codes`, what it is about, what was seen, the command to run next.
 Out: `Finding`. Codes are stable; each has a page in docs/operate/runbooks.
 """
 
@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from cdc.errors import CdcError
-from cdc.model.finding_codes.audit import AUDIT
-from cdc.model.finding_codes.catalogue import CODES
+from cdc.model.finding_codes import AUDIT, KINDS, code_of
 from cdc.model.wording import advice, full_stopped
 
 
@@ -82,7 +81,7 @@ class Finding:
 
 
 def find(
-    code: str,
+    key: str,
     subject: str,
     message: str,
     fix: str,
@@ -90,20 +89,20 @@ def find(
     table: str | None = None,
     sink: str | None = None,
 ) -> Finding:
-    """Make a finding of a code of the catalogue, which has its severity, hop and consequence. Where
+    """Make a finding of a key of the catalogue, which has its severity, hop and consequence. Where
     `fix` is more than a command, its sentence joins the message. If the command only shows
     something, what a person has to decide joins it.
     """
-    kind = CODES[code]
+    kind = KINDS[key]
     sentence, command = _split(fix)
-    command = command or (AUDIT_AGAIN if code in AUDIT else LOOK_AGAIN)
+    command = command or (AUDIT_AGAIN if key in AUDIT else LOOK_AGAIN)
     if not sentence and only_looks(command):
         sentence = kind.decision
     if sentence:
         message = f"{full_stopped(message)} {full_stopped(_capitalised(sentence))}"
     hop = f"Kafka -> {sink}" if sink and kind.hop == "Kafka -> SINK" else kind.hop
     return Finding(
-        code,
+        code_of(key),
         Severity(kind.severity),
         hop,
         subject,
@@ -114,6 +113,17 @@ def find(
         table,
         sink,
     )
+
+
+def find_setting(
+    name: str, message: str, fix: str, *, of: str | None = None, sink: str | None = None
+) -> Finding:
+    """Make the finding on a setting, of a topic for example, that isn't what the pipeline needs. Where the
+    catalogue has a setting twice, `name` is `setting=value`.
+    """
+    setting = name.partition("=")[0]
+    subject = f"{setting} of {of}" if of else setting
+    return find(f"setting-differs/{name}", subject, message, fix, sink=sink)
 
 
 def is_command(text: str) -> bool:
@@ -144,9 +154,9 @@ def _capitalised(sentence: str) -> str:
     return sentence[:1].upper() + sentence[1:] if begins_with_word else sentence
 
 
-def find_error(code: str, subject: str, error: CdcError, *, sink: str | None = None) -> Finding:
+def find_error(key: str, subject: str, error: CdcError, *, sink: str | None = None) -> Finding:
     """Make a finding of an error: its message, and its hint as the command to run next."""
-    finding = find(code, subject, error.message, error.hint, sink=sink)
+    finding = find(key, subject, error.message, error.hint, sink=sink)
     return replace(finding, exit_code=error.exit_code)
 
 
@@ -171,12 +181,12 @@ def is_trouble(findings: Sequence[Finding]) -> bool:
 
 
 def folded(findings: Sequence[Finding]) -> list[Finding]:
-    """Fold findings of one code in one hop, of which only the subjects differ, into the first of
-    them. For screens: with 500 tables there may be hundreds.
+    """Fold findings of one case in one hop, of which only the subjects differ, into the first of
+    them: those have one consequence. For screens: with 500 tables there may be hundreds.
     """
-    groups: dict[tuple[str, str], list[Finding]] = {}
+    groups: dict[tuple[str, str, str], list[Finding]] = {}
     for finding in findings:
-        groups.setdefault((finding.code, finding.hop), []).append(finding)
+        groups.setdefault((finding.code, finding.hop, finding.why), []).append(finding)
     return [
         replace(
             group[0],

@@ -30,7 +30,7 @@ def server_fault(version: int, wal_level: str, encoding: str) -> ServerFault | N
     """Judge a server by its `server_version_num`, `wal_level` and `server_encoding`. Pure."""
     if version < OLDEST_VERSION:
         return ServerFault(
-            "postgres-too-old",
+            "source-unfit/version",
             "Postgres",
             f"Postgres {version // 10000} is too old: 14 is the oldest that is supported.",
             "upgrade the server to 14 or later",
@@ -38,7 +38,7 @@ def server_fault(version: int, wal_level: str, encoding: str) -> ServerFault | N
     sufficient = ("logical", "replica") if version >= ON_DEMAND_VERSION else ("logical",)
     if wal_level not in sufficient:
         return ServerFault(
-            "wal-level",
+            "setting-differs/wal_level",
             "wal_level",
             f"The server has wal_level = {wal_level}; capturing changes takes {sufficient[-1]}.",
             f"ALTER SYSTEM SET wal_level = '{sufficient[-1]}', then restart the server",
@@ -47,7 +47,7 @@ def server_fault(version: int, wal_level: str, encoding: str) -> ServerFault | N
         # The server stores any bytes and converts none, so a value may be invalid in every encoding.
         # At such a value the connector restarts forever.
         return ServerFault(
-            "source-encoding",
+            "source-unfit/encoding",
             "server_encoding",
             "The database has the encoding SQL_ASCII, so its values may be invalid text, which the connector"
             " can't read.",

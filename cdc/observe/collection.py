@@ -24,7 +24,7 @@ from cdc.control.definitions import Watch, watch
 from cdc.errors import CdcError, Unexpected
 from cdc.kafka.pool import TopicsPool
 from cdc.model.finding import Finding, find
-from cdc.model.finding_codes.kind import APPLY, CAPTURE
+from cdc.model.finding_codes import APPLY, CAPTURE
 from cdc.model.position import Position, ViewCheckpoint
 from cdc.model.table import Table
 from cdc.model.trace import trace

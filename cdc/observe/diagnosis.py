@@ -86,15 +86,15 @@ def _find_source_troubles(status: Status) -> Iterator[Finding]:
     if connector_trouble:
         yield connector_trouble
     if slot_away:
-        code, state = ("slot-lost", "lost") if slot else ("slot-missing", "missing")
-        yield find(code, pipeline, f"{stopped}: the slot is {state}.", fix)
+        state = "lost" if slot else "missing"
+        yield find("slot-lost", pipeline, f"{stopped}: the slot is {state}.", fix)
     elif slot:
         yield from find_slot_risk(
             pipeline, slot.safe_wal_size, slot.retained_bytes, status.slot_loss_s
         )
     if status.definitions == "nothing":
         message = "Changes of table definitions aren't recorded: views may become wrong."
-        yield find("definitions-unwatched", "cdc.ddl", message, "cdc -p FILE migrate")
+        yield find("trigger-missing/definitions", "cdc.ddl", message, "cdc -p FILE migrate")
     # Without a comparison a definition may change unseen. That no run is at work is a finding on
     # each sink.
     ages = [
@@ -118,8 +118,8 @@ def _find_connector_trouble(status: Status, stopped: str, fix: str) -> Finding |
     connector, name = status.connector, status.pipeline
     if connector is None or connector.running:
         return None
-    code = "connector-missing" if connector.state == "MISSING" else "connector-stopped"
-    code = "connector-failed" if "FAILED" in (connector.state, *connector.tasks) else code
+    has_failed = "FAILED" in (connector.state, *connector.tasks)
+    code = "connector-failed" if has_failed else "connector-stopped"
     if connector.unsendable:
         message = f"{stopped} at a change that can't be sent, of {connector.unsendable}."
         return find("table-unsendable", name, f"{message} {ASIDE}", fix)

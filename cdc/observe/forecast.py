@@ -129,7 +129,7 @@ def find_memory_risk(status: Status) -> Iterator[Finding]:
             f"The state of documents may not fit: with the records that wait its server uses about"
             f" {needed >> 20:,} MiB, and maxmemory is {limit >> 20:,} MiB."
         )
-        yield find("state-will-not-fit", STATE, message, LOOK_AGAIN, sink=STATE)
+        yield find("state-too-large/estimate", STATE, message, LOOK_AGAIN, sink=STATE)
 
 
 def _waiting_records(views: Sequence[ViewStatus]) -> int | None:

@@ -29,8 +29,10 @@ def find_registration_troubles(pipeline: Pipeline, pool: TopicsPool) -> list[Fin
             *_refusal(
                 "another-server", registrations.refuse_another, registration, server, pipeline
             ),
-            *_refusal("settings-changed", registrations.refuse_changed, registration, pipeline),
-            *_refusal("pattern-meaningless", registrations.refuse_meaningless, captured, pipeline),
+            *_refusal("file-changed", registrations.refuse_changed, registration, pipeline),
+            *_refusal(
+                "tables-undecided/pattern", registrations.refuse_meaningless, captured, pipeline
+            ),
             *_refusal(
                 "server-promoted", registrations.refuse_promoted, registration, server, pipeline
             ),
@@ -44,12 +46,12 @@ def find_registration_troubles(pipeline: Pipeline, pool: TopicsPool) -> list[Fin
         choice = _choose_tables(conn, pipeline)
         if isinstance(choice, Finding):
             # A pattern that means nothing registered means nothing in the catalog either.
-            if not any(finding.code == "pattern-meaningless" for finding in findings):
+            if not any(finding.code == choice.code for finding in findings):
                 findings.append(choice)
             return findings
         findings += _refusal("table-slipped", catalog.refuse_slipped, captured, choice, pipeline)
         findings += _refusal(
-            "tables-waiting", registrations.refuse_waiting, registration, choice.names
+            "file-changed/tables", registrations.refuse_waiting, registration, choice.names
         )
     return findings
 

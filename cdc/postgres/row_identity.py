@@ -87,7 +87,7 @@ def unidentified(conn: Connection, tables: Iterable[Table]) -> dict[str, SourceE
     for name, part in conn.execute(UNIDENTIFIED, [Jsonb(keys)]).fetchall():
         errors[name] = SourceError(
             f"The replica identity of {part} lacks the key ({', '.join(keys[name])}): a delete wouldn't name its row.",
-            code="identity-without-key",
+            code="identity-unfit",
             hint="cdc -p FILE migrate",
             table=name,
         )

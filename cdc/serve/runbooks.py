@@ -6,7 +6,7 @@ from pathlib import Path
 
 from markdown_it import MarkdownIt
 
-from cdc.model.finding_codes.catalogue import CODES
+from cdc.model.finding_codes import CODES
 
 FOLDER = Path(__file__).parent / "runbooks"
 LINK = re.compile(r'href="([a-z-]+)\.md"')

@@ -34,8 +34,8 @@ def check_folder(sink: str, facts: WarehouseFacts) -> Iterator[Finding]:
     if not facts.writable:
         message = f"{sink}: {facts.folder} can't be written by this user."
         fix = f"ls -ld {facts.folder}"
-        yield find("warehouse-read-only", facts.folder, message, fix, sink=sink)
+        yield find("sink-unfit/folder", facts.folder, message, fix, sink=sink)
     if facts.free_share < LEAST_FREE:
         message = f"{sink}: {facts.free_share:.0%} of the disk of {facts.folder} is free."
         fix = f"df -h {facts.folder}"
-        yield find("warehouse-disk-low", facts.folder, message, fix, sink=sink)
+        yield find("disk-low/warehouse", facts.folder, message, fix, sink=sink)

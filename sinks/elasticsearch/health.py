@@ -87,7 +87,10 @@ def check_cluster(sink: str, facts: IndexFacts) -> Iterator[Finding]:
     if unsupported:
         message = f"a node has version {unsupported[0]}; {MAJOR}.x is supported."
         yield finding(
-            "index-version", "version", message, curl("/_nodes?filter_path=nodes.*.version")
+            "sink-unfit/elasticsearch",
+            "version",
+            message,
+            curl("/_nodes?filter_path=nodes.*.version"),
         )
     if facts.status == "red":
         message = "the cluster is red: some shards are nowhere."
@@ -100,7 +103,7 @@ def check_cluster(sink: str, facts: IndexFacts) -> Iterator[Finding]:
             message = (
                 f"the disk of node {node} is {share:.0%} full, above the limit for new shards."
             )
-            yield finding("index-disk-high", node, message, curl("/_cat/allocation?v"))
+            yield finding("disk-low/index", node, message, curl("/_cat/allocation?v"))
     for index in facts.blocked:
         message = f"index {index} is blocked."
         yield finding("index-blocked", index, message, curl(f"/{index}/_settings/index.blocks.*"))

@@ -43,21 +43,21 @@ def check_info(sink: str, url: str, info: Info) -> Iterator[Finding]:
     version = str(info.get("redis_version", OLDEST))
     if int(version.split(".", maxsplit=1)[0]) < OLDEST:
         message = f"the server speaks Redis {version}; {OLDEST} is the oldest that is supported."
-        yield finding("cache-too-old", "redis_version", message, "INFO server")
+        yield finding("sink-unfit/redis", "redis_version", message, "INFO server")
     if info.get("redis_mode") == "cluster":
         message = "the server is a cluster, whose nodes aren't asked, and whose databases can't be switched."
-        yield finding("cache-clustered", "cluster-enabled", message, "INFO cluster")
+        yield finding("sink-unfit/cluster", "cluster-enabled", message, "INFO cluster")
     if info.get("role") == "slave":
         message = "the server is a replica, which takes no writes."
-        yield finding("cache-replica", "role", message, "INFO replication")
+        yield finding("sink-unfit/replica", "role", message, "INFO replication")
     policy = str(info.get("maxmemory_policy", "noeviction"))
     if policy != "noeviction":
         message = f"maxmemory-policy is {policy}: rows may vanish without a word."
-        yield finding("cache-evicts", "maxmemory-policy", message, NO_EVICTION)
+        yield finding("setting-differs/maxmemory-policy", "maxmemory-policy", message, NO_EVICTION)
     used, limit = int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))
     if limit and used > FULL * limit:
         message = f"{used / limit:.0%} of maxmemory is used."
-        yield finding("cache-memory-high", "maxmemory", message, "INFO memory")
+        yield finding("memory-low/cache", "maxmemory", message, "INFO memory")
     if "err" in (info.get("aof_last_write_status"), info.get("rdb_last_bgsave_status")):
         message = "the server can't save to its disk, and may refuse writes."
         yield finding("cache-save-failing", "persistence", message, "INFO persistence")

@@ -298,7 +298,7 @@ def test_views_that_have_missed_something(broker: Broker) -> None:
         for flaw in listed:
             finding = flaw.finding(table.qualified)
             stopped = ("view-stopped", f"Kafka -> {flaw.sink}")
-            moved = ("topic-partitions", "Kafka")
+            moved = ("topic-unfit", "Kafka")
             assert (finding.code, finding.hop) == (moved if flaw.kind == "partitions" else stopped)
         return {flaw.hint.split("rebuild ")[1].split()[0]: flaw.kind for flaw in listed}
 
@@ -340,7 +340,7 @@ def test_what_is_found_is_told(capsys: pytest.CaptureFixture[str]) -> None:
         "replayable",
         "19,850",
         "99%",
-        "(values-lost)",
+        "(records-incomplete)",
         "(records-unreadable)",
         "123 rows",
         ": 0, 1, 2, 3, 4 and more",

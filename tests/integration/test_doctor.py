@@ -25,6 +25,7 @@ from cdc.errors import SourceError
 from cdc.kafka.clients import kafka
 from cdc.kafka.topics import Topics
 from cdc.model.finding import Finding, Severity, only_looks
+from cdc.model.finding_codes import KINDS, code_of
 from cdc.observe.collection import collect
 from cdc.observe.diagnosis import diagnose
 from cdc.observe.status import Status
@@ -38,11 +39,6 @@ from tests.support.shop import Shop
 from tests.support.verbs import run_verb
 from tests.support.wait import wait_until
 
-REFUSED = (
-    *("role-unfit", "role-unreadable", "publication-incomplete", "publication-partial"),
-    *("identity-without-key", "table-refused", "heartbeat-row-missing"),
-)
-"""Faults that `register` refuses, and calls what the doctor calls them."""
 MISCONFIGURED = {
     "slot.drop.on.stop": "true",
     "tombstones.on.delete": "false",
@@ -51,10 +47,6 @@ MISCONFIGURED = {
     "include.unknown.datatypes": "false",
     "heartbeat.interval.ms": "0",
 }
-MISCONFIGURED_CODES = (
-    *("connector-drops-slot", "connector-skips-tombstones", "connector-rounds-numbers"),
-    *("connector-snapshot-mode", "connector-leaves-out-columns", "connector-without-heartbeat"),
-)
 WITHOUT_A_RUN = ("sink-not-running", "sink-behind")
 """What `status` says of each destination here: there is no run, and none is needed."""
 
@@ -79,25 +71,23 @@ class Clinic:
         findings = self.examine(**settings)
         assert all(finding.fix and finding.why for finding in findings)
         # The machine that runs the tests isn't what is tested.
-        machine_codes = ("memory-low", "state-disk-low", "warehouse-disk-low", "source-disk-low")
-        crowded = ("index-disk-high", "slot-of-others-idle")
         return [
             finding
             for finding in findings
             if finding.severity is not Severity.INFO
-            and finding.code not in (*machine_codes, *crowded)
+            and finding.code not in ("memory-low", "disk-low", "log-held")
         ]
 
     def troubles(self, **settings: Any) -> list[str]:
-        return [finding.code for finding in self.look(**settings)]
+        return list(map(name_of, self.look(**settings)))
 
     def sql(self, *statements: str) -> None:
         for statement in statements:
             self.shop.conn.execute(statement.encode())
 
     def advice(self, doctor: Sequence[Finding] | None = None) -> dict[str, str]:
-        """What doctor and status print next to each finding above a remark, by code, but for those
-        of runs. For one code both begin with the same command. `doctor` has what doctor finds, where
+        """What doctor and status print next to each finding above a remark, by name, but for those
+        of runs. For one name both begin with the same command. `doctor` has what doctor finds, where
         it was asked already.
         """
         doctor = self.look() if doctor is None else doctor
@@ -105,7 +95,7 @@ class Clinic:
         for finding in (*doctor, *self.status()):
             if finding.severity is Severity.INFO or finding.code in WITHOUT_A_RUN:
                 continue
-            fix = fixes.setdefault(finding.code, finding.fix)
+            fix = fixes.setdefault(name_of(finding), finding.fix)
             assert first_command(fix) == first_command(finding.fix)
         return fixes
 
@@ -150,20 +140,25 @@ class Clinic:
                 assert [program, *words[:2]] == ["cdc", "-p", "FILE"]
                 self.cdc(*words[2:])
 
-    def carry_out_advice(self, ignored: Collection[str] = ()) -> list[str]:
+    def carry_out_advice(self, ignored: Collection[str] = ()) -> list[Finding]:
         """Check that all findings of one fault begin with one command, looks aside, and run what
-        the first of them says. Return the codes of doctor's findings, see `troubles`.
+        the first of them says. Return doctor's findings, see `look`.
         """
         findings = self.look()
         advice = {
-            code: fix
-            for code, fix in self.advice(findings).items()
-            if code not in ignored and not only_looks(fix)
+            name: fix
+            for name, fix in self.advice(findings).items()
+            if name not in ignored and not only_looks(fix)
         }
         assert len(set(map(first_command, advice.values()))) <= 1, advice
         for fix in [*advice.values()][:1]:
             self.carry_out(fix)
-        return [finding.code for finding in findings]
+        return findings
+
+
+def name_of(finding: Finding) -> str:
+    """Name a finding by its code, or by the setting that differs."""
+    return finding.subject if finding.code == "setting-differs" else finding.code
 
 
 def first_command(fix: str) -> str:
@@ -209,46 +204,51 @@ def test_the_doctor_before_and_after_register(clinic: Clinic) -> None:
     assert clinic.troubles() == []
     role = shop.pipeline.replication_user
     faults = {
-        "role-unfit": f"ALTER ROLE {role} NOREPLICATION",
-        "role-superuser": f"ALTER ROLE {role} SUPERUSER",
-        "role-unreadable": f"REVOKE SELECT ON shop.orders FROM {role}",
-        "row-security": "ALTER TABLE shop.orders ENABLE ROW LEVEL SECURITY",
-        "publication-incomplete": f"ALTER PUBLICATION {name} DROP TABLE shop.orders",
-        "publication-partial": f"ALTER PUBLICATION {name} SET (publish = 'insert')",
-        "identity-partial": "ALTER TABLE shop.orders REPLICA IDENTITY DEFAULT",
-        "identity-without-key": "ALTER TABLE shop.counters REPLICA IDENTITY NOTHING",
-        "table-refused": "ALTER TABLE shop.counters DROP CONSTRAINT counters_pkey",
-        "truncation-unwatched": "ALTER TABLE shop.orders DISABLE TRIGGER USER",
-        "heartbeat-row-missing": f"DELETE FROM cdc.heartbeat WHERE pipeline = '{name}'",
+        ("role-unfit", "lacks LOGIN or REPLICATION"): f"ALTER ROLE {role} NOREPLICATION",
+        ("role-unfit/superuser", "is a superuser"): f"ALTER ROLE {role} SUPERUSER",
+        ("role-unfit", "may not read"): f"REVOKE SELECT ON shop.orders FROM {role}",
+        ("row-security", "hide rows"): "ALTER TABLE shop.orders ENABLE ROW LEVEL SECURITY",
+        ("publication-differs", "lacks"): f"ALTER PUBLICATION {name} DROP TABLE shop.orders",
+        (
+            "publication-differs",
+            "leaves out operations",
+        ): f"ALTER PUBLICATION {name} SET (publish = 'insert')",
+        ("identity-unfit/partial", "TOAST"): "ALTER TABLE shop.orders REPLICA IDENTITY DEFAULT",
+        ("identity-unfit", "lacks the key"): "ALTER TABLE shop.counters REPLICA IDENTITY NOTHING",
+        ("table-refused", "no primary key"): (
+            "ALTER TABLE shop.counters DROP CONSTRAINT counters_pkey"
+        ),
+        ("trigger-missing/truncation", "TRUNCATE"): (
+            "ALTER TABLE shop.orders DISABLE TRIGGER USER"
+        ),
+        ("control-missing", "has no row"): f"DELETE FROM cdc.heartbeat WHERE pipeline = '{name}'",
     }
-    codes, refusals = {}, {}
     with Connect(shop.connect) as connect:
         # A stopped connector: faults of Postgres don't end its task, nor does it mend them.
         connect.stop(name)
-    for code, plant in faults.items():
+    for (key, words), plant in faults.items():
         clinic.sql(plant)
-        if code in REFUSED:
+        if KINDS[key].severity == Severity.DOWN:
             with pytest.raises(SourceError) as refused:
                 shop.register()
-            refusals[code] = refused.value.code
-        codes[code] = clinic.carry_out_advice({"connector-stopped"})
-        if code == "table-refused":
+            assert refused.value.code == key
+        (finding,) = clinic.carry_out_advice({"connector-stopped"})
+        assert (finding.code, finding.why) == (code_of(key), KINDS[key].why)
+        assert words in finding.message
+        if key == "table-refused":
             # The advice has a place for columns, which a person chooses.
             (refused_table,) = clinic.examine()[:1]
             assert only_looks(refused_table.fix)
             assert "ALTER TABLE shop.counters ADD PRIMARY KEY (...)" in refused_table.message
             clinic.sql("ALTER TABLE shop.counters ADD PRIMARY KEY (id)")
-        assert (code, clinic.troubles()) == (code, [])
-    assert codes == {code: [code] for code in faults}
-    assert refusals == {code: code for code in REFUSED}
-    assert clinic.troubles() == []
+        assert (key, clinic.troubles()) == (key, [])
 
 
 def test_what_is_advised_about_topics_ends_it(clinic: Clinic) -> None:
     """After each fix the topic has all rows: the finding alone would also go with an empty topic."""
     clinic.shop.migrate()
     clinic.shop.register()
-    pipeline, codes = clinic.shop.pipeline, {}
+    pipeline = clinic.shop.pipeline
     topic = pipeline.topic("shop.counters")
 
     def set_to(setting: str, value: str) -> Callable[[Topics], None]:
@@ -264,27 +264,29 @@ def test_what_is_advised_about_topics_ends_it(clinic: Clinic) -> None:
             admin.delete_records({kafka.TopicPartition(topic, 0): 3})
         topics.override({topic: {"cleanup.policy": "compact"}})
 
-    faults: dict[str, Callable[[Topics], None]] = {
-        "topic-retention": set_to("delete.retention.ms", "1000"),
-        "topic-compaction-lag": set_to("min.compaction.lag.ms", "1000"),
-        "topic-small-records": set_to("max.message.bytes", "1000"),
-        "topic-policy": set_to("cleanup.policy", "delete"),
-        "topic-partitions": split,
-        "topic-truncated": cut,
-        "topic-missing": lambda topics: topics.remove([topic]),
+    faults: dict[tuple[str, str], Callable[[Topics], None]] = {
+        **{
+            (f"setting-differs/{setting}", f"{setting} of {topic}"): set_to(setting, "1000")
+            for setting in ("delete.retention.ms", "min.compaction.lag.ms", "max.message.bytes")
+        },
+        ("topic-unfit/policy", topic): set_to("cleanup.policy", "delete"),
+        ("topic-unfit/partitions", topic): split,
+        ("topic-unfit/truncated", topic): cut,
+        ("topic-missing", topic): lambda topics: topics.remove([topic]),
     }
     expected = {key for (key,) in clinic.shop.conn.execute("SELECT id FROM shop.counters")}
     with Topics(pipeline.kafka) as topics:
-        for code, plant in faults.items():
+        for (key, subject), plant in faults.items():
             plant(topics)
-            codes[code] = clinic.carry_out_advice()
-            assert (code, clinic.troubles()) == (code, [])
+            (finding,) = clinic.carry_out_advice()
+            assert (finding.code, finding.subject) == (code_of(key), subject)
+            assert finding.why == KINDS[key].why
+            assert (key, clinic.troubles()) == (key, [])
             wait_until(
                 lambda: clinic.shop.rows("shop.counters").keys() == expected,
                 20,
-                f"all rows are in the topic after the fix of {code}",
+                f"all rows are in the topic after the fix of {key}",
             )
-    assert codes == {code: [code] for code in faults}
 
 
 def _index(clinic: Clinic, method: str, path: str, body: Any = None) -> None:
@@ -306,7 +308,7 @@ def test_the_doctor_on_destinations_and_on_servers_that_are_away(clinic: Clinic)
     cache = redis.Redis.from_url(clinic.endpoints.redis)
     policy = str(cache.config_get("maxmemory-policy")["maxmemory-policy"])
     note(
-        "cache-evicts",
+        "maxmemory-policy",
         lambda: cache.config_set("maxmemory-policy", "allkeys-lru"),
         lambda: cache.config_set("maxmemory-policy", policy),
     )
@@ -314,8 +316,8 @@ def test_the_doctor_on_destinations_and_on_servers_that_are_away(clinic: Clinic)
     with server_of(clinic.folder / "state", "--maxmemory-policy", "allkeys-lru") as url:
         state = Redis(type="redis", url=url, prefix="shop")
         evicting = clinic.troubles(state=state), clinic.examine(state=state)
-    assert evicting[0] == ["cache-evicts"]
-    assert [part.message for part in evicting[1] if part.code == "cache-evicts"] == [
+    assert evicting[0] == ["maxmemory-policy"]
+    assert [part.message for part in evicting[1] if part.subject == "maxmemory-policy"] == [
         "documents: maxmemory-policy is allkeys-lru: rows may vanish without a word."
     ]
     assert clinic.troubles(state=state) == ["sink-unreachable"]
@@ -326,7 +328,7 @@ def test_the_doctor_on_destinations_and_on_servers_that_are_away(clinic: Clinic)
         lambda: _index(clinic, "DELETE", alias),
     )
     warehouse = clinic.folder / "warehouse"
-    note("warehouse-read-only", lambda: warehouse.write_text("no folder"), warehouse.unlink)
+    note("sink-unfit", lambda: warehouse.write_text("no folder"), warehouse.unlink)
     assert codes == {code: [code] for code in codes}
 
     dsn = shop.pipeline.source.dsn
@@ -348,13 +350,13 @@ def test_what_status_advises_about_the_capture_ends_it(clinic: Clinic) -> None:
     with Connect(shop.connect) as connect:
         config = connect.config(name)
         assert config is not None
-        for code, setting, value in (
-            ("connector-skips-errors", "errors.tolerance", "all"),
+        for found, setting, value in (
+            ("errors.tolerance", "errors.tolerance", "all"),
             ("connector-differs", "max.batch.size", "100"),
         ):
             connect.put(name, {**config, setting: value})
-            assert clinic.carry_out_advice() == [code]
-            assert (code, clinic.troubles()) == (code, [])
+            assert [*map(name_of, clinic.carry_out_advice())] == [found]
+            assert (found, clinic.troubles()) == (found, [])
 
         def lose_slot() -> None:
             connect.stop(name)
@@ -370,23 +372,23 @@ def test_what_status_advises_about_the_capture_ends_it(clinic: Clinic) -> None:
                 {"connector-stopped"},
             ),
             "stopped": (lambda: connect.stop(name), {"connector-stopped"}),
-            "deleted": (lambda: connect.delete(name), {"connector-missing"}),
-            "no slot": (lose_slot, {"connector-stopped", "slot-missing"}),
-            "settings": (misconfigure, {"connector-stopped", *MISCONFIGURED_CODES}),
+            "deleted": (lambda: connect.delete(name), {"connector-stopped"}),
+            "no slot": (lose_slot, {"connector-stopped", "slot-lost"}),
+            "settings": (misconfigure, {"connector-stopped", *MISCONFIGURED}),
             "no publication": (
                 lambda: clinic.sql(f"DROP PUBLICATION {name}"),
-                {"publication-missing"},
+                {"publication-differs"},
             ),
         }
         for fault, (plant, expected) in faults.items():
             plant()
 
-            def advised(codes: set[str] = expected) -> dict[str, str] | None:
-                """The advice once it has these codes alone: on a busy machine a healthy server may
+            def advised(names: set[str] = expected) -> dict[str, str] | None:
+                """The advice once it has these names alone: on a busy machine a healthy server may
                 once give no answer in time.
                 """
                 advice = clinic.advice()
-                return advice if advice.keys() == codes else None
+                return advice if advice.keys() == names else None
 
             advice = wait_until(advised, 20, f"advice about {fault} alone")
             assert advice
@@ -428,7 +430,7 @@ def test_a_statement_that_is_advised_fits_names_in_upper_case_and_ends_its_findi
 
     def findings() -> dict[str, Finding]:
         facts = read_source(conn, capturing.pipeline, connected=False)
-        return {finding.code: finding for finding in check_source(facts)}
+        return {name_of(finding): finding for finding in check_source(facts)}
 
     def run(fix: str) -> None:
         for statement in filter(None, map(str.strip, fix.split(";"))):
@@ -444,14 +446,15 @@ def test_a_statement_that_is_advised_fits_names_in_upper_case_and_ends_its_findi
         "SELECT pg_reload_conf()",
     ):
         conn.execute(statement.encode())
-    codes = {"table-unlogged", "row-security", "slot-idle-limit", "slot-unlimited"}
+    limits = ("idle_replication_slot_timeout", "max_slot_wal_keep_size")
+    names = {"table-unlogged", "row-security", *limits}
     try:
-        wait_until(lambda: codes <= findings().keys(), 20, "the faults are seen")
-        for code in codes:
-            run(findings()[code].fix)
-        wait_until(lambda: not codes & findings().keys(), 20, "the fixes have ended them")
+        wait_until(lambda: names <= findings().keys(), 20, "the faults are seen")
+        for name in names:
+            run(findings()[name].fix)
+        wait_until(lambda: not names & findings().keys(), 20, "the fixes have ended them")
     finally:
-        for setting in ("idle_replication_slot_timeout", "max_slot_wal_keep_size"):
+        for setting in limits:
             conn.execute(f"ALTER SYSTEM RESET {setting}".encode())
         conn.execute("SELECT pg_reload_conf()")
     # No other policy undoes a restrictive one.

@@ -65,7 +65,7 @@ def test_what_is_captured_is_decided_once(
         return [
             finding["message"]
             for finding in cdc("status", code=None)["findings"]
-            if finding["code"] == "tables-waiting"
+            if finding["code"] == "file-changed"
         ]
 
     assert captured() == CAPTURED

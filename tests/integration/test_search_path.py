@@ -131,7 +131,7 @@ def test_no_statement_of_ours_meets_them(
         codes = {
             finding.code
             for finding in check_source(read_source(conn, shop, connected=False))
-            if finding.code.startswith(("role", "publication", "table", "identity", "truncation"))
+            if finding.code.startswith(("role", "publication", "table", "identity", "trigger"))
         }
         assert codes == set()
     assert collect(shop, positions={}).definitions == "event triggers"

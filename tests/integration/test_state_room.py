@@ -87,7 +87,8 @@ def test_a_build_is_refused_by_far_warned_of_by_a_little_and_else_nothing(
     while used_memory(server) < int(words[-1]) - 1_000_000:
         server.rpush("ballast", b"x" * 50_000)
     warning = lack(history)
-    assert (warning.code, warning.fix.split()[-2]) == ("state-will-not-fit", "maxmemory")
+    assert (warning.code, warning.severity) == ("state-too-large", "warning")
+    assert warning.fix.split()[-2] == "maxmemory"
     server.delete("ballast")
     history.settle()
     # A state that is there isn't refused, whatever it takes.
@@ -172,18 +173,18 @@ def test_plan_and_doctor_tell_it_before_a_run(shop: Shop, verb: tuple[Verb, str]
 
     def told() -> tuple[list[str], list[str]]:
         planned = [part["what"] for part in run("plan")["refused"]]
-        codes = [finding["code"] for finding in run("doctor")["findings"]]
-        of_state = [code for code in codes if code.startswith("state-") and "disk" not in code]
+        findings = run("doctor")["findings"]
+        of_state = [part["severity"] for part in findings if part["code"] == "state-too-large"]
         return planned, of_state
 
     assert told() == ([], [])
     with redis.Redis.from_url(url) as server:
         server.config_set("maxmemory", 2_000_000)
-        (planned,), codes = told()
+        (planned,), severities = told()
         assert "doesn't fit into the server" in planned
-        assert codes == ["state-too-large"]
+        assert severities == ["down"]
         # Without what the server itself takes.
         server.config_set("maxmemory", needed(planned))
-        assert told() == ([], ["state-will-not-fit"])
+        assert told() == ([], ["warning"])
         server.config_set("maxmemory", 100_000_000)
         assert told() == ([], [])

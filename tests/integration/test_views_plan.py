@@ -306,7 +306,7 @@ views:
         for column in view.columns
     )
     search.prepare(replace(view, columns=former))
-    (unfit,) = found("view-unfit")
+    (unfit,) = found("table-waiting")
     assert unfit["subject"] == "view.order_docs"
     assert ["view.order_docs" in refusal["what"] for refusal in cdc("plan")["refused"]] == [True]
     search.clear(view)

@@ -288,7 +288,7 @@ def test_deletes_that_name_no_row_are_made_up_for(world: "World") -> None:
             "UPDATE items SET id = 30 WHERE id = 6",
         )
         wait_until(lambda: "lacks the key" in str(aside(world)), 60, "the table to wait")
-        assert "identity-without-key" in world.cdc("doctor", code=4).stdout
+        assert "identity-unfit" in world.cdc("doctor", code=4).stdout
         world.sql("INSERT INTO others VALUES (1)")
         world.cdc("migrate")
         equal_soon(world)

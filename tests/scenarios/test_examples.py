@@ -87,7 +87,7 @@ def test_balances_outlive_their_events(world: "World") -> None:
         )
         findings = world.json("doctor", code=4)["findings"]
         fixes = {finding["code"]: finding["fix"] for finding in findings}
-        assert fixes["events-unguarded"] == "cdc -p FILE migrate"
+        assert fixes["trigger-missing"] == "cdc -p FILE migrate"
         wait_until(lambda: refused(world), 60, "the update in quarantine")
         assert {entry["reason"] for entry in refused(world)} == {"it changes an event"}
         assert balances(world) == kept_by_commands(world)

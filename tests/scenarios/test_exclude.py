@@ -75,9 +75,7 @@ def test_values_come_and_go_with_the_file(world: "World") -> None:
         world.cdc("run", code=2).stderr.replace("-p FILE ", "").split()
     )
     (finding,) = (
-        finding
-        for finding in world.json("status")["findings"]
-        if finding["code"] == "settings-changed"
+        finding for finding in world.json("status")["findings"] if finding["code"] == "file-changed"
     )
     assert "`exclude` of public.items" in finding["message"]
     world.write_file("{table: public.items, partitions: 1, exclude: [secret]}")

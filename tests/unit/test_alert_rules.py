@@ -16,7 +16,7 @@ from prometheus_client.core import Metric
 
 from cdc.apply.progress import Progress, RunState
 from cdc.model.finding import Severity
-from cdc.model.finding_codes.status import STATUS
+from cdc.model.finding_codes import STATUS, code_of
 from cdc.observe.diagnosis import diagnose
 from cdc.observe.run_endpoint import PublishedState
 from cdc.observe.sampler import Sample, Sampler
@@ -126,10 +126,10 @@ def test_an_incident_is_one_alert(incident: str) -> None:
     assert _alerts(_series(published.collect())) == alerts
 
 
-@pytest.mark.parametrize("code", STATUS)
-def test_each_finding_but_a_remark_is_of_one_rule(code: str) -> None:
-    kind = STATUS[code]
-    labels = {"code": code, "severity": kind.severity, "hop": kind.hop}
+@pytest.mark.parametrize("key", STATUS)
+def test_each_finding_but_a_remark_is_of_one_rule(key: str) -> None:
+    kind = STATUS[key]
+    labels = {"code": code_of(key), "severity": kind.severity, "hop": kind.hop}
     finding = frozenset({"__name__": "cdc_findings", **labels}.items())
     count = len(_alerts({finding: [(number * STEP_S, 1.0) for number in range(31)]}))
     assert count == (0 if kind.severity == Severity.INFO else 1)

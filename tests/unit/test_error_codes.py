@@ -7,20 +7,20 @@ from collections.abc import Iterator
 import pytest
 
 from cdc.cli.console import Documents, print_error, print_failure
-from cdc.errors import CdcError, KafkaUnavailable, SourceError, SourceUnavailable
-from cdc.model.finding_codes.catalogue import CODES
+from cdc.errors import CdcError, KafkaUnavailable, RecordRefused, SourceError, SourceUnavailable
+from cdc.model.finding_codes import KINDS
 from tests.support.pages import ROOT
 
 MISSING = SourceError(
     "There is no publication shop.",
     hint="cdc -p FILE migrate",
-    code="publication-missing",
+    code="publication-differs",
     publication="shop",
 )
 
 
-def codes_of_errors() -> Iterator[str]:
-    """Every code that is written down beside an error."""
+def keys_of_errors() -> Iterator[str]:
+    """Every key that is written down beside an error."""
     for folder in ("cdc", "connectors", "migrations", "sinks"):
         for path in (ROOT / folder).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text())):
@@ -32,11 +32,11 @@ def codes_of_errors() -> Iterator[str]:
 
 
 def test_every_code_of_an_error_is_in_the_catalogue() -> None:
-    codes = set(codes_of_errors())
-    assert {"publication-missing", "table-refused", "topic-policy", "row-security"} <= codes
-    assert codes - set(CODES) == set()
+    codes = set(keys_of_errors())
+    assert {"publication-differs", "table-refused", "topic-unfit/policy", "row-security"} <= codes
+    assert codes - set(KINDS) == set()
     classes: list[type[CdcError]] = [CdcError, *_below(CdcError)]
-    assert {cls.code for cls in classes if cls.code} <= set(CODES)
+    assert {cls.code for cls in classes if cls.code} <= set(KINDS)
 
 
 def _below(cls: type[CdcError]) -> Iterator[type[CdcError]]:
@@ -51,18 +51,26 @@ def test_a_class_has_the_code_of_its_errors() -> None:
     assert SourceError("Odd.", hint="look").code is None
 
 
+def test_people_see_the_code_without_its_case(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cdc.cli.console.documents", Documents())
+    print_error(RecordRefused("Too large.", hint="look"))
+    assert "Too large. (setting-differs)" in capsys.readouterr().err
+
+
 def test_people_and_programs_get_the_finding(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cdc.cli.console.documents", Documents())
     print_error(MISSING)
-    assert "There is no publication shop. (publication-missing)" in capsys.readouterr().err
+    assert "There is no publication shop. (publication-differs)" in capsys.readouterr().err
     print_failure(MISSING)
     document = json.loads(capsys.readouterr().out)
     assert document["error"]["exit_code"] == 4
     finding = document["finding"]
     assert (finding["code"], finding["subject"], finding["severity"]) == (
-        "publication-missing",
+        "publication-differs",
         "shop",
         "down",
     )

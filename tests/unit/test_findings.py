@@ -18,13 +18,14 @@ from cdc.model.finding import (
     exit_code,
     find,
     find_error,
+    find_setting,
     folded,
     is_command,
     only_looks,
     verdict,
     worst_first,
 )
-from cdc.model.finding_codes.catalogue import CODES
+from cdc.model.finding_codes import CODES, KINDS, SETTINGS
 from cdc.observe.diagnosis import diagnose, document, slow_hop
 from cdc.observe.status import SinkStatus, Status, ViewStatus
 from docs.generate import FOLDER
@@ -40,6 +41,16 @@ def test_every_code_has_a_page_and_every_page_a_code() -> None:
     assert pages == set(CODES)
     listed = re.findall(r"^\| \[([a-z-]+)\]", (RUNBOOKS / "index.md").read_text(), re.MULTILINE)
     assert listed == list(CODES)
+    assert len(CODES) <= 70
+
+
+@pytest.mark.parametrize("key", SETTINGS)
+def test_the_page_of_settings_has_each_with_what_comes_of_it(key: str) -> None:
+    setting = key.removeprefix("setting-differs/").partition("=")[0]
+    kind = KINDS[key]
+    rows = (RUNBOOKS / "setting-differs.md").read_text().splitlines()
+    (row,) = [row for row in rows if row.startswith(f"| `{setting}`") and kind.why in row]
+    assert f"| {kind.severity} |" in row
 
 
 @pytest.mark.parametrize("code", CODES)
@@ -90,13 +101,13 @@ HINTS = {
 }
 
 
-@pytest.mark.parametrize("code", CODES)
-def test_the_fix_of_every_code_is_a_command_whatever_the_hint(code: str) -> None:
+@pytest.mark.parametrize("key", KINDS)
+def test_the_fix_of_every_case_is_a_command_whatever_the_hint(key: str) -> None:
     """The sentence of a hint is in the message: a page copies `fix`, a webhook passes it on."""
     for hint, (sentence, command) in HINTS.items():
-        made = find_error(code, "t", CdcError("It is full.", hint=hint))
+        made = find_error(key, "t", CdcError("It is full.", hint=hint))
         assert is_command(made.fix), hint
-        decision = CODES[code].decision if only_looks(made.fix) and not sentence else ""
+        decision = KINDS[key].decision if only_looks(made.fix) and not sentence else ""
         assert made.message == f"It is full.{sentence} {decision}".rstrip()
         assert command in (None, made.fix)
 
@@ -146,6 +157,12 @@ def test_findings_that_are_alike_are_one_line() -> None:
     assert line.count == 40
     assert "39 more like it" in line.message
     assert second_line.code == "sink-behind"
+
+
+def test_settings_are_alike_only_where_the_same_comes_of_them() -> None:
+    names = ("delete.retention.ms", "min.compaction.lag.ms", "delete.retention.ms")
+    lines = folded([find_setting(name, "It is off.", "cdc -p FILE topics") for name in names])
+    assert [line.count for line in lines] == [2, 1]
 
 
 def wide_status() -> Status:

@@ -20,7 +20,7 @@ from cdc.doctor.source_facts import TableFacts
 from cdc.errors import CdcError
 from cdc.kafka.log_refusals import check_shape, missing_topic, refuse_gap, unfilled_topic
 from cdc.model.finding import LOOK_AGAIN, Finding, find, find_error, is_command, only_looks
-from cdc.model.finding_codes.catalogue import CODES
+from cdc.model.finding_codes import KINDS, code_of
 from cdc.model.generation import GENERATION
 from cdc.model.obstacle import Obstacle
 from cdc.model.position import Position, Server
@@ -61,19 +61,22 @@ SHOP = pipeline(
 REGISTERED = Registration(Server("1", 1), tables={TABLE: Captured()})
 RUNNING = Status("shop", ConnectorStatus("RUNNING", ("RUNNING",), None))
 WORDED = (
-    *("postgres-too-old", "wal-level", "source-encoding", "table-refused", "publication-foreign"),
-    *("spark-missing", "machine-unreadable", "registration-unreadable", "sink-unreachable"),
+    *("source-unfit/version", "source-unfit/encoding", "setting-differs/wal_level"),
+    *("table-refused", "publication-foreign", "machine-unfit/spark", "machine-unfit"),
+    *("registration-unreadable", "sink-unreachable"),
     *("sink-waiting", "another-server", "server-promoted", "tables-undecided", "table-slipped"),
     *("view-stopped", "clock-stands", "records-unreadable", "changes-incomplete", "row-security"),
 )
-"""Codes whose hint differs from case to case, and is in words: they are in the message."""
+"""Keys whose hint differs from time to time, and is in words: they are in the message."""
+KEYS = {(code_of(key), kind.why): key for key, kind in KINDS.items()}
+"""Keys by what a finding has of them."""
 REMADE = "cdc -p FILE topics renew --table public.orders, then cdc -p FILE run"
 
 ELSEWHERE = {
     "view-refused": "tests/integration/test_view_checks.py",
     "documents-waiting": "tests/scenarios/test_document_failures.py",
 }
-"""Codes that take servers to be made, by the test that has them."""
+"""Keys that take servers to be made, by the test that has them."""
 
 
 def of_sink(**fields: object) -> Status:
@@ -132,9 +135,9 @@ def of_status() -> Iterator[Finding]:
 def of_registration() -> Iterator[Finding]:
     yield raised("another-server", registrations.refuse_another, REGISTERED, Server("2", 1), SHOP)
     yield raised("server-promoted", registrations.refuse_promoted, REGISTERED, Server("1", 2), SHOP)
-    yield raised("settings-changed", registrations.refuse_changed, REGISTERED, SHOP)
-    yield raised("pattern-meaningless", registrations.refuse_meaningless, [TABLE], SHOP)
-    yield raised("tables-waiting", registrations.refuse_waiting, REGISTERED, ["app.new"])
+    yield raised("file-changed", registrations.refuse_changed, REGISTERED, SHOP)
+    yield raised("tables-undecided/pattern", registrations.refuse_meaningless, [TABLE], SHOP)
+    yield raised("file-changed/tables", registrations.refuse_waiting, REGISTERED, ["app.new"])
     yield raised("tables-undecided", catalog.choose_tables, SHOP, [])
     keyless = [catalog.Candidate("app", "a"), catalog.Candidate("app", "b", keyed=False)]
     choice = catalog.choose_tables(SHOP, keyless)
@@ -171,11 +174,10 @@ def of_log() -> Iterator[Finding]:
     yield find_error("topic-missing", TABLE, missing_topic(table.topic))
     for name in (TABLE, "cdc.ddl", "cdc.heartbeat"):
         for code, partitions, policy in (
-            ("topic-partitions", 2, "compact"),
-            ("topic-policy", 1, "delete"),
+            ("topic-unfit/partitions", 2, "compact"),
+            ("topic-unfit/policy", 1, "delete"),
         ):
             yield raised(code, check_shape, f"shop.{name}", 1, partitions, policy)
-    yield find_error("view-unfit", TABLE, SchemaMismatch(table, "cache"), sink="cache")
     yield find_error("table-waiting", TABLE, SchemaMismatch(table, "cache"), sink="cache")
 
 
@@ -196,9 +198,8 @@ def of_servers_away(folder: Path) -> Iterator[Finding]:
     yield from Examination(SHOP, sinks, folder).findings()
     positions = {"cache": position_by_table(sinks[0].position)}
     yield from collect(SHOP, positions=positions).findings
-    for part in ("machine", "registration"):
-        error = classify(OSError("no"), part, "cdc -p FILE doctor")
-        yield find_error(f"{part}-unreadable", part, error)
+    for key in ("machine-unfit", "registration-unreadable"):
+        yield find_error(key, key, classify(OSError("no"), key, "cdc -p FILE doctor"))
 
 
 @pytest.fixture(scope="module")
@@ -215,8 +216,13 @@ def findings(tmp_path_factory: pytest.TempPathFactory) -> tuple[Finding, ...]:
     )
 
 
-def test_there_is_a_finding_of_every_code(findings: tuple[Finding, ...]) -> None:
-    assert set(CODES) - {finding.code for finding in findings} == set(ELSEWHERE)
+def key_of(finding: Finding) -> str:
+    return KEYS[finding.code, finding.why]
+
+
+def test_there_is_a_finding_of_every_case(findings: tuple[Finding, ...]) -> None:
+    assert set(KINDS) - set(map(key_of, findings)) == set(ELSEWHERE)
+    assert len(KEYS) == len(KINDS)
 
 
 def test_what_is_advised_can_be_typed(findings: tuple[Finding, ...]) -> None:
@@ -234,11 +240,12 @@ def test_what_is_advised_can_be_typed(findings: tuple[Finding, ...]) -> None:
 def test_what_a_command_does_not_end_a_person_decides(findings: tuple[Finding, ...]) -> None:
     silent = set()
     for finding in findings:
-        decision = CODES[finding.code].decision
+        key = key_of(finding)
+        decision = KINDS[key].decision
         if only_looks(finding.fix) and not (decision and decision in finding.message):
             sentences = re.findall(r"[.:;?] +\w", finding.message)
-            if not (finding.code in WORDED and sentences):
-                silent.add((finding.code, finding.message, finding.fix))
+            if not (key in WORDED and sentences):
+                silent.add((key, finding.message, finding.fix))
     assert silent == set()
 
 

@@ -177,7 +177,7 @@ def test_a_state_that_will_not_fit_is_a_risk_while_it_is_built() -> None:
     loading = replace(LOADING, waiting={"a": 9 * ROWS}, applied={"a": ROWS})
     status = replace(good_status(documents=loading), findings=())
     (finding,) = diagnose(status).findings
-    assert (finding.code, finding.severity) == ("state-will-not-fit", "warning")
+    assert (finding.code, finding.severity) == ("state-too-large", "warning")
     assert "uses about 38 MiB, and maxmemory is 19 MiB" in finding.message
     for limit in (2001 * ROWS, None):
         fitting = replace(loading, limit_bytes=limit)

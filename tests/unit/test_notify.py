@@ -23,7 +23,9 @@ BEHIND = find("sink-behind", "cache", "Kafka -> cache is slow.", "cdc -p FILE ru
 LATE = find("heartbeat-late", "shop", "Nothing comes.", "cdc -p FILE register")
 AT_RISK = find("slot-at-risk", "shop", "The slot goes.", "cdc -p FILE run")
 AWAY = find("kafka-unreachable", "kafka", "Kafka is away.", "cdc -p FILE register")
-UNLIMITED = find("slot-unlimited", "shop", "No limit.", "ALTER SYSTEM SET a = 1;")
+UNLIMITED = find(
+    "setting-differs/max_slot_wal_keep_size", "shop", "No limit.", "ALTER SYSTEM SET a = 1;"
+)
 OPENED = ("opened", "sink-behind")
 CLOSED = ("closed", "sink-behind")
 Look = tuple[float, tuple[Finding, ...]]

@@ -13,7 +13,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from cdc.apply.progress import OTHERS, Progress, RunState
-from cdc.model.finding_codes.catalogue import CODES
+from cdc.model.finding_codes import CODES
 from cdc.model.generation import generation_time
 from cdc.model.outcome import Applied
 from cdc.observe import run_endpoint

@@ -15,7 +15,7 @@ import pytest
 
 from cdc.errors import KafkaUnavailable, SettingsError
 from cdc.model.finding import find
-from cdc.model.finding_codes.catalogue import CODES
+from cdc.model.finding_codes import CODES
 from cdc.observe import sampler as sampling
 from cdc.observe.run_log import LagSample
 from cdc.observe.sampler import Sampler

@@ -8,11 +8,11 @@ from cdc.model.source_server import server_fault
 @pytest.mark.parametrize(
     ("version", "level", "encoding", "code"),
     [
-        (180006, "replica", "UTF8", "wal-level"),
-        (150000, "minimal", "UTF8", "wal-level"),
-        (190000, "minimal", "UTF8", "wal-level"),
-        (130010, "logical", "UTF8", "postgres-too-old"),
-        (180006, "logical", "SQL_ASCII", "source-encoding"),
+        (180006, "replica", "UTF8", "setting-differs/wal_level"),
+        (150000, "minimal", "UTF8", "setting-differs/wal_level"),
+        (190000, "minimal", "UTF8", "setting-differs/wal_level"),
+        (130010, "logical", "UTF8", "source-unfit/version"),
+        (180006, "logical", "SQL_ASCII", "source-unfit/encoding"),
     ],
 )
 def test_a_server_that_cannot_be_captured_from(

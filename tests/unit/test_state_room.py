@@ -70,7 +70,7 @@ def test_what_fits_is_not_spoken_of() -> None:
 def test_a_little_too_much_is_a_risk_and_far_too_much_a_refusal() -> None:
     risk = require_room(URL, Forecast(91 * MIB, 91 * MIB), EMPTY)
     assert risk is not None
-    assert (risk.code, risk.severity) == ("state-will-not-fit", "warning")
+    assert (risk.code, risk.severity) == ("state-too-large", "warning")
     edge = int(EXCESS * 100 * MIB)
     assert require_room(URL, Forecast(edge, edge), EMPTY)
     with pytest.raises(StateTooLarge) as refused:

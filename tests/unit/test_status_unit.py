@@ -627,7 +627,7 @@ def test_a_pattern_that_means_nothing_registered_is_not_well(
 ) -> None:
     """Registered as public.*, then misspelt: there is nothing to look at, and that isn't well."""
     (meaningless,) = judge("pubilc.*", registration=ORDERS, candidates=PRESENT)
-    assert (meaningless.code, meaningless.severity) == ("pattern-meaningless", "down")
+    assert (meaningless.code, meaningless.severity) == ("tables-undecided", "down")
     assert "pubilc.* in source.tables means none" in meaningless.message
     assert judge("public.ord*", registration=ORDERS, candidates=PRESENT) == []
 

@@ -10,7 +10,7 @@ from rich.filesize import decimal
 from cdc.apply.progress import WORKING
 from cdc.config.view_settings import STATE
 from cdc.model.finding import Finding, Severity
-from cdc.model.finding_codes.kind import CAPTURE, LOG, SOURCE
+from cdc.model.finding_codes import CAPTURE, LOG, SOURCE
 from cdc.model.wording import clock, duration
 from cdc.observe.status import SinkStatus, Status
 

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from cdc.model.finding_codes.kind import CAPTURE
+from cdc.model.finding_codes import CAPTURE
 from cdc.observe.status import Status
 
 Lags = Mapping[str, float | None]

@@ -87,7 +87,7 @@ def require_room(url: str, expected: Forecast, sizes: StateSizes) -> Finding | N
         message = f"The state of documents doesn't fit into the server at {address(url)}: {figures}"
         raise StateTooLarge(message, hint=command, sink=STATE)
     message = f"The state of documents may not fit into the server at {address(url)}: {figures}"
-    return find("state-will-not-fit", STATE, message, command, sink=STATE)
+    return find("state-too-large/estimate", STATE, message, command, sink=STATE)
 
 
 def _row_bytes(plan: StatePlan, table: Table, estimate: RowEstimate) -> int:
