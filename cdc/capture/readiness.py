@@ -106,7 +106,7 @@ def _require_publication(conn: Connection, name: str, tables: Sequence[str]) -> 
     if row is None:
         raise SourceError(
             f"There is no publication {name} in {conn.info.dbname}.",
-            code="publication-differs",
+            code="publication-differs/missing",
             hint=MIGRATE,
             publication=name,
         )
@@ -133,7 +133,7 @@ def _require_publication(conn: Connection, name: str, tables: Sequence[str]) -> 
         )
         raise SourceError(
             f"Publication {name} {problem}.",
-            code="publication-differs",
+            code="publication-differs/partial",
             hint=MIGRATE,
             publication=name,
         )
@@ -145,7 +145,7 @@ def _require_role(conn: Connection, pipeline: Pipeline, tables: Sequence[Table])
     if row is None:
         raise SourceError(
             f"There is no role {role} for the connector.",
-            code="role-unfit",
+            code="role-unfit/missing",
             hint=MIGRATE,
             role=role,
         )
@@ -165,7 +165,7 @@ def _require_role(conn: Connection, pipeline: Pipeline, tables: Sequence[Table])
         listed = ", ".join(name for (name,) in unreadable)
         raise SourceError(
             f"Role {role} may not read (or beat) {listed}.",
-            code="role-unfit",
+            code="role-unfit/unreadable",
             hint=MIGRATE,
             role=role,
         )

@@ -82,12 +82,7 @@ class Examination:
             answers = [pool.submit(_examine, *part) for part in parts]
             answers += [pool.submit(self._sink, sink) for sink in sinks]
             findings = [finding for answer in answers for finding in answer.result()]
-        troubles = [
-            part for part in findings if part.severity in (Severity.DOWN, Severity.DEGRADED)
-        ]
-        names = {name for trouble in troubles for name in (trouble.code, trouble.subject)}
-        consequences = {code for code, causes in CONSEQUENCES.items() if names & causes}
-        return worst_first(finding for finding in findings if finding.code not in consequences)
+        return worst_first(without_consequences(findings))
 
     def _source(self) -> Iterator[Finding]:
         with (
@@ -173,6 +168,14 @@ class Examination:
                 sink.require_fit(table)
             except SchemaMismatch as error:
                 yield find_error("table-waiting", table.qualified, error, sink=sink.name)
+
+
+def without_consequences(findings: Sequence[Finding]) -> list[Finding]:
+    """Leave out what only follows from another finding. Pure."""
+    troubles = [part for part in findings if part.severity in (Severity.DOWN, Severity.DEGRADED)]
+    names = {name for trouble in troubles for name in (trouble.code, trouble.subject)}
+    consequences = {code for code, causes in CONSEQUENCES.items() if names & causes}
+    return [finding for finding in findings if finding.code not in consequences]
 
 
 def _is_connected(connect: Connect, pipeline: Pipeline) -> bool:

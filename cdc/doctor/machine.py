@@ -75,7 +75,7 @@ def check_machine(facts: MachineFacts) -> Iterator[Finding]:
         yield find("machine-unfit/java", "java", message, "apt install openjdk-17-jre-headless")
     elif facts.java < OLDEST_JAVA:
         message = f"Java {facts.java} is too old for Spark, which needs {OLDEST_JAVA}."
-        yield find("machine-unfit/java", "java", message, "apt install openjdk-17-jre-headless")
+        yield find("machine-unfit/old-java", "java", message, "apt install openjdk-17-jre-headless")
     if not facts.spark:
         message = "PySpark isn't installed, which `run`, `rebuild` and `verify` need."
         yield find("machine-unfit/spark", "pyspark", message, install_command("spark"))

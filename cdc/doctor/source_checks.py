@@ -128,7 +128,9 @@ def _check_transactions(facts: SourceFacts) -> Iterator[Finding]:
 
 def _check_role(name: str, role: RoleFacts | None) -> Iterator[Finding]:
     if role is None:
-        yield find("role-unfit", name, f"There is no role {name} for the connector.", MIGRATE)
+        yield find(
+            "role-unfit/missing", name, f"There is no role {name} for the connector.", MIGRATE
+        )
         return
     if not role.can_replicate:
         yield find("role-unfit", name, f"Role {name} lacks LOGIN or REPLICATION.", MIGRATE)
@@ -136,7 +138,7 @@ def _check_role(name: str, role: RoleFacts | None) -> Iterator[Finding]:
         yield find("role-unfit/superuser", name, f"Role {name} is a superuser.", MIGRATE)
     if role.unreadable:
         message = f"Role {name} may not read (or beat) {', '.join(role.unreadable)}."
-        yield find("role-unfit", name, message, MIGRATE)
+        yield find("role-unfit/unreadable", name, message, MIGRATE)
 
 
 def _check_publication(
@@ -145,7 +147,7 @@ def _check_publication(
     name = facts.pipeline
     if publication is None:
         message = f"There is no publication {name} in {facts.database}."
-        yield find("publication-differs", name, message, MIGRATE)
+        yield find("publication-differs/missing", name, message, MIGRATE)
         return
     if not publication.owned:
         message = (
@@ -161,7 +163,9 @@ def _check_publication(
     if publication.partial or not publication.complete:
         lacks = f"rows or columns of {', '.join(publication.partial)}"
         lacks = lacks if publication.partial else "operations, roots or generated columns"
-        yield find("publication-differs", name, f"Publication {name} leaves out {lacks}.", MIGRATE)
+        yield find(
+            "publication-differs/partial", name, f"Publication {name} leaves out {lacks}.", MIGRATE
+        )
     if extra := sorted(set(publication.tables) - {*facts.tables, *CONTROL_TABLES}):
         message = f"Publication {name} offers {', '.join(extra)}, which the file doesn't name."
         yield find("publication-differs/extra", name, message, MIGRATE)

@@ -294,8 +294,12 @@ DOCTOR: Mapping[str, Kind] = {
                     "other, so `register` refuses."
                 ),
                 "control-missing": "`register` refuses: no heartbeat can come through.",
-                "role-unfit": "The connector can't log in or read every table, so `register` refuses.",
-                "publication-differs": "Some changes never leave Postgres, or none does, so `register` refuses.",
+                "role-unfit/missing": "The connector can't log in, so `register` refuses.",
+                "role-unfit": "The connector can't log in or read the log, so `register` refuses.",
+                "role-unfit/unreadable": "The snapshot fails at these tables, so `register` refuses.",
+                "publication-differs/missing": "The connector's task fails, so `register` refuses.",
+                "publication-differs": "Changes of these tables never leave Postgres, so `register` refuses.",
+                "publication-differs/partial": "Some changes never leave Postgres, so `register` refuses.",
                 "publication-foreign": "`migrate` can't keep it as the file says, so `register` refuses.",
                 "table-refused": "`register` refuses the whole file.",
                 "identity-unfit": "A delete doesn't name its row, so `register` refuses and views of the table wait.",
@@ -367,6 +371,7 @@ DOCTOR: Mapping[str, Kind] = {
             },
             ("down", MACHINE, SparkError): {
                 "machine-unfit/java": "`run`, `rebuild` and `verify` can't start here without Java.",
+                "machine-unfit/old-java": "`run`, `rebuild` and `verify` can't start here with this Java.",
             },
             ("warning", MACHINE, SparkError): {
                 "memory-low/machine": "The system may end one of Spark's workers, so that streams restart.",
@@ -399,7 +404,7 @@ AUDIT = _kinds(
         },
     }
 )
-"""What only `cdc topics audit` can find, besides some of the above."""
+"""What only `cdc topics audit` can find. It finds some of the above, too."""
 KINDS: Mapping[str, Kind] = {**STATUS, **DOCTOR, **AUDIT}
 CODES = tuple(dict.fromkeys(map(code_of, KINDS)))
 """All codes, in the order of the index of runbooks."""

@@ -14,7 +14,7 @@ from tests.support.pages import ROOT
 MISSING = SourceError(
     "There is no publication shop.",
     hint="cdc -p FILE migrate",
-    code="publication-differs",
+    code="publication-differs/missing",
     publication="shop",
 )
 
@@ -33,7 +33,12 @@ def keys_of_errors() -> Iterator[str]:
 
 def test_every_code_of_an_error_is_in_the_catalogue() -> None:
     codes = set(keys_of_errors())
-    assert {"publication-differs", "table-refused", "topic-unfit/policy", "row-security"} <= codes
+    assert {
+        "publication-differs/missing",
+        "table-refused",
+        "topic-unfit/policy",
+        "row-security",
+    } <= codes
     assert codes - set(KINDS) == set()
     classes: list[type[CdcError]] = [CdcError, *_below(CdcError)]
     assert {cls.code for cls in classes if cls.code} <= set(KINDS)
