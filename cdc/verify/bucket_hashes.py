@@ -1,29 +1,58 @@
-"""Compare two sets of rows by buckets of ids: equal buckets cost one pass over each side.
+"""Compare the rows of a table with its views by buckets of ids: equal buckets cost one pass over each
+side. All sinks are compared in one job.
 
-rows     id string, document string
-sums     bucket string (four hex digits), rows long, and three sums over the rows' fingerprints
+rows          id string, document string
+differences   sink, id, kind and column string, count and seen long: a row that isn't equal
+
+kind          missing, extra, duplicate or different
+column        the first column that differs
+count         how many rows are too many or wrong
+seen          a hash of the view's row: see `Comparable.state_hash`; null where it has none
 """
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import ExitStack
-from typing import NamedTuple
+from functools import reduce
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from cdc.model.table import Table
-from cdc.postgres.row_query import BUCKET_DIGITS
+from cdc.postgres.row_query import BUCKET_DIGITS, BUCKETS, Sample
 from cdc.sink.contract import Sink
-from cdc.verify.canonical import canonical, fingerprint, first_difference
+from cdc.verify.row_equality import SOURCE, Comparable, bucket_digest, comparable
 
-SUMS = ("rows", "folded", "low", "high")
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+BUCKET_SUMS = "side int, bucket int, rows long, folded long, total long, seconds double"
+VERDICTS = "side int, bucket int, rows long, seconds double"
+DIFFERENCES = "sink string, id string, kind string, column string, count long, seen long"
 MAX_SUSPECTS = 20_000
 """Keys per view that are compared again. Rows that differ beyond that number count as undecided."""
+OnlyIds = Mapping[str, Set[str]]
+"""By sink, the ids that are compared; of a sink without an entry all are."""
+ALL: OnlyIds = MappingProxyType({})
+Numbers = np.ndarray[Any, Any]
+"""A numpy array with one dimension."""
+Work = Callable[[Iterator["pa.RecordBatch"]], Iterator["pa.RecordBatch"]]
 
 
-def bucket(row_id: Column) -> Column:
-    """The bucket of a row's id; Postgres computes the same in `row_query.bucket`."""
-    return F.substring(F.md5(row_id.cast("binary")), 1, BUCKET_DIGITS)
+class BucketComparison(NamedTuple):
+    """What one pass over the source and its views has given.
+
+    rows        by side, the number of rows
+    seconds     by side, the time of the tasks that read and summed them up
+    differing   the buckets that differ in any view
+    """
+
+    rows: Mapping[str, int]
+    seconds: Mapping[str, float]
+    differing: Sequence[str]
 
 
 def scan(
@@ -47,114 +76,211 @@ def _is_final() -> Column:
     return F.get_json_object("document", "$.final").eqNullSafe("true")
 
 
-def bucket_sums(table: Table, rows: DataFrame) -> DataFrame:
-    """Sum up the rows of each bucket.
+def compare_buckets(
+    table: Table, source: DataFrame, views: Mapping[str, DataFrame], sample: Sample | None
+) -> BucketComparison:
+    """Compare the sums of buckets, in one job; only sums are shuffled.
 
-    Returns a frame with one row per bucket; only sums are shuffled.
-
-    The exclusive or of fingerprints alone would miss a row that is there twice, their sum alone two
-    errors that cancel out. Each half of a fingerprint is summed by itself, so that nothing
-    overflows.
+    sample: the buckets that count; `source` has their rows alone.
     """
-    hashed = rows.select(bucket(F.col("id")).alias("bucket"), fingerprint(table).alias("hash"))
-    return hashed.groupBy("bucket").agg(
-        F.count("*").alias("rows"),
-        F.bit_xor("hash").alias("folded"),
-        F.sum(F.col("hash").bitwiseAND(F.lit(0xFFFFFFFF))).alias("low"),
-        F.sum(F.shiftrightunsigned("hash", 32)).alias("high"),
+    sides = [SOURCE, *views]
+    rules = comparable(table)
+    sums = (
+        frame.select("id", "document").mapInArrow(_sum_buckets(rules, number, sample), BUCKET_SUMS)
+        for number, frame in enumerate([source, *views.values()])
     )
-
-
-class BucketComparison(NamedTuple):
-    """How many rows each side has, and the buckets that differ."""
-
-    source_rows: int
-    view_rows: int
-    differing: Sequence[str]
-
-
-def compare_sums(source: DataFrame, view: DataFrame) -> BucketComparison:
-    """Compare the sums of both sides, in one job."""
-    source_sums, view_sums = (
-        side.select("bucket", *(F.col(name).alias(f"{prefix}_{name}") for name in SUMS))
-        for side, prefix in ((source, "source"), (view, "view"))
+    compared = (
+        reduce(DataFrame.union, sums)
+        .repartition("bucket")
+        .mapInArrow(_compare_sums(len(sides)), VERDICTS)
     )
-    same = [F.col(f"source_{name}").eqNullSafe(F.col(f"view_{name}")) for name in SUMS]
-    differs = ~(same[0] & same[1] & same[2] & same[3])
-    (totals,) = (
-        source_sums.join(view_sums, "bucket", "full_outer")
-        .agg(
-            F.sum("source_rows").alias("source_rows"),
-            F.sum("view_rows").alias("view_rows"),
-            F.collect_list(F.when(differs, F.col("bucket"))).alias("differing"),
+    rows = dict.fromkeys(sides, 0)
+    seconds = dict.fromkeys(sides, 0.0)
+    differing = []
+    for number, bucket_number, side_rows, side_seconds in compared.collect():
+        if number is None:
+            differing.append(f"{bucket_number:0{BUCKET_DIGITS}x}")
+        else:
+            rows[sides[number]] += side_rows
+            seconds[sides[number]] += side_seconds
+    return BucketComparison(rows, seconds, sorted(differing))
+
+
+def _sum_buckets(rules: Comparable, side: int, sample: Sample | None) -> Work:
+    """Build the function that sums up the buckets of a task's rows: BUCKET_SUMS."""
+    first, last = (int(name, 16) for name in sample or ("0000", "ffff"))
+
+    def work(batches: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
+        import pyarrow as pa
+
+        start = time.monotonic()
+        sums = BucketSums()
+        for batch in batches:
+            ids, documents = (column.cast(pa.binary()).to_pylist() for column in batch.columns)
+            buckets = np.frombuffer(b"".join(map(bucket_digest, ids)), ">u2")
+            hashes = np.frombuffer(b"".join(map(rules.row_digest, ids, documents)), ">u8")
+            chosen = (first <= buckets) & (buckets <= last)
+            sums.add(buckets[chosen], 1, hashes[chosen], hashes[chosen])
+        used = np.flatnonzero(sums.rows)
+        seconds = np.zeros(len(used))
+        # The task's time goes with the first of its buckets.
+        seconds[:1] = time.monotonic() - start
+        yield pa.RecordBatch.from_arrays(
+            [
+                pa.array(np.full(len(used), side, "int32")),
+                pa.array(used.astype("int32")),
+                pa.array(sums.rows[used]),
+                pa.array(sums.folded[used].view("int64")),
+                pa.array(sums.total[used].view("int64")),
+                pa.array(seconds),
+            ],
+            names=names_of(BUCKET_SUMS),
         )
-        .collect()
-    )
-    return BucketComparison(
-        int(totals["source_rows"] or 0), int(totals["view_rows"] or 0), totals["differing"]
-    )
+
+    return work
 
 
-def rows_in_buckets(rows: DataFrame, buckets: Sequence[str]) -> DataFrame:
-    """Select the rows of these buckets."""
-    return _semi_join(rows.withColumn("bucket", bucket(F.col("id"))), "bucket", buckets).drop(
-        "bucket"
-    )
-
-
-def rows_with_ids(rows: DataFrame, ids: Sequence[str]) -> DataFrame:
-    """Select the rows of these ids."""
-    return _semi_join(rows, "id", ids)
-
-
-def _semi_join(rows: DataFrame, name: str, values: Sequence[str]) -> DataFrame:
-    listed = rows.sparkSession.createDataFrame([(value,) for value in values], f"{name} string")
-    return rows.join(F.broadcast(listed), name, "left_semi")
-
-
-def compare_rows(table: Table, source: DataFrame, view: DataFrame) -> DataFrame:
-    """Compare rows one by one.
-
-    Returns those that aren't equal: id, kind, column, count long, seen long.
-
-    kind     missing, extra, duplicate or different
-    count    how many rows are too many or wrong
-    column   the first column that differs
-    seen     a hash of the view's row: see `row_hash`
+def _compare_sums(sides: int) -> Work:
+    """Build the function that compares the sums of each bucket: VERDICTS. A task has all sums of its
+    buckets: a row for each side, and one for each bucket that differs, without a side.
     """
-    expected = source.select("id", canonical(table, "document").alias("expected"))
-    actual = view.select("id", canonical(table, "document").alias("found"))
-    actual = actual.groupBy("id").agg(F.max("found").alias("found"), F.count("*").alias("copies"))
-    joined = expected.join(actual, "id", "full_outer")
-    kind = (
-        F.when(F.col("found").isNull(), "missing")
-        .when(F.col("expected").isNull(), "extra")
-        .when(F.col("copies") > 1, "duplicate")
-        .when(F.col("expected") != F.col("found"), "different")
+
+    def work(batches: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
+        sums = [BucketSums() for _ in range(sides)]
+        seconds = np.zeros(sides)
+        for batch in batches:
+            side_numbers, *values, task_seconds = (
+                column.to_numpy(zero_copy_only=False) for column in batch.columns
+            )
+            np.add.at(seconds, side_numbers, task_seconds)
+            for side, side_sums in enumerate(sums):
+                buckets, rows, folded, total = (value[side_numbers == side] for value in values)
+                side_sums.add(buckets, rows, folded.view("uint64"), total.view("uint64"))
+        counts = [
+            (side, None, int(side_sums.rows.sum()), float(seconds[side]))
+            for side, side_sums in enumerate(sums)
+        ]
+        differs = np.zeros(BUCKETS, "bool")
+        for side_sums in sums[1:]:
+            differs |= side_sums.differ(sums[0])
+        differing = [(None, int(number), None, None) for number in np.flatnonzero(differs)]
+        yield record_batch(VERDICTS, [*counts, *differing])
+
+    return work
+
+
+class BucketSums:
+    """Number of rows of each bucket, and two sums of their hashes: by exclusive or, and by addition
+    without the carry. The exclusive or alone would miss a row that is there twice, the total alone
+    two errors that cancel out.
+    """
+
+    def __init__(self) -> None:
+        self.rows = np.zeros(BUCKETS, "int64")
+        self.folded = np.zeros(BUCKETS, "uint64")
+        self.total = np.zeros(BUCKETS, "uint64")
+
+    def add(self, buckets: Numbers, rows: Numbers | int, folded: Numbers, total: Numbers) -> None:
+        """Add rows, or sums of them, each to its bucket."""
+        np.add.at(self.rows, buckets, rows)
+        np.bitwise_xor.at(self.folded, buckets, folded)
+        np.add.at(self.total, buckets, total)
+
+    def differ(self, other: "BucketSums") -> Numbers:
+        """Say for each bucket whether it differs."""
+        differs: Numbers = self.rows != other.rows
+        differs |= self.folded != other.folded
+        differs |= self.total != other.total
+        return differs
+
+
+def scan_buckets(
+    sinks: Sequence[Sink], table: Table, spark: SparkSession, buckets: Sequence[str]
+) -> dict[str, DataFrame]:
+    """Read the rows of each view whose ids are in these buckets, by sink."""
+    name = F.substring(F.md5(F.col("id").cast("binary")), 1, BUCKET_DIGITS)
+    wanted = spark.createDataFrame([(bucket_name,) for bucket_name in buckets], "bucket string")
+    return {
+        sink.name: scan(sink, table, spark)
+        .withColumn("bucket", name)
+        .join(F.broadcast(wanted), "bucket", "left_semi")
+        .drop("bucket")
+        for sink in sinks
+    }
+
+
+def compare_rows(
+    table: Table, source: DataFrame, views: Mapping[str, DataFrame], only: OnlyIds = ALL
+) -> DataFrame:
+    """Compare rows one by one, in one job. Returns `differences`."""
+    sides = (
+        frame.select(F.lit(side).alias("side"), "id", "document")
+        for side, frame in {SOURCE: source, **views}.items()
     )
-    count = (
-        F.when(kind == "extra", F.col("copies"))
-        .when(kind == "duplicate", F.col("copies") - 1)
-        .otherwise(F.lit(1))
+    grouped = reduce(DataFrame.union, sides).groupBy("id")
+    of_sides = [
+        expression
+        for number, side in enumerate([SOURCE, *views])
+        for expression in (
+            F.max(F.when(F.col("side") == side, F.col("document"))).alias(f"document_{number}"),
+            F.count_if(F.col("side") == side).cast("long").alias(f"copies_{number}"),
+        )
+    ]
+    return grouped.agg(*of_sides).mapInArrow(
+        _compare_sides(comparable(table), list(views), only), DIFFERENCES
     )
-    column = F.when(kind == "different", first_difference(F.col("expected"), F.col("found")))
-    return joined.select(
-        "id",
-        kind.alias("kind"),
-        column.alias("column"),
-        count.cast("long").alias("count"),
-        _hash_of(F.col("found")).alias("seen"),
-    ).where(F.col("kind").isNotNull())
+
+
+def _compare_sides(rules: Comparable, sinks: Sequence[str], only: OnlyIds) -> Work:
+    """Build the function that compares the source's document of an id with the document and the number
+    of copies that each view has. Both are pairs of columns, the source's first.
+    """
+
+    def work(batches: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
+        for batch in batches:
+            ids, expected, _, *of_views = columns(batch)
+            differences = []
+            for number, sink in enumerate(sinks):
+                wanted = only.get(sink)
+                found, copies = of_views[2 * number : 2 * number + 2]
+                for row in zip(ids, expected, found, copies, strict=True):
+                    if wanted is not None and row[0] not in wanted:
+                        continue
+                    if difference := _difference(rules, *row[1:]):
+                        differences.append((sink, row[0], *difference))
+            yield record_batch(DIFFERENCES, differences)
+
+    return work
+
+
+def _difference(
+    rules: Comparable, expected: str | None, found: str | None, copies: int
+) -> tuple[str, str | None, int, int | None] | None:
+    """Return kind, column, count and seen of a row; None: it is equal, or on neither side."""
+    if found is None:
+        return None if expected is None else ("missing", None, 1, None)
+    if expected is None:
+        return "extra", None, copies, rules.state_hash(found)
+    if copies > 1:
+        return "duplicate", None, copies - 1, rules.state_hash(found)
+    if rules.equals(expected, found):
+        return None
+    return "different", rules.first_difference(expected, found), 1, rules.state_hash(found)
 
 
 def confirmed_differences(
-    frames: ExitStack, table: Table, sink: Sink, expected: DataFrame, view: DataFrame
+    frames: ExitStack,
+    table: Table,
+    sinks: Sequence[Sink],
+    source: DataFrame,
+    views: Mapping[str, DataFrame],
+    only: OnlyIds = ALL,
 ) -> DataFrame | None:
-    """Compare rows, and read those that the scan gave twice again, by id. None: all are equal.
+    """Compare rows, and read those that a scan gave twice again, by id. None: all are equal.
 
     A scan may give a row twice while others write.
     """
-    wrong = compare_rows(table, expected, view).persist()
+    wrong = compare_rows(table, source, views, only).persist()
     frames.callback(wrong.unpersist)
     is_duplicate = F.col("kind") == "duplicate"
     (counts,) = wrong.agg(
@@ -164,22 +290,52 @@ def confirmed_differences(
         return None
     if not counts["duplicate"]:
         return wrong
-    duplicate_ids = [
-        row["id"] for row in wrong.where(is_duplicate).select("id").limit(MAX_SUSPECTS).collect()
+    listed = wrong.where(is_duplicate).select("sink", "id").collect()
+    twice = {
+        sink.name: sorted({row["id"] for row in listed if row["sink"] == sink.name})[:MAX_SUSPECTS]
+        for sink in sinks
+    }
+    rescanned = {
+        sink.name: scan(sink, table, source.sparkSession, twice[sink.name])
+        for sink in sinks
+        if twice[sink.name]
+    }
+    all_ids = sorted({row_id for ids in twice.values() for row_id in ids})
+    again = compare_rows(
+        table,
+        rows_with_ids(source, all_ids),
+        rescanned,
+        {name: frozenset(twice[name]) for name in rescanned},
+    )
+    return persist(frames, wrong.where(~is_duplicate).unionByName(again))
+
+
+def rows_with_ids(rows: DataFrame, ids: Sequence[str]) -> DataFrame:
+    """Select the rows of these ids."""
+    listed = rows.sparkSession.createDataFrame([(row_id,) for row_id in ids], "id string")
+    return rows.join(F.broadcast(listed), "id", "left_semi")
+
+
+def columns(batch: "pa.RecordBatch") -> list[list[Any]]:
+    """Return the values of each column."""
+    return [column.to_pylist() for column in batch.columns]
+
+
+def record_batch(schema: str, rows: Sequence[Sequence[Any]]) -> "pa.RecordBatch":
+    """Build a batch of rows. `schema`: names and types as Spark has them."""
+    import pyarrow as pa
+
+    types = {"string": pa.string(), "int": pa.int32(), "long": pa.int64(), "double": pa.float64()}
+    arrays = [
+        pa.array([row[number] for row in rows], types[part.split()[1]])
+        for number, part in enumerate(schema.split(", "))
     ]
-    source_rows = rows_with_ids(expected, duplicate_ids)
-    view_rows = scan(sink, table, expected.sparkSession, duplicate_ids)
-    rescanned = compare_rows(table, source_rows, view_rows)
-    return persist(frames, wrong.where("kind <> 'duplicate'").unionByName(rescanned))
+    return pa.RecordBatch.from_arrays(arrays, names=names_of(schema))
 
 
-def row_hash(table: Table, document: str) -> Column:
-    """Hash a document as `compare_rows` hashes the view's row; null for null."""
-    return F.when(F.col(document).isNotNull(), _hash_of(canonical(table, document)))
-
-
-def _hash_of(value: Column) -> Column:
-    return F.when(value.isNotNull(), F.xxhash64(value))
+def names_of(schema: str) -> list[str]:
+    """Return the names of the columns of a schema."""
+    return [part.split()[0] for part in schema.split(", ")]
 
 
 def persist(frames: ExitStack, frame: DataFrame) -> DataFrame:

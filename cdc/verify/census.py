@@ -11,20 +11,18 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import astuple
 from functools import reduce
-from hashlib import md5
 from typing import TYPE_CHECKING
 
 import psycopg
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
-from cdc.codec.types import kind
 from cdc.model.table import Table
-from cdc.postgres.row_query import BUCKET_DIGITS, BUCKETS, Sample, sample_condition
+from cdc.postgres.row_query import BUCKETS, Sample, sample_condition
 from cdc.sink.capabilities import GroupScanner
 from cdc.sink.contract import Sink
 from cdc.verify.comparison import Comparison, View
-from cdc.verify.row_sums import Comparable, RowSums, sum_rows
+from cdc.verify.row_equality import SOURCE, Comparable, RowSums, bucket_digest, comparable, sum_rows
 from cdc.verify.source_group import group_tables, rows_of_group, table_sizes
 from cdc.verify.source_rows import SourceReader, SourceSnapshot
 
@@ -33,8 +31,6 @@ if TYPE_CHECKING:
 
 SCHEMA = "side string, table string, unread boolean, rows long, folded long, total long"
 SUM_COLUMNS = ["side", "table", "unread", "rows", "folded", "total"]
-SOURCE = ""
-"""The side of Postgres, in place of a sink's name."""
 SumsByView = dict[View, RowSums | None]
 """None: the view couldn't be read. A view without an entry has no rows."""
 Read = Callable[[Iterator["pa.RecordBatch"]], Iterator["pa.RecordBatch"]]
@@ -138,16 +134,12 @@ def sum_sides(
         frame.select(F.lit(side).alias("side"), "table", "id", "document")
         for side, frame in frames.items()
     )
-    rules = {table.qualified: _comparable(table) for table in tables}
+    rules = {table.qualified: comparable(table) for table in tables}
     summed = reduce(DataFrame.unionByName, sides).mapInArrow(_sum_parts(rules, sample), SCHEMA)
     sums: SumsByView = {}
     for side, table_name, unread, rows, folded, total in summed.collect():
         add_sums(sums, (side, table_name), None if unread else RowSums(rows, folded, total))
     return sums
-
-
-def _comparable(table: Table) -> Comparable:
-    return Comparable(tuple((column.name, kind(column.type).compare) for column in table.columns))
 
 
 def add_sums(sums: SumsByView, view: View, row_sums: RowSums | None) -> None:
@@ -180,25 +172,24 @@ def _sum_parts(rules: Mapping[str, Comparable], sample: Sample | None) -> Read:
 
 def _by_view(
     part: "pa.RecordBatch", sample: Sample | None
-) -> dict[View, list[tuple[str, str]] | None]:
+) -> dict[View, list[tuple[bytes, bytes]] | None]:
     """Group the rows of a batch, (id, document), that are in the sample.
 
     None: the view couldn't be read.
     """
-    rows_by_view: dict[View, list[tuple[str, str]] | None] = {}
+    import pyarrow as pa
+
+    rows_by_view: dict[View, list[tuple[bytes, bytes]] | None] = {}
+    sides, tables, *texts = part.columns
+    ids, documents = (column.cast(pa.binary()).to_pylist() for column in texts)
     for side, table, row_id, document in zip(
-        *(column.to_pylist() for column in part.columns), strict=True
+        sides.to_pylist(), tables.to_pylist(), ids, documents, strict=True
     ):
         rows = rows_by_view.setdefault((side, table), [])
         if row_id is None:
             rows_by_view[side, table] = None
-        elif rows is not None and (sample is None or sample[0] <= _bucket(row_id) <= sample[1]):
+        elif rows is not None and (
+            sample is None or sample[0] <= bucket_digest(row_id).hex() <= sample[1]
+        ):
             rows.append((row_id, document))
     return rows_by_view
-
-
-def _bucket(row_id: str) -> str:
-    """The bucket of a row's id; Postgres computes the same in `row_query.bucket`."""
-    return md5(row_id.encode("utf-8", "surrogatepass"), usedforsecurity=False).hexdigest()[
-        :BUCKET_DIGITS
-    ]

@@ -4,7 +4,8 @@ They say which rows changed, and to what.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
 from pyspark.sql import DataFrame, SparkSession
 
@@ -13,13 +14,19 @@ from cdc.model.position import Position
 from cdc.model.table import Table
 from cdc.sink.lane_run import freeze_gc_after
 from cdc.spark.kafka_source import reader_options
-from cdc.verify import bucket_hashes
+from cdc.verify.bucket_hashes import Work, columns, record_batch
+from cdc.verify.row_equality import comparable
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+STATES = "id string, seen long"
 
 
 def states_since(spark: SparkSession, kafka: str, table: Table, position: Position) -> DataFrame:
     """Return id, seen: the state of the row after each committed record at or above a position.
 
-    seen is the row's hash (`bucket_hashes.row_hash`), null where the record deletes the row. Where
+    seen is the row's hash (`Comparable.state_hash`), null where the record deletes the row. Where
     compaction has removed a record there is a newer one of its key, so no id is missed. Records
     that can't be read are left out.
     """
@@ -27,10 +34,22 @@ def states_since(spark: SparkSession, kafka: str, table: Table, position: Positi
     records = read_records(
         spark, kafka, table, {"startingOffsets": json.dumps({table.topic: starts})}
     )
-    states = records.select("key", "value").mapInArrow(
-        freeze_gc_after(log_rows.documents(table)), log_rows.DOCUMENTS
-    )
-    return states.select("id", bucket_hashes.row_hash(table, "document").alias("seen"))
+    return records.select("key", "value").mapInArrow(freeze_gc_after(_states(table)), STATES)
+
+
+def _states(table: Table) -> Work:
+    documents = log_rows.documents(table)
+    rules = comparable(table)
+
+    def work(batches: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
+        for batch in documents(batches):
+            states = [
+                (row_id, None if document is None else rules.state_hash(document))
+                for row_id, document in zip(*columns(batch), strict=True)
+            ]
+            yield record_batch(STATES, states)
+
+    return work
 
 
 def ids_since(spark: SparkSession, kafka: str, table: Table, since_ms: int) -> DataFrame:

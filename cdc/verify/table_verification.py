@@ -14,12 +14,11 @@ compared. Any other row is a suspect, and is compared again. The first compariso
 that differ (`cdc.verify.bucket_hashes`), found in one pass over each side.
 """
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from cdc.config.settings import Pipeline
@@ -33,6 +32,7 @@ from cdc.sink.factory import open_clocks
 from cdc.verify import bucket_hashes, recent_changes
 from cdc.verify.barrier import Barrier, StalledViews, WaitOptions, await_barrier, place_barrier
 from cdc.verify.comparison import MAX_DIFFERENCES, Comparison, Difference, Options
+from cdc.verify.row_equality import SOURCE
 from cdc.verify.source_rows import SourceReader, SourceSnapshot
 
 MAX_ROUNDS = 5
@@ -40,6 +40,7 @@ MAX_ROUNDS = 5
 Tell = Callable[[str], object]
 Suspects = Mapping[str, Sequence[str]]
 """By sink, ids of rows to compare again."""
+WRONG, SUSPECT = "wrong", "suspect"
 
 
 @dataclass(frozen=True)
@@ -156,53 +157,56 @@ class TableVerification:
                 expected = bucket_hashes.persist(frames, source_rows)
             barrier = self._await_barrier(snapshot, sinks)
             sinks = [sink for sink in sinks if not self._comparisons[sink.name].problem]
-            wrong: dict[str, DataFrame] = {}
-            for sink in sinks:
-                if suspects:
-                    sink_ids = suspects[sink.name]
-                    rows = bucket_hashes.rows_with_ids(expected, sink_ids)
-                    view = bucket_hashes.scan(sink, self._table, self._spark, sink_ids)
-                else:
-                    rows = expected
-                    view = bucket_hashes.rows_in_buckets(
-                        bucket_hashes.scan(sink, self._table, self._spark), buckets
-                    )
-                differences = bucket_hashes.confirmed_differences(
-                    frames, self._table, sink, rows, view
-                )
-                if differences is not None:
-                    wrong[sink.name] = differences
-            if not wrong:
+            if not sinks:
                 return {}
-            intact = {sink.name for sink in sinks if self._still_past(barrier, sink)}
-            states = bucket_hashes.persist(
-                frames,
-                recent_changes.states_since(self._spark, self._pipeline.kafka, self._table, start),
+            spark = self._spark
+            if suspects:
+                only = {sink.name: frozenset(suspects[sink.name]) for sink in sinks}
+                views = {
+                    sink.name: bucket_hashes.scan(sink, self._table, spark, suspects[sink.name])
+                    for sink in sinks
+                }
+            else:
+                only = {}
+                views = bucket_hashes.scan_buckets(sinks, self._table, spark, buckets)
+            wrong = bucket_hashes.confirmed_differences(
+                frames, self._table, sinks, expected, views, only
             )
-            return {
-                name: self._decide(name, wrong[name], states if name in intact else None)
-                for name in wrong
-            }
+            if wrong is None:
+                return {}
+            intact = [sink.name for sink in sinks if self._still_past(barrier, sink)]
+            states = recent_changes.states_since(spark, self._pipeline.kafka, self._table, start)
+            return self._decide(frames, wrong, states, intact)
 
-    def _decide(self, name: str, wrong: DataFrame, states: DataFrame | None) -> list[str]:
+    def _decide(
+        self, frames: ExitStack, wrong: DataFrame, states: DataFrame, intact: Sequence[str]
+    ) -> Suspects:
         """Record the rows without a newer record as wrong.
 
-        Return ids of rows that equal the state of no newer record.
-
-        `states` is None when the view was emptied meanwhile: then any difference may be due to
-        that.
+        Return, by sink, ids of rows that equal the state of no newer record. A view that isn't
+        intact was emptied meanwhile: any difference may be due to that.
         """
-        if states is not None:
-            record_differences(
-                self._comparisons[name], self._table, wrong.join(states, "id", "left_anti")
-            )
-            wrong = wrong.join(states, "id", "left_semi")
-            matches = (wrong["id"] == states["id"]) & wrong["seen"].eqNullSafe(states["seen"])
-            wrong = wrong.join(states, matches & (wrong["kind"] != "duplicate"), "left_anti")
-        ids = [row["id"] for row in wrong.select("id").limit(bucket_hashes.MAX_SUSPECTS).collect()]
-        if len(ids) == bucket_hashes.MAX_SUSPECTS:
-            self._comparisons[name].undecided += wrong.count() - bucket_hashes.MAX_SUSPECTS
-        return ids
+        newer = states.groupBy("id").agg(F.collect_set(_state("seen")).alias("states"))
+        is_right = F.array_contains("states", _state("seen")) & (F.col("kind") != "duplicate")
+        verdict = (
+            F.when(~F.col("sink").isin(*intact), SUSPECT)
+            .when(F.col("states").isNull(), WRONG)
+            .when(~is_right, SUSPECT)
+        )
+        judged = wrong.join(newer, "id", "left").withColumn("verdict", verdict).drop("states")
+        judged = judged.where(F.col("verdict").isNotNull()).persist()
+        frames.callback(judged.unpersist)
+        suspects: dict[str, Sequence[str]] = {}
+        for name, verdict_name, rows in judged.groupBy("sink", "verdict").count().collect():
+            comparison = self._comparisons[name]
+            selected = judged.where((F.col("sink") == name) & (F.col("verdict") == verdict_name))
+            if verdict_name == WRONG:
+                record_differences(comparison, self._table, selected)
+            else:
+                comparison.undecided += max(0, rows - bucket_hashes.MAX_SUSPECTS)
+                listed = selected.select("id").limit(bucket_hashes.MAX_SUSPECTS).collect()
+                suspects[name] = [row["id"] for row in listed]
+        return suspects
 
     def _read_clock(self) -> int | None:
         """Read the time that the view's documents depend on; None if they depend on none."""
@@ -248,32 +252,30 @@ def differing_buckets(
     sinks: Sequence[Sink],
     comparisons: Mapping[str, Comparison],
     sample: Sample | None,
-) -> list[str]:
+) -> Sequence[str]:
     """Return the buckets, within the sample, that differ in any view.
 
     Counts the rows of each side.
     """
-    table, start = snapshot.table, time.monotonic()
+    table = snapshot.table
     condition = sample_condition(table, sample) if sample else None
-    with ExitStack() as frames:
-        source_sums = bucket_hashes.persist(
-            frames, bucket_hashes.bucket_sums(table, reader.rows(snapshot, condition))
-        )
-        source_s = round(time.monotonic() - start, 3)
-        differ: set[str] = set()
-        for sink in sinks:
-            start, comparison = time.monotonic(), comparisons[sink.name]
-            comparison.closed = bucket_hashes.count_closed(sink, table, reader.spark)
-            view_rows = bucket_hashes.scan(sink, table, reader.spark)
-            view_sums = bucket_hashes.bucket_sums(table, view_rows)
-            if sample:
-                view_sums = view_sums.where(F.col("bucket").between(*sample))
-            found = bucket_hashes.compare_sums(source_sums, view_sums)
-            comparison.source_rows = found.source_rows
-            comparison.view_rows = found.view_rows
-            differ.update(found.differing)
-            comparison.source_s, comparison.view_s = source_s, round(time.monotonic() - start, 3)
-    return sorted(differ)
+    for sink in sinks:
+        comparisons[sink.name].closed = bucket_hashes.count_closed(sink, table, reader.spark)
+    views = {sink.name: bucket_hashes.scan(sink, table, reader.spark) for sink in sinks}
+    source = reader.rows(snapshot, condition)
+    found = bucket_hashes.compare_buckets(table, source, views, sample)
+    for sink in sinks:
+        comparison = comparisons[sink.name]
+        comparison.source_rows = found.rows[SOURCE]
+        comparison.source_s = round(found.seconds[SOURCE], 3)
+        comparison.view_rows = found.rows[sink.name]
+        comparison.view_s = round(found.seconds[sink.name], 3)
+    return found.differing
+
+
+def _state(column: str) -> Column:
+    """The hash of a row's state, which is never negative, or -1 where there is no row."""
+    return F.coalesce(F.col(column), F.lit(-1))
 
 
 def record_differences(comparison: Comparison, table: Table, wrong: DataFrame) -> None:

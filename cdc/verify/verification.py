@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
 from cdc.config.settings import Pipeline
 from cdc.kafka.topics import Topics
@@ -132,12 +133,12 @@ def _compare_table(
     with SourceSnapshot(dsn, table, now=now) as snapshot, ExitStack() as frames:
         if buckets := differing_buckets(reader, snapshot, sinks, comparisons, None):
             expected = bucket_hashes.persist(frames, reader.rows_in_buckets(snapshot, buckets))
-            for sink in sinks:
-                rows = bucket_hashes.scan(sink, table, reader.spark)
-                view = bucket_hashes.rows_in_buckets(rows, buckets)
-                wrong = bucket_hashes.confirmed_differences(frames, table, sink, expected, view)
-                if wrong is not None:
-                    record_differences(comparisons[sink.name], table, wrong)
+            views = bucket_hashes.scan_buckets(sinks, table, reader.spark, buckets)
+            wrong = bucket_hashes.confirmed_differences(frames, table, sinks, expected, views)
+            if wrong is not None:
+                for sink in sinks:
+                    of_sink = wrong.where(F.col("sink") == sink.name)
+                    record_differences(comparisons[sink.name], table, of_sink)
     return comparisons.values()
 
 

@@ -83,7 +83,7 @@ def repair(document: bytes) -> bytes | None:
     """Return a document that the index accepts, or None if there is nothing to repair.
 
     If an object has a key twice, the last value counts, as in jsonb. A number that is too long
-    becomes a string. `verify` treats both as equal to Postgres, see `cdc.verify.canonical`.
+    becomes a string. `verify` treats both as equal to Postgres, see `cdc.verify.row_equality`.
     """
     try:
         values = {name: bytes(value) for name, value in members(document).items()}

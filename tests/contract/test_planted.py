@@ -333,7 +333,7 @@ def compared(spark: "SparkSession", name: str) -> list[tuple[str, str]]:
     )
     return [
         (difference["kind"], difference["column"])
-        for difference in bucket_hashes.compare_rows(table, source, view).collect()
+        for difference in bucket_hashes.compare_rows(table, source, {"cache": view}).collect()
     ]
 
 

@@ -1,22 +1,15 @@
-"""Rows of views compared with their source, one by one: `cdc.verify.bucket_hashes` and
-`cdc.verify.canonical`.
-"""
+"""Rows of several views compared with their source, in one job: `cdc.verify.bucket_hashes`."""
 
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-import pytest
-
 from cdc.model.table import Column, Derivation, Table
 from cdc.sinks.memory import Memory
 from cdc.verify import bucket_hashes
+from cdc.verify.row_equality import SOURCE, bucket_digest, comparable
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
-
-DEEP = 1500
-"""Lists within lists: Spark's parser takes 1,000, jsonb several thousand."""
-LONG = 10_000_000
+    from pyspark.sql import DataFrame, SparkSession
 
 
 def make_table(*columns: tuple[str, str]) -> Table:
@@ -24,24 +17,8 @@ def make_table(*columns: tuple[str, str]) -> Table:
     return Table("public", "items", listed, ("id",), "t.public.items")
 
 
-def differing(
-    spark: "SparkSession", table: Table, pairs: dict[str, tuple[str, str]]
-) -> dict[str, tuple[str, str]]:
-    """Return, by id, the kind and the column of each difference between the source's documents and
-    a view's.
-    """
-    source, view = (
-        spark.createDataFrame(
-            [(key, pair[side]) for key, pair in pairs.items()], "id string, document string"
-        )
-        for side in (0, 1)
-    )
-    differences = bucket_hashes.compare_rows(table, source, view).collect()
-    return {row["id"]: (row["kind"], row["column"]) for row in differences}
-
-
-def nested(depth: int, inner: str = "") -> str:
-    return f'{{"id":1,"v":{"[" * depth}{inner}{"]" * depth}}}'
+def frame(spark: "SparkSession", *rows: tuple[str, str]) -> "DataFrame":
+    return spark.createDataFrame(rows, "id string, document string")
 
 
 def test_rows_of_closed_windows_are_left_out_and_counted(spark: "SparkSession") -> None:
@@ -60,55 +37,75 @@ def test_rows_of_closed_windows_are_left_out_and_counted(spark: "SparkSession") 
         assert bucket_hashes.count_closed(sink, view, spark) == count
 
 
-@pytest.mark.parametrize("type_", ["jsonb", "double precision"])
-def test_deep_documents(spark: "SparkSession", type_: str) -> None:
-    """With columns whose text is compared as it is, and with others."""
-    pairs = {
-        "same": (nested(DEEP), nested(DEEP)),
-        "other": (nested(DEEP), nested(DEEP, "1")),
-        "shallow": (nested(DEEP), nested(1)),
-        "ghost": (nested(1), nested(DEEP)),
-        "no document": (nested(DEEP), "nonsense"),
-        "empty": (nested(DEEP), "{}"),
+ROWS = [(str(number), f'{{"id":{number},"n":{number}.5}}') for number in range(40)]
+SEVEN = bucket_digest(b"7").hex()
+ITEMS = make_table(("n", "double precision"))
+FAULTS = {
+    "missing": [row for row in ROWS if row[0] != "7"],
+    "extra": [*ROWS, ("77", '{"id":77,"n":1}')],
+    "duplicate": [*ROWS, ROWS[7], ROWS[7]],
+    "different": [(key, text.replace("7.5", "7.25") if key == "7" else text) for key, text in ROWS],
+    "equal": [(key, text.replace(".5", ".50")) for key, text in reversed(ROWS)],
+}
+"""By sink, its rows: each sink has another fault, and one has none."""
+
+
+def test_buckets_that_differ_in_any_view(spark: "SparkSession") -> None:
+    for sinks, differing in (
+        (("equal",), set()),
+        (("equal", "extra"), {bucket_digest(b"77").hex()}),
+        (("missing",), {SEVEN}),
+        (("duplicate",), {SEVEN}),
+        (("different", "equal", "extra"), {SEVEN, bucket_digest(b"77").hex()}),
+    ):
+        views = {sink: frame(spark, *FAULTS[sink]) for sink in sinks}
+        found = bucket_hashes.compare_buckets(ITEMS, frame(spark, *ROWS), views, None)
+        assert set(found.differing) == differing
+        assert found.rows == {SOURCE: 40, **{sink: len(FAULTS[sink]) for sink in sinks}}
+        assert all(seconds > 0 for seconds in found.seconds.values())
+
+
+def test_buckets_of_a_sample(spark: "SparkSession") -> None:
+    """A fault outside the sample isn't seen, and its rows aren't counted."""
+    views = {"different": frame(spark, *FAULTS["different"])}
+    border = sorted([SEVEN, bucket_digest(b"8").hex()])
+    for sample in ((SEVEN, SEVEN), ("0000", "ffff"), (border[1], "ffff")):
+        rows = [
+            row for row in ROWS if sample[0] <= bucket_digest(row[0].encode()).hex() <= sample[1]
+        ]
+        found = bucket_hashes.compare_buckets(ITEMS, frame(spark, *rows), views, sample)
+        expected = [SEVEN] if sample[0] <= SEVEN <= sample[1] else []
+        assert found.differing == expected
+        assert found.rows == {SOURCE: len(rows), "different": len(rows)}
+
+
+def test_an_empty_side_differs_from_one_that_has_rows(spark: "SparkSession") -> None:
+    for source, view in (((), ROWS[:2]), (ROWS[:2], ())):
+        views = {"cache": frame(spark, *view)}
+        found = bucket_hashes.compare_buckets(ITEMS, frame(spark, *source), views, None)
+        assert set(found.differing) == {bucket_digest(b"0").hex(), bucket_digest(b"1").hex()}
+        assert found.rows == {SOURCE: len(source), "cache": len(view)}
+
+
+def test_each_fault_is_its_sinks(spark: "SparkSession") -> None:
+    views = {sink: frame(spark, *rows) for sink, rows in FAULTS.items()}
+    wrong = bucket_hashes.compare_rows(ITEMS, frame(spark, *ROWS), views).collect()
+    hash_of = comparable(ITEMS).state_hash
+    assert {row["sink"]: tuple(row)[1:] for row in wrong} == {
+        "missing": ("7", "missing", None, 1, None),
+        "extra": ("77", "extra", None, 1, hash_of('{"id":77,"n":1.0}')),
+        "duplicate": ("7", "duplicate", None, 2, hash_of(ROWS[7][1])),
+        "different": ("7", "different", "n", 1, hash_of('{"id":7,"n":7.25}')),
     }
-    differences = differing(spark, make_table(("v", "jsonb"), ("n", type_)), pairs)
-    assert {key: kind for key, (kind, _) in differences.items()} == dict.fromkeys(
-        [*pairs][1:], "different"
-    )
+    assert len(wrong) == 4
 
 
-def test_long_documents(spark: "SparkSession") -> None:
-    """Ten megabytes of what has to be escaped: one changed character is seen."""
-    long = '\\"\\u00e9' * (LONG // 8)
-    pairs = {
-        "same": (f'{{"id":1,"v":"{long}"}}', f'{{"v":"{long}","id":1}}'),
-        "other": (f'{{"id":1,"v":"{long}"}}', f'{{"id":1,"v":"{long[:-1]}8"}}'),
+def test_only_ids_that_were_asked_for_are_compared(spark: "SparkSession") -> None:
+    """Each sink's are its own: a row that one doesn't compare isn't missing there."""
+    views = {"missing": frame(spark, *FAULTS["missing"]), "empty": frame(spark)}
+    only = {"missing": {"7", "8"}, "empty": {"9"}}
+    wrong = bucket_hashes.compare_rows(ITEMS, frame(spark, *ROWS), views, only).collect()
+    assert {(row["sink"], row["id"], row["kind"]) for row in wrong} == {
+        ("missing", "7", "missing"),
+        ("empty", "9", "missing"),
     }
-    assert differing(spark, make_table(("v", "text")), pairs) == {"other": ("different", "v")}
-
-
-def test_json_is_compared_as_an_index_can_have_it(spark: "SparkSession") -> None:
-    """Of a key twice the last value counts, and nothing else does; a number that no index takes
-    equals the string of its text.
-    """
-    number = "-1" + "0" * 999 + ".5"
-    short = "1" * 900
-
-    def document(value: str) -> str:
-        return f'{{"id":1,"v":{value}}}'
-
-    values = {
-        "the last": ('{"a":1,"b":3,"a":2}', '{"b":3,"a":2}'),
-        "the last within": ('[{"a":{"b":1},"a":{"c":1}}]', '[{"a":{"c":1}}]'),
-        "long": (f'{{"n":{number}}}', f'{{"n":"{number}"}}'),
-        "long, by itself": (number, f'"{number}"'),
-        "the first": ('{"a":1,"a":2}', '{"a":1}'),
-        "another last": ('{"a":1,"a":2}', '{"a":1,"a":3}'),
-        "another number": (f'{{"n":{number}}}', f'{{"n":"{number}1"}}'),
-        "short": (f'{{"n":{short}}}', f'{{"n":"{short}"}}'),
-        "its key": (f'{{"{number}":1}}', f'{{"{short}":1}}'),
-    }
-    pairs = {key: (document(source), document(view)) for key, (source, view) in values.items()}
-    for type_ in ("json", "double precision"):
-        differences = differing(spark, make_table(("v", "json"), ("n", type_)), pairs)
-        assert set(differences) == set(list(pairs)[4:])

@@ -1,0 +1,237 @@
+"""When a row of a view equals its source, and sums of rows that are equal exactly when the rows are.
+
+Plain Python, for executors and for the REPL. A document is parsed, its members are put in the order
+of the table's columns, and each value is compared as its type says. One rule for everything that
+compares.
+"""
+
+import json
+import struct
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from hashlib import blake2b, md5
+from typing import Any
+
+import msgspec
+
+from cdc.codec.types import kind
+from cdc.model.table import Table
+from cdc.postgres.row_query import BUCKET_DIGITS
+
+BITS = (1 << 63) - 1
+"""Mask of a hash: a Spark long that is never negative."""
+SOURCE = ""
+"""The side of Postgres in a comparison, in place of a sink's name."""
+LONG_NUMBER = 1000
+"""Characters from which on an index gets a number as a string, see `sinks.elasticsearch.refused`: in
+every view the number and the string of its digits count as equal.
+"""
+SAME_TEXT = ("text", "json")
+"""Comparisons whose equal values nearly always have the same text, in Postgres and in the views."""
+Normalizer = Callable[[Any], Any]
+
+
+class Digits(str):
+    """A number by its text: 1.0 isn't 1.00, and no number equals the string of its digits."""
+
+    __slots__ = ()
+
+    def __repr__(self) -> str:
+        return f"#{self!s}"
+
+
+@dataclass(frozen=True)
+class RowSums:
+    """Number of rows, and two sums of their hashes: `folded` by exclusive or, `total` by addition.
+
+    The exclusive or alone would miss a row that is there twice, the total alone two errors that
+    cancel out.
+    """
+
+    rows: int = 0
+    folded: int = 0
+    total: int = 0
+
+    def plus(self, part: "RowSums") -> "RowSums":
+        """Add the sums of other rows."""
+        return RowSums(
+            self.rows + part.rows, self.folded ^ part.folded, (self.total + part.total) & BITS
+        )
+
+
+@dataclass(frozen=True)
+class Comparable:
+    """Compares the documents (JSON) of a table's rows.
+
+    columns     (name, `types.TypeCodec.compare`) of each column of the table
+
+    Members that are no column are left out (a view's bookkeeping); a missing member counts as null,
+    since a view made before the column was added holds rows without it. Of a member that comes twice
+    the last one counts. A document that can't be parsed (nested deeper than some thousand levels, or
+    no object at all) equals the same text and nothing else.
+    """
+
+    columns: tuple[tuple[str, str], ...]
+
+    def equals(self, expected: str, actual: str) -> bool:
+        """Whether two documents hold the same row."""
+        return expected == actual or self._text(expected) == self._text(actual)
+
+    def first_difference(self, expected: str, actual: str) -> str | None:
+        """Name the first column that differs. None where a document can't be taken apart."""
+        expected_texts = self._column_texts(expected)
+        actual_texts = self._column_texts(actual)
+        if expected_texts is None or actual_texts is None:
+            return None
+        differing = (
+            name
+            for (name, _), expected_text, actual_text in zip(
+                self.columns, expected_texts, actual_texts, strict=True
+            )
+            if expected_text != actual_text
+        )
+        return next(differing, None)
+
+    def state_hash(self, document: str) -> int:
+        """Hash a document: 63 bits, the same ones exactly for equal rows."""
+        text = self._text(document).encode("utf-8", "surrogatepass")
+        return int.from_bytes(blake2b(text, digest_size=8).digest()) & BITS
+
+    def row_digest(self, row_id: bytes, document: bytes) -> bytes:
+        """Hash an id and its document, for sums: 8 bytes. Equal digests mean equal rows.
+
+        Only numbers that are compared by value are parsed; other values count as they are written,
+        because parsing costs three times as much. So equal rows may have different digests, if a
+        view writes their text or JSON otherwise than Postgres.
+        """
+        digest = blake2b(b"%d:%b" % (len(row_id), row_id), digest_size=8)
+        digest.update(self._summed_text(document) if self._numbers else document)
+        return digest.digest()
+
+    def _text(self, document: str) -> str:
+        """Return a text that is equal exactly where the rows are."""
+        texts = self._column_texts(document)
+        # No text of a value has a line break: `repr` escapes those of strings.
+        return document if texts is None else "\n".join(texts)
+
+    def _column_texts(self, document: str) -> list[str] | None:
+        """Return the comparable text of each column; None if the document can't be taken apart."""
+        try:
+            pairs = _DECODER.decode(document)
+            if not isinstance(pairs, tuple):
+                return None
+            members = dict(pairs)
+            return [repr(NORMALIZERS[compare](members.get(name))) for name, compare in self.columns]
+        except (ValueError, RecursionError):
+            return None
+
+    @cached_property
+    def _names(self) -> list[str]:
+        return [name for name, _ in self.columns]
+
+    @cached_property
+    def _numbers(self) -> list[tuple[int, str]]:
+        """The places of columns that are compared by value, with their comparisons."""
+        return [
+            (place, compare)
+            for place, (_, compare) in enumerate(self.columns)
+            if compare not in SAME_TEXT
+        ]
+
+    def _summed_text(self, document: bytes) -> bytes:
+        try:
+            members = _MEMBERS.decode(document)
+            values = [members.get(name, NULL) for name in self._names]
+            for place, compare in self._numbers:
+                values[place] = _number_text(compare, bytes(values[place]))
+            return b"\0".join(values)
+        except (ValueError, RecursionError):
+            return document
+
+
+def sum_rows(rows: Iterable[tuple[bytes, bytes]], rules: Comparable) -> RowSums:
+    """Sum up (id, document) pairs, in any order."""
+    count = folded = total = 0
+    for row_id, document in rows:
+        number = int.from_bytes(rules.row_digest(row_id, document)) & BITS
+        count += 1
+        folded ^= number
+        total += number
+    return RowSums(count, folded, total & BITS)
+
+
+def comparable(table: Table) -> Comparable:
+    """Build the comparison of a table's rows."""
+    return Comparable(tuple((column.name, kind(column.type).compare) for column in table.columns))
+
+
+def bucket_digest(row_id: bytes) -> bytes:
+    """The bucket of a row's id, in two bytes; Postgres computes the same in `row_query.bucket`."""
+    return md5(row_id, usedforsecurity=False).digest()[: BUCKET_DIGITS // 2]
+
+
+def _number_text(compare: str, value: bytes) -> bytes:
+    """Return the comparable text of JSON that has numbers."""
+    text = value.decode()
+    parsed = Digits(text) if text[0] in "-0123456789" else _DECODER.decode(text)
+    return repr(NORMALIZERS[compare](parsed)).encode()
+
+
+def _unchanged(value: Any) -> Any:
+    return value
+
+
+def _json(value: Any) -> Any:
+    """Compare as `jsonb` does: members in any order, and of a name that comes twice the last one."""
+    if isinstance(value, tuple):
+        return tuple(sorted((name, _json(member)) for name, member in dict(value).items()))
+    if isinstance(value, list):
+        return [_json(element) for element in value]
+    if isinstance(value, Digits) and len(value) >= LONG_NUMBER:
+        return str(value)
+    return value
+
+
+def _double(value: Any) -> Any:
+    """Compare by value: 1e20 is 100000000000000000000, and -0 is 0 as in Postgres. Text stays."""
+    if isinstance(value, list):
+        return [_double(element) for element in value]
+    return float(value) + 0.0 if isinstance(value, Digits) else value
+
+
+def _real(value: Any) -> Any:
+    """Compare as `_double`, in four bytes."""
+    if isinstance(value, list):
+        return [_real(element) for element in value]
+    if not isinstance(value, Digits):
+        return value
+    try:
+        (number,) = struct.unpack("f", struct.pack("f", float(value)))
+    except OverflowError:
+        return value
+    return number + 0.0
+
+
+def _path(value: Any) -> Any:
+    """Compare an object whose numbers are doubles."""
+    if isinstance(value, tuple):
+        return sorted((name, _double(member)) for name, member in dict(value).items())
+    return value
+
+
+NORMALIZERS: dict[str, Normalizer] = {
+    "text": _unchanged,
+    "json": _json,
+    "real": _real,
+    "reals": _real,
+    "double": _double,
+    "doubles": _double,
+    "path": _path,
+}
+"""By `types.TypeCodec.compare`. Numbers of other kinds are compared by their text."""
+NULL = b"null"
+_MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_DECODER = json.JSONDecoder(
+    object_pairs_hook=tuple, parse_int=Digits, parse_float=Digits, parse_constant=Digits
+)
