@@ -3,6 +3,8 @@
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from cdc.model.table import Column, Derivation, Table
 from cdc.sinks.memory import Memory
 from cdc.verify import bucket_hashes
@@ -63,6 +65,21 @@ def test_buckets_that_differ_in_any_view(spark: "SparkSession") -> None:
         assert set(found.differing) == differing
         assert found.rows == {SOURCE: 40, **{sink: len(FAULTS[sink]) for sink in sinks}}
         assert all(seconds > 0 for seconds in found.seconds.values())
+
+
+def test_sums_differ_in_any_of_the_three() -> None:
+    """Two pairs of hashes with one exclusive or, with one total, and with both."""
+    pairs = ((1, 2), (4, 7), (0, 3))
+    sums = []
+    for pair in pairs:
+        sums.append(bucket_hashes.BucketSums())
+        hashes = np.array(pair, "uint64")
+        sums[-1].add(np.array([5, 5]), 1, hashes, hashes)
+    one = bucket_hashes.BucketSums()
+    one.add(np.array([5]), 1, np.array([3], "uint64"), np.array([3], "uint64"))
+    for first, second in ((sums[0], sums[1]), (sums[0], one)):
+        assert np.flatnonzero(first.differ(second)).tolist() == [5]
+    assert not sums[0].differ(sums[2]).any()
 
 
 def test_buckets_of_a_sample(spark: "SparkSession") -> None:
