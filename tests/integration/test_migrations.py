@@ -692,8 +692,8 @@ def test_no_tables_and_no_control_schema_are_refused(
 ) -> None:
     with pytest.raises(SourceError, match="no tables to capture"):
         prepare([])
-    execute(conn, "DELETE FROM cdc.migration WHERE name = 'control/0003_ddl.sql'")
-    with pytest.raises(SourceError, match=r"control/0003_ddl\.sql hasn't been applied"):
+    execute(conn, "DELETE FROM cdc.migration WHERE name = 'control/0003_truncation.sql'")
+    with pytest.raises(SourceError, match=r"control/0003_truncation\.sql hasn't been applied"):
         prepare()
 
 
