@@ -6,9 +6,9 @@ CREATE TABLE cdc.ddl (
     at         timestamptz NOT NULL DEFAULT clock_timestamp(),
     lsn        pg_lsn NOT NULL DEFAULT pg_current_wal_insert_lsn(),
     command    text NOT NULL,
+    relation   bigint NOT NULL,
     table_name text NOT NULL,
     columns    jsonb,
-    relation   bigint,
     partitions jsonb
 );
 COMMENT ON TABLE cdc.ddl IS
@@ -64,8 +64,7 @@ $$;
 -- `missing`: rows from before the column have a value for it, which may also be a domain's default.
 --
 -- `types`: of a column's type, at any depth, what is part of the text of rows: a domain's base, an enum's labels by the
--- oid that a row holds, a composite's attributes. `labels` and `attributes` are those of the outermost type. Types of
--- Postgres itself, with oids below 16384, have none of these.
+-- oid that a row holds, a composite's attributes. Types of Postgres itself, with oids below 16384, have none of these.
 --
 -- `identified`: whether the column is in the replica identity of the table, or of all of its partitions. A delete, and an
 -- update that moves a key, are logged with the columns of the identity; if that is an index without the key, they name no
@@ -101,23 +100,19 @@ AS $$
         JOIN pg_attribute m ON m.attrelid = t.typrelid AND m.attnum > 0 AND NOT m.attisdropped
         GROUP BY t.oid
     ), enum AS (
-        SELECT enumtypid AS oid, jsonb_agg(enumlabel ORDER BY enumsortorder) AS labels,
-               jsonb_object_agg(oid, enumlabel) AS labels_by_oid
+        SELECT enumtypid AS oid, jsonb_object_agg(oid, enumlabel) AS labels
         FROM pg_enum WHERE enumtypid IN (SELECT oid FROM below) GROUP BY enumtypid
     ), part AS (
         SELECT t.oid, jsonb_strip_nulls(jsonb_build_object(
             'oid', t.oid::bigint,
             'base', CASE t.typtype WHEN 'd' THEN format_type(t.typbasetype, t.typtypmod) END,
-            'labels', enum.labels_by_oid,
+            'labels', enum.labels,
             'attributes', composite.attributes)) AS definition
         FROM (SELECT DISTINCT oid FROM below) AS b JOIN pg_type t ON t.oid = b.oid AND t.typtype IN ('c', 'd', 'e')
         LEFT JOIN enum ON enum.oid = t.oid LEFT JOIN composite ON composite.oid = t.oid
     ), made AS MATERIALIZED (
-        SELECT t.oid, enum.labels, composite.attributes,
-               (SELECT jsonb_agg(part.definition ORDER BY part.oid) FROM below JOIN part USING (oid)
-                WHERE below.root = t.oid) AS types
-        FROM root JOIN pg_type t ON t.oid = root.oid
-        LEFT JOIN enum ON enum.oid IN (t.oid, t.typelem) LEFT JOIN composite ON composite.oid IN (t.oid, t.typelem)
+        SELECT below.root AS oid, jsonb_agg(part.definition ORDER BY part.oid) AS types
+        FROM below JOIN part USING (oid) GROUP BY below.root
     )
     SELECT a.attrelid, jsonb_agg(jsonb_build_object(
                'name', a.attname,
@@ -127,8 +122,6 @@ AS $$
                'default', pg_get_expr(d.adbin, d.adrelid),
                'missing', a.atthasmissing,
                'key', array_position(k.conkey, a.attnum),
-               'labels', made.labels,
-               'attributes', made.attributes,
                'types', coalesce(made.types, '[]'),
                'identified', NOT EXISTS (
                    SELECT FROM identity WHERE identity.root = a.attrelid AND NOT EXISTS (
@@ -293,10 +286,7 @@ BEGIN
     FROM pg_event_trigger_dropped_objects()
     WHERE object_type = 'table' AND NOT is_temporary
       AND schema_name NOT IN ('cdc', 'pg_catalog', 'information_schema')
-      AND EXISTS (
-          SELECT FROM cdc.ddl d WHERE d.relation = objid
-          UNION ALL
-          SELECT FROM cdc.ddl d WHERE d.relation IS NULL AND d.table_name = schema_name || '.' || object_name);
+      AND EXISTS (SELECT FROM cdc.ddl d WHERE d.relation = objid);
     PERFORM cdc.note(TG_TAG, cdc.repartitioned());
 EXCEPTION WHEN OTHERS THEN
     RAISE WARNING 'cdc: % is not in the DDL journal: %', TG_TAG, SQLERRM;

@@ -11,7 +11,7 @@ AS $$
 $$;
 
 CREATE VIEW cdc.definition AS
-    SELECT DISTINCT ON (relation) * FROM cdc.ddl WHERE relation IS NOT NULL ORDER BY relation, id DESC;
+    SELECT DISTINCT ON (relation) * FROM cdc.ddl ORDER BY relation, id DESC;
 COMMENT ON VIEW cdc.definition IS 'what the journal knows last of each table; columns is null after a drop';
 
 -- A rewrite may leave every definition as it was (ALTER ... TYPE int USING -n), but never the file.

@@ -133,7 +133,6 @@ SOURCE_FAULTS: dict[str, Callable[[], Iterable[Finding]]] = {
     "truncation-unwatched": lambda: table(unwatched=True),
     "events-unguarded": lambda: table(unguarded=True),
     "heartbeat-row-missing": lambda: source(beats=False),
-    "definitions-unwatched": lambda: source(definitions="nothing"),
 }
 
 CONFIG = {**TEMPLATE, "heartbeat.interval.ms": "2000", "heartbeat.action.query": "UPDATE"}

@@ -11,9 +11,9 @@ from cdc.migrations.runner import folder_kind, migrations
 
 APPLIED = {
     "control/0001_control.sql": "0ef4f0abce4cfec078f7ee8d6901217cab061b605a50e34fcc79494614c7f7f6",
-    "control/0002_definitions.sql": "0c3b46137a6deff185a9d38da1b0bfbe0dcfae28eac704e99e28681ac2d262b1",
+    "control/0002_definitions.sql": "17accc36fa54ccac58fc0490e1ad478487e28ccb7d30bc20b405c84ea2117b53",
     "control/0003_truncation.sql": "919ef7614f182defa913287a70a7519465f0f7a21eb29aac1974161f8f4c694a",
-    "control/0004_comparison.sql": "9a3ddaff78724a742c59870ab96e93aba3f0a0af6a8d1dca1f2632a77dc583a3",
+    "control/0004_comparison.sql": "979598119a6d44d0dc353da864fa61cf6eab2154c9c3b8602b7026eb27e2d7ec",
     "control/0005_current_rows.sql": "4bf57401defdaa33085938ee6d59a0ed4434ae3165bf9072efd75b95c2efd2c1",
     "control/0006_publications.sql": "eaef1e1f9985a111ddc65f2bf929e1b3047329dfc89cac407f0859d405cba3bb",
     "control/0007_event_tables.sql": "d8daecc890f6ac22a078faf2a4702a7a4085740ae2e063fab9a8ebced25a7680",

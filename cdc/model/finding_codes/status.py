@@ -104,12 +104,6 @@ STATUS: Mapping[str, Kind] = {
         "Beyond max_slot_wal_keep_size Postgres gives the slot up: a new snapshot is needed.",
         "End what holds the slot back, or raise max_slot_wal_keep_size.",
     ),
-    "definitions-unwatched": Kind(
-        "degraded",
-        SOURCE,
-        SourceError,
-        "A changed type may make views wrong without a word.",
-    ),
     "definitions-uncompared": Kind(
         "degraded",
         SOURCE,
