@@ -63,11 +63,3 @@ def require_readable(
                 service=name,
                 path=str(state),
             )
-
-
-def version_of_snapshot(head: bytes) -> ServerVersion | None:
-    """Read from the first bytes of a cache server's file which version wrote it; None when they
-    don't tell.
-    """
-    match = re.search(rb"(redis|valkey)-ver.([0-9]+(?:\.[0-9]+)+)", head, re.DOTALL)
-    return ServerVersion(match[1].decode().capitalize(), match[2].decode()) if match else None

@@ -20,7 +20,7 @@ from cdc.compose import health, versions
 from cdc.compose.artifacts import Servers
 from cdc.compose.host import STATE_HINT, User, change_owner, require_searchable, unprivileged
 from cdc.compose.process import end_leftovers, run
-from cdc.compose.server_version import ServerVersion, version_of_snapshot
+from cdc.compose.server_version import ServerVersion
 from cdc.compose.wheels import cache_version
 from cdc.errors import StackError
 from cdc.model import jvm_options
@@ -123,12 +123,6 @@ class Server:
         """
         return None
 
-    def data_version(self, dirs: ServerDirs) -> ServerVersion | None:  # noqa: ARG002
-        """Return the version that the data itself names, for a state folder from before versions
-        were recorded.
-        """
-        return None
-
     def run(self, dirs: ServerDirs, *command: str | Path) -> None:
         """Run a preparing command as the server's user."""
         status = run(
@@ -182,10 +176,6 @@ class Postgres(Server):
 
     def version(self, dirs: ServerDirs) -> ServerVersion | None:  # noqa: ARG002
         return ServerVersion("Postgres", versions.POSTGRES)
-
-    def data_version(self, dirs: ServerDirs) -> ServerVersion | None:
-        version = dirs.data / "PG_VERSION"
-        return ServerVersion("Postgres", version.read_text().strip()) if version.exists() else None
 
 
 class JavaServer(Server):
@@ -323,12 +313,6 @@ class Redis(Server):
     def version(self, dirs: ServerDirs) -> ServerVersion | None:
         # Asked of the program, because it may be the machine's own.
         return cache_version(dirs.parts.redis_server)
-
-    def data_version(self, dirs: ServerDirs) -> ServerVersion | None:
-        for snapshot in dirs.data.glob("appendonlydir/*.base.rdb"):
-            with snapshot.open("rb") as file:
-                return version_of_snapshot(file.read(256))
-        return None
 
 
 # In the order of starting; stopped in reverse.

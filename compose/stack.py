@@ -201,12 +201,7 @@ def _record_versions(record: StackState, dirs_by_server: Mapping[Server, ServerD
         for server, dirs in dirs_by_server.items()
         if (version := server.version(dirs))
     }
-    previous_versions = {
-        server.name: version
-        for server, dirs in dirs_by_server.items()
-        if (version := server.data_version(dirs))
-    }
-    require_readable(record.state, previous_versions | record.versions, versions)
+    require_readable(record.state, record.versions, versions)
     record.versions |= versions
     record.save()
 

@@ -47,14 +47,8 @@ class StackState:
         try:
             document = json.loads((state / "stack.json").read_text())
             processes = {name: Process(**entry) for name, entry in document["processes"].items()}
-            # Records of older versions have neither key; at that time every stack consisted of
-            # processes.
-            versions = {
-                name: ServerVersion(**entry) for name, entry in document.get("written", {}).items()
-            }
-            return cls(
-                state, document["ports"], processes, versions, document.get("stack", "embedded")
-            )
+            versions = {name: ServerVersion(**entry) for name, entry in document["written"].items()}
+            return cls(state, document["ports"], processes, versions, document["stack"])
         except (FileNotFoundError, NotADirectoryError):
             return cls(state, {}, {})
         except (ValueError, KeyError, TypeError, AttributeError) as error:

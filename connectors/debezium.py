@@ -97,19 +97,12 @@ def name_pattern(name: str) -> str:
 
 
 def parse_names(patterns: str) -> list[str]:
-    """Read the names of such a list, in the older form with backslashes, too."""
-    listed = (pattern.replace(r"\,", ",") for pattern in re.split(r"(?<!\\),", patterns))
-    return [
-        parse_name(re.sub(r"^\(\?-i:(.*)\)$", r"\1", pattern, flags=re.DOTALL))
-        for pattern in listed
-        if pattern
-    ]
-
-
-def parse_name(pattern: str) -> str:
-    """Read the name that a pattern matches."""
+    """Read the names of such a list."""
 
     def unescaped(match: re.Match[str]) -> str:
-        return chr(int(match[1], 16)) if match[1] else match[2]
+        return chr(int(match[1], 16)) if match[1] else "."
 
-    return re.sub(r"\\u([0-9a-f]{4})|\\(.)", unescaped, pattern, flags=re.DOTALL)
+    return [
+        re.sub(r"\\u([0-9a-f]{4})|\\\.", unescaped, pattern[len("(?-i:") : -len(")")])
+        for pattern in patterns.split(",")
+    ]

@@ -15,11 +15,12 @@ COMMENT ON TABLE cdc.heartbeat IS
 ALTER TABLE cdc.heartbeat ENABLE ROW LEVEL SECURITY;
 CREATE POLICY "everyone reads" ON cdc.heartbeat FOR SELECT USING (true);
 
--- The layout that Debezium documents for its signalling table.
+-- The layout that Debezium documents for its signalling table, but for the length of `data`: a request for rows whose
+-- dates JDBC can't carry names every column.
 CREATE TABLE cdc.signal (
     id   varchar(42) PRIMARY KEY,
     type varchar(32) NOT NULL,
-    data varchar(2048)
+    data text
 );
 COMMENT ON TABLE cdc.signal IS
     'requests to the connector; a filter in here runs as SQL of the connector''s role, so few may write it';

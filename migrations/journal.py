@@ -65,15 +65,13 @@ def ensure_journal(
     unpublished = [relation for relation in captured if relation.oid not in published_before]
     if unpublished:
         yield Statement(_note(conn, "PUBLISH", unpublished))
-    if conn.execute("SELECT to_regprocedure('cdc.partitions(oid)')").fetchone() == (None,):
+    if not _has_journal(conn):
         return
     retained = [relation.oid for relation in captured if relation.oid in published_before]
     outdated = {oid for (oid,) in conn.execute(OUTDATED, [retained]).fetchall()}
     if changed := [relation for relation in captured if relation.oid in outdated]:
         names = ", ".join(sorted(relation.label for relation in changed))
         yield Statement(_note(conn, "DESCRIBE", changed), (f"noted the definition of {names}",))
-    if conn.execute("SELECT to_regclass('cdc.storage')").fetchone() == (None,):
-        return
     members = sorted({oid for relation in captured for oid in relation.members})
     if conn.execute(UNWATCHED, [members]).fetchone():
         yield Statement(sql.SQL("SELECT cdc.remember_storage()"))
@@ -86,8 +84,8 @@ def ensure_published(
     when it comes back, `cdc register` asks for its rows.
     """
     remember = Statement(sql.SQL("SELECT cdc.remember_publications()"))
-    if conn.execute("SELECT to_regclass('cdc.published')").fetchone() == (None,):
-        yield remember  # In a plan, whose migrations come before it.
+    if not _has_journal(conn):
+        yield remember
         return
     oids = [relation.oid for relation in captured]
     if conn.execute(WITHDRAWN, [pipeline, oids]).fetchone():
@@ -116,6 +114,11 @@ def ensure_event_triggers(conn: psycopg.Connection) -> Iterator[Statement]:
                 done_check=sql.SQL(exists),
                 skip_note=COMPARED,
             )
+
+
+def _has_journal(conn: psycopg.Connection) -> bool:
+    """Whether the migrations are applied; in a plan they may come before the statements of here."""
+    return conn.execute("SELECT to_regclass('cdc.published')").fetchone() != (None,)
 
 
 def _note(conn: psycopg.Connection, command: str, relations: Sequence[Relation]) -> sql.Composed:

@@ -170,12 +170,7 @@ def _own_rows(conn: psycopg.Connection, pipeline: str, tables: list[str]) -> Ite
     if conn.execute("SELECT 1 FROM cdc.heartbeat WHERE pipeline = %s", [pipeline]).fetchone():
         delete = sql.SQL("DELETE FROM cdc.heartbeat WHERE pipeline = {}")
         yield Statement(delete.format(sql.Literal(pipeline)), (f"heartbeat of {pipeline}",))
-    if (
-        conn.execute("SELECT to_regclass('cdc.published')").fetchone() != (None,)
-        and conn.execute(
-            "SELECT 1 FROM cdc.published WHERE publication = %s", [pipeline]
-        ).fetchone()
-    ):
+    if conn.execute("SELECT 1 FROM cdc.published WHERE publication = %s", [pipeline]).fetchone():
         delete = sql.SQL("DELETE FROM cdc.published WHERE publication = {}")
         yield Statement(
             delete.format(sql.Literal(pipeline)), (f"tables that {pipeline} has published",)

@@ -199,7 +199,7 @@ def _compare(connection: Connection) -> None:
     """
     try:
         definitions.compare(connection)
-    except (SourceError, psycopg.Error) as error:
+    except psycopg.Error as error:
         if connection.closed:
             raise
         failure = classify(error, "postgres")

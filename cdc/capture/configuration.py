@@ -9,8 +9,7 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 
 from cdc.config.settings import CONTROL_TABLES, Pipeline
-from cdc.connectors.debezium import TEMPLATE, name_pattern, name_patterns, parse_name, parse_names
-from cdc.control.registrations import Captured
+from cdc.connectors.debezium import TEMPLATE, name_pattern, name_patterns
 from cdc.errors import SettingsError
 from cdc.kafka.topic_specs import MAX_MESSAGE_BYTES
 from cdc.migrations import heartbeat_query
@@ -74,29 +73,6 @@ def configuration(
     ]:
         config["message.key.columns"] = ";".join(keys)
     return config
-
-
-def captured_tables(config: Mapping[str, str], tables: Sequence[Table]) -> dict[str, Captured]:
-    """Read from a connector's configuration how it sends those of the tables that it captures."""
-    included = parse_names(config.get("table.include.list", ""))
-    excluded = parse_names(config.get("column.exclude.list", ""))
-    entries = (
-        entry.rsplit(":", 1) for entry in config.get("message.key.columns", "").split(";") if entry
-    )
-    keys = {
-        parse_name(table): tuple(map(parse_name, columns.split(","))) for table, columns in entries
-    }
-    captured = {}
-    for table in tables:
-        name = table.qualified
-        if name in included:
-            columns = [
-                column.removeprefix(f"{name}.")
-                for column in excluded
-                if column.startswith(f"{name}.")
-            ]
-            captured[name] = Captured(tuple(columns), keys.get(name, ()))
-    return captured
 
 
 def placeholder(pipeline: str, cluster_id: str) -> str:

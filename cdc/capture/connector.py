@@ -12,7 +12,7 @@ from typing import Any
 
 from cdc.capture import new_tables
 from cdc.capture.arrival import DEADLINE_S, Arrival
-from cdc.capture.configuration import captured_tables, configuration
+from cdc.capture.configuration import configuration
 from cdc.capture.readiness import require_ready
 from cdc.config.settings import Pipeline
 from cdc.connectors.client import Connect
@@ -176,7 +176,7 @@ class _RegistrationAttempt:
             self.stopped = True
         if self.server_changed:
             self._start_over()
-        captured = self._captured_before(previous_config)
+        captured = self.previous.tables if self.previous else {}
         backfilled, void_ends = self._send_missing_rows(
             captured, created, restarts=failed or config != previous_config or self.server_changed
         )
@@ -188,7 +188,7 @@ class _RegistrationAttempt:
         settle_topics(self.topics, self.pipeline, self._new_topics(created) | void_ends.keys())
         # Last, so that a registration that is killed before finds the same backfills again.
         next_registration = (self.previous or self.registration).renew(
-            self.registration, captured or {}, void_ends, moved=self.server_changed
+            self.registration, captured, void_ends, moved=self.server_changed
         )
         if next_registration != self.previous:
             registrations.write(self.topics, self.pipeline, next_registration)
@@ -204,18 +204,8 @@ class _RegistrationAttempt:
             self.arrival.excuse_failures()
         return backfilled
 
-    def _captured_before(
-        self, previous_config: Mapping[str, str] | None
-    ) -> Mapping[str, Captured] | None:
-        """How tables were captured until now. None if there is neither a registration nor a
-        configuration.
-        """
-        if self.previous:
-            return self.previous.tables
-        return captured_tables(previous_config, self.tables) if previous_config else None
-
     def _send_missing_rows(
-        self, previous: Mapping[str, Captured] | None, created: list[str], *, restarts: bool
+        self, previous: Mapping[str, Captured], created: list[str], *, restarts: bool
     ) -> tuple[list[str], Mapping[str, Position]]:
         """Request the rows that are missing from the topics, while the connector is stopped.
 
@@ -223,8 +213,8 @@ class _RegistrationAttempt:
         """
         name = self.pipeline.pipeline
         # Tables whose topics have events under the keys of now.
-        events = self.previous.events if self.previous else frozenset[str]()
-        known_keys = {name: captured.key for name, captured in (previous or {}).items()}
+        events = (self.previous or self.registration).events
+        known_keys = {name: captured.key for name, captured in previous.items()}
         current = self.registration.tables
         events &= {
             name
@@ -245,7 +235,6 @@ class _RegistrationAttempt:
                     self.progress(f"a new snapshot replaces what is in {', '.join(void_ends)}")
                 return [], void_ends
         backfills = new_tables.find_backfills(
-            self.conn,
             self.topics,
             self.tables,
             previous,

@@ -12,15 +12,12 @@ After a crash at any point, the next registration finds what is missing.
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from psycopg import sql
-
 from cdc.control.registrations import Captured
 from cdc.kafka.backfills import request_name
 from cdc.kafka.topics import Topics
 from cdc.model.position import Position
 from cdc.model.table import Table
 from cdc.postgres.incremental_snapshot import resend
-from cdc.postgres.row_query import own_rows
 from cdc.postgres.source import Connection
 from cdc.postgres.truncation_floor import raise_floor
 
@@ -51,10 +48,9 @@ def takes_snapshot(offsets: Sequence[Mapping[str, object]]) -> bool:
 
 
 def find_backfills(
-    conn: Connection,
     topics: Topics,
     tables: Sequence[Table],
-    previous: Mapping[str, Captured] | None,
+    previous: Mapping[str, Captured],
     current: Mapping[str, Captured],
     created: Collection[str],
     events: Collection[str],
@@ -62,27 +58,16 @@ def find_backfills(
     """Find tables whose topics lack rows as they are sent from now on, and that no snapshot will
     copy.
 
-    `previous` is how tables were captured until now. None if that is unknown, because the connector
-    was registered by an older version and then deleted. `created` are the topics created since
-    then. `events` are tables of events whose topics still have all of them.
+    `previous` is how tables were captured until now. `created` are the topics created since then.
+    `events` are tables of events whose topics still have all of them.
     """
     ends = topics.ends([table.topic for table in tables])
-
-    def is_new(table: Table) -> bool:
-        if table.topic in created:
-            return True
-        if previous is not None:
-            return table.qualified not in previous
-        # It is unknown what a deleted connector captured. If a table has rows and its topic is
-        # empty, it wasn't captured.
-        return not any(ends[table.topic].offsets) and _has_rows(conn, table)
-
     backfills = []
     for table in tables:
-        if is_new(table):
+        if table.topic in created or table.qualified not in previous:
             has_dead = any(ends[table.topic].offsets) and table.qualified not in events
             backfills.append(Backfill(table, "it is new here", has_dead))
-        elif previous is not None:
+        else:
             old_capture = previous[table.qualified]
             new_capture = current[table.qualified]
             if old_capture.key != new_capture.key:
@@ -126,8 +111,3 @@ def set_floor_before_snapshot(
     if filled:
         raise_floor(conn, filled)
     return {topic: end for topic, end in ends.items() if any(end.offsets)}
-
-
-def _has_rows(conn: Connection, table: Table) -> bool:
-    query = sql.SQL("SELECT EXISTS (SELECT FROM {})").format(own_rows(table))
-    return conn.execute(query).fetchone() == (True,)

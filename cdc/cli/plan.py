@@ -123,7 +123,6 @@ def _state_before(
     tables: "Sequence[Table]",
     troubles: "list[CdcError]",
 ) -> "CurrentState":
-    from cdc.capture.configuration import captured_tables
     from cdc.control import registrations
     from cdc.control.change_plan import CurrentState
     from cdc.errors import CdcError
@@ -131,8 +130,6 @@ def _state_before(
 
     pipeline = context.pipeline
     registration = registrations.read(kafka, pipeline)
-    if registration is None and config:
-        registration = registrations.Registration(tables=captured_tables(config, _captured(tables)))
     for refuse in (registrations.refuse_another, registrations.refuse_promoted):
         try:
             refuse(registration, source.server(conn), pipeline)

@@ -63,15 +63,15 @@ def token(connection: "psycopg.Connection[Any]") -> str:
 
 @dataclass(frozen=True)
 class Token:
-    """A token's parts. An empty `server` means the server whose message was read last."""
+    """A token's parts."""
 
     lsn: int
-    server: str = ""
+    server: str
 
     @classmethod
     def parse(cls, text: str) -> "Token":
-        """Parse the text that `token` returns, or an LSN alone."""
-        place, _, server = text.partition("@")
+        """Parse the text that `token` returns."""
+        place, server = text.split("@")
         return cls(lsn_number(place), server)
 
 
@@ -84,24 +84,22 @@ class TokenEnds:
 
     def __init__(self) -> None:
         self._ends: dict[str, tuple[int, Ends]] = {}
-        self._last_server = ""
 
     def lacks(self, token: Token) -> bool:
         """Whether no message of the token's server has its LSN or a later one yet."""
-        lsn, _ = self._ends.get(token.server or self._last_server, (-1, {}))
+        lsn, _ = self._ends.get(token.server, (-1, {}))
         return lsn < token.lsn
 
     def add(self, token: Token, ends: Ends) -> None:
         """Record that everything before the token is in the topics, whose ends are given."""
         self._ends[token.server] = token.lsn, ends
-        self._last_server = token.server
 
     def ends(self, token: Token) -> Ends | None:
         """Return ends of the topics that have everything before the token.
 
         None: no message proves them yet.
         """
-        return None if self.lacks(token) else self._ends[token.server or self._last_server][1]
+        return None if self.lacks(token) else self._ends[token.server][1]
 
 
 def parse_message(record: Record) -> Token | None:

@@ -18,21 +18,19 @@ import structlog
 
 from cdc.config.settings import Pipeline
 from cdc.control.repetition import repeating
-from cdc.errors import CdcError, SourceError
+from cdc.errors import CdcError
 from cdc.postgres import source
 from cdc.postgres.source import Connection
 
 COMPARE_S = 5.0
 PATIENCE_S = 60.0
 """How long one comparison may take."""
-Watch = Literal["event triggers", "comparison", "nothing"]
+Watch = Literal["event triggers", "comparison"]
 WATCH = """
 SELECT CASE WHEN (SELECT count(*) = 4 FROM pg_event_trigger WHERE evtenabled IN ('O', 'A')
                   AND evtname IN ('cdc_ddl', 'cdc_ddl_around', 'cdc_drop', 'cdc_rewrite')) THEN 'event triggers'
-            WHEN to_regprocedure('cdc.compare_definitions()') IS NULL THEN 'nothing'
             ELSE 'comparison' END
 """
-COMPARABLE = "SELECT to_regprocedure('cdc.compare_publications()') IS NOT NULL"
 COMPARE = "SELECT cdc.compare_definitions() + cdc.compare_publications()"
 PARTITIONED = """
 SELECT t.tgrelid FROM pg_trigger t JOIN pg_class c ON c.oid = t.tgrelid
@@ -45,9 +43,10 @@ log = structlog.get_logger()
 
 
 def watch(conn: Connection) -> Watch:
-    """The mechanism that records a changed definition; "nothing" before `cdc migrate`."""
+    """The mechanism that records a changed definition."""
     row: tuple[Watch] | None = conn.execute(WATCH).fetchone()
-    return row[0] if row else "nothing"
+    assert row is not None
+    return row[0]
 
 
 def compare(conn: Connection) -> int:
@@ -55,15 +54,8 @@ def compare(conn: Connection) -> int:
     a publication left out changes for a while. Adopt new partitions. Returns the number of entries.
 
     Raises:
-        SourceError: `cdc migrate` has to run first. psycopg.Error: for example while a table is
-            locked.
+        psycopg.Error: for example while a table is locked.
     """
-    if conn.execute(COMPARABLE).fetchone() != (True,):
-        raise SourceError(
-            "Nothing compares how the captured tables change: the database was migrated by an older version.",
-            hint="cdc -p FILE migrate",
-            code="control-missing",
-        )
     row: tuple[int] | None = conn.execute(COMPARE).fetchone()
     # Each in its own transaction: these lock tables, and the entries must not wait for the locks.
     _adopt(conn)

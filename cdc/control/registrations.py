@@ -47,7 +47,7 @@ class Captured:
     def from_mapping(cls, fields: Mapping[str, Any]) -> "Captured":
         """The reverse of `asdict`."""
         columns = {name: tuple(value) for name, value in fields.items() if name != "events"}
-        return cls(**columns, events=fields.get("events", False))
+        return cls(**columns, events=fields["events"])
 
     def with_withdrawn(self, previous: "Captured") -> "Captured":
         """The same, with the withdrawn columns: the previous registration's, and those that
@@ -70,8 +70,8 @@ class Registration:
     since: Mapping[str, Position] = field(default_factory=dict)
     """By topic: the position below which all records are dead."""
     topic_ids: Mapping[str, str] = field(default_factory=dict)
-    """Ids of the topics of tables and views, by topic. Empty if an older version wrote it. When an
-    id changes, a run checks all of its topics again.
+    """Ids of the topics of tables and views, by topic. When an id changes, a run checks all of its
+    topics again.
     """
     aside: Mapping[str, Obstacle] = field(default_factory=dict)
     """Tables that are set aside, each with the obstacle. They aren't in `tables`, so all of their
@@ -108,9 +108,9 @@ class Registration:
                 topic: Position(position["topic_id"], tuple(position["offsets"]))
                 for topic, position in fields["since"].items()
             },
-            fields.get("topic_ids", {}),
-            {table: Obstacle(name) for table, name in fields.get("aside", {}).items()},
-            tuple(fields.get("former_events", ())),
+            fields["topic_ids"],
+            {table: Obstacle(name) for table, name in fields["aside"].items()},
+            tuple(fields["former_events"]),
         )
 
     def set_aside(self, table: str, obstacle: Obstacle) -> "Registration":
@@ -247,12 +247,10 @@ def refuse_promoted(
 
 
 def read(topics: Topics, pipeline: Pipeline) -> Registration | None:
-    """The last registration. None if there is none, or only an older version's. Raises
-    ConnectorError.
-    """
+    """The last registration; None if there is none. Raises ConnectorError."""
     if not topics.existing([pipeline.registered_topic]):
         return None
-    record = topics.last_record(pipeline.registered_topic, lambda candidate: candidate.key == KEY)
+    record = topics.last_record(pipeline.registered_topic)
     return Registration.from_json(record.value) if record and record.value else None
 
 

@@ -35,9 +35,6 @@ def check_source(facts: SourceFacts) -> Iterator[Finding]:
         if not facts.beats:
             message = f"cdc.heartbeat has no row of {facts.pipeline}."
             yield find("control-missing", "cdc.heartbeat", message, MIGRATE)
-        if facts.definitions == "nothing":
-            message = "Changes of table definitions aren't recorded."
-            yield find("trigger-missing/definitions", "cdc.ddl", message, MIGRATE)
     yield from _check_tables(facts)
 
 

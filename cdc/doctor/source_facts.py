@@ -14,7 +14,6 @@ import psycopg
 
 from cdc.capture.readiness import PUBLICATION, ROLE, UNREADABLE
 from cdc.config.settings import CONTROL_TABLES, Pipeline
-from cdc.control.definitions import Watch, watch
 from cdc.doctor.machine import is_loopback
 from cdc.errors import SourceError
 from cdc.model.row_security import HIDDEN_BY
@@ -173,7 +172,6 @@ class SourceFacts:
     """Of the disk with the server's data; None where that is another machine's."""
     connected: bool = True
     """Whether Connect has a connector of the pipeline's name."""
-    definitions: Watch = "event triggers"
 
     @property
     def slot(self) -> SlotFacts | None:
@@ -230,7 +228,6 @@ def _read_source(conn: Connection, pipeline: Pipeline, *, connected: bool) -> So
         _clock_off(conn),
         _disk_free_share(conn),
         connected,
-        watch(conn),
     )
 
 

@@ -217,11 +217,7 @@ class Registry:
         self.write(*((("kept", sink, table), None) for table in tables))
 
     def _apply_record(self, record: Record) -> None:
-        key = record.key or b""
-        # Keys of an older format are a bare sink name, without a kind.
-        if not key.startswith(b"["):
-            return
-        kind, sink, *fields = json.loads(key)
+        kind, sink, *fields = json.loads(record.key or b"")
         value = json.loads(record.value) if record.value else None
         if kind in HANDLERS:
             generations = self._sinks.setdefault(sink, Generations(now=self._now))

@@ -145,7 +145,6 @@ STATUS = _kinds(
         ("degraded", SOURCE, SourceError): {
             "server-promoted": "Views may hold changes that the promoted server never had.",
             "table-slipped": "The next `register` would lose the table's changes.",
-            "trigger-missing/definitions": "A changed type may make views wrong without a word.",
             "definitions-uncompared": "A change of a table may go unseen until then.",
         },
         ("warning", SOURCE, SourceError): {

@@ -79,8 +79,8 @@ class ViewCheckpoint:
             writer=fields["writer"],
             rows=int(fields["rows"]),
             changed_at=float(fields["at"]),
-            floor=int(fields.get("floor", 0)),
-            generation=str(fields.get("generation", "")),
+            floor=int(fields["floor"]),
+            generation=str(fields["generation"]),
         )
 
     @classmethod

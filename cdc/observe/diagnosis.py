@@ -92,9 +92,6 @@ def _find_source_troubles(status: Status) -> Iterator[Finding]:
         yield from find_slot_risk(
             pipeline, slot.safe_wal_size, slot.retained_bytes, status.slot_loss_s
         )
-    if status.definitions == "nothing":
-        message = "Changes of table definitions aren't recorded: views may become wrong."
-        yield find("trigger-missing/definitions", "cdc.ddl", message, "cdc -p FILE migrate")
     # Without a comparison a definition may change unseen. That no run is at work is a finding on
     # each sink.
     ages = [

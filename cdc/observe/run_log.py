@@ -228,7 +228,7 @@ def _process_exists(value: Mapping[str, Any]) -> bool:
     """Whether the process of an entry exists; True where that can't be told from here, on another
     host or in another container.
     """
-    if (value["host"], value.get("processes")) != (socket.gethostname(), _process_space()):
+    if (value["host"], value["processes"]) != (socket.gethostname(), _process_space()):
         return True
     try:
         os.kill(value["pid"], 0)

@@ -32,8 +32,6 @@ HIDDEN = f"""
 SELECT {HIDDEN_BY} FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname || '.' || c.relname = %(table)s
 """
-# A chunk asks it about its rows; where it is missing the connector's task would end.
-CAN_LOOK = "SELECT to_regproc('cdc.is_current') IS NOT NULL"
 
 
 def require_visible(conn: Connection, table: Table, reader: str) -> None:
@@ -70,8 +68,8 @@ def resend(
     from the views as well: a floor is set, so that only rows sent again count.
 
     Raises:
-        SourceError: the table has no key, or stays locked, policies hide its rows, or the database
-            lacks a migration. No request has been made then, and no floor set.
+        SourceError: the table has no key, or stays locked, or policies hide its rows. No request has
+            been made then, and no floor set.
     """
     if len(id) > ID_CHARACTERS:
         raise ValueError(f"an id of {len(id)} characters: cdc.signal takes {ID_CHARACTERS}")
@@ -82,12 +80,6 @@ def resend(
             hint="add one, or have all tables sent again: cdc -p FILE register --new-snapshot",
         )
     require_visible(conn, table, reader)
-    if conn.execute(CAN_LOOK).fetchone() != (True,):
-        raise SourceError(
-            f"{table.qualified} can't be sent again: the database was migrated by an older version.",
-            hint="run: cdc -p FILE migrate",
-            code="control-missing",
-        )
     with conn.transaction():
         conn.execute("SELECT pg_advisory_xact_lock(hashtextextended('cdc.resend', 0))")
         if conn.execute("SELECT FROM cdc.signal WHERE id = %s", [id]).fetchone() is not None:

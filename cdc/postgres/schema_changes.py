@@ -81,47 +81,33 @@ class _Journal:
 
     events: Collection[str] = ()
     by_relation: dict[int, Definition] = field(default_factory=dict)
-    by_name: dict[str, Definition] = field(default_factory=dict)
     published: dict[str, int] = field(default_factory=dict)
     """The relation that a captured name stands for."""
-    dropped: dict[int | str, set[str]] = field(default_factory=dict)
-    """Names of columns that a table had once, by relation or name."""
+    dropped: dict[int, set[str]] = field(default_factory=dict)
+    """Names of columns that a table had once, by relation."""
     renamed: dict[str, Definition] = field(default_factory=dict)
     """By the old name: the entry with the new name."""
 
-    def previous(self, entry: Definition) -> Definition | None:
-        """The definition of the same relation before this entry."""
-        if entry.relation in self.by_relation:
-            return self.by_relation[entry.relation]
-        # Entries written before the journal had oids, and those of dropped tables, have no
-        # relation.
-        candidate = self.by_name.get(entry.table)
-        if candidate is None or candidate.columns is None:
-            return None
-        return candidate if None in (candidate.relation, entry.relation) else None
-
     def classify(self, entry: Definition) -> Iterator[tuple[str, Impact, str]]:
         """The table, the impact and the reason for each table that the entry concerns."""
-        previous = self.previous(entry)
+        previous = self.by_relation.get(entry.relation)
         if previous and previous.table != entry.table:
             yield previous.table, "gone", f"{previous.table} was renamed to {entry.table}"
         yield entry.table, *self._verdict(entry, previous)
 
     def add(self, entry: Definition) -> None:
         """Make the entry part of the state."""
-        previous = self.previous(entry)
+        previous = self.by_relation.get(entry.relation)
         if previous and previous.table != entry.table:
             self.renamed[previous.table] = entry
         lost = {column.name for column in (previous.columns or () if previous else ())}
         lost -= {column.name for column in entry.columns or ()}
-        self.dropped.setdefault(entry.relation or entry.table, set()).update(lost)
-        self.by_name[entry.table] = entry
-        if entry.relation is not None:
-            self.by_relation[entry.relation] = entry
-            if entry.command in MIGRATE_COMMANDS:
-                self.published[entry.table] = entry.relation
-            if entry.columns is None:
-                del self.by_relation[entry.relation]
+        self.dropped.setdefault(entry.relation, set()).update(lost)
+        self.by_relation[entry.relation] = entry
+        if entry.command in MIGRATE_COMMANDS:
+            self.published[entry.table] = entry.relation
+        if entry.columns is None:
+            del self.by_relation[entry.relation]
 
     def _verdict(self, entry: Definition, previous: Definition | None) -> Verdict:
         if entry.columns is None:
@@ -144,7 +130,7 @@ class _Journal:
     def _identity(self, entry: Definition, previous: Definition | None) -> Verdict | None:
         """The verdict if the name no longer stands for the captured table; None if it does."""
         stood_for = self.published.get(entry.table)
-        if stood_for is not None and entry.relation not in (None, stood_for):
+        if stood_for not in (None, entry.relation):
             if entry.command in MIGRATE_COMMANDS:
                 return "cleanse", f"{entry.table} is another table than the one that was captured"
             return (
@@ -162,7 +148,7 @@ class _Journal:
         if previous is None:
             return "none", f"the first that is known of {entry.table}"
         verdicts: list[Verdict] = [("none", f"rows of {entry.table} stay as they are")]
-        dropped = self.dropped.get(entry.relation or entry.table, set())
+        dropped = self.dropped.get(entry.relation, set())
         verdicts += _compare_columns(previous, entry, dropped)
         # Only later renames count: an older name may have been given to another partition.
         renamed = {
@@ -186,13 +172,12 @@ def _compare_columns(
     previous: Definition, current: Definition, dropped: Collection[str]
 ) -> Iterator[Verdict]:
     old_columns, new_columns = previous.columns or (), current.columns or ()
-    numbered = all(column.number is not None for column in (*old_columns, *new_columns))
-    by_identity = {column.number if numbered else column.name: column for column in old_columns}
+    by_number = {column.number: column for column in old_columns}
     used_names = {*dropped, *(column.name for column in old_columns)}
     if previous.key != current.key:
         yield "cleanse", f"the primary key of {current.table} is another one"
     for column in new_columns:
-        was = by_identity.get(column.number if numbered else column.name)
+        was = by_number.get(column.number)
         if was is None:
             belated = current.command in BELATED_COMMANDS
             yield from _column_added(column, current.table, used_names, belated=belated)
@@ -225,12 +210,8 @@ def _column_changed(
         yield "cleanse", f"{column} was missing from what the log holds of deleted rows"
     if not same_text(was.type, now.type):
         yield impact, f"{column} has another type"
-    elif was.types is not None and now.types is not None:
+    else:
         yield from ((impact, reason) for reason in _types_changed(was.types, now.types, column))
-    elif was.labels is not None and not set(was.labels) <= set(now.labels or ()):
-        yield impact, f"a label of {column} was renamed"
-    elif was.attributes is not None and was.attributes != now.attributes:
-        yield impact, f"the composite type of {column} was changed"
 
 
 def _types_changed(

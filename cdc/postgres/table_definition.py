@@ -1,7 +1,7 @@
 """Read the journal of table definitions: what each captured table looked like after a command.
 
 In:  records of the topic `<pipeline>.cdc.ddl`. Out: a `Definition` of each; DecodeError.
-Invariant: pure; entries that earlier versions of the journal wrote are read, without what they lack.
+Invariant: pure.
 """
 
 import json
@@ -29,21 +29,19 @@ class TypeDefinition:
 
 @dataclass(frozen=True)
 class ColumnDefinition:
-    """One column in the journal; `number` survives a rename, and is None in old entries.
+    """One column in the journal; `number` survives a rename.
 
-    `labels` and `attributes` belong to the outermost type. `types` has its parts at any depth; it is
-    None in old entries. `identified` is False if the replica identity is an index without the column.
+    `types` has the parts of its type at any depth. `identified` is False if the replica identity is
+    an index without the column.
     """
 
     name: str
     type: str
-    number: int | None = None
+    number: int
     default: str | None = None
     missing: bool = False
     key: int | None = None
-    labels: tuple[str, ...] | None = None
-    attributes: tuple[str, ...] | None = None
-    types: tuple[TypeDefinition, ...] | None = None
+    types: tuple[TypeDefinition, ...] = ()
     identified: bool = True
 
 
@@ -55,7 +53,7 @@ class Definition:
 
     id: int
     table: str
-    relation: int | None
+    relation: int
     lsn: int
     command: str
     columns: tuple[ColumnDefinition, ...] | None
@@ -88,11 +86,11 @@ def parse(value: bytes) -> Definition | None:
         return Definition(
             id=int(after["id"]),
             table=after["table_name"],
-            relation=after.get("relation"),
+            relation=after["relation"],
             lsn=lsn_number(after["lsn"]),
             command=after["command"],
             columns=_columns(_loaded(after["columns"])),
-            partitions=_tuple(_loaded(after.get("partitions"))),
+            partitions=_partitions(_loaded(after["partitions"])),
             streamed=envelope["op"] == "c",
         )
     except (KeyError, TypeError, ValueError, AttributeError):
@@ -109,34 +107,27 @@ def _columns(columns: list[dict[str, Any]] | None) -> tuple[ColumnDefinition, ..
         ColumnDefinition(
             name=column["name"],
             type=column["type"],
-            number=column.get("number"),
-            default=column.get("default"),
-            missing=bool(column.get("missing")),
-            key=column.get("key"),
-            labels=_tuple(column.get("labels")),
-            attributes=_tuple(column.get("attributes")),
-            types=_types(column.get("types")),
-            identified=column.get("identified", True),
+            number=column["number"],
+            default=column["default"],
+            missing=column["missing"],
+            key=column["key"],
+            types=tuple(map(_type, column["types"])),
+            identified=column["identified"],
         )
         for column in columns
     )
 
 
-def _types(types: list[dict[str, Any]] | None) -> tuple[TypeDefinition, ...] | None:
-    if types is None:
-        return None
-    return tuple(
-        TypeDefinition(
-            oid=part["oid"],
-            base=part.get("base"),
-            labels=part.get("labels", {}),
-            attributes=tuple(part.get("attributes", ())),
-        )
-        for part in types
+def _type(part: dict[str, Any]) -> TypeDefinition:
+    return TypeDefinition(
+        oid=part["oid"],
+        base=part.get("base"),
+        labels=part.get("labels", {}),
+        attributes=tuple(part.get("attributes", ())),
     )
 
 
-def _tuple(names: list[str] | None) -> tuple[str, ...] | None:
+def _partitions(names: list[str] | None) -> tuple[str, ...] | None:
     return None if names is None else tuple(names)
 
 

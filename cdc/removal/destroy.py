@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 from cdc.config.settings import Pipeline
 from cdc.errors import SettingsError
@@ -76,7 +75,7 @@ class Removal:
             time.sleep(POLL_S)
 
 
-def prepare(pipeline: Pipeline, sinks: Sequence[Sink], state: Path) -> Removal:
+def prepare(pipeline: Pipeline, sinks: Sequence[Sink]) -> Removal:
     """Find out what belongs to the pipeline. `sinks`: all of its file, and the state of documents
     where it has one.
 
@@ -100,7 +99,6 @@ def prepare(pipeline: Pipeline, sinks: Sequence[Sink], state: Path) -> Removal:
             parts.database(pipeline),
             *views,
             parts.topics(pipeline, topics),
-            parts.local_files(state),
         ),
     )
 

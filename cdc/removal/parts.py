@@ -3,11 +3,9 @@
 Invariant: both may be repeated, so that a removal that was interrupted is finished by the next one.
 """
 
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 
 from cdc.config.settings import Pipeline
 from cdc.connectors.client import Connect
@@ -99,13 +97,3 @@ def topics(pipeline: Pipeline, names: Sequence[str]) -> Part:
             kafka.remove([name for name in names if name in telling])
 
     return Part("Kafka", find, remove)
-
-
-def local_files(state: Path) -> Part:
-    """Files of runs of earlier versions; the servers of a local stack, which lie there too, stay."""
-    folder = state / "runs"
-    return Part(
-        "this machine",
-        lambda: [f"folder {folder}"] if folder.exists() else [],
-        lambda: shutil.rmtree(folder, ignore_errors=True),
-    )

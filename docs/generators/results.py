@@ -64,7 +64,14 @@ def _rate(figure: Mapping[str, Any]) -> list[str]:
     goals += [f"{sign} {_number(figure['rate'])}"] if figure.get("rate") else []
     ratio = f"{figure['ratio']:.2f}" if figure.get("ratio") else ""
     series = (_spread(figure[name]) for name in SERIES)
-    return [f"{figure['name']}, {figure['unit']}", *series, ratio, ", ".join(goals), *_last(figure)]
+    return [
+        f"{figure['name']}, {figure['unit']}",
+        *series,
+        ratio,
+        ", ".join(goals),
+        figure["met"],
+        figure["part"],
+    ]
 
 
 def _latency(figure: Mapping[str, Any], hops: Sequence[str]) -> list[str]:
@@ -72,15 +79,7 @@ def _latency(figure: Mapping[str, Any], hops: Sequence[str]) -> list[str]:
     limits = ", ".join(_number(most) for most in figure["asked"])
     medians = (_number(figure["hops"][hop]["p50"]) if hop in figure["hops"] else "" for hop in hops)
     percentiles = (_number(visible[name]) for name in ("p50", "p95", "p99"))
-    verdict, part = _last(figure)
-    return [figure["name"], *percentiles, limits, verdict, *medians, part]
-
-
-def _last(figure: Mapping[str, Any]) -> list[str]:
-    """Return the verdict and the part; a run of an earlier version hasn't stored them, so they are
-    empty.
-    """
-    return [figure.get("met", ""), figure.get("part", "")]
+    return [figure["name"], *percentiles, limits, figure["met"], *medians, figure["part"]]
 
 
 def _spread(series: Mapping[str, float]) -> str:

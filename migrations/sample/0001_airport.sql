@@ -68,3 +68,17 @@ CREATE TABLE public.flights (
     updated_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     PRIMARY KEY (carrier, flight, origin, sched_dep)
 );
+
+-- Flights leave from three airports, but the board of each of 1,458 is asked for. Without this the planner expects a third
+-- of all flights at every airport, and reads the whole table for each instead of the index (5.6 s for all boards; 0.3 s).
+ALTER TABLE public.flights ALTER COLUMN origin SET (n_distinct = 1000);
+
+-- What the desk asks for: the board of a day, and the flights of one plane.
+CREATE INDEX flights_sched_dep ON public.flights (sched_dep);
+CREATE INDEX flights_tailnum ON public.flights (tailnum, sched_dep) WHERE tailnum IS NOT NULL;
+-- The departures of an airport, the latest first: its board, and the query of `airport_docs`.
+CREATE INDEX flights_origin ON public.flights (origin, sched_dep);
+-- Which flight brought a plane, for the view of flights that left late since their plane came late.
+CREATE INDEX flights_tailnum_arr_time ON public.flights (tailnum, arr_time);
+-- The flight of a plane before this one, for the view of planes that left late three times in a row.
+CREATE INDEX flights_tailnum_dep_time ON public.flights (tailnum, dep_time);

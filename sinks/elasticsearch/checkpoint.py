@@ -64,10 +64,7 @@ class Record:
             if "topic_id" in source
             else None
         )
-        visible = stored.position if stored else None
-        # Records from before this was written down have none.
-        if visible_value := source.get("visible"):
-            visible = Position(visible_value["topic_id"], tuple(visible_value["offsets"]))
+        visible = Position(source["visible"]["topic_id"], tuple(source["visible"]["offsets"]))
         return cls(stored, visible, condition)
 
 

@@ -165,41 +165,36 @@ class ElasticsearchWriter:
                 yield row.id, bytes(document.source)
 
     def _answers(
-        self, items: Sequence[BulkItem]
+        self, items: Sequence[BulkItem], pauses_s: Sequence[float] = RETRY_S
     ) -> Iterator[tuple[BulkItem, tuple[str, dict[str, Any]]]]:
-        """Send items, repeatedly where the server has no room; yields each with its action and
-        answer.
+        """Send items, again after each pause where the server has no room; yields each with its
+        action and answer.
         """
-        remaining = list(items)
-        for pause in (*RETRY_S, None):
-            if not remaining:
-                return
-            busy = []
-            for item, response in zip(remaining, self._post(remaining), strict=True):
-                ((action, answer), *_) = response.items()
-                error = answer.get("error", {})
-                error_type = error.get("type")
-                if error_type in ABSENT_TYPES:
-                    raise Fenced(TAKEN_OVER, hint=HINTS["fenced"])
-                where, status = f"The index at {address(self.url)}", answer["status"]
-                if is_blocked(status, error_type):
-                    raise blocked_error(where, error.get("reason", ""))
-                if error_type == CLOSED:
-                    # Its status is that of a document which will never be accepted.
-                    raise closed_error(self.url)
-                if status in (UNAUTHORIZED, FORBIDDEN):
-                    raise forbidden_error(where, status)
-                if status in BUSY:
-                    busy.append(item)
-                else:
-                    yield item, (action, answer)
-            remaining = busy
-            if pause is None and remaining:
-                raise unavailable(
-                    f"The index at {address(self.url)} has no room for {len(remaining)} writes."
-                )
-            if remaining:
-                time.sleep(pause or 0)
+        busy = []
+        where = f"The index at {address(self.url)}"
+        for item, response in zip(items, self._post(items) if items else (), strict=True):
+            ((action, answer), *_) = response.items()
+            status = answer["status"]
+            error = answer.get("error", {})
+            error_type = error.get("type")
+            if error_type in ABSENT_TYPES:
+                raise Fenced(TAKEN_OVER, hint=HINTS["fenced"])
+            if is_blocked(status, error_type):
+                raise blocked_error(where, error.get("reason", ""))
+            if error_type == CLOSED:
+                # Its status is that of a document which will never be accepted.
+                raise closed_error(self.url)
+            if status in (UNAUTHORIZED, FORBIDDEN):
+                raise forbidden_error(where, status)
+            if status in BUSY:
+                busy.append(item)
+            else:
+                yield item, (action, answer)
+        if busy and not pauses_s:
+            raise unavailable(f"{where} has no room for {len(busy)} writes.")
+        if busy:
+            time.sleep(pauses_s[0])
+            yield from self._answers(busy, pauses_s[1:])
 
     def _post(self, items: Sequence[BulkItem]) -> list[dict[str, Any]]:
         """Send one bulk; returns the answers of its items."""

@@ -9,7 +9,7 @@ from cdc.errors import SinkRejected
 from cdc.model.address import address
 from cdc.sink.promotion import require_free_space
 from cdc.sinks.redis.database import SCAN_ROWS, Database
-from cdc.sinks.redis.server import NO_EVICTION, shell_command, table_of_position
+from cdc.sinks.redis.server import NO_EVICTION, shell_command
 
 log = structlog.get_logger()
 
@@ -65,16 +65,6 @@ def _policy(database: Database) -> str | None:
 
 
 def _foreign_key(database: Database, server: redis.Redis) -> str | None:
-    """Find a key that isn't the pipeline's.
-
-    Also notes the tables of its keys, which older versions didn't.
-    """
-    names, own_prefix = set(), f"{database.prefix}:"
-    for key in server.scan_iter(count=SCAN_ROWS):
-        if not key.startswith(own_prefix):
-            return str(key)
-        if key.startswith(f"{own_prefix}_cdc:"):
-            names.add(table_of_position(database.prefix, key))
-    if names:
-        server.sadd(database.names_key, *names)
-    return None
+    """Find a key that isn't the pipeline's."""
+    keys = server.scan_iter(count=SCAN_ROWS)
+    return next((str(key) for key in keys if not key.startswith(f"{database.prefix}:")), None)

@@ -158,11 +158,6 @@ def position_key(prefix: str, qualified: str) -> str:
     return f"{prefix}:_cdc:{_escaped(qualified)}"
 
 
-def table_of_position(prefix: str, key: str) -> str:
-    """Return the table whose position lies under a key: the inverse of `position_key`."""
-    return key.removeprefix(f"{prefix}:_cdc:").replace("%3A", ":").replace("%25", "%")
-
-
 def _escaped(qualified: str) -> str:
     """Escape colons, since a colon begins the id: `a` with the id b:1 isn't `a:b` with the id 1."""
     return qualified.replace("%", "%25").replace(":", "%3A")

@@ -591,22 +591,6 @@ def test_what_event_triggers_have_noted_is_not_noted_again(
     assert history(watched) == noted
 
 
-AS_BEFORE = """
-UPDATE cdc.ddl SET columns = (SELECT jsonb_agg(c - 'types') FROM jsonb_array_elements(columns) AS c)
-"""
-
-
-def test_an_entry_of_an_older_version_changes_no_row(watched: Connection) -> None:
-    """It has the outermost labels alone; what is known now is noted, and nothing is sent again."""
-    watched.execute(AS_BEFORE)
-    assert definitions.compare(watched) == 2
-    assert verdicts(watched) == []
-    watched.execute(AS_BEFORE)
-    watched.execute(OVERWRITTEN.encode())
-    definitions.compare(watched)
-    assert verdicts(watched) == [(ORDERS, "refresh")]
-
-
 def test_definitions_are_compared_while_they_change(watched: Connection, postgres_dsn: str) -> None:
     """A command that is committed during a look is noted by its event trigger alone."""
     stopping = threading.Event()

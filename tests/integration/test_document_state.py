@@ -4,7 +4,7 @@ step; then each document is what the tables say, and nothing is left over.
 
 import json
 import random
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -15,22 +15,20 @@ import pytest
 import redis
 
 from cdc.codec.decode_options import DecodeOptions
-from cdc.errors import SinkRejected, SinkUnavailable
+from cdc.errors import SinkRejected
 from cdc.kafka.transactions import Outgoing
 from cdc.model.outcome import Advance
-from cdc.model.position import Position, ViewCheckpoint
+from cdc.model.position import Position
 from cdc.model.table import Column, Table
 from cdc.sink.lane import ChunkLimits, Failure, Lane, Part, Verdicts
 from cdc.sink.lane_task import LaneRun
 from cdc.sink.rejection import Stop
 from cdc.sinks.redis.database import Database
-from cdc.sinks.redis.documents import sink as documents
 from cdc.sinks.redis.documents.executor import StateWriter
 from cdc.sinks.redis.documents.keys import shard_prefix
 from cdc.sinks.redis.documents.sink import DocumentState
 from cdc.sinks.redis.documents.state import OpenState, RedisState
 from cdc.sinks.redis.positions import Positions
-from cdc.sinks.redis.tables import remove_keys
 from cdc.views.plan import Aggregate, Join, Node, Order, StatePlan, View
 from cdc.views.rows import Entries
 from cdc.views.scalar.expression import Expression
@@ -553,42 +551,6 @@ def test_a_failover_is_followed(tmp_path: Path) -> None:
             sink.close()
             wait_until(lambda: clients(new) == 2, 10, "this one and the replica alone")
         road.close()
-
-
-def test_a_state_of_a_former_version_is_removed(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its keys have no hash tag. Its rows are read again: nothing counts as applied or current; also
-    when the first start ends amid the removal. Other pipelines' keys stay.
-    """
-    with redis.Redis.from_url(url, decode_responses=True) as server:
-        server.flushdb()
-        server.mset({f"{NAME}2:_documents": "x", f"{NAME}": "x"})
-        former = RedisState(url, NAME, ())
-        former.note_current(
-            former.take("run"),
-            {"view": {"topic": ViewCheckpoint(Position("1", (1,)))}},
-            {"view": 5},
-        )
-        server.hset(f"{NAME}:_needs", AUTHORS.qualified, "all")
-        for number in range(5000):
-            server.set(f"{NAME}:{AUTHORS.qualified}:{number}", "x")
-        sink = DocumentState(url, NAME)
-        assert "5,002 keys" in sink.remains([])[0]
-        with monkeypatch.context() as patch:
-            patch.setattr(documents, "remove_keys", remove_a_page)
-            with pytest.raises(SinkUnavailable):
-                sink.adopt(PLAN, {}, {})
-        assert 5 < len(list(server.scan_iter(f"{NAME}:*"))) < 5000
-        sink.adopt(PLAN, {}, {})
-        assert sink.open_state()().current() == {}
-        assert kinds_of_keys(server) == {"_documents", f"{NAME}2", NAME}
-        sink.remove([])
-        assert set(server.scan_iter()) == {f"{NAME}2:_documents", NAME}
-
-
-def remove_a_page(pages: Iterable[list[str]], database: Database) -> None:
-    """Remove a page of keys; then the server is away."""
-    remove_keys([next(iter(pages))], database)
-    raise SinkUnavailable("The server is away.", hint="")
 
 
 def test_a_server_that_evicts_is_refused_with_words_that_name_the_state(url: str) -> None:

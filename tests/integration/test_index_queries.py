@@ -375,7 +375,7 @@ def test_what_the_index_rounds_is_not_lost(make_pair: Callable[[list[Case]], Pai
 def test_planted_decimals_as_text(
     make_pair: Callable[[list[Case]], Pair], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As an index of an earlier version has them: 100.98 lies between 10 and 20."""
+    """100.98 lies between 10 and 20."""
     for type_ in ("numeric", "money"):
         monkeypatch.setitem(fields.FIELDS_OF_TYPES, type_, fields.KEYWORD)
     cases = [case for case in CASES if case.type in ("numeric(10,2)", "money")]

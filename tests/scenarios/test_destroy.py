@@ -85,7 +85,7 @@ def traces(world: "World", *words: str) -> list[str]:
     things = [] if "MISSING" in things[0] else things
     for scan in (in_postgres, in_kafka, in_elasticsearch, in_redis):
         things += scan(world)
-    things += [str(path) for path in (world.warehouse, world.folder / "runs") if path.exists()]
+    things += [str(world.warehouse)] if world.warehouse.exists() else []
     beginning = re.compile("|".join(rf"(?<![a-z0-9]){re.escape(word)}" for word in words))
     return sorted(thing for thing in things if beginning.search(thing))
 

@@ -22,8 +22,10 @@ from cdc.postgres.type_change import same_text
 
 ID = ColumnDefinition("id", "integer", 1, key=1)
 NOTE = ColumnDefinition("note", "character varying(10)", 2)
-MOOD = ColumnDefinition("mood", "public.mood", 3, labels=("good", "bad"))
-PAIR = ColumnDefinition("pair", "public.pair", 4, attributes=("a integer",))
+MOODS = TypeDefinition(20, labels={"1": "good", "2": "bad"})
+MOOD = ColumnDefinition("mood", "public.mood", 3, types=(MOODS,))
+PAIRS = TypeDefinition(22, attributes=("a integer",))
+PAIR = ColumnDefinition("pair", "public.pair", 4, types=(PAIRS,))
 BASE = (ID, NOTE, MOOD, PAIR)
 
 
@@ -62,7 +64,6 @@ def verdict(*columns: ColumnDefinition, **fields: Any) -> Consequence:
         ((ID, replace(NOTE, default="'x'::text"), MOOD, PAIR), "none", ""),
         ((ID, replace(NOTE, type="character varying(20)"), MOOD, PAIR), "none", ""),
         ((ID, replace(NOTE, type="text"), MOOD, PAIR), "none", ""),
-        ((ID, NOTE, replace(MOOD, labels=("best", "good", "bad")), PAIR), "none", ""),
         (
             (*BASE, ColumnDefinition("more", "text", 5, default="'x'::text")),
             "refresh",
@@ -85,9 +86,13 @@ def verdict(*columns: ColumnDefinition, **fields: Any) -> Consequence:
         ),
         ((ID, replace(NOTE, type="integer"), MOOD, PAIR), "refresh", "another type"),
         ((ID, replace(NOTE, number=5), MOOD, PAIR), "refresh", "dropped and added again"),
-        ((ID, NOTE, replace(MOOD, labels=("good", "worse")), PAIR), "refresh", "label"),
         (
-            (ID, NOTE, MOOD, replace(PAIR, attributes=("a integer", "b integer"))),
+            (ID, NOTE, replace(MOOD, types=(replace(MOODS, labels={"1": "good"}),)), PAIR),
+            "refresh",
+            "label",
+        ),
+        (
+            (ID, NOTE, MOOD, replace(PAIR, types=(replace(PAIRS, attributes=("b integer",)),))),
             "refresh",
             "composite",
         ),
@@ -107,7 +112,6 @@ def test_changes_of_columns(columns: tuple[ColumnDefinition, ...], kind: str, wo
     assert words in consequence.reason
 
 
-MOODS = TypeDefinition(20, labels={"1": "good", "2": "bad"})
 STATES = TypeDefinition(21, base="public.mood")
 DEEP = ColumnDefinition("deep", "public.state", 5, types=(MOODS, STATES))
 
@@ -123,13 +127,9 @@ DEEP = ColumnDefinition("deep", "public.state", 5, types=(MOODS, STATES))
         ((MOODS, replace(STATES, base="text")), "refresh"),
         ((MOODS, replace(STATES, attributes=("a integer",))), "refresh"),
         ((MOODS,), "refresh"),
-        # As an older version wrote it.
-        (None, "none"),
     ],
 )
-def test_parts_of_a_type_change_at_any_depth(
-    types: tuple[TypeDefinition, ...] | None, kind: str
-) -> None:
+def test_parts_of_a_type_change_at_any_depth(types: tuple[TypeDefinition, ...], kind: str) -> None:
     history = [entry(1, columns=(DEEP,)), entry(2, columns=(replace(DEEP, types=types),))]
     assert kinds(*history)[-1] == ("public.t", kind)
     key = replace(DEEP, key=1)
@@ -263,22 +263,6 @@ def test_what_has_no_consequence() -> None:
     ]
 
 
-def test_entries_from_before_tables_had_numbers() -> None:
-    legacy = entry(
-        1,
-        columns=tuple(replace(shape, number=None) for shape in BASE),
-        relation=None,
-        streamed=False,
-    )
-    assert kinds(legacy, entry(2)) == [("public.t", "none")]
-    assert kinds(
-        legacy, entry(2, columns=(*BASE, ColumnDefinition("more", "text", 5, default="1")))
-    ) == [("public.t", "refresh")]
-    assert kinds(legacy, entry(2, columns=(ID, replace(NOTE, type="integer"), MOOD, PAIR))) == [
-        ("public.t", "refresh")
-    ]
-
-
 COLUMNS = st.lists(
     st.builds(
         ColumnDefinition,
@@ -297,7 +281,7 @@ HISTORIES = st.lists(
         st.integers(1, 12),
         st.sampled_from(["ALTER TABLE", "CREATE TABLE", "DROP TABLE", "PUBLISH", "REWRITE TABLE"]),
         st.sampled_from(["public.t", "public.u"]),
-        relation=st.none() | st.integers(1, 3),
+        relation=st.integers(1, 3),
         columns=st.none() | COLUMNS,
         partitions=st.none()
         | st.lists(st.sampled_from(["public.t", "public.p"]), unique=True).map(tuple),
@@ -351,7 +335,18 @@ ROW = {
     "command": "ALTER TABLE",
     "table_name": "public.t",
     "columns": json.dumps(
-        [{"name": "id", "number": 1, "type": "integer", "default": None, "key": 1}]
+        [
+            {
+                "name": "id",
+                "number": 1,
+                "type": "integer",
+                "default": None,
+                "missing": False,
+                "key": 1,
+                "types": [],
+                "identified": True,
+            }
+        ]
     ),
     "relation": 37359,
     "partitions": '["public.a"]',
@@ -364,9 +359,8 @@ def test_a_record_of_the_journal() -> None:
     )
     assert parse(envelope("c", ROW)) == definition
     assert parse(envelope("r", ROW)) == replace(definition, streamed=False)
-    legacy = {name: value for name, value in ROW.items() if name not in ("relation", "partitions")}
-    assert parse(envelope("c", legacy)) == replace(definition, relation=None, partitions=None)
-    assert parse(envelope("c", ROW | {"columns": None})) == replace(definition, columns=None)
+    dropped = ROW | {"columns": None, "partitions": None}
+    assert parse(envelope("c", dropped)) == replace(definition, columns=None, partitions=None)
 
 
 def test_records_that_tell_of_no_definition() -> None:

@@ -8,10 +8,10 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 
 import pytest
 
-from cdc.capture.configuration import captured_tables, configuration, placeholder
+from cdc.capture.configuration import configuration, placeholder
 from cdc.config.settings import Pipeline
 from cdc.connectors.client import Connect, redacted
-from cdc.control.registrations import Captured
+from cdc.connectors.debezium import parse_names
 from cdc.errors import ConnectorError, SettingsError
 from cdc.model.table import Table
 from tests.support.pipelines import pipeline
@@ -110,13 +110,15 @@ def test_an_unreadable_dsn_is_refused_without_quoting_it() -> None:
 
 
 def test_names_are_patterns_that_match_themselves_only() -> None:
-    included = config()["table.include.list"].split(",")
+    setting = config()["table.include.list"]
+    included = setting.split(",")
     assert [p for p in included if re.fullmatch(p, "public.orders")] == [included[0]]
     assert not any(
         re.fullmatch(p, name) for p in included for name in ("publicxorders", "public.orders2")
     )
-    control = ("heartbeat", "truncation", "ddl", "signal")
-    assert all(any(re.fullmatch(p, f"cdc.{table}") for p in included) for table in control)
+    control = [f"cdc.{table}" for table in ("heartbeat", "truncation", "ddl", "signal")]
+    assert all(any(re.fullmatch(p, table) for p in included) for table in control)
+    assert parse_names(setting) == ["public.orders", *control]
 
 
 def test_excluded_and_unpublished_columns_are_left_out() -> None:
@@ -129,18 +131,6 @@ def test_excluded_and_unpublished_columns_are_left_out() -> None:
     ]
     names = [f"public.orders.{column}" for column in ("note", "a,b", "total")]
     assert [next(n for n in names if re.fullmatch(p, n)) for p in patterns] == names
-
-
-def test_what_a_configuration_captures_can_be_read_from_it() -> None:
-    properties = configuration(
-        shop(), tables=[ORDERS], server_version=VERSION, unpublished={"public.orders": ("total",)}
-    )
-    other_table = Table("public", "others", (), (), "")
-    assert captured_tables(properties, [ORDERS, other_table]) == {
-        "public.orders": Captured(("note", "a,b", "total"))
-    }
-    keyed = {**properties, "message.key.columns": r"public\.orders:b,a;public\.x:c"}
-    assert captured_tables(keyed, [ORDERS])["public.orders"].key == ("b", "a")
 
 
 @pytest.mark.parametrize(
@@ -174,11 +164,7 @@ def test_a_pattern_is_of_one_name_whatever_is_in_it(column: str) -> None:
     assert matching.fullmatch(f"public.orders.{column}")
     other_names = {column.swapcase(), column.strip(), f"{column}x", column[:-1]} - {column}
     assert not any(matching.fullmatch(f"public.orders.{name}") for name in other_names)
-    # What it captures can be read from it, and from what it was before it compared with case.
-    legacy = {"column.exclude.list": re.escape(f"public.orders.{column}").replace(",", r"\,")}
-    for setting in ({"column.exclude.list": pattern_text}, legacy):
-        config = {"table.include.list": r"public\.orders", **setting}
-        assert captured_tables(config, [ORDERS]) == {"public.orders": Captured((column,))}
+    assert parse_names(pattern_text) == [f"public.orders.{column}"]
 
 
 def test_nothing_excluded_is_no_setting() -> None:

@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,11 @@ from cdc.errors import SinkUnavailable
 from cdc.model.outcome import Advance
 from cdc.model.position import Position, ViewCheckpoint
 from cdc.model.table import Column, Table
-from cdc.sink.lane import Failure, FoldedRow, Part, PartitionOutcome
+from cdc.sink.lane import Failure, FoldedRow, Part, PartitionOutcome, Verdicts
+from cdc.sinks.elasticsearch import executor
 from cdc.sinks.elasticsearch import sink as elasticsearch_sink
 from cdc.sinks.elasticsearch.checkpoint import Record
-from cdc.sinks.elasticsearch.client import join_names
+from cdc.sinks.elasticsearch.client import Answer, join_names
 from cdc.sinks.elasticsearch.executor import ElasticsearchWriter
 from cdc.sinks.elasticsearch.ids import LONGEST_ID, document_id
 from cdc.sinks.elasticsearch.refused import describe, repair
@@ -96,6 +98,37 @@ def test_executors_name_no_login() -> None:
     assert caught.value.kind == "unavailable"
     assert "secret" not in caught.value.message
     assert "127.0.0.1:1" in caught.value.message
+
+
+@pytest.mark.parametrize("room_after", [2, 9])
+def test_rows_for_which_there_is_no_room_are_sent_again(
+    monkeypatch: pytest.MonkeyPatch, room_after: int
+) -> None:
+    """Those alone, and not for ever."""
+    advance = Advance(TABLE, None, Position("id", (9,)))
+    rows = {row_id: FoldedRow(row_id, 5, b"{}", (), []) for row_id in ("1", "2")}
+    sent: list[list[str]] = []
+
+    def send(_url: str, _method: str, _path: str, body: bytes, _query: object) -> Answer:
+        sent.append(re.findall('"_id":"(.)"', body.decode()))
+        has_room = len(sent) > room_after
+        items = [
+            {"index": {"status": 201 if row_id == "1" or has_room else 429}} for row_id in sent[-1]
+        ]
+        return Answer(None, json.dumps({"items": items}).encode())  # type: ignore[arg-type]
+
+    monkeypatch.setattr(executor, "send_request", send)
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+    writer = ElasticsearchWriter(NOBODY, {"t": "i"})
+    part = Part(advance, 0, 0, PartitionOutcome("t", 0), 6, rows)
+    if room_after == 2:
+        assert writer.write([part]) == [Verdicts()]
+        assert sent == [["1", "2"], ["2"], ["2"]]
+        return
+    with pytest.raises(Failure, match="no room for 1 writes") as caught:
+        writer.write([part])
+    assert caught.value.kind == "unavailable"
+    assert len(sent) == 1 + len(executor.RETRY_S)
 
 
 def test_an_id_that_the_server_does_not_take_is_hashed() -> None:

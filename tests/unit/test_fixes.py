@@ -106,7 +106,6 @@ def of_status() -> Iterator[Finding]:
         of_connector("PAUSED", "PAUSED"),
         replace(GOOD, slot=None),
         replace(GOOD, slot=slot_lost),
-        replace(GOOD, definitions="nothing"),
         replace(GOOD, definitions="comparison", sinks=(replace(GOOD.sinks[0], compared_s=90.0),)),
         replace(GOOD, heartbeat=None),
         replace(GOOD, heartbeat=None, slot=None, snapshot_records=4),

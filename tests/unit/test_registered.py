@@ -2,7 +2,6 @@
 servers.
 """
 
-import json
 from typing import Any
 
 import pytest
@@ -52,12 +51,6 @@ def test_the_log_holds_what_was_sent_once(
     previous: Captured, now: Captured, withdrawn: tuple[str, ...]
 ) -> None:
     assert now.with_withdrawn(previous).withdrawn == withdrawn
-
-
-def test_a_registration_of_an_older_version_has_no_ids() -> None:
-    older = json.loads(Registration(FIRST).to_json())
-    del older["topic_ids"]
-    assert Registration.from_json(json.dumps(older)) == Registration(FIRST)
 
 
 def test_offsets_of_another_topic_mean_nothing() -> None:

@@ -33,7 +33,7 @@ from cdc.compose import (
 )
 from cdc.compose.endpoints import Endpoints
 from cdc.compose.process import Process
-from cdc.compose.server_version import ServerVersion, require_readable, version_of_snapshot
+from cdc.compose.server_version import ServerVersion, require_readable
 from cdc.compose.stack_state import StackState
 from cdc.errors import StackError
 from cdc.model import jvm_options
@@ -386,25 +386,6 @@ def test_a_server_goes_on_only_with_data_that_it_can_read(
     assert "cdc down" in caught.value.hint
     assert "--state" in caught.value.hint
     return None
-
-
-def test_a_snapshot_says_who_wrote_it() -> None:
-    assert version_of_snapshot(
-        b"VALKEY080\xfa\x0avalkey-ver\x059.1.2\xfa\x0aredis-bits\xc0@"
-    ) == ServerVersion("Valkey", "9.1.2")
-    assert version_of_snapshot(
-        b"REDIS0010\xfa\x09redis-ver\x067.0.15\xfa\x0aredis-bits\xc0@"
-    ) == ServerVersion("Redis", "7.0.15")
-    assert version_of_snapshot(b"REDIS0010") is None
-
-
-def test_a_state_from_before_is_an_embedded_stacks(tmp_path: Path) -> None:
-    (tmp_path / "stack.json").write_text('{"ports": {"kafka": 1}, "processes": {}}')
-    record = StackState.load(tmp_path)
-    assert (record.stack, record.versions) == ("embedded", {})
-    with pytest.raises(StackError, match="of a stack of kind embedded") as caught:
-        record.claim("compose")
-    assert "--stack embedded" in caught.value.hint
 
 
 def test_full_disk_is_refused_before_anything_starts(

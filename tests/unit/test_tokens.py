@@ -9,12 +9,11 @@ FIRST, SECOND = {"t": Position("id", (10,))}, {"t": Position("id", (20,))}
 OLD_SERVER, NEW_SERVER = "77.1", "77.2"
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [("1/A@77.2", Token((1 << 32) + 10, NEW_SERVER)), ("0/A", Token(10))],
-)
-def test_what_a_token_says(text: str, expected: Token) -> None:
-    assert Token.parse(text) == expected
+def test_what_a_token_says() -> None:
+    assert Token.parse("1/A@77.2") == Token((1 << 32) + 10, NEW_SERVER)
+    # A place without a server could be one of any log.
+    with pytest.raises(ValueError, match="not enough values"):
+        Token.parse("0/A")
 
 
 def test_a_place_in_another_log_proves_nothing() -> None:
@@ -32,12 +31,3 @@ def test_a_place_in_another_log_proves_nothing() -> None:
     assert ends.ends(Token(601, NEW_SERVER)) is None
     # What the old one's tokens stand for stays true.
     assert ends.ends(Token(999, OLD_SERVER)) == FIRST
-
-
-def test_a_place_alone_is_one_of_the_server_that_was_heard_last() -> None:
-    ends = TokenEnds()
-    ends.add(Token(1000, OLD_SERVER), FIRST)
-    assert ends.ends(Token(900)) == FIRST
-    ends.add(Token(600, NEW_SERVER), SECOND)
-    assert ends.ends(Token(900)) is None
-    assert ends.ends(Token(600)) == SECOND

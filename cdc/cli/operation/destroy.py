@@ -59,7 +59,7 @@ def prepare(context: "Context") -> "Removal":
     sinks = context.sinks(None)
     if pipeline.views:
         sinks = [*sinks, factory.build_state(pipeline)]
-    return removals.prepare(pipeline, sinks, context.state)
+    return removals.prepare(pipeline, sinks)
 
 
 def _print_parts(parts: dict[str, list[str]]) -> None:

@@ -184,9 +184,7 @@ class Indices:
 
 
 def _writable_index(index: str, aliases: Iterable[str]) -> WritableIndex:
-    """Sort out its own aliases, which begin with its name; what isn't a promotion's is a writer's,
-    also of earlier versions.
-    """
+    """Sort out its own aliases, which begin with its name; what isn't a promotion's is a writer's."""
     own = sorted(alias for alias in aliases if alias.startswith(f"{index}."))
     promotions = tuple(alias for alias in own if alias.startswith(f"{index}{PROMOTION_SEPARATOR}"))
     return WritableIndex(index, tuple(sorted({*own} - {*promotions})), promotions)

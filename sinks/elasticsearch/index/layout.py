@@ -54,12 +54,9 @@ class Layout:
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> "Layout":
-        """Read the layout that an index was made with.
-
-        One of an earlier version has no note and no options.
-        """
-        note = mapping.get("_meta", {}).get(NOTE)
-        return cls(note["fields"], note["settings"]) if note else cls(dict(_flat(mapping)), {})
+        """Read the layout that an index was made with."""
+        note = mapping["_meta"][NOTE]
+        return cls(note["fields"], note["settings"])
 
     @property
     def live_settings(self) -> dict[str, Any]:
@@ -187,15 +184,6 @@ def _extends(field: Mapping[str, Any], existing: Mapping[str, Any]) -> bool:
     return all(
         _extends(member, existing_members.get(name, member)) for name, member in members.items()
     )
-
-
-def _flat(mapping: Mapping[str, Any], outer: str = "") -> Iterator[tuple[str, Any]]:
-    """List fields by column: the server has made objects of names with dots."""
-    for name, properties in mapping.get("properties", {}).items():
-        if "properties" in properties:
-            yield from _flat(properties, f"{outer}{name}.")
-        else:
-            yield f"{outer}{name}", properties
 
 
 def _paths(properties: Mapping[str, Any], outer: str = "") -> Iterator[str]:

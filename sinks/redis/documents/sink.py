@@ -80,7 +80,6 @@ class DocumentState:
         """Take the plan. What its documents lack is forgotten first, so that a crash leaves none
         that counts as current. Then the rows of tables are removed that no view needs.
         """
-        self._remove_untagged()
         used = {view.name: view.topics.keys() for view in plan.views}
         state = OpenState(self.url, self.prefix, plan)()
         state.adopt(needs, used, waiting)
@@ -88,21 +87,6 @@ class DocumentState:
         for name in other_tables(self._database, needs):
             log.info("table_removed", sink=self.name, table=name)
             self._remove_table(name)
-
-    def _remove_untagged(self) -> None:
-        """Remove a state whose keys have no hash tag, as former versions named them: its rows are read
-        again. What tells of it goes last, so that a crash leaves the others to the next start.
-        """
-        database, telling = self._pipeline_keys, documents_key(self._pipeline_keys.prefix)
-        if not database.ask(lambda server: server.hlen(telling)):
-            return
-        log.info("former_state_removed", sink=self.name)
-        others = (
-            [key for key in page if key != telling and not key.startswith(f"{self.prefix}:")]
-            for page in database.own_keys()
-        )
-        remove_keys(filter(None, others), database)
-        database.ask(lambda server: server.unlink(telling))
 
     def _remove_table(self, name: str) -> None:
         """Remove the position first, so that a run with another file applies no more to it; the
