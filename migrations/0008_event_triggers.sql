@@ -1,5 +1,5 @@
--- Event triggers take a superuser. Without one the rest of the pipeline works, so this says what is missing and
--- leaves it to a later call by a superuser: prepare_source() calls it every time.
+-- Event triggers take a superuser. Without one the rest of the pipeline works, so this says what is missing, and
+-- prepare_source() makes them once a superuser runs it. After all other files: what the triggers call is there then.
 CREATE FUNCTION cdc.watch_ddl() RETURNS text[]
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$

