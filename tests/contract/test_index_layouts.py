@@ -92,6 +92,19 @@ def settings_of(server: httpx.Client, sink: Elasticsearch, table: Table) -> dict
     return settings
 
 
+def test_an_index_whose_note_a_user_has_removed(server: httpx.Client, sink: Elasticsearch) -> None:
+    """It stays in use, and gets its note again; a field that differs is refused by the server."""
+    table = items("id name")
+    sink.prepare(table)
+    server.put(f"/{sink.alias(table)}/_mapping", json={"_meta": {"team": "x"}}).raise_for_status()
+    other = replace(table, columns=(table.columns[0], Column("name", "integer")))
+    with pytest.raises(SchemaMismatch, match="name"):
+        sink.prepare(other)
+    sink.prepare(table)
+    with pytest.raises(SchemaMismatch, match="other fields"):
+        sink.prepare(other)
+
+
 def test_a_column_that_was_text_and_is_a_number(server: httpx.Client, sink: Elasticsearch) -> None:
     priced = items("id price")
     sink.prepare(replace(priced, columns=(priced.columns[0], Column("price", "public.price"))))

@@ -54,8 +54,12 @@ class Layout:
 
     @classmethod
     def from_mapping(cls, mapping: Mapping[str, Any]) -> "Layout":
-        """Read the layout that an index was made with."""
-        note = mapping["_meta"][NOTE]
+        """Read the layout that an index was made with.
+
+        Without a note it is empty: a user who puts a mapping with another `_meta` removes the note.
+        The server itself refuses fields that differ then.
+        """
+        note = mapping.get("_meta", {}).get(NOTE, {"fields": {}, "settings": {}})
         return cls(note["fields"], note["settings"])
 
     @property
