@@ -242,8 +242,8 @@ def _compare_sides(rules: Comparable, sinks: Sequence[str], only: OnlyIds) -> Wo
             differences = []
             for number, sink in enumerate(sinks):
                 wanted = only.get(sink)
-                found, copies = of_views[2 * number : 2 * number + 2]
-                for row in zip(ids, expected, found, copies, strict=True):
+                actual, copies = of_views[2 * number : 2 * number + 2]
+                for row in zip(ids, expected, actual, copies, strict=True):
                     if wanted is not None and row[0] not in wanted:
                         continue
                     if difference := _difference(rules, *row[1:]):
@@ -254,18 +254,18 @@ def _compare_sides(rules: Comparable, sinks: Sequence[str], only: OnlyIds) -> Wo
 
 
 def _difference(
-    rules: Comparable, expected: str | None, found: str | None, copies: int
+    rules: Comparable, expected: str | None, actual: str | None, copies: int
 ) -> tuple[str, str | None, int, int | None] | None:
     """Return kind, column, count and seen of a row; None: it is equal, or on neither side."""
-    if found is None:
+    if actual is None:
         return None if expected is None else ("missing", None, 1, None)
     if expected is None:
-        return "extra", None, copies, rules.state_hash(found)
+        return "extra", None, copies, rules.state_hash(actual)
     if copies > 1:
-        return "duplicate", None, copies - 1, rules.state_hash(found)
-    if rules.equals(expected, found):
+        return "duplicate", None, copies - 1, rules.state_hash(actual)
+    if rules.equals(expected, actual):
         return None
-    return "different", rules.first_difference(expected, found), 1, rules.state_hash(found)
+    return "different", rules.first_difference(expected, actual), 1, rules.state_hash(actual)
 
 
 def confirmed_differences(
@@ -290,24 +290,21 @@ def confirmed_differences(
         return None
     if not counts["duplicate"]:
         return wrong
-    listed = wrong.where(is_duplicate).select("sink", "id").collect()
-    twice = {
-        sink.name: sorted({row["id"] for row in listed if row["sink"] == sink.name})[:MAX_SUSPECTS]
-        for sink in sinks
-    }
-    rescanned = {
-        sink.name: scan(sink, table, source.sparkSession, twice[sink.name])
-        for sink in sinks
-        if twice[sink.name]
-    }
-    all_ids = sorted({row_id for ids in twice.values() for row_id in ids})
-    again = compare_rows(
+    duplicates: dict[str, list[str]] = {}
+    rescanned: dict[str, DataFrame] = {}
+    for sink in sinks:
+        listed = wrong.where(is_duplicate & (F.col("sink") == sink.name)).select("id")
+        if ids := [row["id"] for row in listed.limit(MAX_SUSPECTS).collect()]:
+            duplicates[sink.name] = ids
+            rescanned[sink.name] = scan(sink, table, source.sparkSession, ids)
+    all_ids = sorted({row_id for ids in duplicates.values() for row_id in ids})
+    reread = compare_rows(
         table,
         rows_with_ids(source, all_ids),
         rescanned,
-        {name: frozenset(twice[name]) for name in rescanned},
+        {name: frozenset(ids) for name, ids in duplicates.items()},
     )
-    return persist(frames, wrong.where(~is_duplicate).unionByName(again))
+    return persist(frames, wrong.where(~is_duplicate).unionByName(reread))
 
 
 def rows_with_ids(rows: DataFrame, ids: Sequence[str]) -> DataFrame:

@@ -263,14 +263,14 @@ def differing_buckets(
         comparisons[sink.name].closed = bucket_hashes.count_closed(sink, table, reader.spark)
     views = {sink.name: bucket_hashes.scan(sink, table, reader.spark) for sink in sinks}
     source = reader.rows(snapshot, condition)
-    found = bucket_hashes.compare_buckets(table, source, views, sample)
+    buckets = bucket_hashes.compare_buckets(table, source, views, sample)
     for sink in sinks:
         comparison = comparisons[sink.name]
-        comparison.source_rows = found.rows[SOURCE]
-        comparison.source_s = round(found.seconds[SOURCE], 3)
-        comparison.view_rows = found.rows[sink.name]
-        comparison.view_s = round(found.seconds[sink.name], 3)
-    return found.differing
+        comparison.source_rows = buckets.rows[SOURCE]
+        comparison.source_s = round(buckets.seconds[SOURCE], 3)
+        comparison.view_rows = buckets.rows[sink.name]
+        comparison.view_s = round(buckets.seconds[sink.name], 3)
+    return buckets.differing
 
 
 def _state(column: str) -> Column:

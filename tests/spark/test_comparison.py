@@ -61,10 +61,10 @@ def test_buckets_that_differ_in_any_view(spark: "SparkSession") -> None:
         (("different", "equal", "extra"), {SEVEN, bucket_digest(b"77").hex()}),
     ):
         views = {sink: frame(spark, *FAULTS[sink]) for sink in sinks}
-        found = bucket_hashes.compare_buckets(ITEMS, frame(spark, *ROWS), views, None)
-        assert set(found.differing) == differing
-        assert found.rows == {SOURCE: 40, **{sink: len(FAULTS[sink]) for sink in sinks}}
-        assert all(seconds > 0 for seconds in found.seconds.values())
+        comparison = bucket_hashes.compare_buckets(ITEMS, frame(spark, *ROWS), views, None)
+        assert set(comparison.differing) == differing
+        assert comparison.rows == {SOURCE: 40, **{sink: len(FAULTS[sink]) for sink in sinks}}
+        assert all(seconds > 0 for seconds in comparison.seconds.values())
 
 
 def test_sums_differ_in_any_of_the_three() -> None:
@@ -90,18 +90,18 @@ def test_buckets_of_a_sample(spark: "SparkSession") -> None:
         rows = [
             row for row in ROWS if sample[0] <= bucket_digest(row[0].encode()).hex() <= sample[1]
         ]
-        found = bucket_hashes.compare_buckets(ITEMS, frame(spark, *rows), views, sample)
+        comparison = bucket_hashes.compare_buckets(ITEMS, frame(spark, *rows), views, sample)
         expected = [SEVEN] if sample[0] <= SEVEN <= sample[1] else []
-        assert found.differing == expected
-        assert found.rows == {SOURCE: len(rows), "different": len(rows)}
+        assert comparison.differing == expected
+        assert comparison.rows == {SOURCE: len(rows), "different": len(rows)}
 
 
 def test_an_empty_side_differs_from_one_that_has_rows(spark: "SparkSession") -> None:
     for source, view in (((), ROWS[:2]), (ROWS[:2], ())):
         views = {"cache": frame(spark, *view)}
-        found = bucket_hashes.compare_buckets(ITEMS, frame(spark, *source), views, None)
-        assert set(found.differing) == {bucket_digest(b"0").hex(), bucket_digest(b"1").hex()}
-        assert found.rows == {SOURCE: len(source), "cache": len(view)}
+        comparison = bucket_hashes.compare_buckets(ITEMS, frame(spark, *source), views, None)
+        assert set(comparison.differing) == {bucket_digest(b"0").hex(), bucket_digest(b"1").hex()}
+        assert comparison.rows == {SOURCE: len(source), "cache": len(view)}
 
 
 def test_each_fault_is_its_sinks(spark: "SparkSession") -> None:

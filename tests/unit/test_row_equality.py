@@ -90,10 +90,10 @@ def test_deep_documents() -> None:
     rules = Comparable((("id", "text"), ("v", "json"), ("n", "double")))
     deep = nested(DEEP)
     assert rules.equals(deep, nested(DEEP))
-    for other in (nested(DEEP, "1"), nested(1), "nonsense", "{}"):
-        assert not rules.equals(deep, other)
-        assert rules.first_difference(deep, other) is None
-        assert rules.state_hash(deep) != rules.state_hash(other)
+    for different in (nested(DEEP, "1"), nested(1), "nonsense", "{}"):
+        assert not rules.equals(deep, different)
+        assert rules.first_difference(deep, different) is None
+        assert rules.state_hash(deep) != rules.state_hash(different)
 
 
 def nested(depth: int, inner: str = "") -> str:
@@ -139,12 +139,12 @@ def test_json_is_compared_as_an_index_can_have_it(source: str, view: str, equal:
     """Of a key twice the last value counts, and nothing else does; a number that no index takes
     equals the string of its text.
     """
-    for other in ("text", "double"):
-        rules = Comparable((("id", "text"), ("v", "json"), ("n", other)))
-        left, right = (f'{{"id":1,"v":{value}}}' for value in (source, view))
-        assert rules.equals(left, right) is equal
-        assert (rules.state_hash(left) == rules.state_hash(right)) is equal
-        assert rules.first_difference(left, right) == (None if equal else "v")
+    for last_compare in ("text", "double"):
+        rules = Comparable((("id", "text"), ("v", "json"), ("n", last_compare)))
+        source_row, view_row = (f'{{"id":1,"v":{value}}}' for value in (source, view))
+        assert rules.equals(source_row, view_row) is equal
+        assert (rules.state_hash(source_row) == rules.state_hash(view_row)) is equal
+        assert rules.first_difference(source_row, view_row) == (None if equal else "v")
 
 
 @pytest.mark.parametrize(
@@ -170,9 +170,9 @@ def test_numbers_at_any_depth_are_compared_by_value(
     compare: str, source: str, view: str, equal: bool
 ) -> None:
     rules = Comparable((("id", "text"), ("v", compare)))
-    left, right = (f'{{"id":1,"v":{value}}}' for value in (source, view))
-    assert rules.equals(left, right) is equal
-    assert (leaf(("1", left), rules=rules) == leaf(("1", right), rules=rules)) is equal
+    source_row, view_row = (f'{{"id":1,"v":{value}}}' for value in (source, view))
+    assert rules.equals(source_row, view_row) is equal
+    assert (leaf(("1", source_row), rules=rules) == leaf(("1", view_row), rules=rules)) is equal
 
 
 def test_the_first_column_that_differs_is_named() -> None:
