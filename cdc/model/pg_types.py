@@ -44,6 +44,8 @@ NO_KEYS = (
     "point",
     "line",
     "circle",
+    # The connector converts it to UTC: 12:00+00 and 13:00+01 are two keys, and one text.
+    "time with time zone",
 )
 
 
@@ -69,5 +71,5 @@ def loss(type_: str, *, key: bool = False) -> str | None:
     elif name in LOSSES:
         return LOSSES[name]
     if key and (type_.endswith("[]") or name in NO_KEYS):
-        return "its values have no single text to identify a row by"
+        return "the text of its values doesn't identify a row"
     return None

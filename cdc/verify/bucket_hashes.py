@@ -238,12 +238,12 @@ def _compare_sides(rules: Comparable, sinks: Sequence[str], only: OnlyIds) -> Wo
 
     def work(batches: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
         for batch in batches:
-            ids, expected, _, *of_views = columns(batch)
+            ids, expected, source_copies, *of_views = column_values(batch)
             differences = []
             for number, sink in enumerate(sinks):
                 wanted = only.get(sink)
                 actual, copies = of_views[2 * number : 2 * number + 2]
-                for row in zip(ids, expected, actual, copies, strict=True):
+                for row in zip(ids, expected, source_copies, actual, copies, strict=True):
                     if wanted is not None and row[0] not in wanted:
                         continue
                     if difference := _difference(rules, *row[1:]):
@@ -254,18 +254,31 @@ def _compare_sides(rules: Comparable, sinks: Sequence[str], only: OnlyIds) -> Wo
 
 
 def _difference(
-    rules: Comparable, expected: str | None, actual: str | None, copies: int
+    rules: Comparable,
+    expected: str | None,
+    source_copies: int,
+    actual: str | None,
+    copies: int,
 ) -> tuple[str, str | None, int, int | None] | None:
-    """Return kind, column, count and seen of a row; None: it is equal, or on neither side."""
-    if actual is None:
-        return None if expected is None else ("missing", None, 1, None)
-    if expected is None:
-        return "extra", None, copies, rules.state_hash(actual)
-    if copies > 1:
-        return "duplicate", None, copies - 1, rules.state_hash(actual)
-    if rules.equals(expected, actual):
+    """Return kind, column, count and seen of a row; None: it is equal, or on neither side.
+
+    Two rows of the source can have one id, if their keys have the same text: then a view can't hold
+    both.
+    """
+    column = None
+    if copies < source_copies:
+        kind = "missing"
+        count = source_copies - copies
+    elif copies > source_copies:
+        kind = "duplicate" if source_copies else "extra"
+        count = copies - source_copies
+    elif expected is None or actual is None or rules.equals(expected, actual):
         return None
-    return "different", rules.first_difference(expected, actual), 1, rules.state_hash(actual)
+    else:
+        kind = "different"
+        count = 1
+        column = rules.first_difference(expected, actual)
+    return kind, column, count, None if actual is None else rules.state_hash(actual)
 
 
 def confirmed_differences(
@@ -304,7 +317,11 @@ def confirmed_differences(
         rescanned,
         {name: frozenset(ids) for name, ids in duplicates.items()},
     )
-    return persist(frames, wrong.where(~is_duplicate).unionByName(reread))
+    # Of more duplicates than are read again the others stay what they are.
+    pairs = [(name, row_id) for name, ids in duplicates.items() for row_id in ids]
+    replaced = source.sparkSession.createDataFrame(pairs, "sink string, id string")
+    kept = wrong.join(F.broadcast(replaced), ["sink", "id"], "left_anti")
+    return persist(frames, kept.unionByName(reread))
 
 
 def rows_with_ids(rows: DataFrame, ids: Sequence[str]) -> DataFrame:
@@ -313,7 +330,7 @@ def rows_with_ids(rows: DataFrame, ids: Sequence[str]) -> DataFrame:
     return rows.join(F.broadcast(listed), "id", "left_semi")
 
 
-def columns(batch: "pa.RecordBatch") -> list[list[Any]]:
+def column_values(batch: "pa.RecordBatch") -> list[list[Any]]:
     """Return the values of each column."""
     return [column.to_pylist() for column in batch.columns]
 

@@ -14,7 +14,7 @@ from cdc.model.position import Position
 from cdc.model.table import Table
 from cdc.sink.lane_run import freeze_gc_after
 from cdc.spark.kafka_source import reader_options
-from cdc.verify.bucket_hashes import Work, columns, record_batch
+from cdc.verify.bucket_hashes import Work, column_values, record_batch
 from cdc.verify.row_equality import comparable
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def _states(table: Table) -> Work:
         for batch in documents(batches):
             states = [
                 (row_id, None if document is None else rules.state_hash(document))
-                for row_id, document in zip(*columns(batch), strict=True)
+                for row_id, document in zip(*column_values(batch), strict=True)
             ]
             yield record_batch(STATES, states)
 

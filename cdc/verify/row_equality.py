@@ -27,6 +27,8 @@ LONG_NUMBER = 1000
 """Characters from which on an index gets a number as a string, see `sinks.elasticsearch.refused`: in
 every view the number and the string of its digits count as equal.
 """
+DEEPEST = 200
+"""Levels of lists and objects in json. A limit far below Python's own, which depends on the caller."""
 SAME_TEXT = ("text", "json")
 """Comparisons whose equal values nearly always have the same text, in Postgres and in the views."""
 Normalizer = Callable[[Any], Any]
@@ -68,8 +70,8 @@ class Comparable:
 
     Members that are no column are left out (a view's bookkeeping); a missing member counts as null,
     since a view made before the column was added holds rows without it. Of a member that comes twice
-    the last one counts. A document that can't be parsed (nested deeper than some thousand levels, or
-    no object at all) equals the same text and nothing else.
+    the last one counts. Json that is nested deeper than DEEPEST levels is compared as it is written,
+    and so is a document that can't be parsed or is no object.
     """
 
     columns: tuple[tuple[str, str], ...]
@@ -101,22 +103,31 @@ class Comparable:
     def row_digest(self, row_id: bytes, document: bytes) -> bytes:
         """Hash an id and its document, for sums: 8 bytes. Equal digests mean equal rows.
 
-        Only numbers that are compared by value are parsed; other values count as they are written,
+        Numbers that are compared by value are parsed; other values count as they are written,
         because parsing costs three times as much. So equal rows may have different digests, if a
-        view writes their text or JSON otherwise than Postgres.
+        view writes a text or json otherwise than Postgres.
         """
         digest = blake2b(b"%d:%b" % (len(row_id), row_id), digest_size=8)
-        digest.update(self._summed_text(document) if self._numbers else document)
+        digest.update(self._summed_text(document))
         return digest.digest()
 
     def _text(self, document: str) -> str:
         """Return a text that is equal exactly where the rows are."""
         texts = self._column_texts(document)
-        # No text of a value has a line break: `repr` escapes those of strings.
-        return document if texts is None else "\n".join(texts)
+        return document if texts is None else "\0".join(texts)
 
     def _column_texts(self, document: str) -> list[str] | None:
         """Return the comparable text of each column; None if the document can't be taken apart."""
+        try:
+            members = _MEMBERS.decode(document)
+        except (ValueError, RecursionError):
+            return self._parsed_texts(document)
+        return [
+            _value_text(compare, bytes(members.get(name, NULL))) for name, compare in self.columns
+        ]
+
+    def _parsed_texts(self, document: str) -> list[str] | None:
+        """The same of a document that msgspec refuses: one with half of a surrogate pair."""
         try:
             pairs = _DECODER.decode(document)
             if not isinstance(pairs, tuple):
@@ -144,7 +155,7 @@ class Comparable:
             members = _MEMBERS.decode(document)
             values = [members.get(name, NULL) for name in self._names]
             for place, compare in self._numbers:
-                values[place] = _number_text(compare, bytes(values[place]))
+                values[place] = _value_text(compare, bytes(values[place])).encode()
             return b"\0".join(values)
         except (ValueError, RecursionError):
             return document
@@ -171,23 +182,31 @@ def bucket_digest(row_id: bytes) -> bytes:
     return md5(row_id, usedforsecurity=False).digest()[: BUCKET_DIGITS // 2]
 
 
-def _number_text(compare: str, value: bytes) -> bytes:
-    """Return the comparable text of JSON that has numbers."""
-    text = value.decode()
-    parsed = Digits(text) if text[0] in "-0123456789" else _DECODER.decode(text)
-    return repr(NORMALIZERS[compare](parsed)).encode()
+def _value_text(compare: str, value: bytes) -> str:
+    """Return a text of a value (JSON) that is equal exactly where the values are."""
+    try:
+        text = value.decode()
+        parsed = Digits(text) if text[0] in "-0123456789" else _DECODER.decode(text)
+        return repr(NORMALIZERS[compare](parsed))
+    except (ValueError, RecursionError):
+        # Nested too deeply. The mark is the beginning of no text of a parsed value.
+        return f"={value!r}"
 
 
 def _unchanged(value: Any) -> Any:
     return value
 
 
-def _json(value: Any) -> Any:
+def _json(value: Any, depth: int = 0) -> Any:
     """Compare as `jsonb` does: members in any order, and of a name that comes twice the last one."""
+    if depth > DEEPEST:
+        raise RecursionError
     if isinstance(value, tuple):
-        return tuple(sorted((name, _json(member)) for name, member in dict(value).items()))
+        return tuple(
+            sorted((name, _json(member, depth + 1)) for name, member in dict(value).items())
+        )
     if isinstance(value, list):
-        return [_json(element) for element in value]
+        return [_json(element, depth + 1) for element in value]
     if isinstance(value, Digits) and len(value) >= LONG_NUMBER:
         return str(value)
     return value

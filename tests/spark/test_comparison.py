@@ -1,5 +1,6 @@
 """Rows of several views compared with their source, in one job: `cdc.verify.bucket_hashes`."""
 
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from cdc.verify import bucket_hashes
 from cdc.verify.row_equality import SOURCE, bucket_digest, comparable
 
 if TYPE_CHECKING:
+    import pytest
     from pyspark.sql import DataFrame, SparkSession
 
 
@@ -126,3 +128,35 @@ def test_only_ids_that_were_asked_for_are_compared(spark: "SparkSession") -> Non
         ("missing", "7", "missing"),
         ("empty", "9", "missing"),
     }
+
+
+def test_two_rows_of_the_source_with_one_id(spark: "SparkSession") -> None:
+    """A view can't hold both, whichever it has; one that has both is equal in number only."""
+    source = frame(spark, ("1", '{"id":1,"n":1}'), ("1", '{"id":1,"n":2}'))
+    views = {
+        "first": frame(spark, ("1", '{"id":1,"n":1}')),
+        "second": frame(spark, ("1", '{"id":1,"n":2}')),
+        "neither": frame(spark),
+    }
+    wrong = bucket_hashes.compare_rows(ITEMS, source, views).collect()
+    assert {(row["sink"], row["kind"], row["count"]) for row in wrong} == {
+        ("first", "missing", 1),
+        ("second", "missing", 1),
+        ("neither", "missing", 2),
+    }
+
+
+def test_duplicates_that_are_not_read_again_stay_wrong(
+    spark: "SparkSession", monkeypatch: "pytest.MonkeyPatch"
+) -> None:
+    """A scan gives each row twice, and so many can't be read by id: none counts as equal."""
+    monkeypatch.setattr(bucket_hashes, "MAX_SUSPECTS", 1)
+    sink = Memory("cache")
+    sink.views[ITEMS.qualified] = dict(ROWS[:4])
+    views = {"cache": frame(spark, *ROWS[:4], *ROWS[:4])}
+    with ExitStack() as frames:
+        wrong = bucket_hashes.confirmed_differences(
+            frames, ITEMS, [sink], frame(spark, *ROWS[:4]), views
+        )
+        assert wrong is not None
+        assert [row["kind"] for row in wrong.collect()] == ["duplicate"] * 3

@@ -4,7 +4,7 @@ import pytest
 
 from cdc.model.table import Table
 from cdc.verify.census import SumsByView, add_sums, proved_equal
-from cdc.verify.row_equality import SOURCE, Comparable, RowSums, sum_rows
+from cdc.verify.row_equality import DEEPEST, SOURCE, Comparable, RowSums, sum_rows
 from cdc.verify.source_group import GROUP_BYTES, GROUP_TABLES, SMALL_BYTES, group_tables
 
 COLUMNS = (
@@ -94,6 +94,19 @@ def test_deep_documents() -> None:
         assert not rules.equals(deep, different)
         assert rules.first_difference(deep, different) is None
         assert rules.state_hash(deep) != rules.state_hash(different)
+
+
+@pytest.mark.parametrize("depth", [100, DEEPEST - 2, 400, 500, 900])
+def test_a_deep_value_is_compared_by_itself(depth: int) -> None:
+    """The row's other values are compared as ever."""
+    rules = Comparable((("id", "text"), ("v", "json"), ("n", "double"), ("later", "text")))
+    deep = f"{'[' * depth}{']' * depth}"
+    source_row = f'{{"id":1,"v":{deep},"n":1e20,"later":null}}'
+    view_row = f'{{"_seq":7,"v":{deep},"id":1,"n":100000000000000000000}}'
+    assert rules.equals(source_row, view_row)
+    assert rules.state_hash(source_row) == rules.state_hash(view_row)
+    assert rules.first_difference(source_row, view_row.replace("[]", "[1]")) == "v"
+    assert rules.first_difference(source_row, view_row.replace("1000", "2000")) == "n"
 
 
 def nested(depth: int, inner: str = "") -> str:
