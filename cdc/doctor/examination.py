@@ -51,8 +51,8 @@ CONSEQUENCES = {
     "table-slipped": {"table-refused"},
     "view-refused": {"tables-undecided"},
 }
-"""Codes that say nothing more where one of these codes, or subjects, is there and more than a warning:
-they go when it goes.
+"""By code: the codes or subjects that cause it. A finding is left out while a cause is down or
+degraded.
 """
 
 

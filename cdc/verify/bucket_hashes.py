@@ -170,10 +170,7 @@ def _compare_sums(sides: int) -> Work:
 
 
 class BucketSums:
-    """Number of rows of each bucket, and two sums of their hashes: by exclusive or, and by addition
-    without the carry. The exclusive or alone would miss a row that is there twice, the total alone
-    two errors that cancel out.
-    """
+    """The sums of each bucket, as `RowSums` has them of a table; additions are modulo 2^64."""
 
     def __init__(self) -> None:
         self.rows = np.zeros(BUCKETS, "int64")

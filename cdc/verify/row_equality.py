@@ -35,7 +35,9 @@ Normalizer = Callable[[Any], Any]
 
 
 class Digits(str):
-    """A number by its text: 1.0 isn't 1.00, and no number equals the string of its digits."""
+    """A number by its text: 1.0 isn't 1.00, and no number shorter than LONG_NUMBER equals the string
+    of its digits.
+    """
 
     __slots__ = ()
 

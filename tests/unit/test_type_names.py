@@ -37,7 +37,9 @@ def test_what_travels_whole_is_taken(type_: str) -> None:
     assert loss(type_) is None
 
 
-@pytest.mark.parametrize("type_", ["double precision", "jsonb", "integer[]", "time(3) with time zone"])
+@pytest.mark.parametrize(
+    "type_", ["double precision", "jsonb", "integer[]", "time(3) with time zone"]
+)
 def test_a_key_needs_one_text_for_each_value(type_: str) -> None:
     assert loss(type_) is None
     assert loss(type_, key=True)
