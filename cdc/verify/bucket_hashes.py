@@ -183,11 +183,11 @@ class BucketSums:
         np.bitwise_xor.at(self.folded, buckets, folded)
         np.add.at(self.total, buckets, total)
 
-    def differ(self, other: "BucketSums") -> Numbers:
+    def differ(self, source: "BucketSums") -> Numbers:
         """Say for each bucket whether it differs."""
-        differs: Numbers = self.rows != other.rows
-        differs |= self.folded != other.folded
-        differs |= self.total != other.total
+        differs: Numbers = self.rows != source.rows
+        differs |= self.folded != source.folded
+        differs |= self.total != source.total
         return differs
 
 

@@ -171,7 +171,7 @@ class ElasticsearchWriter:
         action and answer.
         """
         busy = []
-        where = f"The index at {address(self.url)}"
+        index_name = f"The index at {address(self.url)}"
         for item, response in zip(items, self._post(items) if items else (), strict=True):
             ((action, answer), *_) = response.items()
             status = answer["status"]
@@ -180,18 +180,18 @@ class ElasticsearchWriter:
             if error_type in ABSENT_TYPES:
                 raise Fenced(TAKEN_OVER, hint=HINTS["fenced"])
             if is_blocked(status, error_type):
-                raise blocked_error(where, error.get("reason", ""))
+                raise blocked_error(index_name, error.get("reason", ""))
             if error_type == CLOSED:
                 # Its status is that of a document which will never be accepted.
                 raise closed_error(self.url)
             if status in (UNAUTHORIZED, FORBIDDEN):
-                raise forbidden_error(where, status)
+                raise forbidden_error(index_name, status)
             if status in BUSY:
                 busy.append(item)
             else:
                 yield item, (action, answer)
         if busy and not pauses_s:
-            raise unavailable(f"{where} has no room for {len(busy)} writes.")
+            raise unavailable(f"{index_name} has no room for {len(busy)} writes.")
         if busy:
             time.sleep(pauses_s[0])
             yield from self._answers(busy, pauses_s[1:])

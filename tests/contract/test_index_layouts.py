@@ -97,12 +97,12 @@ def test_an_index_whose_note_a_user_has_removed(server: httpx.Client, sink: Elas
     table = items("id name")
     sink.prepare(table)
     server.put(f"/{sink.alias(table)}/_mapping", json={"_meta": {"team": "x"}}).raise_for_status()
-    other = replace(table, columns=(table.columns[0], Column("name", "integer")))
+    changed = replace(table, columns=(table.columns[0], Column("name", "integer")))
     with pytest.raises(SchemaMismatch, match="name"):
-        sink.prepare(other)
+        sink.prepare(changed)
     sink.prepare(table)
     with pytest.raises(SchemaMismatch, match="other fields"):
-        sink.prepare(other)
+        sink.prepare(changed)
 
 
 def test_a_column_that_was_text_and_is_a_number(server: httpx.Client, sink: Elasticsearch) -> None:

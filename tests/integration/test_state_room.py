@@ -50,7 +50,7 @@ def lack(history: History) -> Any:
 
 def test_an_estimate_is_near_what_the_rows_take(history: History, server: redis.Redis) -> None:
     library(history, VIEWS)
-    before = used_memory(server)
+    used_before = used_memory(server)
     history.do(*FILLED)
     history.connection.execute("ANALYZE")
     server.config_set("maxmemory", 1 << 20)
@@ -58,7 +58,7 @@ def test_an_estimate_is_near_what_the_rows_take(history: History, server: redis.
         lack(history)
     server.config_set("maxmemory", 0)
     history.settle()
-    growth = used_memory(server) - before
+    growth = used_memory(server) - used_before
     assert 0.6 * growth < needed(refused.value.message) < EXCESS * growth
 
 
