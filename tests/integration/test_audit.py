@@ -132,8 +132,19 @@ class Broker:
         was captured.
         """
         for id_, names, lsn in ((1, ("id", "v", "w"), 1), (2, ("id", "v", "w", "more"), CHANGED)):
-            columns = [{"name": name, "type": "text", "number": n} for n, name in enumerate(names)]
-            columns[-1] |= {"default": "'x'"} if "more" in names else {}
+            columns = [
+                {
+                    "name": name,
+                    "type": "text",
+                    "number": number,
+                    "default": "'x'" if name == "more" else None,
+                    "missing": False,
+                    "key": None,
+                    "types": [],
+                    "identified": True,
+                }
+                for number, name in enumerate(names)
+            ]
             row = {
                 "id": id_,
                 "table_name": table,

@@ -124,9 +124,11 @@ def ddl(number: int, table: str) -> tuple[bytes, bytes]:
     row = {
         "id": number,
         "table_name": table,
+        "relation": number,
         "lsn": f"0/{number:X}",
         "command": "CREATE TABLE",
         "columns": "[]",
+        "partitions": None,
     }
     return json.dumps({"id": number}).encode(), json.dumps({"op": "c", "after": row}).encode()
 
