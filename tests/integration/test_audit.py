@@ -132,7 +132,7 @@ class Broker:
         was captured.
         """
         for id_, names, lsn in ((1, ("id", "v", "w"), 1), (2, ("id", "v", "w", "more"), CHANGED)):
-            columns = [
+            columns: list[dict[str, Any]] = [
                 {
                     "name": name,
                     "type": "text",
