@@ -149,27 +149,9 @@ AS $$
     HAVING EXISTS (SELECT FROM pg_class WHERE oid = relation AND relkind = 'p')
 $$;
 
--- The journal is read whole by every sink: only what becomes of captured tables is noted. Staging tables that come and
--- go by the thousand, and whatever else nobody publishes, leave no entry.
---
--- A pipeline's publication holds the journal itself. A partition belongs to whatever of its ancestors is published; and a
--- table that takes the name of one that was captured once is told, too: rows of that name are no longer the same table's.
-CREATE FUNCTION cdc.is_ours(candidate oid) RETURNS boolean
-    LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
-AS $$
-    SELECT EXISTS (
-        SELECT FROM pg_publication_rel journal JOIN pg_publication_rel published USING (prpubid)
-        WHERE journal.prrelid = 'cdc.ddl'::regclass AND (published.prrelid = candidate OR published.prrelid IN (
-            SELECT relid FROM pg_partition_ancestors(candidate) AS ancestor (relid)))
-    ) OR EXISTS (
-        SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-        JOIN cdc.ddl d ON d.command = 'PUBLISH' AND d.table_name = n.nspname || '.' || c.relname
-        WHERE c.oid = candidate
-    )
-$$;
-
--- Whether a table is captured under its own name, or has taken the name of one that was. A partition of a captured table
--- that isn't captured itself needs an entry for its name alone.
+-- Whether a table is captured under its own name, or has taken the name of one that was: rows of that name are no longer
+-- the same table's. A partition of a captured table that isn't captured itself needs an entry for its name alone. A
+-- pipeline's publication holds the journal itself.
 CREATE FUNCTION cdc.is_captured(candidate oid) RETURNS boolean
     LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
 AS $$
@@ -180,6 +162,18 @@ AS $$
         SELECT FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
         JOIN cdc.ddl d ON d.command = 'PUBLISH' AND d.table_name = n.nspname || '.' || c.relname
         WHERE c.oid = candidate
+    )
+$$;
+
+-- Every sink reads the whole journal, so it has entries of captured tables only, and of partitions of which any ancestor
+-- is published. Staging tables that come and go by the thousand leave no entry.
+CREATE FUNCTION cdc.is_ours(candidate oid) RETURNS boolean
+    LANGUAGE sql STABLE SET search_path = pg_catalog, pg_temp
+AS $$
+    SELECT cdc.is_captured(candidate) OR EXISTS (
+        SELECT FROM pg_publication_rel journal JOIN pg_publication_rel published USING (prpubid)
+        WHERE journal.prrelid = 'cdc.ddl'::regclass
+          AND published.prrelid IN (SELECT relid FROM pg_partition_ancestors(candidate) AS ancestor (relid))
     )
 $$;
 
@@ -276,7 +270,7 @@ EXCEPTION WHEN OTHERS THEN
 END
 $$;
 
--- What was dropped is no longer published when a trigger may look: the journal knows what it has told of.
+-- What was dropped is no longer published when a trigger may look: the journal knows the tables that it has noted.
 CREATE FUNCTION cdc.record_drop() RETURNS event_trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$

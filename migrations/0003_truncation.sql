@@ -11,7 +11,7 @@ COMMENT ON TABLE cdc.truncation IS
 
 -- TRUNCATE of a partition alone takes rows that only a trigger of its own sees. Truncating the whole table fires that
 -- one too: Postgres runs all triggers BEFORE, the table's first, and then all AFTER, so in between the table's own
--- mark tells the two apart.
+-- mark distinguishes them.
 CREATE FUNCTION cdc.begin_truncation() RETURNS trigger
     LANGUAGE plpgsql SECURITY DEFINER SET search_path = pg_catalog, pg_temp
 AS $$
@@ -66,8 +66,8 @@ BEGIN
 END
 $$;
 
--- A new partition inherits neither triggers of statements nor the replica identity. The trigger AFTER is for where nothing
--- else tells what TRUNCATE did to a file from a rewrite. Returns what was done.
+-- A new partition inherits neither triggers of statements nor the replica identity. The trigger AFTER is for where only
+-- this distinguishes a TRUNCATE from a rewrite. Returns what was done.
 CREATE FUNCTION cdc.adopt_partitions(root oid) RETURNS text[]
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp
 AS $$

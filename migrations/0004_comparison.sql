@@ -43,7 +43,7 @@ CREATE VIEW cdc.attached AS
     SELECT * FROM attached;
 COMMENT ON VIEW cdc.attached IS 'the partitions of captured tables, as cdc.attachment has them; mark is what a new attachment changes';
 
--- One that is known stays as it is known: only a comparison may take what has become of it for told.
+-- A known attachment stays as it is: only a comparison may update it.
 CREATE FUNCTION cdc.remember_attachments() RETURNS void
     LANGUAGE sql SET search_path = pg_catalog, pg_temp
 AS $$
@@ -61,7 +61,7 @@ AS $$
     ON CONFLICT DO NOTHING
 $$;
 
--- Whether any of them has rows, which no event has told of. Creating a partition in time takes no more than this. What
+-- Whether any of them has rows, that no event announced. Creating a partition in time takes no more than this. What
 -- can't be read, as another owner's, may have some.
 CREATE FUNCTION cdc.hold_rows(relations oid[]) RETURNS boolean
     LANGUAGE plpgsql STABLE SET search_path = pg_catalog, pg_temp SET row_security = off
@@ -127,8 +127,8 @@ AS $$
 $$;
 
 -- Returns how many tables it has noted. It never waits for long: a TRUNCATE that holds a table may be waiting for this.
--- Event triggers tell a rewrite and a partition that was away from what VACUUM FULL and they themselves have noted, so
--- these are looked for where there are none.
+-- Event triggers distinguish a rewrite from VACUUM FULL, and note partitions that are attached again. So these are looked
+-- for only where there are no event triggers.
 CREATE FUNCTION cdc.compare_definitions() RETURNS bigint
     LANGUAGE plpgsql SET search_path = pg_catalog, pg_temp SET lock_timeout = '500ms'
 AS $$

@@ -15,7 +15,7 @@ $$;
 
 -- Whether a row that the calling statement reads is still there for a statement that is begun now. `snapshot` is the
 -- calling statement's own. `holder` is the row's xmax: a transaction that has changed the row or only locked it, or the
--- number of a group of those; which of them it is can't be told, so both are looked at. While one of them is at work it
+-- number of a group of those; which of them it is can't be known, so both are looked at. While one of them is at work it
 -- can't be known what becomes of the row. The connector's log waits with the statement, so this waits for a second at most,
 -- for all rows of the statement together.
 CREATE FUNCTION cdc.is_current(relation regclass, leaf oid, place tid, holder xid, snapshot pg_snapshot) RETURNS boolean
@@ -53,5 +53,5 @@ BEGIN
 END
 $$;
 
--- The connector's role reads chunks. These tell it no more than what it may read by itself.
+-- The connector's role reads chunks. These return nothing that it may not read by itself.
 GRANT EXECUTE ON FUNCTION cdc.is_at_work(xid8), cdc.is_current(regclass, oid, tid, xid, pg_snapshot) TO PUBLIC;

@@ -23,7 +23,7 @@ BEGIN
     END LOOP;
     RETURN made;
 EXCEPTION WHEN insufficient_privilege THEN
-    RAISE NOTICE 'table definitions are not journalled: event triggers take a superuser; run cdc migrate as one to add them';
+    RAISE NOTICE 'no event triggers, which take a superuser: cdc run compares table definitions every few seconds instead';
     RETURN '{}';
 END
 $$;

@@ -128,7 +128,7 @@ def _kinds(
 STATUS = _kinds(
     {
         ("down", SOURCE, SourceUnavailable): {
-            "source-unreachable": "Nobody can tell whether changes leave Postgres.",
+            "source-unreachable": "Nobody knows whether changes leave Postgres.",
         },
         ("down", SOURCE, AnotherServer): {
             "another-server": "The topics hold another server's changes: the two must not be mixed.",
@@ -154,12 +154,12 @@ STATUS = _kinds(
             "table-left-out": "There are no views of it.",
         },
         ("down", CAPTURE, ConnectorError): {
-            "connect-unreachable": "Nobody can tell whether the connector runs.",
-            "registration-unreadable": "Nobody can tell what the topics hold.",
+            "connect-unreachable": "Nobody knows whether the connector runs.",
+            "registration-unreadable": "Nobody knows what the topics hold.",
             "connector-stopped": "No change leaves Postgres, and the slot keeps the log.",
             "connector-failed": "No change leaves Postgres, and the slot keeps the log.",
             "table-unsendable": "No change of any table leaves Postgres until this one is set aside.",
-            "heartbeat-missing": "Nobody can tell whether changes come through.",
+            "heartbeat-missing": "Nobody knows whether changes come through.",
         },
         ("down", CAPTURE, SettingsError): {
             "file-changed": "The connector sends other columns or keys than the file says, so `run` refuses.",
@@ -196,7 +196,7 @@ STATUS = _kinds(
             "view-stopped": "The log can't continue this view; others go on.",
         },
         ("degraded", APPLY, SettingsError): {
-            "documents-waiting": "This view's documents stay as they were; those of other views go on.",
+            "documents-waiting": "This view's documents stay as they were; other views go on.",
         },
         ("degraded", APPLY, DecodeError): {
             "records-quarantined": "These rows may be older in the view than in Postgres.",
@@ -246,7 +246,7 @@ SETTINGS = _kinds(
             "include.unknown.datatypes": "Views may lack columns that Postgres has.",
             "skipped.operations": "A truncate event ends the task, or views keep deleted rows.",
             "heartbeat.interval.ms": (
-                "Nobody can tell whether changes come through, and an idle database keeps its log."
+                "Nobody knows whether changes come through, and an idle database keeps its log."
             ),
         },
         ("warning", CAPTURE, ConnectorError): {
@@ -365,7 +365,7 @@ DOCTOR: Mapping[str, Kind] = {
                 "disk-low/warehouse": "The warehouse gets no changes when its disk is full.",
             },
             ("down", MACHINE, SettingsError): {
-                "machine-unfit": "Nobody can tell whether `run` would start here.",
+                "machine-unfit": "Nobody knows whether `run` would start here.",
                 "machine-unfit/spark": "`run`, `rebuild` and `verify` can't start here without Spark.",
             },
             ("down", MACHINE, SparkError): {

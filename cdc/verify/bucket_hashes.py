@@ -108,7 +108,9 @@ def compare_buckets(
 
 def _sum_buckets(rules: Comparable, side: int, sample: Sample | None) -> Work:
     """Build the function that sums up the buckets of a task's rows: BUCKET_SUMS."""
-    first, last = (int(name, 16) for name in sample or ("0000", "ffff"))
+    limits = sample or ("0000", "ffff")
+    first = int(limits[0], 16)
+    last = int(limits[1], 16)
 
     def work(batches: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
         import pyarrow as pa
@@ -116,7 +118,8 @@ def _sum_buckets(rules: Comparable, side: int, sample: Sample | None) -> Work:
         start = time.monotonic()
         sums = BucketSums()
         for batch in batches:
-            ids, documents = (column.cast(pa.binary()).to_pylist() for column in batch.columns)
+            ids = batch.column("id").cast(pa.binary()).to_pylist()
+            documents = batch.column("document").cast(pa.binary()).to_pylist()
             buckets = np.frombuffer(b"".join(map(bucket_digest, ids)), ">u2")
             hashes = np.frombuffer(b"".join(map(rules.row_digest, ids, documents)), ">u8")
             chosen = (first <= buckets) & (buckets <= last)
@@ -194,7 +197,9 @@ class BucketSums:
 def scan_buckets(
     sinks: Sequence[Sink], table: Table, spark: SparkSession, buckets: Sequence[str]
 ) -> dict[str, DataFrame]:
-    """Read the rows of each view whose ids are in these buckets, by sink."""
+    """Read the rows of each view whose ids are in these buckets, by sink. `bucket_digest` names
+    buckets alike.
+    """
     name = F.substring(F.md5(F.col("id").cast("binary")), 1, BUCKET_DIGITS)
     wanted = spark.createDataFrame([(bucket_name,) for bucket_name in buckets], "bucket string")
     return {

@@ -182,7 +182,7 @@ class ElasticsearchWriter:
             if is_blocked(status, error_type):
                 raise blocked_error(index_name, error.get("reason", ""))
             if error_type == CLOSED:
-                # Its status is that of a document which will never be accepted.
+                # It has the status of a document that will never be accepted.
                 raise closed_error(self.url)
             if status in (UNAUTHORIZED, FORBIDDEN):
                 raise forbidden_error(index_name, status)

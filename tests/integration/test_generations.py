@@ -460,7 +460,7 @@ class Exchanged(Memory):
 def test_a_rebuild_of_nothing_but_empty_tables_begins_again(
     shop: Pipeline, registry: Registry, unique: str
 ) -> None:
-    """Nobody can tell whether readers see it, and either generation is as empty."""
+    """Nobody knows whether readers see it, and either generation is as empty."""
     command = Command(shop, unique, Exchanged(SINK))
     names = [captured.qualified for captured in command.tables]
     registry.write((("work", SINK), vars(building(*names, phase="promote"))))

@@ -171,20 +171,20 @@ def test_plan_and_doctor_tell_it_before_a_run(shop: Shop, verb: tuple[Verb, str]
     )
     shop.conn.execute("ANALYZE shop.orders")
 
-    def told() -> tuple[list[str], list[str]]:
+    def findings() -> tuple[list[str], list[str]]:
         planned = [part["what"] for part in run("plan")["refused"]]
         findings = run("doctor")["findings"]
         of_state = [part["severity"] for part in findings if part["code"] == "state-too-large"]
         return planned, of_state
 
-    assert told() == ([], [])
+    assert findings() == ([], [])
     with redis.Redis.from_url(url) as server:
         server.config_set("maxmemory", 2_000_000)
-        (planned,), severities = told()
+        (planned,), severities = findings()
         assert "doesn't fit into the server" in planned
         assert severities == ["down"]
         # Without what the server itself takes.
         server.config_set("maxmemory", needed(planned))
-        assert told() == ([], ["warning"])
+        assert findings() == ([], ["warning"])
         server.config_set("maxmemory", 100_000_000)
-        assert told() == ([], [])
+        assert findings() == ([], [])

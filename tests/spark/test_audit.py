@@ -107,7 +107,9 @@ def test_states_and_keys_of_a_topic(
         '{"c0":"a","c1":1,"c2":"x","c3":1,"c4":[],"c5":{}}',
         '{"c0":"a","c1":1,"c2":"x","c3":1,"c4":[],"c5":[1]}',
     ]
-    first, last = (comparable(items).state_hash(document) for document in documents)
+    rules = comparable(items)
+    first = rules.state_hash(documents[0])
+    last = rules.state_hash(documents[1])
     assert states == [('["a",1]', first), ('["a",1]', None), ('["a",1]', last)]
     assert [
         (row["id"], bytes(row["key"])) for row in recent_changes.keys(spark, "", items).collect()

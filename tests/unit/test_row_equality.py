@@ -115,6 +115,10 @@ def test_a_deep_value_is_compared_by_itself(depth: int) -> None:
     assert rules.first_difference(source_row, view_row.replace("1000", "2000")) == "n"
 
 
+def row_with(value: str) -> str:
+    return f'{{"id":1,"v":{value}}}'
+
+
 def nested(depth: int, inner: str = "") -> str:
     return f'{{"id":1,"v":{"[" * depth}{inner}{"]" * depth}}}'
 
@@ -160,7 +164,8 @@ def test_json_is_compared_as_an_index_can_have_it(source: str, view: str, equal:
     """
     for last_compare in ("text", "double"):
         rules = Comparable((("id", "text"), ("v", "json"), ("n", last_compare)))
-        source_row, view_row = (f'{{"id":1,"v":{value}}}' for value in (source, view))
+        source_row = row_with(source)
+        view_row = row_with(view)
         assert rules.equals(source_row, view_row) is equal
         assert (rules.state_hash(source_row) == rules.state_hash(view_row)) is equal
         assert rules.first_difference(source_row, view_row) == (None if equal else "v")
@@ -189,7 +194,8 @@ def test_numbers_at_any_depth_are_compared_by_value(
     compare: str, source: str, view: str, equal: bool
 ) -> None:
     rules = Comparable((("id", "text"), ("v", compare)))
-    source_row, view_row = (f'{{"id":1,"v":{value}}}' for value in (source, view))
+    source_row = row_with(source)
+    view_row = row_with(view)
     assert rules.equals(source_row, view_row) is equal
     assert (leaf(("1", source_row), rules=rules) == leaf(("1", view_row), rules=rules)) is equal
 
@@ -283,8 +289,8 @@ def test_equal_views_are_proved_with_their_rows() -> None:
     ids=["different", "missing", "extra", "twice", "empty", "unread"],
 )
 def test_what_differs_is_one_view_of_many(planted: RowSums | None) -> None:
-    """The twin of what is proved equal: one fault in one view of a group, told of that view and no
-    other.
+    """The twin of what is proved equal: one fault in one view of a group is reported for that
+    view alone.
     """
     assert unproved(filled() | {("cache", NAMES[2]): planted}) == {("cache", NAMES[2])}
 
