@@ -160,7 +160,7 @@ def _without_slots(admin: "psycopg.Connection[tuple[Any, ...]]", database: str) 
 @pytest.fixture(scope="session")
 def spark() -> "Iterator[SparkSession]":
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
-    from cdc.cli.operation.run import LOCAL
+    from cdc.cli.run import LOCAL
     from cdc.config.sink_kinds import kinds
     from cdc.spark.session import session
 

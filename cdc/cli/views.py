@@ -3,13 +3,21 @@
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Group, RenderableType
+from rich.text import Text
+from rich.tree import Tree
 
 from cdc.cli.console import Json, out, print_json
+from cdc.cli.screen import Grid, age
+from cdc.config.view_settings import TIME_KINDS
 from cdc.errors import SettingsError
 from cdc.postgres import table_survey
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from cdc.runtime.context import Context
+    from cdc.views.state import LateChange
 
 app = typer.Typer(help="Show the views of several tables.", rich_markup_mode=None)
 ViewName = Annotated[str, typer.Argument(help="A view of the pipeline file.")]
@@ -22,8 +30,6 @@ def list_views(context: typer.Context, as_json: Json = False) -> None:
     Shows the tables that each is made of, its topic, and the sinks that hold it; and which ones
     wait, since they don't fit their tables.
     """
-    from cdc.cli.screens.views import draw_views
-
     refused = context.obj.resolution.refused
     rows = [
         {
@@ -61,7 +67,6 @@ def sql(context: typer.Context, name: ViewName) -> None:
 @app.command()
 def show(context: typer.Context, name: ViewName, as_json: Json = False) -> None:
     """Show how a view is made: its tables as a tree, and what the state keeps of their rows."""
-    from cdc.cli.screens.views import draw_view
     from cdc.views.outline import outline, state_outline
     from cdc.views.plan import StatePlan
 
@@ -83,7 +88,6 @@ def late(context: typer.Context, name: ViewName, as_json: Json = False) -> None:
     Shows the row's key, what the rows of its windows have in common with the beginning of their latest
     part, and when the change came. `cdc status` counts all of them.
     """
-    from cdc.cli.screens.views import draw_late
     from cdc.config.view_settings import closes
     from cdc.sink.factory import late_reader
 
@@ -106,8 +110,6 @@ def plan(context: typer.Context, as_json: Json = False) -> None:
     """Show what the next `cdc run` makes again, where the file differs from what the state was made
     for.
     """
-    from cdc.cli.screens.views import draw_views_plan
-
     pipeline = context.obj.pipeline
     rows: dict[str, dict[str, Any]] = {"tables": {}, "views": {}, "waiting": {}}
     if pipeline.views:
@@ -135,3 +137,96 @@ def _rebuilds(context: "Context") -> tuple[dict[str, bool], dict[str, bool]]:
         ids = topic_ids(pipeline, state.plan, kafka)
     empty = {topic for topic, end in ends.items() if not any(end.offsets)}
     return rebuilds(state, all_needs(state.plan, ids), empty)
+
+
+def draw_views(rows: "Sequence[Mapping[str, Any]]") -> RenderableType:
+    """Draw views of several tables, with what they are made of."""
+    table = Grid("view", "made of", "in")
+    for row in rows:
+        sinks = ", ".join(row["sinks"]) or "its topic only"
+        for number, name in enumerate(row["tables"]):
+            table.add_row(*((row["view"], name, sinks) if number == 0 else ("", name, "")))
+    waiting = [Text(f"{row['view']} waits: {row['waits']}") for row in rows if row["waits"]]
+    return Group(table, *waiting)
+
+
+def draw_view(described: "Mapping[str, Any]") -> RenderableType:
+    """Draw a view as a tree of its tables, and what the state keeps of their rows."""
+    tree = Tree(Text(_place(described["view"], described)))
+    _add_places(tree, described)
+    state = Grid("table in the state", "columns", "indexed by")
+    for table in described["state"]:
+        indexes = "; ".join(", ".join(index) for index in table["indexes"])
+        state.add_row(table["table"], ", ".join(table["columns"]), indexes or "its key only")
+    return Group(tree, Text(), state)
+
+
+def _add_places(tree: Tree, described: "Mapping[str, Any]") -> None:
+    for name, place in described.get("include", {}).items():
+        _add_places(tree.add(Text(_place(name, place))), place)
+
+
+def _place(name: str, place: "Mapping[str, Any]") -> str:
+    """Say what a member is made of, on one line."""
+    parts = [f"{name}: {'list of ' if place.get('many') else ''}{place['table']}"]
+    pairs = place.get("on", {}).items()
+    parts += [f"on {' and '.join(f'{left} = {right}' for left, right in pairs)}"] if pairs else []
+    parts += _times(place)
+    parts += [f"where {place['where']}"] if "where" in place else []
+    parts += _pattern(place["pattern"]) if "pattern" in place else []
+    parts += [f"by {', '.join(place['order_by'])}"] if "order_by" in place else []
+    parts += [f"{place['limit']:,} at most"] if "limit" in place else []
+    shown = [place["flatten"]] if "flatten" in place else place.get("columns", [])
+    parts += [f"({', '.join(shown)})"] if shown else []
+    window = place.get("window", {}).items()
+    parts += [f"{'by' if name == 'time' else name} {text}" for name, text in window]
+    groups = place.get("group_by", {}).items()
+    named = (name if name == text else f"{name} = {text}" for name, text in groups)
+    parts += [f"grouped by {' and '.join(named)}"] if groups else []
+    numbers = {**place.get("aggregates", {}), **place.get("select", {})}
+    parts += [f"{member} = {call_}" for member, call_ in numbers.items()]
+    parts += [f"having {place['having']}"] if "having" in place else []
+    parts += [f"now() is the latest {place['clock']}"] if "clock" in place else []
+    parts += ["each change sent once"] if "alerts" in place else []
+    return ", ".join(parts)
+
+
+def _pattern(pattern: "Mapping[str, Any]") -> list[str]:
+    """Say which rows complete a pattern."""
+    between = "rows" if pattern.get("rows") == "any" else "rows in succession"
+    parts = [f"{between} of the same {', '.join(pattern['by'])} by {pattern['order_by']}"]
+    for name, step in pattern["steps"].items():
+        times = f", {step['times']} times" if "times" in step else ""
+        parts.append(f"{name}: {step['where']}{times}")
+    parts.append(f"within {pattern['within']}")
+    parts += [f"unless {pattern['unless']}"] if "unless" in pattern else []
+    return parts
+
+
+def _times(place: "Mapping[str, Any]") -> list[str]:
+    """Say which of the joined rows a join in time chooses."""
+    parts = []
+    for kind in TIME_KINDS:
+        for left, right in place.get(kind, {}).items():
+            parts.append(f"{kind} {left}: {right}")
+    parts += [f"{name} {place[name]}" for name in ("within", "before", "after") if name in place]
+    return parts
+
+
+def draw_late(changes: "Sequence[LateChange]") -> RenderableType:
+    """Draw changes that came after windows had closed."""
+    grid = Grid("row", "of", "came")
+    for change in changes:
+        grid.add_row(Text(change.id), Text(change.pane), age(change.at))
+    return grid
+
+
+def draw_views_plan(rows: "Mapping[str, Mapping[str, Any]]") -> RenderableType:
+    """Draw what the next run makes again, and which views wait."""
+    grid = Grid("", "", "by the next cdc run")
+    for name, is_remade in rows["views"].items():
+        grid.add_row("view", name, "all documents are made again" if is_remade else "goes on")
+    for name, is_remade in rows["tables"].items():
+        grid.add_row("table", name, "read again from its topic" if is_remade else "goes on")
+    waiting = [Text(f"view {name} waits: {reason}") for name, reason in rows["waiting"].items()]
+    return Group(grid, *waiting)

@@ -1,6 +1,6 @@
 """The state of each hop: Postgres -> connector -> topics -> each view, as plain data.
 
-`cdc.observe.collection` fills it, `cdc.observe.diagnosis` judges it, `cdc.cli.screens.status` draws it.
+`cdc.observe.collection` fills it, `cdc.observe.diagnosis` judges it, `cdc.cli.status` draws it.
 Invariant: every number is one that a server holds itself. What wasn't read is None.
 """
 

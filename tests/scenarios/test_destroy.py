@@ -9,7 +9,7 @@ import psycopg
 import pytest
 import redis
 
-from cdc.cli.operation.destroy import prepare
+from cdc.cli.destroy import prepare
 from cdc.connectors.client import Connect
 from cdc.kafka.topics import Topics
 from cdc.runtime.context import Context

@@ -18,7 +18,7 @@ import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from cdc.cli.observation.health import check_health
+from cdc.cli.health import check_health
 from cdc.runtime.context import Context
 from cdc.sinks.redis.server import client as redis_client
 from tests.scenarios.test_exact import begin

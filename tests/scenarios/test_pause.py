@@ -8,7 +8,7 @@ import pytest
 import redis
 
 from cdc import client
-from cdc.cli.observation.health import check_health
+from cdc.cli.health import check_health
 from cdc.errors import ReadTimeout, SettingsError, SinkPaused
 from cdc.generations import pause as pauses
 from cdc.kafka.topics import Topics

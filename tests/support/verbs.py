@@ -21,8 +21,6 @@ FORKS.set_forkserver_preload(
     [
         "cdc.cli.verbs",
         "cdc.capture.connector",
-        "cdc.cli.screens.doctor",
-        "cdc.cli.screens.status",
         "cdc.control.operations",
         "cdc.doctor.examination",
         "cdc.generations.registry",

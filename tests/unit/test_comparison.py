@@ -7,8 +7,7 @@ import pytest
 
 from cdc.apply.progress import Progress, RunState
 from cdc.cli.console import out
-from cdc.cli.screens.verify import draw_comparisons
-from cdc.cli.verify import find_stalled, report
+from cdc.cli.verify import draw_comparisons, find_stalled, report
 from cdc.errors import DivergenceError, UndecidedError
 from cdc.model.table import Derivation, Table
 from cdc.verify.comparison import PROOFS, Comparison, prove

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from cdc.cli import verbs
-from cdc.cli.operation.consent import require_consent
+from cdc.cli.console import require_consent
 from cdc.errors import SettingsError
 from tests.support.pipelines import unreachable_file
 

@@ -10,7 +10,7 @@ import jsonschema  # type: ignore[import-untyped]
 import pytest
 from rich.console import Console
 
-from cdc.cli.screens.status import draw_status
+from cdc.cli.status import draw_status
 from cdc.errors import CdcError
 from cdc.model.finding import (
     Finding,

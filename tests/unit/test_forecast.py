@@ -6,7 +6,7 @@ from io import StringIO
 import pytest
 from rich.console import Console
 
-from cdc.cli.screens.status import draw_status
+from cdc.cli.status import draw_status
 from cdc.control.heartbeat import Heartbeat
 from cdc.observe.diagnosis import diagnose
 from cdc.observe.forecast import (

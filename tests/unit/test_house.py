@@ -139,7 +139,7 @@ def test_the_package_has_its_two_modules_alone() -> None:
 
 def test_verbs_that_need_no_spark_start_without_it() -> None:
     names = "cdc.cli.verbs, cdc.observe.collection, cdc.verify.barrier, cdc.compose.stack"
-    names += ", cdc.cli.screens.run, cdc.cli.screens.status"
+    names += ", cdc.cli.run, cdc.cli.status"
     names += ", cdc.capture.connector, cdc.migrations, cdc.sinks"
     names += ", cdc.sinks.redis.sink, cdc.sinks.elasticsearch.sink, cdc.sinks.delta.sink"
     code = f"import {names}, sys; sys.exit('pyspark' in sys.modules)"

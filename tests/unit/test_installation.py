@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from packaging.requirements import Requirement
 
-from cdc.cli.extras import missing_extra
+from cdc.cli.verbs import missing_extra
 from cdc.model.installation import install_command
 from tests.support.pages import ROOT
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cdc.cli.console import call
-from cdc.cli.observation.run_server import observed
+from cdc.cli.health import observed
 from cdc.config.notify_settings import NotifySettings
 from cdc.errors import SettingsError
 from cdc.model.finding import Finding, find

@@ -7,7 +7,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from cdc.cli.operation.log import recorded
+from cdc.cli.operations import recorded
 from cdc.cli.verbs import app
 from cdc.control import operations
 from cdc.control.operations import Operation, recording

@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from cdc.cli import console
-from cdc.cli.screens.status import draw_status
+from cdc.cli.status import draw_status
 from cdc.model import wording
 from cdc.model.outcome import Applied
 from cdc.observe.diagnosis import diagnose, slow_hop

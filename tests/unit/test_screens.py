@@ -16,12 +16,11 @@ from rich.console import Console, RenderableType
 from typer.testing import CliRunner
 
 from cdc.apply.progress import Progress, RunState
+from cdc.cli import run
 from cdc.cli.console import WIDE, Call
-from cdc.cli.screens import run
-from cdc.cli.screens.quarantine import draw_quarantine
-from cdc.cli.screens.run import ProgressLog, draw_progress
-from cdc.cli.screens.status import draw_status
-from cdc.cli.screens.watch import draw_look, show_looks
+from cdc.cli.quarantine import draw_quarantine
+from cdc.cli.run import ProgressLog, draw_progress
+from cdc.cli.status import draw_look, draw_status, show_looks
 from cdc.cli.verbs import app, hoist_global_options
 from cdc.errors import SettingsError
 from cdc.model.finding import find
@@ -187,8 +186,8 @@ def test_a_terminal_gets_tables_that_are_folded_between_words() -> None:
 def test_standard_output_has_the_width_of_its_terminal_and_sentences_stay_whole() -> None:
     code = f"""
 from cdc.cli.console import out
-from cdc.cli.screens.grid import make_grid
-grid = make_grid("table", "result")
+from cdc.cli.screen import Grid
+grid = Grid("table", "result")
 grid.add_row("public.orders", {"x " * 90!r})
 out.print(grid)
 out.print({"y " * 90!r})

@@ -252,7 +252,7 @@ def test_a_port_that_is_taken_is_named(page: ServedPage) -> None:
 
 
 def test_the_page_starts_without_spark() -> None:
-    code = "import cdc.serve.app, cdc.serve.server, cdc.cli.observation.serve, sys; sys.exit('pyspark' in sys.modules)"
+    code = "import cdc.serve.app, cdc.serve.server, cdc.cli.serve, sys; sys.exit('pyspark' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

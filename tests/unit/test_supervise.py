@@ -23,7 +23,7 @@ from cdc.apply.restarts import (
 )
 from cdc.apply.supervisor import supervise
 from cdc.cli.console import configure_logging
-from cdc.cli.operation.run import RunLimits
+from cdc.cli.run import RunLimits
 from cdc.errors import (
     CdcError,
     DivergenceError,

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from cdc.cli.screens.views import draw_view
+from cdc.cli.views import draw_view
 from cdc.config import settings
 from cdc.config.durations import duration_text, microseconds
 from cdc.config.mistakes import InvalidSetting

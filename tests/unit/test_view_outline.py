@@ -4,8 +4,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from cdc.cli.screens.status import draw_status
-from cdc.cli.screens.views import draw_late, draw_view
+from cdc.cli.status import draw_status
+from cdc.cli.views import draw_late, draw_view
 from cdc.model.wording import clock
 from cdc.observe.pipeline_metrics import metrics_of
 from cdc.observe.status import ClockStatus, DocumentsStatus, SinkStatus, Status

@@ -1,15 +1,13 @@
-"""A table of a screen: no cell is cut, and no word is broken, so that its content can be copied and
-searched.
+"""Parts that several screens share: a table, advice with its commands, and times."""
 
-Where it is wider than a terminal, cells of several words are folded. A pipe has room for every cell.
-"""
-
-from __future__ import annotations
-
+import time
 from itertools import zip_longest
 from typing import TYPE_CHECKING
 
 from rich.text import Text
+
+from cdc.cli.console import call
+from cdc.model.wording import advice, duration, since_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -19,10 +17,13 @@ if TYPE_CHECKING:
 
 class Grid:
     """A table without lines: columns as wide as their widest cell, no spaces at the end of a
-    line.
+    line. A heading that begins with > aligns its column to the right.
+
+    No cell is cut, and no word is broken, so that its content can be copied and searched. Where it
+    is wider than a terminal, cells of several words are folded. A pipe has room for every cell.
     """
 
-    def __init__(self, headings: Sequence[str]) -> None:
+    def __init__(self, *headings: str) -> None:
         self._right = [heading.startswith(">") for heading in headings]
         self._rows: list[list[Text]] = []
         if any(headings):
@@ -33,7 +34,7 @@ class Grid:
         row = [cell if isinstance(cell, Text) else Text(cell) for cell in cells]
         self._rows.append(row + [Text()] * (len(self._right) - len(row)))
 
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+    def __rich_console__(self, console: "Console", options: "ConsoleOptions") -> "RenderResult":
         widths = self._widths(options.max_width)
         yield Text("\n").join(
             self._line(line, widths) for row in self._rows for line in _fold(row, widths, console)
@@ -58,7 +59,7 @@ class Grid:
             excess -= 1
         return widths
 
-    def _line(self, row: Sequence[Text], widths: Sequence[int]) -> Text:
+    def _line(self, row: "Sequence[Text]", widths: "Sequence[int]") -> Text:
         line = Text()
         for cell, width, right in zip(row, widths, self._right, strict=True):
             room = " " * (width - cell.cell_len)
@@ -69,7 +70,9 @@ class Grid:
         return line
 
 
-def _fold(row: Sequence[Text], widths: Sequence[int], console: Console) -> Iterator[list[Text]]:
+def _fold(
+    row: "Sequence[Text]", widths: "Sequence[int]", console: "Console"
+) -> "Iterator[list[Text]]":
     """Fold the cells of a row: yield its lines, where most rows have one."""
     folded = [
         cell.wrap(console, width) if cell.cell_len > width else [cell]
@@ -83,6 +86,13 @@ def _longest_word(cell: Text) -> int:
     return max((Text(word).cell_len for word in cell.plain.split(" ")), default=0)
 
 
-def make_grid(*headings: str) -> Grid:
-    """Make a table; a heading that begins with > aligns its column to the right."""
-    return Grid(headings)
+def with_advice(message: str, hint: str) -> str:
+    return advice(message, call.complete_commands(hint)) if hint else message
+
+
+def with_since(text: str, moment: float | None) -> str:
+    return f"{text} ({since_text(moment)})" if moment else text
+
+
+def age(moment: float | None) -> str:
+    return "never" if moment is None else f"{duration(max(0.0, time.time() - moment))} ago"

@@ -1,35 +1,36 @@
-"""The screen of `cdc status`: findings with the command to run, then each hop, then each view.
+"""Verb `cdc status`: what is wrong, and the state of each hop, once or again and again."""
 
-What isn't known is shown as unknown.
-"""
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated
 
-from __future__ import annotations
-
-from typing import TYPE_CHECKING
-
-from rich.console import Group, RenderableType
+import typer
+from rich.console import Console, Group, RenderableType
 from rich.filesize import decimal
+from rich.live import Live
 from rich.text import Text
 
 from cdc.apply.progress import WORKING
-from cdc.cli.console import call
-from cdc.cli.screens.grid import make_grid
-from cdc.cli.screens.phrases import age, with_since
-from cdc.cli.screens.run import COLOURS
+from cdc.cli.console import Json, call, out, print_json
+from cdc.cli.health import check_health, checking_health
+from cdc.cli.run import COLOURS
+from cdc.cli.screen import Grid, age, with_advice, with_since
+from cdc.errors import SettingsError
 from cdc.model.finding import folded, verdict
 from cdc.model.wording import UNKNOWN, clock, duration, since_text
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from cdc.model.finding import Finding
+    from cdc.observe.sampler import Failure, Sample
     from cdc.observe.status import ClockStatus, SinkStatus, Status, ViewStatus
+    from cdc.runtime.context import Context
 
-LISTED, LISTED_VIEWS = 6, 12
-"""Most findings, and most views, on one screen."""
-WATCHED = {
-    "comparison": "Table definitions are compared while cdc run runs: there are no event triggers.",
-}
+LISTED = 6
+"""Most findings on one screen."""
+LISTED_VIEWS = 12
+"""Most views on one screen."""
 COLOURS_OF_VERDICTS = {
     "ok": "green",
     "info": "dim",
@@ -38,9 +39,62 @@ COLOURS_OF_VERDICTS = {
     "down": "red",
 }
 ENDED = {"caught up": "ended, caught up", "stopped": "ended"}
+POLL_S = 0.1
+"""Seconds between two questions whether a look has ended."""
 
 
-def draw_status(snapshot: Status, nothing: str) -> RenderableType:
+def add_to(app: typer.Typer) -> None:
+    """Add the verb to the command line."""
+    app.command()(status)
+
+
+def status(
+    context: typer.Context,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="Look again every few seconds, until Ctrl-C.")
+    ] = False,
+    as_json: Json = False,
+) -> None:
+    """Show what is wrong, and the state of each hop.
+
+    Each finding comes with the command to run next. Answers within five seconds, even when a server
+    hangs. Exit 0 when all is well, otherwise the exit code of the worst finding's class; with
+    --watch 0.
+    """
+    from cdc.model.finding import exit_code
+    from cdc.observe.diagnosis import document, slow_hop
+
+    if watch and as_json:
+        raise SettingsError(
+            "--json prints one document, and --watch looks until it is ended.",
+            hint="cdc -p FILE serve: /api/status is the document of the last look",
+        )
+    if watch:
+        return _watch(context.obj)
+    health = check_health(context.obj)
+    if as_json:
+        print_json(document(health))
+    else:
+        out.print(draw_status(health, slow_hop(health)))
+    raise typer.Exit(exit_code(health.findings))
+
+
+def _watch(context: "Context") -> None:
+    """Show each look until Ctrl-C. If one fails, the screen says so, and keeps the last one."""
+    context.load()
+    number = 0
+    try:
+        with checking_health(context, lambda _: None) as looks, show_looks(out) as show:
+            while True:
+                if looks.number != number:
+                    number = looks.number
+                    show(draw_look(looks.sample, looks.trouble))
+                time.sleep(POLL_S)
+    except KeyboardInterrupt:
+        return
+
+
+def draw_status(snapshot: "Status", nothing: str) -> RenderableType:
     """Draw the screen of `cdc status`: findings with the command to run, then each hop, then each
     view. Of many findings and of many views it shows the worst.
 
@@ -53,12 +107,12 @@ def draw_status(snapshot: Status, nothing: str) -> RenderableType:
         Text(),
         *_views(snapshot),
         *_documents(snapshot),
-        *_watch(snapshot),
+        *_comparison(snapshot),
         *_holes(snapshot),
     )
 
 
-def _findings(findings: Sequence[Finding], nothing: str) -> Iterator[Text]:
+def _findings(findings: "Sequence[Finding]", nothing: str) -> "Iterator[Text]":
     """Draw the verdict, and each finding with its code; findings that are alike on one line."""
     judgement = verdict(findings)
     heading = (f"{judgement}: ", f"bold {COLOURS_OF_VERDICTS.get(judgement, '')}")
@@ -72,14 +126,14 @@ def _findings(findings: Sequence[Finding], nothing: str) -> Iterator[Text]:
         yield Text(f"and {len(groups) - LISTED} more: --json has all of them")
 
 
-def _finding(finding: Finding) -> str:
+def _finding(finding: "Finding") -> str:
     """Say a finding, the command to run next, its code, and since when it has been there."""
     since = f", {since_text(finding.since)}" if finding.since else ""
     return f"{call.complete_commands(finding.sentence)} ({finding.code}{since})"
 
 
-def _views(snapshot: Status) -> Iterator[RenderableType]:
-    grid = make_grid("table", "sink", ">waiting", ">behind for", ">changes", ">last change")
+def _views(snapshot: "Status") -> "Iterator[RenderableType]":
+    grid = Grid("table", "sink", ">waiting", ">behind for", ">changes", ">last change")
     views = [(sink, view) for sink in snapshot.sinks for view in sink.views]
     shown = views
     if len(views) > LISTED_VIEWS:
@@ -99,25 +153,26 @@ def _views(snapshot: Status) -> Iterator[RenderableType]:
         yield Text(f"and {len(views) - len(shown)} more, none worse: --json has all of them")
 
 
-def _rank(sink: SinkStatus, view: ViewStatus) -> tuple[bool, bool, float, int]:
+def _rank(sink: "SinkStatus", view: "ViewStatus") -> tuple[bool, bool, float, int]:
     """Rank a view: the worse, the greater."""
     troubled = bool(view.problem or view.quarantined or view.table in sink.aside)
     unknown = view.lag_seconds is None
     return troubled, unknown, view.lag_seconds or 0.0, view.lag_records or 0
 
 
-def _watch(snapshot: Status) -> Iterator[Text]:
-    if snapshot.definitions in WATCHED:
-        yield Text(WATCHED[snapshot.definitions], "yellow")
+def _comparison(snapshot: "Status") -> "Iterator[Text]":
+    if snapshot.definitions == "comparison":
+        text = "Table definitions are compared while cdc run runs: there are no event triggers."
+        yield Text(text, "yellow")
 
 
-def _documents(snapshot: Status) -> Iterator[RenderableType]:
+def _documents(snapshot: "Status") -> "Iterator[RenderableType]":
     """Draw what the state of documents holds, and what is to be sent."""
     if not (documents := snapshot.documents):
         return
     has_clocks = bool(documents.clocks)
     clock_headings = ["clock"] if has_clocks else []
-    grid = make_grid("documents of", ">to send", *clock_headings, "from rows of", ">rows", ">size")
+    grid = Grid("documents of", ">to send", *clock_headings, "from rows of", ">rows", ">size")
     views, tables = list(documents.dirty.items()), list(documents.rows.items())
     for number in range(max(len(views), len(tables))):
         view, dirty = views[number] if number < len(views) else ("", None)
@@ -145,17 +200,17 @@ def _documents(snapshot: Status) -> Iterator[RenderableType]:
         yield Text(f"{with_since(came, documents.late_since)}: {listed}")
 
 
-def _clock(status: ClockStatus | None) -> str:
+def _clock(status: "ClockStatus | None") -> str:
     return "" if status is None else clock(status.at)
 
 
-def _view_lag(view: ViewStatus) -> str:
+def _view_lag(view: "ViewStatus") -> str:
     if view.lag_seconds is None:
         return UNKNOWN
     return duration(view.lag_seconds) if view.lag_seconds else "-"
 
 
-def _holes(snapshot: Status) -> Iterator[Text]:
+def _holes(snapshot: "Status") -> "Iterator[Text]":
     for sink in snapshot.sinks:
         for view in sink.views:
             for hole in view.holes:
@@ -163,7 +218,7 @@ def _holes(snapshot: Status) -> Iterator[Text]:
                 yield Text(text, "yellow")
 
 
-def _account(sink: SinkStatus) -> str:
+def _account(sink: "SinkStatus") -> str:
     """Balance the records that `cdc run` has read against what became of them."""
     if not (counts := sink.applied):
         return ""
@@ -178,8 +233,8 @@ def _account(sink: SinkStatus) -> str:
     )
 
 
-def _hops(snapshot: Status) -> RenderableType:
-    grid = make_grid("hop", "state", "")
+def _hops(snapshot: "Status") -> RenderableType:
+    grid = Grid("hop", "state", "")
     unread = {finding.code for finding in snapshot.findings}
     if slot := snapshot.slot:
         bytes_ = (
@@ -219,12 +274,12 @@ def _hops(snapshot: Status) -> RenderableType:
     return grid
 
 
-def _slot_loss(snapshot: Status) -> str:
+def _slot_loss(snapshot: "Status") -> str:
     loss_s = snapshot.slot_loss_s
     return "" if loss_s is None else f", given up in {duration(loss_s)} at this pace"
 
 
-def _activity(sink: SinkStatus) -> str:
+def _activity(sink: "SinkStatus") -> str:
     """Say what a sink's `cdc run` does: its rate and counts only while it is at work."""
     parts = [since_text(sink.since)]
     if sink.state in WORKING and sink.rows_per_s is not None:
@@ -236,3 +291,32 @@ def _activity(sink: SinkStatus) -> str:
 
 def _size(count: int | None) -> str:
     return UNKNOWN if count is None else decimal(count)
+
+
+def draw_look(sample: "Sample[Status] | None", failure: "Failure | None") -> RenderableType:
+    """Draw the last look that has ended well, when that was, and why there is none since."""
+    from cdc.observe.diagnosis import slow_hop
+
+    parts: list[RenderableType] = []
+    if failure:
+        trouble = with_since(with_advice(failure.message, failure.hint), failure.since)
+        parts.append(Text(trouble, "bold red"))
+    if sample:
+        parts += [
+            draw_status(sample.value, slow_hop(sample.value)),
+            Text(),
+            Text(f"as of {clock(sample.taken_at)}; Ctrl-C ends", "dim"),
+        ]
+    return Group(*parts)
+
+
+@contextmanager
+def show_looks(console: Console) -> "Iterator[Callable[[RenderableType], None]]":
+    """Show screens in one place of a terminal, elsewhere one below the other."""
+    if console.is_terminal:
+        # It redraws its own lines, so it has to know where each of them ends.
+        folding = Console(file=console.file, force_terminal=True)
+        with Live(console=folding, auto_refresh=False) as screen:
+            yield lambda drawn: screen.update(drawn, refresh=True)
+    else:
+        yield lambda drawn: console.print(Group(drawn, Text()))

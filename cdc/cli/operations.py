@@ -1,12 +1,19 @@
 """Verb `cdc operations`, and what has the other verbs write to the operation log."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import wraps
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from cdc.cli.console import Json, out, print_json
+from cdc.cli.screen import Grid
+from cdc.model.wording import clock, duration
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from cdc.control.operations import Operation
 
 UNRECORDED = ("context", "as_json", "master")
 """Parameters of verbs that say nothing of what is changed."""
@@ -19,7 +26,6 @@ def add_to(app: typer.Typer) -> None:
 
 def operations(context: typer.Context, as_json: Json = False) -> None:
     """List who ran which changing command, when, with what result."""
-    from cdc.cli.screens.operations import draw_operations
     from cdc.control.operations import read
     from cdc.kafka.topics import Topics
 
@@ -59,3 +65,18 @@ def recorded(
         return run
 
     return decorate
+
+
+def draw_operations(operations: "Sequence[Operation]") -> "RenderableType":
+    """Draw a line for each operation, the oldest first."""
+    grid = Grid("when", "who", "command", ">took", "result")
+    for operation in operations:
+        words = [f"{name}={value}" for name, value in operation.arguments.items()]
+        grid.add_row(
+            clock(operation.at),
+            operation.by,
+            " ".join([operation.verb, *words]),
+            duration(operation.took_s),
+            operation.result,
+        )
+    return grid

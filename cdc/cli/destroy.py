@@ -4,8 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cdc.cli.console import Json, out, print_json, say
-from cdc.cli.operation.consent import require_consent
+from cdc.cli.console import Json, out, print_json, require_consent, say
 
 if TYPE_CHECKING:
     from cdc.removal.destroy import Removal

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from cdc.cli.console import call, say
-from cdc.cli.observation.health import check_health
+from cdc.cli.health import check_health
 
 if TYPE_CHECKING:
     from cdc.observe.activity import LookConnections

@@ -5,7 +5,7 @@ from typing import Annotated
 import typer
 
 from cdc.cli.console import Json, out, print_json
-from cdc.cli.operation.log import recorded
+from cdc.cli.operations import recorded
 from cdc.model.wording import clock
 
 SinkName = Annotated[str, typer.Argument(help="A sink of the pipeline file.")]

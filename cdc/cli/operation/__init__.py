@@ -1,1 +1,0 @@
-"""Verbs that operate a pipeline: run it, pause a sink, remove it, and say who did what."""
