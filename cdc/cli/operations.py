@@ -50,8 +50,7 @@ def recorded(
         def run(**arguments: Any) -> Any:
             if not changes(arguments):
                 return verb(**arguments)
-            from cdc.control.operations import recording
-            from cdc.control.operator import current_operator
+            from cdc.control.operations import current_operator, recording
 
             options = {
                 key: value

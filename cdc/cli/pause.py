@@ -23,7 +23,7 @@ def pause(context: typer.Context, sink: SinkName, as_json: Json = False) -> None
     It takes effect within seconds, after the batch at hand, and holds for every host and through
     restarts.
     """
-    from cdc.control.operator import current_operator
+    from cdc.control.operations import current_operator
     from cdc.generations import pause as pauses
     from cdc.kafka.topics import Topics
 

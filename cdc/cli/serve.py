@@ -43,7 +43,7 @@ def serve(
     shows servers that are away as such.
     """
     from cdc.observe.activity import LookConnections
-    from cdc.serve.access.policy import read_access
+    from cdc.serve.access import read_access
     from cdc.serve.app import make_app
     from cdc.serve.server import PageServer
 
@@ -58,8 +58,7 @@ def serve(
 
 def _dashboard(context: "Context", connections: "LookConnections") -> "Dashboard":
     from cdc.config import settings
-    from cdc.serve.dashboard import Collectors, Dashboard
-    from cdc.serve.looks.control_state import ControlReader
+    from cdc.serve.dashboard import Collectors, ControlReader, Dashboard
 
     reader = ControlReader(lambda: replace(context).load())
     return Dashboard(

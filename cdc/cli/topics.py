@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(help="Create, show, renew and audit the topics.", rich_markup_mode=None)
 TableName = Annotated[str | None, typer.Option("--table", help="Only this table, as schema.table.")]
+SHOWN = 5
+"""Most keys on one line."""
 
 
 @app.callback(invoke_without_command=True)
@@ -161,10 +163,6 @@ def report(results: "Sequence[Audit]", *, as_json: bool) -> None:
             f"{len(unreplayable or defective)} of {len(results)} topics {problem}.",
             hint=first.defects[0].hint,
         )
-
-
-SHOWN = 5
-"""Most keys on one line."""
 
 
 def draw_topics(rows: "Sequence[Mapping[str, Any]]") -> RenderableType:

@@ -53,6 +53,7 @@ Repair = Annotated[
     bool, typer.Option("--repair", help="Send rows that differ through the log again.")
 ]
 UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+VERDICTS = {"equal": "green", "differs": "red", "undecided": "yellow"}
 
 
 def add_to(app: typer.Typer) -> None:
@@ -242,9 +243,6 @@ def report(results: "Sequence[Comparison]", as_json: bool) -> None:
             hint="run it again when fewer rows are written:"
             f" cdc -p FILE verify --sink {first.sink} --table {first.table}",
         )
-
-
-VERDICTS = {"equal": "green", "differs": "red", "undecided": "yellow"}
 
 
 def draw_comparisons(results: "Sequence[Comparison]") -> RenderableType:

@@ -5,11 +5,12 @@ accepted form.
 import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from functools import cache, reduce
+from functools import cache, lru_cache, reduce
 from operator import or_
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+import yaml
 from pydantic import (
     Field,
     PrivateAttr,
@@ -21,17 +22,15 @@ from pydantic import (
 
 from cdc.config import mistakes, places
 from cdc.config.mistakes import InvalidSetting
-from cdc.config.notify_settings import NotifySettings
 from cdc.config.references import References
-from cdc.config.section import Web
+from cdc.config.section import Section, Web
 from cdc.config.sink_kinds import SinkSettings, kinds
 from cdc.config.source_settings import Source, TableSettings, shared_names
-from cdc.config.topic_names import NAME, TopicNames
 from cdc.config.view_settings import SCHEMA, AnyView, ViewName, check_views
 from cdc.config.view_settings import STATE as STATE_NAME
-from cdc.config.yaml_file import read_tree
 from cdc.errors import SettingsError
 
+NAME = r"^[a-z][a-z0-9_]{0,47}$"
 CONTROL_TABLES = ("cdc.heartbeat", "cdc.truncation", "cdc.ddl", "cdc.signal")
 """The pipeline's own tables in the source, captured like any other."""
 SinkName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]*$")]
@@ -41,11 +40,69 @@ STATE = """Where the rows are that documents are made from, as a sink's place: n
 """
 
 
-class Pipeline(TopicNames):
+class NotifySettings(Section):
+    """An address to which is posted when a finding opens and when it closes."""
+
+    url: Web = Field(examples=["${SHOP_WEBHOOK}"])
+    """Where it is posted."""
+    severity: Literal["down", "degraded", "warning"] = "warning"
+    """The least severity that is posted. A risk is a `warning`: it comes while there is time left."""
+    after_s: float = Field(default=60.0, ge=0)
+    """How long a finding has to be there before it opens, and to be gone before it closes."""
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads YAML, but for keys that YAML 1.1 takes for truth values: `on` is a name here."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        for key, _ in node.value:
+            if key.tag == "tag:yaml.org,2002:bool":
+                key.tag = "tag:yaml.org,2002:str"
+        return super().construct_mapping(node, deep)
+
+
+def read_tree(path: Path) -> tuple[str, dict[str, Any]]:
+    """Read the file: its text, and its tree. Raises SettingsError."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise SettingsError(
+            f"The pipeline file {path} can't be read: {error.strerror}.",
+            hint=f"name yours with: cdc -p FILE.yaml ...; a first one is written by: cdc -p {path} init",
+        ) from None
+    except UnicodeDecodeError:
+        raise SettingsError(
+            f"The pipeline file {path} isn't text in UTF-8.", hint=mistakes.INIT_HINT
+        ) from None
+    return text, _parse(path, text)
+
+
+@lru_cache(maxsize=4)
+def _parse(path: Path, text: str) -> dict[str, Any]:
+    """Parse a file's text. Nobody changes the tree: a run reads its file again every few seconds, and
+    parsing takes 0.4 ms a line.
+    """
+    try:
+        tree = yaml.load(text, _Loader)  # noqa: S506  # a SafeLoader
+    except yaml.YAMLError as error:
+        raise mistakes.yaml_error(path, text, error) from None
+    if not isinstance(tree, dict):
+        raise SettingsError(f"{path}: a pipeline file is a mapping.", hint=mistakes.INIT_HINT)
+    if duplicate := mistakes.duplicate_error(path, text):
+        raise duplicate
+    return tree
+
+
+class Pipeline(Section):
     """One pipeline. Its name is also the slot, the publication, the topic prefix and the
     connector.
     """
 
+    pipeline: str = Field(
+        pattern=NAME,
+        description="a letter and up to 47 lower case letters, digits and _",
+        examples=["shop"],
+    )
     source: Source
     """What is captured."""
     sinks: dict[SinkName, SinkSettings] = Field(min_length=1, description=SINKS)
@@ -206,6 +263,56 @@ class Pipeline(TopicNames):
     def replication_user(self) -> str:
         """The role that the connector logs in with."""
         return self.source.replication_user or f"{self.pipeline}_replication"
+
+    def topic(self, table: str) -> str:
+        """The topic of a table, schema.table."""
+        return f"{self.pipeline}.{table}"
+
+    def view_topic(self, view: str) -> str:
+        """The topic of a view's documents."""
+        return self.topic(f"{SCHEMA}.{view}")
+
+    @property
+    def heartbeat_topic(self) -> str:
+        """The topic of `cdc.heartbeat`."""
+        return self.topic("cdc.heartbeat")
+
+    @property
+    def quarantine_topic(self) -> str:
+        """The topic of records that can't be applied, see `cdc.quarantine`."""
+        return f"{self.pipeline}.quarantine"
+
+    @property
+    def generations_topic(self) -> str:
+        """The topic of the registry of generations, see `cdc.generations`."""
+        return f"{self.pipeline}.generations"
+
+    @property
+    def runs_topic(self) -> str:
+        """The topic of the progress of runs, see `cdc.observe.run_log`."""
+        return f"{self.pipeline}.runs"
+
+    @property
+    def operations_topic(self) -> str:
+        """The topic of the operation log, see `cdc.control.operations`."""
+        return f"{self.pipeline}.operations"
+
+    @property
+    def message_topic(self) -> str:
+        """The topic of logical messages, see `cdc.client`."""
+        return f"{self.pipeline}.message"
+
+    @property
+    def registered_topic(self) -> str:
+        """The topic of registrations, see `cdc.control.registrations`."""
+        return f"{self.pipeline}.registered"
+
+    @property
+    def settings_topic(self) -> str:
+        """The topic of the ledger: settings to restore, compactions, holes. See
+        `cdc.kafka.ledger`.
+        """
+        return f"{self.pipeline}.settings"
 
 
 def load(path: Path, environment: Mapping[str, str] | None = None) -> Pipeline:

@@ -5,7 +5,10 @@ Each record has its own key, so compaction removes none. The log has messages of
 contain secrets or values of rows.
 """
 
+import getpass
 import json
+import os
+import socket
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -86,3 +89,17 @@ def read(pipeline: Pipeline, kafka: Topics) -> list[Operation]:
     records = kafka.read_all(pipeline.operations_topic)
     operations = (Operation(**json.loads(record.value)) for record in records if record.value)
     return sorted(operations, key=lambda operation: operation.at)
+
+
+def current_operator() -> str:
+    """Return `user@host`."""
+    return f"{_user()}@{socket.gethostname()}"
+
+
+def _user() -> str:
+    """Return the user's name, or the number if the system has no name for it."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        # A container may run as a user without an entry.
+        return str(os.getuid())

@@ -14,7 +14,7 @@ import httpx
 import structlog
 import tenacity
 
-from cdc.config.notify_settings import NotifySettings
+from cdc.config.settings import NotifySettings
 from cdc.model.finding import ORDER, Finding, Severity
 from cdc.model.wording import advice
 

@@ -5,12 +5,12 @@ Invariant: pure; a consequence of "none" means that every stored row is still wh
 would send.
 """
 
+import re
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from cdc.postgres.table_definition import ColumnDefinition, Definition, TypeDefinition
-from cdc.postgres.type_change import same_text
 
 Impact = Literal["none", "refresh", "cleanse", "gone"]
 STRENGTH: tuple[Impact, ...] = ("none", "refresh", "cleanse", "gone")
@@ -24,6 +24,8 @@ BELATED_COMMANDS = ("DESCRIBE", "COMPARE")
 """Commands in entries that were written by a comparison: changes made before it, under the new
 definition, were read under the old one.
 """
+TYPE = re.compile(r"([a-z ]+?)(?:\((\d+)(?:,(-?\d+))?\))?((?:\[\])*)")
+UNLIMITED = 1 << 31
 
 
 @dataclass(frozen=True)
@@ -247,3 +249,27 @@ def _compare_partitions(
     # A table that is created as a partition has no rows; its rows come as events.
     if (added := sorted(new_names - old_names)) and not current.command.startswith("CREATE"):
         yield "refresh", f"{current.table} has got {', '.join(added)}"
+
+
+def same_text(old_type: str, new_type: str) -> bool:
+    """Whether values of `old_type` read the same after ALTER COLUMN ... TYPE `new_type`, without
+    USING.
+    """
+    if old_type == new_type:
+        return True
+    a, b = TYPE.fullmatch(old_type), TYPE.fullmatch(new_type)
+    if a is None or b is None or a[4] != b[4]:
+        return False
+    texts = ("text", "character varying")
+    if a[1] in texts and b[1] in texts:
+        return _length(a) <= _length(b)
+    if a[1] == b[1] in ("bit varying", "varbit"):
+        return _length(a) <= _length(b)
+    if a[1] == b[1] == "numeric" and a[2] and b[2]:
+        # Digits after the point are printed, so that another scale is another text.
+        return int(a[3] or 0) == int(b[3] or 0) and int(a[2]) <= int(b[2])
+    return False
+
+
+def _length(match: "re.Match[str]") -> int:
+    return int(match[2]) if match[2] else UNLIMITED

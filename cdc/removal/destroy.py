@@ -6,20 +6,25 @@ Invariant: every step may be repeated; a removal that was interrupted is finishe
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from cdc.config.settings import Pipeline
+from cdc.connectors.client import Connect
+from cdc.control import registrations
 from cdc.errors import SettingsError
 from cdc.generations.registry import Registry
+from cdc.kafka.ledger import Ledger
 from cdc.kafka.log_refusals import refuse_foreign
+from cdc.kafka.topic_specs import topic_specs
 from cdc.kafka.topics import Topics
+from cdc.migrations import removal
 from cdc.model.position import Position
 from cdc.model.table import Table
 from cdc.observe.run_log import read_runs
-from cdc.removal import names, parts
-from cdc.removal.parts import Part
+from cdc.postgres import source
 from cdc.sink.contract import SchemaMismatch, Sink, positions
 
 WATCH_S = 60.0
@@ -27,6 +32,116 @@ WATCH_S = 60.0
 POLL_S = 1.0
 NOWHERE = Position("", ())
 Tell = Callable[[str], object]
+
+
+def find_topics(pipeline: Pipeline, kafka: Topics) -> list[str]:
+    """Find the topics of the pipeline that exist, also of tables and views that the file no longer
+    names. Raises ConnectorError.
+
+    Those come from what the pipeline itself has noted, so that no topic of others is among them,
+    whatever its name begins with.
+    """
+    names = {*topic_specs(pipeline), *Ledger(pipeline, kafka).read().original_shapes}
+    if registration := registrations.read(kafka, pipeline):
+        names |= {pipeline.topic(table) for table in registration.names}
+    names |= {topic for topic in kafka.names() if topic.startswith(pipeline.view_topic(""))}
+    return sorted(kafka.existing(names))
+
+
+def view_tables(pipeline: Pipeline, topics: Iterable[str]) -> list[Table]:
+    """List what sinks may have views of, by name only: of these topics, and of the file."""
+    captured = [pipeline.topic(entry.table) for entry in pipeline.source.tables]
+    views = [pipeline.view_topic(name) for name in pipeline.views]
+    begin = pipeline.topic("")
+    tables = []
+    for topic in sorted({*captured, *views, *topics}):
+        schema, dot, name = topic.removeprefix(begin).partition(".")
+        if topic.startswith(begin) and dot and schema != "cdc":
+            tables.append(Table(schema, name, (), (), topic))
+    return tables
+
+
+@dataclass(frozen=True)
+class Part:
+    """What a pipeline has in one place. `find` lists it, a line each; `remove` removes it. Both may
+    raise CdcError.
+    """
+
+    place: str
+    find: Callable[[], list[str]]
+    remove: Callable[[], object]
+
+
+def _connector(pipeline: Pipeline) -> Part:
+    """The connector, with its offsets: with them a pipeline of this name would go on from there."""
+
+    def find() -> list[str]:
+        with Connect(pipeline.connect) as connect:
+            # Not its state, which the workers tell for a moment after they have deleted it.
+            present = connect.config(pipeline.pipeline) is not None
+        return [f"connector {pipeline.pipeline}, with its offsets"] if present else []
+
+    def remove() -> None:
+        with Connect(pipeline.connect) as connect:
+            connect.reset(pipeline.pipeline)
+
+    return Part("Kafka Connect", find, remove)
+
+
+def _slot(pipeline: Pipeline) -> Part:
+    """The replication slot: while it is there Postgres keeps its log."""
+
+    def find() -> list[str]:
+        with source.connect(pipeline.source.dsn) as conn:
+            names = removal.find_slots(conn, pipeline.pipeline)
+        return [f"slot {pipeline.pipeline}"] if names else []
+
+    def remove() -> None:
+        with source.connect(pipeline.source.dsn) as conn:
+            removal.drop_slot(conn, pipeline.pipeline)
+
+    return Part("Postgres", find, remove)
+
+
+def _database(pipeline: Pipeline) -> Part:
+    """The publication, triggers, control rows and the role; the control schema, if no other pipeline
+    is prepared in the database.
+    """
+    name, role = pipeline.pipeline, pipeline.replication_user
+
+    def find() -> list[str]:
+        with source.connect(pipeline.source.dsn) as conn:
+            with conn.transaction():
+                statements = removal.removals(conn, name)
+            lines = [line for statement in statements for line in statement.lines]
+            return lines + ([f"role {role}"] if removal.has_role(conn, name, role) else [])
+
+    def remove() -> None:
+        with source.connect(pipeline.source.dsn) as conn:
+            removal.remove_from_source(conn, name, role)
+
+    return Part("Postgres", find, remove)
+
+
+def _views(sink: Sink, tables: Sequence[Table]) -> Part:
+    """The views in a sink, of all generations, with their positions."""
+    return Part(sink.name, partial(sink.remains, tables), partial(sink.remove, tables))
+
+
+def _topics(pipeline: Pipeline, names: Sequence[str]) -> Part:
+    """The topics of these names; last those that tell the names of others."""
+    telling = {pipeline.settings_topic, pipeline.registered_topic}
+
+    def find() -> list[str]:
+        with Topics(pipeline.kafka) as kafka:
+            return [f"topic {name}" for name in sorted(kafka.existing(names))]
+
+    def remove() -> None:
+        with Topics(pipeline.kafka) as kafka:
+            kafka.remove([name for name in names if name not in telling])
+            kafka.remove([name for name in names if name in telling])
+
+    return Part("Kafka", find, remove)
 
 
 @dataclass(frozen=True)
@@ -63,7 +178,7 @@ class Removal:
 
     def _watch_slot(self, tell: Tell, deadline: float) -> None:
         """Drop the slot again where a worker makes it again."""
-        slot = parts.slot(self.pipeline)
+        slot = _slot(self.pipeline)
         if (left_s := deadline - time.monotonic()) > POLL_S:
             tell(f"looking for {left_s:.0f} s whether a worker makes the slot again")
         while time.monotonic() < deadline:
@@ -85,20 +200,20 @@ def prepare(pipeline: Pipeline, sinks: Sequence[Sink]) -> Removal:
     """
     with Topics(pipeline.kafka) as kafka:
         _refuse_at_work(pipeline, kafka)
-        topics = names.find_topics(pipeline, kafka)
-        tables = names.view_tables(pipeline, topics)
+        topics = find_topics(pipeline, kafka)
+        tables = view_tables(pipeline, topics)
         for sink in sinks:
             if sink.name in pipeline.sinks:
                 _refuse_foreign(kafka, sink, tables)
-    views = [parts.views(sink, tables) for sink in sinks]
+    views = [_views(sink, tables) for sink in sinks]
     return Removal(
         pipeline,
         (
-            parts.connector(pipeline),
-            parts.slot(pipeline),
-            parts.database(pipeline),
+            _connector(pipeline),
+            _slot(pipeline),
+            _database(pipeline),
             *views,
-            parts.topics(pipeline, topics),
+            _topics(pipeline, topics),
         ),
     )
 

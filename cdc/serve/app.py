@@ -12,7 +12,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp
 
 from cdc.serve import api, pages
-from cdc.serve.access.guard import Guard
+from cdc.serve.access import Guard
 from cdc.serve.dashboard import Dashboard
 
 STATIC = Path(__file__).parent / "static"

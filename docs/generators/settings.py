@@ -8,9 +8,8 @@ from typing import Any
 from pydantic import BaseModel, SecretStr
 from pydantic.fields import FieldInfo
 
-from cdc.config.index_settings import IndexSettings
 from cdc.config.settings import Pipeline
-from cdc.config.source_settings import Source, TableSettings
+from cdc.config.source_settings import IndexSettings, Source, TableSettings
 from cdc.config.view_settings import (
     GroupedViewSettings,
     IncludeSettings,

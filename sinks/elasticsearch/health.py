@@ -5,8 +5,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from cdc.model.finding import Finding, find
+from cdc.model.table import Table
+from cdc.sink.promotion import require_free_space
 from cdc.sinks.elasticsearch.client import group_names
 from cdc.sinks.elasticsearch.index.blocks import blocks_of, curl
+from cdc.sinks.elasticsearch.index.indices import Indices
+from cdc.sinks.elasticsearch.index.layout import Layout
 from cdc.sinks.elasticsearch.server import SHARDS, Server
 
 MAJOR = 8
@@ -110,3 +114,15 @@ def check_cluster(sink: str, facts: IndexFacts) -> Iterator[Finding]:
     for name in facts.shadowed:
         message = f"an index is called {name}, which has to be the name of the view's alias."
         yield finding("index-shadows-alias", name, message, curl(f"/{name}"))
+
+
+def require_capacity(server: Server, indices: Indices, tables: Sequence[Table], sink: str) -> None:
+    """Raise SinkRejected when disk or shards don't suffice for as much as the live indices take."""
+    places = indices.find(tables)
+    needed = indices.bytes([place.index for place in places.values()])
+    nodes = server.client.nodes.stats(metric="fs")["nodes"].values()
+    free = max(int(node["fs"]["total"]["available_in_bytes"]) for node in nodes)
+    require_free_space(needed, free, server.name, sink)
+    # A rebuild removes what else lies beside the live views before it makes anything.
+    spare = sum(len(names[1:]) for names in indices.generations(tables).values())
+    server.require_shards(sum(Layout.of(table).shards for table in tables) - spare)

@@ -13,21 +13,22 @@ a bulk creates an index that isn't there, but none of such a name.
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 from cdc.errors import Fenced, SinkBlocked, SinkError
 from cdc.model.finding import Finding
 from cdc.model.position import ViewCheckpoint
 from cdc.model.table import RowFormat, Table
 from cdc.sink.contract import Batch, Outcome
+from cdc.sink.fencing import mismatch
 from cdc.sink.lane_run import run_on_executors
-from cdc.sinks.elasticsearch import capacity, generations, health
-from cdc.sinks.elasticsearch.client import HINTS, forget
+from cdc.sinks.elasticsearch import generations, health
+from cdc.sinks.elasticsearch.client import HINTS, Refusal, forget
 from cdc.sinks.elasticsearch.executor import ElasticsearchWriter
 from cdc.sinks.elasticsearch.index import fields
 from cdc.sinks.elasticsearch.index.indices import Indices
 from cdc.sinks.elasticsearch.index.write_block import WriteBlock
-from cdc.sinks.elasticsearch.index.writer_alias import WriterAlias
 from cdc.sinks.elasticsearch.positions import POSITIONS, PendingAdvance, Positions
 from cdc.sinks.elasticsearch.scan import (
     GROUPED,
@@ -158,7 +159,7 @@ class Elasticsearch:
         Raises SinkBlocked, too: a promotion would, once all is built.
         """
         self._block.require_unblocked(self._indices.find(tables).values(), POSITIONS)
-        capacity.require_capacity(self._server, self._indices, tables, self.name)
+        health.require_capacity(self._server, self._indices, tables, self.name)
 
     def promote(self, tables: Sequence[Table], names: Mapping[str, str]) -> Mapping[str, str]:
         """Switch all aliases in one request; see `generations.promote`."""
@@ -197,3 +198,57 @@ class Elasticsearch:
             if isinstance(error, Fenced):
                 self._positions.require_indices(pending)
             raise
+
+
+class WriterAlias:
+    """A writer's alias of each index, known by the token at its end.
+
+    Threads: of the sink's, see `cdc.sink.contract.Sink`. Errors: those of `Server`.
+    """
+
+    def __init__(self, positions: Positions) -> None:
+        self._positions = positions
+        self._token = _token()
+
+    def name(self, pending: PendingAdvance) -> str:
+        """Return the alias through which this writer writes a step."""
+        return pending.place.writer(self._token)
+
+    def renew(self) -> None:
+        """Take another token, so that nothing sent through the aliases until now can arrive after
+        the next `take_over`.
+        """
+        self._token = _token()
+
+    def take_over(self, pending: Sequence[PendingAdvance]) -> None:
+        """Replace the writers' aliases of these indices by this writer's, if no other writer has
+        done so meanwhile.
+
+        Raises:
+            Fenced: somebody has. PositionLost: an index is gone.
+        """
+        actions = [action for step in pending for action in self._actions(step)]
+        try:
+            if actions:
+                self._positions.server.switch(actions)
+        except Refusal as error:
+            if error.status != 404:
+                raise
+            self._positions.require_indices(pending)
+            # Of two who take over at the same time, the other has been quicker.
+            advance = pending[0].advance
+            raise mismatch(advance.table, advance.start, advance.start, ours=False) from None
+
+    def _actions(self, pending: PendingAdvance) -> list[dict[str, Any]]:
+        index, writers, own_alias = pending.place.index, pending.place.writers, self.name(pending)
+        actions: list[dict[str, Any]] = [
+            {"remove": {"index": index, "alias": alias, "must_exist": True}}
+            for alias in sorted(set(writers) - {own_alias})
+        ]
+        if own_alias not in writers:
+            actions.append({"add": {"index": index, "alias": own_alias}})
+        return actions
+
+
+def _token() -> str:
+    return uuid4().hex[:12]

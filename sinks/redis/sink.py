@@ -12,7 +12,8 @@ names the tables that lie in a database: those that aren't of the pipeline any m
 along when the two change places.
 """
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from cdc.errors import SinkRejected
@@ -21,14 +22,24 @@ from cdc.model.position import ViewCheckpoint
 from cdc.model.table import RowFormat, Table
 from cdc.sink.contract import Batch, Outcome, positions
 from cdc.sink.lane_run import run_on_executors
-from cdc.sink.promotion import are_live, wait_until_caught_up
-from cdc.sinks.redis import capacity, generations, health
+from cdc.sink.promotion import are_live, wait_until_caught_up, would_go_back
+from cdc.sinks.redis import health
+from cdc.sinks.redis.checkpoint import checkpoint_of, expected_fields
 from cdc.sinks.redis.database import Database
 from cdc.sinks.redis.executor import RedisWriter
 from cdc.sinks.redis.positions import Positions
 from cdc.sinks.redis.scan import GROUPED, SCANNED, getter, group_reader, scanner
+from cdc.sinks.redis.scripts import EXCHANGE
 from cdc.sinks.redis.server import HINTS, at_database, forget, view_key
-from cdc.sinks.redis.tables import add_name, empty_table, list_keys, remove_keys
+from cdc.sinks.redis.tables import (
+    add_name,
+    copy_table,
+    drop_table,
+    empty_table,
+    list_keys,
+    other_tables,
+    remove_keys,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -71,7 +82,7 @@ class Redis:
 
     def prepare(self, table: Table) -> None:
         """Create the position, and check that the server evicts no rows."""
-        capacity.require_no_eviction(self._database, table.qualified)
+        health.require_no_eviction(self._database, table.qualified)
         self._positions.create(table)
         add_name(self._database, table.qualified)
 
@@ -142,8 +153,8 @@ class Redis:
         a whole.
         """
         for database in (self._database, self._spare_database):
-            capacity.require_own(database)
-        capacity.require_memory(self._database)
+            health.require_own(database)
+        health.require_memory(self._database)
 
     def promote(self, tables: Sequence[Table], names: Mapping[str, str]) -> Mapping[str, str]:
         """Exchange the databases in one script, if no position has moved since they were
@@ -152,12 +163,10 @@ class Redis:
         if are_live(positions(self, tables), names):
             return {}
         candidate = Positions(self._spare_database, names)
-        generations.bring_along(
-            {table.qualified for table in tables}, self._database, candidate.database
-        )
+        bring_along({table.qualified for table in tables}, self._database, candidate.database)
         lagging: list[Table] = []
         wait_until_caught_up(
-            lambda: generations.exchange(self._positions, candidate, tables, lagging),
+            lambda: exchange(self._positions, candidate, tables, lagging),
             self.name,
             lagging,
         )
@@ -174,7 +183,7 @@ class Redis:
 
     def drop_unreferenced(self, tables: Sequence[Table], keep: Mapping[str, str]) -> None:
         """Empty the tables of the spare database that are not kept."""
-        generations.drop_unreferenced(self._spare_database, tables, keep)
+        drop_unreferenced(self._spare_database, tables, keep)
 
     def remains(self, tables: Sequence[Table]) -> list[str]:  # noqa: ARG002  # all of its keys
         """Count the pipeline's keys in both databases, whatever table they are of."""
@@ -202,3 +211,58 @@ class Redis:
     def _spare_position(self, table: Table) -> ViewCheckpoint | None:
         """Read the checkpoint of the generation in the spare database, whatever its name."""
         return Positions(self._spare_database, None).checkpoint(table)
+
+
+def bring_along(names: Collection[str], live: Database, candidate: Database) -> None:
+    """Copy tables that the pipeline has no more to the candidate, so that their readers keep them.
+
+    names: the pipeline's tables.
+    """
+    for name in other_tables(candidate, names):
+        drop_table(candidate, name)
+    for name in other_tables(live, names):
+        copy_table(name, live, candidate)
+
+
+def exchange(
+    live: Positions, candidate: Positions, tables: Sequence[Table], lagging: list[Table]
+) -> bool:
+    """Exchange two databases in one script, if no position has moved since they were compared.
+
+    Returns whether they were exchanged: not while a view of the candidate would go back. `lagging` is
+    filled with the tables of such views.
+    """
+    comparisons = []
+    lagging.clear()
+    for table, live_fields, candidate_fields in zip(
+        tables, live.read_all(tables), candidate.read_all(tables), strict=True
+    ):
+        live_checkpoint, candidate_checkpoint = (
+            checkpoint_of(live_fields),
+            checkpoint_of(candidate_fields),
+        )
+        if live_checkpoint and (
+            candidate_checkpoint is None or would_go_back(candidate_checkpoint, live_checkpoint)
+        ):
+            lagging.append(table)
+        comparisons += [(live.database, live_fields), (candidate.database, candidate_fields)]
+    if lagging:
+        return False
+    keys = [live.database.position_key(table.qualified) for table in tables for _ in range(2)]
+    expectations = [
+        {"database": str(database.number), "key": key, "fields": expected_fields(fields)}
+        for (database, fields), key in zip(comparisons, keys, strict=True)
+    ]
+    arguments = (live.database.number, candidate.database.number, json.dumps(expectations))
+    return bool(live.database.ask(lambda server: server.eval(EXCHANGE, 0, *arguments)))
+
+
+def drop_unreferenced(spare: Database, tables: Sequence[Table], keep: Collection[str]) -> None:
+    """Empty the tables of the spare database that are not kept, and drop those that are no view's
+    any more.
+    """
+    for table in tables:
+        if table.qualified not in keep:
+            empty_table(spare, table.qualified, "")
+    for name in other_tables(spare, {*keep, *(table.qualified for table in tables)}):
+        drop_table(spare, name)

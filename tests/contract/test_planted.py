@@ -16,8 +16,7 @@ import cdc.sinks.elasticsearch.sink
 import cdc.sinks.redis.positions
 from cdc.codec.decode_options import DecodeOptions
 from cdc.codec.forms import Documents, FilledValue
-from cdc.codec.placeholder import Placeholder
-from cdc.codec.record import Change, RecordDecoder
+from cdc.codec.record import Change, Placeholder, RecordDecoder
 from cdc.codec.table import TableCodec, codec
 from cdc.codec.types import TypeCodec, kind, numeric
 from cdc.errors import SinkRejected

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from cdc.audit.auditor import Auditor
+from cdc.audit.auditor import Auditor, view_flaws
 from cdc.audit.finding import Audit, row_flaw
-from cdc.audit.topic_health import view_flaws
 from cdc.cli import topics as cli_topics
 from cdc.config.settings import Pipeline
 from cdc.errors import DivergenceError

@@ -33,7 +33,7 @@ import redis
 from cdc.errors import ConnectorError, SettingsError
 from cdc.sinks.redis.documents import row_reader
 from cdc.sinks.redis.documents.state import RedisState
-from cdc.verify.documents import send_documents_again
+from cdc.verify.repair import send_documents_again
 from cdc.views import climb
 from cdc.views.tables import view_table
 from cdc.views.tasks import emission

@@ -20,11 +20,16 @@ from cdc.observe.status import (
 )
 from cdc.postgres.replication_slot import Slot
 from cdc.quarantine.log import QuarantinedRecord, QuarantineKey
-from cdc.serve.access.guard import LOOPBACK
+from cdc.serve.access import LOOPBACK
 from cdc.serve.app import make_app
-from cdc.serve.dashboard import Collectors, Dashboard
-from cdc.serve.looks.control_state import BuildProgress, ControlState, RetainedGeneration
-from cdc.serve.looks.lag_history import LagSample
+from cdc.serve.dashboard import (
+    BuildProgress,
+    Collectors,
+    ControlState,
+    Dashboard,
+    RetainedGeneration,
+)
+from cdc.serve.lag_history import HopLags
 from cdc.serve.server import PageServer
 from tests.support.wait import wait_until
 
@@ -138,7 +143,7 @@ def fill_history(dashboard: Dashboard, hops: Sequence[str]) -> None:
             lag = None
         elif 1200 < age_s < 2400 or 50_000 < age_s < 52_000:
             lag = 40.0 + age_s % 50
-        dashboard.history.add(LagSample(now - age_s, dict.fromkeys(hops, lag)))
+        dashboard.history.add(HopLags(now - age_s, dict.fromkeys(hops, lag)))
 
 
 @contextmanager

@@ -11,14 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.errors import DecodeError
-from cdc.postgres.schema_changes import Consequence, consequences
+from cdc.postgres.schema_changes import Consequence, consequences, same_text
 from cdc.postgres.table_definition import (
     ColumnDefinition,
     Definition,
     TypeDefinition,
     parse,
 )
-from cdc.postgres.type_change import same_text
 
 ID = ColumnDefinition("id", "integer", 1, key=1)
 NOTE = ColumnDefinition("note", "character varying(10)", 2)

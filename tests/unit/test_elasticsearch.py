@@ -19,9 +19,8 @@ from cdc.sinks.elasticsearch import executor
 from cdc.sinks.elasticsearch import sink as elasticsearch_sink
 from cdc.sinks.elasticsearch.checkpoint import Record
 from cdc.sinks.elasticsearch.client import Answer, join_names
-from cdc.sinks.elasticsearch.executor import ElasticsearchWriter
+from cdc.sinks.elasticsearch.executor import ElasticsearchWriter, describe, repair
 from cdc.sinks.elasticsearch.ids import LONGEST_ID, document_id
-from cdc.sinks.elasticsearch.refused import describe, repair
 from cdc.sinks.elasticsearch.server import Server
 from cdc.sinks.elasticsearch.sink import Elasticsearch
 

@@ -20,7 +20,7 @@ from cdc.observe.forecast import (
 from cdc.observe.run_log import LagSample
 from cdc.observe.status import DocumentsStatus, HeartbeatStatus, SinkStatus, ViewStatus
 from cdc.postgres.replication_slot import Slot
-from cdc.serve.drawing.hops import describe_hops
+from cdc.serve.drawing import describe_hops
 from tests.support.page import good_status
 
 NOW = 1_800_000_000.0

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from cdc.config import settings
-from cdc.config.index_settings import IndexSettings
+from cdc.config.source_settings import IndexSettings
 from cdc.errors import SettingsError
 from cdc.model import column_names
 from cdc.model.table import Column, IndexOptions, Table

@@ -9,7 +9,7 @@ import pytest
 
 from cdc.cli.console import call
 from cdc.cli.health import observed
-from cdc.config.notify_settings import NotifySettings
+from cdc.config.settings import NotifySettings
 from cdc.errors import SettingsError
 from cdc.model.finding import Finding, find
 from cdc.observe.webhook import Webhook

@@ -3,9 +3,16 @@
 import pytest
 
 from cdc.model.table import Table
-from cdc.verify.census import SumsByView, add_sums, proved_equal
+from cdc.verify.census import (
+    GROUP_BYTES,
+    GROUP_TABLES,
+    SMALL_BYTES,
+    SumsByView,
+    add_sums,
+    group_tables,
+    proved_equal,
+)
 from cdc.verify.row_equality import DEEPEST, SOURCE, Comparable, RowSums, sum_rows
-from cdc.verify.source_group import GROUP_BYTES, GROUP_TABLES, SMALL_BYTES, group_tables
 
 COLUMNS = (
     ("id", "text"),

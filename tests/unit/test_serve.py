@@ -19,7 +19,7 @@ from cdc.model.finding_codes import CODES
 from cdc.observe import sampler as sampling
 from cdc.observe.run_log import LagSample
 from cdc.observe.sampler import Sampler
-from cdc.serve.runbooks import runbook
+from cdc.serve.pages import runbook
 from docs.generate import FOLDER
 from tests.support import http
 from tests.support.page import (

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cdc.errors import SettingsError
-from cdc.serve.access.policy import read_access
+from cdc.serve.access import read_access
 from tests.support import http
 from tests.support.page import Scene, ServedPage, serve_page
 

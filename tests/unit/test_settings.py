@@ -12,7 +12,7 @@ import yaml
 from cdc.compose.endpoints import Endpoints
 from cdc.config import settings
 from cdc.config.references import STACK_VARIABLES
-from cdc.config.yaml_file import read_tree
+from cdc.config.settings import read_tree
 from cdc.errors import SettingsError
 from cdc.sinks.delta.settings import Delta
 from tests.support import pages

@@ -9,7 +9,7 @@ from cdc.cli.views import draw_late, draw_view
 from cdc.model.wording import clock
 from cdc.observe.pipeline_metrics import metrics_of
 from cdc.observe.status import ClockStatus, DocumentsStatus, SinkStatus, Status
-from cdc.serve.drawing.hops import describe_hops
+from cdc.serve.drawing import describe_hops
 from cdc.views.outline import outline, state_outline
 from cdc.views.plan import StatePlan
 from cdc.views.state import LateChange

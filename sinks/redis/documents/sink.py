@@ -17,7 +17,7 @@ from cdc.model.position import ViewCheckpoint
 from cdc.model.table import RowEstimate, RowFormat, Table
 from cdc.sink.contract import Batch, Outcome
 from cdc.sink.lane_run import run_on_executors
-from cdc.sinks.redis import capacity, health
+from cdc.sinks.redis import health
 from cdc.sinks.redis.checkpoint import checkpoint_of
 from cdc.sinks.redis.documents.database import StateDatabase
 from cdc.sinks.redis.documents.executor import StateWriter, changing
@@ -122,7 +122,7 @@ class DocumentState:
         """Create the position. What is needed of the table is noted while there are no rows that were
         stored for something else: a table that waits since it couldn't be cleared has them.
         """
-        capacity.require_no_eviction(self._database, table.qualified, "the state of documents")
+        health.require_no_eviction(self._database, table.qualified, "the state of documents")
         self._positions.create(table)
         add_name(self._database, table.qualified)
         needs = self.needs[table.qualified]

@@ -17,7 +17,7 @@ Lags = Mapping[str, float | None]
 
 
 @dataclass(frozen=True)
-class LagSample:
+class HopLags:
     """The lag of every hop at a moment, in Unix seconds."""
 
     at: float
@@ -52,12 +52,12 @@ class Series:
         return max((value for value in self.values if value is not None), default=None)
 
 
-def sample_of(status: Status, at: float) -> LagSample:
+def sample_of(status: Status, at: float) -> HopLags:
     """Take the lag of each hop from a status."""
     beat = status.heartbeat
     captured = None if beat is None else beat.age_s if beat.late else beat.delay_s
     by_sink = {f"Kafka -> {sink.name}": sink.lag_seconds for sink in status.sinks}
-    return LagSample(at, {CAPTURE: captured, **by_sink})
+    return HopLags(at, {CAPTURE: captured, **by_sink})
 
 
 class LagHistory:
@@ -67,7 +67,7 @@ class LagHistory:
         self._lock = threading.Lock()
         self._slots: dict[str, dict[int, dict[str, float | None]]] = {name: {} for name in SPANS}
 
-    def add(self, sample: LagSample) -> None:
+    def add(self, sample: HopLags) -> None:
         """Add a sample, and drop those that are too old to be plotted."""
         with self._lock:
             for name, span in SPANS.items():
