@@ -120,23 +120,9 @@ def refused(ask: Callable[[str], None], url: str) -> CdcError:
         (index, tls, "https://me:secret@127.0.0.1:{}", UNKNOWN, "SSL_CERT_FILE=", SinkRejected),
         (index, web, "https://127.0.0.1:{}", NO_TLS, "http://", SinkRejected),
         (cache, tls, "rediss://:secret@127.0.0.1:{}/0", UNKNOWN, "?ssl_ca_certs=", SinkRejected),
-        (
-            cache,
-            tls,
-            "rediss://127.0.0.1:{}/0?ssl_ca_certs=" + str(ELSEWHERE),
-            OTHER_HOST,
-            "host name",
-            SinkRejected,
-        ),
+        (cache, tls, "rediss://127.0.0.1:{}/0?ssl_ca_certs=" + str(ELSEWHERE), OTHER_HOST, "host name", SinkRejected),
         (cache, web, "rediss://127.0.0.1:{}/0", NO_TLS, "redis://", SinkRejected),
-        (
-            cache,
-            web,
-            "redis://:secret@127.0.0.1:{}/0",
-            "is no Redis: it answers in another way",
-            "url",
-            SinkRejected,
-        ),
+        (cache, web, "redis://:secret@127.0.0.1:{}/0", "is no Redis: it answers in another way", "url", SinkRejected),
         (
             postgres,
             postgres_tls,
@@ -162,7 +148,7 @@ def refused(ask: Callable[[str], None], url: str) -> CdcError:
             SourceError,
         ),
     ],
-)
+)  # fmt: skip
 def test_what_answers_in_the_servers_place(
     ask: Callable[[str], None],
     answer: Callable[..., None],

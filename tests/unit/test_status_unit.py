@@ -119,22 +119,10 @@ SLIPPED = trouble("table-slipped", "A table was renamed.")
     ("status", "words"),
     [
         (GOOD, ["No hop is slow", "Postgres -> Kafka"]),
-        (
-            replace(GOOD, sinks=(with_lag("cache", 1),)),
-            ["No hop is slow", "Kafka -> cache", "1.0 s"],
-        ),
-        (
-            replace(GOOD, sinks=(with_lag("cache", 9), with_lag("search", 30))),
-            ["Kafka -> search", "30 s", "no action"],
-        ),
-        (
-            replace(GOOD, sinks=(with_lag("cache", 9), with_lag("search", 90))),
-            ["Kafka -> search", "90 s", "--master"],
-        ),
-        (
-            replace(GOOD, sinks=(with_lag("cache", 9, "not running"),)),
-            ["Kafka -> cache", "9 s behind", "FILE run."],
-        ),
+        (replace(GOOD, sinks=(with_lag("cache", 1),)), ["No hop is slow", "Kafka -> cache", "1.0 s"]),
+        (replace(GOOD, sinks=(with_lag("cache", 9), with_lag("search", 30))), ["Kafka -> search", "30 s", "no action"]),
+        (replace(GOOD, sinks=(with_lag("cache", 9), with_lag("search", 90))), ["Kafka -> search", "90 s", "--master"]),
+        (replace(GOOD, sinks=(with_lag("cache", 9, "not running"),)), ["Kafka -> cache", "9 s behind", "FILE run."]),
         (
             replace(GOOD, sinks=(with_lag("cache", 9, "not running"), with_lag("search", 1))),
             ["no `cdc run` is at work", "run --sink cache."],
@@ -152,23 +140,14 @@ SLIPPED = trouble("table-slipped", "A table was renamed.")
             replace(GOOD, heartbeat=HeartbeatStatus(60, 0.1, 2)),
             ["Postgres -> Kafka", "60 s", "500 bytes", "pg_stat_activity"],
         ),
-        (
-            replace(GOOD, heartbeat=HeartbeatStatus(1, 40, 2)),
-            ["Postgres -> Kafka", "40 s", "no action yet"],
-        ),
-        (
-            replace(GOOD, heartbeat=HeartbeatStatus(1, 90, 2)),
-            ["Postgres -> Kafka", "90 s", "pg_stat_activity"],
-        ),
+        (replace(GOOD, heartbeat=HeartbeatStatus(1, 40, 2)), ["Postgres -> Kafka", "40 s", "no action yet"]),
+        (replace(GOOD, heartbeat=HeartbeatStatus(1, 90, 2)), ["Postgres -> Kafka", "90 s", "pg_stat_activity"]),
         (replace(GOOD, heartbeat=None), ["no heartbeat", "register"]),
         (
             replace(GOOD, heartbeat=None, slot=None, snapshot_records=4_200),
             ["first snapshot is under way", "4,200 records", "status"],
         ),
-        (
-            replace(GOOD, connector=ConnectorStatus("RUNNING", ("FAILED",), "Boom")),
-            ["stopped", "Boom", "register"],
-        ),
+        (replace(GOOD, connector=ConnectorStatus("RUNNING", ("FAILED",), "Boom")), ["stopped", "Boom", "register"]),
         (
             replace(
                 GOOD,
@@ -192,35 +171,20 @@ SLIPPED = trouble("table-slipped", "A table was renamed.")
             ),
             ["columns that differ only by case", "register --new-snapshot."],
         ),
-        (
-            replace(GOOD, connector=ConnectorStatus("MISSING", (), None)),
-            ["stopped", "MISSING", "register"],
-        ),
+        (replace(GOOD, connector=ConnectorStatus("MISSING", (), None)), ["stopped", "MISSING", "register"]),
         (replace(GOOD, slot=None), ["slot is missing", "register --new-snapshot"]),
-        (
-            replace(GOOD, slot=replace(SLOT, wal_status="lost")),
-            ["slot is lost", "register --new-snapshot"],
-        ),
+        (replace(GOOD, slot=replace(SLOT, wal_status="lost")), ["slot is lost", "register --new-snapshot"]),
         (
             replace(
                 GOOD, slot=None, connector=ConnectorStatus("RUNNING", ("FAILED",), "It is gone.")
             ),
             ["It is gone", "register --new-snapshot"],
         ),
-        (
-            replace(GOOD, slot=None, connector=ConnectorStatus("MISSING", (), None)),
-            ["stopped", "MISSING", "register."],
-        ),
+        (replace(GOOD, slot=None, connector=ConnectorStatus("MISSING", (), None)), ["stopped", "MISSING", "register."]),
         (replace(GOOD, findings=(KAFKA_AWAY,)), ["Kafka is away. Repair it.", "FILE doctor"]),
         (replace(GOOD, findings=(CACHE_AWAY,)), ["cache is away. Repair it.", "FILE doctor"]),
-        (
-            replace(GOOD, findings=(SLIPPED,)),
-            ["A table was renamed. Repair it. Next: cdc -p FILE doctor."],
-        ),
-        (
-            replace(GOOD, sinks=(replace(with_lag("cache", 1), error="Full."),)),
-            ["cache has stopped", "Full."],
-        ),
+        (replace(GOOD, findings=(SLIPPED,)), ["A table was renamed. Repair it. Next: cdc -p FILE doctor."]),
+        (replace(GOOD, sinks=(replace(with_lag("cache", 1), error="Full."),)), ["cache has stopped", "Full."]),
         (
             replace(
                 GOOD,
@@ -238,10 +202,7 @@ SLIPPED = trouble("table-slipped", "A table was renamed.")
             replace(GOOD, sinks=(replace(with_lag("cache", 90), stands_s=40.0),)),
             ["cache stands still", "no position for 40 s", "90 s behind", "cdc -p FILE doctor"],
         ),
-        (
-            replace(GOOD, sinks=(replace(with_lag("cache", 90), stands_s=9.0),)),
-            ["cache is slow"],
-        ),
+        (replace(GOOD, sinks=(replace(with_lag("cache", 90), stands_s=9.0),)), ["cache is slow"]),
         (
             replace(
                 GOOD, sinks=(replace(with_lag("cache", 1), stands_s=40.0),), findings=(CACHE_AWAY,)
@@ -272,7 +233,7 @@ SLIPPED = trouble("table-slipped", "A table was renamed.")
             ["cache has stopped for t", "Other columns.", "Next: cdc rebuild cache"],
         ),
     ],
-)
+)  # fmt: skip
 def test_the_sentence_names_the_hop_and_the_command(status: Status, words: list[str]) -> None:
     text = slow_hop(diagnose(status))
     assert all(word in text for word in words), text
@@ -336,36 +297,16 @@ def test_a_sink_that_starts_again_by_itself_says_when() -> None:
             7,
             (None, "cache", None),
         ),
-        (
-            replace(GOOD, connector=ConnectorStatus("MISSING", (), None)),
-            "down",
-            5,
-            (None, None, None),
-        ),
+        (replace(GOOD, connector=ConnectorStatus("MISSING", (), None)), "down", 5, (None, None, None)),
         (replace(GOOD, slot=None), "down", 4, (None, None, None)),
-        (
-            replace(GOOD, findings=(trouble("source-unreachable", "Away."),)),
-            "down",
-            4,
-            (None, None, None),
-        ),
-        (
-            replace(GOOD, findings=(trouble("sink-unreachable", "Away.", "cache"),)),
-            "down",
-            7,
-            (None, "cache", None),
-        ),
-        (
-            replace(QUARANTINED, connector=ConnectorStatus("FAILED", (), None)),
-            "down",
-            5,
-            (None, None, None),
-        ),
+        (replace(GOOD, findings=(trouble("source-unreachable", "Away."),)), "down", 4, (None, None, None)),
+        (replace(GOOD, findings=(trouble("sink-unreachable", "Away.", "cache"),)), "down", 7, (None, "cache", None)),
+        (replace(QUARANTINED, connector=ConnectorStatus("FAILED", (), None)), "down", 5, (None, None, None)),
         (uncompared(61.0), "degraded", 4, (None, None, None)),
         (uncompared(59.0), "ok", 0, None),
         (replace(uncompared(61.0), definitions="event triggers"), "ok", 0, None),
     ],
-)
+)  # fmt: skip
 def test_a_monitor_gets_a_verdict_a_code_and_the_problem(
     status: Status,
     expected: str,
