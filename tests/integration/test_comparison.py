@@ -311,18 +311,8 @@ CREATE TYPE shop.nested AS (p shop.pair[], t text);
 CREATE DOMAIN shop.pairs AS shop.pair;
 """
 KINDS = (
-    "mood",
-    "mood[]",
-    "state",
-    "state[]",
-    "pair",
-    "pair[]",
-    "pairs",
-    "nested",
-    "span",
-    "span[]",
-    "span_multirange",
-)
+    "mood", "mood[]", "state", "state[]", "pair", "pair[]", "pairs", "nested", "span", "span[]", "span_multirange",
+)  # fmt: skip
 MADE_OF_PAIRS = ("pair", "pair[]", "pairs", "nested")
 DEEP = {kind: f"shop.{kind.replace('[]', '_list')}_rows" for kind in KINDS}
 """For each type that is a mood or made of moods, a table with a column of it."""

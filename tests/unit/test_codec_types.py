@@ -334,22 +334,8 @@ def test_a_reshaped_table_shows_its_own_columns() -> None:
 
 
 STRANGE = [
-    '"',
-    "\\",
-    "\n",
-    "é",
-    "😀",
-    "a b",
-    "%",
-    "%b",
-    "{}",
-    "",
-    "\x7f",
-    "\u2028",
-    "'",
-    "f0",
-    "é\\",
-]
+    '"', "\\", "\n", "é", "😀", "a b", "%", "%b", "{}", "", "\x7f", "\u2028", "'", "f0", "é\\",
+]  # fmt: skip
 
 
 def test_names_may_be_anything() -> None:
