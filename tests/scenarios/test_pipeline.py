@@ -300,16 +300,3 @@ def test_a_second_run_on_the_same_views_is_fenced(world: "World") -> None:
         errors = [error for run in runs for error in run.result()]
     assert [type(error) for error in errors] == [Fenced]
     assert "Another writer" in errors[0].message
-
-
-@pytest.mark.parametrize("verb", ["status", "topics"])
-def test_an_unreachable_broker_is_one_paragraph(world: "World", verb: str) -> None:
-    items(world)
-    text = world.file.read_text() + "kafka: 127.0.0.1:1\n"
-    world.file.write_text(text)
-    if verb == "status":
-        assert "127.0.0.1:1" in world.cdc(verb).stdout
-    else:
-        failed = world.cdc(verb, code=5)
-        assert "Traceback" not in failed.stderr
-        assert "hint:" in failed.stderr
