@@ -20,7 +20,7 @@ demo: setup ## the whole pipeline on real flights, from an empty machine
 test: setup ## every test, in two halves side by side
 	@$(PY) -m tests
 
-properties: setup ## random records and histories, 20 times as many as in test; all flights; 500 tables
+properties: setup ## random records and histories, 20 times as many as in test; 500 tables
 	@CDC_EXAMPLES=20 .venv/bin/pytest --timeout 7200 $(PROPERTIES)
 
 bench: setup ## limits, a plain rival and this pipeline, in one run (SIZE=S, M or L; ONLY="views growth")

@@ -510,14 +510,9 @@ def differences(library: Library) -> list[str]:
 @pytest.mark.parametrize(
     "plant",
     [
-        OldVersionsNotClimbed,
-        PendingLost,
-        EachRootTakenForDirty,
-        NotedAfterSent,
-        PagesNotMarked,
-        ForgottenBeforeSent,
+        OldVersionsNotClimbed, PendingLost, EachRootTakenForDirty, NotedAfterSent, PagesNotMarked, ForgottenBeforeSent,
     ],
-)
+)  # fmt: skip
 def test_planted_bugs_are_found(url: str, plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(emission, "SLICE", 3)
     for seed in range(10):

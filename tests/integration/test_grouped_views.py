@@ -355,16 +355,10 @@ def all_values(part: Aggregate, table: Table, tally: Tally, numbers: Mapping[str
         (Sessions, "changed", without_followers),
     ],
     ids=[
-        "new versions only",
-        "panes before 1970 are cut the other way",
-        "a row is in the window that begins with its pane alone",
-        "numbers are counts",
-        "no FILTER",
-        "a percentile is one row too low",
-        "equal values are counted each",
-        "a row without a value is the last one",
-        "nothing is due",
-        "sessions that begin with another row aren't marked",
+        "new versions only", "panes before 1970 are cut the other way",
+        "a row is in the window that begins with its pane alone", "numbers are counts", "no FILTER",
+        "a percentile is one row too low", "equal values are counted each", "a row without a value is the last one",
+        "nothing is due", "sessions that begin with another row aren't marked",
     ],
 )  # fmt: skip
 def test_planted_bugs_are_found(

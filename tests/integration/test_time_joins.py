@@ -352,20 +352,11 @@ def exclusive_absence(parent: Node, child: Node, place: ListPlace, parent_id: st
         (assemble, "children_span", exclusive_absence, 0),
     ],
     ids=[
-        "having sees no objects",
-        "the topic isn't read",
-        "a transaction isn't noted",
-        "new versions only",
-        "no interval",
-        "within is exclusive",
-        "the first for the last",
-        "due documents stay",
-        "nothing is due",
-        "a sequence is one row short",
-        "within a pattern is exclusive",
-        "unless is exclusive",
+        "having sees no objects", "the topic isn't read", "a transaction isn't noted", "new versions only",
+        "no interval", "within is exclusive", "the first for the last", "due documents stay", "nothing is due",
+        "a sequence is one row short", "within a pattern is exclusive", "unless is exclusive",
     ],
-)
+)  # fmt: skip
 def test_planted_bugs_are_found(
     history: History, monkeypatch: pytest.MonkeyPatch, module: Any, name: str, twin: Any, seed: int
 ) -> None:

@@ -110,7 +110,6 @@ class DoneError(Exception):
     """The removal has done all that it is to do: it would only go on looking."""
 
 
-@pytest.mark.timeout(900)
 def test_nothing_of_it_is_left_and_all_of_another_pipeline(
     world: "World", neighbour: "World"
 ) -> None:

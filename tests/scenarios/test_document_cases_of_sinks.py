@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psycopg
-import pytest
 import redis
 
 from cdc import client
@@ -18,7 +17,6 @@ from tests.support.wait import wait_until
 if TYPE_CHECKING:
     from tests.scenarios.conftest import World
 
-pytestmark = pytest.mark.timeout(900)
 NESTED = 10_000
 """Most nested objects that an index takes in a document: index.mapping.nested_objects.limit."""
 

@@ -54,7 +54,6 @@ if TYPE_CHECKING:
 
     from tests.conftest import Stack
 
-pytestmark = pytest.mark.timeout(900)
 TABLES = """
 CREATE TABLE lib.authors (id int PRIMARY KEY, version int);
 CREATE TABLE lib.books (id int PRIMARY KEY, author_id int, version int);
@@ -773,29 +772,6 @@ def assert_authors_are_newest(history: History) -> None:
         versions[record.key["id"]] = version
     rows = map(json.loads, history.queried(history.views["book_docs"]).values())
     assert versions == {row["id"]: row["author"]["version"] for row in rows}
-
-
-AUDITED = """
-  author_docs:
-    root: lib.authors
-    where: version < 100
-    include:
-      books:
-        table: lib.books
-        on: {id: author_id}
-        many: true
-        order_by: [version desc]
-        limit: 2
-        aggregates: {count: count(*), versions: sum(version), least: min(version)}
-        include: {author: {table: lib.authors, on: {author_id: id}}}
-    to: [topic]
-  book_docs:
-    root: lib.books
-    include:
-      author: {table: lib.authors, on: {author_id: id}, columns: [version]}
-      editions: {table: lib.books, on: {version: version}, many: true, columns: [id]}
-    to: [topic]
-"""
 
 
 class ShortRecords(Emission):

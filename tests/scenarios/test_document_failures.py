@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from cdc.model.position import Position
     from tests.scenarios.conftest import World
 
-pytestmark = pytest.mark.timeout(900)
 CUSTOMER, DOCUMENTS = 100, 10_000
 """A customer, and how many orders they have: so many documents have the customer's name."""
 LAST = 1_000_000

@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from cdc.model.position import Position
     from tests.scenarios.conftest import World
 
-pytestmark = pytest.mark.timeout(900)
 TABLES = ("public.customers", "public.orders", "public.items", "public.products")
 SHOP = """
 CREATE TABLE customers (id int PRIMARY KEY, name text NOT NULL, city text);

@@ -12,14 +12,11 @@ from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import psutil
-import pytest
 
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
     from tests.scenarios.conftest import World
-
-pytestmark = pytest.mark.timeout(900)
 
 
 def begin(world: "World") -> None:

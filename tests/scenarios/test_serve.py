@@ -9,7 +9,6 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import httpx
-import pytest
 
 from tests.support import http
 from tests.support.wait import wait_until
@@ -17,7 +16,6 @@ from tests.support.wait import wait_until
 if TYPE_CHECKING:
     from tests.scenarios.conftest import World
 
-pytestmark = pytest.mark.timeout(900)
 ANSWER_S = 3.0
 """Seconds for an answer: less than a look at a server that hangs takes."""
 TOKEN = "correct-horse-battery-staple"

@@ -124,12 +124,8 @@ def refused(ask: Callable[[str], None], url: str) -> CdcError:
         (cache, web, "rediss://127.0.0.1:{}/0", NO_TLS, "redis://", SinkRejected),
         (cache, web, "redis://:secret@127.0.0.1:{}/0", "is no Redis: it answers in another way", "url", SinkRejected),
         (
-            postgres,
-            postgres_tls,
-            "postgresql://me:secret@127.0.0.1:{}/d?sslmode=verify-full&sslrootcert=system",
-            UNKNOWN,
-            "sslrootcert=",
-            SourceError,
+            postgres, postgres_tls, "postgresql://me:secret@127.0.0.1:{}/d?sslmode=verify-full&sslrootcert=system",
+            UNKNOWN, "sslrootcert=", SourceError,
         ),
         (
             postgres,
@@ -140,12 +136,8 @@ def refused(ask: Callable[[str], None], url: str) -> CdcError:
             SourceError,
         ),
         (
-            postgres,
-            postgres_tls,
-            "postgresql://127.0.0.1:{}/d?sslmode=verify-full&sslrootcert=/no/ca.pem",
-            "the file of its CA isn't there",
-            "sslrootcert=",
-            SourceError,
+            postgres, postgres_tls, "postgresql://127.0.0.1:{}/d?sslmode=verify-full&sslrootcert=/no/ca.pem",
+            "the file of its CA isn't there", "sslrootcert=", SourceError,
         ),
     ],
 )  # fmt: skip

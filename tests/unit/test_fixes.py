@@ -225,15 +225,10 @@ def test_planted_a_look_without_a_word_of_what_to_decide() -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        "cdc -p FILE topics audit --repair",
-        "cdc -p FILE verify --repair --table t",
-        "cdc -p FILE register",
-        "SELECT pg_drop_replication_slot('a');",
-        "ALTER TABLE a SET LOGGED;",
-        "redis-cli -h h CONFIG SET maxmemory 1",
-        "curl -s -X PUT h/a",
-        "apt install openjdk-17-jre-headless",
+        "cdc -p FILE topics audit --repair", "cdc -p FILE verify --repair --table t", "cdc -p FILE register",
+        "SELECT pg_drop_replication_slot('a');", "ALTER TABLE a SET LOGGED;", "redis-cli -h h CONFIG SET maxmemory 1",
+        "curl -s -X PUT h/a", "apt install openjdk-17-jre-headless",
     ],
-)
+)  # fmt: skip
 def test_what_acts_is_no_look(command: str) -> None:
     assert not only_looks(command)

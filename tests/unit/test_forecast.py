@@ -53,18 +53,10 @@ def sample(ago_s: float, records: int | None) -> LagSample:
         ([], (1_000,), None),
     ],
     ids=[
-        "it shrinks",
-        "the last minutes count",
-        "caught up",
-        "unknown now",
-        "it stands still",
-        "it grows",
-        "unknown then",
-        "a moment is no pace",
-        "long ago",
-        "no sample",
+        "it shrinks", "the last minutes count", "caught up", "unknown now", "it stands still", "it grows",
+        "unknown then", "a moment is no pace", "long ago", "no sample",
     ],
-)
+)  # fmt: skip
 def test_when_a_sink_has_caught_up(
     samples: list[LagSample], lags: tuple[int | None, ...], expected: float | None
 ) -> None:
