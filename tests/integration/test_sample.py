@@ -18,14 +18,12 @@ from psycopg.conninfo import make_conninfo
 from cdc import sample
 from cdc.compose.endpoints import Endpoints
 from cdc.config import settings
-from cdc.errors import SettingsError, SourceError
+from cdc.errors import SourceError
 from cdc.migrations import SAMPLE, migrate
-from cdc.model.table import row_id
 from cdc.postgres import source, table_survey
 from cdc.postgres.row_query import row_query
 from cdc.sample import load, replay
 from cdc.sample.plan import KEYS, plan
-from cdc.sample.probe import Probe, Watch
 from cdc.views.tables import view_tables
 
 DAY = date(2013, 2, 9)  # after a snow storm: a third of the flights are cancelled
@@ -226,57 +224,6 @@ def test_every_transaction_of_the_plan_is_committed(airport: str) -> None:
     assert sorted(contents(airport)["flights"], key=lambda row: row[:4]) == expected
 
 
-def test_each_change_touches_updated_at_and_is_told_after_its_commit(airport: str) -> None:
-    load.load(airport, date(2013, 2, 8), date(2013, 2, 8))
-    began = rows(airport, "SELECT clock_timestamp()")[0][0]
-    times: dict[tuple[Any, ...], datetime] = {}
-    replay.replay(
-        airport,
-        DAY,
-        DAY,
-        rate=math.inf,
-        on_commit=lambda change, time: times.update({(change.table, *change.key_after): time}),
-    )
-    touched = {
-        (table, *key): updated_at
-        for table in KEYS
-        for *key, updated_at in rows(
-            airport,
-            f"SELECT {', '.join(KEYS[table])}, updated_at FROM {table} WHERE updated_at > '{began}'",
-        )
-    }
-    assert {table for table, *_ in touched} >= {"flights", "weather", "planes"}
-    assert touched.keys() <= times.keys()
-    assert all(updated_at <= times[key] for key, updated_at in touched.items())
-
-
-def test_a_change_that_meets_no_row_is_not_told(airport: str) -> None:
-    """No planes are loaded here, so refitting one changes nothing."""
-    tables: set[str] = set()
-    result = replay.replay(
-        airport, DAY, DAY, rate=math.inf, on_commit=lambda change, _time: tables.add(change.table)
-    )
-    assert result.by_kind["refit"] > 0
-    assert tables == {"flights", "weather"}
-
-
-def test_a_row_that_went_is_watched_no_more(airport: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A view that takes all at once never shows it, and the demo would wait for it in vain."""
-    monkeypatch.setattr("cdc.sample.probe.EVERY_S", 0.0)
-    watch = Watch(lambda _: {}, 0.1)
-    with Probe(airport, {"warehouse": watch}) as probe:
-        replay.replay(airport, DAY, DAY, rate=math.inf, on_commit=probe.on_commit)
-        watched = set(watch.pending)
-    existing = {
-        row_id([carrier, flight, origin, departure.strftime("%Y-%m-%dT%H:%M:%S.%fZ")])
-        for carrier, flight, origin, departure in rows(
-            airport, "SELECT carrier, flight, origin, sched_dep AT TIME ZONE 'UTC' FROM flights"
-        )
-    }
-    assert len(watched) > 500
-    assert watched <= existing
-
-
 def test_days_that_are_there_are_not_replayed_again(airport: str) -> None:
     load.load(airport, DAY, DAY)
     rows = contents(airport)
@@ -284,9 +231,3 @@ def test_days_that_are_there_are_not_replayed_again(airport: str) -> None:
         replay.replay(airport, date(2013, 2, 8), DAY)
     assert caught.value.hint == "replay days that come after them"
     assert contents(airport) == rows
-
-
-@pytest.mark.parametrize(("rate", "connections"), [(0, 4), (-1, 4), (math.nan, 4), (300, 0)])
-def test_an_impossible_rate_is_refused(rate: float, connections: int) -> None:
-    with pytest.raises(SettingsError, match="can't replay"):
-        replay.replay("", DAY, DAY, rate=rate, connections=connections)

@@ -286,25 +286,3 @@ def assert_told_apart(keyed: Table, mixed: Sequence[tuple[Any, ...]]) -> None:
     documents = [document_id(key_id) for key_id in ids]
     assert len(set(documents)) == len(mixed), "two keys with one document"
     assert all(len(document.encode()) <= LONGEST_ID for document in documents)
-
-
-@pytest.mark.parametrize(
-    ("type_", "keys"),
-    [
-        (
-            "bigint",
-            [
-                '{"k":}', '{"k":1', '{"k":1,"k":x}', '{"k":"}', '{"k":0x1}', '{"k":01}', '{"k":+1}', '{"j":1}',
-            ],
-        ),
-        (
-            "text",
-            [
-                '{"k":"}', '{"k":"a', '{"k":"a"b"}', '{"k":"\\"}', '{"k":"a\nb"}', '{"k":a"}', '{"j":"a"}',
-            ],
-        ),
-    ],
-)  # fmt: skip
-def test_what_is_no_key_has_no_id(type_: str, keys: list[str]) -> None:
-    table = Table("public", "x", (Column("k", type_),), ("k",), "t.public.x")
-    assert [decoder(table).row_id(table.topic, key.encode()) for key in keys] == [None] * len(keys)

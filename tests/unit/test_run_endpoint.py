@@ -208,7 +208,3 @@ def test_the_page_names_every_metric_with_its_labels(endpoint: RunEndpoint) -> N
                 name: set(re.findall(r"\w+", of_metric)) for name in METRIC.findall(names)
             }
     assert {name: documented.get(name) for name in labels} == labels
-
-
-def test_planted_a_rule_about_a_metric_that_there_is_not(endpoint: RunEndpoint) -> None:
-    assert set(METRIC.findall("cdc_lag_of_nothing > 1")) - exported(endpoint)

@@ -90,13 +90,6 @@ def test_what_pages_show_of_a_file_is_accepted(tmp_path: Path, block: str) -> No
     assert pipeline.pipeline == "shop"
 
 
-def test_planted_a_part_of_a_file_that_is_not_accepted(tmp_path: Path) -> None:
-    assert len(DOCUMENTED) >= 5
-    text = yaml.safe_dump(put_in_file({"notify": [{"url": "https://a", "after_minutes": 5}]}))
-    with pytest.raises(SettingsError):
-        load(tmp_path, text)
-
-
 @pytest.mark.parametrize(
     ("old_text", "new_text", "line", "message", "hint"),
     [
