@@ -2,7 +2,7 @@
 .DEFAULT_GOAL := help
 PY := .venv/bin/python
 CDC := .venv/bin/cdc -p sample/airport.yaml
-PROPERTIES := tests/unit/test_lane.py tests/unit/test_lane_memory.py tests/unit/test_codec_record.py tests/unit/test_codec_members.py tests/unit/test_codec_types.py tests/unit/test_log_rows.py tests/unit/test_sample_records.py tests/spark/test_audit.py tests/integration/test_expressions.py tests/integration/test_document_state.py tests/integration/test_document_cases.py tests/integration/test_document_queries.py tests/integration/test_time_joins.py tests/integration/test_grouped_views.py tests/contract/test_histories.py tests/contract/test_readers.py tests/contract/test_switches.py tests/contract/test_zombies.py tests/scenarios/test_many_tables.py tests/scenarios/test_destroy.py tests/scenarios/test_outages.py tests/scenarios/test_bench.py tests/scenarios/test_rebuild.py
+PROPERTIES = $(shell grep -rl "^from tests.support.budget import" tests)
 STAMP := .venv/.installed
 .PHONY: help setup demo test bench properties check up down status clean fmt lint type deps docs unit browser spark contract integration scenarios lock
 
@@ -20,7 +20,7 @@ demo: setup ## the whole pipeline on real flights, from an empty machine
 test: setup ## every test, in two halves side by side
 	@$(PY) -m tests
 
-properties: setup ## random records and histories, 20 times as many as in test; all flights; 500 tables; the bench's rival
+properties: setup ## random records and histories, 20 times as many as in test; 500 tables
 	@CDC_EXAMPLES=20 .venv/bin/pytest --timeout 7200 $(PROPERTIES)
 
 bench: setup ## limits, a plain rival and this pipeline, in one run (SIZE=S, M or L; ONLY="views growth")

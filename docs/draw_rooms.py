@@ -1,6 +1,4 @@
-"""The picture of rooms and the table in docs/understand/rooms.md, drawn from the imports: `python -m
-docs.draw_rooms` writes them.
-"""
+"""The picture of rooms and the table in docs/understand/rooms.md, drawn from the imports."""
 
 import ast
 from collections.abc import Iterator, Mapping
@@ -11,8 +9,7 @@ from docs import layered_picture
 
 ROOT = Path(__file__).parents[1]
 PAGE = Path(__file__).parent / "understand" / "rooms.md"
-PICTURE = PAGE.with_suffix(".svg")
-BEGIN, END = "<!-- drawn: python -m docs.draw_rooms -->\n", "<!-- end -->\n"
+BEGIN, END = "<!-- drawn: python -m docs.generate -->\n", "<!-- end -->\n"
 PACKAGES = ("cdc", "sinks", "connectors", "compose", "migrations", "sample")
 Arrows = Mapping[str, set[str]]
 """The imported rooms by room."""
@@ -29,10 +26,10 @@ def module_name(path: Path) -> str:
     return name if path.parts[0] == "cdc" else f"cdc.{name}"
 
 
-def arrows(root: Path = ROOT) -> Arrows:
+def arrows() -> Arrows:
     """Every import between two rooms, wherever in a module it stands."""
-    paths = [path for package in PACKAGES for path in sorted((root / package).rglob("*.py"))]
-    names = {module_name(path.relative_to(root)): path for path in paths}
+    paths = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]
+    names = {module_name(path.relative_to(ROOT)): path for path in paths}
     rooms: dict[str, set[str]] = {room(name): set() for name in names if name != "cdc"}
     for name, path in names.items():
         for imported in _imports(path.read_text(encoding="utf-8")):
@@ -83,7 +80,7 @@ def reduced(arrows: Arrows) -> Arrows:
 
 def block(arrows: Arrows) -> str:
     """The place of the picture, and the table of all imports."""
-    lines = [f"![Rooms and their imports]({PICTURE.name})", "", "| room | imports |", "|---|---|"]
+    lines = ["![Rooms and their imports](rooms.svg)", "", "| room | imports |", "|---|---|"]
     lines += [
         f"| `{name}` | {', '.join(f'`{target}`' for target in sorted(arrows[name]))} |"
         for name in order(arrows)
@@ -91,17 +88,13 @@ def block(arrows: Arrows) -> str:
     return "\n".join(lines) + "\n"
 
 
-def picture(arrows: Arrows) -> str:
+def picture() -> str:
     """The picture as SVG: it needs no script, so none of another host."""
-    return layered_picture.draw(order(arrows), reduced(arrows), "Rooms and their imports")
+    drawn = arrows()
+    return layered_picture.draw(order(drawn), reduced(drawn), "Rooms and their imports")
 
 
-def page(text: str, arrows: Arrows) -> str:
-    """A page with its picture as the imports are now."""
-    head, _, tail = text.partition(BEGIN)
-    return f"{head}{BEGIN}\n{block(arrows)}\n{END}{tail.partition(END)[2]}"
-
-
-if __name__ == "__main__":
-    PICTURE.write_text(picture(arrows()), encoding="utf-8")
-    PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), arrows()), encoding="utf-8")
+def page() -> str:
+    """The page with its table as the imports are now."""
+    head, _, tail = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    return f"{head}{BEGIN}\n{block(arrows())}\n{END}{tail.partition(END)[2]}"

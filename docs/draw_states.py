@@ -1,14 +1,12 @@
 """The picture of a stream's states in docs/understand/how-a-change-travels.md, from the table of
-`cdc.apply.machine`: `python -m docs.draw_states` writes it.
+`cdc.apply.machine`.
 """
 
 from collections.abc import Sequence
 from html import escape
-from pathlib import Path
 
 from cdc.apply import machine
 
-PICTURE = Path(__file__).parent / "understand" / "states.svg"
 RESTART, PER_LINE = "starting: ", 5
 """How the next state of a restart begins in the table, and how many reasons a line shows."""
 BOXES = {
@@ -80,7 +78,3 @@ def picture() -> str:
 def _box(name: str, x: int, y: int) -> str:
     box = f'<rect x="{x - WIDTH // 2}" y="{y}" width="{WIDTH}" height="{HEIGHT}" rx="4"/>'
     return f'{box}<text x="{x}" y="{y + 22}">{escape(name)}</text>'
-
-
-if __name__ == "__main__":
-    PICTURE.write_text(picture(), encoding="utf-8")

@@ -5,6 +5,7 @@ what is there.
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from docs import draw_rooms, draw_states
 from docs.generators import (
     command_line,
     json_schemas,
@@ -23,6 +24,9 @@ PAGES: Mapping[str, Callable[[], str]] = {
     "reference/doctor.schema.json": json_schemas.doctor,
     "performance/results.md": results.page,
     "operate/runbooks/index.md": runbooks.page,
+    "understand/rooms.md": draw_rooms.page,
+    "understand/rooms.svg": draw_rooms.picture,
+    "understand/states.svg": draw_states.picture,
 }
 """The page makers by path below this folder."""
 

@@ -15,8 +15,6 @@ from cdc.kafka.clients import kafka
 if TYPE_CHECKING:
     from tests.conftest import Stack
 
-pytestmark = pytest.mark.timeout(900)
-
 
 def test_every_server_answers_with_the_pinned_version(stack: "Stack") -> None:
     with psycopg.connect(stack.endpoints.postgres) as connection:

@@ -22,9 +22,6 @@ from tests.support.pipelines import pipeline
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# A first run also pulls the image.
-pytestmark = pytest.mark.timeout(900)
-
 
 @pytest.fixture(scope="module", params=IMAGES["redis"])
 def cache_url(request: pytest.FixtureRequest) -> Iterator[str]:

@@ -760,19 +760,11 @@ def test_json_that_an_index_refuses_is_repaired(
 
 UNREPAIRABLE = {
     "levels": ("v", "[" * 1100 + "]" * 1100, "it is nested deeper than 1,000 levels"),
-    "levels of a path": (
-        "by_path",
-        '{"secret":' * 30 + "1" + "}" * 30,
-        "it is nested deeper than 20 levels",
-    ),
+    "levels of a path": ("by_path", '{"secret":' * 30 + "1" + "}" * 30, "it is nested deeper than 20 levels"),
     "a long key": ("by_path", json.dumps({"secret" * 10_000: 1}), ""),
-    "a key twice beside what is no text": (
-        "v",
-        r'{"secret":"\ud800","secret":2}',
-        "it has a key twice in an object",
-    ),
+    "a key twice beside what is no text": ("v", r'{"secret":"\ud800","secret":2}', "it has a key twice in an object"),
     "no object": ("by_path", '"secret"', ""),
-}
+}  # fmt: skip
 """By what is wrong: the column, its value, and what is said of it."""
 
 

@@ -137,16 +137,8 @@ OTHER_LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"fields": {"name": {"analyzer": "de"}}, "settings": OF_THE_FILE},
         "fields.*: name",
     ),
-    "one more sub-field": (
-        {},
-        {"fields": {"name": {"fields": {"raw": {"type": "keyword"}}}}},
-        "fields.*: name",
-    ),
-    "a sub-field less": (
-        {"fields": {"name": {"fields": {"raw": {"type": "keyword"}}}}},
-        {},
-        "fields.*: name",
-    ),
+    "one more sub-field": ({}, {"fields": {"name": {"fields": {"raw": {"type": "keyword"}}}}}, "fields.*: name"),
+    "a sub-field less": ({"fields": {"name": {"fields": {"raw": {"type": "keyword"}}}}}, {}, "fields.*: name"),
     "another type": ({}, {"fields": {"price": {"type": "long"}}}, "fields.*: price"),
     "shards": ({}, {"settings": {"number_of_shards": 2}}, "settings: number_of_shards"),
     "an analyzer that is changed": (
@@ -154,7 +146,7 @@ OTHER_LAYOUTS: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
         {"settings": OF_THE_FILE | {"analysis.analyzer.de.filter": ["lowercase", "stop"]}},
         "settings: analysis.analyzer.de.filter",
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", OTHER_LAYOUTS)
@@ -240,25 +232,13 @@ def test_settings_are_those_of_the_file(server: httpx.Client, sink: Elasticsearc
 
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "a type of a module that isn't there": (
-        {"fields": {"price": {"type": "wildcard"}}},
-        "column price: .*wildcard",
-    ),
-    "an analyzer that isn't there": (
-        {"fields": {"name": {"analyzer": "germann"}}},
-        "column name: .*germann",
-    ),
+    "a type of a module that isn't there": ({"fields": {"price": {"type": "wildcard"}}}, "column price: .*wildcard"),
+    "an analyzer that isn't there": ({"fields": {"name": {"analyzer": "germann"}}}, "column name: .*germann"),
     "a parameter": ({"fields": {"price": {"analyser": "simple"}}}, "column price: .*analyser"),
-    "a sub-field's type": (
-        {"fields": {"name": {"fields": {"raw": {"type": "kewyord"}}}}},
-        "column name: .*kewyord",
-    ),
+    "a sub-field's type": ({"fields": {"name": {"fields": {"raw": {"type": "kewyord"}}}}}, "column name: .*kewyord"),
     "a setting": ({"settings": {"number_of_shard": 2}}, "number_of_shard"),
-    "a filter": (
-        {"settings": OF_THE_FILE | {"analysis.analyzer.de.filter": ["folded"]}},
-        "folded",
-    ),
-}
+    "a filter": ({"settings": OF_THE_FILE | {"analysis.analyzer.de.filter": ["folded"]}}, "folded"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", REFUSED)

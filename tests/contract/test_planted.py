@@ -99,27 +99,18 @@ def without_tombstones(self: LaneRun, topic: str, partition: int, records: Recor
 
 
 PATCHES: dict[str, tuple[list[tuple[Any, str, Any]], Law]] = {
-    "last-row-wins fold": (
-        [(Documents, "fill", last_row_wins)],
-        laws.a_value_that_is_not_carried_stays,
-    ),
-    "floor ignored": (
-        [(RecordDecoder, "decode", floor_ignored)],
-        laws.what_a_truncate_has_voided_stays_away,
-    ),
+    "last-row-wins fold": ([(Documents, "fill", last_row_wins)], laws.a_value_that_is_not_carried_stays),
+    "floor ignored": ([(RecordDecoder, "decode", floor_ignored)], laws.what_a_truncate_has_voided_stays_away),
     "floors by LSN alone": (
         [(laws, "DecodeOptions", servers_ignored)],
         laws.what_a_server_before_has_written_stays_away,
     ),
-    "placeholder written": (
-        [(Placeholder, "carried", placeholder_passed)],
-        laws.a_value_that_is_not_carried_stays,
-    ),
+    "placeholder written": ([(Placeholder, "carried", placeholder_passed)], laws.a_value_that_is_not_carried_stays),
     "before trusted on delete": (
         [(RecordDecoder, "decode", before_trusted), (LaneRun, "fold", without_tombstones)],
         laws.the_newest_of_a_batch_wins,
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("bug", PATCHES)

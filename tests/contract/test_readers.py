@@ -135,19 +135,9 @@ class State:
 
 
 STATES = [
-    "empty",
-    "filled",
-    "rebuilt",
-    "rolled back",
-    "marked",
-    "marked, rebuilt",
-    "marked, rolled back",
-    "without marks",
-    "without marks, rebuilt",
-    "marked again",
-    "with a column more",
-    "moved",
-]
+    "empty", "filled", "rebuilt", "rolled back", "marked", "marked, rebuilt", "marked, rolled back", "without marks",
+    "without marks, rebuilt", "marked again", "with a column more", "moved",
+]  # fmt: skip
 
 
 class History:

@@ -86,13 +86,7 @@ SCRIPTS: dict[str, tuple[object, str, str, str, Law]] = {
         "pending[#pending + 1] = entries",
         laws.changed_rows_are_dirty_and_pending,
     ),
-    "old entries stay": (
-        executor,
-        "APPLY",
-        "enter(entry, id, -1)",
-        "",
-        laws.entries_are_those_of_the_rows,
-    ),
+    "old entries stay": (executor, "APPLY", "enter(entry, id, -1)", "", laws.entries_are_those_of_the_rows),
     "old bytes counted": (
         executor,
         "APPLY",
@@ -163,13 +157,7 @@ SCRIPTS: dict[str, tuple[object, str, str, str, Law]] = {
         "",
         laws.a_transaction_is_begun_once,
     ),
-    "turn not asked for": (
-        state,
-        "SENT",
-        scripts.DURING_TURN,
-        "",
-        laws.another_turn_forgets_no_mark,
-    ),
+    "turn not asked for": (state, "SENT", scripts.DURING_TURN, "", laws.another_turn_forgets_no_mark),
     "climbed twice": (
         state,
         "CLIMBED",
@@ -177,14 +165,8 @@ SCRIPTS: dict[str, tuple[object, str, str, str, Law]] = {
         "redis.call('HDEL', KEYS[1], ARGV[1])",
         laws.a_chunk_is_climbed_from_once,
     ),
-    "cleared without a mark": (
-        sink,
-        "FORGET",
-        "finish(ARGV[2])",
-        "",
-        laws.a_cleared_table_is_undone,
-    ),
-}
+    "cleared without a mark": (sink, "FORGET", "finish(ARGV[2])", "", laws.a_cleared_table_is_undone),
+}  # fmt: skip
 """Lines of the scripts, with what stands there instead."""
 
 

@@ -260,7 +260,7 @@ def test_what_is_late_for_a_closed_window_may_be_in_time_for_one_that_overlaps(
     assert trips(cases, "12:00:00") == {"09:30": (1, True), "10:00": (2, True)}
 
 
-def the_newest_row_goes_with_the_state(history: History) -> None:
+def test_the_newest_row_goes_with_the_state(history: History) -> None:
     """The greatest time that is left is before the end of a window that was closed by the one that went."""
     cases = opened(history, BY_DEP)
     cases.do(trip(1, "10:00"), trip(2, "12:30"))
@@ -275,10 +275,6 @@ def the_newest_row_goes_with_the_state(history: History) -> None:
     assert late(cases) == [("4", "10:00")]
 
 
-def test_the_newest_row_goes_with_the_state(history: History) -> None:
-    the_newest_row_goes_with_the_state(history)
-
-
 def test_a_row_of_the_future_closes_nothing(history: History) -> None:
     cases = opened(history, BY_DEP)
     cases.do(
@@ -290,7 +286,7 @@ def test_a_row_of_the_future_closes_nothing(history: History) -> None:
     assert late(cases) == []
 
 
-def one_partition_is_read_before_the_other(history: History) -> None:
+def test_one_partition_is_read_before_the_other(history: History) -> None:
     """What the first one has of day 30 makes nothing late that the other one has of day 2."""
     cases = opened(history, BY_DEP)
     for day in range(1, 31):
@@ -308,10 +304,6 @@ def one_partition_is_read_before_the_other(history: History) -> None:
     counted = [cases.document("moving", row_id) for row_id in cases.topics["moving"]]
     assert [document["trips"] for document in counted] == [2] * 30
     assert sum(document["final"] for document in counted) == 29
-
-
-def test_one_partition_is_read_before_the_other(history: History) -> None:
-    one_partition_is_read_before_the_other(history)
 
 
 def test_closed_windows_stay_when_their_table_is_read_again(cases: History) -> None:
@@ -443,8 +435,8 @@ REACHED = distance(position, position)
     [
         (executor, "APPLY", APPLY.replace("if is_closed(view, time) then", "if false then"), run_0),
         (marking, "closed_at", lambda *_: None, run_0),
-        (RedisState, "note_closed", lambda *_: None, the_newest_row_goes_with_the_state),
-        (clock, "distance", lambda *_: REACHED, one_partition_is_read_before_the_other),
+        (RedisState, "note_closed", lambda *_: None, test_the_newest_row_goes_with_the_state),
+        (clock, "distance", lambda *_: REACHED, test_one_partition_is_read_before_the_other),
         (groups, "ClosedWindow", lambda panes, is_over: ClosedWindow(panes, is_over=True), run_0),
         (groups, "ClosedWindow", lambda panes, is_over: ClosedWindow((), is_over), run_0),
     ],

@@ -114,26 +114,14 @@ ORDERS, PARTS = CAPTURED
         ("ALTER TABLE shop.orders ALTER n TYPE text", [(ORDERS, "refresh")]),
         ("ALTER TABLE shop.orders ALTER n TYPE int USING -n", [(ORDERS, "refresh")]),
         ("VACUUM FULL shop.orders", [(ORDERS, "refresh")]),
-        (
-            "ALTER TABLE shop.orders DROP n; ALTER TABLE shop.orders ADD n int",
-            [(ORDERS, "refresh")],
-        ),
+        ("ALTER TABLE shop.orders DROP n; ALTER TABLE shop.orders ADD n int", [(ORDERS, "refresh")]),
         ("ALTER TYPE shop.mood RENAME VALUE 'bad' TO 'worse'", [(ORDERS, "refresh")]),
-        (
-            "ALTER TABLE shop.orders DROP CONSTRAINT orders_pkey, ADD PRIMARY KEY (id, n)",
-            [(ORDERS, "cleanse")],
-        ),
+        ("ALTER TABLE shop.orders DROP CONSTRAINT orders_pkey, ADD PRIMARY KEY (id, n)", [(ORDERS, "cleanse")]),
         ("ALTER TABLE shop.orders RENAME TO requests", [(ORDERS, "gone")]),
         ("DROP TABLE shop.orders", [(ORDERS, "gone")]),
-        (
-            "DROP TABLE shop.orders; CREATE TABLE shop.orders (id int PRIMARY KEY)",
-            [(ORDERS, "gone"), (ORDERS, "gone")],
-        ),
+        ("DROP TABLE shop.orders; CREATE TABLE shop.orders (id int PRIMARY KEY)", [(ORDERS, "gone"), (ORDERS, "gone")]),
         ("ALTER SCHEMA shop RENAME TO store", [(ORDERS, "gone"), (PARTS, "gone")]),
-        (
-            "ALTER TABLE shop.parts ATTACH PARTITION shop.high FOR VALUES FROM (10) TO (20)",
-            [(PARTS, "refresh")],
-        ),
+        ("ALTER TABLE shop.parts ATTACH PARTITION shop.high FOR VALUES FROM (10) TO (20)", [(PARTS, "refresh")]),
         ("ALTER TABLE shop.parts DETACH PARTITION shop.low", [(PARTS, "cleanse")]),
         ("DROP TABLE shop.low", [(PARTS, "cleanse")]),
         ("TRUNCATE shop.low", [(PARTS, "cleanse")]),
@@ -157,16 +145,10 @@ ORDERS, PARTS = CAPTURED
         ("TRUNCATE shop.orders, shop.parts", []),
         ("ALTER TABLE shop.orders DROP n", []),
         ("ALTER TABLE shop.orders ALTER n SET DEFAULT 5, ALTER m SET NOT NULL", []),
-        (
-            "GRANT SELECT ON shop.orders TO PUBLIC; ANALYZE shop.orders; CREATE INDEX ON shop.orders (n)",
-            [],
-        ),
-        (
-            "ALTER TABLE shop.other ADD x int DEFAULT 7; VACUUM FULL shop.other; DROP TABLE shop.other",
-            [],
-        ),
+        ("GRANT SELECT ON shop.orders TO PUBLIC; ANALYZE shop.orders; CREATE INDEX ON shop.orders (n)", []),
+        ("ALTER TABLE shop.other ADD x int DEFAULT 7; VACUUM FULL shop.other; DROP TABLE shop.other", []),
     ],
-)
+)  # fmt: skip
 def test_what_has_changed_is_noted_once(
     conn: Connection, statements: str, expected: list[tuple[str, str]]
 ) -> None:
@@ -329,18 +311,8 @@ CREATE TYPE shop.nested AS (p shop.pair[], t text);
 CREATE DOMAIN shop.pairs AS shop.pair;
 """
 KINDS = (
-    "mood",
-    "mood[]",
-    "state",
-    "state[]",
-    "pair",
-    "pair[]",
-    "pairs",
-    "nested",
-    "span",
-    "span[]",
-    "span_multirange",
-)
+    "mood", "mood[]", "state", "state[]", "pair", "pair[]", "pairs", "nested", "span", "span[]", "span_multirange",
+)  # fmt: skip
 MADE_OF_PAIRS = ("pair", "pair[]", "pairs", "nested")
 DEEP = {kind: f"shop.{kind.replace('[]', '_list')}_rows" for kind in KINDS}
 """For each type that is a mood or made of moods, a table with a column of it."""

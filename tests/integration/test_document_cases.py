@@ -1,30 +1,11 @@
-"""Documents case by case: a short history each, compared with Postgres' own query.
-
-The cases have the numbers of the list that views were designed by. Each is found by its number in a
-name, `case_NN`. What a case needs of the connector, of Spark or of sinks is in another module:
-
-  1-20, 22-35, 39, 43, 47   here
-  14       a unique column that is deferrable; such a primary key is refused (test_source.py)
-  21       test_view_checks.py
-  28, 30   also through the connector: tests/scenarios/test_documents.py
-  31       a joined column that the log may lack is refused: test_view_checks.py
-  33       floats, citext, numerics without a scale are refused: tests/unit/test_view_settings.py
-  35       the quarantine itself is the stream's, as for any table: tests/scenarios/test_failures.py
-  36, 37, 44, 45   tests/scenarios/test_document_cases_of_sinks.py
-  38, 40, 41, 42   tests/scenarios/test_document_engine.py
-  46       a changed view, a rebuild, a rollback: tests/scenarios/test_documents.py
-  47       also what others wait for, and kills on the way: tests/scenarios/test_document_engine.py;
-           kills of Spark's workers and of the broker under a run: test_document_failures.py
-
-Below are also the cases of patterns, which have no numbers.
+"""Documents case by case: what no random history reaches (`test_document_state.py`, `test_time_joins.py`,
+`test_grouped_views.py`). Each is a short history, compared with Postgres' own query.
 """
 
 import json
 import random
-import re
 from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -93,13 +74,6 @@ DEEP = """
     to: [topic]
 """
 REVIEW_DOCS = DEEP[DEEP.index("  review_docs:") :]
-Case = Callable[[History], None]
-CASES: dict[str, Case] = {}
-
-
-def case(function: Case) -> Case:
-    CASES[function.__name__] = function
-    return function
 
 
 def library(history: History, views: str) -> None:
@@ -107,26 +81,7 @@ def library(history: History, views: str) -> None:
     history.declare(views)
 
 
-@case
-def case_01_root_rows(history: History) -> None:
-    library(history, BOOK_DOCS)
-    for crash in (None, "before climbed", "before write", "after write", "before sent"):
-        for statement in (
-            "INSERT INTO lib.books VALUES (1, NULL, 'a', 2000)",
-            "UPDATE lib.books SET title = 'b' WHERE id = 1",
-            "DELETE FROM lib.books",
-            "INSERT INTO lib.books VALUES (1, NULL, 'c', 2001)",
-            "DELETE FROM lib.books",
-        ):
-            history.do(statement)
-            history.apply()
-            if crash and crash != "before climbed":
-                history.send(crash)
-            history.settle()
-
-
-@case
-def case_01_the_first_documents(history: History) -> None:
+def test_the_first_documents(history: History) -> None:
     """None is looked for by what it includes: all of them are dirty."""
     library(history, BOOK_DOCS)
     history.do(
@@ -142,28 +97,7 @@ def case_01_the_first_documents(history: History) -> None:
     history.settle()
 
 
-@case
-def case_02_orders_of_arrival(history: History) -> None:
-    library(history, BOOK_DOCS)
-    history.do("INSERT INTO lib.books VALUES (1, 1, 'a')")
-    history.settle()
-    history.do("INSERT INTO lib.authors VALUES (1, 'Ann')")
-    history.settle()
-    history.do("INSERT INTO lib.authors VALUES (2, 'Bob')")
-    history.settle()
-    history.do("INSERT INTO lib.books VALUES (2, 2, 'b')")
-    history.settle()
-    history.do(
-        "INSERT INTO lib.books SELECT n, n, 't' FROM generate_series(3, 9) n",
-        "INSERT INTO lib.authors SELECT n, 'x' FROM generate_series(3, 9) n",
-    )
-    for part in (("books", 1), ("authors", 0), ("books", 0), ("authors", 1)):
-        history.batch(part)
-    history.check()
-
-
-@case
-def case_03_a_parents_documents_and_no_other(history: History) -> None:
+def test_a_parents_documents_and_no_other(history: History) -> None:
     library(history, BOOK_DOCS)
     history.do(
         "INSERT INTO lib.authors SELECT n, 'x' FROM generate_series(1, 3) n",
@@ -176,37 +110,7 @@ def case_03_a_parents_documents_and_no_other(history: History) -> None:
     assert sorted(history.emitted_ids) == sorted(f"book_docs/{n}" for n in range(1, 31, 3))
 
 
-@case
-def case_04_a_parent_goes_and_comes_back(history: History) -> None:
-    library(history, BOOK_DOCS)
-    history.do("INSERT INTO lib.authors VALUES (1, 'A')", "INSERT INTO lib.books VALUES (1, 1)")
-    history.settle()
-    history.do("DELETE FROM lib.authors")
-    history.settle()
-    assert history.document("book_docs", 1)["author"] is None
-    history.do("INSERT INTO lib.authors VALUES (1, 'B')")
-    history.settle()
-    assert history.document("book_docs", 1)["author"] == {"name": "B"}
-
-
-@case
-def case_05_a_child_moves(history: History) -> None:
-    library(history, AUTHOR_DOCS)
-    history.do(
-        "INSERT INTO lib.authors VALUES (1, 'A'), (2, 'B')",
-        "INSERT INTO lib.books VALUES (1, 1, 'a'), (2, 1, 'b')",
-    )
-    history.settle()
-    for crash in ("before climbed", "after climbed", "before write", "after write", "after sent"):
-        history.do("UPDATE lib.books SET author_id = 3 - author_id")
-        history.apply(("books", 0))
-        history.send(crash)
-        history.apply(("books", 1))
-        history.settle()
-
-
-@case
-def case_06_there_and_back_within_a_batch(history: History) -> None:
+def test_there_and_back_within_a_batch(history: History) -> None:
     library(history, AUTHOR_DOCS)
     history.do(
         "INSERT INTO lib.authors VALUES (1, 'A'), (2, 'B')", "INSERT INTO lib.books VALUES (1, 1)"
@@ -219,23 +123,7 @@ def case_06_there_and_back_within_a_batch(history: History) -> None:
     assert history.emitted_ids == []
 
 
-@case
-def case_07_two_moves_with_a_crash_between(history: History) -> None:
-    library(history, AUTHOR_DOCS)
-    history.do(
-        "INSERT INTO lib.authors VALUES (1, 'A'), (2, 'B'), (3, 'C')",
-        "INSERT INTO lib.books VALUES (1, 1)",
-    )
-    history.settle()
-    history.do("UPDATE lib.books SET author_id = 2")
-    history.apply()
-    history.do("UPDATE lib.books SET author_id = 3")
-    history.apply()
-    history.settle()
-
-
-@case
-def case_08_null_foreign_key(history: History) -> None:
+def test_null_foreign_key(history: History) -> None:
     history.connection.execute(b"""
         CREATE TABLE lib.seats (a int, b int, name text, PRIMARY KEY (a, b));
         CREATE TABLE lib.guests (id int PRIMARY KEY, a int, b int)""")
@@ -262,186 +150,7 @@ def case_08_null_foreign_key(history: History) -> None:
     assert len(history.document("seat_docs", "[1,2]")["guests"]) == 4
 
 
-@case
-def case_09_dangling_foreign_key(history: History) -> None:
-    library(history, BOOK_DOCS)
-    history.do("INSERT INTO lib.books VALUES (1, 7), (2, 8)")
-    history.settle()
-    history.do("INSERT INTO lib.authors VALUES (7, 'late')")
-    history.settle()
-    assert history.document("book_docs", 1)["author"] == {"name": "late"}
-    assert history.document("book_docs", 2)["author"] is None
-
-
-@case
-def case_10_an_empty_text_is_not_null(history: History) -> None:
-    history.connection.execute(b"""
-        CREATE TABLE lib.carriers (code text PRIMARY KEY, name text);
-        CREATE TABLE lib.flights (id int PRIMARY KEY, code text)""")
-    history.declare("""
-  flight_docs:
-    root: lib.flights
-    include: {carrier: {table: lib.carriers, on: {code: code}}}
-    to: [topic]
-  carrier_docs:
-    root: lib.carriers
-    include: {flights: {table: lib.flights, on: {code: code}, many: true}}
-    to: [topic]
-""")
-    history.do("INSERT INTO lib.carriers VALUES ('', 'none'), (' ', 'blank'), ('null', 'word')")
-    history.do("INSERT INTO lib.flights VALUES (1, ''), (2, NULL), (3, ' '), (4, 'null')")
-    history.settle()
-    assert history.document("flight_docs", 1)["carrier"]["name"] == "none"
-    history.do("UPDATE lib.flights SET code = CASE WHEN code = '' THEN NULL ELSE '' END")
-    history.settle()
-
-
-@case
-def case_11_a_childs_key_changes(history: History) -> None:
-    library(history, DEEP)
-    history.do("INSERT INTO lib.authors VALUES (1, 'A')")
-    for former, latter, first in ((1, 2, 0), (2, 3, 1), (3, 5, 0), (5, 6, 1)):
-        history.do(
-            f"INSERT INTO lib.books VALUES ({former}, 1, 't') ON CONFLICT DO NOTHING",
-            f"INSERT INTO lib.reviews VALUES (1, {former}, 5)"
-            f" ON CONFLICT (id) DO UPDATE SET book_id = {former}",
-        )
-        history.settle()
-        history.do(f"UPDATE lib.books SET id = {latter}")
-        history.batch(("books", first))
-        history.batch(("books", 1 - first))
-        history.check()
-
-
-@case
-def case_12_the_roots_key_changes(history: History) -> None:
-    library(history, AUTHOR_DOCS)
-    history.do("INSERT INTO lib.authors VALUES (1, 'A')", "INSERT INTO lib.books VALUES (1, 1)")
-    history.settle()
-    for former, latter, first in ((1, 2, 0), (2, 1, 0), (1, 3, 1)):
-        history.do(f"UPDATE lib.authors SET id = {latter}")
-        history.batch(("authors", first))
-        history.batch(("authors", 1 - first))
-        history.check()
-        assert history.document("author_docs", former) is None
-
-
-@case
-def case_13_a_key_change_cascades(history: History) -> None:
-    history.connection.execute(b"""
-        CREATE TABLE lib.carriers (code text PRIMARY KEY, name text);
-        CREATE TABLE lib.flights (
-            id int PRIMARY KEY, code text REFERENCES lib.carriers ON UPDATE CASCADE)""")
-    history.declare("""
-  flight_docs:
-    root: lib.flights
-    include: {carrier: {table: lib.carriers, on: {code: code}}}
-    to: [topic]
-  carrier_docs:
-    root: lib.carriers
-    include: {flights: {table: lib.flights, on: {code: code}, many: true}}
-    to: [topic]
-""")
-    history.do("INSERT INTO lib.carriers VALUES ('a'), ('b')")
-    history.do("INSERT INTO lib.flights SELECT n, 'a' FROM generate_series(1, 9) n")
-    history.settle()
-    for order in (("carriers", "flights"), ("flights", "carriers")):
-        history.do("UPDATE lib.carriers SET code = code || 'x' WHERE code LIKE 'a%'")
-        for name in order:
-            history.batch((name, 1))
-            history.batch((name, 0))
-        history.check()
-
-
-@case
-def case_14_two_rows_swap_a_unique_value(history: History) -> None:
-    history.connection.execute(b"""
-        CREATE TABLE lib.products (
-            id int PRIMARY KEY, code int UNIQUE DEFERRABLE INITIALLY DEFERRED, name text);
-        CREATE TABLE lib.items (id int PRIMARY KEY, code int)""")
-    history.declare("""
-  item_docs:
-    root: lib.items
-    include: {product: {table: lib.products, on: {code: code}}}
-    to: [topic]
-""")
-    history.do("INSERT INTO lib.products VALUES (1, 1, 'a'), (2, 2, 'b')")
-    history.do("INSERT INTO lib.items VALUES (1, 1), (2, 2)")
-    history.settle()
-    for first in (0, 1):
-        history.do("UPDATE lib.products SET code = 3 - code")
-        history.batch(("products", first))
-        history.batch(("products", 1 - first))
-        history.check()
-
-
-@case
-def case_15_middle_row_moves_while_a_grandchild_changes(history: History) -> None:
-    library(history, DEEP)
-    history.do(
-        "INSERT INTO lib.authors VALUES (1, 'A'), (2, 'B'), (3, 'C')",
-        "INSERT INTO lib.books VALUES (1, 1, 't'), (2, 2, 'u')",
-        "INSERT INTO lib.reviews VALUES (1, 1, 5), (2, 1, 4)",
-        "INSERT INTO lib.tags VALUES (1, 'x')",
-        "INSERT INTO lib.book_tags VALUES (1, 1), (2, 1)",
-    )
-    history.settle()
-    history.do("UPDATE lib.reviews SET stars = 1 WHERE id = 1")
-    history.settle()
-    for order in (("reviews", "books"), ("books", "reviews"), ()):
-        history.do(
-            "UPDATE lib.books SET author_id = author_id % 3 + 1 WHERE id = 1",
-            "UPDATE lib.reviews SET stars = stars + 1, book_id = 3 - book_id WHERE id = 1",
-            "UPDATE lib.tags SET name = name || 'x'",
-        )
-        for name in order:
-            history.apply(name)
-        history.settle()
-
-
-@case
-def case_16_middle_row_deleted(history: History) -> None:
-    library(history, DEEP)
-    history.do(
-        "INSERT INTO lib.authors VALUES (1, 'A')",
-        "INSERT INTO lib.books VALUES (1, 1, 't')",
-        "INSERT INTO lib.reviews VALUES (1, 1, 5)",
-    )
-    history.settle()
-    history.do("DELETE FROM lib.books")
-    history.settle()
-    history.do("UPDATE lib.reviews SET stars = 3", "UPDATE lib.authors SET name = 'Z'")
-    history.settle()
-    history.do("INSERT INTO lib.books VALUES (1, 1, 'again')")
-    history.settle()
-    assert history.document("author_docs", 1)["books"][0]["reviews"][0]["stars"] == 3
-
-
-@case
-def case_17_many_to_many(history: History) -> None:
-    library(history, DEEP)
-    # A link before either end.
-    history.do("INSERT INTO lib.book_tags VALUES (1, 1), (2, 1)")
-    history.settle()
-    history.do("INSERT INTO lib.tags VALUES (1, 'one'), (2, 'two')")
-    history.settle()
-    history.do(
-        "INSERT INTO lib.books VALUES (1, 1), (2, 2)", "INSERT INTO lib.authors VALUES (1), (2)"
-    )
-    history.settle()
-    history.do("UPDATE lib.book_tags SET tag_id = 2 WHERE book_id = 2")
-    history.settle()
-    history.forget_emitted()
-    history.do("UPDATE lib.tags SET name = 'ONE' WHERE id = 1")
-    history.settle()
-    assert history.emitted_ids == ["author_docs/1"]
-    history.do("DELETE FROM lib.book_tags WHERE book_id = 1")
-    history.settle()
-    assert history.document("author_docs", 1)["books"][0]["tags"] == []
-
-
-@case
-def case_18_the_same_table_twice(history: History) -> None:
+def test_the_same_table_twice(history: History) -> None:
     history.connection.execute(b"""
         CREATE TABLE lib.airports (faa text PRIMARY KEY, name text);
         CREATE TABLE lib.flights (id int PRIMARY KEY, origin text, dest text)""")
@@ -466,86 +175,7 @@ def case_18_the_same_table_twice(history: History) -> None:
     history.settle()
 
 
-@case
-def case_19_a_row_that_is_its_own_parent(history: History) -> None:
-    library(
-        history,
-        """
-  tag_docs:
-    root: lib.tags
-    include:
-      parent: {table: lib.tags, on: {parent_id: id}, include: {
-        parent: {table: lib.tags, on: {parent_id: id}}}}
-      children: {table: lib.tags, on: {id: parent_id}, many: true}
-    to: [topic]
-""".replace("include: {\n        parent:", "include: {\n        above:"),
-    )
-    history.do("INSERT INTO lib.tags VALUES (1, 'a', 1), (2, 'b', 1), (3, 'c', 2)")
-    history.settle()
-    history.do("UPDATE lib.tags SET name = 'A' WHERE id = 1")
-    history.settle()
-    history.do("UPDATE lib.tags SET parent_id = 3 WHERE id = 1")
-    history.settle()
-    history.do("UPDATE lib.tags SET id = 4 WHERE id = 2")
-    history.settle()
-    history.do("DELETE FROM lib.tags WHERE id = 1")
-    history.settle()
-
-
-@case
-def case_20_columns_that_are_no_key_on_either_side(history: History) -> None:
-    history.connection.execute(b"""
-        CREATE TABLE lib.users (id int PRIMARY KEY, city text);
-        CREATE TABLE lib.shops (id int PRIMARY KEY, town text)""")
-    history.declare("""
-  user_docs:
-    root: lib.users
-    include: {shops: {table: lib.shops, on: {city: town}, many: true}}
-    to: [topic]
-""")
-    history.do("INSERT INTO lib.users VALUES (1, 'a'), (2, 'a'), (3, NULL), (4, '')")
-    history.do("INSERT INTO lib.shops VALUES (1, 'a'), (2, 'b'), (3, NULL), (4, '')")
-    history.settle()
-    history.do("UPDATE lib.shops SET town = CASE town WHEN 'a' THEN 'b' ELSE 'a' END")
-    history.settle()
-    history.do("UPDATE lib.users SET city = CASE WHEN city IS NULL THEN 'b' END")
-    history.settle()
-
-
-@case
-def case_22_order_and_limit(history: History) -> None:
-    library(
-        history,
-        """
-  author_docs:
-    root: lib.authors
-    columns: [name]
-    include:
-      books:
-        {table: lib.books, on: {id: author_id}, many: true, order_by: [-year, title], limit: 3}
-    to: [topic]
-""",
-    )
-    history.do("INSERT INTO lib.authors VALUES (1, 'A')")
-    history.do("INSERT INTO lib.books SELECT n, 1, 't' || n, 1990 + n FROM generate_series(1, 5) n")
-    history.settle()
-    for statement in (
-        "INSERT INTO lib.books VALUES (6, 1, 'enters', 2020)",
-        "DELETE FROM lib.books WHERE id = 6",
-        "UPDATE lib.books SET year = 2000",
-        "UPDATE lib.books SET title = NULL WHERE id IN (3, 4)",
-        "UPDATE lib.books SET year = NULL WHERE id IN (1, 2)",
-        "UPDATE lib.books SET year = NULL, title = ''",
-        "UPDATE lib.books SET id = id + 10, title = 'Z' WHERE id < 3",
-        "UPDATE lib.books SET title = 'a' WHERE id > 3",
-        "DELETE FROM lib.books WHERE id > 10",
-    ):
-        history.do(statement)
-        history.settle()
-
-
-@case
-def case_23_many_children(history: History) -> None:
+def test_many_children(history: History) -> None:
     library(
         history,
         AUTHOR_DOCS.replace(
@@ -593,8 +223,7 @@ def case_23_many_children(history: History) -> None:
     assert history.document("author_docs", 1)["late"] == 9001
 
 
-@case
-def case_23_a_parent_of_many_changes(history: History) -> None:
+def test_a_parent_of_many_changes(history: History) -> None:
     """It is made once a batch, however many of its rows have changed."""
     library(
         history,
@@ -615,8 +244,7 @@ def case_23_a_parent_of_many_changes(history: History) -> None:
     history.check()
 
 
-@case
-def case_24_aggregates(history: History) -> None:
+def test_aggregates(history: History) -> None:
     library(
         history,
         """
@@ -666,8 +294,7 @@ def case_24_aggregates(history: History) -> None:
     assert history.index_keys() == []
 
 
-@case
-def case_24_a_sum_of_what_was_only_counted(history: History) -> None:
+def test_a_sum_of_what_was_only_counted(history: History) -> None:
     numbers = "columns: [title], aggregates: {{{}}}}}"
     counted = AUTHOR_DOCS.replace("columns: [title]}", numbers.format("n: count(price)"))
     library(history, counted)
@@ -682,8 +309,7 @@ def case_24_a_sum_of_what_was_only_counted(history: History) -> None:
     assert history.document("author_docs", 1)["cost"] == "1.375"
 
 
-@case
-def case_25_conditions(history: History) -> None:
+def test_conditions(history: History) -> None:
     library(
         history,
         """
@@ -715,8 +341,7 @@ def case_25_conditions(history: History) -> None:
         history.settle()
 
 
-@case
-def case_26_a_column_that_no_view_uses(history: History) -> None:
+def test_a_column_that_no_view_uses(history: History) -> None:
     library(history, BOOK_DOCS)
     history.do("INSERT INTO lib.authors VALUES (1, 'A')", "INSERT INTO lib.books VALUES (1, 1)")
     history.settle()
@@ -726,8 +351,7 @@ def case_26_a_column_that_no_view_uses(history: History) -> None:
     assert history.emitted_ids == []
 
 
-@case
-def case_27_the_same_range_again(history: History) -> None:
+def test_the_same_range_again(history: History) -> None:
     library(history, DEEP)
     history.do("INSERT INTO lib.authors VALUES (1, 'A')", "INSERT INTO lib.books VALUES (1, 1)")
     history.settle()
@@ -740,8 +364,7 @@ def case_27_the_same_range_again(history: History) -> None:
     assert history.emitted_ids == []
 
 
-@case
-def case_28_truncate(history: History) -> None:
+def test_truncate(history: History) -> None:
     library(history, DEEP)
     insert = (
         "INSERT INTO lib.authors SELECT n, 'A' FROM generate_series(1, 3) n",
@@ -767,8 +390,7 @@ def case_28_truncate(history: History) -> None:
     history.settle()
 
 
-@case
-def case_29_records_before_a_floor(history: History) -> None:
+def test_records_before_a_floor(history: History) -> None:
     library(history, AUTHOR_DOCS)
     history.do("INSERT INTO lib.authors VALUES (1, 'A')", "INSERT INTO lib.books VALUES (1, 1)")
     history.settle()
@@ -784,8 +406,7 @@ def case_29_records_before_a_floor(history: History) -> None:
     history.settle()
 
 
-@case
-def case_30_columns_come_and_go(history: History) -> None:
+def test_columns_come_and_go(history: History) -> None:
     library(history, BOOK_DOCS)
     history.do("INSERT INTO lib.authors VALUES (1, 'A')", "INSERT INTO lib.books VALUES (1, 1)")
     history.settle()
@@ -815,8 +436,7 @@ def case_30_columns_come_and_go(history: History) -> None:
         history.declare(BOOK_DOCS)
 
 
-@case
-def case_31_a_value_that_the_log_does_not_carry(history: History) -> None:
+def test_a_value_that_the_log_does_not_carry(history: History) -> None:
     library(history, DEEP)
     history.do(
         "INSERT INTO lib.authors VALUES (1, 'A')",
@@ -833,8 +453,7 @@ def case_31_a_value_that_the_log_does_not_carry(history: History) -> None:
     assert history.rejection.rejected == []
 
 
-@case
-def case_32_values_survive_splicing(history: History) -> None:
+def test_values_survive_splicing(history: History) -> None:
     history.connection.execute(b"""
         CREATE TABLE lib.papers (
             id int PRIMARY KEY, raw json, parsed jsonb, amount numeric, stamp timestamptz, body text);
@@ -868,20 +487,20 @@ def case_32_values_survive_splicing(history: History) -> None:
 
 
 JOINED = {
-    "case_33_int_and_bigint": ("int", "bigint", ["1", "-2147483648"]),
-    "case_33_smallint_and_int": ("smallint", "int", ["1"]),
-    "case_33_text_and_varchar": ("text", "varchar(9)", ["'a'", "' a '", "E'\\x1e\\x1f\\x1b1'"]),
-    "case_33_char": ("char(3)", "char(3)", ["'a'", "'ab '", "'abc'"]),
-    "case_33_uuid": ("uuid", "uuid", ["'A0EEBC99-9C0B-4EF8-BB6D-6BB9BD380A11'"]),
-    "case_33_timestamptz": (
+    "int_and_bigint": ("int", "bigint", ["1", "-2147483648"]),
+    "smallint_and_int": ("smallint", "int", ["1"]),
+    "text_and_varchar": ("text", "varchar(9)", ["'a'", "' a '", "E'\\x1e\\x1f\\x1b1'"]),
+    "char": ("char(3)", "char(3)", ["'a'", "'ab '", "'abc'"]),
+    "uuid": ("uuid", "uuid", ["'A0EEBC99-9C0B-4EF8-BB6D-6BB9BD380A11'"]),
+    "timestamptz": (
         "timestamptz",
         "timestamptz(0)",
         ["'2013-01-01 00:00+00'", "'2013-01-01 02:00+02'"],
     ),
-    "case_33_timestamp": ("timestamp", "timestamp(3)", ["'2013-01-01 00:00:00.120'"]),
-    "case_33_numeric": ("numeric(9,2)", "numeric(5,2)", ["1.0", "1.00", "'NaN'", "-0.00"]),
-    "case_33_boolean": ("boolean", "boolean", ["true", "false"]),
-    "case_33_date": ("date", "date", ["'2013-01-01'"]),
+    "timestamp": ("timestamp", "timestamp(3)", ["'2013-01-01 00:00:00.120'"]),
+    "numeric": ("numeric(9,2)", "numeric(5,2)", ["1.0", "1.00", "'NaN'", "-0.00"]),
+    "boolean": ("boolean", "boolean", ["true", "false"]),
+    "date": ("date", "date", ["'2013-01-01'"]),
 }
 
 
@@ -906,8 +525,7 @@ def test_equal_values_join(history: History, name: str) -> None:
     assert all(history.document("a_docs", number)["bs"] for number in range(len(values)))
 
 
-@case
-def case_34_long_ids_and_ids_alike(history: History) -> None:
+def test_long_ids_and_ids_alike(history: History) -> None:
     history.connection.execute(b"""
         CREATE TABLE lib.names (a text, b text, up text, PRIMARY KEY (a, b));
         CREATE TABLE lib.words (w text PRIMARY KEY, up text)""")
@@ -939,8 +557,7 @@ def case_34_long_ids_and_ids_alike(history: History) -> None:
     history.settle()
 
 
-@case
-def case_35_a_record_that_can_not_be_read(history: History) -> None:
+def test_a_record_that_can_not_be_read(history: History) -> None:
     library(history, AUTHOR_DOCS)
     history.do("INSERT INTO lib.authors VALUES (1, 'A')", "INSERT INTO lib.books VALUES (1, 1)")
     history.settle()
@@ -956,8 +573,7 @@ def case_35_a_record_that_can_not_be_read(history: History) -> None:
     history.settle()
 
 
-@case
-def case_39_no_document_goes_back(history: History) -> None:
+def test_no_document_goes_back(history: History) -> None:
     """Random crashes: rows count their versions, and no later document holds an older version."""
     library(history, DEEP)
     chance = random.Random(39)
@@ -997,8 +613,7 @@ def _is_clean(history: History) -> bool:
     return history.sink.open_state()().is_clean()
 
 
-@case
-def case_43_compaction_takes_what_a_crashed_batch_applied(history: History) -> None:
+def test_compaction_takes_what_a_crashed_batch_applied(history: History) -> None:
     library(history, AUTHOR_DOCS)
     history.do(
         "INSERT INTO lib.authors VALUES (1, 'A'), (2, 'B'), (3, 'C')",
@@ -1020,8 +635,7 @@ def case_43_compaction_takes_what_a_crashed_batch_applied(history: History) -> N
     assert history.index_keys() == []
 
 
-@case
-def case_47_a_large_fan_out_delays_no_other_document(history: History) -> None:
+def test_a_large_fan_out_delays_no_other_document(history: History) -> None:
     library(history, BOOK_DOCS + "  tag_docs: {root: lib.tags, to: [topic]}\n")
     history.do(
         "INSERT INTO lib.authors VALUES (1, 'A'), (2, 'B')",
@@ -1043,17 +657,6 @@ def case_47_a_large_fan_out_delays_no_other_document(history: History) -> None:
     assert order.index("tag_docs/1") <= 2 * SLICE
 
 
-def test_each_case_has_its_number_in_a_name() -> None:
-    texts = [path.read_text() for path in Path(__file__).parents[1].rglob("test_*.py")]
-    names = re.compile(r"(?:def |_and_|[\"'])(?:test_)?case_(\d\d)_")
-    assert {int(number) for text in texts for number in names.findall(text)} == {*range(1, 48)}
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_case(history: History, name: str) -> None:
-    CASES[name](history)
-
-
 def test_a_round_that_took_long_is_the_last_when_nothing_is_left(
     history: History, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -1067,117 +670,6 @@ def test_a_round_that_took_long_is_the_last_when_nothing_is_left(
     history.apply()
     assert history.send() == 2
     history.check()
-
-
-PATTERNS = """
-  thrice:
-    from: lib.flights
-    pattern: {by: [tail], order_by: dep, steps: {late: {where: delay > 30, times: 3}}, within: 24 hours}
-    columns: [dep]
-    to: [topic]
-  thrice_in_all:
-    from: lib.flights
-    pattern: {by: [tail], order_by: dep, rows: any, steps: {late: {where: delay > 30, times: 3}}, within: 24 hours}
-    columns: [dep]
-    to: [topic]
-  lost:
-    from: lib.flights
-    pattern: {by: [tail], order_by: dep, steps: {out: delay = 0}, unless: delay = -1, within: 12 hours}
-    columns: [dep]
-    to: [topic]
-"""
-DAY = 1_357_084_800_000_000
-"""2013-01-02 in microseconds since 1970."""
-
-
-def flight(row_id: int, dep: str, delay: int = 40) -> str:
-    return f"INSERT INTO lib.flights VALUES ({row_id}, 'a', '2013-01-{dep}Z', {delay})"
-
-
-@pytest.fixture
-def flights(history: History) -> History:
-    history.connection.execute(
-        b"CREATE TABLE lib.flights (id int PRIMARY KEY, tail text, dep timestamptz, delay int)"
-    )
-    history.declare(PATTERNS)
-    history.clocks = {"lost": DAY}
-    return history
-
-
-def raised(history: History, view: str) -> dict[str, list[int]]:
-    """The earlier late flights of each document, by its id."""
-    history.settle()
-    return {
-        row_id: [earlier["id"] for earlier in history.document(view, row_id)["late"]]
-        for row_id in sorted(history.topics[view])
-    }
-
-
-def test_a_row_between_those_of_a_pattern_withdraws_the_match(flights: History) -> None:
-    flights.do(flight(1, "01 08:00"), flight(2, "01 10:00"), flight(3, "01 12:00"))
-    assert raised(flights, "thrice") == {"3": [1, 2]}
-    flights.do(flight(4, "01 11:00", 0))
-    assert raised(flights, "thrice") == {}
-    flights.do("DELETE FROM lib.flights WHERE id = 4")
-    assert raised(flights, "thrice") == {"3": [1, 2]}
-    ops = [
-        value and json.loads(value)["op"] for view, _, value in flights.emitted if view == "thrice"
-    ]
-    assert ops == ["c", None, "c"]
-
-
-def test_other_rows_may_lie_between_those_of_a_pattern_of_any_rows(flights: History) -> None:
-    flights.do(flight(1, "01 08:00"), flight(2, "01 10:00"), flight(3, "01 12:00"))
-    assert raised(flights, "thrice_in_all") == {"3": [1, 2]}
-    flights.forget_emitted()
-    flights.do(flight(4, "01 11:00", 0))
-    assert raised(flights, "thrice_in_all") == {"3": [1, 2]}
-    assert "thrice_in_all/3" not in flights.emitted_ids
-
-
-def test_exactly_within_is_a_match_and_a_microsecond_more_is_none(flights: History) -> None:
-    flights.do(flight(1, "01 08:00"), flight(2, "01 21:00"), flight(3, "02 08:00"))
-    assert raised(flights, "thrice") == raised(flights, "thrice_in_all") == {"3": [1, 2]}
-    flights.do("UPDATE lib.flights SET dep = dep + interval '1 microsecond' WHERE id = 3")
-    assert raised(flights, "thrice") == raised(flights, "thrice_in_all") == {}
-
-
-def test_each_row_that_completes_a_pattern_is_a_match(flights: History) -> None:
-    flights.do(*(flight(number, f"01 0{number}:00") for number in (1, 2, 3)))
-    assert raised(flights, "thrice") == {"3": [1, 2]}
-    flights.forget_emitted()
-    flights.do(flight(4, "01 04:00"))
-    assert raised(flights, "thrice") == {"3": [1, 2], "4": [2, 3]}
-    assert "thrice/3" not in flights.emitted_ids
-
-
-def test_a_fact_at_the_end_satisfies_unless_and_a_later_one_does_not(flights: History) -> None:
-    flights.clocks = {"lost": DAY - 1}
-    flights.do(flight(1, "01 08:00", 0), flight(2, "01 20:00", -1), flight(3, "01 12:00", 0))
-    flights.settle()
-    assert flights.topics["lost"] == {}
-    flights.clocks = {"lost": DAY}
-    flights.settle()
-    # What ends a wait hasn't passed at its last instant.
-    assert flights.topics["lost"] == {}
-    flights.do("UPDATE lib.flights SET dep = dep + interval '1 microsecond' WHERE id = 2")
-    flights.settle()
-    assert [*flights.topics["lost"]] == ["1"]
-    flights.do("DELETE FROM lib.flights WHERE id = 2")
-    flights.clocks = {"lost": DAY + 1}
-    flights.settle()
-    assert [*flights.topics["lost"]] == ["1", "3"]
-
-
-def test_a_fact_in_time_that_is_committed_late_withdraws_the_alert(flights: History) -> None:
-    flights.do(flight(1, "01 08:00", 0))
-    flights.settle()
-    flights.do(flight(2, "01 19:00", -1))
-    flights.settle()
-    ops = [
-        value and json.loads(value)["op"] for view, _, value in flights.emitted if view == "lost"
-    ]
-    assert ops == ["c", None]
 
 
 def test_a_fan_out_is_found_in_pages(history: History, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -267,11 +267,11 @@ class Library:
             rows, row = self.rows[table.name], random_row(self.chance, table.name)
             kind = self.chance.random()
             if kind < 0.3:
-                self._delete(table, row)
+                self.delete(table, row)
             elif kind < 0.4 and rows and len(table.key) == 1:
                 # A change of the key: a delete and an insert, in whichever partitions.
                 former = self.chance.choice(list(rows.values()))
-                self._delete(table, former)
+                self.delete(table, former)
                 self._write(table, {**former, "id": row["id"]})
             else:
                 self._write(table, row)
@@ -290,7 +290,7 @@ class Library:
         source = {"lsn": 1, "schema": "public", "table": table.name}
         self._append(table, row, json.dumps({"op": "u", "after": row, "source": source}).encode())
 
-    def _delete(self, table: Table, row: Row) -> None:
+    def delete(self, table: Table, row: Row) -> None:
         if self.rows[table.name].pop(self._key(table, row)[0], None) is not None:
             self._append(table, row, None)
 
@@ -510,14 +510,9 @@ def differences(library: Library) -> list[str]:
 @pytest.mark.parametrize(
     "plant",
     [
-        OldVersionsNotClimbed,
-        PendingLost,
-        EachRootTakenForDirty,
-        NotedAfterSent,
-        PagesNotMarked,
-        ForgottenBeforeSent,
+        OldVersionsNotClimbed, PendingLost, EachRootTakenForDirty, NotedAfterSent, PagesNotMarked, ForgottenBeforeSent,
     ],
-)
+)  # fmt: skip
 def test_planted_bugs_are_found(url: str, plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(emission, "SLICE", 3)
     for seed in range(10):
@@ -629,7 +624,7 @@ def test_documents_are_what_the_tables_say(url: str, monkeypatch: pytest.MonkeyP
             }
             for table in TABLES:
                 for row in list(library.rows[table.name].values()):
-                    library._delete(table, row)
+                    library.delete(table, row)
             library.apply(library.ends(cut=False))
             library.send()
             assert differences(library) == [], seed

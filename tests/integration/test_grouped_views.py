@@ -355,16 +355,10 @@ def all_values(part: Aggregate, table: Table, tally: Tally, numbers: Mapping[str
         (Sessions, "changed", without_followers),
     ],
     ids=[
-        "new versions only",
-        "panes before 1970 are cut the other way",
-        "a row is in the window that begins with its pane alone",
-        "numbers are counts",
-        "no FILTER",
-        "a percentile is one row too low",
-        "equal values are counted each",
-        "a row without a value is the last one",
-        "nothing is due",
-        "sessions that begin with another row aren't marked",
+        "new versions only", "panes before 1970 are cut the other way",
+        "a row is in the window that begins with its pane alone", "numbers are counts", "no FILTER",
+        "a percentile is one row too low", "equal values are counted each", "a row without a value is the last one",
+        "nothing is due", "sessions that begin with another row aren't marked",
     ],
 )  # fmt: skip
 def test_planted_bugs_are_found(
@@ -389,17 +383,6 @@ CASES = """
       mean: avg(delay)
       worst: max(delay)
       late: count(*) FILTER (WHERE delay > 2)
-    to: [topic]
-"""
-MIDDLES = """
-  middles:
-    from: lib.trips
-    group_by: [origin]
-    order_by: id
-    select:
-      median: percentile_disc(0.5) WITHIN GROUP (ORDER BY delay)
-      delays: count(DISTINCT delay)
-      first: first(delay)
     to: [topic]
 """
 DAY = "2013-01-01"
@@ -431,40 +414,6 @@ def counts(history: History) -> dict[str, int]:
     }
 
 
-def test_a_row_on_a_boundary_is_in_the_window_that_begins_there(cases: History) -> None:
-    cases.do(trip(1, "10:00"))
-    assert counts(cases) == {window("09:30"): 1, window("10:00"): 1}
-    document = cases.document("moving", window("10:00"))
-    assert document["window_end"] == f"{DAY}T11:00:00.000000Z"
-
-
-def test_times_before_1970_are_in_the_windows_before_them(cases: History) -> None:
-    cases.do(trip(1, "23:55", day="1969-12-31"))
-    day = "1969-12-31"
-    assert counts(cases) == {window("23:00", day=day): 1, window("23:30", day=day): 1}
-
-
-def test_a_time_that_moves_within_its_pane_changes_no_count(cases: History) -> None:
-    cases.do(trip(1, "10:00"))
-    before = counts(cases)
-    cases.do(f"UPDATE lib.trips SET dep = '{DAY} 10:29:59.999999Z'")
-    assert counts(cases) == before
-
-
-def test_a_row_that_changes_group_and_time_leaves_one_window_and_enters_another(
-    cases: History,
-) -> None:
-    cases.do(trip(1, "10:00"), trip(2, "10:00"))
-    cases.settle()
-    cases.do(f"UPDATE lib.trips SET origin = 'lga', dep = '{DAY} 12:00Z' WHERE id = 2")
-    assert counts(cases) == {
-        window("09:30"): 1,
-        window("10:00"): 1,
-        window("11:30", "lga"): 1,
-        window("12:00", "lga"): 1,
-    }
-
-
 def test_what_changes_back_within_a_batch_sends_nothing(cases: History) -> None:
     cases.do(trip(1, "10:00"))
     cases.settle()
@@ -473,60 +422,6 @@ def test_what_changes_back_within_a_batch_sends_nothing(cases: History) -> None:
     cases.do("UPDATE lib.trips SET origin = 'jfk'")
     cases.settle()
     assert cases.emitted == []
-
-
-def test_a_window_goes_with_its_last_row_and_comes_back_under_its_key(cases: History) -> None:
-    cases.do(trip(1, "10:00"))
-    before = counts(cases)
-    cases.do("DELETE FROM lib.trips")
-    assert counts(cases) == {}
-    cases.do(trip(2, "10:05"))
-    assert counts(cases) == before
-
-
-def test_means_and_greatest_values_are_those_of_postgres(cases: History) -> None:
-    cases.do(trip(1, "10:00", 1), trip(2, "10:10", 2), trip(3, "10:20", 2))
-    cases.do("DELETE FROM lib.trips WHERE id = 3")
-    cases.settle()
-    document = cases.document("moving", window("10:00"))
-    assert (document["mean"], document["worst"]) == ("1.5000000000000000", 2)
-    # Another row has the greatest value as well.
-    cases.do(trip(3, "10:20", 2), "DELETE FROM lib.trips WHERE id = 2")
-    cases.settle()
-    assert cases.document("moving", window("10:00"))["worst"] == 2
-
-
-def test_percentiles_and_different_values_are_those_of_postgres(history: History) -> None:
-    history.connection.execute(TABLES.encode())
-    history.declare(MIDDLES)
-    history.do(*(trip(number, "10:00", delay) for number, delay in enumerate([7, 1, 7, 2])))
-    history.settle()
-    document = history.document("middles", "jfk")
-    assert (document["median"], document["delays"], document["first"]) == (2, 3, 7)
-    history.do("DELETE FROM lib.trips WHERE id = 0")
-    history.settle()
-    document = history.document("middles", "jfk")
-    assert (document["median"], document["delays"], document["first"]) == (2, 3, 1)
-    history.do("UPDATE lib.trips SET delay = NULL")
-    history.settle()
-    document = history.document("middles", "jfk")
-    assert (document["median"], document["delays"], document["first"]) == (None, 0, None)
-
-
-def test_a_row_that_no_longer_meets_a_filter_stays_in_the_other_numbers(cases: History) -> None:
-    cases.do(trip(1, "10:00", 3))
-    cases.settle()
-    cases.do("UPDATE lib.trips SET delay = 2")
-    cases.settle()
-    document = cases.document("moving", window("10:00"))
-    assert (document["trips"], document["late"]) == (1, 0)
-
-
-def test_a_row_without_a_group_is_in_no_document(cases: History) -> None:
-    cases.do(trip(1, "10:00"), "UPDATE lib.trips SET origin = NULL")
-    assert counts(cases) == {}
-    cases.do("UPDATE lib.trips SET origin = 'jfk'")
-    assert set(counts(cases)) == {window("09:30"), window("10:00")}
 
 
 def test_another_key_needs_another_topic(cases: History) -> None:
@@ -671,49 +566,6 @@ def sessions(history: History) -> History:
     history.connection.execute(TABLES.encode())
     history.declare(SESSIONS)
     return history
-
-
-def test_a_pause_of_exactly_the_gap_belongs_to_a_session(sessions: History) -> None:
-    sessions.do(trip(1, "10:00"), trip(2, "10:30"), trip(3, "11:00:00.000001"))
-    assert counts(sessions) == {
-        window("10:00"): 2,
-        f'["jfk","{DAY}T11:00:00.000001Z"]': 1,
-    }
-    assert sessions.document("moving", window("10:00"))["window_end"] == f"{DAY}T10:30:00.000000Z"
-
-
-def test_a_row_between_two_sessions_makes_them_one_and_its_deletion_two(sessions: History) -> None:
-    sessions.do(trip(1, "10:00"), trip(2, "11:00"))
-    before = counts(sessions)
-    assert before == {window("10:00"): 1, window("11:00"): 1}
-    sessions.forget_emitted()
-    sessions.do(trip(3, "10:30"))
-    assert counts(sessions) == {window("10:00"): 3}
-    assert sorted(sessions.emitted_ids) == [f"moving/{window(at)}" for at in ("10:00", "11:00")]
-    sessions.do("DELETE FROM lib.trips WHERE id = 3")
-    assert counts(sessions) == before
-
-
-def test_a_session_whose_first_row_goes_begins_with_the_next(sessions: History) -> None:
-    sessions.do(trip(1, "10:00"), trip(2, "10:10"), trip(3, "10:20"))
-    sessions.settle()
-    sessions.do("DELETE FROM lib.trips WHERE id = 1")
-    assert counts(sessions) == {window("10:10"): 2}
-
-
-def test_a_session_keeps_its_key_while_a_row_is_left_at_its_beginning(sessions: History) -> None:
-    sessions.do(trip(1, "10:00"), trip(2, "10:00"))
-    sessions.settle()
-    sessions.do("DELETE FROM lib.trips WHERE id = 1")
-    assert counts(sessions) == {window("10:00"): 1}
-
-
-def test_a_first_row_changes_its_group_while_one_is_inserted_before_it(sessions: History) -> None:
-    sessions.chunk_rows = 1
-    sessions.do(trip(1, "10:00"), trip(2, "10:10"))
-    sessions.settle()
-    sessions.do("UPDATE lib.trips SET origin = 'lga' WHERE id = 1", trip(3, "09:50"))
-    assert counts(sessions) == {window("10:00", "lga"): 1, window("09:50"): 2}
 
 
 def test_a_session_is_as_long_as_it_gets(sessions: History) -> None:

@@ -2,7 +2,6 @@
 
 import json
 import math
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,22 +12,18 @@ from uuid import uuid4
 
 import psycopg
 import pytest
-import typer
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
-from typer.testing import CliRunner
 
 from cdc import sample
 from cdc.compose.endpoints import Endpoints
 from cdc.config import settings
-from cdc.errors import SettingsError, SourceError
+from cdc.errors import SourceError
 from cdc.migrations import SAMPLE, migrate
-from cdc.model.table import row_id
 from cdc.postgres import source, table_survey
 from cdc.postgres.row_query import row_query
 from cdc.sample import load, replay
-from cdc.sample.plan import KEYS, Change, plan
-from cdc.sample.probe import Probe, Watch
+from cdc.sample.plan import KEYS, plan
 from cdc.views.tables import view_tables
 
 DAY = date(2013, 2, 9)  # after a snow storm: a third of the flights are cancelled
@@ -186,31 +181,12 @@ def test_loaded_rows_say_what_the_data_says(airport: str) -> None:
     assert rows(airport, "SELECT count(*) FROM airports WHERE tzone IS NULL") == [(3,)]
 
 
-def test_gaps_and_missing_planes_are_kept(airport: str) -> None:
-    load.load(airport, *WEEK)
-    ((without_departure, without_plane),) = rows(
-        airport,
-        "SELECT count(*) FILTER (WHERE dep_time IS NULL), count(*) FILTER (WHERE p.tailnum IS NULL)"
-        " FROM flights f LEFT JOIN planes p USING (tailnum)",
-    )
-    assert without_departure > 20
-    assert without_plane > 500
-
-
 def test_a_database_without_the_schema_is_named(postgres_dsn: str) -> None:
     with pytest.raises(SourceError, match="lacks the sample schema") as caught:
         load.load(postgres_dsn, DAY, DAY)
     assert "migrate --sample" in caught.value.hint
     with pytest.raises(SourceError, match="lacks the sample schema"):
         replay.replay(postgres_dsn, DAY, DAY)
-
-
-def test_a_failed_load_adds_nothing(airport: str) -> None:
-    with psycopg.connect(airport) as conn:
-        conn.execute("ALTER TABLE flights ADD CHECK (distance < 1000)")
-    with pytest.raises(SourceError, match="violates check constraint"):
-        load.load(airport, DAY, DAY)
-    assert rows(airport, "SELECT count(*) FROM airlines") == [(0,)]
 
 
 # Replaying
@@ -248,95 +224,6 @@ def test_every_transaction_of_the_plan_is_committed(airport: str) -> None:
     assert sorted(contents(airport)["flights"], key=lambda row: row[:4]) == expected
 
 
-def test_each_change_touches_updated_at_and_is_told_after_its_commit(airport: str) -> None:
-    load.load(airport, date(2013, 2, 8), date(2013, 2, 8))
-    began = rows(airport, "SELECT clock_timestamp()")[0][0]
-    times: dict[tuple[Any, ...], datetime] = {}
-    replay.replay(
-        airport,
-        DAY,
-        DAY,
-        rate=math.inf,
-        on_commit=lambda change, time: times.update({(change.table, *change.key_after): time}),
-    )
-    touched = {
-        (table, *key): updated_at
-        for table in KEYS
-        for *key, updated_at in rows(
-            airport,
-            f"SELECT {', '.join(KEYS[table])}, updated_at FROM {table} WHERE updated_at > '{began}'",
-        )
-    }
-    assert {table for table, *_ in touched} >= {"flights", "weather", "planes"}
-    assert touched.keys() <= times.keys()
-    assert all(updated_at <= times[key] for key, updated_at in touched.items())
-
-
-def test_a_change_that_meets_no_row_is_not_told(airport: str) -> None:
-    """No planes are loaded here, so refitting one changes nothing."""
-    tables: set[str] = set()
-    result = replay.replay(
-        airport, DAY, DAY, rate=math.inf, on_commit=lambda change, _time: tables.add(change.table)
-    )
-    assert result.by_kind["refit"] > 0
-    assert tables == {"flights", "weather"}
-
-
-def test_a_row_that_went_is_watched_no_more(airport: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A view that takes all at once never shows it, and the demo would wait for it in vain."""
-    monkeypatch.setattr("cdc.sample.probe.EVERY_S", 0.0)
-    watch = Watch(lambda _: {}, 0.1)
-    with Probe(airport, {"warehouse": watch}) as probe:
-        replay.replay(airport, DAY, DAY, rate=math.inf, on_commit=probe.on_commit)
-        watched = set(watch.pending)
-    existing = {
-        row_id([carrier, flight, origin, departure.strftime("%Y-%m-%dT%H:%M:%S.%fZ")])
-        for carrier, flight, origin, departure in rows(
-            airport, "SELECT carrier, flight, origin, sched_dep AT TIME ZONE 'UTC' FROM flights"
-        )
-    }
-    assert len(watched) > 500
-    assert watched <= existing
-
-
-def test_the_rate_is_kept_when_it_can_be(airport: str) -> None:
-    result = replay.replay(airport, DAY, DAY, rate=200, limit=200)
-    assert result.transactions == 200
-    assert result.seconds >= 199 / 200
-    assert result.rate <= 201
-
-
-def test_falling_behind_is_reported(airport: str) -> None:
-    """The server takes 10 ms for each insert, so 1,000 a second can't be had from one
-    connection.
-    """
-    with psycopg.connect(airport) as conn:
-        conn.execute(
-            "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS"
-            " $$ BEGIN PERFORM pg_sleep(0.01); RETURN NEW; END $$"
-        )
-        conn.execute(
-            "CREATE TRIGGER slow BEFORE INSERT ON flights FOR EACH ROW EXECUTE FUNCTION slow()"
-        )
-    result = replay.replay(airport, DAY, DAY, rate=1_000, connections=1, limit=60)
-    assert result.transactions == 60
-    assert result.rate < 200
-    assert result.behind_s > 0.2
-
-
-def test_a_replay_can_be_stopped(airport: str) -> None:
-    stop = threading.Event()
-    committed = Counter[str]()
-
-    def count(change: Change, _time: datetime) -> None:
-        committed[change.table] += 1
-        if committed.total() >= 20:
-            stop.set()
-
-    result = replay.replay(airport, DAY, DAY, rate=100, stop=stop, on_commit=count)
-    assert 20 <= result.transactions < 40
-
-
 def test_days_that_are_there_are_not_replayed_again(airport: str) -> None:
     load.load(airport, DAY, DAY)
     rows = contents(airport)
@@ -344,65 +231,3 @@ def test_days_that_are_there_are_not_replayed_again(airport: str) -> None:
         replay.replay(airport, date(2013, 2, 8), DAY)
     assert caught.value.hint == "replay days that come after them"
     assert contents(airport) == rows
-
-
-def test_a_failing_statement_ends_the_replay(airport: str) -> None:
-    with psycopg.connect(airport) as conn:
-        conn.execute("ALTER TABLE flights ADD CHECK (status <> 'departed')")
-    with pytest.raises(SourceError, match="violates check constraint"):
-        replay.replay(airport, DAY, DAY, rate=math.inf)
-    assert rows(airport, "SELECT count(*) FROM flights WHERE status = 'arrived'") == [(0,)]
-
-
-@pytest.mark.parametrize(("rate", "connections"), [(0, 4), (-1, 4), (math.nan, 4), (300, 0)])
-def test_an_impossible_rate_is_refused(rate: float, connections: int) -> None:
-    with pytest.raises(SettingsError, match="can't replay"):
-        replay.replay("", DAY, DAY, rate=rate, connections=connections)
-
-
-def test_a_server_that_is_not_there_is_named() -> None:
-    with pytest.raises(SourceError, match="no connection to Postgres"):
-        load.load("postgresql://127.0.0.1:1/none", DAY, DAY)
-    with pytest.raises(SourceError, match="no connection to Postgres"):
-        replay.replay("postgresql://127.0.0.1:1/none", DAY, DAY)
-
-
-# The commands
-
-
-def command(function: Any, *arguments: str) -> tuple[int, str]:
-    app = typer.Typer()
-    app.command()(function)
-    result = CliRunner().invoke(app, arguments)
-    return result.exit_code, result.output
-
-
-def test_the_commands_tell_what_they_did(airport: str) -> None:
-    code, output = command(load.main, airport, "--from", "2013-02-08", "--to", "2013-02-08")
-    assert code == 0
-    assert "flights        930 rows added" in output
-    code, output = command(
-        replay.main,
-        airport,
-        "--from",
-        "2013-02-09",
-        "--to",
-        "2013-02-09",
-        "--rate",
-        "500",
-        "--limit",
-        "50",
-    )
-    assert code == 0
-    assert "Done: 50 transactions in" in output
-
-
-def test_the_commands_name_an_error_and_its_remedy(postgres_dsn: str) -> None:
-    days = ("--from", "2013-02-08", "--to", "2013-02-08")
-    for function in (load.main, replay.main):
-        code, output = command(function, postgres_dsn, *days)
-        assert code == SourceError.exit_code
-        assert "error: the database lacks the sample schema" in output
-        assert "hint: run cdc -p sample/airport.yaml migrate --sample" in output
-    code, output = command(load.main, postgres_dsn, "--from", "2014-02-08", "--to", "2014-02-08")
-    assert code == SettingsError.exit_code

@@ -44,15 +44,9 @@ OTHERS: Mapping[str, tuple[str, ...]] = {
 }
 """Values of settings that are texts, or whose smallest number does nothing yet or too much."""
 LIMITS = (
-    "statement_timeout",
-    "transaction_timeout",
-    "idle_in_transaction_session_timeout",
-    "idle_session_timeout",
-    "lock_timeout",
-    "wal_sender_timeout",
-    "default_transaction_isolation",
-    "row_security",
-)
+    "statement_timeout", "transaction_timeout", "idle_in_transaction_session_timeout", "idle_session_timeout",
+    "lock_timeout", "wal_sender_timeout", "default_transaction_isolation", "row_security",
+)  # fmt: skip
 """What ends or refuses work that takes long, or that only some sessions do."""
 UNTURNED = {
     "search_path": "operators and types of extensions are where the owner has put them",

@@ -352,20 +352,11 @@ def exclusive_absence(parent: Node, child: Node, place: ListPlace, parent_id: st
         (assemble, "children_span", exclusive_absence, 0),
     ],
     ids=[
-        "having sees no objects",
-        "the topic isn't read",
-        "a transaction isn't noted",
-        "new versions only",
-        "no interval",
-        "within is exclusive",
-        "the first for the last",
-        "due documents stay",
-        "nothing is due",
-        "a sequence is one row short",
-        "within a pattern is exclusive",
-        "unless is exclusive",
+        "having sees no objects", "the topic isn't read", "a transaction isn't noted", "new versions only",
+        "no interval", "within is exclusive", "the first for the last", "due documents stay", "nothing is due",
+        "a sequence is one row short", "within a pattern is exclusive", "unless is exclusive",
     ],
-)
+)  # fmt: skip
 def test_planted_bugs_are_found(
     history: History, monkeypatch: pytest.MonkeyPatch, module: Any, name: str, twin: Any, seed: int
 ) -> None:
@@ -440,18 +431,6 @@ def cases(history: History) -> History:
     return history
 
 
-def test_a_version_counts_from_its_instant_on(cases: History) -> None:
-    cases.do(flight(1, "10:00"), reading(1, "10:00"), reading(2, "10:00:00.000001"))
-    assert members(cases, 1)[0] == 1
-
-
-def test_of_two_versions_of_one_instant_the_greater_id_counts(cases: History) -> None:
-    cases.do(flight(1, "10:00"), reading(1, "9:00"), reading(2, "9:00"))
-    assert members(cases, 1)[0] == 2
-    cases.do("DELETE FROM lib.weather WHERE id = 2")
-    assert members(cases, 1)[0] == 1
-
-
 def test_a_late_version_changes_the_rows_up_to_the_next_one(cases: History) -> None:
     hours = range(8, 13)
     cases.do(*(flight(hour, f"{hour}:00", str(hour)) for hour in hours))
@@ -461,37 +440,6 @@ def test_a_late_version_changes_the_rows_up_to_the_next_one(cases: History) -> N
     cases.do(reading(3, "8:30"))
     assert [members(cases, hour)[0] for hour in hours] == [1, 3, 3, 2, 2]
     assert sorted(set(cases.emitted_ids)) == ["departures/10", "departures/9"]
-
-
-def test_a_version_that_moves_leaves_its_rows_to_the_one_before(cases: History) -> None:
-    cases.do(*(flight(hour, f"{hour}:00", str(hour)) for hour in (10, 11, 12, 13)))
-    cases.do(reading(1, "9:30"), reading(2, "10:00"))
-    cases.settle()
-    cases.do("UPDATE lib.weather SET at = '2013-01-01 12:00Z' WHERE id = 2")
-    assert [members(cases, hour)[0] for hour in (10, 11, 12, 13)] == [1, 1, 2, 2]
-
-
-def test_within_includes_its_end(cases: History) -> None:
-    cases.do(flight(1, "10:00"), reading(1, "8:00"), flight(2, "10:00:00.000001", "b"))
-    assert members(cases, 1)[0] == 1
-    assert members(cases, 2)[0] is None
-
-
-def test_null_has_no_version(cases: History) -> None:
-    cases.do(
-        reading(1, "9:00"),
-        f"{FLIGHTS} (1, 'a', NULL, '2013-01-01 10:00Z', 1), (2, 'a', 'j', NULL, 1)",
-    )
-    assert members(cases, 1)[0] is None
-    assert members(cases, 2) == (None, None, None)
-
-
-def test_rows_of_one_instant_follow_each_other_by_their_ids(cases: History) -> None:
-    cases.do(flight(1, "10:00"), flight(2, "10:00"), flight(3, "10:00"), flight(4, "11:00"))
-    chain = [members(cases, row_id)[1:] for row_id in (1, 2, 3, 4)]
-    assert chain == [(None, 2), (1, 3), (2, 4), (3, None)]
-    cases.do("DELETE FROM lib.flights WHERE id = 2")
-    assert [members(cases, row_id)[1:] for row_id in (1, 3)] == [(None, 3), (1, 4)]
 
 
 def test_a_neighbour_at_exactly_the_end_counts(cases: History) -> None:

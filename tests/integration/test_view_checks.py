@@ -132,7 +132,7 @@ def test_what_can_be_kept_is_accepted(
         ("{code: code || 'x'}", "", "several rows of lib.b may have the same", "many"),
     ],
 )
-def test_case_21_an_object_that_several_rows_might_be_is_refused_with_its_line(
+def test_an_object_that_several_rows_might_be_is_refused_with_its_line(
     connection: source.Connection, tmp_path: Path, on: str, options: str, message: str, hint: str
 ) -> None:
     require_refusal(connection, tmp_path, (on, options), message, hint)

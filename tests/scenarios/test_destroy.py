@@ -14,7 +14,8 @@ from cdc.connectors.client import Connect
 from cdc.kafka.topics import Topics
 from cdc.runtime.context import Context
 from tests.scenarios.test_exact import begin
-from tests.support import budget, http
+from tests.support import http
+from tests.support.budget import SCALE
 
 if TYPE_CHECKING:
     from tests.scenarios.conftest import World
@@ -109,7 +110,6 @@ class DoneError(Exception):
     """The removal has done all that it is to do: it would only go on looking."""
 
 
-@pytest.mark.timeout(900)
 def test_nothing_of_it_is_left_and_all_of_another_pipeline(
     world: "World", neighbour: "World"
 ) -> None:
@@ -176,7 +176,7 @@ def _remove_in_steps(world: "World") -> int:
     reported, cut, steps = set[str](), set[str](), 0
 
     def step_of(line: str) -> str:
-        return line if budget.SCALE > 1 else line.partition(":")[0]
+        return line if SCALE > 1 else line.partition(":")[0]
 
     def tell(line: str) -> None:
         if line.startswith("looking for"):

@@ -1,13 +1,10 @@
-"""Cases of documents that take the connector and sinks; the numbers are those of
-tests/integration/test_document_cases.py.
-"""
+"""Cases of documents that take the connector and sinks."""
 
 import threading
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psycopg
-import pytest
 import redis
 
 from cdc import client
@@ -20,7 +17,6 @@ from tests.support.wait import wait_until
 if TYPE_CHECKING:
     from tests.scenarios.conftest import World
 
-pytestmark = pytest.mark.timeout(900)
 NESTED = 10_000
 """Most nested objects that an index takes in a document: index.mapping.nested_objects.limit."""
 
@@ -38,7 +34,7 @@ def codes(world: "World") -> set[tuple[str, str | None]]:
     return {(finding["code"], finding["sink"]) for finding in world.json("status")["findings"]}
 
 
-def test_case_36_a_document_that_an_index_refuses_is_refused_there_alone(world: "World") -> None:
+def test_a_document_that_an_index_refuses_is_refused_there_alone(world: "World") -> None:
     shop(world)
     text = world.file.read_text()
     twice = """
@@ -75,7 +71,7 @@ def _has_documents(world: "World") -> bool:
         return sum(kafka.ends([topic])[topic].offsets) > 0
 
 
-def test_case_37_no_document_lacks_a_row_that_was_there_at_the_beginning(world: "World") -> None:
+def test_no_document_lacks_a_row_that_was_there_at_the_beginning(world: "World") -> None:
     """Writers write while the connector takes its snapshot and while the state is loaded."""
     stopping = threading.Event()
 
@@ -120,9 +116,7 @@ def test_case_37_no_document_lacks_a_row_that_was_there_at_the_beginning(world: 
     assert [row for row in documents if '"product":null' in row["items"] and row["id"] > 1000] == []
 
 
-def test_case_44_a_sink_that_is_down_delays_no_other_and_case_45_a_new_one(
-    world: "World", tmp_path: Path
-) -> None:
+def test_a_sink_that_is_down_delays_no_other_and_a_new_one(world: "World", tmp_path: Path) -> None:
     shop(world)
     world.sql("INSERT INTO orders VALUES (700, NULL, now(), true)")
     with world.running():

@@ -54,7 +54,6 @@ if TYPE_CHECKING:
 
     from tests.conftest import Stack
 
-pytestmark = pytest.mark.timeout(900)
 TABLES = """
 CREATE TABLE lib.authors (id int PRIMARY KEY, version int);
 CREATE TABLE lib.books (id int PRIMARY KEY, author_id int, version int);
@@ -275,7 +274,7 @@ def test_a_build_that_does_not_fit_is_refused_before_anything_is_changed(
     assert newest(history) == expected(history)
 
 
-def test_case_41_documents_do_not_go_back_with_the_state(
+def test_documents_do_not_go_back_with_the_state(
     history: History, server: StateServer, spark: "SparkSession"
 ) -> None:
     lose_a_while(history, server, Engine(spark, history))
@@ -353,7 +352,7 @@ def trips(history: History) -> dict[str, tuple[int, bool]]:
     }
 
 
-def test_case_41_without_the_hold_documents_would_go_back(
+def test_without_the_hold_documents_would_go_back(
     history: History, server: StateServer, spark: "SparkSession"
 ) -> None:
     """The test above is red when the state is taken for complete."""
@@ -367,7 +366,7 @@ def test_case_41_without_the_hold_documents_would_go_back(
 
 
 @pytest.mark.parametrize("recovers", [True, False])
-def test_case_41_a_move_that_the_state_lost_is_looked_for_in_the_topic(
+def test_a_move_that_the_state_lost_is_looked_for_in_the_topic(
     history: History,
     server: StateServer,
     spark: "SparkSession",
@@ -448,7 +447,7 @@ def test_what_was_not_sent_is_not_noted_as_sent(
 
 
 @pytest.mark.parametrize("emptied", ["state", "topic", "both"])
-def test_case_42_an_empty_state_or_topic_is_filled_again(
+def test_an_empty_state_or_topic_is_filled_again(
     history: History, server: StateServer, spark: "SparkSession", emptied: str
 ) -> None:
     engine = begin(history, spark)
@@ -471,7 +470,7 @@ def test_case_42_an_empty_state_or_topic_is_filled_again(
     assert gone_back(history) == []
 
 
-def test_case_38_topics_with_different_backlogs_make_no_document_with_a_late_row(
+def test_topics_with_different_backlogs_make_no_document_with_a_late_row(
     history: History, spark: "SparkSession"
 ) -> None:
     fill(history)
@@ -486,9 +485,7 @@ def test_case_38_topics_with_different_backlogs_make_no_document_with_a_late_row
     assert newest(history) == expected(history)
 
 
-def test_case_40_of_two_engines_the_first_is_fenced(
-    history: History, spark: "SparkSession"
-) -> None:
+def test_of_two_engines_the_first_is_fenced(history: History, spark: "SparkSession") -> None:
     first = Engine(spark, history)
     fill(history)
     history.apply()
@@ -724,7 +721,7 @@ class Halt:
 @pytest.mark.parametrize(
     "kill", [Halt.kill_worker, Halt.take_over, Halt.kill_state, Halt.kill_broker]
 )
-def test_case_47_a_fan_out_goes_on_after_a_kill_on_its_way(
+def test_a_fan_out_goes_on_after_a_kill_on_its_way(
     history: History,
     server: StateServer,
     stack: "Stack",
@@ -775,29 +772,6 @@ def assert_authors_are_newest(history: History) -> None:
         versions[record.key["id"]] = version
     rows = map(json.loads, history.queried(history.views["book_docs"]).values())
     assert versions == {row["id"]: row["author"]["version"] for row in rows}
-
-
-AUDITED = """
-  author_docs:
-    root: lib.authors
-    where: version < 100
-    include:
-      books:
-        table: lib.books
-        on: {id: author_id}
-        many: true
-        order_by: [version desc]
-        limit: 2
-        aggregates: {count: count(*), versions: sum(version), least: min(version)}
-        include: {author: {table: lib.authors, on: {author_id: id}}}
-    to: [topic]
-  book_docs:
-    root: lib.books
-    include:
-      author: {table: lib.authors, on: {author_id: id}, columns: [version]}
-      editions: {table: lib.books, on: {version: version}, many: true, columns: [id]}
-    to: [topic]
-"""
 
 
 class ShortRecords(Emission):

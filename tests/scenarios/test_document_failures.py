@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from cdc.model.position import Position
     from tests.scenarios.conftest import World
 
-pytestmark = pytest.mark.timeout(900)
 CUSTOMER, DOCUMENTS = 100, 10_000
 """A customer, and how many orders they have: so many documents have the customer's name."""
 LAST = 1_000_000
@@ -41,7 +40,7 @@ def rename(connection: "psycopg.Connection[Any]", number: int) -> None:
     connection.execute("UPDATE customers SET name = %s WHERE id = %s", [str(number), CUSTOMER])
 
 
-def test_case_47_documents_outlive_kills_of_workers_and_of_the_broker(world: "World") -> None:
+def test_documents_outlive_kills_of_workers_and_of_the_broker(world: "World") -> None:
     """While the customer is renamed again and again: a fan-out is under way."""
     shop(world, only_cache)
     read_sizes, pause = sizes_reader(world.pipeline), Pause()

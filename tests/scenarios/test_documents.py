@@ -40,7 +40,6 @@ if TYPE_CHECKING:
     from cdc.model.position import Position
     from tests.scenarios.conftest import World
 
-pytestmark = pytest.mark.timeout(900)
 TABLES = ("public.customers", "public.orders", "public.items", "public.products")
 SHOP = """
 CREATE TABLE customers (id int PRIMARY KEY, name text NOT NULL, city text);
@@ -253,7 +252,7 @@ def test_documents_follow_their_tables_through_a_kill(world: "World") -> None:
         assert ("search", "view.customer_docs") not in views
 
 
-def test_case_46_documents_are_rebuilt_waited_for_and_truncated(world: "World") -> None:
+def test_documents_are_rebuilt_waited_for_and_truncated(world: "World") -> None:
     """What works for tables works for documents: rebuild, rollback, tokens, TRUNCATE, status."""
     shop(world)
     with world.running():
@@ -395,7 +394,7 @@ def test_documents_change_with_the_time(world: "World") -> None:
     assert repeated(world, "order_steps") == [repaired]
 
 
-def test_case_36_deadlines_pass_and_windows_close_while_nobody_writes(
+def test_deadlines_pass_and_windows_close_while_nobody_writes(
     world: "World", record_property: "Callable[[str, object], None]"
 ) -> None:
     """How long after it a reader of the cache sees either is recorded, with heartbeats every 2 s."""
@@ -584,7 +583,7 @@ def cached(world: "World", view: str, row_id: str) -> dict[str, Any]:
     return document
 
 
-def test_case_46_a_changed_view_and_a_lost_state_make_documents_again(world: "World") -> None:
+def test_a_changed_view_and_a_lost_state_make_documents_again(world: "World") -> None:
     shop(world)
     with world.running():
         compare(world)

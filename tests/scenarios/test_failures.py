@@ -24,7 +24,6 @@ from tests.support.wait import wait_until
 if TYPE_CHECKING:
     from tests.scenarios.conftest import World
 
-pytestmark = pytest.mark.timeout(900)
 SECRET = "hunter2"
 ROWS = 30_000
 PAUSE_S = 6.0

@@ -52,7 +52,6 @@ def shop(stack: "Stack", tmp_path: Path) -> Iterator[dict[str, str]]:
             connect.delete("shop")
 
 
-@pytest.mark.timeout(900)
 @pytest.mark.own_source
 def test_the_first_hour_goes_as_the_page_says(shop: dict[str, str], tmp_path: Path) -> None:
     folder = tmp_path / "hour"

@@ -28,7 +28,6 @@ from tests.support.wait import wait_until
 if TYPE_CHECKING:
     from tests.scenarios.conftest import World
 
-pytestmark = pytest.mark.timeout(900)
 SINKS = ("search", "cache", "warehouse")
 RATE = 300.0 if SCALE > 1 else 100.0
 """Changes a second while views are rebuilt."""

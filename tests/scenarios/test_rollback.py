@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
-import pytest
 
 from cdc.errors import SparkError
 from cdc.generations.registry import Registry
@@ -21,8 +20,6 @@ from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
     from tests.scenarios.conftest import World
-
-pytestmark = pytest.mark.timeout(900)
 
 
 def spark_of(pid: int) -> psutil.Process | None:

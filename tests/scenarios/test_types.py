@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import deltalake
 import pyarrow as pa
-import pytest
 import redis
 
 from tests.support import http
@@ -27,7 +26,6 @@ from tests.support.wait import wait_until
 if TYPE_CHECKING:
     from tests.scenarios.conftest import World
 
-pytestmark = pytest.mark.timeout(900)
 # What the index and the cache show: type, value, document.
 DOCUMENTS: list[tuple[str, str, Any]] = [
     ("date", "'0044-03-15 BC'", "-0043-03-15"),

@@ -6,7 +6,6 @@ import json
 import re
 from typing import TYPE_CHECKING
 
-import pytest
 import redis
 from pyspark.sql import functions as F
 
@@ -20,7 +19,6 @@ from tests.support.wait import wait_until
 if TYPE_CHECKING:
     from tests.scenarios.conftest import World
 
-pytestmark = pytest.mark.timeout(900)
 METADATA = "spark.databricks.delta.commitInfo.userMetadata"
 """Where Spark takes the text that its commits have besides their rows."""
 PLANTED = 7

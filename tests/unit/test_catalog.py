@@ -99,32 +99,12 @@ def test_settings_are_the_entrys_own() -> None:
 @pytest.mark.parametrize(
     ("tables", "candidates", "words", "hint"),
     [
-        (
-            ("shop.*",),
-            [ITEMS],
-            "shop.* in source.tables matches no table.",
-            "tables are in: public",
-        ),
-        (
-            ("public.*",),
-            [ODD[0]],
-            "can be captured: public.report is left out (a view",
-            "by their names",
-        ),
-        (
-            ("public.*",),
-            [Candidate("public", "AUDIT"), Candidate("public", "audit")],
-            "AUDIT and public.audit",
-            "list",
-        ),
-        (
-            ("a*.*",),
-            [Candidate("a", "b_c"), Candidate("a_b", "c")],
-            "a.b_c and a_b.c",
-            "list the one",
-        ),
+        (("shop.*",), [ITEMS], "shop.* in source.tables matches no table.", "tables are in: public"),
+        (("public.*",), [ODD[0]], "can be captured: public.report is left out (a view", "by their names"),
+        (("public.*",), [Candidate("public", "AUDIT"), Candidate("public", "audit")], "AUDIT and public.audit", "list"),
+        (("a*.*",), [Candidate("a", "b_c"), Candidate("a_b", "c")], "a.b_c and a_b.c", "list the one"),
     ],
-)
+)  # fmt: skip
 def test_what_a_pattern_cannot_mean(
     tables: tuple[str, ...], candidates: list[Candidate], words: str, hint: str
 ) -> None:

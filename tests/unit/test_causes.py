@@ -120,30 +120,12 @@ def refused(ask: Callable[[str], None], url: str) -> CdcError:
         (index, tls, "https://me:secret@127.0.0.1:{}", UNKNOWN, "SSL_CERT_FILE=", SinkRejected),
         (index, web, "https://127.0.0.1:{}", NO_TLS, "http://", SinkRejected),
         (cache, tls, "rediss://:secret@127.0.0.1:{}/0", UNKNOWN, "?ssl_ca_certs=", SinkRejected),
-        (
-            cache,
-            tls,
-            "rediss://127.0.0.1:{}/0?ssl_ca_certs=" + str(ELSEWHERE),
-            OTHER_HOST,
-            "host name",
-            SinkRejected,
-        ),
+        (cache, tls, "rediss://127.0.0.1:{}/0?ssl_ca_certs=" + str(ELSEWHERE), OTHER_HOST, "host name", SinkRejected),
         (cache, web, "rediss://127.0.0.1:{}/0", NO_TLS, "redis://", SinkRejected),
+        (cache, web, "redis://:secret@127.0.0.1:{}/0", "is no Redis: it answers in another way", "url", SinkRejected),
         (
-            cache,
-            web,
-            "redis://:secret@127.0.0.1:{}/0",
-            "is no Redis: it answers in another way",
-            "url",
-            SinkRejected,
-        ),
-        (
-            postgres,
-            postgres_tls,
-            "postgresql://me:secret@127.0.0.1:{}/d?sslmode=verify-full&sslrootcert=system",
-            UNKNOWN,
-            "sslrootcert=",
-            SourceError,
+            postgres, postgres_tls, "postgresql://me:secret@127.0.0.1:{}/d?sslmode=verify-full&sslrootcert=system",
+            UNKNOWN, "sslrootcert=", SourceError,
         ),
         (
             postgres,
@@ -154,15 +136,11 @@ def refused(ask: Callable[[str], None], url: str) -> CdcError:
             SourceError,
         ),
         (
-            postgres,
-            postgres_tls,
-            "postgresql://127.0.0.1:{}/d?sslmode=verify-full&sslrootcert=/no/ca.pem",
-            "the file of its CA isn't there",
-            "sslrootcert=",
-            SourceError,
+            postgres, postgres_tls, "postgresql://127.0.0.1:{}/d?sslmode=verify-full&sslrootcert=/no/ca.pem",
+            "the file of its CA isn't there", "sslrootcert=", SourceError,
         ),
     ],
-)
+)  # fmt: skip
 def test_what_answers_in_the_servers_place(
     ask: Callable[[str], None],
     answer: Callable[..., None],

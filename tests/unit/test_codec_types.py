@@ -334,22 +334,8 @@ def test_a_reshaped_table_shows_its_own_columns() -> None:
 
 
 STRANGE = [
-    '"',
-    "\\",
-    "\n",
-    "é",
-    "😀",
-    "a b",
-    "%",
-    "%b",
-    "{}",
-    "",
-    "\x7f",
-    "\u2028",
-    "'",
-    "f0",
-    "é\\",
-]
+    '"', "\\", "\n", "é", "😀", "a b", "%", "%b", "{}", "", "\x7f", "\u2028", "'", "f0", "é\\",
+]  # fmt: skip
 
 
 def test_names_may_be_anything() -> None:
@@ -422,22 +408,13 @@ def test_an_id_equals_its_twin(texts: list[str], number: int, ascii_only: bool) 
         *(
             ("bigint", text)
             for text in [
-                '{"k":+1}',
-                '{"j":1}',
-                '{"k":1.0}',
-                '{"k":9223372036854775808}',
-                '{"k":null}',
+                '{"k":+1}', '{"j":1}', '{"k":1.0}', '{"k":9223372036854775808}', '{"k":null}',
             ]
         ),
         *(
             ("text", text)
             for text in [
-                '{"k":"}',
-                '{"k":"a',
-                '{"k":"a"b"}',
-                '{"k":"\\"}',
-                '{"k":"a\nb"}',
-                '{"k":a"}',
+                '{"k":"}', '{"k":"a', '{"k":"a"b"}', '{"k":"\\"}', '{"k":"a\nb"}', '{"k":a"}',
             ]
         ),
         *(
@@ -446,7 +423,7 @@ def test_an_id_equals_its_twin(texts: list[str], number: int, ascii_only: bool) 
         ),
         ("tsquery", '{"k":"no base64"}'),
     ],
-)
+)  # fmt: skip
 def test_what_is_no_key_has_no_id(type_: str, key: str) -> None:
     table = Table("public", "x", (Column("k", type_),), ("k",), "t.public.x")
     with pytest.raises(Unreadable, match="its key is not one of the table"):

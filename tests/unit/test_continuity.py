@@ -143,19 +143,11 @@ def missed(
     [
         pytest.param(view(100, 52 * WEEK), None, id="idle for a year, at the end"),
         pytest.param(view(95, 52 * WEEK), None, id="idle for a year, behind by what has just come"),
-        pytest.param(
-            view(50, 52 * WEEK), (50, ms(6 * 24 * HOUR)), id="the next record is six days old"
-        ),
-        pytest.param(
-            view(50, 6 * 24 * HOUR),
-            (60, ms(HOUR)),
-            id="the next record is gone, the view was there since",
-        ),
-        pytest.param(
-            view(50, 6 * 24 * HOUR), None, id="all that followed is gone, the view was there since"
-        ),
+        pytest.param(view(50, 52 * WEEK), (50, ms(6 * 24 * HOUR)), id="the next record is six days old"),
+        pytest.param(view(50, 6 * 24 * HOUR), (60, ms(HOUR)), id="the next record is gone, the view was there since"),
+        pytest.param(view(50, 6 * 24 * HOUR), None, id="all that followed is gone, the view was there since"),
     ],
-)
+)  # fmt: skip
 def test_a_view_that_can_have_missed_no_delete(
     stored: ViewCheckpoint, following: tuple[int, int] | None
 ) -> None:

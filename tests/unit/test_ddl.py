@@ -63,48 +63,24 @@ def verdict(*columns: ColumnDefinition, **fields: Any) -> Consequence:
         ((ID, replace(NOTE, default="'x'::text"), MOOD, PAIR), "none", ""),
         ((ID, replace(NOTE, type="character varying(20)"), MOOD, PAIR), "none", ""),
         ((ID, replace(NOTE, type="text"), MOOD, PAIR), "none", ""),
-        (
-            (*BASE, ColumnDefinition("more", "text", 5, default="'x'::text")),
-            "refresh",
-            "added with a default",
-        ),
+        ((*BASE, ColumnDefinition("more", "text", 5, default="'x'::text")), "refresh", "added with a default"),
         (
             (*BASE, ColumnDefinition("more", "public.domain_with_default", 5, missing=True)),
             "refresh",
             "added with a default",
         ),
-        (
-            (ID, replace(NOTE, name="remark"), MOOD, PAIR),
-            "refresh",
-            "note of public.t was renamed to remark",
-        ),
-        (
-            (ID, replace(NOTE, type="character varying(5)"), MOOD, PAIR),
-            "refresh",
-            "note of public.t has another type",
-        ),
+        ((ID, replace(NOTE, name="remark"), MOOD, PAIR), "refresh", "note of public.t was renamed to remark"),
+        ((ID, replace(NOTE, type="character varying(5)"), MOOD, PAIR), "refresh", "note of public.t has another type"),
         ((ID, replace(NOTE, type="integer"), MOOD, PAIR), "refresh", "another type"),
         ((ID, replace(NOTE, number=5), MOOD, PAIR), "refresh", "dropped and added again"),
-        (
-            (ID, NOTE, replace(MOOD, types=(replace(MOODS, labels={"1": "good"}),)), PAIR),
-            "refresh",
-            "label",
-        ),
-        (
-            (ID, NOTE, MOOD, replace(PAIR, types=(replace(PAIRS, attributes=("b integer",)),))),
-            "refresh",
-            "composite",
-        ),
+        ((ID, NOTE, replace(MOOD, types=(replace(MOODS, labels={"1": "good"}),)), PAIR), "refresh", "label"),
+        ((ID, NOTE, MOOD, replace(PAIR, types=(replace(PAIRS, attributes=("b integer",)),))), "refresh", "composite"),
         ((replace(ID, name="number"), NOTE, MOOD, PAIR), "cleanse", "primary key"),
-        (
-            (replace(ID, type="text"), NOTE, MOOD, PAIR),
-            "cleanse",
-            "id of public.t has another type",
-        ),
+        ((replace(ID, type="text"), NOTE, MOOD, PAIR), "cleanse", "id of public.t has another type"),
         ((replace(ID, key=None), replace(NOTE, key=1), MOOD, PAIR), "cleanse", "primary key"),
         ((replace(ID, key=2), replace(NOTE, key=1), MOOD, PAIR), "cleanse", "primary key"),
     ],
-)
+)  # fmt: skip
 def test_changes_of_columns(columns: tuple[ColumnDefinition, ...], kind: str, words: str) -> None:
     consequence = verdict(*columns)
     assert (consequence.id, consequence.table, consequence.kind) == (2, "public.t", kind)

@@ -24,17 +24,11 @@ TIMES = [
     "1970-01-01T00:00:00.000003Z",
 ]
 CONDITIONS = [
-    "now() > placed",
-    "placed < now()",
-    "now() <= placed OR n = 1",
-    "NOT now() >= placed",
-    "now() = placed",
-    "now() <> paid AND now() > placed",
-    "now() BETWEEN placed AND paid",
-    "now() > placed + interval '1 second' OR paid IS NULL",
-    "paid IS NOT NULL AND now() > coalesce(paid, placed)",
+    "now() > placed", "placed < now()", "now() <= placed OR n = 1", "NOT now() >= placed", "now() = placed",
+    "now() <> paid AND now() > placed", "now() BETWEEN placed AND paid",
+    "now() > placed + interval '1 second' OR paid IS NULL", "paid IS NOT NULL AND now() > coalesce(paid, placed)",
     "n = 1",
-]
+]  # fmt: skip
 
 
 def text(instant: int) -> str:

@@ -76,10 +76,6 @@ def test_the_address_is_the_dsns_and_the_login_is_the_replication_roles() -> Non
     assert "owner-secret" not in json.dumps(properties)
 
 
-def test_without_a_password_none_is_sent() -> None:
-    assert "database.password" not in config()
-
-
 @pytest.mark.parametrize("mode", ["require", "verify-full"])
 def test_tls_settings_are_passed_on(mode: str) -> None:
     assert (
@@ -167,21 +163,10 @@ def test_a_pattern_is_of_one_name_whatever_is_in_it(column: str) -> None:
     assert parse_names(pattern_text) == [f"public.orders.{column}"]
 
 
-def test_nothing_excluded_is_no_setting() -> None:
-    plain = pipeline("shop", DSN, "public.orders")
-    assert "column.exclude.list" not in configuration(
-        plain, tables=[ORDERS], server_version=VERSION
-    )
-
-
 def test_the_heartbeat_beats_the_pipelines_own_row() -> None:
     properties = config(source_heartbeat_s=0.5)
     assert properties["heartbeat.interval.ms"] == "500"
     assert properties["heartbeat.action.query"].endswith("WHERE pipeline = 'shop'")
-
-
-def test_the_same_input_gives_the_same_configuration() -> None:
-    assert config() == config()
 
 
 def test_the_placeholder_belongs_to_the_cluster_and_the_pipeline() -> None:

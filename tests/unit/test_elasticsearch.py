@@ -1,12 +1,10 @@
 """What the index' sink says and does where no server is needed."""
 
-import ast
 import json
 import re
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import pytest
 
@@ -16,7 +14,6 @@ from cdc.model.position import Position, ViewCheckpoint
 from cdc.model.table import Column, Table
 from cdc.sink.lane import Failure, FoldedRow, Part, PartitionOutcome, Verdicts
 from cdc.sinks.elasticsearch import executor
-from cdc.sinks.elasticsearch import sink as elasticsearch_sink
 from cdc.sinks.elasticsearch.checkpoint import Record
 from cdc.sinks.elasticsearch.client import Answer, join_names
 from cdc.sinks.elasticsearch.executor import ElasticsearchWriter, describe, repair
@@ -40,43 +37,6 @@ def test_typed_calls_have_the_errors_of_all_others() -> None:
         Server("search", NOBODY).client.indices.create(index="i")
     assert "secret" not in f"{caught.value.message}{caught.value.hint}{caught.value.details}"
     assert caught.value.details["sink"] == "search"
-
-
-BY_PATH = {"alias", "bulk", "mget", "refresh", "search"}
-"""Documents, and what whoever reads a view needs to find it: the rest goes by typed calls."""
-
-
-def paths(source: str) -> set[str]:
-    """The interfaces that a module names by path, in whatever it hands on; commands for people name
-    others.
-    """
-    tree = ast.parse(source)
-    commands = {
-        id(text)
-        for call in ast.walk(tree)
-        if isinstance(call, ast.Call) and ast.unparse(call.func) == "curl"
-        for text in ast.walk(call)
-    }
-    texts = (
-        node.value
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Constant) and isinstance(node.value, str)
-        if id(node) not in commands
-    )
-    return {name for text in texts for name in re.findall(r"/_(\w+)", text)}
-
-
-def test_administration_goes_by_typed_calls() -> None:
-    """A name that is misspelt is found by mypy."""
-    sources = Path(elasticsearch_sink.__file__).parent.rglob("*.py")
-    assert {path for source in sources for path in paths(source.read_text())} == BY_PATH
-
-
-def test_planted_a_path() -> None:
-    """Also where it isn't written in the call."""
-    assert paths('server.ask("POST", f"/{group}/_close")') == {"close"}
-    assert paths('path = f"/{index}/_settings"\nself._perform("PUT", path)') == {"settings"}
-    assert paths('fix = curl(f"/{index}/_settings")') == set()
 
 
 def test_who_reads_a_position_imports_no_client() -> None:

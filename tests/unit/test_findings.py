@@ -33,7 +33,6 @@ from tests.support.pages import ROOT, refusal
 
 RUNBOOKS = FOLDER / "operate" / "runbooks"
 PARTS_OF_CODE = ("cdc", "sinks", "connectors", "compose")
-PARTS = ("What it means.", "What to look at.", "What to type.", "How you know it is over.")
 
 
 def test_every_code_has_a_page_and_every_page_a_code() -> None:
@@ -41,7 +40,6 @@ def test_every_code_has_a_page_and_every_page_a_code() -> None:
     assert pages == set(CODES)
     listed = re.findall(r"^\| \[([a-z-]+)\]", (RUNBOOKS / "index.md").read_text(), re.MULTILINE)
     assert listed == list(CODES)
-    assert len(CODES) <= 70
 
 
 @pytest.mark.parametrize("key", SETTINGS)
@@ -51,14 +49,6 @@ def test_the_page_of_settings_has_each_with_what_comes_of_it(key: str) -> None:
     rows = (RUNBOOKS / "setting-differs.md").read_text().splitlines()
     (row,) = [row for row in rows if row.startswith(f"| `{setting}`") and kind.why in row]
     assert f"| {kind.severity} |" in row
-
-
-@pytest.mark.parametrize("code", CODES)
-def test_a_page_says_all_that_it_has_to(code: str) -> None:
-    text = (RUNBOOKS / f"{code}.md").read_text()
-    assert text.startswith(f"# {code}\n")
-    assert [part for part in PARTS if f"**{part}**" not in text] == []
-    assert "```" in text
 
 
 def test_a_finding_has_the_severity_and_the_consequence_of_its_code() -> None:

@@ -31,10 +31,6 @@ from cdc.observe.diagnosis import diagnose
 from cdc.observe.forecast import find_slot_risk
 from cdc.observe.registration_findings import find_aside
 from cdc.observe.status import (
-    ConnectorStatus,
-    HeartbeatStatus,
-    SinkStatus,
-    Status,
     ViewStatus,
 )
 from cdc.observe.topic_report import find_tombstones_at_risk
@@ -50,7 +46,7 @@ from tests.support.pages import refusal
 from tests.support.pipelines import pipeline, position_by_table
 from tests.unit.test_doctor import FAULTS, SOURCE
 from tests.unit.test_forecast import LOADING
-from tests.unit.test_status_unit import GOOD, NOW, SLOT, with_clock
+from tests.unit.test_status_unit import GOOD, NOW, SLOT, STATUSES, with_clock
 from tests.unit.test_view_settings import GOOD as GOOD_VIEWS
 from tests.unit.test_view_settings import resolve
 
@@ -59,7 +55,6 @@ SHOP = pipeline(
     "shop", "postgresql://127.0.0.1:1/x", {"table": TABLE, "exclude": ["note"]}, "app.*"
 )
 REGISTERED = Registration(Server("1", 1), tables={TABLE: Captured()})
-RUNNING = Status("shop", ConnectorStatus("RUNNING", ("RUNNING",), None))
 WORDED = (
     *("source-unfit/version", "source-unfit/encoding", "setting-differs/wal_level"),
     *("table-refused", "publication-foreign", "machine-unfit/spark", "machine-unfit"),
@@ -79,15 +74,6 @@ ELSEWHERE = {
 """Keys that take servers to be made, by the test that has them."""
 
 
-def of_sink(**fields: object) -> Status:
-    sink = replace(SinkStatus("cache", "running"), **fields)  # type: ignore[arg-type]
-    return replace(RUNNING, sinks=(sink,))
-
-
-def of_connector(state: str, *tasks: str, unsendable: str | None = None) -> Status:
-    return replace(RUNNING, connector=ConnectorStatus(state, tasks, None, unsendable))
-
-
 def raised(code: str, check: object, *arguments: object) -> Finding:
     with pytest.raises(CdcError) as caught:
         check(*arguments)  # type: ignore[operator]
@@ -95,33 +81,15 @@ def raised(code: str, check: object, *arguments: object) -> Finding:
 
 
 def of_status() -> Iterator[Finding]:
-    slot_lost = replace(SLOT, wal_status="lost")
     at_risk = replace(SLOT, safe_wal_size=10)
     view = ViewStatus(TABLE, 5, 90.0, generation=GENERATION)
     statuses = [
-        of_connector("MISSING"),
-        of_connector("RUNNING", "FAILED"),
-        of_connector("RUNNING", "FAILED", unsendable=f"{TABLE}: keyless"),
-        of_connector("STOPPED"),
-        of_connector("PAUSED", "PAUSED"),
-        replace(GOOD, slot=None),
-        replace(GOOD, slot=slot_lost),
-        replace(GOOD, definitions="comparison", sinks=(replace(GOOD.sinks[0], compared_s=90.0),)),
-        replace(GOOD, heartbeat=None),
-        replace(GOOD, heartbeat=None, slot=None, snapshot_records=4),
-        replace(GOOD, heartbeat=HeartbeatStatus(60, 0.1, 2)),
+        # What a status is given besides is made up.
+        *(status for status in STATUSES.values() if not status.findings),
         replace(GOOD, documents=replace(LOADING, limit_bytes=1)),
         *(with_clock(at) for at in (NOW - 90, NOW + 90)),
         with_clock(NOW - 90, views=(replace(view, problem="It is cut.", hint=REMADE),)),
-        of_sink(paused_by="me"),
-        of_sink(state="failed", error="Full."),
-        of_sink(state="waiting", error="Away.", hint="no action needed; retried automatically"),
-        of_sink(looked_s=40.0),
-        of_sink(stands_s=40.0),
-        of_sink(state="not running"),
-        of_sink(views=(view,)),
-        of_sink(views=(view,), state="caught up"),
-        of_sink(views=(ViewStatus(TABLE, quarantined=2),)),
+        replace(GOOD, sinks=(replace(GOOD.sinks[0], paused_by="me"),)),
     ]
     for status in statuses:
         yield from diagnose(status).findings
@@ -257,15 +225,10 @@ def test_planted_a_look_without_a_word_of_what_to_decide() -> None:
 @pytest.mark.parametrize(
     "command",
     [
-        "cdc -p FILE topics audit --repair",
-        "cdc -p FILE verify --repair --table t",
-        "cdc -p FILE register",
-        "SELECT pg_drop_replication_slot('a');",
-        "ALTER TABLE a SET LOGGED;",
-        "redis-cli -h h CONFIG SET maxmemory 1",
-        "curl -s -X PUT h/a",
-        "apt install openjdk-17-jre-headless",
+        "cdc -p FILE topics audit --repair", "cdc -p FILE verify --repair --table t", "cdc -p FILE register",
+        "SELECT pg_drop_replication_slot('a');", "ALTER TABLE a SET LOGGED;", "redis-cli -h h CONFIG SET maxmemory 1",
+        "curl -s -X PUT h/a", "apt install openjdk-17-jre-headless",
     ],
-)
+)  # fmt: skip
 def test_what_acts_is_no_look(command: str) -> None:
     assert not only_looks(command)

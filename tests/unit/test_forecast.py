@@ -1,12 +1,9 @@
 """What is foretold from the present pace, and when nothing is."""
 
 from dataclasses import replace
-from io import StringIO
 
 import pytest
-from rich.console import Console
 
-from cdc.cli.status import draw_status
 from cdc.control.heartbeat import Heartbeat
 from cdc.observe.diagnosis import diagnose
 from cdc.observe.forecast import (
@@ -20,7 +17,6 @@ from cdc.observe.forecast import (
 from cdc.observe.run_log import LagSample
 from cdc.observe.status import DocumentsStatus, HeartbeatStatus, SinkStatus, ViewStatus
 from cdc.postgres.replication_slot import Slot
-from cdc.serve.drawing import describe_hops
 from tests.support.page import good_status
 
 NOW = 1_800_000_000.0
@@ -53,18 +49,10 @@ def sample(ago_s: float, records: int | None) -> LagSample:
         ([], (1_000,), None),
     ],
     ids=[
-        "it shrinks",
-        "the last minutes count",
-        "caught up",
-        "unknown now",
-        "it stands still",
-        "it grows",
-        "unknown then",
-        "a moment is no pace",
-        "long ago",
-        "no sample",
+        "it shrinks", "the last minutes count", "caught up", "unknown now", "it stands still", "it grows",
+        "unknown then", "a moment is no pace", "long ago", "no sample",
     ],
-)
+)  # fmt: skip
 def test_when_a_sink_has_caught_up(
     samples: list[LagSample], lags: tuple[int | None, ...], expected: float | None
 ) -> None:
@@ -182,17 +170,3 @@ def test_a_state_that_will_not_fit_is_a_risk_while_it_is_built() -> None:
     for limit in (2001 * ROWS, None):
         fitting = replace(loading, limit_bytes=limit)
         assert diagnose(replace(status, documents=fitting)).findings == ()
-
-
-def test_the_page_and_the_screen_have_forecasts() -> None:
-    late = ViewStatus("public.orders", 1_000, 90.0)
-    sink = SinkStatus("cache", "running", rows_per_s=500.0, views=(late,), catch_up_s=240.0)
-    status = good_status(sink, slot_loss_s=1_200.0)
-    hops = describe_hops(status)
-    assert "slot is lost in 20 min" in hops.source.lines
-    assert "500 changes/s, 4 min left" in hops.branches[0].hop.lines
-    console = Console(width=200, record=True, file=StringIO())
-    console.print(draw_status(status, ""))
-    text = console.export_text()
-    assert "given up in 20 min at this pace" in text
-    assert "caught up in 4 min" in text

@@ -34,16 +34,8 @@ from tests.support.scribe import Scribe, packed
 from tests.support.twin import Change, Raw, Twin
 
 TYPES = (
-    "text",
-    "bigint",
-    "text",
-    "integer",
-    "boolean",
-    "numeric(10,2)",
-    "text[]",
-    "integer[]",
-    "jsonb",
-)
+    "text", "bigint", "text", "integer", "boolean", "numeric(10,2)", "text[]", "integer[]", "jsonb",
+)  # fmt: skip
 NAMES = tuple(f"c{index}" for index in range(len(TYPES)))
 BELOW, FLOOR = 200, 150
 MASK = PLACEHOLDER

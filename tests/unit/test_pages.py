@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from cdc.kafka.topic_specs import topic_specs
 from docs.generate import FOLDER
 from docs.generate import PAGES as GENERATED
+from docs.generators.settings import SECTIONS
 from tests.support import pages
 from tests.support.pages import PAGES, ROOT
+from tests.support.pipelines import pipeline
 
-LINES, WIDTH = 130, 120
-"""The most lines of README, and the most characters of a line of prose or of a block."""
 GLOSSARY = FOLDER / "understand" / "glossary.md"
 
 
@@ -33,49 +34,11 @@ def test_every_command_parses(page: Path) -> None:
     assert list(pages.unknown_words(text)) == []
 
 
-def test_commands_are_found() -> None:
-    assert len([words for page in PAGES for words in pages.commands(page.read_text())]) > 50
-
-
-@pytest.mark.parametrize(
-    "line",
-    [
-        "cdc -p shop.yaml verfy",
-        "$ cdc -p shop.yaml verify --simple 5",
-        "cdc -p shop.yaml rebuild",
-        "cdc -p shop.yaml verify --sample five",
-        "cdc -p shop.yaml quarantine lst",
-        "$ sed 's/a/b/' shop.yaml > other.yaml; CDC_STATE=x .venv/bin/cdc plan --nothing | grep x",
-    ],
-)
-def test_planted_commands_that_there_are_not(line: str) -> None:
-    (words,) = pages.commands(f"```sh\n{line}\n```\n")
-    assert pages.refusal(words)
-
-
-@pytest.mark.parametrize("span", ["cdc verfy", "cdc verify --simple 5", "topics renew --tabel T"])
-def test_planted_words_that_there_are_not(span: str) -> None:
-    assert list(pages.unknown_words(f"Run `{span}`.\n"))
-
-
 @every()
 def test_links_and_paths_lead_somewhere(page: Path) -> None:
     text = page.read_text()
     assert list(pages.broken_links(page, text)) == []
     assert list(pages.lost_paths(text)) == []
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "`cdc/nowhere.py`",
-        "see tests/unit/test_nothing.py",
-        "`make nothing`",
-        "`python -m docs.nothing`",
-    ],
-)
-def test_planted_paths_that_there_are_not(text: str) -> None:
-    assert list(pages.lost_paths(text))
 
 
 @every()
@@ -88,22 +51,9 @@ def test_names_are_in_the_file_that_a_page_gives_for_them(page: Path) -> None:
     ] == []
 
 
-def test_planted_a_link_that_leads_nowhere() -> None:
-    assert list(pages.broken_links(ROOT / "README.md", "[x](docs/nothing.md#there)")) == [
-        "docs/nothing.md#there"
-    ]
-
-
 @every(*(page for page in PAGES if page != GLOSSARY))
 def test_words_are_those_of_the_glossary(page: Path) -> None:
     assert list(pages.banned(page.read_text())) == []
-    assert list(pages.banned("A resync follows.")) != []
-
-
-def test_the_glossary_has_each_word_once() -> None:
-    rows = re.findall(r"^\| ([^|]+) \|", GLOSSARY.read_text(), re.MULTILINE)
-    words = [word for row in rows if row not in ("word", "---") for word in row.split(", ")]
-    assert len(words) == len(set(words)) > 50
 
 
 @pytest.mark.parametrize("name", GENERATED)
@@ -111,51 +61,11 @@ def test_generated_pages_are_current(name: str) -> None:
     assert (FOLDER / name).read_text() == GENERATED[name](), "python -m docs.generate"
 
 
-def test_readme_fits() -> None:
-    lines = (ROOT / "README.md").read_text().splitlines()
-    assert len(lines) <= LINES
-    assert [line for line in lines if len(line) > WIDTH and not line.startswith("|")] == []
-
-
 def test_every_page_is_in_the_navigation() -> None:
     entries = set(re.findall(r"(\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE))
     assert entries == {
         str(page.relative_to(FOLDER)) for page in PAGES if page.is_relative_to(FOLDER)
     }
-
-
-def test_a_change_travels_through_six_rooms_none_twice() -> None:
-    text = (FOLDER / "understand" / "how-a-change-travels.md").read_text()
-    _, _, table = text.partition("| step | files |")
-    rows = [line.split("|")[2] for line in table.partition("\n\n")[0].splitlines()[2:]]
-    rooms = [
-        {
-            "/".join(path.split("/")[: 1 if path.startswith("sinks/") else 2])
-            for path in pages.PATH.findall(row)
-        }
-        for row in rows
-    ]
-    assert [len(names) for names in rooms] == [1] * len(rows)
-    assert len(set().union(*rooms)) == len(rows) <= 6
-
-
-def linked_pages(page: Path) -> set[Path]:
-    return {
-        (page.parent / target.partition("#")[0]).resolve()
-        for target in pages.LINK.findall(page.read_text())
-        if target.partition("#")[0].endswith(".md") and "://" not in target
-    }
-
-
-def test_the_first_page_links_to_every_page() -> None:
-    """Those of findings and of decisions have a list of their own, which it links to."""
-    index = FOLDER / "index.md"
-    lists = [FOLDER / "decisions" / "index.md", FOLDER / "operate" / "runbooks" / "index.md"]
-    linked = linked_pages(index)
-    assert {*lists} <= linked
-    assert index in linked_pages(ROOT / "README.md")
-    reached = linked.union({index}, *map(linked_pages, lists))
-    assert {page for page in PAGES if page.is_relative_to(FOLDER)} - reached == set()
 
 
 def test_the_codec_at_a_prompt_says_what_the_page_says() -> None:
@@ -172,3 +82,28 @@ def test_the_codec_at_a_prompt_says_what_the_page_says() -> None:
     exec(compile(ast.Module(statements, []), "page", "exec"), names)
     output = ast.literal_eval(block.rpartition("#")[2].strip())
     assert eval(compile(ast.Expression(last.value), "page", "eval"), names) == output
+
+
+def test_every_setting_says_what_it_does() -> None:
+    silent = [
+        f"{title}: {name}"
+        for title, model in SECTIONS
+        for name, field in model.model_fields.items()
+        if not field.description
+    ]
+    assert silent == []
+
+
+def test_every_topic_that_a_removal_takes_is_named() -> None:
+    internal = {
+        topic.removeprefix("shop.")
+        for topic in topic_specs(pipeline("shop", "", "public.orders"))
+        if topic.startswith("shop.") and topic.count(".") == 1
+    }
+    (row,) = (
+        line
+        for line in (FOLDER / "operate" / "destroy.md").read_text().splitlines()
+        if line.startswith("| Kafka |")
+    )
+    assert len(internal) == 7
+    assert [topic for topic in internal if f"`{topic}`" not in row] == []

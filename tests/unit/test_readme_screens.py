@@ -5,7 +5,6 @@ example.
 import io
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,28 +17,11 @@ from cdc.model.outcome import Applied
 from cdc.observe.diagnosis import diagnose, slow_hop
 from cdc.observe.status import ConnectorStatus, HeartbeatStatus, SinkStatus, Status, ViewStatus
 from cdc.postgres.replication_slot import Slot
-from cdc.sample import demo
-from cdc.sample.replay import Replayed
-from cdc.verify.comparison import Comparison
 from docs.generate import FOLDER
 from tests.support import pages
 from tests.support.pages import ROOT
 
 NOW = time.mktime((2026, 11, 24, 13, 4, 52, 0, 0, -1))
-ROWS = {
-    "public.flights": 29_417,
-    "public.airlines": 16,
-    "public.airports": 1458,
-    "public.planes": 3322,
-    "public.weather": 2442,
-    "view.flight_docs": 29_417,
-    "view.airport_docs": 1458,
-}
-LATENCIES = {
-    "search": (1.88, 3.39, 4.36, 110),
-    "cache": (1.62, 3.08, 3.49, 110),
-    "warehouse": (6.46, 9.50, 10.15, 109),
-}
 
 
 def screens(page: Path, begin: str) -> list[str]:
@@ -82,30 +64,3 @@ def test_the_screen_of_status(monkeypatch: pytest.MonkeyPatch) -> None:
     skipped = ("$ ", "(exit code")
     of_page = screens(FOLDER / "operate" / "status.md", "degraded:")
     assert [line for line in of_page if not line.startswith(skipped) and line not in lines] == []
-
-
-def test_the_last_screen_of_the_demo(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = Console(file=io.StringIO(), width=200)
-    monkeypatch.setattr(demo, "console", shown)
-    demo.show_views(
-        [Comparison(sink, name, rows, rows) for name, rows in ROWS.items() for sink in LATENCIES]
-    )
-    watches = {name: _watch(*numbers) for name, numbers in LATENCIES.items()}
-    kinds = {"amend": 104, "arrive": 2384}
-    probe: Any = SimpleNamespace(watches=watches)
-    demo.show_latency(Replayed(8421, kinds, 28.1, 300.0, 0.0), probe)
-    printed: Any = shown.file
-    lines = {line.rstrip() for line in printed.getvalue().splitlines()}
-    screen = screens(ROOT / "README.md", "Every view against Postgres")
-    end = screen.index("One read of each")
-    expected = [line.partition("...")[0].rstrip(" ,") for line in screen[:end]]
-    assert [
-        line
-        for line in expected
-        if line and not any(shown_line.startswith(line) for shown_line in lines)
-    ] == []
-
-
-def _watch(p50: float, p95: float, p99: float, count: int) -> SimpleNamespace:
-    shares = {0.5: p50, 0.95: p95, 0.99: p99}
-    return SimpleNamespace(latencies=[0.0] * count, percentile=shares.__getitem__)

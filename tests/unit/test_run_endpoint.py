@@ -143,18 +143,6 @@ def test_what_is_not_known_has_no_series() -> None:
     assert [name for name in values if name.startswith(unknown)] == []
 
 
-def test_names_have_units() -> None:
-    """As Prometheus' own rules want them: counters end in total, others in a base unit or say what
-    is counted.
-    """
-    with closing(RunEndpoint(Listener(0), looks())) as served:
-        served.publish([RUNNING])
-        names = {name.partition("{")[0] for name in series(served)}
-    ends = ("_total", "_seconds", "_bytes", "_records", "_info", "_up", "_active", "_paused")
-    counted = {"cdc_findings", "cdc_tables_waiting", "cdc_records_created", "cdc_batches_created"}
-    assert [name for name in names - counted if not name.endswith(ends)] == []
-
-
 def test_a_run_is_ready_when_every_sink_has_begun(endpoint: RunEndpoint) -> None:
     assert fetched(endpoint, "/readyz").status_code == 503
     endpoint.publish([RUNNING, Progress("search")])
@@ -220,7 +208,3 @@ def test_the_page_names_every_metric_with_its_labels(endpoint: RunEndpoint) -> N
                 name: set(re.findall(r"\w+", of_metric)) for name in METRIC.findall(names)
             }
     assert {name: documented.get(name) for name in labels} == labels
-
-
-def test_planted_a_rule_about_a_metric_that_there_is_not(endpoint: RunEndpoint) -> None:
-    assert set(METRIC.findall("cdc_lag_of_nothing > 1")) - exported(endpoint)

@@ -38,26 +38,10 @@ connect: http://worker:{SECRET}@{NOWHERE}
 """
 TABLE = Table("public", "items", (Column("id", "integer"),), ("id",), "shop.public.items")
 VERBS = (
-    "plan",
-    "migrate",
-    "register",
-    "run",
-    "status",
-    "verify",
-    "verify --table public.none",
-    "rebuild search",
-    "rebuild cache",
-    "rollback search",
-    "rollback cache",
-    "pause cache",
-    "resume cache",
-    "generations",
-    "quarantine list",
-    "quarantine show cache/shop.public.items/0/0",
-    "quarantine redrive",
-    "topics",
-    "topics audit",
-)
+    "plan", "migrate", "register", "run", "status", "verify", "verify --table public.none", "rebuild search",
+    "rebuild cache", "rollback search", "rollback cache", "pause cache", "resume cache", "generations",
+    "quarantine list", "quarantine show cache/shop.public.items/0/0", "quarantine redrive", "topics", "topics audit",
+)  # fmt: skip
 
 
 @pytest.fixture

@@ -4,8 +4,6 @@ something can't be read.
 
 import json
 import re
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -249,11 +247,6 @@ def test_a_port_that_is_taken_is_named(page: ServedPage) -> None:
     port = int(page.url.rpartition(":")[2])
     with pytest.raises(SettingsError, match=str(port)):
         PageServer(lambda *_: None, page.dashboard, "127.0.0.1", port)  # type: ignore[arg-type]
-
-
-def test_the_page_starts_without_spark() -> None:
-    code = "import cdc.serve.app, cdc.serve.server, cdc.cli.serve, sys; sys.exit('pyspark' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_nobody_watches_and_the_servers_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -30,12 +30,6 @@ def test_systemd_takes_the_unit(unit: Path, tmp_path: Path) -> None:
     assert verified(unit.read_text(), tmp_path / unit.name.replace("@", "@shop")) == ""
 
 
-@pytest.mark.skipif(ANALYZE is None, reason="no systemd-analyze: apt install systemd")
-def test_planted_a_setting_that_systemd_does_not_know(tmp_path: Path) -> None:
-    text = UNITS[0].read_text().replace("KillMode=mixed", "KillMood=mixed")
-    assert "KillMood" in verified(text, tmp_path / "cdc-run@shop.service")
-
-
 def verified(text: str, path: Path) -> str:
     """What systemd says of a unit whose program is the one that is installed here."""
     path.write_text(text.replace(PROGRAM, str(Path(sys.executable).with_name("cdc"))))
@@ -47,23 +41,6 @@ def verified(text: str, path: Path) -> str:
 def test_the_command_of_a_unit_is_one_that_there_is(unit: Path) -> None:
     (line,) = re.findall(rf"^ExecStart={PROGRAM} (.*)$", unit.read_text(), re.MULTILINE)
     assert pages.refusal(line.replace("%i", "shop").split()) is None
-
-
-def test_a_run_that_is_stopped_ends_cleanly_and_a_mistake_is_not_tried_again() -> None:
-    (unit,) = (unit for unit in UNITS if "run" in unit.name)
-    text = unit.read_text()
-    assert "KillMode=mixed" in text
-    assert "RestartPreventExitStatus=2 3" in text
-
-
-def test_the_recipe_is_pinned_and_runs_as_nobody_special() -> None:
-    images = re.findall(r"^FROM (\S+)", RECIPE, re.MULTILINE)
-    assert [image for image in images if ":" not in image or image.endswith(":latest")] == []
-    user, entry = RECIPE.index("USER 10001"), RECIPE.index("ENTRYPOINT")
-    assert user < entry
-    assert "--require-hashes" in RECIPE
-    copied = re.findall(r"^COPY (?:--from=\w+ )?(\S+)", RECIPE, re.MULTILINE)
-    assert copied == [".", "/opt/cdc"]
 
 
 def array(instruction: str) -> list[str]:
@@ -108,25 +85,3 @@ def documented_runs() -> list[str]:
 def test_the_documented_containers_keep_the_warehouse_and_are_reached() -> None:
     assert len(documented_runs()) == 2
     assert [faults(line) for line in documented_runs()] == [[], []]
-
-
-@pytest.mark.parametrize(
-    ("text", "instead", "fault"),
-    [
-        (" -v shop-warehouse:/warehouse", "", "/warehouse has no volume with a name"),
-        (" -v shop-state:/var/lib/cdc", "", "/var/lib/cdc has no volume with a name"),
-        ("/tmp:exec", "/tmp", "/tmp isn't exec"),
-        (" -p 9104:9104", "", "the port isn't published"),
-        (" -p 8350:8350", " -p 8350:8351", "the port isn't published"),
-        (" --address 0.0.0.0", "", "only the container reaches it"),
-    ],
-)
-def test_planted_a_container_that_loses_or_reaches_nothing(
-    text: str, instead: str, fault: str
-) -> None:
-    line = next(line for line in documented_runs() if text in line)
-    assert faults(line.replace(text, instead)) == [fault]
-
-
-def test_the_recipe_opens_the_ports_that_are_served() -> None:
-    assert "EXPOSE 9104 8350\n" in RECIPE

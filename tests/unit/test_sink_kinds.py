@@ -96,25 +96,10 @@ def test_it_is_accepted_and_built(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old_text", "new_text", "message", "hint"),
     [
-        (
-            "drawer: 2",
-            "drawer: 0",
-            "shop.yaml:7: sinks.archive.drawer: must be 1 or more",
-            "for example: drawer: 3",
-        ),
-        (
-            "drawer: 2",
-            "drawers: 2",
-            "shop.yaml:7: sinks.archive.drawers: no such setting",
-            "did you mean drawer?",
-        ),
+        ("drawer: 2", "drawer: 0", "shop.yaml:7: sinks.archive.drawer: must be 1 or more", "for example: drawer: 3"),
+        ("drawer: 2", "drawers: 2", "shop.yaml:7: sinks.archive.drawers: no such setting", "did you mean drawer?"),
         ("type: paper", "type: stone", "shop.yaml:7: sinks.archive: no such sink type", "paper"),
-        (
-            "only: [public.orders]",
-            "only: [public.items]",
-            "shop.yaml:5: sinks: archive.only names public.items",
-            "",
-        ),
+        ("only: [public.orders]", "only: [public.items]", "shop.yaml:5: sinks: archive.only names public.items", ""),
         (
             "}\n  archive",
             "}\n  second: {type: paper, drawer: 2}\n  archive",
@@ -122,7 +107,7 @@ def test_it_is_accepted_and_built(tmp_path: Path) -> None:
             "another drawer",
         ),
     ],
-)
+)  # fmt: skip
 def test_its_mistakes_are_named_as_ours_are(
     tmp_path: Path, old_text: str, new_text: str, message: str, hint: str
 ) -> None:

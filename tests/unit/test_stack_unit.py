@@ -513,11 +513,6 @@ def test_last_lines_are_the_last(tmp_path: Path) -> None:
     assert health.last_lines(tmp_path / "absent") == ""
 
 
-def test_starting_the_stack_does_not_load_spark() -> None:
-    loaded = "import sys, compose.stack, compose.docker; sys.exit('pyspark' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", loaded], cwd=ROOT, check=False).returncode == 0
-
-
 def test_child_of_a_dead_leader_is_found_and_ended(tmp_path: Path) -> None:
     command = ["sh", "-c", "sleep 600 & wait"]
     started = process.spawn(

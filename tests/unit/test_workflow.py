@@ -21,17 +21,6 @@ def sections() -> dict[str, list[str]]:
     return listed
 
 
-def test_the_verbs_are_listed_in_the_order_of_the_workflow() -> None:
-    listed = sections()
-    assert list(listed) == ["Set up", "Run", "Look", "Rebuild", "Repair", "Take away"]
-    assert listed["Set up"] == ["init", "up", "plan", "migrate", "register", "down"]
-    assert listed["Run"] == ["run", "pause", "resume"]
-    assert listed["Look"][0] == "status"
-    assert listed["Rebuild"] == ["rebuild", "generations", "rollback"]
-    assert listed["Repair"] == ["quarantine", "topics"]
-    assert listed["Take away"] == ["destroy"]
-
-
 def test_every_verb_is_listed_once() -> None:
     command: Any = typer.main.get_command(app)
     listed = [verb for verbs in sections().values() for verb in verbs]
