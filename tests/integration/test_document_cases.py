@@ -31,7 +31,7 @@ import pytest
 import redis
 
 from cdc.errors import ConnectorError, SettingsError
-from cdc.sinks.redis.documents import row_reader
+from cdc.sinks.redis.documents import state as redis_state
 from cdc.sinks.redis.documents.state import RedisState
 from cdc.verify.documents import send_documents_again
 from cdc.views import climb
@@ -1190,7 +1190,7 @@ def test_a_fan_out_is_found_in_pages(history: History, monkeypatch: pytest.Monke
     )
     history.settle()
     monkeypatch.setattr(climb, "PAGE", 20)
-    monkeypatch.setattr(row_reader, "PAGE", 20)
+    monkeypatch.setattr(redis_state, "PAGE", 20)
     monkeypatch.setattr(emission, "SLICE", 50)
     sizes = measured(monkeypatch)
     history.do("UPDATE lib.authors SET name = 'B'")

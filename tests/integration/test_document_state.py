@@ -5,6 +5,7 @@ step; then each document is what the tables say, and nothing is left over.
 import json
 import random
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ from cdc.sinks.redis.database import Database
 from cdc.sinks.redis.documents.executor import StateWriter
 from cdc.sinks.redis.documents.keys import shard_prefix
 from cdc.sinks.redis.documents.sink import DocumentState
-from cdc.sinks.redis.documents.state import OpenState, RedisState
+from cdc.sinks.redis.documents.state import RedisState
 from cdc.sinks.redis.positions import Positions
 from cdc.views.plan import Aggregate, Join, Node, Order, StatePlan, View
 from cdc.views.rows import Entries
@@ -146,6 +147,7 @@ TAG_DOCS = node(
     ),
 )
 PLAN = StatePlan(tuple(View(root.field, root, ()) for root in (AUTHOR_DOCS, REVIEW_DOCS, TAG_DOCS)))
+VIEWS = tuple(view.name for view in PLAN.views)
 
 
 def expected(rows: Rows, place: Node, row: Row) -> Row:
@@ -344,7 +346,7 @@ class Library:
 
     def send(self) -> None:
         """Send what is dirty, as the task on an executor does."""
-        open_state = OpenState(self.url, PREFIX, PLAN)
+        open_state = partial(RedisState, self.url, PREFIX, VIEWS)
         topics = {view.name: view.name for view in PLAN.views}
         state = open_state()
         task = Emission(PLAN, open_state, "", topics, "documents", state.take(self.writer))
@@ -576,7 +578,8 @@ def test_a_state_that_does_not_fit_is_refused_with_numbers(
         server.flushdb()
         library = Library(url, 1)
         library.crash_share = 0.0
-        sink, state = DocumentState(url, NAME), OpenState(url, PREFIX, PLAN)()
+        sink = DocumentState(url, NAME)
+        state = RedisState(url, PREFIX, VIEWS)
         sink.needs = {AUTHORS.qualified: "all"}
         for _ in range(9):
             library.transact()
