@@ -13,12 +13,10 @@ from cdc.codec.table import codec
 from cdc.model.table import Table
 from cdc.views.aggregates import RowAggregates, extreme, tallied
 from cdc.views.closing import NONE_CLOSED, ClosedWindow
-from cdc.views.entries import place_text
 from cdc.views.having import shown_values
 from cdc.views.plan import Aggregate, Listing, Node, StatePlan, View
-from cdc.views.rows import Entries, StoredRow, document_values, narrowed, value_reader
-from cdc.views.scalar.deadlines import next_change
-from cdc.views.scalar.expression import Expression
+from cdc.views.rows import Entries, StoredRow, document_values, narrowed, place_text, value_reader
+from cdc.views.scalar.expression import Expression, next_change
 from cdc.views.scalar.instants import text_of
 from cdc.views.scalar.operators import NOW
 from cdc.views.scalar.ordering import code_points

@@ -39,9 +39,7 @@ from cdc.views.plan import StatePlan
 from cdc.views.resolve import Resolution
 from cdc.views.state import State, StateSink, Turn
 from cdc.views.tables import Waiting, waiting
-from cdc.views.tasks.emission import Emission
-from cdc.views.tasks.marking import mark
-from cdc.views.tasks.report import Report, read_report
+from cdc.views.tasks import Emission, Report, mark, read_report
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -15,7 +15,6 @@ from cdc.config.view_settings import ENDS
 from cdc.views.aggregates import added, ordered_value, rank, tallied
 from cdc.views.assemble import Document, Slice, note_due
 from cdc.views.closing import NONE_CLOSED, ClosedWindow
-from cdc.views.entries import NULL_LAST
 from cdc.views.plan import (
     EXTREMES,
     FINAL,
@@ -29,7 +28,7 @@ from cdc.views.plan import (
     View,
     Window,
 )
-from cdc.views.rows import LISTING, TALLY, Entries, document_values, join_text, narrowed
+from cdc.views.rows import LISTING, NULL_LAST, TALLY, Entries, document_values, join_text, narrowed
 from cdc.views.scalar.instants import FIRST, LAST, microseconds, text_of
 from cdc.views.scalar.operators import NOW
 from cdc.views.scalar.terms import BOOLEAN, INTEGERS, TIMESTAMPTZ, group

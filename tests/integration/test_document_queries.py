@@ -20,10 +20,9 @@ from cdc.postgres import source, table_survey
 from cdc.postgres.row_query import row_query
 from cdc.views.aggregates import result_type
 from cdc.views.assemble import assemble
-from cdc.views.entries import entry_maker
 from cdc.views.plan import Node, StatePlan, View
 from cdc.views.resolve import resolve_views
-from cdc.views.rows import StoredRow
+from cdc.views.rows import StoredRow, entry_maker
 from cdc.views.sql import document_query
 from cdc.views.state import State
 from tests.support.batch_state import BatchState

@@ -30,13 +30,12 @@ from cdc.sinks.redis.documents.keys import shard_prefix
 from cdc.sinks.redis.documents.sink import DocumentState
 from cdc.sinks.redis.documents.state import RedisState
 from cdc.sinks.redis.positions import Positions
+from cdc.views import tasks
 from cdc.views.plan import Aggregate, Join, Node, Order, StatePlan, View
 from cdc.views.rows import Entries
 from cdc.views.scalar.expression import Expression
 from cdc.views.state import Chunk, Turn
-from cdc.views.tasks import emission
-from cdc.views.tasks.emission import SLICE, Emission
-from cdc.views.tasks.report import Report
+from cdc.views.tasks import SLICE, Emission, Report
 from tests.support.budget import SCALE
 from tests.support.cache import Road, cache
 from tests.support.wait import wait_until
@@ -521,7 +520,7 @@ def differences(library: Library) -> list[str]:
     ],
 )
 def test_planted_bugs_are_found(url: str, plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(emission, "SLICE", 3)
+    monkeypatch.setattr(tasks, "SLICE", 3)
     for seed in range(10):
         with redis.Redis.from_url(url) as server:
             server.flushdb()
@@ -615,7 +614,7 @@ def clients(server: redis.Redis) -> int:
 def test_documents_are_what_the_tables_say(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     changes = 0
     for seed in range(RUNS):
-        monkeypatch.setattr(emission, "SLICE", (3, SLICE)[seed % 2])
+        monkeypatch.setattr(tasks, "SLICE", (3, SLICE)[seed % 2])
         with redis.Redis.from_url(url) as server:
             server.flushdb()
             library = Library(url, seed)

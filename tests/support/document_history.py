@@ -54,9 +54,7 @@ from cdc.views.scalar.instants import FIRST, microseconds, text_of
 from cdc.views.sql import clock_setting
 from cdc.views.state import LateChange, Turn
 from cdc.views.tables import view_table
-from cdc.views.tasks.emission import Emission
-from cdc.views.tasks.marking import mark
-from cdc.views.tasks.report import Report, read_report
+from cdc.views.tasks import Emission, Report, mark, read_report
 from tests.support.envelopes import PLACEHOLDER
 from tests.support.simulated import MemoryLog, SimulatedClock
 

@@ -16,9 +16,8 @@ from cdc.sink.lane import ChunkLimits, Failure, FoldedRow, Part, Verdicts
 from cdc.sink.lane_run import run_on_executors
 from cdc.sinks.memory import Memory
 from cdc.views.closing import SAID
-from cdc.views.entries import entry_maker, latest_times
 from cdc.views.plan import StatePlan
-from cdc.views.rows import LISTING, ConnectorRows, StoredRow
+from cdc.views.rows import LISTING, ConnectorRows, StoredRow, entry_maker, latest_times
 from cdc.views.state import (
     NEVER_DUE,
     NOTHING_SENT,
