@@ -14,8 +14,8 @@ from cdc.model.table import Table
 from cdc.views.aggregates import RowAggregates, extreme, tallied
 from cdc.views.closing import NONE_CLOSED, ClosedWindow
 from cdc.views.having import shown_values
-from cdc.views.plan import Aggregate, Listing, Node, StatePlan, View
-from cdc.views.rows import Entries, StoredRow, document_values, narrowed, place_text, value_reader
+from cdc.views.plan import Aggregate, Listing, Node, StatePlan, View, narrowed
+from cdc.views.rows import Entries, StoredRow, document_values, place_text, value_reader
 from cdc.views.scalar.expression import Expression, next_change
 from cdc.views.scalar.instants import text_of
 from cdc.views.scalar.operators import NOW
@@ -131,7 +131,7 @@ def _steps(
         chains = {row_id: chain for row_id, chain in chains.items() if not later.get(row_id)}
     if not root.steps:
         return {row_id: [] for row_id in chains}
-    document = codec(narrowed(root.table, frozenset(root.earlier[0].columns))).document
+    document = codec(narrowed(root.table, root.earlier[0].columns)).document
     completed: dict[str, list[Member]] = {}
     for row_id, (_, *chain) in chains.items():
         texts = [document(row.row) for _, row in chain]
@@ -152,7 +152,7 @@ def _matching(
     """Select the rows that meet the condition; one that is NULL isn't met."""
     if condition is None:
         return dict(rows)
-    table = narrowed(table, frozenset(condition.columns))
+    table = narrowed(table, condition.columns)
     values = {row_id: {**clock, **document_values(row.row, table)} for row_id, row in rows.items()}
     if due is not None:
         note_due(condition, values, due)
@@ -165,7 +165,7 @@ def note_due(
     condition: Expression, values: Mapping[str, Mapping[str, Any]], due: dict[str, int]
 ) -> None:
     """Note for each row when a condition on it may change by the clock, if that is earlier."""
-    if condition.term is None or not condition.term.reads_clock:
+    if condition.term is None or not condition.reads_clock:
         return
     first_after = next_change(condition.term)
     for row_id, row_values in values.items():
@@ -190,7 +190,7 @@ def _members(
         if child.presence is not None:
             continue
         assert child.join is not None
-        if child.is_timed:
+        if child.time is not None:
             # Each row has other children: they are looked up by its id.
             ids_by_text: Mapping[str, Collection[str]] = _find_timed(
                 plan, state, node, child, entries
@@ -215,7 +215,7 @@ def _members(
         children = _Children(
             child, {row_id: rows_read[row_id] for row_id in child_ids & rows_read.keys()}
         )
-        if child.is_timed:
+        if child.time is not None:
             children.sort(ids_by_text)
             children.add_numbers(ids_by_text, numbers)
         # Parents with one text have the same children; NULL equals nothing.
@@ -294,7 +294,8 @@ def _add_numbers(
     """
     if not node.aggregates:
         return
-    name, present = node.table.qualified, {text for text in texts.values() if text is not None}
+    name = node.table.qualified
+    present = {text for text in texts.values() if text is not None}
     tallies: Mapping[str, Mapping[str, int]] = {}
     if node.tally is not None:
         tallies = state.tallied(name, plan.tallies[name].index(node.tally), present)
@@ -318,7 +319,7 @@ def _extremes(
     name, listing = node.table.qualified, node.extremes[part]
     first_ids = state.listed(name, plan.listings[name].index(listing), texts, 1)
     rows = state.rows(name, {row_id for ids in first_ids.values() for row_id in ids})
-    table = narrowed(node.table, frozenset([part.argument]))
+    table = narrowed(node.table, [part.argument])
     type_ = node.table.column(part.argument).type
     return {
         text: extreme(type_, document_values(rows[row_id].row, table)[part.argument])
@@ -335,7 +336,7 @@ class _Children:
         self._node = node
         # The rows of a list meet its condition.
         self.rows = stored
-        if not (node.many or node.is_timed):
+        if not node.many and node.time is None:
             self.rows = _matching(node.table, node.where, stored)
 
     def sort(self, ids_by_parent: Mapping[str, Collection[str]]) -> None:
@@ -346,7 +347,7 @@ class _Children:
         if not node.order_by:
             return
         listing = Listing((), None, node.order_by)
-        table = narrowed(node.table, frozenset(order.column for order in node.order_by))
+        table = narrowed(node.table, [order.column for order in node.order_by])
         places = {
             row_id: f"{place_text(listing, table, document_values(row.row, table))} {row_id}".encode()
             for row_id, row in self.rows.items()
@@ -362,8 +363,8 @@ class _Children:
         node = self._node
         if not node.aggregates:
             return
-        columns = {part.argument for part in node.aggregates if part.argument}
-        table = narrowed(node.table, frozenset(columns))
+        columns = [part.argument for part in node.aggregates if part.argument]
+        table = narrowed(node.table, columns)
         values = {row_id: document_values(row.row, table) for row_id, row in self.rows.items()}
         aggregates = RowAggregates(node.aggregates, node.table, node.tally, values)
         for parent_id, parent_numbers in numbers.items():
@@ -380,17 +381,17 @@ class _Children:
             return {
                 row_id: dict(parts).get(node.flatten, b"null") for row_id, parts in nested.items()
             }
+        # With `flatten`, a column alone.
+        document = codec(narrowed(node.table, node.columns)).document
         if node.flatten is not None:
-            document = codec(narrowed(node.table, frozenset([node.flatten]))).document
             return {
                 row_id: bytes(members(document(row.row))[node.flatten])
                 for row_id, row in rows.items()
             }
-        document = codec(narrowed(node.table, frozenset(_shown(node)))).document
         return {row_id: _spliced(document(row.row), nested[row_id]) for row_id, row in rows.items()}
 
     def choose(self, ids: Sequence[str]) -> Sequence[str]:
-        """Return the ids of the children that a parent with these shows, in their order."""
+        """Return those of these ids that a parent shows, in their order."""
         if self._node.many:
             return ids[: self._node.limit]
         return [min(ids, key=code_points)] if ids else []
@@ -403,16 +404,10 @@ def _listed(documents: Sequence[bytes], *, many: bool) -> bytes:
     return documents[0] if documents else b"null"
 
 
-def _shown(node: Node) -> list[str]:
-    """Name the columns of a document, in the table's order; a root always has its key."""
-    names = {*node.columns, *(node.table.key if node.join is None else ())}
-    return [column.name for column in node.table.columns if column.name in names]
-
-
 def _own_members(plan: StatePlan, root: Node) -> Callable[[bytes], bytes]:
     """Return the function from a root's row in the state to what its document shows of it."""
-    shown, name = _shown(root), root.table.qualified
-    stored = next(table for table in plan.tables if table.qualified == name)
+    shown = [column.name for column in root.shown]
+    stored = next(table for table in plan.tables if table.qualified == root.table.qualified)
     if [column.name for column in stored.columns] == shown:
         return lambda row: row
 

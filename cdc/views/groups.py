@@ -27,8 +27,9 @@ from cdc.views.plan import (
     Tally,
     View,
     Window,
+    narrowed,
 )
-from cdc.views.rows import LISTING, NULL_LAST, TALLY, Entries, document_values, join_text, narrowed
+from cdc.views.rows import LISTING, NULL_LAST, TALLY, Entries, document_values, join_text
 from cdc.views.scalar.instants import FIRST, LAST, microseconds, text_of
 from cdc.views.scalar.operators import NOW
 from cdc.views.scalar.terms import BOOLEAN, INTEGERS, TIMESTAMPTZ, group

@@ -23,9 +23,8 @@ from cdc.sink.contract import positions
 from cdc.sink.lane import Failure
 from cdc.sink.lane_run import reported_error
 from cdc.sink.remedy import classify
-from cdc.views.plan import Node, StatePlan
+from cdc.views.plan import Node, StatePlan, narrowed
 from cdc.views.resolve import resolve
-from cdc.views.rows import narrowed
 from cdc.views.state import StateSink
 
 ESTIMATE_S = 10.0

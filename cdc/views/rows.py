@@ -26,7 +26,7 @@ from cdc.codec.forms import FilledValue
 from cdc.codec.members import encode, joined, members
 from cdc.codec.table import codec
 from cdc.model.table import Table
-from cdc.views.plan import Listing, Order, StatePlan, Tally, Values, is_key
+from cdc.views.plan import Listing, Order, StatePlan, Tally, Values, is_key, narrowed
 from cdc.views.scalar.amounts import COUNTED, encode_amount, encode_distinct
 from cdc.views.scalar.expression import Expression
 from cdc.views.scalar.instants import microseconds
@@ -137,21 +137,10 @@ def document_values(row: bytes, table: Table) -> dict[str, Any]:
     return _values(codec(table).document(row))
 
 
-def narrowed(table: Table, columns: frozenset[str]) -> Table:
-    """Return the table with these columns alone."""
-    return replace(
-        table,
-        columns=tuple(column for column in table.columns if column.name in columns),
-        reshaped=True,
-    )
-
-
 def value_reader(
     plan: StatePlan, table: Table, values: Values
 ) -> Callable[[str, Entries], str | None]:
-    """Return the function from a row's id and entries to the text of values in it; None where one
-    is NULL.
-    """
+    """Return the function from a row's id and entries to the text of values in it; None: one is NULL."""
     if is_key(table, values):
         return lambda row_id, _: row_id
     number = plan.slots[table.qualified].index(values)
@@ -169,31 +158,21 @@ def entry_maker(plan: StatePlan, table: Table) -> Callable[[bytes], str]:
     }
     if not (slots or listings or tallies):
         return lambda _: ""
-    used = narrowed(table, frozenset(columns))
+    used = narrowed(table, columns)
 
     def entries(wire: bytes) -> str:
         row = document_values(wire, used)
-        parts = [_entry(str(number), slot, row, ()) for number, slot in enumerate(slots)]
-        parts += [
-            _closing(
-                listing,
-                row,
-                _entry(
-                    f"{LISTING}{number}", listing.values, row, [place_text(listing, table, row)]
-                ),
-            )
-            for number, listing in enumerate(listings)
-            if _meets(listing.where, row)
-        ]
-        parts += [
-            _closing(
-                tally,
-                row,
-                _entry(f"{TALLY}{number}", tally.values, row, amounts(tally, table, row)),
-            )
-            for number, tally in enumerate(tallies)
-            if _meets(tally.where, row)
-        ]
+        parts = [_entry(str(number), slot, row, []) for number, slot in enumerate(slots)]
+        for number, listing in enumerate(listings):
+            if _meets(listing.where, row):
+                place = [place_text(listing, table, row)]
+                entry = _entry(f"{LISTING}{number}", listing.values, row, place)
+                parts.append(_closing(listing, row, entry))
+        for number, tally in enumerate(tallies):
+            if _meets(tally.where, row):
+                added = amounts(tally, table, row)
+                entry = _entry(f"{TALLY}{number}", tally.values, row, added)
+                parts.append(_closing(tally, row, entry))
         return UNIT.join(part for part in parts if part is not None)
 
     return entries
@@ -236,9 +215,7 @@ def _meets(condition: Expression | None, row: Row) -> bool:
     return condition is None or condition.evaluate(row) is True
 
 
-def _entry(
-    name: str, values: Values, row: Row, details: "Iterator[str] | list[str] | tuple[()]"
-) -> str | None:
+def _entry(name: str, values: Values, row: Row, details: Sequence[str]) -> str | None:
     """Write an entry; None where one of the values is NULL, which equals nothing."""
     text = join_text([value.evaluate(row) for value in values])
     return None if text is None else GROUP.join((name, escape(text), *details))
@@ -288,7 +265,6 @@ class ConnectorRows:
     """
 
     def converter(self, table: Table) -> Callable[[bytes], bytes]:
-        """Return the conversion, which raises Unreadable for a row that no document can hold."""
         # Nothing is left out of what is checked.
         check = codec(replace(table, reshaped=False)).document
         names, null = [column.name for column in table.columns], msgspec.Raw(b"null")
@@ -310,7 +286,6 @@ class ConnectorRows:
         older: bytes,
         older_missing: Sequence[str],
     ) -> FilledValue:
-        """Copy missing members from the older row, as text."""
         filled, source = members(value), members(older)
         available = [name for name in missing if name in source and name not in older_missing]
         filled.update((name, source[name]) for name in available)
@@ -318,5 +293,4 @@ class ConnectorRows:
         return FilledValue(joined(filled), remaining)
 
     def size(self, value: bytes) -> int:
-        """Count the bytes of the row."""
         return len(value)

@@ -163,7 +163,7 @@ class _Checks:
         facts = self._facts.get(node.table.qualified)
         if (
             node.many
-            or node.is_timed
+            or node.time is not None
             or not node.shows
             or facts is None
             or facts.is_unique(columns)

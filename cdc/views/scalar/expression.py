@@ -31,6 +31,11 @@ class Expression:
         """
         return row[self.text] if self.term is None else self._evaluate(row)
 
+    @property
+    def reads_clock(self) -> bool:
+        """Whether its value changes with time."""
+        return self.term is not None and self.term.reads_clock
+
     @cached_property
     def _evaluate(self) -> Evaluate:
         assert self.term is not None

@@ -57,7 +57,6 @@ COMPARED = (
     *(terms.BOOLEAN, terms.INTEGERS, terms.NUMERIC, terms.TEXTS, terms.CHARACTER, terms.ENUM),
     *(terms.UUID, terms.DATE, terms.TIMESTAMP, terms.TIMESTAMPTZ),
 )
-UNORDERED = (terms.ENUM,)
 PLAIN = (terms.TEXTS, terms.CHARACTER, terms.ENUM)
 """Groups whose constants are what stands between the quotes."""
 NUMBER = re.compile(r"\d+(\.\d+)?", re.ASCII)
@@ -406,7 +405,7 @@ def compared(operator: str, left: Term, right: Term) -> Term:
     InvalidSetting.
     """
     group = common_group([left.group, right.group])
-    if operator not in ("=", "<>") and group in UNORDERED:
+    if operator not in ("=", "<>") and group == terms.ENUM:
         raise InvalidSetting("the order of an enum isn't in the log", "compare with = or IN")
     return Term(operator, terms.BOOLEAN, (settle(left, group), settle(right, group)))
 

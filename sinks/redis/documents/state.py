@@ -279,13 +279,13 @@ class RedisState:
 
     def _fields(self, name: Kept, view: str, ids: Collection[str]) -> dict[str, bytes]:
         """Read the fields of a view's hash that there are, a page in a round trip."""
-        held: dict[str, bytes] = {}
+        fields: dict[str, bytes] = {}
         for page in pages(ids):
             with self._server() as server:
                 values = server.hmget(self._key(name, view), page)
             pairs = zip(page, values, strict=True)
-            held |= {row_id: value for row_id, value in pairs if value is not None}
-        return held
+            fields |= {row_id: value for row_id, value in pairs if value is not None}
+        return fields
 
     def begin_sending(self, turn: Turn, number: int) -> None:
         self._in_turn(turn, BEGIN_SENDING, [], [number])
