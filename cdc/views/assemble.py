@@ -14,13 +14,13 @@ from cdc.model.table import Table
 from cdc.views.aggregates import RowAggregates, extreme, tallied
 from cdc.views.closing import NONE_CLOSED, ClosedWindow
 from cdc.views.having import shown_values
-from cdc.views.plan import Aggregate, Listing, Node, StatePlan, View, narrowed
+from cdc.views.plan import Aggregate, Listing, Node, StatePlan, View, is_key, narrowed
 from cdc.views.rows import Entries, StoredRow, document_values, place_text, value_reader
 from cdc.views.scalar.expression import Expression, next_change
 from cdc.views.scalar.instants import text_of
 from cdc.views.scalar.operators import NOW
 from cdc.views.scalar.ordering import code_points
-from cdc.views.state import State, find_rows, scan_spans
+from cdc.views.state import State, scan_spans
 from cdc.views.time_joins import children_span, is_last, list_place
 
 NO_CLOCK: Mapping[str, str] = {}
@@ -271,15 +271,18 @@ def _find_timed(
 def _find_children(
     plan: StatePlan, state: State, node: Node, texts: Collection[str]
 ) -> Mapping[str, Collection[str]]:
-    """Return the ids of a node's rows by the text that parents have: of a list in its order, and
-    those that are read alone.
+    """Return the ids of a node's rows by the text that parents have, of a list in its order; none of a
+    list that isn't shown.
     """
     name = node.table.qualified
     if node.listing is not None:
         return state.listed(name, plan.listings[name].index(node.listing), texts, node.limit)
     if node.many or node.join is None:
         return {}
-    return find_rows(plan, state, node.table, node.join.child, texts)
+    if is_key(node.table, node.join.child):
+        # An id may be of no row.
+        return {text: (text,) for text in texts}
+    return state.members(name, plan.slots[name].index(node.join.child), texts)
 
 
 def _add_numbers(

@@ -12,9 +12,9 @@ from itertools import chain, islice
 from typing import Any, TypeVar
 
 from cdc.views.groups import documents_of
-from cdc.views.plan import Node, StatePlan, View
+from cdc.views.plan import Node, StatePlan, View, is_key
 from cdc.views.rows import Entries, value_reader
-from cdc.views.state import Chunk, State, scan_rows
+from cdc.views.state import Chunk, State
 from cdc.views.time_joins import list_place, parents
 
 PAGE = 2000
@@ -86,7 +86,10 @@ def _parents(
     assert child.join is not None
     if child.join.time is not None:
         return parents(plan, state, parent, child, values)
-    return scan_rows(plan, state, parent.table, child.join.parent, values)
+    if is_key(parent.table, child.join.parent):
+        return (values,)
+    name = parent.table.qualified
+    return state.scan_members(name, plan.slots[name].index(child.join.parent), values)
 
 
 def _joined(plan: StatePlan, state: State, node: Node, ids: Collection[str]) -> set[Joined]:

@@ -258,6 +258,14 @@ class Node:
         """The join in time that leads to it, if one does."""
         return self.join.time if self.join is not None else None
 
+    def is_same_time(self, parent: "Node") -> bool:
+        """Whether both sides of its join in time are the same column of one table: then rows of one time
+        follow each other by their ids.
+        """
+        assert self.time is not None
+        is_same_table = parent.table.qualified == self.table.qualified
+        return is_same_table and self.time.parent == self.time.child
+
     @property
     def shown(self) -> Sequence[Column]:
         """The columns that its documents have, in the table's order; a root always has its key."""

@@ -327,7 +327,7 @@ def _time_conditions(
         f"({right}, {_id(node.table, alias)}{COLLATION})",
         f"({left}, {_id(parent_node.table, parent)}{COLLATION})",
     )
-    is_own = parent_node.table.qualified == node.table.qualified and time.parent == time.child
+    is_own = node.is_same_time(parent_node)
     if time.kind == "as_of":
         conditions.append(f"{right} <= {left}")
     elif time.kind == "previous":

@@ -6,9 +6,9 @@ from typing import NamedTuple, Protocol
 from cdc.errors import SinkRejected
 from cdc.model.finding import Finding
 from cdc.model.position import ViewCheckpoint
-from cdc.model.table import RowEstimate, Table
+from cdc.model.table import RowEstimate
 from cdc.sink.contract import Sink
-from cdc.views.plan import StatePlan, Values, is_key
+from cdc.views.plan import StatePlan
 from cdc.views.rows import Entries, StoredRow
 
 SPAN_PAGE = 2000
@@ -369,27 +369,6 @@ class StateSink(Sink, Protocol):
         """Return what opens the state of the plan in any process; can be pickled."""
 
 
-def find_rows(
-    plan: StatePlan, state: State, table: Table, values: Values, texts: Collection[str]
-) -> Mapping[str, Collection[str]]:
-    """Return the ids of rows that have these values, by their text.
-
-    Where the values are the key, an id may be of no row.
-    """
-    if is_key(table, values):
-        return {text: (text,) for text in texts}
-    return state.members(table.qualified, _slot(plan, table, values), texts)
-
-
-def scan_rows(
-    plan: StatePlan, state: State, table: Table, values: Values, texts: Collection[str]
-) -> Iterable[Collection[str]]:
-    """Find the same ids as `find_rows`, in pages."""
-    if is_key(table, values):
-        return (texts,)
-    return state.scan_members(table.qualified, _slot(plan, table, values), texts)
-
-
 def scan_spans(
     state: State, table: str, number: int, spans: Sequence[Span]
 ) -> Iterator[tuple[int, list[Place]]]:
@@ -407,7 +386,3 @@ def scan_spans(
             else:
                 # A text follows another directly with a NUL after it.
                 remaining[place] = remaining[place]._replace(low=f"{page[-1].member}\0", skipped=0)
-
-
-def _slot(plan: StatePlan, table: Table, values: Values) -> int:
-    return plan.slots[table.qualified].index(values)

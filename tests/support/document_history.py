@@ -47,7 +47,7 @@ from cdc.sinks.redis.documents.sink import DocumentState
 from cdc.sinks.redis.documents.state import RedisState
 from cdc.sinks.redis.positions import Positions
 from cdc.views.clock import TAKE_S, ViewClocks
-from cdc.views.needs import needs
+from cdc.views.needs import all_needs
 from cdc.views.plan import StatePlan, View
 from cdc.views.resolve import resolve_views
 from cdc.views.scalar.instants import FIRST, microseconds, text_of
@@ -237,10 +237,7 @@ class History:
             self._make_topics()
         self.sink = DocumentState(self.url, NAME)
         self.sink.plan = self.plan
-        self.sink.needs = {
-            table.qualified: needs(self.plan, table, dict.fromkeys(self.views, "topic"))
-            for table in self.plan.tables
-        }
+        self.sink.needs = all_needs(self.plan, dict.fromkeys(self.views, "topic"))
         self._positions = Positions(Database("documents", self.url, PREFIX), None)
         self.topics |= {name: {} for name in self.views if name not in self.topics}
         if prepare:
