@@ -12,7 +12,7 @@ from cdc.codec.members import encode, joined, members
 from cdc.codec.table import codec
 from cdc.model.table import Table
 from cdc.views.aggregates import RowAggregates, extreme, tallied
-from cdc.views.closing import NONE_CLOSED, ClosedWindow
+from cdc.views.closing import ClosedWindow
 from cdc.views.having import shown_values
 from cdc.views.plan import Aggregate, Listing, Node, StatePlan, View, is_key, narrowed
 from cdc.views.rows import Entries, StoredRow, document_values, place_text, value_reader
@@ -45,7 +45,7 @@ class Slice(NamedTuple):
 
     documents: list[Document]
     due: dict[str, int]
-    closed: Mapping[str, ClosedWindow] = NONE_CLOSED
+    closed: Mapping[str, ClosedWindow] = {}
 
 
 def assemble(

@@ -28,7 +28,7 @@ that lost all it may still get its last document.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from cdc.views.plan import FINAL, WINDOW_END, WINDOW_START, View, Window
@@ -48,9 +48,6 @@ class ClosedWindow(NamedTuple):
 
     panes: Sequence[Pane]
     is_over: bool
-
-
-NONE_CLOSED: Mapping[str, ClosedWindow] = {}
 
 
 def closed_at(view: View, row: bytes) -> int | None:

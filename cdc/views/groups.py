@@ -14,7 +14,7 @@ from cdc.codec.members import encode
 from cdc.config.view_settings import ENDS
 from cdc.views.aggregates import added, ordered_value, rank, tallied
 from cdc.views.assemble import Document, Slice, note_due
-from cdc.views.closing import NONE_CLOSED, ClosedWindow
+from cdc.views.closing import ClosedWindow
 from cdc.views.plan import (
     EXTREMES,
     FINAL,
@@ -63,7 +63,7 @@ def assemble_groups(
     """
     groups = _Groups(view)
     known = {row_id: values for row_id in ids if (values := groups.values(row_id)) is not None}
-    closed: Mapping[str, ClosedWindow] = NONE_CLOSED
+    closed: dict[str, ClosedWindow] = {}
     due: dict[str, int] = {}
     if isinstance(groups.grouping.window, Session):
         rows = _read_sessions(plan, state, view, groups, known)
@@ -152,9 +152,7 @@ def _read_panes(
         window = groups.grouping.window
         if isinstance(window, Window):
             row[WINDOW_END] = groups.time(_instant(values[-1]) + window.size)
-        for name, value_by_id in members.items():
-            row[name] = value_by_id[row_id]
-        rows[row_id] = row
+        rows[row_id] = row | {name: by_id[row_id] for name, by_id in members.items()}
     return rows
 
 
@@ -443,7 +441,7 @@ class _Numbers:
         """Read an aggregate's column of rows, by their ids."""
         column = part.aggregate.argument
         assert column is not None
-        table = narrowed(self._table, frozenset([column]))
+        table = narrowed(self._table, [column])
         rows = self._state.rows(self._name, ids)
         return {row_id: document_values(row.row, table) for row_id, row in rows.items()}
 

@@ -63,7 +63,6 @@ class Report(msgspec.Struct):
     message: str = ""
 
     def encode(self) -> bytes:
-        """Write it as JSON."""
         return _encode(self)
 
 
@@ -313,7 +312,7 @@ def mark(
     views: by topic
     """
     report = Report(done=True)
-    try:
+    with _reported(report):
         state = open_state()
         for topic, _, records in blocks:
             view = views[topic]
@@ -335,7 +334,4 @@ def mark(
             state.note_digests(turn, view.name, digests)
             if closed:
                 state.note_closed(turn, view.name, max(closed))
-    except (Failure, ConnectorError) as failure:
-        report.failure = failure.kind
-        report.message = failure.message
     return report.encode()
