@@ -63,7 +63,7 @@ def assemble(
     rows = _matching(root.table, root.where, stored, clock, due)
     steps = _steps(plan, state, root, rows)
     rows = {row_id: rows[row_id] for row_id in steps}
-    nested = _members(plan, state, root, rows, encode_nested=True)
+    nested = _members(plan, state, root, rows)
     for row_id, parts in steps.items():
         nested[row_id] += parts
     member_values = _own_members(plan, root)
@@ -104,8 +104,6 @@ def _steps(
     earliest: dict[str, str] = {}
     parent = root
     for node in root.earlier:
-        assert node.listing is not None
-        assert node.parent_listing is not None
         spans = {}
         for row_id, chain in chains.items():
             last_id, last = chain[-1]
@@ -174,14 +172,11 @@ def note_due(
 
 
 def _members(
-    plan: StatePlan,
-    state: State,
-    node: Node,
-    rows: Mapping[str, StoredRow],
-    *,
-    encode_nested: bool = False,
+    plan: StatePlan, state: State, node: Node, rows: Mapping[str, StoredRow]
 ) -> dict[str, list[Member]]:
-    """Return what each row gets besides its own columns: aggregates, then nested members."""
+    """Return what each row gets besides its own columns: aggregates, then nested members, of the root as
+    texts.
+    """
     numbers: dict[str, list[Member]] = {row_id: [] for row_id in rows}
     nested: dict[str, list[Member]] = {row_id: [] for row_id in rows}
     stored: dict[str, dict[str, StoredRow]] = {}
@@ -198,16 +193,15 @@ def _members(
             texts: dict[str, str | None] = {
                 row_id: row_id if row_id in ids_by_text else None for row_id in entries
             }
+            present = set(ids_by_text)
         else:
             text_of = value_reader(plan, node.table, child.join.parent)
             texts = {
                 row_id: text_of(row_id, row_entries) for row_id, row_entries in entries.items()
             }
-            ids_by_text = _find_children(
-                plan, state, child, {text for text in texts.values() if text is not None}
-            )
-            _add_numbers(plan, state, child, texts, numbers)
-        present = {text for text in texts.values() if text is not None}
+            present = {text for text in texts.values() if text is not None}
+            ids_by_text = _find_children(plan, state, child, present)
+            _add_numbers(plan, state, child, texts, present, numbers)
         child_ids = {child_id for ids in ids_by_text.values() for child_id in ids}
         # Several members may be of the same rows: each is read once.
         rows_read = stored.setdefault(child.table.qualified, {})
@@ -231,7 +225,7 @@ def _members(
             text: _listed([documents[child_id] for child_id in ids], many=child.many)
             for text, ids in chosen.items()
         }
-        if encode_nested:
+        if node.join is None:
             shown = {text: _as_text(value) for text, value in shown.items()}
         if child.shows:
             for row_id, text in texts.items():
@@ -246,8 +240,6 @@ def _find_timed(
 
     Parents that are in no list, because a value or the time is NULL, are left out.
     """
-    assert node.listing is not None
-    assert node.parent_listing is not None
     name = node.table.qualified
     number = plan.listings[name].index(node.listing)
     spans = {
@@ -290,6 +282,7 @@ def _add_numbers(
     state: State,
     node: Node,
     texts: Mapping[str, str | None],
+    present: Collection[str],
     numbers: Mapping[str, list[Member]],
 ) -> None:
     """Add what a node's aggregates are to each parent's numbers; of its rows only the first of a
@@ -298,7 +291,6 @@ def _add_numbers(
     if not node.aggregates:
         return
     name = node.table.qualified
-    present = {text for text in texts.values() if text is not None}
     tallies: Mapping[str, Mapping[str, int]] = {}
     if node.tally is not None:
         tallies = state.tallied(name, plan.tallies[name].index(node.tally), present)
@@ -362,7 +354,6 @@ class _Children:
     def add_numbers(
         self, ids_by_parent: Mapping[str, Collection[str]], numbers: Mapping[str, list[Member]]
     ) -> None:
-        """Add the aggregates over the rows of each parent."""
         node = self._node
         if not node.aggregates:
             return

@@ -260,7 +260,6 @@ class _Groups:
         return [_text([*values[:-1], self.time(pane)]) for pane in window.panes(begin)]
 
     def key(self, values: Values) -> dict[str, Any]:
-        """Return the members of a document's key."""
         return {column.name: value for column, value in zip(self._columns, values, strict=True)}
 
     def wire(self, members: dict[str, Any]) -> dict[str, Any]:
@@ -277,7 +276,6 @@ class _Groups:
         return self._groups[-1] == TIMESTAMPTZ
 
     def time(self, instant: int) -> str:
-        """Write a time as documents have it."""
         return text_of(instant, has_zone=self._has_zone)
 
 
@@ -331,7 +329,6 @@ class _Numbers:
         }
 
     def count(self, texts: Collection[str]) -> int:
-        """Count the rows of some of the panes."""
         return sum(self._counts.get(text, 0) for text in texts)
 
     @cached_property

@@ -492,7 +492,6 @@ class View:
 
 
 def narrowed(table: Table, columns: Collection[str]) -> Table:
-    """Return the table with these columns alone."""
     kept = tuple(column for column in table.columns if column.name in columns)
     return replace(table, columns=kept, reshaped=True)
 

@@ -671,7 +671,6 @@ def _pane(table: Table, window: Window) -> Expression:
 
 
 def _both(first: Expression | None, second: Expression | None) -> Expression | None:
-    """Return the condition that both are met."""
     if first is None or second is None:
         return first or second
     return _computed(Term("and", BOOLEAN, (_term(first), _term(second))))

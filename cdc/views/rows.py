@@ -90,13 +90,11 @@ def _text(value: Any) -> str:
 
 
 def decode_row(stored: bytes) -> StoredRow:
-    """Take apart what the state holds of a row."""
     head, key, row = stored.split(RECORD.encode(), 2)
     return StoredRow(head, key, row)
 
 
 def decode_entries(head: str) -> Entries:
-    """Take the entries of a row apart."""
     slots: dict[int, str] = {}
     places: dict[int, tuple[str, str]] = {}
     tallies: dict[int, str] = {}
@@ -124,7 +122,6 @@ def escape(text: str) -> str:
 
 
 def unescape(text: str) -> str:
-    """Return the text that was escaped."""
     if "\x1b" not in text:
         return text
     for number, character in enumerate((GROUP, RECORD, UNIT), start=1):

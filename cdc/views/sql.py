@@ -196,7 +196,6 @@ class _Query:
         self._numbers = count()
 
     def alias(self) -> str:
-        """Return a name that the query doesn't use yet."""
         return f"t{next(self._numbers)}"
 
     def parts(self, node: Node, alias: str) -> _Parts:

@@ -239,7 +239,6 @@ class Emission:
 
 @contextmanager
 def _reported(report: Report) -> Iterator[None]:
-    """Note a failure in a report."""
     try:
         yield
     except Failure as failure:

@@ -15,7 +15,9 @@ ListPlace = tuple[str, str]
 """The text of a list, and what a row is ordered by there."""
 
 
-def list_place(plan: StatePlan, node: Node, listing: Listing, entries: Entries) -> ListPlace | None:
+def list_place(
+    plan: StatePlan, node: Node, listing: Listing | None, entries: Entries
+) -> ListPlace | None:
     """Return the place of a row of the node in a list; None where it is in none, or its time isn't
     within the years 1 to 9999.
     """
@@ -57,11 +59,7 @@ def parents(
     itself.
     """
     time = _time(child)
-    listing = child.listing
-    parent_listing = child.parent_listing
-    assert listing is not None
-    assert parent_listing is not None
-    number = plan.listings[child.table.qualified].index(listing)
+    number = plan.listings[child.table.qualified].index(child.listing)
     changed = list(places)
     if time.kind == "during":
         neighbours: list[list[Place]] = [[] for _ in changed]
@@ -79,7 +77,7 @@ def parents(
         Span(text, *_parent_bounds(child, order, near[0].order if near else None))
         for (text, order), near in zip(changed, neighbours, strict=True)
     }
-    parent_number = plan.listings[parent.table.qualified].index(parent_listing)
+    parent_number = plan.listings[parent.table.qualified].index(child.parent_listing)
     for _, page in scan_spans(state, parent.table.qualified, parent_number, list(spans)):
         yield {place.id for place in page}
 

@@ -61,7 +61,6 @@ class Strict:
 
 
 def evaluator(term: Term) -> Evaluate:
-    """Return the function from a row to the value of a term."""
     if term.operator == "column":
         return itemgetter(term.detail)
     if term.operator == "constant":

@@ -99,8 +99,6 @@ def _require_compared_clock(term: Term) -> None:
 
 
 class UnknownColumn(InvalidSetting):
-    """An expression names a column that the table doesn't have."""
-
     def __init__(self, name: str, columns: ColumnTypes) -> None:
         super().__init__(f"the table has no column {name}", f"its columns: {', '.join(columns)}")
         self.name = name
@@ -136,7 +134,6 @@ class _Parser:
         }
 
     def term(self, node: exp.Expr) -> Term:
-        """Parse a node of sqlglot's tree."""
         rule = self._rules.get(type(node))
         if rule is None:
             raise InvalidSetting(f"{_name(node)} isn't supported in expressions", ACCEPTED)

@@ -23,8 +23,6 @@ CHUNK = ChunkLimits(rows=500, bytes=2_000_000)
 
 @dataclass
 class StateWriter(ChunkWriter):
-    """Writes rows into the state of a plan."""
-
     plan: StatePlan
     form = ConnectorRows()
     limits = CHUNK
