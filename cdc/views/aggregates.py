@@ -7,8 +7,8 @@ from typing import Any
 
 from cdc.config.view_settings import ENDS
 from cdc.model.table import Table
-from cdc.views.entries import amounts
 from cdc.views.plan import LISTED, Aggregate, Tally
+from cdc.views.rows import amounts
 from cdc.views.scalar.amounts import EXACT, INTEGERS, count_amounts, total, trimmed
 from cdc.views.scalar.ordering import sort_key
 

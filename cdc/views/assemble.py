@@ -12,17 +12,15 @@ from cdc.codec.members import encode, joined, members
 from cdc.codec.table import codec
 from cdc.model.table import Table
 from cdc.views.aggregates import RowAggregates, extreme, tallied
-from cdc.views.closing import NONE_CLOSED, ClosedWindow
-from cdc.views.entries import place_text
+from cdc.views.closing import ClosedWindow
 from cdc.views.having import shown_values
-from cdc.views.plan import Aggregate, Listing, Node, StatePlan, View
-from cdc.views.rows import Entries, StoredRow, document_values, narrowed, value_reader
-from cdc.views.scalar.deadlines import next_change
-from cdc.views.scalar.expression import Expression
+from cdc.views.plan import Aggregate, Listing, Node, StatePlan, View, is_key, narrowed
+from cdc.views.rows import Entries, StoredRow, document_values, place_text, value_reader
+from cdc.views.scalar.expression import Expression, next_change
 from cdc.views.scalar.instants import text_of
 from cdc.views.scalar.operators import NOW
 from cdc.views.scalar.ordering import code_points
-from cdc.views.state import State, find_rows, scan_spans
+from cdc.views.state import State, scan_spans
 from cdc.views.time_joins import children_span, is_last, list_place
 
 NO_CLOCK: Mapping[str, str] = {}
@@ -47,7 +45,7 @@ class Slice(NamedTuple):
 
     documents: list[Document]
     due: dict[str, int]
-    closed: Mapping[str, ClosedWindow] = NONE_CLOSED
+    closed: Mapping[str, ClosedWindow] = {}
 
 
 def assemble(
@@ -65,7 +63,7 @@ def assemble(
     rows = _matching(root.table, root.where, stored, clock, due)
     steps = _steps(plan, state, root, rows)
     rows = {row_id: rows[row_id] for row_id in steps}
-    nested = _members(plan, state, root, rows, encode_nested=True)
+    nested = _members(plan, state, root, rows)
     for row_id, parts in steps.items():
         nested[row_id] += parts
     member_values = _own_members(plan, root)
@@ -106,8 +104,6 @@ def _steps(
     earliest: dict[str, str] = {}
     parent = root
     for node in root.earlier:
-        assert node.listing is not None
-        assert node.parent_listing is not None
         spans = {}
         for row_id, chain in chains.items():
             last_id, last = chain[-1]
@@ -133,7 +129,7 @@ def _steps(
         chains = {row_id: chain for row_id, chain in chains.items() if not later.get(row_id)}
     if not root.steps:
         return {row_id: [] for row_id in chains}
-    document = codec(narrowed(root.table, frozenset(root.earlier[0].columns))).document
+    document = codec(narrowed(root.table, root.earlier[0].columns)).document
     completed: dict[str, list[Member]] = {}
     for row_id, (_, *chain) in chains.items():
         texts = [document(row.row) for _, row in chain]
@@ -154,7 +150,7 @@ def _matching(
     """Select the rows that meet the condition; one that is NULL isn't met."""
     if condition is None:
         return dict(rows)
-    table = narrowed(table, frozenset(condition.columns))
+    table = narrowed(table, condition.columns)
     values = {row_id: {**clock, **document_values(row.row, table)} for row_id, row in rows.items()}
     if due is not None:
         note_due(condition, values, due)
@@ -167,7 +163,7 @@ def note_due(
     condition: Expression, values: Mapping[str, Mapping[str, Any]], due: dict[str, int]
 ) -> None:
     """Note for each row when a condition on it may change by the clock, if that is earlier."""
-    if condition.term is None or not condition.term.reads_clock:
+    if condition.term is None or not condition.reads_clock:
         return
     first_after = next_change(condition.term)
     for row_id, row_values in values.items():
@@ -176,14 +172,11 @@ def note_due(
 
 
 def _members(
-    plan: StatePlan,
-    state: State,
-    node: Node,
-    rows: Mapping[str, StoredRow],
-    *,
-    encode_nested: bool = False,
+    plan: StatePlan, state: State, node: Node, rows: Mapping[str, StoredRow]
 ) -> dict[str, list[Member]]:
-    """Return what each row gets besides its own columns: aggregates, then nested members."""
+    """Return what each row gets besides its own columns: aggregates, then nested members, of the root as
+    texts.
+    """
     numbers: dict[str, list[Member]] = {row_id: [] for row_id in rows}
     nested: dict[str, list[Member]] = {row_id: [] for row_id in rows}
     stored: dict[str, dict[str, StoredRow]] = {}
@@ -192,7 +185,7 @@ def _members(
         if child.presence is not None:
             continue
         assert child.join is not None
-        if child.is_timed:
+        if child.time is not None:
             # Each row has other children: they are looked up by its id.
             ids_by_text: Mapping[str, Collection[str]] = _find_timed(
                 plan, state, node, child, entries
@@ -200,16 +193,15 @@ def _members(
             texts: dict[str, str | None] = {
                 row_id: row_id if row_id in ids_by_text else None for row_id in entries
             }
+            present = set(ids_by_text)
         else:
             text_of = value_reader(plan, node.table, child.join.parent)
             texts = {
                 row_id: text_of(row_id, row_entries) for row_id, row_entries in entries.items()
             }
-            ids_by_text = _find_children(
-                plan, state, child, {text for text in texts.values() if text is not None}
-            )
-            _add_numbers(plan, state, child, texts, numbers)
-        present = {text for text in texts.values() if text is not None}
+            present = {text for text in texts.values() if text is not None}
+            ids_by_text = _find_children(plan, state, child, present)
+            _add_numbers(plan, state, child, texts, present, numbers)
         child_ids = {child_id for ids in ids_by_text.values() for child_id in ids}
         # Several members may be of the same rows: each is read once.
         rows_read = stored.setdefault(child.table.qualified, {})
@@ -217,7 +209,7 @@ def _members(
         children = _Children(
             child, {row_id: rows_read[row_id] for row_id in child_ids & rows_read.keys()}
         )
-        if child.is_timed:
+        if child.time is not None:
             children.sort(ids_by_text)
             children.add_numbers(ids_by_text, numbers)
         # Parents with one text have the same children; NULL equals nothing.
@@ -233,7 +225,7 @@ def _members(
             text: _listed([documents[child_id] for child_id in ids], many=child.many)
             for text, ids in chosen.items()
         }
-        if encode_nested:
+        if node.join is None:
             shown = {text: _as_text(value) for text, value in shown.items()}
         if child.shows:
             for row_id, text in texts.items():
@@ -248,8 +240,6 @@ def _find_timed(
 
     Parents that are in no list, because a value or the time is NULL, are left out.
     """
-    assert node.listing is not None
-    assert node.parent_listing is not None
     name = node.table.qualified
     number = plan.listings[name].index(node.listing)
     spans = {
@@ -273,15 +263,18 @@ def _find_timed(
 def _find_children(
     plan: StatePlan, state: State, node: Node, texts: Collection[str]
 ) -> Mapping[str, Collection[str]]:
-    """Return the ids of a node's rows by the text that parents have: of a list in its order, and
-    those that are read alone.
+    """Return the ids of a node's rows by the text that parents have, of a list in its order; none of a
+    list that isn't shown.
     """
     name = node.table.qualified
     if node.listing is not None:
         return state.listed(name, plan.listings[name].index(node.listing), texts, node.limit)
     if node.many or node.join is None:
         return {}
-    return find_rows(plan, state, node.table, node.join.child, texts)
+    if is_key(node.table, node.join.child):
+        # An id may be of no row.
+        return {text: (text,) for text in texts}
+    return state.members(name, plan.slots[name].index(node.join.child), texts)
 
 
 def _add_numbers(
@@ -289,6 +282,7 @@ def _add_numbers(
     state: State,
     node: Node,
     texts: Mapping[str, str | None],
+    present: Collection[str],
     numbers: Mapping[str, list[Member]],
 ) -> None:
     """Add what a node's aggregates are to each parent's numbers; of its rows only the first of a
@@ -296,7 +290,7 @@ def _add_numbers(
     """
     if not node.aggregates:
         return
-    name, present = node.table.qualified, {text for text in texts.values() if text is not None}
+    name = node.table.qualified
     tallies: Mapping[str, Mapping[str, int]] = {}
     if node.tally is not None:
         tallies = state.tallied(name, plan.tallies[name].index(node.tally), present)
@@ -320,7 +314,7 @@ def _extremes(
     name, listing = node.table.qualified, node.extremes[part]
     first_ids = state.listed(name, plan.listings[name].index(listing), texts, 1)
     rows = state.rows(name, {row_id for ids in first_ids.values() for row_id in ids})
-    table = narrowed(node.table, frozenset([part.argument]))
+    table = narrowed(node.table, [part.argument])
     type_ = node.table.column(part.argument).type
     return {
         text: extreme(type_, document_values(rows[row_id].row, table)[part.argument])
@@ -337,7 +331,7 @@ class _Children:
         self._node = node
         # The rows of a list meet its condition.
         self.rows = stored
-        if not (node.many or node.is_timed):
+        if not node.many and node.time is None:
             self.rows = _matching(node.table, node.where, stored)
 
     def sort(self, ids_by_parent: Mapping[str, Collection[str]]) -> None:
@@ -348,7 +342,7 @@ class _Children:
         if not node.order_by:
             return
         listing = Listing((), None, node.order_by)
-        table = narrowed(node.table, frozenset(order.column for order in node.order_by))
+        table = narrowed(node.table, [order.column for order in node.order_by])
         places = {
             row_id: f"{place_text(listing, table, document_values(row.row, table))} {row_id}".encode()
             for row_id, row in self.rows.items()
@@ -360,12 +354,11 @@ class _Children:
     def add_numbers(
         self, ids_by_parent: Mapping[str, Collection[str]], numbers: Mapping[str, list[Member]]
     ) -> None:
-        """Add the aggregates over the rows of each parent."""
         node = self._node
         if not node.aggregates:
             return
-        columns = {part.argument for part in node.aggregates if part.argument}
-        table = narrowed(node.table, frozenset(columns))
+        columns = [part.argument for part in node.aggregates if part.argument]
+        table = narrowed(node.table, columns)
         values = {row_id: document_values(row.row, table) for row_id, row in self.rows.items()}
         aggregates = RowAggregates(node.aggregates, node.table, node.tally, values)
         for parent_id, parent_numbers in numbers.items():
@@ -382,17 +375,17 @@ class _Children:
             return {
                 row_id: dict(parts).get(node.flatten, b"null") for row_id, parts in nested.items()
             }
+        # With `flatten`, a column alone.
+        document = codec(narrowed(node.table, node.columns)).document
         if node.flatten is not None:
-            document = codec(narrowed(node.table, frozenset([node.flatten]))).document
             return {
                 row_id: bytes(members(document(row.row))[node.flatten])
                 for row_id, row in rows.items()
             }
-        document = codec(narrowed(node.table, frozenset(_shown(node)))).document
         return {row_id: _spliced(document(row.row), nested[row_id]) for row_id, row in rows.items()}
 
     def choose(self, ids: Sequence[str]) -> Sequence[str]:
-        """Return the ids of the children that a parent with these shows, in their order."""
+        """Return those of these ids that a parent shows, in their order."""
         if self._node.many:
             return ids[: self._node.limit]
         return [min(ids, key=code_points)] if ids else []
@@ -405,16 +398,10 @@ def _listed(documents: Sequence[bytes], *, many: bool) -> bytes:
     return documents[0] if documents else b"null"
 
 
-def _shown(node: Node) -> list[str]:
-    """Name the columns of a document, in the table's order; a root always has its key."""
-    names = {*node.columns, *(node.table.key if node.join is None else ())}
-    return [column.name for column in node.table.columns if column.name in names]
-
-
 def _own_members(plan: StatePlan, root: Node) -> Callable[[bytes], bytes]:
     """Return the function from a root's row in the state to what its document shows of it."""
-    shown, name = _shown(root), root.table.qualified
-    stored = next(table for table in plan.tables if table.qualified == name)
+    shown = [column.name for column in root.shown]
+    stored = next(table for table in plan.tables if table.qualified == root.table.qualified)
     if [column.name for column in stored.columns] == shown:
         return lambda row: row
 

@@ -12,9 +12,9 @@ from itertools import chain, islice
 from typing import Any, TypeVar
 
 from cdc.views.groups import documents_of
-from cdc.views.plan import Node, StatePlan, View
+from cdc.views.plan import Node, StatePlan, View, is_key
 from cdc.views.rows import Entries, value_reader
-from cdc.views.state import Chunk, State, scan_rows
+from cdc.views.state import Chunk, State
 from cdc.views.time_joins import list_place, parents
 
 PAGE = 2000
@@ -84,9 +84,12 @@ def _parents(
     plan: StatePlan, state: State, parent: Node, child: Node, values: Collection[Joined]
 ) -> Iterable[Collection[str]]:
     assert child.join is not None
-    if child.join.time is not None:
+    if child.time is not None:
         return parents(plan, state, parent, child, values)
-    return scan_rows(plan, state, parent.table, child.join.parent, values)
+    if is_key(parent.table, child.join.parent):
+        return (values,)
+    name = parent.table.qualified
+    return state.scan_members(name, plan.slots[name].index(child.join.parent), values)
 
 
 def _joined(plan: StatePlan, state: State, node: Node, ids: Collection[str]) -> set[Joined]:
@@ -98,13 +101,10 @@ def _joined(plan: StatePlan, state: State, node: Node, ids: Collection[str]) -> 
 
 def _joined_reader(plan: StatePlan, node: Node) -> Callable[[str, Entries], Joined | None]:
     """Return the function from a row's id and entries to what it is joined by."""
-    join = node.join
-    listing = node.listing
-    assert join is not None
-    if join.time is None:
-        return value_reader(plan, node.table, join.child)
-    assert listing is not None
-    return lambda _, entries: list_place(plan, node, listing, entries)
+    assert node.join is not None
+    if node.time is None:
+        return value_reader(plan, node.table, node.join.child)
+    return lambda _, entries: list_place(plan, node, node.listing, entries)
 
 
 def _pages(items: Iterable[Item]) -> Iterator[list[Item]]:

@@ -18,7 +18,7 @@ What happens in a turn, in order; a crash may come between any two steps:
    takes the place of the document's digest until they are gone.
 
 What the topic says is final is final. Wherever the state doesn't know what the topic has, the topic is
-read (`cdc.views.tasks.marking`): a final document is noted as `SAID`, and the state keeps the latest time
+read (`cdc.views.tasks`): a final document is noted as `SAID`, and the state keeps the latest time
 at which such a window closed. A state that lost all is filled again while its clock hasn't begun, so
 nothing is refused. Then its clock begins at that time at least. Final documents aren't sent again,
 whatever their panes have now, and the panes are dropped.
@@ -28,7 +28,7 @@ that lost all it may still get its last document.
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from cdc.views.plan import FINAL, WINDOW_END, WINDOW_START, View, Window
@@ -48,9 +48,6 @@ class ClosedWindow(NamedTuple):
 
     panes: Sequence[Pane]
     is_over: bool
-
-
-NONE_CLOSED: Mapping[str, ClosedWindow] = {}
 
 
 def closed_at(view: View, row: bytes) -> int | None:

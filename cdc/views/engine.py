@@ -34,14 +34,12 @@ from cdc.sink.lane import Failure
 from cdc.sink.lane_run import freeze_gc_after, reported_error
 from cdc.spark.lane_records import read_on_executors
 from cdc.views.clock import ViewClocks
-from cdc.views.needs import all_needs, require_room
+from cdc.views.needs import all_needs, require_room, topic_ids
 from cdc.views.plan import StatePlan
 from cdc.views.resolve import Resolution
 from cdc.views.state import State, StateSink, Turn
 from cdc.views.tables import Waiting, waiting
-from cdc.views.tasks.emission import Emission
-from cdc.views.tasks.marking import mark
-from cdc.views.tasks.report import Report, read_report
+from cdc.views.tasks import Emission, Report, mark, read_report
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -79,7 +77,11 @@ class DocumentEngine:
         self._spark, self._sink, self._pipeline, self._resolve = spark, state, pipeline, resolve
         self._turn, self._kafka = Turn(uuid4().hex, 0), Topics(pipeline.kafka)
         self._one_task = spark.sparkContext.parallelize([None], 1)
-        self._recovered = self._released = False
+        self._begin()
+
+    def _begin(self) -> None:
+        self._recovered = False
+        self._released = False
         self._release: Mapping[str, Position] | None = None
         self._noted: dict[str, Positions] = {}
         """By view, the positions of its tables that its documents were last noted as of."""
@@ -89,7 +91,7 @@ class DocumentEngine:
         left to send.
         """
         self._round_ended: float | None = None
-        self._clocks = self._new_clocks()
+        self._clocks = ViewClocks(self._kafka, self._pipeline, self._state.times_seen)
 
     def tables(self, captured: Sequence[Table]) -> tuple[Sequence[Table], Waiting]:
         """Return the tables of the state, with the columns in use, for the captured ones as they
@@ -102,14 +104,10 @@ class DocumentEngine:
         """
         resolution = self._resolve(captured)
         waits, plan = waiting(resolution.refused), StatePlan(resolution.views)
-        topics = {view.name: self._pipeline.view_topic(view.name) for view in plan.views}
-        missing = topics.keys() - {
-            name for name in topics if topics[name] in self._kafka.existing(topics.values())
-        }
-        if missing:
-            raise missing_topic(topics[min(missing)])
-        ends = self._kafka.ends(list(topics.values()))
-        needed = all_needs(plan, {name: ends[topics[name]].topic_id for name in topics})
+        ids = topic_ids(self._pipeline, plan, self._kafka)
+        if missing := [name for name, topic_id in ids.items() if not topic_id]:
+            raise missing_topic(self._pipeline.view_topic(min(missing)))
+        needed = all_needs(plan, ids)
         with self._failures():
             risk = require_room(self._pipeline, self._sink, plan, needed)
             if risk is not None:
@@ -121,12 +119,7 @@ class DocumentEngine:
         """Become the owner of the documents: tasks of another one are refused from now on. Called
         once a plan is loaded.
         """
-        self._recovered = self._released = False
-        self._release = None
-        self._noted = {}
-        self._noted_clocks = {}
-        self._round_ended = self.sent_per_s = None
-        self._clocks = self._new_clocks()
+        self._begin()
         with self._failures():
             self._turn = self._state.take(self._turn.owner)
 
@@ -156,7 +149,7 @@ class DocumentEngine:
             began = time.monotonic()
             self._state.advance(self._turn, clocks)
             is_idle = self._state.is_clean() and not is_due
-            report = Report(done=True) if is_idle else self._send()
+            report = Report(done=True) if is_idle else self._run_task(self._emission().run)
             self._measure(report, began)
             if report.documents:
                 # Also where no table has moved, as by `verify --repair`: the notes say up to where
@@ -164,12 +157,6 @@ class DocumentEngine:
                 self._noted = {}
             self._note(positions, clocks, report)
         return not report.done
-
-    def _new_clocks(self) -> ViewClocks:
-        return ViewClocks(self._kafka, self._pipeline, self._see)
-
-    def _see(self) -> Mapping[str, int]:
-        return self._state.times_seen()
 
     def _read_clocks(self, positions: Positions) -> Mapping[str, int] | None:
         """Read the clocks of the views that have one; None while no time counts yet. None is behind the
@@ -263,10 +250,6 @@ class DocumentEngine:
         took_s = ended - (self._round_ended or began)
         self.sent_per_s = None if report.done else report.documents / took_s
         self._round_ended = None if report.done else ended
-
-    def _send(self) -> Report:
-        """Run the task that sends documents."""
-        return self._run_task(self._emission().run)
 
     def _emission(self) -> Emission:
         return Emission(

@@ -14,8 +14,7 @@ from cdc.codec.members import encode
 from cdc.config.view_settings import ENDS
 from cdc.views.aggregates import added, ordered_value, rank, tallied
 from cdc.views.assemble import Document, Slice, note_due
-from cdc.views.closing import NONE_CLOSED, ClosedWindow
-from cdc.views.entries import NULL_LAST
+from cdc.views.closing import ClosedWindow
 from cdc.views.plan import (
     EXTREMES,
     FINAL,
@@ -28,8 +27,9 @@ from cdc.views.plan import (
     Tally,
     View,
     Window,
+    narrowed,
 )
-from cdc.views.rows import LISTING, TALLY, Entries, document_values, join_text, narrowed
+from cdc.views.rows import LISTING, NULL_LAST, TALLY, Entries, document_values, join_text
 from cdc.views.scalar.instants import FIRST, LAST, microseconds, text_of
 from cdc.views.scalar.operators import NOW
 from cdc.views.scalar.terms import BOOLEAN, INTEGERS, TIMESTAMPTZ, group
@@ -63,7 +63,7 @@ def assemble_groups(
     """
     groups = _Groups(view)
     known = {row_id: values for row_id in ids if (values := groups.values(row_id)) is not None}
-    closed: Mapping[str, ClosedWindow] = NONE_CLOSED
+    closed: dict[str, ClosedWindow] = {}
     due: dict[str, int] = {}
     if isinstance(groups.grouping.window, Session):
         rows = _read_sessions(plan, state, view, groups, known)
@@ -152,9 +152,7 @@ def _read_panes(
         window = groups.grouping.window
         if isinstance(window, Window):
             row[WINDOW_END] = groups.time(_instant(values[-1]) + window.size)
-        for name, value_by_id in members.items():
-            row[name] = value_by_id[row_id]
-        rows[row_id] = row
+        rows[row_id] = row | {name: by_id[row_id] for name, by_id in members.items()}
     return rows
 
 
@@ -262,7 +260,6 @@ class _Groups:
         return [_text([*values[:-1], self.time(pane)]) for pane in window.panes(begin)]
 
     def key(self, values: Values) -> dict[str, Any]:
-        """Return the members of a document's key."""
         return {column.name: value for column, value in zip(self._columns, values, strict=True)}
 
     def wire(self, members: dict[str, Any]) -> dict[str, Any]:
@@ -279,7 +276,6 @@ class _Groups:
         return self._groups[-1] == TIMESTAMPTZ
 
     def time(self, instant: int) -> str:
-        """Write a time as documents have it."""
         return text_of(instant, has_zone=self._has_zone)
 
 
@@ -333,7 +329,6 @@ class _Numbers:
         }
 
     def count(self, texts: Collection[str]) -> int:
-        """Count the rows of some of the panes."""
         return sum(self._counts.get(text, 0) for text in texts)
 
     @cached_property
@@ -443,7 +438,7 @@ class _Numbers:
         """Read an aggregate's column of rows, by their ids."""
         column = part.aggregate.argument
         assert column is not None
-        table = narrowed(self._table, frozenset([column]))
+        table = narrowed(self._table, [column])
         rows = self._state.rows(self._name, ids)
         return {row_id: document_values(row.row, table) for row_id, row in rows.items()}
 

@@ -12,8 +12,7 @@ from typing import Any
 
 from cdc.codec.table import codec
 from cdc.views.aggregates import result_type
-from cdc.views.plan import FINAL, WINDOW_END, WINDOW_START, Node, View
-from cdc.views.rows import narrowed
+from cdc.views.plan import FINAL, WINDOW_END, WINDOW_START, Node, View, narrowed
 
 OBJECT = "object"
 """The type of a member that is an object."""
@@ -21,8 +20,7 @@ OBJECT = "object"
 
 def shown_types(root: Node) -> dict[str, str]:
     """Return the Postgres types of what `having` may name, by name."""
-    shown = {*root.columns, *root.table.key}
-    types = {column.name: column.type for column in root.table.columns if column.name in shown}
+    types = {column.name: column.type for column in root.shown}
     for child in root.children:
         types |= {part.name: result_type(part, child.table) for part in child.aggregates}
         if not child.shows or child.many:
@@ -65,7 +63,7 @@ def shown_values(
     row: of the root, as the connector writes it. nested: its other members, as JSON
     """
     # A member may have the name of a column that isn't shown.
-    own = frozenset(names).intersection([*root.columns, *root.table.key])
+    own = {column.name for column in root.shown}.intersection(names)
     document = codec(narrowed(root.table, own)).document
     values: dict[str, Any] = _decoded(document(row)) if own else {}
     for name in names:

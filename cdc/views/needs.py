@@ -23,9 +23,8 @@ from cdc.sink.contract import positions
 from cdc.sink.lane import Failure
 from cdc.sink.lane_run import reported_error
 from cdc.sink.remedy import classify
-from cdc.views.plan import Node, StatePlan
+from cdc.views.plan import Node, StatePlan, narrowed
 from cdc.views.resolve import resolve
-from cdc.views.rows import narrowed
 from cdc.views.state import StateSink
 
 ESTIMATE_S = 10.0
@@ -34,37 +33,30 @@ log = structlog.get_logger()
 
 
 def all_needs(plan: StatePlan, topic_ids: Mapping[str, str]) -> dict[str, str]:
-    """Return the needs of all tables, by name, for the ids of the views' topics, by view."""
-    return {table.qualified: needs(plan, table, topic_ids) for table in plan.tables}
+    """Return a text for each table, by name, that changes with what its rows are stored for.
 
-
-def needs(plan: StatePlan, table: Table, topic_ids: Mapping[str, str]) -> str:
-    """Return a text that changes with what the rows of a table are stored for.
-
-    That is their columns and indexes; of a root also the whole view and its topic: when these
-    change, all documents are made again, and reading the root's rows again marks them all.
+    That is their columns and indexes; of a root also the whole view and its topic, of the id in `topic_ids`,
+    by view: when these change, all documents are made again, and reading the root's rows again marks them all.
     """
-    views = [view for view in plan.views if view.root.table.qualified == table.qualified]
-    parts = [
-        repr((table.columns, table.key)),
-        repr(
-            (
-                plan.slots[table.qualified],
-                plan.listings[table.qualified],
-                plan.tallies[table.qualified],
-            )
-        ),
-        *(
+    needs = {}
+    for table in plan.tables:
+        name = table.qualified
+        parts = [
+            repr((table.columns, table.key)),
+            repr((plan.slots[name], plan.listings[name], plan.tallies[name])),
+        ]
+        parts += (
             repr(
                 (
                     *(_in_use(view.root), view.grouping),
                     *(view.having, view.clock, view.alerts, topic_ids[view.name]),
                 )
             )
-            for view in views
-        ),
-    ]
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+            for view in plan.views
+            if view.root.table.qualified == name
+        )
+        needs[name] = hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
+    return needs
 
 
 def _in_use(node: Node) -> Node:

@@ -44,7 +44,6 @@ def outline(view: View) -> dict[str, Any]:
 
 
 def _groups(grouping: Grouping) -> dict[str, Any]:
-    """Describe what a grouped view's documents are of, and what they show."""
     window = grouping.window
     described: dict[str, Any] = {
         "key": [column.name for column in grouping.columns],
@@ -109,8 +108,7 @@ def _place(node: Node) -> dict[str, Any]:
 
 
 def _time(node: Node) -> dict[str, Any]:
-    """Describe a join in time."""
-    time = node.join.time if node.join is not None else None
+    time = node.time
     if time is None:
         return {}
     described: dict[str, Any] = {time.kind: {time.parent: time.child}}

@@ -11,8 +11,8 @@ tally   numbers over them: a document reads no row for them
 pane    a cut of time that no window cuts again: of hopping windows each has several
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TypeVar
 
@@ -138,18 +138,11 @@ class Tally:
 
 def tally_of(values: Values, where: Expression | None, aggregates: Iterable[Aggregate]) -> Tally:
     """Return the numbers over the rows that meet a condition which these aggregates are made of."""
-    columns = set()
-    summed = set()
-    distinct = set()
-    for part in aggregates:
-        if part.argument is None:
-            continue
-        if part.function == "distinct":
-            distinct.add(part.argument)
-        elif part.function not in (*EXTREMES, *ENDS):
-            columns.add(part.argument)
-        if part.function in ("sum", "avg"):
-            summed.add(part.argument)
+    parts = [(part.argument, part.function) for part in aggregates if part.argument is not None]
+    uncounted = ("distinct", *EXTREMES, *ENDS)
+    columns = {name for name, function in parts if function not in uncounted}
+    summed = {name for name, function in parts if function in ("sum", "avg")}
+    distinct = {name for name, function in parts if function == "distinct"}
     return Tally(
         values, where, tuple(sorted(columns)), tuple(sorted(summed)), tuple(sorted(distinct))
     )
@@ -217,7 +210,7 @@ class Node:
     @cached_property
     def extremes(self) -> Mapping[Aggregate, Listing]:
         """The lists whose first rows have the values of its `min` and `max`."""
-        if self.join is None or self.join.time is not None:
+        if self.join is None or self.time is not None:
             return {}
         return {
             part: Listing(
@@ -232,11 +225,10 @@ class Node:
         """The list that its rows are read from; None if it has none, or shows none. That of a join in
         time is ordered by the time.
         """
-        if self.join is not None and self.join.time is not None:
-            return Listing(self.join.child, self.where, (Order(self.join.time.child),))
-        if self.join is None or not self.many or not self.shows:
+        if self.join is None or (self.time is None and not (self.many and self.shows)):
             return None
-        return Listing(self.join.child, self.where, self.order_by)
+        order_by = self.order_by if self.time is None else (Order(self.time.child),)
+        return Listing(self.join.child, self.where, order_by)
 
     @cached_property
     def earlier(self) -> tuple["Node", ...]:
@@ -262,40 +254,50 @@ class Node:
         return next((child for child in self.children if child.presence is False), None)
 
     @property
-    def is_timed(self) -> bool:
-        """Whether a join in time leads to it."""
-        return self.join is not None and self.join.time is not None
+    def time(self) -> TimeJoin | None:
+        """The join in time that leads to it, if one does."""
+        return self.join.time if self.join is not None else None
+
+    def is_same_time(self, parent: "Node") -> bool:
+        """Whether both sides of its join in time are the same column of one table: then rows of one time
+        follow each other by their ids.
+        """
+        assert self.time is not None
+        is_same_table = parent.table.qualified == self.table.qualified
+        return is_same_table and self.time.parent == self.time.child
+
+    @property
+    def shown(self) -> Sequence[Column]:
+        """The columns that its documents have, in the table's order; a root always has its key."""
+        names = {*self.columns, *(self.table.key if self.join is None else ())}
+        return [column for column in self.table.columns if column.name in names]
 
     @cached_property
     def parent_listing(self) -> Listing | None:
         """The list of the parent's rows by time, in which those are looked for that a row of a join in
         time belongs to; None if it is none.
         """
-        if self.join is None or self.join.time is None:
+        if self.join is None or self.time is None:
             return None
-        return Listing(self.join.parent, None, (Order(self.join.time.parent),))
+        return Listing(self.join.parent, None, (Order(self.time.parent),))
 
     @cached_property
     def has_zone(self) -> bool:
         """Whether the times of both sides of its join in time are time stamps with a time zone: their texts
         end with Z.
         """
-        assert self.join is not None
-        assert self.join.time is not None
-        return group(self.table.column(self.join.time.child).type) == TIMESTAMPTZ
+        assert self.time is not None
+        return group(self.table.column(self.time.child).type) == TIMESTAMPTZ
 
     @property
     def columns_in_use(self) -> frozenset[str]:
         """Names of the columns of its rows that this place of the view depends on."""
-        expressions = [
-            *(self.join.child if self.join else ()),
-            *([self.where] if self.where else []),
-            *([self.meets] if self.meets else []),
-        ]
-        times = [self.join.time.child] if self.join and self.join.time else []
+        expressions = [part for part in (self.where, self.meets) if part]
+        expressions += self.join.child if self.join else ()
+        times = [self.time.child] if self.time else []
         for child in self.children:
             expressions += child.join.parent if child.join else ()
-            times += [child.join.time.parent] if child.join and child.join.time else []
+            times += [child.time.parent] if child.time else []
         return frozenset(
             [
                 *self.table.key,
@@ -425,19 +427,10 @@ class Grouping:
     def columns_in_use(self) -> frozenset[str]:
         """Names of the columns of its rows that the documents depend on."""
         parts = (self.counted, *self.aggregates)
-        orders = [self.order_column] if self.order_column is not None else []
-        conditions = [part.where for part in parts if part.where]
-        return frozenset(
-            [
-                *(
-                    name
-                    for expression in (*self.values, *conditions)
-                    for name in expression.columns
-                ),
-                *(part.aggregate.argument for part in parts if part.aggregate.argument),
-                *orders,
-            ]
-        )
+        expressions = [*self.values, *(part.where for part in parts if part.where)]
+        names = [self.order_column, *(part.aggregate.argument for part in parts)]
+        names += (name for expression in expressions for name in expression.columns)
+        return frozenset(name for name in names if name is not None)
 
 
 @dataclass(frozen=True)
@@ -490,12 +483,17 @@ class View:
         if self.grouping is not None and self.grouping.closing is not None:
             return True
         conditions = (self.root.where, self.having)
-        return any(part and part.term and part.term.reads_clock for part in conditions)
+        return any(part and part.reads_clock for part in conditions)
 
     @property
     def topics(self) -> dict[str, str]:
         """The topics of the tables that the view is made of, by the table's name."""
         return {node.table.qualified: node.table.topic for node in self.root.walk()}
+
+
+def narrowed(table: Table, columns: Collection[str]) -> Table:
+    kept = tuple(column for column in table.columns if column.name in columns)
+    return replace(table, columns=kept, reshaped=True)
 
 
 def is_key(table: Table, values: Values) -> bool:
@@ -516,10 +514,10 @@ class StatePlan:
     """What the state keeps for all views of a pipeline together."""
 
     views: tuple[View, ...]
-    tables: tuple[Table, ...] = field(init=False)
-    """The tables that any view uses, each with the columns in use only, sorted by name."""
 
-    def __post_init__(self) -> None:
+    @cached_property
+    def tables(self) -> tuple[Table, ...]:
+        """The tables that any view uses, each with the columns in use only, sorted by name."""
         columns: dict[str, set[str]] = {}
         tables: dict[str, Table] = {}
         for view in self.views:
@@ -530,18 +528,7 @@ class StatePlan:
                 columns[view.root.table.qualified].add(view.clock)
             if view.grouping is not None:
                 columns[view.root.table.qualified] |= view.grouping.columns_in_use
-        object.__setattr__(
-            self,
-            "tables",
-            tuple(
-                replace(
-                    table,
-                    columns=tuple(part for part in table.columns if part.name in columns[name]),
-                    reshaped=True,
-                )
-                for name, table in sorted(tables.items())
-            ),
-        )
+        return tuple(narrowed(tables[name], columns[name]) for name in sorted(tables))
 
     @cached_property
     def slots(self) -> dict[str, tuple[Values, ...]]:
@@ -550,7 +537,7 @@ class StatePlan:
         for view in self.views:
             for *_, parent, child in (path for path in view.root.paths() if len(path) > 1):
                 assert child.join is not None
-                if child.join.time is not None:
+                if child.time is not None:
                     continue
                 for node, values in ((parent, child.join.parent), (child, child.join.child)):
                     indexed = slots[node.table.qualified]
@@ -574,7 +561,7 @@ class StatePlan:
     def tallies(self) -> dict[str, tuple[Tally, ...]]:
         """By table name: the numbers over its rows, numbered by their place here."""
         return self._of_nodes(
-            lambda node: (None if node.is_timed else node.tally,),
+            lambda node: (node.tally if node.time is None else None,),
             lambda grouping: grouping.tallies,
         )
 

@@ -45,14 +45,6 @@ from cdc.views.plan import (
     View,
     Window,
 )
-from cdc.views.scalar.comparison import (
-    has_extremes,
-    is_counted_distinct,
-    is_ordered,
-    is_summed,
-    joined_group,
-    keeps_form,
-)
 from cdc.views.scalar.expression import Expression
 from cdc.views.scalar.instants import EPOCH
 from cdc.views.scalar.operators import quoted_name, source_name, sql_text
@@ -67,6 +59,12 @@ from cdc.views.scalar.terms import (
     UUID,
     Term,
     group,
+    has_extremes,
+    is_counted_distinct,
+    is_ordered,
+    is_summed,
+    joined_group,
+    keeps_form,
 )
 
 Keys = tuple[str, ...]
@@ -81,6 +79,9 @@ COMPUTED = {
     TIMESTAMPTZ: "timestamp with time zone",
 }
 """The type of an expression that rows are grouped by."""
+
+
+A_TIME = "name a column of type timestamptz or timestamp"
 
 
 class Resolution(NamedTuple):
@@ -136,10 +137,17 @@ class _Resolver:
         if pattern is not None:
             node = self._completing(node, pattern, (*keys, "pattern"))
         self._refuse_collisions(node, keys)
-        sinks = tuple(sink for sink in settings.to if sink in self.pipeline.sinks)
-        having = self._having(shown_types(node), settings.having, (*keys, "having"))
         alerts = settings.alerts or pattern is not None
-        view = View(name, node, sinks, having, alerts=alerts, pattern=pattern)
+        view = View(name, node, (), alerts=alerts, pattern=pattern)
+        return self._completed(view, settings, shown_types(node), keys)
+
+    def _completed(
+        self, view: View, settings: AnyView, types: Mapping[str, str], keys: Keys
+    ) -> View:
+        """Add what every view may have. `types`: of what `having` may name."""
+        sinks = tuple(sink for sink in settings.to if sink in self.pipeline.sinks)
+        having = self._having(types, settings.having, (*keys, "having"))
+        view = replace(view, sinks=sinks, having=having)
         return replace(view, clock=self._clock(view, settings.clock, (*keys, "clock")))
 
     def _grouped_view(self, name: str, settings: GroupedViewSettings) -> View:
@@ -179,21 +187,12 @@ class _Resolver:
         windows |= {FINAL} if closing is not None else set()
         for member in settings.select:
             if member in settings.group_by or member in windows:
-                raise self.pipeline.mistake(
-                    (*keys, "select", member),
-                    f"{name} has another member {member}",
-                    "give it another name",
-                )
+                raise self._taken((*keys, "select", member), name, member)
         for member in windows.intersection(settings.group_by):
-            raise self.pipeline.mistake(
-                (*keys, "group_by"), f"{name} has another member {member}", "give it another name"
-            )
-        sinks = tuple(sink for sink in settings.to if sink in self.pipeline.sinks)
+            raise self._taken((*keys, "group_by"), name, member)
         node = Node(name, table, (), where=where)
-        view = View(name, node, sinks, alerts=settings.alerts, grouping=grouping)
-        having = self._having(grouped_types(view), settings.having, (*keys, "having"))
-        view = replace(view, having=having)
-        return replace(view, clock=self._clock(view, settings.clock, (*keys, "clock")))
+        view = View(name, node, (), alerts=settings.alerts, grouping=grouping)
+        return self._completed(view, settings, grouped_types(view), keys)
 
     def _sliding_view(
         self,
@@ -205,8 +204,7 @@ class _Resolver:
         """Resolve a view with a document for each row, of the rows in the time before it."""
         keys = ("views", name)
         table = self._table(settings.root, (*keys, "from"))
-        hint = "name a column of type timestamptz or timestamp"
-        self._require_time(table, "time", window.time, (*keys, "window", "time"), hint)
+        self._require_time(table, "time", window.time, (*keys, "window", "time"))
         values = []
         for column, text in settings.group_by.items():
             place = (*keys, "group_by", column)
@@ -224,9 +222,7 @@ class _Resolver:
         for member, text in settings.select.items():
             place = (*keys, "select", member)
             if member in shown:
-                raise self.pipeline.mistake(
-                    place, f"{name} has another member {member}", "give it another name"
-                )
+                raise self._taken(place, name, member)
             part = self._grouped_aggregate(table, where, member, text, place)
             parts.setdefault(part.where, []).append(part.aggregate)
         time = TimeJoin("during", window.time, window.time, window.size, 0)
@@ -259,10 +255,8 @@ class _Resolver:
             where=_both(where, counted),
             children=children,
         )
-        having = self._having(shown_types(root), settings.having, (*keys, "having"))
-        sinks = tuple(sink for sink in settings.to if sink in self.pipeline.sinks)
-        view = View(name, root, sinks, having, alerts=settings.alerts, sliding=settings)
-        return replace(view, clock=self._clock(view, settings.clock, (*keys, "clock")))
+        view = View(name, root, (), alerts=settings.alerts, sliding=settings)
+        return self._completed(view, settings, shown_types(root), keys)
 
     def _grouped_by(self, table: Table, text: str, keys: Keys) -> tuple[Expression, str]:
         """Resolve what rows are grouped by, and name its Postgres type."""
@@ -283,8 +277,7 @@ class _Resolver:
         )
 
     def _window(self, table: Table, settings: WindowSettings, keys: Keys) -> Window | Session:
-        hint = "name a column of type timestamptz or timestamp"
-        self._require_time(table, "time", settings.time, (*keys, "time"), hint)
+        self._require_time(table, "time", settings.time, (*keys, "time"))
         if settings.session is not None:
             return Session(settings.time, settings.size)
         start = datetime.combine(settings.start, time.min, UTC)
@@ -296,7 +289,6 @@ class _Resolver:
         )
 
     def _ends_order(self, table: Table, text: str | None, keys: Keys) -> str | None:
-        """Resolve the column that says which row is the first."""
         if text is None:
             return None
         order = self._order(table, text, keys)
@@ -315,11 +307,9 @@ class _Resolver:
         return GroupedAggregate(part, own, _both(where, own))
 
     def _clock(self, view: View, text: str, keys: Keys) -> str | None:
-        """Resolve what the view's `now()` is."""
         if text == COMMIT:
             return None
-        hint = "name a column of type timestamptz or timestamp, or commit"
-        self._require_time(view.root.table, "clock", text, keys, hint)
+        self._require_time(view.root.table, "clock", text, keys, f"{A_TIME}, or commit")
         if not view.has_clock:
             waiting = "there is no unless" if view.pattern else "neither where"
             raise self.pipeline.mistake(
@@ -329,7 +319,9 @@ class _Resolver:
             )
         return text
 
-    def _require_time(self, table: Table, setting: str, name: str, keys: Keys, hint: str) -> str:
+    def _require_time(
+        self, table: Table, setting: str, name: str, keys: Keys, hint: str = A_TIME
+    ) -> str:
         """Return the type of a column, which is a time stamp's."""
         self._require_plain_column(table, setting, name, keys)
         type_ = table.column(name).type
@@ -360,13 +352,8 @@ class _Resolver:
         for name, step in settings.steps.items():
             condition = self._met(table, step.where, (*keys, "steps", name))
             conditions += [(name, condition)] * step.times
-        shown = {*root.columns, *table.key}
-        row = Node(
-            field="",
-            table=table,
-            columns=tuple(column.name for column in table.columns if column.name in shown),
-            shows=False,
-        )
+        columns = tuple(column.name for column in root.shown)
+        row = Node(field="", table=table, columns=columns, shows=False)
         before = Join(tuple(values), tuple(values), TimeJoin("previous", time, time, within, 0))
         earlier: tuple[Node, ...] = ()
         for name, condition in conditions[:-1]:
@@ -397,9 +384,8 @@ class _Resolver:
         # A row without such a value has no later one, and is in no sequence either.
         null = [Term("is null", BOOLEAN, (term,)) for term in terms]
         known = [Term("not", BOOLEAN, (term,)) for term in null]
-        met = last.term or Term("column", BOOLEAN, (), last.text)
-        all_ = Term("and", BOOLEAN, (met, *known, over))
-        where = Expression(sql_text(all_, source_name), all_.columns(), all_)
+        met = _term(last)
+        where = _computed(Term("and", BOOLEAN, (met, *known, over)))
         return replace(root, where=where, children=(*root.children, *earlier, absent))
 
     def _having(self, types: Mapping[str, str], text: str | None, keys: Keys) -> Expression | None:
@@ -419,7 +405,7 @@ class _Resolver:
             raise self.pipeline.mistake(keys, str(error), error.hint) from None
         if term.group != BOOLEAN:
             raise self.pipeline.mistake(keys, "isn't a condition", "for example: having: late > 3")
-        return Expression(sql_text(term, source_name), term.columns(), term)
+        return _computed(term)
 
     def _children(
         self, parent: Table, settings: ViewSettings | IncludeSettings, keys: Keys
@@ -507,10 +493,9 @@ class _Resolver:
         except InvalidSetting as error:
             raise self.pipeline.mistake(keys, str(error), error.hint) from None
         self._require_labels(table, term, keys)
-        columns = term.columns()
         if term.operator == "column":
-            return Expression(columns[0], columns), term
-        return Expression(sql_text(term, source_name), columns, term), term
+            return Expression(str(term.detail), term.columns()), term
+        return _computed(term), term
 
     def _require_labels(self, table: Table, term: Term, keys: Keys) -> None:
         """Refuse to compare an enum with a text that isn't one of its labels, as Postgres does.
@@ -534,11 +519,10 @@ class _Resolver:
 
     def _met(self, table: Table, text: str, keys: Keys, *, has_clock: bool = False) -> Expression:
         condition, term = self._expression(table, text, keys, has_clock=has_clock)
-        if term.group != BOOLEAN:
-            raise self.pipeline.mistake(
-                keys, "isn't a condition", "for example: where: status <> 'draft'"
-            )
-        return condition
+        if term.group == BOOLEAN:
+            return condition
+        hint = "for example: where: status <> 'draft'"
+        raise self.pipeline.mistake(keys, "isn't a condition", hint)
 
     def _join(self, parent: Table, table: Table, settings: IncludeSettings, keys: Keys) -> Join:
         pairs = []
@@ -626,16 +610,11 @@ class _Resolver:
         type_ = table.column(call.argument).type
         accepted = {
             "count": True,
-            "sum": is_summed(type_),
-            "avg": is_summed(type_),
-            "min": has_extremes(type_),
-            "max": has_extremes(type_),
-            "percentile_disc": has_extremes(type_),
+            **dict.fromkeys(("sum", "avg"), is_summed(type_)),
+            **dict.fromkeys(("first", "last"), keeps_form(type_)),
             "distinct": is_counted_distinct(type_),
-            "first": keeps_form(type_),
-            "last": keeps_form(type_),
         }
-        if not accepted[call.function]:
+        if not accepted.get(call.function, has_extremes(type_)):
             raise self.pipeline.mistake(
                 keys,
                 f"{written} of a {type_} can't be computed exactly",
@@ -647,9 +626,7 @@ class _Resolver:
 
     def _refuse_collisions(self, node: Node, keys: Keys) -> None:
         """Refuse two members with one name: a document would silently lose one."""
-        shown = [*node.columns]
-        if node.join is None:
-            shown += [name for name in node.table.key if name not in shown]
+        shown = {column.name for column in node.shown}
         for child in node.children:
             place = (*keys, "include", child.field)
             members = [((*place, "aggregates", part.name), part.name) for part in child.aggregates]
@@ -657,19 +634,18 @@ class _Resolver:
                 members.insert(0, (place, child.field))
             for member_keys, member in members:
                 if member in shown:
-                    raise self.pipeline.mistake(
-                        member_keys,
-                        f"{node.field} has another member {member}",
-                        "give it another name, or leave the column out: columns: [...]",
-                    )
-                shown.append(member)
+                    hint = "give it another name, or leave the column out: columns: [...]"
+                    raise self._taken(member_keys, node.field, member, hint)
+                shown.add(member)
         for step in node.steps:
             if step in shown:
-                raise self.pipeline.mistake(
-                    (*keys, "pattern", "steps", step),
-                    f"{node.field} has another member {step}",
-                    "give the step another name",
-                )
+                place = (*keys, "pattern", "steps", step)
+                raise self._taken(place, node.field, step, "give the step another name")
+
+    def _taken(
+        self, keys: Keys, name: str, member: str, hint: str = "give it another name"
+    ) -> SettingsError:
+        return self.pipeline.mistake(keys, f"{name} has another member {member}", hint)
 
     def _check_flatten(self, node: Node, keys: Keys) -> None:
         if node.flatten is None or node.flatten in node.columns:
@@ -691,20 +667,21 @@ class _Resolver:
 def _pane(table: Table, window: Window) -> Expression:
     """Return the beginning of the pane that a row is in."""
     column = Term("column", group(table.column(window.time).type), (), window.time)
-    term = Term("bin", column.group, (column,), f"{window.every} {window.start}")
-    return Expression(sql_text(term, source_name), (window.time,), term)
+    return _computed(Term("bin", column.group, (column,), f"{window.every} {window.start}"))
 
 
 def _both(first: Expression | None, second: Expression | None) -> Expression | None:
-    """Return the condition that both are met."""
     if first is None or second is None:
         return first or second
-    parts = [
-        Term("column", BOOLEAN, (), part.text) if part.term is None else part.term
-        for part in (first, second)
-    ]
-    term = Term("and", BOOLEAN, tuple(parts))
+    return _computed(Term("and", BOOLEAN, (_term(first), _term(second))))
+
+
+def _computed(term: Term) -> Expression:
     return Expression(sql_text(term, source_name), term.columns(), term)
+
+
+def _term(condition: Expression) -> Term:
+    return condition.term or Term("column", BOOLEAN, (), condition.text)
 
 
 def _type_name(table: Table, term: Term) -> str:

@@ -1,5 +1,9 @@
 """What the state holds of a row, as bytes: its entries, its key, and the row itself.
 
+The entries are what the row contributes to indexes, lists and tallies. They are computed from the row alone.
+So what a former version of it has contributed is undone by its entries, without its values, and without the
+definition of the view that they were made for.
+
     <entry> [US <entry> ...] RS <key> RS <row>
 
     <slot> GS <text>                     the text of the values that a join compares
@@ -11,7 +15,7 @@
 Key and row are the connector's JSON, which has none of the separators; in a text they are escaped.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
 from typing import Any, NamedTuple
@@ -22,10 +26,22 @@ from cdc.codec.forms import FilledValue
 from cdc.codec.members import encode, joined, members
 from cdc.codec.table import codec
 from cdc.model.table import Table
-from cdc.views.plan import StatePlan, Values, is_key
+from cdc.views.plan import Listing, Order, StatePlan, Tally, Values, is_key, narrowed
+from cdc.views.scalar.amounts import COUNTED, encode_amount, encode_distinct
+from cdc.views.scalar.expression import Expression
+from cdc.views.scalar.instants import microseconds
+from cdc.views.scalar.ordering import order_text, reversed_order, sort_key
 
 GROUP, RECORD, UNIT = "\x1d", "\x1e", "\x1f"
 """Separators: within an entry, between the parts of a row, between entries."""
+LISTING = "l"
+TALLY = "c"
+CLOSING = "w"
+"""What the entries begin with that aren't of slots."""
+NULL_LAST = "~"
+"""What a NULL is ordered by, whatever the direction: what has a value begins with `!`."""
+Row = Mapping[str, Any]
+"""A row's values in the form of documents."""
 ESCAPES = str.maketrans({"\x1b": "\x1b0", GROUP: "\x1b1", RECORD: "\x1b2", UNIT: "\x1b3"})
 _values = msgspec.json.Decoder(dict[str, Any], float_hook=Decimal).decode
 
@@ -42,10 +58,6 @@ class Entries(NamedTuple):
     slots: Mapping[int, str]
     places: Mapping[int, tuple[str, str]]
     tallies: Mapping[int, str]
-
-
-LISTING, TALLY, CLOSING = "l", "c", "w"
-"""What the entries begin with that aren't of slots."""
 
 
 class StoredRow(NamedTuple):
@@ -78,13 +90,11 @@ def _text(value: Any) -> str:
 
 
 def decode_row(stored: bytes) -> StoredRow:
-    """Take apart what the state holds of a row."""
     head, key, row = stored.split(RECORD.encode(), 2)
     return StoredRow(head, key, row)
 
 
 def decode_entries(head: str) -> Entries:
-    """Take the entries of a row apart."""
     slots: dict[int, str] = {}
     places: dict[int, tuple[str, str]] = {}
     tallies: dict[int, str] = {}
@@ -112,7 +122,6 @@ def escape(text: str) -> str:
 
 
 def unescape(text: str) -> str:
-    """Return the text that was escaped."""
     if "\x1b" not in text:
         return text
     for number, character in enumerate((GROUP, RECORD, UNIT), start=1):
@@ -125,25 +134,126 @@ def document_values(row: bytes, table: Table) -> dict[str, Any]:
     return _values(codec(table).document(row))
 
 
-def narrowed(table: Table, columns: frozenset[str]) -> Table:
-    """Return the table with these columns alone."""
-    return replace(
-        table,
-        columns=tuple(column for column in table.columns if column.name in columns),
-        reshaped=True,
-    )
-
-
 def value_reader(
     plan: StatePlan, table: Table, values: Values
 ) -> Callable[[str, Entries], str | None]:
-    """Return the function from a row's id and entries to the text of values in it; None where one
-    is NULL.
-    """
+    """Return the function from a row's id and entries to the text of values in it; None: one is NULL."""
     if is_key(table, values):
         return lambda row_id, _: row_id
     number = plan.slots[table.qualified].index(values)
     return lambda _, entries: entries.slots.get(number)
+
+
+def entry_maker(plan: StatePlan, table: Table) -> Callable[[bytes], str]:
+    """Return the function from a row, as the connector writes it, to its entries as one text."""
+    name = table.qualified
+    slots, listings, tallies = plan.slots[name], plan.listings[name], plan.tallies[name]
+    columns = {
+        *(column for slot in slots for value in slot for column in value.columns),
+        *(column for listing in listings for column in _columns(listing)),
+        *(column for tally in tallies for column in _columns(tally)),
+    }
+    if not (slots or listings or tallies):
+        return lambda _: ""
+    used = narrowed(table, columns)
+
+    def entries(wire: bytes) -> str:
+        row = document_values(wire, used)
+        parts = [_entry(str(number), slot, row, []) for number, slot in enumerate(slots)]
+        for number, listing in enumerate(listings):
+            if _meets(listing.where, row):
+                place = [place_text(listing, table, row)]
+                entry = _entry(f"{LISTING}{number}", listing.values, row, place)
+                parts.append(_closing(listing, row, entry))
+        for number, tally in enumerate(tallies):
+            if _meets(tally.where, row):
+                added = amounts(tally, table, row)
+                entry = _entry(f"{TALLY}{number}", tally.values, row, added)
+                parts.append(_closing(tally, row, entry))
+        return UNIT.join(part for part in parts if part is not None)
+
+    return entries
+
+
+def latest_times(plan: StatePlan, table: Table, rows: Iterable[bytes], now: int) -> dict[str, int]:
+    """Return the latest time that these rows of a table have in the columns which are clocks, by view,
+    in microseconds since 1970. One that is later than `now` counts for nothing: a row of the year 2099
+    moves no clock.
+    """
+    clocks = [
+        (view.name, view.clock)
+        for view in plan.views
+        if view.clock is not None and view.root.table.qualified == table.qualified
+    ]
+    if not clocks:
+        return {}
+    used = narrowed(table, frozenset(column for _, column in clocks))
+    latest: dict[str, int] = {}
+    for wire in rows:
+        values = document_values(wire, used)
+        for view, column in clocks:
+            text = values[column]
+            moment = None if text is None else microseconds(text)
+            if moment is not None and moment <= now:
+                latest[view] = max(moment, latest.get(view, moment))
+    return latest
+
+
+def _columns(part: Listing | Tally) -> Iterator[str]:
+    for value in (*part.values, *([part.where] if part.where else [])):
+        yield from value.columns
+    if isinstance(part, Tally):
+        yield from (*part.columns, *part.distinct)
+    else:
+        yield from (order.column for order in part.order_by)
+
+
+def _meets(condition: Expression | None, row: Row) -> bool:
+    return condition is None or condition.evaluate(row) is True
+
+
+def _entry(name: str, values: Values, row: Row, details: Sequence[str]) -> str | None:
+    """Write an entry; None where one of the values is NULL, which equals nothing."""
+    text = join_text([value.evaluate(row) for value in values])
+    return None if text is None else GROUP.join((name, escape(text), *details))
+
+
+def _closing(part: Listing | Tally, row: Row, entry: str | None) -> str | None:
+    """Add to an entry of a pane when it closes: no window that begins later has it."""
+    if part.closing is None or entry is None:
+        return entry
+    begin = microseconds(part.values[-1].evaluate(row))
+    assert begin is not None
+    return GROUP.join((f"{CLOSING}{part.closing.view}", str(begin + part.closing.after), entry))
+
+
+def place_text(listing: Listing, table: Table, row: Row) -> str:
+    """Write what a list is ordered by before the id."""
+    return "".join(_order(order, table, row[order.column]) for order in listing.order_by)
+
+
+def _order(order: Order, table: Table, value: Any) -> str:
+    if value is None:
+        return NULL_LAST
+    text = order_text(sort_key(table.column(order.column).type)(value))
+    return f"!{reversed_order(text) if order.descending else text}"
+
+
+def amounts(tally: Tally, table: Table, row: Row) -> list[str]:
+    """Write what a row adds to a tally, by column, then by column of different values."""
+    added = [
+        ""
+        if row[name] is None
+        else encode_amount(table.column(name).type, row[name])
+        if name in tally.summed
+        else COUNTED
+        for name in tally.columns
+    ]
+    distinct = [
+        "" if row[name] is None else encode_distinct(table.column(name).type, row[name])
+        for name in tally.distinct
+    ]
+    return [*added, *distinct]
 
 
 class ConnectorRows:
@@ -152,7 +262,6 @@ class ConnectorRows:
     """
 
     def converter(self, table: Table) -> Callable[[bytes], bytes]:
-        """Return the conversion, which raises Unreadable for a row that no document can hold."""
         # Nothing is left out of what is checked.
         check = codec(replace(table, reshaped=False)).document
         names, null = [column.name for column in table.columns], msgspec.Raw(b"null")
@@ -174,7 +283,6 @@ class ConnectorRows:
         older: bytes,
         older_missing: Sequence[str],
     ) -> FilledValue:
-        """Copy missing members from the older row, as text."""
         filled, source = members(value), members(older)
         available = [name for name in missing if name in source and name not in older_missing]
         filled.update((name, source[name]) for name in available)
@@ -182,5 +290,4 @@ class ConnectorRows:
         return FilledValue(joined(filled), remaining)
 
     def size(self, value: bytes) -> int:
-        """Count the bytes of the row."""
         return len(value)

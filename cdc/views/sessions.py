@@ -11,8 +11,8 @@ from itertools import pairwise
 from typing import Any
 
 from cdc.views.aggregates import RowAggregates
-from cdc.views.plan import LISTED, Grouping, Session, StatePlan, View
-from cdc.views.rows import Entries, document_values, narrowed
+from cdc.views.plan import LISTED, Grouping, Session, StatePlan, View, narrowed
+from cdc.views.rows import Entries, document_values
 from cdc.views.scalar.instants import FIRST, LAST, instant_of, order_of
 from cdc.views.scalar.terms import TIMESTAMPTZ, group
 from cdc.views.state import SPAN_PAGE, Span, State

@@ -86,14 +86,14 @@ def missing_indexes(conn: Connection, views: Sequence[View]) -> list[str]:
     missing: dict[str, str] = {}
     for view in views:
         for node in view.root.walk():
-            if node.join is None or node.join.time is None:
+            if node.join is None or node.time is None:
                 continue
             columns = [value.text for value in node.join.child if value.term is None]
             known = facts.get(node.table.qualified)
             # An index of an expression may have any form.
             if known is None or len(columns) < len(node.join.child):
                 continue
-            time = node.join.time.child
+            time = node.time.child
             if any(
                 set(index[: len(columns)]) == set(columns) and time in index[len(columns) :][:1]
                 for index in known.indexes
@@ -163,7 +163,7 @@ class _Checks:
         facts = self._facts.get(node.table.qualified)
         if (
             node.many
-            or node.is_timed
+            or node.time is not None
             or not node.shows
             or facts is None
             or facts.is_unique(columns)

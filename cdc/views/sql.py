@@ -46,40 +46,19 @@ def document_query(view: View) -> str:
     alias = query.alias()
     parts = query.parts(root, alias)
     query.add_pattern(root, alias, parts)
-    shown = {*root.columns, *root.table.key}
-    columns = [
-        f"{alias}.{quoted_name(column.name)}"
-        for column in root.table.columns
-        if column.name in shown
-    ]
+    clock = _clock(view)
+    columns = {column.name: f"{alias}.{quoted_name(column.name)}" for column in root.shown}
     numbers = [f"{value} AS {quoted_name(part.name)}" for part, _, value in parts.numbers]
     nested = [f"({text})::json AS {quoted_name(name)}" for name, text in parts.nested]
-    clock = _clock(view)
     conditions = [*parts.conditions]
     if root.where:
-        conditions.append(
-            sql_text(
-                root.where.term,
-                lambda name: clock if name == NOW else f"{alias}.{quoted_name(name)}",
-            )
-            if root.where.term
-            else _expression(root.where, alias)
-        )
+        conditions.append(_expression(root.where, alias, clock))
     if view.having is not None and view.having.term is not None:
-        named = {part.name: value for part, _, value in parts.numbers} | parts.named
-        conditions.append(
-            sql_text(
-                view.having.term,
-                lambda name: (
-                    clock
-                    if name == NOW
-                    else f"{alias}.{quoted_name(name)}"
-                    if name in shown
-                    else named[name]
-                ),
-            )
-        )
-    return _select([*columns, *numbers, *nested], root.table, alias, parts.joins, conditions)
+        named = {part.name: value for part, _, value in parts.numbers} | parts.named | columns
+        conditions.append(sql_text(view.having.term, {**named, NOW: clock}.__getitem__))
+    return _select(
+        [*columns.values(), *numbers, *nested], root.table, alias, parts.joins, conditions
+    )
 
 
 def _grouped_query(view: View, grouping: Grouping) -> str:
@@ -88,13 +67,9 @@ def _grouped_query(view: View, grouping: Grouping) -> str:
         if isinstance(grouping.window, Session)
         else _window_query(view.root.table, grouping, grouping.window, _clock(view))
     )
-    if view.having is None or view.having.term is None:
+    if view.having is None:
         return query
-    condition = sql_text(
-        view.having.term,
-        lambda name: _clock(view) if name == NOW else f"g.{quoted_name(name)}",
-    )
-    return f"SELECT * FROM ({query}) AS g WHERE {condition}"
+    return f"SELECT * FROM ({query}) AS g WHERE {_expression(view.having, 'g', _clock(view))}"
 
 
 def _session_query(table: Table, grouping: Grouping, session: Session) -> str:
@@ -106,8 +81,7 @@ def _session_query(table: Table, grouping: Grouping, session: Session) -> str:
     pause = f"{time} - lag({time}) OVER ({groups}ORDER BY {time})"
     begin = f"CASE WHEN {pause} <= {_interval(session.gap)} THEN NULL ELSE {time} END"
     conditions = [
-        *([_expression(grouping.counted.where, "t0")] if grouping.counted.where else []),
-        *(f"{value} IS NOT NULL" for value in values),
+        *_counted(grouping, values),
         f"{time} BETWEEN {_years(table.column(session.time).type)}",
     ]
     named = [f"{value} AS {place}" for value, place in zip(values, places, strict=True)]
@@ -125,6 +99,13 @@ def _session_query(table: Table, grouping: Grouping, session: Session) -> str:
     return f"SELECT {', '.join(columns)} FROM ({marked}) AS t2 GROUP BY {grouped_by}"
 
 
+def _counted(grouping: Grouping, values: Sequence[str]) -> list[str]:
+    """Write which rows count: those that have all of what they are grouped by."""
+    where = grouping.counted.where
+    conditions = [_expression(where, "t0")] if where else []
+    return conditions + [f"{value} IS NOT NULL" for value in values]
+
+
 def _aggregates(grouping: Grouping, table: Table, alias: str) -> list[str]:
     columns = []
     for part in grouping.aggregates:
@@ -136,15 +117,9 @@ def _aggregates(grouping: Grouping, table: Table, alias: str) -> list[str]:
 
 def _window_query(table: Table, grouping: Grouping, window: Window | None, clock: str) -> str:
     alias = "t0"
-    values = [
-        _expression(value, alias)
-        for value, _ in zip(grouping.values, grouping.columns, strict=False)
-    ]
+    values = [_expression(value, alias) for value in grouping.values[: len(grouping.columns)]]
     names = [quoted_name(column.name) for column in grouping.columns]
-    conditions = [
-        *([_expression(grouping.counted.where, alias)] if grouping.counted.where else []),
-        *(f"{value} IS NOT NULL" for value in values),
-    ]
+    conditions = _counted(grouping, values)
     columns = [f"{value} AS {name}" for value, name in zip(values, names, strict=True)]
     joins = []
     if window is not None:
@@ -221,7 +196,6 @@ class _Query:
         self._numbers = count()
 
     def alias(self) -> str:
-        """Return a name that the query doesn't use yet."""
         return f"t{next(self._numbers)}"
 
     def parts(self, node: Node, alias: str) -> _Parts:
@@ -257,10 +231,9 @@ class _Query:
             conditions = _conditions(parent, node, parent_alias, selected)
             columns = [f"{selected}.{quoted_name(name)}" for name in sorted(node.columns_in_use)]
             query = _select(columns, node.table, selected, (), conditions)
-            assert node.join is not None
-            assert node.join.time is not None
-            time = quoted_name(node.join.time.child)
-            within = _interval(node.join.time.before or 0)
+            assert node.time is not None
+            time = quoted_name(node.time.child)
+            within = _interval(node.time.before or 0)
             met = [_expression(node.meets, earlier)] if node.meets else []
             required = [*met, f"{earlier}.{time} >= {alias}.{time} - {within}"]
             joins.append(
@@ -291,7 +264,7 @@ class _Query:
 
     def _aggregates(self, parent_node: Node, node: Node, parent: str) -> str:
         alias = self.alias()
-        order = node.join.time.child if node.join is not None and node.join.time else None
+        order = node.time.child if node.time else None
         columns = [
             f"{_aggregate(part, node.table, order, alias)} AS {quoted_name(part.name)}"
             for part in node.aggregates
@@ -336,8 +309,8 @@ def _conditions(parent_node: Node, node: Node, parent: str, alias: str) -> list[
     conditions = [
         f"{_expression(left, parent)} = {_expression(right, alias)}" for left, right in pairs
     ]
-    if node.join.time is not None:
-        conditions += _time_conditions(node.join.time, parent_node, node, parent, alias)
+    if node.time is not None:
+        conditions += _time_conditions(node.time, parent_node, node, parent, alias)
     return [*conditions, *([_expression(node.where, alias)] if node.where else [])]
 
 
@@ -353,7 +326,7 @@ def _time_conditions(
         f"({right}, {_id(node.table, alias)}{COLLATION})",
         f"({left}, {_id(parent_node.table, parent)}{COLLATION})",
     )
-    is_own = parent_node.table.qualified == node.table.qualified and time.parent == time.child
+    is_own = node.is_same_time(parent_node)
     if time.kind == "as_of":
         conditions.append(f"{right} <= {left}")
     elif time.kind == "previous":
@@ -379,36 +352,39 @@ def _interval(microseconds: int) -> str:
     return f"interval '{microseconds} microseconds'"
 
 
-def _expression(expression: Expression, alias: str) -> str:
+def _expression(expression: Expression, alias: str, clock: str = "") -> str:
+    def column(name: str) -> str:
+        return clock if name == NOW else f"{alias}.{quoted_name(name)}"
+
     if expression.term is None:
-        return f"{alias}.{quoted_name(expression.text)}"
-    return sql_text(expression.term, lambda name: f"{alias}.{quoted_name(name)}")
+        return column(expression.text)
+    return sql_text(expression.term, column)
 
 
 def _ordering(node: Node, alias: str) -> list[str]:
-    time = node.join.time if node.join else None
-    if time is not None and not node.order_by:
-        descending = time.kind in ("as_of", "previous")
-        return [_order(Order(time.child, descending), node.table, alias)]
+    if node.time is not None and not node.order_by:
+        descending = node.time.kind in ("as_of", "previous")
+        return [_order(Order(node.time.child, descending), node.table, alias)]
     return [_order(order, node.table, alias) for order in node.order_by]
 
 
 def _full_ordering(node: Node, alias: str) -> str:
     """Write the order of a node's rows, of which no two are equal."""
     # The last row of one time is the one with the greatest id.
-    is_last = node.is_timed and not node.many and _ordering(node, alias)[0].count(" DESC ")
+    is_last = node.time is not None and not node.many and _ordering(node, alias)[0].count(" DESC ")
     by_id = f"{_id(node.table, alias)}{COLLATION}{' DESC' if is_last else ''}"
     return ", ".join([*_ordering(node, alias), by_id])
 
 
 def _order(order: Order, table: Table, alias: str) -> str:
-    collation = COLLATION if _is_text(table, order.column) else ""
     direction = " DESC" if order.descending else ""
-    return f"{alias}.{quoted_name(order.column)}{collation}{direction} NULLS LAST"
+    return f"{_collated(table, order.column, alias)}{direction} NULLS LAST"
 
 
-def _is_text(table: Table, column: str) -> bool:
-    return group(table.column(column).type) == TEXTS
+def _collated(table: Table, column: str, alias: str) -> str:
+    """Write a column of rows to be ordered by it."""
+    collation = COLLATION if group(table.column(column).type) == TEXTS else ""
+    return f"{alias}.{quoted_name(column)}{collation}"
 
 
 def _end(part: Aggregate, table: Table, order_column: str | None, alias: str, only: str) -> str:
@@ -416,11 +392,10 @@ def _end(part: Aggregate, table: Table, order_column: str | None, alias: str, on
     assert part.argument is not None
     assert order_column is not None
     direction = " DESC" if part.function == "last" else ""
-    order = f"{alias}.{quoted_name(order_column)}"
-    collation = COLLATION if _is_text(table, order_column) else ""
+    order = f"{_collated(table, order_column, alias)}{direction}"
     by_id = f"{_id(table, alias)}{COLLATION}{direction}"
-    value = f"array_agg({alias}.{quoted_name(part.argument)} ORDER BY {order}{collation}{direction}, {by_id})"
-    ordered = f"{order} IS NOT NULL"
+    value = f"array_agg({alias}.{quoted_name(part.argument)} ORDER BY {order}, {by_id})"
+    ordered = f"{alias}.{quoted_name(order_column)} IS NOT NULL"
     condition = f"{only.removesuffix(')')} AND {ordered})" if only else f" FILTER (WHERE {ordered})"
     return f"({value}{condition})[1]"
 
@@ -436,11 +411,11 @@ def _aggregate(part: Aggregate, table: Table, order: str | None, alias: str, onl
         return f"count(DISTINCT {argument}){only}"
     if part.function not in LISTED:
         return f"{part.function}({argument}){only}"
-    collation = COLLATION if _is_text(table, part.argument) else ""
+    ordered = _collated(table, part.argument, alias)
     value = (
-        f"percentile_disc({part.fraction!r}) WITHIN GROUP (ORDER BY {argument}{collation}){only}"
+        f"percentile_disc({part.fraction!r}) WITHIN GROUP (ORDER BY {ordered}){only}"
         if part.function == "percentile_disc"
-        else f"{part.function}({argument}{collation}){only}"
+        else f"{part.function}({ordered}){only}"
     )
     # Of equal numerics any may come; without the zeros at their end they have one text.
     return f"trim_scale({value})" if table.column(part.argument).type == "numeric" else value

@@ -6,18 +6,15 @@ from typing import NamedTuple, Protocol
 from cdc.errors import SinkRejected
 from cdc.model.finding import Finding
 from cdc.model.position import ViewCheckpoint
-from cdc.model.table import RowEstimate, Table
+from cdc.model.table import RowEstimate
 from cdc.sink.contract import Sink
-from cdc.views.plan import StatePlan, Values, is_key
+from cdc.views.plan import StatePlan
 from cdc.views.rows import Entries, StoredRow
 
 SPAN_PAGE = 2000
 """Places that are read of a part of a list at once: a parent may have millions of children."""
-
-
 NEVER_DUE: Mapping[str, int] = {}
 NOTHING_SENT: Mapping[str, bytes | None] = {}
-NONE_LATE: Mapping[str, int] = {}
 
 
 class StateTooLarge(SinkRejected):
@@ -130,7 +127,7 @@ class StateSizes(NamedTuple):
     used_bytes: int | None
     limit_bytes: int | None
     applied: Mapping[str, ViewCheckpoint | None]
-    late: Mapping[str, int] = NONE_LATE
+    late: Mapping[str, int] = {}
     late_since: float | None = None
 
 
@@ -139,7 +136,8 @@ class State(Protocol):
 
     Rows get in through the lane of a `StateSink`, which notes in the same step
     what they make pending and dirty. Any thread may use a state. Every method may raise Failure of
-    `cdc.sink.lane`, and may be repeated.
+    `cdc.sink.lane`, and may be repeated. One that takes a turn raises as `require_turn` does, and changes
+    nothing, unless it is that turn. Times are in microseconds since 1970.
     """
 
     def take(self, owner: str) -> Turn:
@@ -148,7 +146,7 @@ class State(Protocol):
         """
 
     def begin_turn(self, turn: Turn) -> None:
-        """Go on from the turn before to this one, in one step, or raise as `require_turn` does."""
+        """Go on to this turn, in one step, if it is the turn before."""
 
     def require_turn(self, turn: Turn) -> None:
         """Raise Failure unless it is this turn: of the kind `fenced` when another run has been named
@@ -230,22 +228,19 @@ class State(Protocol):
         """
 
     def begin_sending(self, turn: Turn, number: int) -> None:
-        """Note that a transaction begins, if it is still this turn and this number; else raise as
-        `require_turn` and `digests` do. So a task that is run twice sends nothing twice.
+        """Note that a transaction begins; raise as `digests` does unless it is still this number. So a task
+        that is run twice sends nothing twice.
         """
 
     def note_digests(self, turn: Turn, view: str, digests: Mapping[str, bytes | None]) -> None:
-        """Store what the view's topic has, None: no such document; if it is still this turn, else
-        raise as `require_turn` does.
-        """
+        """Store what the view's topic has; None: no such document."""
 
     def forget_digests(self, turn: Turn, view: str) -> None:
-        """Take the view's topic for empty, if it is still this turn; else raise as `require_turn` does."""
+        """Take the view's topic for empty."""
 
     def note_closed(self, turn: Turn, view: str, closed: int) -> None:
-        """Note that the view's topic has the last document of a window that closed then, in
-        microseconds since 1970; if it is still this turn, else raise as `require_turn` does. No clock of
-        the view begins before it.
+        """Note that the view's topic has the last document of a window that closed then. No clock of the
+        view begins before it.
         """
 
     def late(self, view: str) -> list[LateChange]:
@@ -260,30 +255,26 @@ class State(Protocol):
         digests: Mapping[str, bytes | None] = NOTHING_SENT,
         dropped: Collection[Pane] = (),
     ) -> None:
-        """Forget that ids are dirty whose mark is still the one that was read, if it is still this
-        turn; else raise as `require_turn` does. In the same step, remember when these documents are
-        due next, in microseconds since 1970; those without a time never are. And store the digests
-        of what was sent, which ends what `begin_sending` began; and drop panes.
+        """Forget that ids are dirty whose mark is still the one that was read. In the same step, remember
+        when these documents are due next; those without a time never are. And store the digests of what
+        was sent, which ends what `begin_sending` began; and drop panes.
         """
 
     def times_seen(self) -> Mapping[str, int]:
-        """Read the latest time that rows had in the column that is a view's clock, by view, in
-        microseconds since 1970. It may be of rows that are only about to be applied.
+        """Read the latest time that rows had in the column that is a view's clock, by view. It may be of
+        rows that are only about to be applied.
         """
 
     def clocks(self) -> Mapping[str, int]:
-        """Read the clock of each view that has one, in microseconds since 1970."""
+        """Read the clock of each view that has one."""
 
     def advance(self, turn: Turn, clocks: Mapping[str, int]) -> None:
-        """Set clocks forward, by view, if it is still this turn; else raise as `require_turn` does.
-        None goes back, nor begins before what `note_closed` noted. From then on changes to panes that
-        close by then are refused.
+        """Set clocks forward, by view. None goes back, nor begins before what `note_closed` noted. From
+        then on changes to panes that close by then are refused.
         """
 
     def ripen(self, turn: Turn, view: str, now: int) -> None:
-        """Mark as dirty the documents that are due by then, if it is still this turn; else raise as
-        `require_turn` does.
-        """
+        """Mark as dirty the documents that are due by then."""
 
     def is_due(self, view: str, now: int) -> bool:
         """Say whether a document is due by then."""
@@ -306,8 +297,7 @@ class State(Protocol):
         reached: Mapping[str, Mapping[str, ViewCheckpoint | None]],
         clocks: Mapping[str, int],
     ) -> None:
-        """Store by view up to where its documents have been sent, if it is still this turn; else
-        raise as `require_turn` does. Other views' notes stay.
+        """Store by view up to where its documents have been sent. Other views' notes stay.
 
         `clocks`: of the views that have one, the time that its documents are as of
 
@@ -369,27 +359,6 @@ class StateSink(Sink, Protocol):
         """Return what opens the state of the plan in any process; can be pickled."""
 
 
-def find_rows(
-    plan: StatePlan, state: State, table: Table, values: Values, texts: Collection[str]
-) -> Mapping[str, Collection[str]]:
-    """Return the ids of rows that have these values, by their text.
-
-    Where the values are the key, an id may be of no row.
-    """
-    if is_key(table, values):
-        return {text: (text,) for text in texts}
-    return state.members(table.qualified, _slot(plan, table, values), texts)
-
-
-def scan_rows(
-    plan: StatePlan, state: State, table: Table, values: Values, texts: Collection[str]
-) -> Iterable[Collection[str]]:
-    """Find the same ids as `find_rows`, in pages."""
-    if is_key(table, values):
-        return (texts,)
-    return state.scan_members(table.qualified, _slot(plan, table, values), texts)
-
-
 def scan_spans(
     state: State, table: str, number: int, spans: Sequence[Span]
 ) -> Iterator[tuple[int, list[Place]]]:
@@ -407,7 +376,3 @@ def scan_spans(
             else:
                 # A text follows another directly with a NUL after it.
                 remaining[place] = remaining[place]._replace(low=f"{page[-1].member}\0", skipped=0)
-
-
-def _slot(plan: StatePlan, table: Table, values: Values) -> int:
-    return plan.slots[table.qualified].index(values)

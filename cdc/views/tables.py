@@ -22,7 +22,9 @@ def view_table(pipeline: Pipeline, view: View) -> Table:
     return Table(
         SCHEMA,
         view.name,
-        _grouped_members(view) if view.grouping is not None else _row_members(view.root),
+        _row_members(view.root)
+        if view.grouping is None
+        else tuple(Column(name, type_) for name, type_ in grouped_types(view).items()),
         view.keyed.key,
         pipeline.view_topic(view.name),
         # The topic may hold documents of an earlier definition, with members of their own.
@@ -51,17 +53,10 @@ def _row_members(root: Node) -> tuple[Column, ...]:
     return (*_members(root), *steps)
 
 
-def _grouped_members(view: View) -> tuple[Column, ...]:
-    return tuple(Column(name, type_) for name, type_ in grouped_types(view).items())
-
-
 def _members(node: Node) -> tuple[Column, ...]:
-    """Return what the object of a row has: its columns, numbers over its children, nested
-    members.
-    """
-    shown = {*node.columns, *(node.table.key if node.join is None else ())}
+    """Return what the object of a row has: columns, numbers over its children, nested members."""
     return (
-        *(column for column in node.table.columns if column.name in shown),
+        *node.shown,
         *(
             Column(part.name, result_type(part, child.table))
             for child in node.children

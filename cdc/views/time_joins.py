@@ -15,7 +15,9 @@ ListPlace = tuple[str, str]
 """The text of a list, and what a row is ordered by there."""
 
 
-def list_place(plan: StatePlan, node: Node, listing: Listing, entries: Entries) -> ListPlace | None:
+def list_place(
+    plan: StatePlan, node: Node, listing: Listing | None, entries: Entries
+) -> ListPlace | None:
     """Return the place of a row of the node in a list; None where it is in none, or its time isn't
     within the years 1 to 9999.
     """
@@ -33,12 +35,12 @@ def children_span(parent: Node, child: Node, place: ListPlace, parent_id: str) -
     time = _time(child)
     text, order = place
     own_place = Place(order, parent_id).member
-    if time.kind in ("as_of", "during"):
-        return Span(text, *_bounds(child, order, time.before, time.after))
     low, high = _bounds(child, order, time.before, time.after)
+    if time.kind in ("as_of", "during"):
+        return Span(text, low, high)
     if time.kind == "previous":
-        return Span(text, low, own_place if _is_own(parent, child) else f"{order} ")
-    return Span(text, f"{own_place}\0" if _is_own(parent, child) else f"{order}!", high)
+        return Span(text, low, own_place if child.is_same_time(parent) else f"{order} ")
+    return Span(text, f"{own_place}\0" if child.is_same_time(parent) else f"{order}!", high)
 
 
 def is_last(child: Node) -> bool:
@@ -57,25 +59,25 @@ def parents(
     itself.
     """
     time = _time(child)
-    listing = child.listing
-    parent_listing = child.parent_listing
-    assert listing is not None
-    assert parent_listing is not None
-    number = plan.listings[child.table.qualified].index(listing)
+    number = plan.listings[child.table.qualified].index(child.listing)
     changed = list(places)
     if time.kind == "during":
         neighbours: list[list[Place]] = [[] for _ in changed]
     elif time.kind == "next":
-        earlier = [Span(text, _first(child), f"{order} ") for text, order in changed]
+        earlier = [
+            Span(text, _bounds(child, order, None, 0)[0], f"{order} ") for text, order in changed
+        ]
         neighbours = state.ranged(child.table.qualified, number, earlier, 1, last_first=True)
     else:
-        later = [Span(text, f"{order}!", _end(child)) for text, order in changed]
+        later = [
+            Span(text, f"{order}!", _bounds(child, order, 0, None)[1]) for text, order in changed
+        ]
         neighbours = state.ranged(child.table.qualified, number, later, 1)
     spans = {
         Span(text, *_parent_bounds(child, order, near[0].order if near else None))
         for (text, order), near in zip(changed, neighbours, strict=True)
     }
-    parent_number = plan.listings[parent.table.qualified].index(parent_listing)
+    parent_number = plan.listings[parent.table.qualified].index(child.parent_listing)
     for _, page in scan_spans(state, parent.table.qualified, parent_number, list(spans)):
         yield {place.id for place in page}
 
@@ -106,23 +108,6 @@ def _bounds(child: Node, order: str, before: int | None, after: int | None) -> t
     )
 
 
-def _first(child: Node) -> str:
-    return f"{order_of(FIRST, has_zone=child.has_zone)} "
-
-
-def _end(child: Node) -> str:
-    return f"{order_of(LAST, has_zone=child.has_zone)}!"
-
-
 def _time(child: Node) -> TimeJoin:
-    assert child.join is not None
-    assert child.join.time is not None
-    return child.join.time
-
-
-def _is_own(parent: Node, child: Node) -> bool:
-    """Whether both sides are the same column of one table: then rows of one time follow each other
-    by their ids.
-    """
-    time = _time(child)
-    return parent.table.qualified == child.table.qualified and time.parent == time.child
+    assert child.time is not None
+    return child.time

@@ -16,10 +16,9 @@ from cdc.model.position import Position, distance
 from cdc.sinks.redis.documents import executor
 from cdc.sinks.redis.documents.scripts import APPLY
 from cdc.sinks.redis.documents.state import RedisState
-from cdc.views import clock, groups
+from cdc.views import clock, groups, tasks
 from cdc.views.closing import ClosedWindow
 from cdc.views.scalar.instants import microseconds, text_of
-from cdc.views.tasks import marking
 from tests.integration.test_grouped_views import RUNS, TABLES, literal
 from tests.support.document_history import History, is_final, run_random_history
 from tests.support.verbs import run_verb
@@ -434,7 +433,7 @@ REACHED = distance(position, position)
     ("module", "name", "twin", "run"),
     [
         (executor, "APPLY", APPLY.replace("if is_closed(view, time) then", "if false then"), run_0),
-        (marking, "closed_at", lambda *_: None, run_0),
+        (tasks, "closed_at", lambda *_: None, run_0),
         (RedisState, "note_closed", lambda *_: None, test_the_newest_row_goes_with_the_state),
         (clock, "distance", lambda *_: REACHED, test_one_partition_is_read_before_the_other),
         (groups, "ClosedWindow", lambda panes, is_over: ClosedWindow(panes, is_over=True), run_0),

@@ -12,13 +12,12 @@ import pytest
 import redis
 
 from cdc.errors import ConnectorError, SettingsError
-from cdc.sinks.redis.documents import row_reader
+from cdc.sinks.redis.documents import state as redis_state
 from cdc.sinks.redis.documents.state import RedisState
 from cdc.verify.repair import send_documents_again
-from cdc.views import climb
+from cdc.views import climb, tasks
 from cdc.views.tables import view_table
-from cdc.views.tasks import emission
-from cdc.views.tasks.emission import SLICE
+from cdc.views.tasks import SLICE
 from tests.support.budget import SCALE
 from tests.support.document_history import History
 from tests.support.envelopes import PLACEHOLDER
@@ -661,7 +660,7 @@ def test_a_round_that_took_long_is_the_last_when_nothing_is_left(
     history: History, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else documents are never noted as current while changes go on, and who waits waits in vain."""
-    monkeypatch.setattr(emission, "ROUND_S", 0.0)
+    monkeypatch.setattr(tasks, "ROUND_S", 0.0)
     library(history, BOOK_DOCS)
     history.do("INSERT INTO lib.books VALUES (1, NULL, 'a', 2000)")
     history.apply()
@@ -682,8 +681,8 @@ def test_a_fan_out_is_found_in_pages(history: History, monkeypatch: pytest.Monke
     )
     history.settle()
     monkeypatch.setattr(climb, "PAGE", 20)
-    monkeypatch.setattr(row_reader, "PAGE", 20)
-    monkeypatch.setattr(emission, "SLICE", 50)
+    monkeypatch.setattr(redis_state, "PAGE", 20)
+    monkeypatch.setattr(tasks, "SLICE", 50)
     sizes = measured(monkeypatch)
     history.do("UPDATE lib.authors SET name = 'B'")
     history.apply()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from psycopg import sql
@@ -20,14 +20,12 @@ from cdc.postgres import source, table_survey
 from cdc.postgres.row_query import row_query
 from cdc.views.aggregates import result_type
 from cdc.views.assemble import assemble
-from cdc.views.entries import entry_maker
 from cdc.views.plan import Node, StatePlan, View
 from cdc.views.resolve import resolve_views
-from cdc.views.rows import StoredRow
+from cdc.views.rows import StoredRow, entry_maker
 from cdc.views.sql import document_query
-from cdc.views.state import State
-from tests.support.batch_state import BatchState
 from tests.support.budget import SCALE
+from tests.support.memory_state import MemoryState
 
 RUNS, CHANGES = 25 * SCALE, 60
 TABLES = """
@@ -129,9 +127,9 @@ Row = dict[str, Any]
 Plant = Callable[[Node], Node]
 
 
-def state_of(plan: StatePlan, rows: Mapping[str, Mapping[str, Row]]) -> BatchState:
+def state_of(plan: StatePlan, rows: Mapping[str, Mapping[str, Row]]) -> MemoryState:
     """The rows in memory, asked as `assemble` asks the state."""
-    state = BatchState()
+    state = MemoryState()
     for table in plan.tables:
         entries = entry_maker(plan, table)
         columns = [column.name for column in table.columns]
@@ -141,7 +139,7 @@ def state_of(plan: StatePlan, rows: Mapping[str, Mapping[str, Row]]) -> BatchSta
                 for names in (columns, table.key)
             )
             stored = StoredRow(entries(wire).encode(), key_json, wire)
-            state.add(table.qualified, key, stored)
+            state.tables.setdefault(table.qualified, {})[key] = stored
     return state
 
 
@@ -279,8 +277,7 @@ def views_of(
 def view_table(view: View) -> Table:
     """A view as what it is in a sink: the root's columns, aggregates, nested members as json."""
     root = view.root
-    shown = {*root.columns, *root.table.key}
-    columns = [column for column in root.table.columns if column.name in shown]
+    columns = [*root.shown]
     for child in root.children:
         columns += [Column(part.name, result_type(part, child.table)) for part in child.aggregates]
     columns += [Column(child.field, "json") for child in root.children if child.shows]
@@ -289,7 +286,8 @@ def view_table(view: View) -> Table:
 
 def assembled(view: View, plan: StatePlan, rows: Mapping[str, Mapping[str, Row]]) -> dict[str, str]:
     """The documents of a view by id, as a sink that reads the view's topic has them."""
-    state, table = cast(State, state_of(plan, rows)), codec(view_table(view))
+    state = state_of(plan, rows)
+    table = codec(view_table(view))
     documents = assemble(plan, state, view, list(rows[view.root.table.name])).documents
     return {
         table.row_id(document.key): table.document(document.row).decode()

@@ -5,6 +5,7 @@ step; then each document is what the tables say, and nothing is left over.
 import json
 import random
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -27,15 +28,14 @@ from cdc.sinks.redis.database import Database
 from cdc.sinks.redis.documents.executor import StateWriter
 from cdc.sinks.redis.documents.keys import shard_prefix
 from cdc.sinks.redis.documents.sink import DocumentState
-from cdc.sinks.redis.documents.state import OpenState, RedisState
+from cdc.sinks.redis.documents.state import RedisState
 from cdc.sinks.redis.positions import Positions
+from cdc.views import tasks
 from cdc.views.plan import Aggregate, Join, Node, Order, StatePlan, View
 from cdc.views.rows import Entries
 from cdc.views.scalar.expression import Expression
 from cdc.views.state import Chunk, Turn
-from cdc.views.tasks import emission
-from cdc.views.tasks.emission import SLICE, Emission
-from cdc.views.tasks.report import Report
+from cdc.views.tasks import SLICE, Emission, Report
 from tests.support.budget import SCALE
 from tests.support.cache import Road, cache
 from tests.support.wait import wait_until
@@ -146,6 +146,7 @@ TAG_DOCS = node(
     ),
 )
 PLAN = StatePlan(tuple(View(root.field, root, ()) for root in (AUTHOR_DOCS, REVIEW_DOCS, TAG_DOCS)))
+VIEWS = tuple(view.name for view in PLAN.views)
 
 
 def expected(rows: Rows, place: Node, row: Row) -> Row:
@@ -344,7 +345,7 @@ class Library:
 
     def send(self) -> None:
         """Send what is dirty, as the task on an executor does."""
-        open_state = OpenState(self.url, PREFIX, PLAN)
+        open_state = partial(RedisState, self.url, PREFIX, VIEWS)
         topics = {view.name: view.name for view in PLAN.views}
         state = open_state()
         task = Emission(PLAN, open_state, "", topics, "documents", state.take(self.writer))
@@ -514,7 +515,7 @@ def differences(library: Library) -> list[str]:
     ],
 )  # fmt: skip
 def test_planted_bugs_are_found(url: str, plant: Plant, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(emission, "SLICE", 3)
+    monkeypatch.setattr(tasks, "SLICE", 3)
     for seed in range(10):
         with redis.Redis.from_url(url) as server:
             server.flushdb()
@@ -571,7 +572,8 @@ def test_a_state_that_does_not_fit_is_refused_with_numbers(
         server.flushdb()
         library = Library(url, 1)
         library.crash_share = 0.0
-        sink, state = DocumentState(url, NAME), OpenState(url, PREFIX, PLAN)()
+        sink = DocumentState(url, NAME)
+        state = RedisState(url, PREFIX, VIEWS)
         sink.needs = {AUTHORS.qualified: "all"}
         for _ in range(9):
             library.transact()
@@ -607,7 +609,7 @@ def clients(server: redis.Redis) -> int:
 def test_documents_are_what_the_tables_say(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     changes = 0
     for seed in range(RUNS):
-        monkeypatch.setattr(emission, "SLICE", (3, SLICE)[seed % 2])
+        monkeypatch.setattr(tasks, "SLICE", (3, SLICE)[seed % 2])
         with redis.Redis.from_url(url) as server:
             server.flushdb()
             library = Library(url, seed)

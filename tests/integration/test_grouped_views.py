@@ -15,7 +15,7 @@ from cdc.model.table import Table
 from cdc.sink.lane import Failure
 from cdc.sinks.redis.documents.sink import STATE_COMMANDS
 from cdc.sinks.redis.server import COMMANDS
-from cdc.views import climb, groups
+from cdc.views import climb, groups, tasks
 from cdc.views.aggregates import tallied
 from cdc.views.plan import Aggregate, GroupedAggregate, Grouping, StatePlan, Tally, Window
 from cdc.views.rows import Entries
@@ -23,7 +23,6 @@ from cdc.views.scalar import operators
 from cdc.views.scalar.instants import instant_of, microseconds, text_of
 from cdc.views.sessions import Sessions
 from cdc.views.state import Chunk, Span, State
-from cdc.views.tasks import emission
 from tests.support.budget import SCALE
 from tests.support.document_history import History, run_random_history, without_final
 
@@ -343,7 +342,7 @@ def all_values(part: Aggregate, table: Table, tally: Tally, numbers: Mapping[str
 @pytest.mark.parametrize(
     ("module", "name", "twin"),
     [
-        (emission, "climb", only_new_versions),
+        (tasks, "climb", only_new_versions),
         (operators, "binned", truncated),
         (Window, "begins", lambda _, pane: range(pane, pane + 1)),
         (groups, "tallied", lambda part, table, tally, numbers: numbers.get("n", 0)),

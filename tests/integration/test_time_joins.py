@@ -18,14 +18,13 @@ from cdc.model.position import ViewCheckpoint
 from cdc.sink.factory import build_state
 from cdc.sinks.redis.documents.state import RedisState
 from cdc.verify.barrier import WaitOptions, place_barrier
-from cdc.views import assemble, climb
+from cdc.views import assemble, climb, tasks
 from cdc.views.having import shown_values
 from cdc.views.plan import Node, StatePlan
 from cdc.views.rows import Entries
 from cdc.views.state import Chunk, Span, State, Turn, scan_spans
 from cdc.views.tables import view_tables
-from cdc.views.tasks import emission
-from cdc.views.tasks.marking import mark
+from cdc.views.tasks import mark
 from cdc.views.time_joins import ListPlace, children_span
 from tests.support import document_history
 from tests.support.budget import SCALE
@@ -341,7 +340,7 @@ def exclusive_absence(parent: Node, child: Node, place: ListPlace, parent_id: st
         (assemble, "shown_values", without_objects, 0),
         (document_history, "mark", mark_alone, 0),
         (RedisState, "begin_sending", lambda state, turn, _: state.require_turn(turn), 4),
-        (emission, "climb", only_new_versions, 0),
+        (tasks, "climb", only_new_versions, 0),
         (climb, "parents", only_parents_of_its_time, 0),
         (assemble, "children_span", exclusive_span, 0),
         (assemble, "is_last", lambda _: False, 0),

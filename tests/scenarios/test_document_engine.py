@@ -42,8 +42,7 @@ from cdc.views.engine import DocumentEngine
 from cdc.views.resolve import resolve
 from cdc.views.state import State
 from cdc.views.tables import view_table
-from cdc.views.tasks.emission import SLICE, Emission, Write
-from cdc.views.tasks.report import Report
+from cdc.views.tasks import SLICE, Emission, Report, Write
 from tests.support.cache import free_port
 from tests.support.document_history import Broker, History, repetitions
 from tests.support.shop import read

@@ -44,19 +44,17 @@ from cdc.sinks.redis.database import Database
 from cdc.sinks.redis.documents.executor import StateWriter
 from cdc.sinks.redis.documents.keys import shard_prefix
 from cdc.sinks.redis.documents.sink import DocumentState
-from cdc.sinks.redis.documents.state import OpenState, RedisState
+from cdc.sinks.redis.documents.state import RedisState
 from cdc.sinks.redis.positions import Positions
 from cdc.views.clock import TAKE_S, ViewClocks
-from cdc.views.needs import needs
+from cdc.views.needs import all_needs
 from cdc.views.plan import StatePlan, View
 from cdc.views.resolve import resolve_views
 from cdc.views.scalar.instants import FIRST, microseconds, text_of
 from cdc.views.sql import clock_setting
 from cdc.views.state import LateChange, Turn
 from cdc.views.tables import view_table
-from cdc.views.tasks.emission import Emission
-from cdc.views.tasks.marking import mark
-from cdc.views.tasks.report import Report, read_report
+from cdc.views.tasks import Emission, Report, mark, read_report
 from tests.support.envelopes import PLACEHOLDER
 from tests.support.simulated import MemoryLog, SimulatedClock
 
@@ -239,10 +237,7 @@ class History:
             self._make_topics()
         self.sink = DocumentState(self.url, NAME)
         self.sink.plan = self.plan
-        self.sink.needs = {
-            table.qualified: needs(self.plan, table, dict.fromkeys(self.views, "topic"))
-            for table in self.plan.tables
-        }
+        self.sink.needs = all_needs(self.plan, dict.fromkeys(self.views, "topic"))
         self._positions = Positions(Database("documents", self.url, PREFIX), None)
         self.topics |= {name: {} for name in self.views if name not in self.topics}
         if prepare:
@@ -386,7 +381,7 @@ class History:
         """Send what is dirty; return the number of rounds. `crash`: "before climbed", "after sent"
         and the like, of a method of the state, or "before write", "after write".
         """
-        open_state = OpenState(self.url, PREFIX, self.plan)
+        open_state = self.sink.open_state()
         topics = {name: name for name in self.views}
         state: Any = _CountingState(open_state(), self)
         turn = state.take(self.writer)
@@ -449,7 +444,7 @@ class History:
             now = self.clocks.get(view.name, FIRST)
             self.clocks[view.name] = max(now, (times or {}).get(view.name, now))
 
-    def _read_topics(self, state: Any, open_state: OpenState, turn: Turn) -> None:
+    def _read_topics(self, state: Any, open_state: Callable[[], RedisState], turn: Turn) -> None:
         """Read what the topics have of views that send each change once, as an engine does that begins
         without notes; of all views where the state has gone back.
         """
@@ -570,7 +565,7 @@ class History:
 
     @property
     def state(self) -> RedisState:
-        return OpenState(self.url, PREFIX, self.plan)()
+        return self.sink.open_state()()
 
     def repetitions(self) -> list[tuple[str, str]]:
         """Views that send each change once, and ids of documents of which they didn't."""

@@ -3,7 +3,7 @@ lists and tallies are made of the rows anew for each question.
 """
 
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,9 +16,19 @@ from cdc.sink.lane import ChunkLimits, Failure, FoldedRow, Part, Verdicts
 from cdc.sink.lane_run import run_on_executors
 from cdc.sinks.memory import Memory
 from cdc.views.closing import SAID
-from cdc.views.entries import entry_maker, latest_times
 from cdc.views.plan import StatePlan
-from cdc.views.rows import LISTING, ConnectorRows, StoredRow
+from cdc.views.rows import (
+    GROUP,
+    LISTING,
+    TALLY,
+    ConnectorRows,
+    StoredRow,
+    entry_maker,
+    latest_times,
+    split_entries,
+    unescape,
+)
+from cdc.views.scalar.amounts import count_amounts
 from cdc.views.state import (
     NEVER_DUE,
     NOTHING_SENT,
@@ -31,9 +41,12 @@ from cdc.views.state import (
     StateSizes,
     Turn,
 )
-from tests.support.batch_state import BatchState, parse_entries
 
 NO_ROW, NO_PLAN, NO_TURN = StoredRow(b"", b"", b""), StatePlan(()), Turn("", 0)
+
+
+def in_list(place: Place) -> bytes:
+    return place.member.encode()
 
 
 @dataclass
@@ -87,10 +100,14 @@ class MemoryState:
                 self.mark_rows(view, ids)
 
     def rows(self, table: str, ids: Collection[str]) -> dict[str, StoredRow]:
-        return self._indexed.rows(table, ids)
+        rows = self.tables.get(table, {})
+        return {row_id: rows[row_id] for row_id in ids if row_id in rows}
 
     def members(self, table: str, slot: int, texts: Collection[str]) -> dict[str, set[str]]:
-        return self._indexed.members(table, slot, texts)
+        members: dict[str, set[str]] = {}
+        for row_id, text, _ in self._entries(table, str(slot), texts):
+            members.setdefault(text, set()).add(row_id)
+        return members
 
     def scan_members(
         self, table: str, slot: int, texts: Collection[str]
@@ -100,7 +117,13 @@ class MemoryState:
     def listed(
         self, table: str, number: int, texts: Collection[str], limit: int
     ) -> dict[str, list[str]]:
-        return self._indexed.listed(table, number, texts, limit)
+        lists: dict[str, list[Place]] = {}
+        for row_id, text, (order,) in self._entries(table, f"{LISTING}{number}", texts):
+            lists.setdefault(text, []).append(Place(order, row_id))
+        return {
+            text: [place.id for place in sorted(places, key=in_list)[:limit]]
+            for text, places in lists.items()
+        }
 
     def ranged(
         self,
@@ -113,33 +136,33 @@ class MemoryState:
     ) -> list[list[Place]]:
         answers = []
         for span in spans:
-            places = [
-                Place(entry.details[0], row_id)
-                for row_id, row in self.tables.get(table, {}).items()
-                for entry in parse_entries(row.head.decode())
-                if (entry.name, entry.text) == (f"{LISTING}{number}", span.text)
-            ]
+            entries = self._entries(table, f"{LISTING}{number}", [span.text])
+            places = [Place(order, row_id) for row_id, _, (order,) in entries]
             low = span.low.encode()
             high = span.high.encode()
-            chosen = [place for place in places if low <= place.member.encode() < high]
-            chosen.sort(key=lambda place: place.member.encode(), reverse=last_first)
+            chosen = [place for place in places if low <= in_list(place) < high]
+            chosen.sort(key=in_list, reverse=last_first)
             answers.append(chosen[span.skipped :][:limit])
         return answers
 
     def tallied(self, table: str, number: int, texts: Collection[str]) -> dict[str, dict[str, int]]:
-        tallies = self._indexed.tallied(table, number, texts)
+        rows: dict[str, list[list[str]]] = {}
+        for _, text, amounts in self._entries(table, f"{TALLY}{number}", texts):
+            rows.setdefault(text, []).append(amounts)
         return {
-            text: {name: value for name, value in numbers.items() if value}
-            for text, numbers in tallies.items()
+            text: {name: value for name, value in count_amounts(of_text).items() if value}
+            for text, of_text in rows.items()
         }
 
-    @property
-    def _indexed(self) -> BatchState:
-        state = BatchState()
-        for name, rows in self.tables.items():
-            for row_id, row in rows.items():
-                state.add(name, row_id, row)
-        return state
+    def _entries(
+        self, table: str, name: str, texts: Collection[str]
+    ) -> Iterator[tuple[str, str, list[str]]]:
+        """Yield the entries of such a name, `0`, `l0` or `c0`: the row's id, the text, and what follows."""
+        for row_id, row in self.tables.get(table, {}).items():
+            for entry in split_entries(row.head.decode()):
+                of_entry, escaped, *details = entry.split(GROUP)
+                if of_entry == name and (text := unescape(escaped)) in texts:
+                    yield row_id, text, details
 
     def dirty(self, view: str, limit: int) -> dict[str, str]:
         ids = sorted(self.marks.get(view, {}), key=lambda row_id: self.marks[view][row_id])

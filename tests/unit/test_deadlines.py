@@ -5,7 +5,7 @@ import random
 import pytest
 
 from cdc.config.mistakes import InvalidSetting
-from cdc.views.scalar.deadlines import next_change
+from cdc.views.scalar.expression import next_change
 from cdc.views.scalar.instants import EPOCH, microseconds
 from cdc.views.scalar.operators import NOW, evaluator
 from cdc.views.scalar.parser import parse

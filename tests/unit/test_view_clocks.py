@@ -9,8 +9,8 @@ from cdc.config import settings
 from cdc.config.settings import Pipeline
 from cdc.model.position import Position
 from cdc.views.clock import TAKE_S, ViewClocks
-from cdc.views.entries import latest_times
 from cdc.views.plan import Node, StatePlan, View
+from cdc.views.rows import latest_times
 from cdc.views.scalar.instants import FIRST, microseconds
 from tests.support.simulated import MemoryLog, SimulatedClock
 from tests.unit.test_time_settings import GOOD, TABLES

@@ -61,7 +61,6 @@ class Strict:
 
 
 def evaluator(term: Term) -> Evaluate:
-    """Return the function from a row to the value of a term."""
     if term.operator == "column":
         return itemgetter(term.detail)
     if term.operator == "constant":
@@ -142,7 +141,7 @@ def strict(term: Term) -> Strict:
     if operator == "shift":
         return _shift(int(term.detail or 0))
     if operator == "text":
-        return _text(term.arguments[0].group)
+        return Strict(TEXTS.get(term.arguments[0].group, str), "({})::text")
     if operator == "date":
         zone = " AT TIME ZONE 'UTC'" if term.arguments[0].group == terms.TIMESTAMPTZ else ""
         return Strict(lambda text: text.partition("T")[0], f"({{}}{zone})::date")
@@ -154,6 +153,11 @@ def _braced(text: str) -> str:
     return text.replace("{", "{{").replace("}", "}}")
 
 
+TEXTS: Mapping[str, Callable[[Any], str]] = {
+    terms.CHARACTER: lambda text: text.rstrip(" "),
+    terms.BOOLEAN: lambda value: "true" if value else "false",
+}
+"""Texts of values, by group; those of others are as `str` writes them."""
 COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
     "=": eq,
     "<>": ne,
@@ -180,14 +184,6 @@ def _comparison(operator: str, group: str) -> Strict:
     collation = COLLATION if group in (terms.TEXTS, terms.CHARACTER, terms.ENUM) else ""
     sql = f"({{}} {operator} {{}}{collation})"
     return Strict(lambda left, right: compare(key(left), key(right)), sql)
-
-
-def _text(group: str) -> Strict:
-    if group == terms.CHARACTER:
-        return Strict(lambda text: text.rstrip(" "), "({})::text")
-    if group == terms.BOOLEAN:
-        return Strict(lambda value: "true" if value else "false", "({})::text")
-    return Strict(str, "({})::text")
 
 
 def _shift(microseconds: int) -> Strict:
@@ -282,18 +278,6 @@ def _disjunction(arguments: Sequence[Evaluate], row: Row) -> bool | None:
     return True if True in values else None if None in values else False
 
 
-def _is_null(arguments: Sequence[Evaluate], row: Row) -> bool:
-    return arguments[0](row) is None
-
-
-def _is_true(arguments: Sequence[Evaluate], row: Row) -> bool:
-    return arguments[0](row) is True
-
-
-def _is_false(arguments: Sequence[Evaluate], row: Row) -> bool:
-    return arguments[0](row) is False
-
-
 def _first_value(arguments: Sequence[Evaluate], row: Row) -> Any:
     values = (argument(row) for argument in arguments)
     return next((value for value in values if value is not None), None)
@@ -302,9 +286,9 @@ def _first_value(arguments: Sequence[Evaluate], row: Row) -> Any:
 LENIENT: dict[str, Callable[[Sequence[Evaluate], Row], Any]] = {
     "and": _conjunction,
     "or": _disjunction,
-    "is null": _is_null,
-    "is true": _is_true,
-    "is false": _is_false,
+    "is null": lambda arguments, row: arguments[0](row) is None,
+    "is true": lambda arguments, row: arguments[0](row) is True,
+    "is false": lambda arguments, row: arguments[0](row) is False,
     "coalesce": _first_value,
 }
 """Operators that have a value although an argument is NULL."""

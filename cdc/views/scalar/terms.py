@@ -1,13 +1,16 @@
-"""Terms of expressions, as plain data, and the groups of types that they have.
+"""Terms of expressions, as plain data, and the groups of types that they have: which values documents
+compare, order and add up exactly as Postgres does.
 
-A group is a set of Postgres types whose values this package treats alike: compares, orders, joins.
+A group is a set of Postgres types whose values this package treats alike.
 """
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 
 from cdc.model.pg_types import base_type
+from cdc.model.table import Table
 
 BOOLEAN = "boolean"
 INTEGERS = "integers"
@@ -28,6 +31,10 @@ MEMBERS = {
     **dict.fromkeys(("json", "jsonb", "hstore"), JSON),
     **{name: name for name in (BOOLEAN, NUMERIC, CHARACTER, UUID, DATE, TIMESTAMP, TIMESTAMPTZ)},
 }
+JOINED = (BOOLEAN, INTEGERS, TEXTS, UUID, DATE, TIMESTAMP, TIMESTAMPTZ)
+"""Groups whose equal values have equal texts, whatever computed them."""
+SAME = ("oid", "time without time zone")
+"""Types beyond the groups with one text a value, the same in every column."""
 Value = str | int | bool
 """Of a constant: its document form. Numerics are texts."""
 
@@ -77,3 +84,57 @@ class Term:
             return (str(self.detail),)
         names = [name for part in self.arguments for name in part.columns()]
         return tuple(dict.fromkeys(names))
+
+
+def comparison(type_: str) -> str | None:
+    """Name the types whose equal values have equal texts in documents, and that compare with these.
+
+    None where equal values may have different texts: floats, numerics without a scale, citext, and
+    whatever isn't listed.
+    """
+    type_group = group(type_)
+    if type_group in JOINED:
+        return type_group
+    if type_group in (ENUM, CHARACTER):
+        # Of `character` alone the length isn't known.
+        return type_ if type_group == ENUM or type_.startswith("character(") else None
+    if scale := re.fullmatch(r"numeric\(\d+,(-?\d+)\)", type_):
+        return f"numeric of scale {scale[1]}"
+    bare = base_type(type_)
+    return bare if bare in SAME and not type_.endswith("[]") else None
+
+
+def joined_group(table: Table, term: Term) -> str | None:
+    """Return what a join compares an expression over a table's row as; None where it can't."""
+    if term.operator == "column":
+        return comparison(table.column(str(term.detail)).type)
+    return term.group if term.group in JOINED else None
+
+
+def is_ordered(type_: str) -> bool:
+    """Whether values are ordered in documents as Postgres orders them, texts by COLLATE "C"."""
+    type_group = group(type_)
+    is_listed = base_type(type_) in SAME and not type_.endswith("[]")
+    return type_group in JOINED or type_group == NUMERIC or is_listed
+
+
+def is_summed(type_: str) -> bool:
+    """Whether sums are exact."""
+    return group(type_) in (INTEGERS, NUMERIC)
+
+
+def is_counted_distinct(type_: str) -> bool:
+    """Whether equal values have equal texts, or get them by `trimmed`."""
+    return comparison(type_) is not None or group(type_) == NUMERIC
+
+
+def has_extremes(type_: str) -> bool:
+    """Whether `min` and `max` are exact, and can be sent: an aggregate has the form of documents, in
+    which the connector writes no date, no time and no time stamp without a zone.
+    """
+    return group(type_) in (INTEGERS, TEXTS, NUMERIC, TIMESTAMPTZ)
+
+
+def keeps_form(type_: str) -> bool:
+    """Whether the connector writes a value as documents have it."""
+    return has_extremes(type_) or group(type_) in (BOOLEAN, UUID, ENUM)

@@ -9,26 +9,13 @@ import redis
 
 from cdc.model.table import Table
 from cdc.sink.lane import ChunkLimits, Failure, FoldedRow, Part
-from cdc.sinks.redis.documents.database import state_failure
-from cdc.sinks.redis.documents.keys import (
-    clocks_key,
-    dirty_key,
-    gone_key,
-    index_prefix,
-    late_key,
-    number_key,
-    pending_key,
-    row_prefix,
-    seen_key,
-    unsent_key,
-)
-from cdc.sinks.redis.documents.row_reader import RowReader
+from cdc.sinks.redis.documents.keys import index_prefix, state_key
 from cdc.sinks.redis.documents.scripts import APPLY, SEE
+from cdc.sinks.redis.documents.state import RedisState, state_failure
 from cdc.sinks.redis.executor import ChunkWriter, PendingAdvance
-from cdc.sinks.redis.server import client, position_key
-from cdc.views.entries import entry_maker, latest_times
+from cdc.sinks.redis.server import client, position_key, view_key
 from cdc.views.plan import StatePlan
-from cdc.views.rows import ConnectorRows
+from cdc.views.rows import ConnectorRows, entry_maker, latest_times
 
 CHUNK = ChunkLimits(rows=500, bytes=2_000_000)
 """Size of a Lua call: with five entries a row it takes some 12 ms."""
@@ -36,16 +23,13 @@ CHUNK = ChunkLimits(rows=500, bytes=2_000_000)
 
 @dataclass
 class StateWriter(ChunkWriter):
-    """Writes rows into the state of a plan."""
-
     plan: StatePlan
     form = ConnectorRows()
     limits = CHUNK
 
     def read_stored(self, part: Part, rows: Sequence[FoldedRow]) -> Mapping[str, bytes]:
-        """Read rows with one MGET."""
-        reader = RowReader(self.url, self.prefix)
-        stored = reader.rows(part.advance.table.qualified, [row.id for row in rows])
+        state = RedisState(self.url, self.prefix)
+        stored = state.rows(part.advance.table.qualified, [row.id for row in rows])
         return {row_id: row.row for row_id, row in stored.items()}
 
     def _call(
@@ -69,16 +53,17 @@ class StateWriter(ChunkWriter):
         )
         keys = [
             position_key(self.prefix, table.qualified),
-            number_key(self.prefix),
-            pending_key(self.prefix),
-            unsent_key(self.prefix),
-            late_key(self.prefix),
+            state_key(self.prefix, "number"),
+            state_key(self.prefix, "pending"),
+            state_key(self.prefix, "unsent"),
+            state_key(self.prefix, "late"),
         ]
         try:
             if latest:
                 # Before the rows: of a crash between the two, the rows come again.
                 seen = [part for pair in latest.items() for part in pair]
-                client(self.url).register_script(SEE)(keys=[seen_key(self.prefix)], args=seen)
+                keys_seen = [state_key(self.prefix, "seen")]
+                client(self.url).register_script(SEE)(keys=keys_seen, args=seen)
             answer: Sequence[str] = client(self.url).register_script(APPLY)(
                 keys=keys, args=arguments
             )
@@ -90,7 +75,11 @@ class StateWriter(ChunkWriter):
 def changing(plan: StatePlan, prefix: str, table: Table) -> list[Any]:
     """Build what the scripts are told about a table, before its rows: see `CHANGING`."""
     roots = plan.roots(table.qualified)
-    places = [key for view in roots for key in (dirty_key(prefix, view), gone_key(prefix, view))]
-    rows, index = row_prefix(prefix, table.qualified), index_prefix(prefix, table.qualified)
-    leads = int(plan.leads_to_documents(table.qualified))
-    return [rows, index, leads, clocks_key(prefix), len(roots), *places]
+    return [
+        view_key(prefix, table.qualified),
+        index_prefix(prefix, table.qualified),
+        int(plan.leads_to_documents(table.qualified)),
+        state_key(prefix, "clocks"),
+        len(roots),
+        *(state_key(prefix, name, view) for view in roots for name in ("dirty", "gone")),
+    ]

@@ -13,8 +13,7 @@ from cdc.model.address import address
 from cdc.model.finding import Finding, find
 from cdc.model.pg_types import base_type
 from cdc.model.table import RowEstimate, Table
-from cdc.sinks.redis.documents.keys import row_prefix
-from cdc.sinks.redis.server import shell_command
+from cdc.sinks.redis.server import shell_command, view_key
 from cdc.views.plan import StatePlan, Values
 from cdc.views.state import StateSizes, StateTooLarge
 
@@ -53,7 +52,7 @@ def forecast(
     for table in plan.tables:
         name = table.qualified
         members = len(plan.slots[name]) + len(plan.listings[name])
-        key_bytes = len(row_prefix(prefix, name)) + KEY + members * MEMBER
+        key_bytes = len(view_key(prefix, name)) + KEY + members * MEMBER
         expected = stored = sizes.bytes[name] + sizes.rows[name] * key_bytes
         if name in again and name in estimates:
             estimate = estimates[name]

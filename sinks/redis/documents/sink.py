@@ -5,9 +5,11 @@ state has one generation; what the file's views need of a table is noted beside 
 table of which something else is needed by now is read again from offset zero.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
+import redis
 import structlog
 
 from cdc.config.view_settings import STATE
@@ -19,25 +21,15 @@ from cdc.sink.contract import Batch, Outcome
 from cdc.sink.lane_run import run_on_executors
 from cdc.sinks.redis import health
 from cdc.sinks.redis.checkpoint import checkpoint_of
-from cdc.sinks.redis.documents.database import StateDatabase
+from cdc.sinks.redis.database import Database
 from cdc.sinks.redis.documents.executor import StateWriter, changing
-from cdc.sinks.redis.documents.keys import (
-    clocks_key,
-    documents_key,
-    index_prefix,
-    needs_key,
-    number_key,
-    pending_key,
-    row_prefix,
-    shard_prefix,
-)
-from cdc.sinks.redis.documents.notes import note_field, stale_fields
+from cdc.sinks.redis.documents.keys import index_prefix, shard_prefix, state_key
 from cdc.sinks.redis.documents.room import forecast, require_room
 from cdc.sinks.redis.documents.scripts import FORGET
-from cdc.sinks.redis.documents.state import OpenState
+from cdc.sinks.redis.documents.state import RedisState, stale_fields, state_failure
 from cdc.sinks.redis.positions import Positions
 from cdc.sinks.redis.scripts import REMOVE
-from cdc.sinks.redis.server import COMMANDS, forget
+from cdc.sinks.redis.server import COMMANDS, Failure, forget, view_key
 from cdc.sinks.redis.tables import add_name, empty_table, list_keys, other_tables, remove_keys
 from cdc.views.plan import StatePlan
 
@@ -50,6 +42,11 @@ STATE_COMMANDS = (
     " zrevrange zrangebylex zrevrangebylex zrangebyscore hsetnx lpush ltrim lrange"
 )
 """Commands that the state uses besides those of the cache."""
+
+
+class _Database(Database):
+    def failure(self, error: redis.exceptions.RedisError) -> Failure:
+        return state_failure(error, self.url, self.sink)
 
 
 class DocumentState:
@@ -65,8 +62,8 @@ class DocumentState:
         self.url, self.prefix = url, shard_prefix(prefix)
         self.plan = StatePlan(())
         self.needs: Mapping[str, str] = {}
-        self._pipeline_keys = StateDatabase(STATE, url, prefix, f"{COMMANDS} {STATE_COMMANDS}")
-        self._database = StateDatabase(STATE, url, self.prefix)
+        self._pipeline_keys = _Database(STATE, url, prefix, f"{COMMANDS} {STATE_COMMANDS}")
+        self._database = _Database(STATE, url, self.prefix)
         # A user may reach the keys of the pipeline, in whatever shard.
         self._database.hints = self._pipeline_keys.hints
         self._positions = Positions(self._database, None)
@@ -81,8 +78,7 @@ class DocumentState:
         that counts as current. Then the rows of tables are removed that no view needs.
         """
         used = {view.name: view.topics.keys() for view in plan.views}
-        state = OpenState(self.url, self.prefix, plan)()
-        state.adopt(needs, used, waiting)
+        RedisState(self.url, self.prefix, tuple(used)).adopt(needs, used, waiting)
         self.plan, self.needs = plan, needs
         for name in other_tables(self._database, needs):
             log.info("table_removed", sink=self.name, table=name)
@@ -94,28 +90,25 @@ class DocumentState:
         """
         database = self._database
         database.ask(lambda server: server.unlink(database.position_key(name)))
-        for begin in (row_prefix(self.prefix, name), index_prefix(self.prefix, name)):
+        for begin in (view_key(self.prefix, name), index_prefix(self.prefix, name)):
             remove_keys(database.keys(begin), database)
         database.ask(lambda server: server.srem(database.names_key, name))
 
     def require_room(
         self, plan: StatePlan, again: Collection[str], estimates: Mapping[str, RowEstimate]
     ) -> Finding | None:
-        """Compare a forecast with what the server tells of its memory."""
         names = [table.qualified for table in plan.tables]
         sizes = self.open_state()().sizes(names, ())
         return require_room(self.url, forecast(plan, self.prefix, sizes, again, estimates), sizes)
 
-    def open_state(self) -> OpenState:
-        """Return what opens the state in any process."""
-        return OpenState(self.url, self.prefix, self.plan)
+    def open_state(self) -> Callable[[], RedisState]:
+        views = tuple(view.name for view in self.plan.views)
+        return partial(RedisState, self.url, self.prefix, views)
 
     def examine(self, tables: Sequence[Table]) -> list[Finding]:  # noqa: ARG002  # the server's own
-        """See `health.examine`."""
         return health.examine(self.name, self.url)
 
     def refusals(self, table: Table) -> list[str]:  # noqa: ARG002  # a row may have any names
-        """Return nothing: a row may have any names."""
         return []
 
     def prepare(self, table: Table) -> None:
@@ -128,7 +121,7 @@ class DocumentState:
         needs = self.needs[table.qualified]
         if self._positions.checkpoint(table) is None:
             self._database.ask(
-                lambda server: server.hset(needs_key(self.prefix), table.qualified, needs)
+                lambda server: server.hset(state_key(self.prefix, "needs"), table.qualified, needs)
             )
 
     def position(self, table: Table) -> ViewCheckpoint | None:
@@ -136,8 +129,7 @@ class DocumentState:
         return self.positions([table])[table.qualified]
 
     def positions(self, tables: Sequence[Table]) -> Mapping[str, ViewCheckpoint | None]:
-        """Read positions in two round trips."""
-        noted = self._database.ask(lambda server: server.hgetall(needs_key(self.prefix)))
+        noted = self._database.ask(lambda server: server.hgetall(state_key(self.prefix, "needs")))
         fields = self._positions.read_all(tables)
         return {
             table.qualified: checkpoint_of(stored)
@@ -176,15 +168,15 @@ class DocumentState:
         name = table.qualified
         key, script = self._database.position_key(name), self._database.script(FORGET)
         generation = self._database.ask(lambda server: server.hget(key, "generation")) or ""
-        documents = documents_key(self.prefix)
-        notes = [note_field(view.name, table.topic) for view in self.plan.views]
+        documents = state_key(self.prefix, "documents")
+        notes = [f"{view.name} {table.topic}" for view in self.plan.views]
         self._database.ask(lambda server: server.hdel(documents, *notes))
         self._reopen(name)
         head = changing(self.plan, self.prefix, table)
-        begin = row_prefix(self.prefix, name)
+        begin = view_key(self.prefix, name)
         for page in self._database.row_keys(name):
             rows = [part for row in page for part in (row.removeprefix(begin), "", "", "")]
-            keys = [key, number_key(self.prefix), pending_key(self.prefix)]
+            keys = [key, state_key(self.prefix, "number"), state_key(self.prefix, "pending")]
             if not script(keys, [generation, name, *head, *rows]):
                 raise self._replaced(name)
         empty_table(self._database, name, "", generation)
@@ -206,15 +198,14 @@ class DocumentState:
         ]
         if not closing:
             return
-        documents = documents_key(self.prefix)
+        documents = state_key(self.prefix, "documents")
         noted = self._database.ask(lambda server: server.hkeys(documents))
         others = {view.name for view in self.plan.views}.difference(closing)
-        if stale := stale_fields(map(str.encode, noted), others):
+        if stale := stale_fields(noted, others):
             self._database.ask(lambda server: server.hdel(documents, *stale))
-        self._database.ask(lambda server: server.hdel(clocks_key(self.prefix), *closing))
+        self._database.ask(lambda server: server.hdel(state_key(self.prefix, "clocks"), *closing))
 
     def close(self) -> None:
-        """Close this process' connection."""
         forget(self.url)
 
     # What there is of readers and generations: none.
@@ -225,35 +216,28 @@ class DocumentState:
         spark: "SparkSession",  # noqa: ARG002
         ids: Sequence[str] | None = None,  # noqa: ARG002
     ) -> "DataFrame":
-        """Refuse: nobody reads the state but the engine."""
         raise self._refusal
 
     def for_generation(self, names: Mapping[str, str]) -> "DocumentState":  # noqa: ARG002
-        """Refuse: there is one generation."""
         raise self._refusal
 
     def check_capacity(self, tables: Sequence[Table]) -> None:  # noqa: ARG002
-        """Refuse: there is one generation."""
         raise self._refusal
 
     def promote(self, tables: Sequence[Table], names: Mapping[str, str]) -> Mapping[str, str]:  # noqa: ARG002
-        """Refuse: there is one generation."""
         raise self._refusal
 
     def generations(self, table: Table) -> list[str]:
-        """Return the one generation."""
         checkpoint = self.position(table)
         return [checkpoint.generation] if checkpoint else []
 
     def drop_unreferenced(self, tables: Sequence[Table], keep: Mapping[str, str]) -> None:
-        """Do nothing: there is one generation."""
+        pass
 
     def remains(self, tables: Sequence[Table]) -> list[str]:  # noqa: ARG002  # all of its keys
-        """Count the keys of the state."""
         return list_keys(self._pipeline_keys)
 
     def remove(self, tables: Sequence[Table]) -> None:  # noqa: ARG002  # all of its keys
-        """Remove the keys of the state."""
         remove_keys(self._pipeline_keys.own_keys(), self._pipeline_keys)
 
     def _replaced(self, name: str) -> SinkUnavailable:

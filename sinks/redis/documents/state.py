@@ -1,42 +1,26 @@
-"""The state as `cdc.views.state.State`: reads and small scripts, from any process."""
+"""The state as `cdc.views.state.State`: reads and small scripts, from any process.
+
+What documents are current in is noted in the hash of documents. A field is `<view> <topic>`, its value the
+JSON of topic id, offsets and floor; or `<view> now()`, its value the time of the view's clock. No name of a
+view has a space, nor have the hash's other fields.
+"""
 
 import json
 import time
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
-from itertools import chain
-from typing import Any
+from itertools import chain, islice
+from typing import Any, TypeVar
 
 import msgspec
 import redis
 
-from cdc.model.position import ViewCheckpoint
-from cdc.sink.lane import Failure
+from cdc.model.address import address
+from cdc.model.position import Position, ViewCheckpoint
+from cdc.sink import lane
 from cdc.sinks.redis.checkpoint import checkpoint_of
-from cdc.sinks.redis.documents.keys import (
-    clocks_key,
-    closed_key,
-    dirty_key,
-    documents_key,
-    due_key,
-    gone_key,
-    index_key,
-    late_key,
-    needs_key,
-    number_key,
-    pending_key,
-    seen_key,
-    sent_key,
-    unsent_key,
-)
-from cdc.sinks.redis.documents.notes import (
-    clocks_from_fields,
-    from_fields,
-    stale_fields,
-    to_fields,
-)
-from cdc.sinks.redis.documents.row_reader import PAGE, RowReader, pages
+from cdc.sinks.redis.documents.keys import Kept, index_key, state_key
 from cdc.sinks.redis.documents.scripts import (
     ADVANCE,
     BEGIN_SENDING,
@@ -50,166 +34,276 @@ from cdc.sinks.redis.documents.scripts import (
     TAKE_TURN,
     WHILE_TURN,
 )
-from cdc.sinks.redis.server import position_key
-from cdc.views.plan import StatePlan
-from cdc.views.rows import decode_entries, unescape
+from cdc.sinks.redis.server import (
+    Failure,
+    bytes_client,
+    failure,
+    first_word,
+    position_key,
+    view_key,
+)
+from cdc.views.rows import LISTING, TALLY, StoredRow, decode_entries, decode_row, unescape
 from cdc.views.state import (
     NEVER_DUE,
     NOTHING_SENT,
     Chunk,
     LateChange,
     Pane,
+    Place,
     SentDigests,
+    Span,
     StateSizes,
     Turn,
 )
 
+PAGE = 2000
+"""Keys of one request."""
+SCANNED_SETS = 500
+"""Index sets that are scanned at once. The server answers with small ones as a whole."""
+CLOCK = "now()"
+"""No name of a topic has parentheses."""
 REFUSALS = {
     "fenced": ("fenced", "Another run sends the documents of this pipeline now."),
     "rewound": ("rewound", "The state of documents has lost its last writes."),
     "unsettled": ("rewound", "A transaction of documents was begun, and not noted as sent."),
 }
 """The kind and the message of a failure, by what a script answers."""
+Item = TypeVar("Item")
 _unpack = msgspec.msgpack.Decoder(tuple[str, list[str]]).decode
 _unpack_late = msgspec.msgpack.Decoder(tuple[str, str, str]).decode
 
 
+def state_failure(error: redis.exceptions.RedisError, url: str, subject: str) -> Failure:
+    """Classify an error of the state's server, as `failure` does but for a lack of memory: a cache may
+    soon have room again, and is waited for; a state only grows, so one that doesn't fit ends its stream.
+    """
+    if first_word(error) != "OOM":
+        return failure(error, url, subject)
+    used = ""
+    with suppress(redis.exceptions.RedisError):
+        memory = bytes_client(url).info("memory")
+        figures = f"{int(memory['used_memory']):,} of {int(memory['maxmemory']):,} bytes"
+        used = f": {figures} (maxmemory) are used"
+    return Failure(
+        "rejected", f"The server at {address(url)} has no room for the state of documents{used}."
+    )
+
+
 @dataclass(frozen=True)
-class RedisState(RowReader):
+class RedisState:
     """The state under a prefix of a database. Can be pickled; connects where it is used."""
 
-    views: tuple[str, ...]
+    url: str
+    prefix: str
+    views: tuple[str, ...] = ()
     """Names of the views whose documents are made."""
 
+    # Rows and what is found by their values: reads that want no turn.
+
+    def rows(self, table: str, ids: Collection[str]) -> dict[str, StoredRow]:
+        begin = view_key(self.prefix, table)
+        rows = {}
+        for page in pages(ids):
+            with self._server() as server:
+                values = server.mget([begin + row_id for row_id in page])
+            for row_id, value in zip(page, values, strict=True):
+                if value is not None:
+                    rows[row_id] = decode_row(value)
+        return rows
+
+    def members(self, table: str, slot: int, texts: Collection[str]) -> dict[str, set[str]]:
+        sets = self._by_text(table, slot, texts, lambda pipeline, key: pipeline.smembers(key))
+        return {text: {row_id.decode() for row_id in ids} for text, ids in sets.items()}
+
+    def scan_members(
+        self, table: str, slot: int, texts: Collection[str]
+    ) -> Iterable[Collection[str]]:
+        """Scan the index sets of a page of texts side by side, with an SSCAN each in a round trip."""
+        remaining = iter(texts)
+        while page := list(islice(remaining, SCANNED_SETS)):
+            cursors = dict.fromkeys((index_key(self.prefix, table, slot, text) for text in page), 0)
+            while cursors:
+                with self._server() as server:
+                    pipeline = server.pipeline(transaction=False)
+                    for key, cursor in cursors.items():
+                        pipeline.sscan(key, cursor, count=max(10, PAGE // len(cursors)))
+                    answers = pipeline.execute()
+                cursors = {
+                    key: cursor for key, (cursor, _) in zip(cursors, answers, strict=True) if cursor
+                }
+                yield {row_id.decode() for _, members in answers for row_id in members}
+
+    def listed(
+        self, table: str, number: int, texts: Collection[str], limit: int
+    ) -> dict[str, list[str]]:
+        lists = self._by_text(
+            table,
+            f"{LISTING}{number}",
+            texts,
+            lambda pipeline, key: pipeline.zrange(key, 0, limit - 1),
+        )
+        # The order has no space; an id may have.
+        return {
+            text: [member.decode().partition(" ")[2] for member in members]
+            for text, members in lists.items()
+        }
+
+    def ranged(
+        self,
+        table: str,
+        number: int,
+        spans: Sequence[Span],
+        limit: int,
+        *,
+        last_first: bool = False,
+    ) -> list[list[Place]]:
+        answers: list[list[Place]] = []
+        for page in pages(spans):
+            with self._server() as server:
+                pipeline = server.pipeline(transaction=False)
+                for span in page:
+                    key = index_key(self.prefix, table, f"{LISTING}{number}", span.text)
+                    low = f"[{span.low}"
+                    high = f"({span.high}"
+                    if last_first:
+                        pipeline.zrevrangebylex(key, high, low, span.skipped, limit)
+                    else:
+                        pipeline.zrangebylex(key, low, high, span.skipped, limit)
+                lists = pipeline.execute()
+            # The order has no space; an id may have.
+            answers += [
+                [Place._make(member.decode().split(" ", 1)) for member in members]
+                for members in lists
+            ]
+        return answers
+
+    def tallied(self, table: str, number: int, texts: Collection[str]) -> dict[str, dict[str, int]]:
+        hashes = self._by_text(
+            table, f"{TALLY}{number}", texts, lambda pipeline, key: pipeline.hgetall(key)
+        )
+        return {
+            text: {field.decode(): int(value) for field, value in numbers.items()}
+            for text, numbers in hashes.items()
+        }
+
+    def _by_text(
+        self,
+        table: str,
+        slot: int | str,
+        texts: Collection[str],
+        request: Callable[[Any, str], object],
+    ) -> dict[str, Any]:
+        """Read what there is of each text, a page in a round trip; nothing is left out."""
+        answers: dict[str, Any] = {}
+        for page in pages(texts):
+            with self._server() as server:
+                pipeline = server.pipeline(transaction=False)
+                for text in page:
+                    request(pipeline, index_key(self.prefix, table, slot, text))
+                pairs = zip(page, pipeline.execute(), strict=True)
+            answers |= {text: answer for text, answer in pairs if answer}
+        return answers
+
+    # Turns, and what is to be done in one.
+
     def take(self, owner: str) -> Turn:
-        """Store the run's name and the next number with one script."""
-        return Turn(owner, self._call(TAKE_TURN, [documents_key(self.prefix)], [owner]))
+        return Turn(owner, self._call(TAKE_TURN, [self._key("documents")], [owner]))
 
     def begin_turn(self, turn: Turn) -> None:
-        """Set the turn with one script, if the state still has the one before it."""
-        self._during(turn._replace(number=turn.number - 1), ["turn", turn.number])
+        former = turn._replace(number=turn.number - 1)
+        self._in_turn(former, WHILE_TURN, [], ["turn", turn.number])
 
     def require_turn(self, turn: Turn) -> None:
-        """Compare the state's turn with this one."""
-        self._during(turn, [])
-
-    def _during(self, turn: Turn, fields: Sequence[Any]) -> None:
-        self._require_ok(self._call(WHILE_TURN, [documents_key(self.prefix)], [*turn, *fields]))
-
-    @staticmethod
-    def _require_ok(answer: bytes) -> None:
-        """Raise Failure for the answer of a script that wants a turn, unless it is `ok`."""
-        if answer != b"ok":
-            raise Failure(*REFUSALS[answer.decode()])
+        self._in_turn(turn, WHILE_TURN, [], [])
 
     def pending(self) -> Iterable[Chunk]:
-        """Read the numbers at once, and each chunk when it is its turn."""
-        numbers = self._ask(lambda server: server.hkeys(pending_key(self.prefix)))
-        for number in sorted(numbers, key=int):
-            packed = self._ask(partial(_field, pending_key(self.prefix), number))
+        with self._server() as server:
+            numbers = server.hkeys(self._key("pending"))
+        for number in sorted(map(bytes.decode, numbers), key=int):
+            with self._server() as server:
+                packed = server.hget(self._key("pending"), number)
             if packed is not None:
                 table, flat = _unpack(packed)
                 entries = (decode_entries(head) for head in flat[1::2])
-                yield Chunk(number.decode(), table, dict(zip(flat[::2], entries, strict=True)))
+                yield Chunk(number, table, dict(zip(flat[::2], entries, strict=True)))
 
     def mark_rows(self, view: str, ids: Collection[str]) -> None:
-        """Mark a page of ids with one script."""
-        keys = [dirty_key(self.prefix, view), number_key(self.prefix)]
         for page in pages(ids):
-            self._call(MARK_ROWS, keys, page)
+            self._call(MARK_ROWS, [self._key("dirty", view), self._key("number")], page)
 
     def climbed(self, chunk: Chunk, marks: Mapping[str, Collection[str]]) -> None:
-        """Mark the root ids and forget the chunk with one script."""
         flat = [
             part
             for view, ids in marks.items()
             for row_id in ids
-            for part in (dirty_key(self.prefix, view), row_id)
+            for part in (self._key("dirty", view), row_id)
         ]
-        keys = [pending_key(self.prefix), number_key(self.prefix)]
-        self._call(CLIMBED, keys, [chunk.number, *flat])
+        self._call(CLIMBED, [self._key("pending"), self._key("number")], [chunk.number, *flat])
 
     def dirty(self, view: str, limit: int) -> dict[str, str]:
         """Read the lowest and the highest marks in one round trip."""
-        key, newest = dirty_key(self.prefix, view), limit // 2
-
-        def ask(server: redis.Redis) -> list[Any]:
+        key = self._key("dirty", view)
+        newest = limit // 2
+        with self._server() as server:
             pipeline = server.pipeline(transaction=False)
             pipeline.zrange(key, 0, limit - newest - 1, withscores=True)
             # An end of -1 would be that of the whole set.
             if newest:
                 pipeline.zrange(key, 0, newest - 1, desc=True, withscores=True)
-            return list(pipeline.execute())
-
-        pairs = chain.from_iterable(self._ask(ask))
+            pairs = chain.from_iterable(pipeline.execute())
         return {row_id.decode(): f"{mark:.0f}" for row_id, mark in pairs}
 
     def dirty_among(self, view: str, ids: Collection[str]) -> set[str]:
-        """Read marks with a ZMSCORE a page."""
         dirty = set[str]()
         for page in pages(ids):
-            scores = self._ask(partial(_scores, dirty_key(self.prefix, view), page))
+            with self._server() as server:
+                scores = server.zmscore(self._key("dirty", view), page)
             dirty |= {
                 row_id for row_id, score in zip(page, scores, strict=True) if score is not None
             }
         return dirty
 
     def deleted_keys(self, view: str, ids: Collection[str]) -> dict[str, bytes]:
-        """Read keys with an HMGET a page."""
-        keys: dict[str, bytes] = {}
-        for page in pages(ids):
-            values = self._ask(partial(_fields, gone_key(self.prefix, view), page))
-            keys |= {row_id: key for row_id, key in zip(page, values, strict=True) if key}
-        return keys
+        return {row_id: key for row_id, key in self._fields("gone", view, ids).items() if key}
 
     def is_unsent(self, view: str) -> bool:
-        """Ask whether the view's dirty set is among those of which nothing was taken."""
-        unsent, dirty = unsent_key(self.prefix), dirty_key(self.prefix, view)
-        return bool(self._ask(lambda server: server.sismember(unsent, dirty)))
+        with self._server() as server:
+            return bool(server.sismember(self._key("unsent"), self._key("dirty", view)))
 
     def digests(self, view: str, ids: Collection[str]) -> SentDigests:
-        """Read the counter, and digests with an HMGET a page."""
-        held: Any = self._ask(lambda server: server.hget(documents_key(self.prefix), "sending"))
-        number = int(held or 0)
+        with self._server() as server:
+            number = int(server.hget(self._key("documents"), "sending") or 0)
         if number % 2:
-            self._require_ok(b"unsettled")
-        by_id: dict[str, bytes] = {}
+            raise lane.Failure(*REFUSALS["unsettled"])
+        return SentDigests(number, self._fields("sent", view, ids))
+
+    def _fields(self, name: Kept, view: str, ids: Collection[str]) -> dict[str, bytes]:
+        """Read the fields of a view's hash that there are, a page in a round trip."""
+        fields: dict[str, bytes] = {}
         for page in pages(ids):
-            values = self._ask(partial(_fields, sent_key(self.prefix, view), page))
+            with self._server() as server:
+                values = server.hmget(self._key(name, view), page)
             pairs = zip(page, values, strict=True)
-            by_id |= {row_id: digest for row_id, digest in pairs if digest is not None}
-        return SentDigests(number, by_id)
+            fields |= {row_id: value for row_id, value in pairs if value is not None}
+        return fields
 
     def begin_sending(self, turn: Turn, number: int) -> None:
-        """Make the counter odd with one script, while it is this turn."""
-        answer = self._call(BEGIN_SENDING, [documents_key(self.prefix)], [*turn, number])
-        self._require_ok(answer)
+        self._in_turn(turn, BEGIN_SENDING, [], [number])
 
     def note_digests(self, turn: Turn, view: str, digests: Mapping[str, bytes | None]) -> None:
-        """Store a page of digests with one script, while it is this turn."""
-        keys = [documents_key(self.prefix), sent_key(self.prefix, view)]
         for page in pages(digests.items()):
             flat = [part for row_id, digest in page for part in (row_id, digest or b"")]
-            self._require_ok(self._call(NOTE_DIGESTS, keys, [*turn, *flat]))
+            self._in_turn(turn, NOTE_DIGESTS, [self._key("sent", view)], flat)
 
     def forget_digests(self, turn: Turn, view: str) -> None:
-        """Remove the hash of digests with one script, while it is this turn."""
-        keys = [
-            documents_key(self.prefix),
-            sent_key(self.prefix, view),
-            closed_key(self.prefix),
-        ]
-        self._require_ok(self._call(FORGET_DIGESTS, keys, [*turn, view]))
+        self._in_turn(turn, FORGET_DIGESTS, [self._key("sent", view), self._key("closed")], [view])
 
     def note_closed(self, turn: Turn, view: str, closed: int) -> None:
-        """Set a field of the hash of closed windows forward with one script."""
-        keys = [documents_key(self.prefix), closed_key(self.prefix)]
-        self._require_ok(self._call(ADVANCE, keys, [*turn, view, closed]))
+        self._in_turn(turn, ADVANCE, [self._key("closed")], [view, closed])
 
     def late(self, view: str) -> list[LateChange]:
-        """Read the view's list."""
-        packed: Any = self._ask(lambda server: server.lrange(late_key(self.prefix, view), 0, -1))
-        changes = map(_unpack_late, packed)
+        with self._server() as server:
+            changes = map(_unpack_late, server.lrange(self._key("late", view), 0, -1))
         return [LateChange(row_id, unescape(pane), float(at)) for row_id, pane, at in changes]
 
     def sent(
@@ -221,97 +315,78 @@ class RedisState(RowReader):
         digests: Mapping[str, bytes | None] = NOTHING_SENT,
         dropped: Collection[Pane] = (),
     ) -> None:
-        """Remove the marks that are still the same with one script, while it is this turn."""
         keys = [
-            documents_key(self.prefix),
-            dirty_key(self.prefix, view),
-            gone_key(self.prefix, view),
-            unsent_key(self.prefix),
-            due_key(self.prefix, view),
-            sent_key(self.prefix, view),
+            self._key("dirty", view),
+            self._key("gone", view),
+            self._key("unsent"),
+            self._key("due", view),
+            self._key("sent", view),
             *(index_key(self.prefix, pane.table, pane.name, pane.text) for pane in dropped),
         ]
         times = [due.get(row_id, "") for row_id in marks]
         flat = [part for row_id, digest in digests.items() for part in (row_id, digest or b"")]
-        arguments = [*turn, len(marks), *marks, *marks.values(), *times, *flat]
-        self._require_ok(self._call(SENT, keys, arguments))
+        self._in_turn(turn, SENT, keys, [len(marks), *marks, *marks.values(), *times, *flat])
 
     def times_seen(self) -> Mapping[str, int]:
-        """Read the hash of times."""
-        fields: Any = self._ask(lambda server: server.hgetall(seen_key(self.prefix)))
-        return {view.decode(): int(time) for view, time in fields.items()}
+        return self._times("seen")
 
     def clocks(self) -> Mapping[str, int]:
-        """Read the hash of clocks."""
-        fields: Any = self._ask(lambda server: server.hgetall(clocks_key(self.prefix)))
+        return self._times("clocks")
+
+    def _times(self, name: Kept) -> dict[str, int]:
+        with self._server() as server:
+            fields = server.hgetall(self._key(name))
         return {view.decode(): int(time) for view, time in fields.items()}
 
     def advance(self, turn: Turn, clocks: Mapping[str, int]) -> None:
-        """Set the fields of clocks with one script, while it is this turn."""
-        keys = [documents_key(self.prefix), clocks_key(self.prefix)]
-        fields: Any = self._ask(lambda server: server.hgetall(closed_key(self.prefix)))
-        closed = {view.decode(): int(time) for view, time in fields.items()}
+        closed = self._times("closed")
         flat = [
             part for view, now in clocks.items() for part in (view, max(now, closed.get(view, now)))
         ]
-        self._require_ok(self._call(ADVANCE, keys, [*turn, *flat]))
+        self._in_turn(turn, ADVANCE, [self._key("clocks")], flat)
 
     def ripen(self, turn: Turn, view: str, now: int) -> None:
-        """Move ids from the due set to the dirty set, a page with a script."""
-        keys = [
-            documents_key(self.prefix),
-            due_key(self.prefix, view),
-            dirty_key(self.prefix, view),
-            number_key(self.prefix),
-        ]
-        while answer := self._call(RIPEN, keys, [*turn, now, PAGE]):
-            if isinstance(answer, bytes):
-                self._require_ok(answer)
+        keys = [self._key("due", view), self._key("dirty", view), self._key("number")]
+        while self._in_turn(turn, RIPEN, keys, [now, PAGE]):
+            pass
 
     def is_due(self, view: str, now: int) -> bool:
-        """Read the first of the due set."""
-        key = due_key(self.prefix, view)
-        return bool(self._ask(lambda server: server.zrangebyscore(key, "-inf", now, 0, 1)))
+        with self._server() as server:
+            return bool(server.zrangebyscore(self._key("due", view), "-inf", now, 0, 1))
 
     def mark(self, view: str, keys: Mapping[str, bytes], *, send_again: bool = False) -> None:
-        """Mark a page of ids with one script."""
         places = [
-            dirty_key(self.prefix, view),
-            gone_key(self.prefix, view),
-            number_key(self.prefix),
-            *([sent_key(self.prefix, view)] if send_again else []),
+            self._key("dirty", view),
+            self._key("gone", view),
+            self._key("number"),
+            *([self._key("sent", view)] if send_again else []),
         ]
         for page in pages(keys.items()):
             self._call(MARK, places, [part for pair in page for part in pair])
 
     def is_clean(self) -> bool:
-        """Ask for the sizes in one round trip."""
-
-        def ask(server: redis.Redis) -> list[int]:
+        with self._server() as server:
             pipeline = server.pipeline(transaction=False)
-            pipeline.hlen(pending_key(self.prefix))
+            pipeline.hlen(self._key("pending"))
             for view in self.views:
-                pipeline.zcard(dirty_key(self.prefix, view))
-            return list(pipeline.execute())
-
-        return not any(self._ask(ask))
+                pipeline.zcard(self._key("dirty", view))
+            return not any(pipeline.execute())
 
     def sizes(self, tables: Collection[str], views: Collection[str]) -> StateSizes:
         """Ask for counters and sizes in one round trip, and for the server's memory."""
-
-        def ask(server: redis.Redis) -> list[Any]:
+        memory: dict[str, Any] = {}
+        with self._server() as server:
             pipeline = server.pipeline(transaction=False)
             for table in tables:
                 pipeline.hgetall(position_key(self.prefix, table))
             for view in views:
-                pipeline.zcard(dirty_key(self.prefix, view))
-            pipeline.hlen(pending_key(self.prefix))
-            pipeline.hgetall(late_key(self.prefix))
-            pipeline.hget(documents_key(self.prefix), "began")
-            return list(pipeline.execute())
-
-        *counts, pending, late, began = self._ask(ask)
-        memory = self._ask(_memory)
+                pipeline.zcard(self._key("dirty", view))
+            pipeline.hlen(self._key("pending"))
+            pipeline.hgetall(self._key("late"))
+            pipeline.hget(self._key("documents"), "began")
+            *counts, pending, late, began = pipeline.execute()
+            with suppress(redis.exceptions.NoPermissionError):
+                memory = server.info("memory")
         stored = {
             table: {field.decode(): value.decode() for field, value in fields.items()}
             for table, fields in zip(tables, counts, strict=False)
@@ -334,22 +409,39 @@ class RedisState(RowReader):
         reached: Mapping[str, Mapping[str, ViewCheckpoint | None]],
         clocks: Mapping[str, int],
     ) -> None:
-        """Write each position and clock as a field, all in one step, while it is this turn."""
-        self._during(turn, to_fields(reached, clocks))
+        fields = [part for view, now in clocks.items() for part in (f"{view} {CLOCK}", str(now))]
+        for view, checkpoints in reached.items():
+            for topic, checkpoint in checkpoints.items():
+                if checkpoint:
+                    topic_id, offsets = checkpoint.position.topic_id, checkpoint.position.offsets
+                    fields.append(f"{view} {topic}")
+                    fields.append(json.dumps([topic_id, offsets, checkpoint.floor]))
+        self._in_turn(turn, WHILE_TURN, [], fields)
+
+    def _notes(self) -> Iterator[tuple[str, str, bytes]]:
+        """Read the notes: of which view, the topic or `CLOCK`, the value."""
+        with self._server() as server:
+            fields = server.hgetall(self._key("documents"))
+        for field, text in fields.items():
+            view, _, topic = field.decode().partition(" ")
+            if topic:
+                yield view, topic, text
 
     def current(self) -> Mapping[str, Mapping[str, ViewCheckpoint]]:
-        """Read each position from its field."""
-        fields: Any = self._ask(lambda server: server.hgetall(documents_key(self.prefix)))
-        return from_fields(fields)
+        notes: dict[str, dict[str, ViewCheckpoint]] = {}
+        for view, topic, text in self._notes():
+            if topic != CLOCK:
+                topic_id, offsets, floor = json.loads(text)
+                position = Position(topic_id, tuple(offsets))
+                notes.setdefault(view, {})[topic] = ViewCheckpoint(position, floor=floor)
+        return notes
 
     def noted_clocks(self) -> Mapping[str, int]:
-        """Read each clock from its field."""
-        fields: Any = self._ask(lambda server: server.hgetall(documents_key(self.prefix)))
-        return clocks_from_fields(fields)
+        return {view: int(text) for view, topic, text in self._notes() if topic == CLOCK}
 
     def waiting(self) -> Mapping[str, list[str]]:
-        """Read the field `waiting`, a JSON object."""
-        text: Any = self._ask(lambda server: server.hget(documents_key(self.prefix), "waiting"))
+        with self._server() as server:
+            text = server.hget(self._key("documents"), "waiting")
         views: dict[str, list[str]] = json.loads(text) if text else {}
         return views
 
@@ -363,73 +455,72 @@ class RedisState(RowReader):
 
         needs: by table. used: by view, its tables.
         """
-
-        def ask(server: redis.Redis) -> None:
-            noted: Any = server.hgetall(needs_key(self.prefix))
+        documents = self._key("documents")
+        with self._server() as server:
+            noted = server.hgetall(self._key("needs"))
             stored = {name.decode(): text.decode() for name, text in noted.items()}
             same = {name for name, text in needs.items() if stored.get(name) == text}
             current = {view for view, tables in used.items() if same.issuperset(tables)}
-            fields: Any = server.hkeys(documents_key(self.prefix))
-            server.hset(documents_key(self.prefix), "waiting", json.dumps(waiting))
-            if stale := stale_fields(fields, current):
-                server.hdel(documents_key(self.prefix), *stale)
+            fields = server.hkeys(documents)
+            server.hset(documents, "waiting", json.dumps(waiting))
+            if stale := stale_fields(map(bytes.decode, fields), current):
+                server.hdel(documents, *stale)
             # Rows of these tables are read again, also when the file is changed back after a crash.
             if changed := [name for name, text in stored.items() if needs.get(name) != text]:
-                server.hdel(needs_key(self.prefix), *changed)
+                server.hdel(self._key("needs"), *changed)
             # Only now: with a view's marks goes what is to be sent of it. Its root has other needs.
-            former: Any = server.hget(documents_key(self.prefix), "views")
+            former = server.hget(documents, "views")
             for view in set(json.loads(former or "[]")).difference(self.views):
-                dirty = dirty_key(self.prefix, view)
+                dirty = self._key("dirty", view)
                 server.unlink(
                     dirty,
-                    gone_key(self.prefix, view),
-                    due_key(self.prefix, view),
-                    sent_key(self.prefix, view),
-                    late_key(self.prefix, view),
+                    self._key("gone", view),
+                    self._key("due", view),
+                    self._key("sent", view),
+                    self._key("late", view),
                 )
-                server.hdel(clocks_key(self.prefix), view)
-                server.hdel(closed_key(self.prefix), view)
-                server.hdel(late_key(self.prefix), view)
-                server.hdel(seen_key(self.prefix), view)
-                server.srem(unsent_key(self.prefix), dirty)
-            server.hset(documents_key(self.prefix), "views", json.dumps(self.views))
-            server.hsetnx(documents_key(self.prefix), "began", f"{time.time():.3f}")
+                server.hdel(self._key("clocks"), view)
+                server.hdel(self._key("closed"), view)
+                server.hdel(self._key("late"), view)
+                server.hdel(self._key("seen"), view)
+                server.srem(self._key("unsent"), dirty)
+            server.hset(documents, "views", json.dumps(self.views))
+            server.hsetnx(documents, "began", f"{time.time():.3f}")
 
-        self._ask(ask)
+    def _key(self, name: Kept, view: str = "") -> str:
+        return state_key(self.prefix, name, view)
+
+    @contextmanager
+    def _server(self) -> Iterator[Any]:
+        """Ask the server; what fails is raised as Failure."""
+        try:
+            yield bytes_client(self.url)
+        except redis.exceptions.RedisError as error:
+            subject = "the state of documents"
+            raise lane.Failure(*state_failure(error, self.url, subject)) from None
 
     def _call(self, source: str, keys: Sequence[str], arguments: Sequence[Any]) -> Any:
-        return self._ask(lambda server: server.register_script(source)(keys=keys, args=arguments))
+        with self._server() as server:
+            return server.register_script(source)(keys=keys, args=arguments)
+
+    def _in_turn(
+        self, turn: Turn, source: str, keys: Sequence[str], arguments: Sequence[Any]
+    ) -> Any:
+        """Call a script that wants a turn. Raises Failure unless it is this one."""
+        answer = self._call(source, [self._key("documents"), *keys], [*turn, *arguments])
+        if isinstance(answer, bytes) and answer != b"ok":
+            raise lane.Failure(*REFUSALS[answer.decode()])
+        return answer
 
 
-@dataclass(frozen=True)
-class OpenState:
-    """Opens the state of a plan in any process; can be pickled."""
-
-    url: str
-    prefix: str
-    plan: StatePlan | None
-
-    def __call__(self) -> RedisState:
-        """Return the state; it connects at its first question."""
-        views = tuple(view.name for view in self.plan.views) if self.plan else ()
-        return RedisState(self.url, self.prefix, views)
+def stale_fields(fields: Iterable[str], current: Collection[str]) -> list[str]:
+    """List the fields of notes of other views than these."""
+    parts = ((field, *field.partition(" ")) for field in fields)
+    return [field for field, view, space, _ in parts if space and view not in current]
 
 
-def _memory(server: redis.Redis) -> dict[str, Any]:
-    """Read what INFO says of memory; nothing where the user may not ask."""
-    try:
-        return dict(server.info("memory"))
-    except redis.exceptions.NoPermissionError:
-        return {}
-
-
-def _field(key: str, field: bytes, server: redis.Redis) -> Any:
-    return server.hget(key, field.decode())
-
-
-def _fields(key: str, fields: list[str], server: redis.Redis) -> Any:
-    return server.hmget(key, fields)
-
-
-def _scores(key: str, members: list[str], server: redis.Redis) -> Any:
-    return server.zmscore(key, members)
+def pages(items: Iterable[Item]) -> Iterable[list[Item]]:
+    """Split what is asked for into lists, each for one request."""
+    remaining = iter(items)
+    while page := list(islice(remaining, PAGE)):
+        yield page

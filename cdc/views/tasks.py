@@ -1,4 +1,5 @@
-"""Send changed documents to their topics: one task, on an executor, between two batches.
+"""What the engine of documents runs on executors, as tasks of Spark: `Emission` sends changed documents to
+their topics, `mark` reads topics and marks what they have. No key leaves the executors.
 
     pending rows -> dirty documents -> documents, in a transaction -> forgotten
 
@@ -15,9 +16,10 @@ Of windows that are closed see `cdc.views.closing`.
 Of a view that `sends_once` the state also knows what the topic has, as digests. A document that the
 topic has already isn't sent again. That a transaction begins is noted before it does: if it isn't
 noted as sent afterwards, only the topic knows, and the engine reads it after it has fenced the
-writer (`fence`, `cdc.views.tasks.marking`).
+writer (`fence`, `mark`).
 """
 
+import hashlib
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -27,18 +29,19 @@ from itertools import chain
 
 import msgspec
 
+from cdc.codec.members import members
+from cdc.codec.table import codec
 from cdc.errors import ConnectorError, Fenced
 from cdc.kafka.clients import LARGEST_BYTES, is_sendable
 from cdc.kafka.transactions import Outgoing, TransactionalWriter
 from cdc.sink.lane import Failure
+from cdc.sink.lane_task import Blocks
 from cdc.views.assemble import Document, assemble
 from cdc.views.climb import climb
-from cdc.views.closing import SAID
+from cdc.views.closing import SAID, closed_at
 from cdc.views.groups import assemble_groups
 from cdc.views.plan import StatePlan, View
 from cdc.views.state import State, Turn
-from cdc.views.tasks.marking import row_digest
-from cdc.views.tasks.report import Report
 
 SLICE = 2000
 """Documents that are assembled and sent at once: a transaction."""
@@ -48,6 +51,30 @@ Write = Callable[[Sequence[Outgoing]], object]
 _writers: dict[tuple[str, str, str], TransactionalWriter] = {}
 """This process' writers, by broker, name and owner; executors keep them across tasks."""
 _encode = msgspec.json.Encoder().encode
+
+
+class Report(msgspec.Struct):
+    """What a task has done. A failure travels as data: a key of `cdc.sink.remedy.REPORTED`."""
+
+    documents: int = 0
+    done: bool = False
+    """Whether nothing was dirty any more at its end."""
+    failure: str | None = None
+    message: str = ""
+
+    def encode(self) -> bytes:
+        return _encode(self)
+
+
+_decode_report = msgspec.json.Decoder(Report).decode
+
+
+def read_report(encoded: bytes) -> Report:
+    """Decode what a task reports. Raises Failure: what it reports as failed."""
+    report = _decode_report(encoded)
+    if report.failure:
+        raise Failure(report.failure, report.message)
+    return report
 
 
 @dataclass(frozen=True)
@@ -212,7 +239,6 @@ class Emission:
 
 @contextmanager
 def _reported(report: Report) -> Iterator[None]:
-    """Note a failure in a report."""
     try:
         yield
     except Failure as failure:
@@ -243,3 +269,68 @@ def _envelope(view: str, document: Document, op: str, now_us: int) -> bytes | No
         return None
     source = b'"source":{"schema":"view","table":%b,"ts_us":%d}' % (_encode(view), now_us)
     return b'{"op":"%b","after":%b,%b}' % (op.encode(), document.row, source)
+
+
+class _Value(msgspec.Struct):
+    after: msgspec.Raw
+
+
+_decode_value = msgspec.json.Decoder(_Value).decode
+
+
+def row_digest(row: bytes | None) -> bytes | None:
+    """Return the digest of a document as it is sent; None where there is none."""
+    return None if row is None else hashlib.blake2b(row, digest_size=12).digest()
+
+
+def _document_id(view: View, topic: str, key: bytes) -> str:
+    """Return the id of a document from the key of its record.
+
+    Raises:
+        Failure: of the kind `rekeyed`, if the view had another key as the record was written. What the
+            record says of a document, no later one can take back.
+    """
+    names = members(key).keys()
+    if names != set(view.keyed.key):
+        raise Failure(
+            "rekeyed",
+            f"{topic} has documents with the key ({', '.join(names)}), and the key of view.{view.name}"
+            f" is ({', '.join(view.keyed.key)}) now.",
+        )
+    return codec(view.keyed).row_id(key)
+
+
+def mark(
+    open_state: Callable[[], State],
+    turn: Turn,
+    views: Mapping[str, View],
+    blocks: Blocks,
+) -> bytes:
+    """Mark the documents of records. Returns an encoded `Report`.
+
+    views: by topic
+    """
+    report = Report(done=True)
+    with _reported(report):
+        state = open_state()
+        for topic, _, records in blocks:
+            view = views[topic]
+            keys: dict[str, bytes] = {}
+            digests: dict[str, bytes | None] = {}
+            closed: list[int] = []
+            for key, value, _ in records:
+                if key is None:
+                    continue
+                document_id = _document_id(view, topic, key)
+                keys[document_id] = key
+                if view.sends_once:
+                    row = bytes(_decode_value(value).after) if value else None
+                    digests[document_id] = row_digest(row)
+                    if row is not None and (at := closed_at(view, row)) is not None:
+                        digests[document_id] = SAID
+                        closed.append(at)
+            state.mark(view.name, keys)
+            state.note_digests(turn, view.name, digests)
+            if closed:
+                state.note_closed(turn, view.name, max(closed))
+    return report.encode()

@@ -1,1 +1,0 @@
-"""What the engine of documents runs on executors, as tasks of Spark."""
