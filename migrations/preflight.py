@@ -156,7 +156,7 @@ def _unknown(conn: psycopg.Connection, table: tuple[str, str]) -> SourceError:
     )
     return SourceError(
         f"there is no table {label} in {conn.info.dbname}",
-        code="table-refused",
+        finding_key="table-refused",
         hint=hint,
         table=label,
     )
@@ -167,14 +167,14 @@ def _refuse_kind(relation: Relation) -> None:
     if relation.schema in RESERVED:
         raise SourceError(
             f"{table} isn't an application's table",
-            code="table-refused",
+            finding_key="table-refused",
             hint="take it out of source.tables",
             table=table,
         )
     if relation.relkind not in ("r", "p"):
         raise SourceError(
             f"{table} is {NOT_TABLES.get(relation.relkind, 'no table')}; the log has rows of tables only",
-            code="table-refused",
+            finding_key="table-refused",
             hint="capture the tables that it is made from",
             table=table,
         )
@@ -182,7 +182,7 @@ def _refuse_kind(relation: Relation) -> None:
         unlogged = relation.persistence == "u"
         raise SourceError(
             f"{table} is {'unlogged' if unlogged else 'temporary'}: its rows never reach the log",
-            code="table-unlogged",
+            finding_key="table-unlogged",
             hint=f"run ALTER TABLE {quoted_name(table)} SET LOGGED"
             if unlogged
             else "create it as a lasting table",
@@ -195,7 +195,7 @@ def _refuse_rows(relation: Relation, role: str) -> None:
     if relation.hidden_by:
         raise SourceError(
             f"{table} has row security, which would hide rows from {role}",
-            code="row-security",
+            finding_key="row-security",
             hint=f"{show_rows(table, role, relation.hidden_by)}"
             f" If there is no such role yet, CREATE ROLE {role} comes before it",
             table=table,
@@ -204,7 +204,7 @@ def _refuse_rows(relation: Relation, role: str) -> None:
         raise SourceError(
             f"{table} has virtual generated columns ({', '.join(relation.virtual_columns)}); with the replica"
             " identity that it needs, Postgres would refuse every UPDATE and DELETE",
-            code="table-refused",
+            finding_key="table-refused",
             hint="make them STORED, or drop them",
             table=table,
         )
@@ -214,7 +214,7 @@ def _refuse_owner(conn: psycopg.Connection, relation: Relation) -> None:
     if not relation.owned:
         raise SourceError(
             f"{relation.label} belongs to {relation.owner}, and only its owner may publish it",
-            code="table-refused",
+            finding_key="table-refused",
             hint=f"connect as {relation.owner}, or run GRANT {relation.owner} TO {conn.info.user}",
             table=relation.label,
         )
@@ -226,7 +226,7 @@ def require_complete(conn: psycopg.Connection) -> None:
     if missing := sorted(set(names) - recorded(conn, "control").keys()):
         raise SourceError(
             f"{missing[0]} hasn't been applied",
-            code="control-missing",
+            finding_key="control-missing",
             hint="run cdc migrate first",
         )
 
@@ -263,14 +263,14 @@ def require_publication(conn: psycopg.Connection, publication: str) -> None:
     if not owned:
         raise SourceError(
             f"publication {publication} belongs to {owner}",
-            code="publication-foreign",
+            finding_key="publication-foreign",
             hint=f"connect as {owner}, or give the pipeline another name",
             publication=publication,
         )
     if everything:
         raise SourceError(
             f"publication {publication} is for all tables, so it isn't this pipeline's",
-            code="publication-foreign",
+            finding_key="publication-foreign",
             hint=f"give the pipeline another name, or run DROP PUBLICATION {publication}",
             publication=publication,
         )

@@ -136,7 +136,7 @@ def require_capturable(conn: psycopg.Connection) -> None:
         row = conn.execute(QUERY).fetchone()
     assert row is not None
     if fault := server_fault(*row):
-        raise SourceError(fault.message, code=fault.code, hint=fault.hint)
+        raise SourceError(fault.message, finding_key=fault.code, hint=fault.hint)
 
 
 @contextmanager

@@ -77,7 +77,7 @@ def _require_slot(conn: Connection, name: str, ours: bool) -> Slot | None:
     if existing.plugin != "pgoutput" or existing.database != conn.info.dbname:
         raise SourceError(
             f"Slot {name} belongs to something else: plugin {existing.plugin}, database {existing.database}.",
-            code="slot-foreign",
+            finding_key="slot-foreign",
             hint="give the pipeline another name: it names slot, publication and topics",
             slot=name,
         )
@@ -85,7 +85,7 @@ def _require_slot(conn: Connection, name: str, ours: bool) -> Slot | None:
         raise SourceError(
             f"Slot {name} is in use by process {existing.active_pid} of Postgres, yet this Connect has no"
             f" connector {name}: a second pipeline of that name runs elsewhere.",
-            code="slot-foreign/in-use",
+            finding_key="slot-foreign/in-use",
             hint="stop the other one, or give this pipeline another name; who it is:"
             f" SELECT * FROM pg_stat_activity WHERE pid = {existing.active_pid}",
             slot=name,
@@ -94,7 +94,7 @@ def _require_slot(conn: Connection, name: str, ours: bool) -> Slot | None:
     if existing.wal_status == "lost":
         raise SourceError(
             f"Slot {name} is lost: Postgres has removed log that the connector still needed.",
-            code="slot-lost",
+            finding_key="slot-lost",
             hint="cdc -p FILE register --new-snapshot",
             slot=name,
         )
@@ -106,7 +106,7 @@ def _require_publication(conn: Connection, name: str, tables: Sequence[str]) -> 
     if row is None:
         raise SourceError(
             f"There is no publication {name} in {conn.info.dbname}.",
-            code="publication-differs/missing",
+            finding_key="publication-differs/missing",
             hint=MIGRATE,
             publication=name,
         )
@@ -114,14 +114,14 @@ def _require_publication(conn: Connection, name: str, tables: Sequence[str]) -> 
     if not owned:
         raise SourceError(
             f"Publication {name} belongs to {owner}, and source.dsn logs in as {conn.info.user}.",
-            code="publication-foreign",
+            finding_key="publication-foreign",
             hint=f"use {owner} in source.dsn, or give the pipeline another name",
             publication=name,
         )
     if missing := [table for table in (*tables, *CONTROL_TABLES) if table not in published]:
         raise SourceError(
             f"Publication {name} lacks {', '.join(missing)}.",
-            code="publication-differs",
+            finding_key="publication-differs",
             hint=MIGRATE,
             publication=name,
         )
@@ -133,7 +133,7 @@ def _require_publication(conn: Connection, name: str, tables: Sequence[str]) -> 
         )
         raise SourceError(
             f"Publication {name} {problem}.",
-            code="publication-differs/partial",
+            finding_key="publication-differs/partial",
             hint=MIGRATE,
             publication=name,
         )
@@ -145,13 +145,16 @@ def _require_role(conn: Connection, pipeline: Pipeline, tables: Sequence[Table])
     if row is None:
         raise SourceError(
             f"There is no role {role} for the connector.",
-            code="role-unfit/missing",
+            finding_key="role-unfit/missing",
             hint=MIGRATE,
             role=role,
         )
     if row != (True,):
         raise SourceError(
-            f"Role {role} lacks LOGIN or REPLICATION.", code="role-unfit", hint=MIGRATE, role=role
+            f"Role {role} lacks LOGIN or REPLICATION.",
+            finding_key="role-unfit",
+            hint=MIGRATE,
+            role=role,
         )
     for table in tables:
         require_visible(conn, table, role)
@@ -165,7 +168,7 @@ def _require_role(conn: Connection, pipeline: Pipeline, tables: Sequence[Table])
         listed = ", ".join(name for (name,) in unreadable)
         raise SourceError(
             f"Role {role} may not read (or beat) {listed}.",
-            code="role-unfit/unreadable",
+            finding_key="role-unfit/unreadable",
             hint=MIGRATE,
             role=role,
         )
@@ -174,5 +177,5 @@ def _require_role(conn: Connection, pipeline: Pipeline, tables: Sequence[Table])
 def _require_heartbeat(conn: Connection, name: str) -> None:
     if conn.execute("SELECT FROM cdc.heartbeat WHERE pipeline = %s", [name]).fetchone() is None:
         raise SourceError(
-            f"cdc.heartbeat has no row of {name}.", code="control-missing", hint=MIGRATE
+            f"cdc.heartbeat has no row of {name}.", finding_key="control-missing", hint=MIGRATE
         )

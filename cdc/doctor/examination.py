@@ -186,7 +186,7 @@ def _is_connected(connect: Connect, pipeline: Pipeline) -> bool:
         return True
 
 
-def _examine(code: str, subject: str, examine: Callable[[], Iterable[Finding]]) -> list[Finding]:
+def _examine(key: str, subject: str, examine: Callable[[], Iterable[Finding]]) -> list[Finding]:
     """Examine a part; what it raises becomes a finding beside those that it has found by then."""
     findings: list[Finding] = []
     try:
@@ -196,6 +196,6 @@ def _examine(code: str, subject: str, examine: Callable[[], Iterable[Finding]]) 
         failure = classify(error, subject, "cdc -p FILE doctor")
         if isinstance(failure, Unexpected):
             log.error("part_not_examined", part=subject, exception=trace(error))
-        sink = subject if code == "sink-unreachable" else None
-        findings.append(find_error(code, subject, failure, sink=sink))
+        sink = subject if key == "sink-unreachable" else None
+        findings.append(find_error(key, subject, failure, sink=sink))
     return findings

@@ -116,7 +116,7 @@ def _find_connector_trouble(status: Status, stopped: str, fix: str) -> Finding |
     if connector is None or connector.running:
         return None
     has_failed = "FAILED" in (connector.state, *connector.tasks)
-    code = "connector-failed" if has_failed else "connector-stopped"
+    key = "connector-failed" if has_failed else "connector-stopped"
     if connector.unsendable:
         message = f"{stopped} at a change that can't be sent, of {connector.unsendable}."
         return find("table-unsendable", name, f"{message} {ASIDE}", fix)
@@ -124,7 +124,7 @@ def _find_connector_trouble(status: Status, stopped: str, fix: str) -> Finding |
         fix = NEW_SNAPSHOT
     states = f"connector {connector.state}, task {', '.join(connector.tasks) or 'none'}"
     reason = f": {connector.trace}" if connector.trace else ""
-    return find(code, name, f"{stopped} ({states}){reason}", fix)
+    return find(key, name, f"{stopped} ({states}){reason}", fix)
 
 
 def _find_heartbeat_trouble(status: Status) -> Iterator[Finding]:

@@ -177,7 +177,7 @@ def refuse_slipped(captured: Iterable[str], choice: Choice, pipeline: Pipeline) 
             raise SourceError(
                 f"{name} is captured, and by patterns in source.tables alone it no longer would be:"
                 f" {choice.left_out[name]}. Its changes would be lost from then on.",
-                code="table-slipped",
+                finding_key="table-slipped",
                 hint=f"undo that, or list {name} by its name; or, to give its views up: ALTER PUBLICATION"
                 f" {pipeline.pipeline} DROP TABLE ONLY {table}, then cdc -p FILE migrate, and register",
                 table=name,

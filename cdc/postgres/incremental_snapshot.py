@@ -42,7 +42,7 @@ def require_visible(conn: Connection, table: Table, reader: str) -> None:
         raise SourceError(
             f"Policies of {table.qualified} hide rows from {reader}, so they can't be sent again.",
             hint=show_rows(table.qualified, reader, hidden_by),
-            code="row-security",
+            finding_key="row-security",
             table=table.qualified,
         )
 

@@ -87,7 +87,7 @@ def unidentified(conn: Connection, tables: Iterable[Table]) -> dict[str, SourceE
     for name, part in conn.execute(UNIDENTIFIED, [Jsonb(keys)]).fetchall():
         errors[name] = SourceError(
             f"The replica identity of {part} lacks the key ({', '.join(keys[name])}): a delete wouldn't name its row.",
-            code="identity-unfit",
+            finding_key="identity-unfit",
             hint="cdc -p FILE migrate",
             table=name,
         )
@@ -107,7 +107,7 @@ def key_index(conn: Connection, relation: int, table: str, key: Sequence[str]) -
     if not candidates or not candidates[0].primary:
         raise SourceError(
             f"{table} has no primary key, so its rows have no identity in a view.",
-            code="table-refused",
+            finding_key="table-refused",
             hint=f"ALTER TABLE {table} ADD PRIMARY KEY (...), or {_suggest_key(table, candidates)}",
             table=table,
         )
@@ -116,7 +116,7 @@ def key_index(conn: Connection, relation: int, table: str, key: Sequence[str]) -
         # living row.
         raise SourceError(
             f"The primary key of {table} is deferrable, so it doesn't identify a row at every moment.",
-            code="table-refused",
+            finding_key="table-refused",
             hint=f"ALTER TABLE {table} DROP CONSTRAINT {candidates[0].name}, ADD PRIMARY KEY (...)",
             table=table,
         )
@@ -128,7 +128,7 @@ def _index_over(table: str, key: Sequence[str], indexes: Sequence[Index]) -> Ind
     if unsupported:
         raise SourceError(
             f"A key column of {table} has a space, a colon, a semicolon or a comma in its name.",
-            code="table-refused",
+            finding_key="table-refused",
             hint="the connector can't be told of it: rename the column, or give the table a primary key",
             table=table,
         )
@@ -138,7 +138,7 @@ def _index_over(table: str, key: Sequence[str], indexes: Sequence[Index]) -> Ind
     raise SourceError(
         f"{table} has no unique index over exactly {', '.join(key)} that holds for every row at every moment: all of"
         " them NOT NULL, the index neither deferrable nor partial nor over expressions.",
-        code="table-refused",
+        finding_key="table-refused",
         hint=_suggest_key(table, indexes, key),
         table=table,
     )

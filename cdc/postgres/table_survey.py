@@ -127,7 +127,7 @@ def _odd_money(conn: Connection, tables: Sequence[Table]) -> dict[str, SourceErr
         table: SourceError(
             f"{table}.{column} has the type money, and the database's lc_monetary has a currency without two decimals:"
             " the connector can't read its amounts.",
-            code="table-refused",
+            finding_key="table-refused",
             hint=f"exclude {column}, or make it numeric: ALTER TABLE {table} ALTER {column} TYPE numeric",
             table=table,
         )
@@ -250,7 +250,7 @@ def _check_kind(table: str, kind: str) -> None:
     if kind not in ("r", "p"):
         raise SourceError(
             f"{table} isn't a table; the replication log has rows of tables only.",
-            code="table-refused",
+            finding_key="table-refused",
             hint="list the tables that it is made from under source.tables",
             table=table,
         )
@@ -261,7 +261,7 @@ def _check_exclude(entry: TableSettings, columns: list[str], key: Sequence[str])
         if column in key:
             raise SourceError(
                 f"{entry.table} excludes {column}, which is part of its key.",
-                code="table-refused",
+                finding_key="table-refused",
                 hint=f"take {column} out of exclude: without it rows can't be told apart",
                 table=entry.table,
             )

@@ -23,7 +23,7 @@ NONE_LATE: Mapping[str, int] = {}
 class StateTooLarge(SinkRejected):
     """The state of documents won't fit into its server, by far."""
 
-    code = "state-too-large"
+    finding_key = "state-too-large"
 
 
 class Chunk(NamedTuple):

@@ -231,7 +231,7 @@ def test_the_doctor_before_and_after_register(clinic: Clinic) -> None:
         if KINDS[key].severity == Severity.DOWN:
             with pytest.raises(SourceError) as refused:
                 shop.register()
-            assert refused.value.code == key
+            assert refused.value.finding_key == key
         (finding,) = clinic.carry_out_advice({"connector-stopped"})
         assert (finding.code, finding.why) == (code_of(key), KINDS[key].why)
         assert words in finding.message
