@@ -6,6 +6,7 @@
     +- StackError           3  a server of the local stack
     +- SourceError          4  Postgres: role, publication, slot, tables
     |  +- SourceUnavailable    may come back by itself: wait and try again
+    |  +- TableRefused         a table can't be captured as it is
     |  +- AnotherServer        not the server whose changes the topics hold
     +- ConnectorError       5  Kafka Connect, Debezium, topics
     |  +- KafkaUnavailable     may come back by itself: wait and try again
@@ -89,6 +90,12 @@ class SourceUnavailable(SourceError):
     """Postgres can't be reached or asks for time; the same call may succeed later."""
 
     finding_key = "source-unreachable"
+
+
+class TableRefused(SourceError):
+    """A table can't be captured, or not as it is or as the pipeline file names it."""
+
+    finding_key = "table-refused"
 
 
 class AnotherServer(SourceError):

@@ -19,20 +19,14 @@ import psycopg
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from cdc.migrations.preflight import Relation
 from cdc.migrations.statement import PASSWORD, Actor, Statement
+from cdc.readiness.facts import SourceRequirements
 
 ATTRIBUTES = {
     "LOGIN": ("rolcanlogin", True),
     "REPLICATION": ("rolreplication", True),
     "NOSUPERUSER": ("rolsuper", False),
     "NOBYPASSRLS": ("rolbypassrls", False),
-}
-CONTROL_PRIVILEGES = {
-    "heartbeat": ("SELECT", "INSERT", "UPDATE"),
-    "truncation": ("SELECT",),
-    "ddl": ("SELECT",),
-    "signal": ("SELECT", "INSERT"),
 }
 
 # Tables of other pipelines, which may share the role. A publication that holds the heartbeat is a
@@ -176,15 +170,13 @@ def _verifies(stored: str, password: str) -> bool:
 
 
 def ensure_privileges(
-    conn: psycopg.Connection, role: str, pipeline: str, captured: Sequence[Relation]
+    conn: psycopg.Connection, requirements: SourceRequirements
 ) -> Iterator[Statement]:
     """Grant missing privileges; revoke others in captured schemas, in `cdc` and on tables captured
     until now.
     """
-    expected = {(relation.schema, relation.name, "SELECT") for relation in captured}
-    expected |= {
-        ("cdc", table, word) for table, words in CONTROL_PRIVILEGES.items() for word in words
-    }
+    role, pipeline = requirements.role, requirements.pipeline
+    expected = set(requirements.privileges)
     rows = conn.execute(GRANTED, {"role": role, "pipeline": pipeline}).fetchall()
     granted = {(schema, table, word) for schema, table, word, _ in rows}
     schemas = {schema for schema, _, _ in expected}

@@ -9,8 +9,7 @@ skipped and named; any other failure rolls everything back.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 
 import psycopg
 from psycopg import sql
@@ -22,43 +21,24 @@ from cdc.migrations.journal import (
     ensure_published,
     published,
 )
-from cdc.migrations.preflight import (
-    CONTROL_TABLES,
-    KeyIndex,
-    Relation,
-    relations,
-    require_complete,
-    require_control,
-    require_publication,
-    require_role,
-)
+from cdc.migrations.preflight import read_captured, require_complete, require_control, require_owner
 from cdc.migrations.role import ensure_entry, ensure_heartbeat, ensure_privileges, ensure_role
 from cdc.migrations.runner import migration_lock, require_capturable, require_idle
 from cdc.migrations.statement import Outcome, Statement, carry_out
 from cdc.migrations.truncation import ensure_triggers, reset_floors
+from cdc.readiness.checks import check_publication_owner, check_role_use, check_table, refuse
+from cdc.readiness.facts import (
+    CONTROL_PRIVILEGES,
+    SourceRequirements,
+    TableFacts,
+    read_publication,
+    read_role_attributes,
+)
 
 PUBLISH = "insert, update, delete, truncate"
 # Creating a trigger takes a lock that waits for open transactions, and every later query waits
 # behind it.
 LOCK_TIMEOUT = "10s"
-
-
-@dataclass(frozen=True)
-class SourceRequirements:
-    """Requirements of a pipeline for its source database. `tables` are (schema, table).
-
-    `keys` names, by schema.table, columns of a unique index that stand for a primary key;
-    `key_index` finds it, as whoever describes the captured tables does. `events`: the tables, by
-    the same name, whose rows are events.
-    """
-
-    pipeline: str
-    tables: Sequence[tuple[str, str]]
-    role: str
-    key_index: KeyIndex
-    password: str | None = field(default=None, repr=False)
-    keys: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    events: Collection[str] = ()
 
 
 class Unprivileged(SourceError):
@@ -115,7 +95,7 @@ def prepare_source(conn: psycopg.Connection, requirements: SourceRequirements) -
     return [*outcome.messages, *(f"note: {note}" for note in notes)]
 
 
-def _uncaptured_children(captured: Sequence[Relation]) -> Iterator[str]:
+def _uncaptured_children(captured: Sequence[TableFacts]) -> Iterator[str]:
     """A note for each captured table with children that aren't captured."""
     names = {relation.label for relation in captured}
     for relation in captured:
@@ -137,23 +117,26 @@ def heartbeat_query(pipeline: str) -> str:
     )
 
 
-def check_source(conn: psycopg.Connection, requirements: SourceRequirements) -> list[Relation]:
+def check_source(conn: psycopg.Connection, requirements: SourceRequirements) -> list[TableFacts]:
     """Check the source, and read the captured tables.
 
     Raises:
         SourceError: a table can't be captured, or something belongs to another role.
     """
     require_control(conn)
-    captured = relations(
-        conn, requirements.tables, requirements.role, requirements.key_index, requirements.keys
-    )
-    require_publication(conn, requirements.pipeline)
-    require_role(conn, requirements.role, captured)
+    name, role = requirements.pipeline, requirements.role
+    attributes = read_role_attributes(conn, role)
+    captured = read_captured(conn, requirements)
+    for table in captured:
+        refuse(check_table(table, role, attributes))
+        require_owner(conn, table)
+    refuse(check_publication_owner(name, read_publication(conn, name)))
+    refuse(check_role_use(role, attributes, conn.info.user, captured))
     return captured
 
 
 def required_statements(
-    conn: psycopg.Connection, requirements: SourceRequirements, captured: Sequence[Relation]
+    conn: psycopg.Connection, requirements: SourceRequirements, captured: Sequence[TableFacts]
 ) -> Iterator[Statement]:
     """Yield the missing statements in the order in which they have to run.
 
@@ -166,7 +149,7 @@ def required_statements(
         conn, role, sorted({relation.schema for relation in captured} | {"cdc"})
     )
     # Before the publication changes: the tables in it tell which privileges are out of date.
-    yield from ensure_privileges(conn, role, pipeline, captured)
+    yield from ensure_privileges(conn, requirements)
     yield from ensure_heartbeat(conn, role, pipeline)
     for relation in captured:
         yield from _ensure_identity(conn, relation)
@@ -198,7 +181,7 @@ def _ensure_creation(conn: psycopg.Connection, pipeline: str) -> Iterator[Statem
         )
 
 
-def _ensure_identity(conn: psycopg.Connection, relation: Relation) -> Iterator[Statement]:
+def _ensure_identity(conn: psycopg.Connection, relation: TableFacts) -> Iterator[Statement]:
     """Set REPLICA IDENTITY FULL where a column can be TOASTed; elsewhere change only one that lacks
     the key.
 
@@ -226,21 +209,21 @@ def _ensure_identity(conn: psycopg.Connection, relation: Relation) -> Iterator[S
         )
 
 
-def _identity(relation: Relation) -> sql.Composable:
+def _identity(relation: TableFacts) -> sql.Composable:
     if relation.key_index is None:
         return sql.SQL("FULL" if relation.toastable else "DEFAULT")
     # A partition has an index of its own in the place of its table's.
-    if relation.toastable or relation.relkind == "p":
+    if relation.toastable or relation.kind == "p":
         return sql.SQL("FULL")
     return sql.SQL("USING INDEX {}").format(sql.Identifier(relation.key_index.name))
 
 
 def _ensure_publication(
-    conn: psycopg.Connection, pipeline: str, captured: Sequence[Relation]
+    conn: psycopg.Connection, pipeline: str, captured: Sequence[TableFacts]
 ) -> Iterator[Statement]:
     name = sql.Identifier(pipeline)
     expected = {(relation.schema, relation.name) for relation in captured}
-    expected |= {("cdc", table) for table in CONTROL_TABLES}
+    expected |= {("cdc", table) for table in CONTROL_PRIVILEGES}
     # Without ONLY, tables that inherit from them would be published too.
     tables = sql.SQL(", ").join(
         sql.SQL("ONLY {}").format(sql.Identifier(*table)) for table in sorted(expected)

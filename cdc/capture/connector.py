@@ -27,8 +27,9 @@ from cdc.migrations.statement import carry_out
 from cdc.migrations.truncation import reset_floors
 from cdc.model.position import Position
 from cdc.model.table import Table
-from cdc.postgres import replication_slot, source, table_survey
+from cdc.postgres import source, table_survey
 from cdc.quarantine.log import settle_topics
+from cdc.readiness import replication_slot
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ def register(
         if new_snapshot:
             _remove_connector(pipeline, conn, connect, progress)
         previous_config = connect.config(name)
-        slot = require_ready(conn, pipeline, tables, ours=previous_config is not None)
+        slot = require_ready(conn, pipeline, tables, connected=previous_config is not None)
         unpublished = table_survey.unreplicated_columns(conn, pipeline)
         config = configuration(
             pipeline,

@@ -16,11 +16,11 @@ from psycopg.rows import class_row
 
 from cdc.config.settings import Pipeline
 from cdc.config.source_settings import TOPIC_CHARACTERS, shared_names
-from cdc.errors import SettingsError, SourceError
+from cdc.errors import SettingsError, SourceError, TableRefused
 from cdc.model.finding import Finding, find
 from cdc.postgres.row_identity import Connection
+from cdc.readiness.key_index import KINDS
 
-KINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table"}
 CANDIDATES = """
 SELECT n.nspname::text AS schema, c.relname::text AS name, c.relkind::text AS kind,
        c.relpersistence <> 'p' AS unlogged,
@@ -190,7 +190,7 @@ def listed_partitions(conn: Connection, names: Iterable[str]) -> dict[str, Sourc
     Its rows come once, as rows of the partitioned table.
     """
     return {
-        partition: SourceError(
+        partition: TableRefused(
             f"{partition} is a partition of {root}, which is listed, too: its rows come as rows of {root}.",
             hint=f"take {partition} out of source.tables",
             table=partition,

@@ -27,7 +27,7 @@ from cdc.observe.status import (
     Status,
     ViewStatus,
 )
-from cdc.postgres.replication_slot import Slot
+from cdc.readiness.replication_slot import Slot
 from tests.support.alert_rules import Alert, firing, seconds, series_of
 from tests.support.pages import ROOT
 from tests.support.promql import Query, Unsupported

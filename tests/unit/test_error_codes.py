@@ -20,15 +20,19 @@ MISSING = SourceError(
 
 
 def keys_of_errors() -> Iterator[str]:
-    """Every key that is written down beside an error."""
+    """Every key that is written down beside an error or a fault of a source."""
     for folder in ("cdc", "connectors", "migrations", "sinks"):
         for path in (ROOT / folder).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text())):
-                if isinstance(node, ast.keyword) and node.arg == "finding_key":
-                    values = [
-                        part for part in ast.walk(node.value) if isinstance(part, ast.Constant)
-                    ]
-                    yield from (str(value.value) for value in values if value.value)
+                match node:
+                    case ast.keyword(arg="finding_key", value=value):
+                        parts = [*ast.walk(value)]
+                    case ast.Call(func=ast.Name(id="Fault"), args=[key, *_]):
+                        parts = [key]
+                    case _:
+                        continue
+                values = [part.value for part in parts if isinstance(part, ast.Constant)]
+                yield from (str(value) for value in values if value)
 
 
 def test_every_key_of_an_error_is_in_the_catalogue() -> None:
