@@ -20,7 +20,7 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from cdc.migrations.statement import PASSWORD, Actor, Statement
-from cdc.readiness.facts import SourceRequirements
+from cdc.readiness.facts import SourceRequirements, read_control
 
 ATTRIBUTES = {
     "LOGIN": ("rolcanlogin", True),
@@ -198,7 +198,8 @@ def ensure_heartbeat(conn: psycopg.Connection, role: str, pipeline: str) -> Iter
         "role": sql.Identifier(role),
         "row": sql.Literal(pipeline),
     }
-    if not _has_heartbeat(conn, pipeline):
+    _, beats = read_control(conn, pipeline)
+    if not beats:
         insert = sql.SQL(
             "INSERT INTO cdc.heartbeat (pipeline) VALUES ({row}) ON CONFLICT DO NOTHING"
         )
@@ -220,15 +221,6 @@ def ensure_heartbeat(conn: psycopg.Connection, role: str, pipeline: str) -> Iter
     elif row == (False,):
         alter = sql.SQL("ALTER POLICY {policy} ON cdc.heartbeat TO {role}")
         yield Statement(alter.format(**names), (f"handed the heartbeat of {pipeline} to {role}",))
-
-
-def _has_heartbeat(conn: psycopg.Connection, pipeline: str) -> bool:
-    if conn.execute("SELECT to_regclass('cdc.heartbeat')").fetchone() == (None,):
-        return False
-    return (
-        conn.execute("SELECT FROM cdc.heartbeat WHERE pipeline = %s", [pipeline]).fetchone()
-        is not None
-    )
 
 
 def ensure_entry(

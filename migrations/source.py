@@ -31,8 +31,9 @@ from cdc.readiness.facts import (
     CONTROL_PRIVILEGES,
     SourceRequirements,
     TableFacts,
+    bounded_locks,
     read_publication,
-    read_role_attributes,
+    read_role,
 )
 
 PUBLISH = "insert, update, delete, truncate"
@@ -74,16 +75,10 @@ def prepare_source(conn: psycopg.Connection, requirements: SourceRequirements) -
     require_idle(conn)
     require_capturable(conn)
     try:
-        with migration_lock(conn), conn.transaction():
-            conn.execute("SELECT set_config('lock_timeout', %s, true)", [LOCK_TIMEOUT])
+        with migration_lock(conn), bounded_locks(conn, LOCK_TIMEOUT):
             require_complete(conn)
             captured = check_source(conn, requirements)
             outcome = carry_out(conn, required_statements(conn, requirements, captured))
-    except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
-        raise SourceError(
-            f"a table stayed locked for {LOCK_TIMEOUT} by another transaction",
-            hint="end it (see xact_start in pg_stat_activity), then run cdc migrate again",
-        ) from error
     except psycopg.Error as error:
         raise SourceError(
             f"the source wasn't prepared: {error.diag.message_primary or 'the connection was lost'}",
@@ -125,7 +120,7 @@ def check_source(conn: psycopg.Connection, requirements: SourceRequirements) -> 
     """
     require_control(conn)
     name, role = requirements.pipeline, requirements.role
-    attributes = read_role_attributes(conn, role)
+    attributes = read_role(conn, requirements)
     captured = read_captured(conn, requirements)
     for table in captured:
         refuse(check_table(table, role, attributes))
@@ -229,12 +224,8 @@ def _ensure_publication(
         sql.SQL("ONLY {}").format(sql.Identifier(*table)) for table in sorted(expected)
     )
     options = _options(conn)
-    listed = set(
-        conn.execute(
-            "SELECT schemaname, tablename FROM pg_publication_tables WHERE pubname = %s", [pipeline]
-        ).fetchall()
-    )
-    if not conn.execute("SELECT 1 FROM pg_publication WHERE pubname = %s", [pipeline]).fetchone():
+    publication = read_publication(conn, pipeline)
+    if publication is None:
         create = sql.SQL("CREATE PUBLICATION {} FOR TABLE {} WITH ({})").format(
             name, tables, options
         )
@@ -247,14 +238,15 @@ def _ensure_publication(
             done_check=exists,
         )
         return
-    if listed != expected or _is_partial(conn, pipeline):
-        lines = [f"publishing {'.'.join(table)}" for table in sorted(expected - listed)]
-        lines += [f"no longer publishing {'.'.join(table)}" for table in sorted(listed - expected)]
+    labels, listed = {".".join(table) for table in expected}, set(publication.tables)
+    if listed != labels or publication.partial or publication.schemas:
+        lines = [f"publishing {table}" for table in sorted(labels - listed)]
+        lines += [f"no longer publishing {table}" for table in sorted(listed - labels)]
         lines = lines or [f"made publication {pipeline} hold its tables whole"]
         yield Statement(
             sql.SQL("ALTER PUBLICATION {} SET TABLE {}").format(name, tables), tuple(lines)
         )
-    if not _has_options(conn, pipeline):
+    if not (publication.complete and publication.truncates):
         lines = [f"set publication {pipeline} to {options.as_string(conn)}"]
         yield Statement(
             sql.SQL("ALTER PUBLICATION {} SET ({})").format(name, options), tuple(lines)
@@ -270,27 +262,3 @@ def _options(conn: psycopg.Connection) -> sql.Composable:
         # REPLICA IDENTITY FULL Postgres refuses every update of its table.
         options += sql.SQL(", publish_generated_columns = stored")
     return options
-
-
-def _has_options(conn: psycopg.Connection, pipeline: str) -> bool:
-    generated = " AND pubgencols = 's'" if conn.info.server_version >= 180000 else ""
-    return conn.execute(
-        "SELECT pubinsert AND pubupdate AND pubdelete AND pubtruncate AND pubviaroot"
-        f"{generated} FROM pg_publication WHERE pubname = %s",
-        [pipeline],
-    ).fetchone() == (True,)
-
-
-def _is_partial(conn: psycopg.Connection, pipeline: str) -> bool:
-    """Whether rows or columns of a published table are left out, or a whole schema is published:
-    from 15 on.
-    """
-    if conn.info.server_version < 150000:
-        return False
-    return conn.execute(
-        "SELECT EXISTS (SELECT FROM pg_publication_rel r WHERE r.prpubid = p.oid"
-        "               AND (r.prqual IS NOT NULL OR r.prattrs IS NOT NULL))"
-        " OR EXISTS (SELECT FROM pg_publication_namespace s WHERE s.pnpubid = p.oid)"
-        " FROM pg_publication p WHERE p.pubname = %s",
-        [pipeline],
-    ).fetchone() == (True,)

@@ -10,7 +10,7 @@ import shutil
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import psycopg
@@ -39,7 +39,7 @@ SELECT name, setting FROM pg_settings WHERE name IN (
     'max_replication_slots', 'max_wal_senders', 'max_slot_wal_keep_size', 'idle_replication_slot_timeout')
 """
 SENDERS = """
-SELECT count(*), count(*) FILTER (WHERE NOT EXISTS (
+SELECT pg_is_in_recovery(), count(*), count(*) FILTER (WHERE NOT EXISTS (
     SELECT FROM pg_replication_slots s WHERE s.active_pid = r.pid AND s.slot_type = 'logical'))
 FROM pg_stat_replication r
 """
@@ -62,10 +62,12 @@ SELECT pg_get_userbyid(p.pubowner) AS owner, pg_has_role(p.pubowner, 'USAGE') AS
        ARRAY(SELECT schemaname || '.' || tablename FROM pg_publication_tables t WHERE t.pubname = p.pubname) AS tables,
        ARRAY(SELECT r.prrelid::regclass::text FROM pg_publication_rel r
              WHERE r.prpubid = p.oid AND (to_jsonb(r) ->> 'prqual' IS NOT NULL
-                                          OR to_jsonb(r) ->> 'prattrs' IS NOT NULL)) AS partial
+                                          OR to_jsonb(r) ->> 'prattrs' IS NOT NULL)) AS partial,
+       {schemas} AS schemas, p.pubtruncate AS truncates
 FROM pg_publication p
 WHERE p.pubname = %s
 """
+SCHEMAS = "EXISTS (SELECT FROM pg_publication_namespace s WHERE s.pnpubid = p.oid)"
 UNREADABLE = """
 SELECT nsp || '.' || rel
 FROM unnest(%(schemas)s::text[], %(tables)s::text[], %(words)s::text[]) WITH ORDINALITY AS wanted (nsp, rel, word, at)
@@ -242,6 +244,9 @@ class PublicationFacts:
     tables: Sequence[str]
     partial: Sequence[str] = ()
     """Tables of which it leaves out rows or columns."""
+    schemas: bool = False
+    """Whether it is for whole schemas."""
+    truncates: bool = True
 
 
 @dataclass(frozen=True)
@@ -289,15 +294,15 @@ class SourceFacts:
 
 
 @contextmanager
-def bounded_locks(conn: Connection) -> Iterator[None]:
-    """A transaction that waits for no lock longer than LOCK_TIMEOUT. Raises SourceError."""
+def bounded_locks(conn: Connection, timeout: str = LOCK_TIMEOUT) -> Iterator[None]:
+    """A transaction that waits for no lock longer than that. Raises SourceError."""
     try:
         with conn.transaction():
-            conn.execute("SELECT set_config('lock_timeout', %s, true)", [LOCK_TIMEOUT])
+            conn.execute("SELECT set_config('lock_timeout', %s, true)", [timeout])
             yield
-    except psycopg.errors.LockNotAvailable as error:
+    except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
         raise SourceError(
-            f"A captured table, or one of the schema cdc, stayed locked for {LOCK_TIMEOUT} by an open transaction.",
+            f"A captured table, or one of the schema cdc, stayed locked for {timeout} by an open transaction.",
             hint="end it (see xact_start in pg_stat_activity), then run the command again",
         ) from error
 
@@ -317,9 +322,8 @@ def read_source(
     """
     name, role = requirements.pipeline, requirements.role
     version, wal_level, encoding = read_server(conn)
-    (in_recovery,) = _row(conn, "SELECT pg_is_in_recovery()")
-    readable = conn.execute(READABLE).fetchone()
-    senders, standbys = _row(conn, SENDERS)
+    in_recovery, senders, standbys = _row(conn, SENDERS)
+    control, beats = read_control(conn, name)
     transaction_s, prepared_s = _row(conn, TRANSACTIONS)
     return SourceFacts(
         name,
@@ -335,11 +339,10 @@ def read_source(
         standbys,
         transaction_s,
         prepared_s,
-        readable is not None,
-        readable != (True,)
-        or _exists(conn, "SELECT FROM cdc.heartbeat WHERE pipeline = %s", [name]),
+        control,
+        beats,
         role,
-        _read_role(conn, requirements),
+        read_role(conn, requirements),
         read_publication(conn, name),
         {table.label: table for table in read_tables(conn, requirements)},
         refused,
@@ -358,10 +361,19 @@ def read_server(conn: Connection) -> tuple[int, str, str]:
     return version, wal_level, encoding
 
 
+def read_control(conn: Connection, name: str) -> tuple[bool, bool]:
+    """Read whether the schema `cdc` is there, and whether a pipeline has a heartbeat in it."""
+    row = conn.execute(READABLE).fetchone()
+    if row != (True,):
+        return row is not None, row is not None
+    return True, _exists(conn, "SELECT FROM cdc.heartbeat WHERE pipeline = %s", [name])
+
+
 def read_publication(conn: Connection, name: str) -> PublicationFacts | None:
     """Read the publication of a name; None if there is none."""
+    schemas = SCHEMAS if conn.info.server_version >= 150000 else "false"
     with conn.cursor(row_factory=class_row(PublicationFacts)) as cursor:
-        return cursor.execute(PUBLICATION, [name]).fetchone()
+        return cursor.execute(PUBLICATION.format(schemas=schemas).encode(), [name]).fetchone()
 
 
 def read_tables(conn: Connection, requirements: SourceRequirements) -> list[TableFacts]:
@@ -375,12 +387,6 @@ def read_tables(conn: Connection, requirements: SourceRequirements) -> list[Tabl
     }
     with conn.cursor(row_factory=class_row(TableFacts)) as cursor:
         return cursor.execute(TABLES, parameters).fetchall()
-
-
-def read_role_attributes(conn: Connection, role: str) -> RoleFacts | None:
-    """Read a role, without what it may read; None if there is none."""
-    row = conn.execute(ROLE, [role]).fetchone()
-    return RoleFacts(*row) if row else None
 
 
 def is_loopback(host: str) -> bool:
@@ -403,9 +409,10 @@ def _exists(conn: Connection, query: Any, parameters: Any = None) -> bool:
     return conn.execute(query, parameters).fetchone() is not None
 
 
-def _read_role(conn: Connection, requirements: SourceRequirements) -> RoleFacts | None:
-    role = read_role_attributes(conn, requirements.role)
-    if role is None:
+def read_role(conn: Connection, requirements: SourceRequirements) -> RoleFacts | None:
+    """Read the connector's role; None if there is none."""
+    row = conn.execute(ROLE, [requirements.role]).fetchone()
+    if row is None:
         return None
     schemas, tables, words = (list(part) for part in zip(*requirements.privileges, strict=True))
     parameters = {
@@ -415,7 +422,9 @@ def _read_role(conn: Connection, requirements: SourceRequirements) -> RoleFacts 
         "role": requirements.role,
     }
     unreadable = conn.execute(UNREADABLE, parameters).fetchall()
-    return replace(role, unreadable=tuple(name for (name,) in unreadable))
+    can_replicate, superuser, bootstrap = row
+    names = tuple(name for (name,) in unreadable)
+    return RoleFacts(can_replicate, superuser, bootstrap, names)
 
 
 def _is_local(conn: Connection) -> bool:

@@ -203,23 +203,14 @@ def test_no_control_schema(shop: Shop) -> None:
     ("damage", "words"),
     [
         ("DROP PUBLICATION {name}", ["no publication", "migrate"]),
-        ("ALTER PUBLICATION {name} DROP TABLE shop.orders", ["lacks shop.orders", "migrate"]),
         ("ALTER PUBLICATION {name} DROP TABLE cdc.heartbeat", ["lacks cdc.heartbeat", "migrate"]),
-        ("ALTER PUBLICATION {name} SET (publish = 'insert')", ["leaves out operations", "migrate"]),
         (
             "ALTER PUBLICATION {name} DROP TABLE shop.counters;"
             " ALTER PUBLICATION {name} ADD TABLE shop.counters WHERE (id > 5)",
             ["leaves out rows or columns of shop.counters", "migrate"],
         ),
-        (
-            "REVOKE SELECT ON shop.orders FROM {name}_replication",
-            ["may not read", "shop.orders", "migrate"],
-        ),
         ("REVOKE UPDATE ON cdc.heartbeat FROM {name}_replication", ["cdc.heartbeat", "migrate"]),
-        ("REVOKE INSERT ON cdc.signal FROM {name}_replication", ["cdc.signal", "migrate"]),
         ("ALTER TABLE shop.orders ENABLE ROW LEVEL SECURITY", ["hide rows", "CREATE POLICY"]),
-        ("ALTER ROLE {name}_replication NOREPLICATION", ["lacks LOGIN or REPLICATION", "migrate"]),
-        ("DELETE FROM cdc.heartbeat", ["no row", "migrate"]),
     ],
 )
 def test_a_source_that_was_damaged(shop: Shop, unique: str, damage: str, words: list[str]) -> None:
@@ -276,7 +267,7 @@ def test_a_second_pipeline_on_the_slot(
 ) -> None:
     shop.migrate()
     pid = hold()
-    monkeypatch.setattr("cdc.capture.readiness.RELEASE_S", 0.5)
+    monkeypatch.setattr("cdc.capture.connector.RELEASE_S", 0.5)
     message = shop.refused()
     assert f"Slot {unique} is in use by process {pid}" in message
     assert "second pipeline" in message
