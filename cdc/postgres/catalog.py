@@ -19,6 +19,7 @@ from cdc.config.source_settings import TOPIC_CHARACTERS, shared_names
 from cdc.errors import SettingsError, SourceError, TableRefused
 from cdc.model.finding import Finding, find
 from cdc.postgres.row_identity import Connection
+from cdc.readiness.facts import read_publication
 from cdc.readiness.key_index import KINDS
 
 CANDIDATES = """
@@ -34,9 +35,6 @@ FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND n.nspname !~ '^pg_' AND n.nspname NOT IN ('information_schema', 'cdc')
 ORDER BY 1, 2
 """
-PUBLISHED = (
-    "SELECT schemaname || '.' || tablename FROM pg_publication_tables WHERE pubname = %s ORDER BY 1"
-)
 PARTITIONS_BESIDE_ROOTS = """
 SELECT n.nspname || '.' || c.relname, an.nspname || '.' || a.relname
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -158,9 +156,8 @@ def refuse_published(conn: Connection, pipeline: Pipeline, aside: Collection[str
     """Raise SourceError for a published table that exists and that a pattern now leaves out, unless
     it is set aside.
     """
-    if pipeline.patterns:
-        published = [name for (name,) in conn.execute(PUBLISHED, [pipeline.pipeline]).fetchall()]
-        published = [name for name in published if name not in aside]
+    if pipeline.patterns and (publication := read_publication(conn, pipeline.pipeline)):
+        published = [name for name in sorted(publication.tables) if name not in aside]
         refuse_slipped(published, find_tables(conn, pipeline), pipeline)
 
 
