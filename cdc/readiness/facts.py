@@ -86,9 +86,8 @@ FROM pg_roles r WHERE rolname = %s
 RESTRICTIVE = "restrictive"
 HIDDEN_BY = f"""
 CASE WHEN c.relrowsecurity
- AND NOT EXISTS (SELECT FROM pg_roles r WHERE r.rolname = %(role)s AND (
-     r.rolsuper OR r.rolbypassrls
-     OR pg_has_role(r.oid, c.relowner, 'USAGE') AND NOT c.relforcerowsecurity))
+ AND NOT EXISTS (SELECT FROM pg_roles r WHERE r.rolname = %(role)s AND NOT r.rolsuper
+                 AND pg_has_role(r.oid, c.relowner, 'USAGE') AND NOT c.relforcerowsecurity)
 THEN coalesce((
      SELECT CASE WHEN bool_or(NOT p.polpermissive) THEN '{RESTRICTIVE}'
                  WHEN bool_or(pg_get_expr(p.polqual, p.polrelid) = 'true') THEN ''
@@ -103,7 +102,8 @@ ELSE '' END
 """
 """Which kind of policies hides rows of a row `c` of pg_class from the parameter `role`; empty for
 none. Only a policy whose condition is `true` counts as one that shows every row, and a restrictive
-one never does. The log has all rows: only a snapshot, and whatever is sent again, lacks some.
+one never does. SUPERUSER and BYPASSRLS don't count, as `migrate` takes them away.
+The log has all rows: only a snapshot, and whatever is sent again, lacks some.
 """
 TRIGGER = """
 EXISTS (SELECT FROM pg_trigger g JOIN pg_proc f ON f.oid = g.tgfoid JOIN pg_namespace o ON o.oid = f.pronamespace

@@ -660,8 +660,10 @@ def test_a_virtual_column_is_refused_where_it_would_stop_updates(
 def test_row_security_that_shows_the_connector_everything_is_fine(
     prepare: Prepare, conn: psycopg.Connection, make_role: MakeRole
 ) -> None:
-    reader = make_role("LOGIN REPLICATION")
+    reader = make_role("LOGIN REPLICATION BYPASSRLS")
     execute(conn, "ALTER TABLE shop.orders ENABLE ROW LEVEL SECURITY")
+    with pytest.raises(SourceError, match="hide rows from"):
+        prepare(role=reader)
     execute(conn, f"CREATE POLICY all_rows ON shop.orders FOR SELECT TO {reader} USING (true)")
     assert prepare(role=reader)
     execute(
