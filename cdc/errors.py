@@ -6,6 +6,7 @@
     +- StackError           3  a server of the local stack
     +- SourceError          4  Postgres: role, publication, slot, tables
     |  +- SourceUnavailable    may come back by itself: wait and try again
+    |  +- TableRefused         a table can't be captured as it is
     |  +- AnotherServer        not the server whose changes the topics hold
     +- ConnectorError       5  Kafka Connect, Debezium, topics
     |  +- KafkaUnavailable     may come back by itself: wait and try again
@@ -42,16 +43,18 @@ class CdcError(Exception):
     """
 
     exit_code = 1
-    code: str | None = None
+    finding_key: str | None = None
     """The key of the finding that `cdc doctor` or `cdc status` would make of it, where there is
     one: `cdc.model.finding_codes`.
     """
 
-    def __init__(self, message: str, *, hint: str, code: str | None = None, **details: Any) -> None:
+    def __init__(
+        self, message: str, *, hint: str, finding_key: str | None = None, **details: Any
+    ) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
-        self.code = code or type(self).code
+        self.finding_key = finding_key or type(self).finding_key
         self.details: dict[str, Any] = {
             name: value for name, value in details.items() if value is not None
         }
@@ -86,7 +89,13 @@ class SourceError(CdcError):
 class SourceUnavailable(SourceError):
     """Postgres can't be reached or asks for time; the same call may succeed later."""
 
-    code = "source-unreachable"
+    finding_key = "source-unreachable"
+
+
+class TableRefused(SourceError):
+    """A table can't be captured, or not as it is or as the pipeline file names it."""
+
+    finding_key = "table-refused"
 
 
 class AnotherServer(SourceError):
@@ -94,7 +103,7 @@ class AnotherServer(SourceError):
     theirs.
     """
 
-    code = "another-server"
+    finding_key = "another-server"
 
 
 class ConnectorError(CdcError):
@@ -108,7 +117,7 @@ class ConnectorError(CdcError):
 class KafkaUnavailable(ConnectorError):
     """The broker can't be reached or asks for time; the same call may succeed later."""
 
-    code = "kafka-unreachable"
+    finding_key = "kafka-unreachable"
     kind = "broker"
 
 
@@ -117,7 +126,7 @@ class RecordRefused(KafkaUnavailable):
     once it is restored.
     """
 
-    code = "setting-differs/max.message.bytes"
+    finding_key = "setting-differs/max.message.bytes"
     kind = "topic"
 
 
@@ -142,7 +151,7 @@ class RecordsGone(ConnectorError):
 class TopicMissing(ConnectorError):
     """A topic isn't there, perhaps while it is renewed; the same call succeeds once it is created."""
 
-    code = "topic-missing"
+    finding_key = "topic-missing"
 
 
 class DecodeError(CdcError):

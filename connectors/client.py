@@ -234,7 +234,7 @@ class Connect:
         except httpx.HTTPError as error:
             raise ConnectorError(
                 f"Kafka Connect at {self.server} can't be reached: {type(error).__name__}.",
-                code="connect-unreachable",
+                finding_key="connect-unreachable",
                 hint="check `connect` in the pipeline file; the local stack is started by: cdc -p FILE up",
                 server=self.server,
             ) from None

@@ -4,14 +4,13 @@ destination.
 
 from cdc.migrations.plan import describe_statement, plan, script
 from cdc.migrations.runner import CONTROL, SAMPLE, AppliedMigration, migrate
-from cdc.migrations.source import SourceRequirements, Unprivileged, heartbeat_query, prepare_source
+from cdc.migrations.source import Unprivileged, heartbeat_query, prepare_source
 from cdc.migrations.statement import Statement
 
 __all__ = [
     "CONTROL",
     "SAMPLE",
     "AppliedMigration",
-    "SourceRequirements",
     "Statement",
     "Unprivileged",
     "describe_statement",

@@ -14,8 +14,8 @@ from typing import LiteralString
 import psycopg
 from psycopg import sql
 
-from cdc.migrations.preflight import Relation
 from cdc.migrations.statement import Statement
+from cdc.readiness.facts import TableFacts
 
 PUBLISHED = """
 SELECT prrelid FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid WHERE p.pubname = %s
@@ -57,7 +57,7 @@ def published(conn: psycopg.Connection, pipeline: str) -> set[int]:
 
 
 def ensure_journal(
-    conn: psycopg.Connection, captured: Sequence[Relation], published_before: Collection[int]
+    conn: psycopg.Connection, captured: Sequence[TableFacts], published_before: Collection[int]
 ) -> Iterator[Statement]:
     """Add an entry for each table that is published for the first time, or whose newest entry is
     out of date.
@@ -78,7 +78,7 @@ def ensure_journal(
 
 
 def ensure_published(
-    conn: psycopg.Connection, pipeline: str, captured: Sequence[Relation]
+    conn: psycopg.Connection, pipeline: str, captured: Sequence[TableFacts]
 ) -> Iterator[Statement]:
     """Remember what the publication holds. A table that the file no longer names is forgotten:
     when it comes back, `cdc register` asks for its rows.
@@ -121,11 +121,11 @@ def _has_journal(conn: psycopg.Connection) -> bool:
     return conn.execute("SELECT to_regclass('cdc.published')").fetchone() != (None,)
 
 
-def _note(conn: psycopg.Connection, command: str, relations: Sequence[Relation]) -> sql.Composed:
+def _note(conn: psycopg.Connection, command: str, relations: Sequence[TableFacts]) -> sql.Composed:
     return sql.SQL("SELECT cdc.note({}, {})").format(sql.Literal(command), _oids(conn, relations))
 
 
-def _oids(conn: psycopg.Connection, relations: Sequence[Relation]) -> sql.Composed:
+def _oids(conn: psycopg.Connection, relations: Sequence[TableFacts]) -> sql.Composed:
     names = [
         sql.SQL("{}::regclass").format(sql.Literal(relation.identifier.as_string(conn)))
         for relation in relations

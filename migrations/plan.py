@@ -17,11 +17,11 @@ from psycopg import sql
 from cdc.migrations.runner import RECORD, Migration, pending, require_capturable, require_idle
 from cdc.migrations.source import (
     LOCK_TIMEOUT,
-    SourceRequirements,
     check_source,
     required_statements,
 )
 from cdc.migrations.statement import PASSWORD, Actor, Statement
+from cdc.readiness.facts import SourceRequirements
 
 HEAD = """\
 -- What pipeline {pipeline} still needs in database {database}, as cdc migrate would do it.

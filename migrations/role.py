@@ -19,20 +19,14 @@ import psycopg
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from cdc.migrations.preflight import Relation
 from cdc.migrations.statement import PASSWORD, Actor, Statement
+from cdc.readiness.facts import SourceRequirements, read_control
 
 ATTRIBUTES = {
     "LOGIN": ("rolcanlogin", True),
     "REPLICATION": ("rolreplication", True),
     "NOSUPERUSER": ("rolsuper", False),
     "NOBYPASSRLS": ("rolbypassrls", False),
-}
-CONTROL_PRIVILEGES = {
-    "heartbeat": ("SELECT", "INSERT", "UPDATE"),
-    "truncation": ("SELECT",),
-    "ddl": ("SELECT",),
-    "signal": ("SELECT", "INSERT"),
 }
 
 # Tables of other pipelines, which may share the role. A publication that holds the heartbeat is a
@@ -176,15 +170,13 @@ def _verifies(stored: str, password: str) -> bool:
 
 
 def ensure_privileges(
-    conn: psycopg.Connection, role: str, pipeline: str, captured: Sequence[Relation]
+    conn: psycopg.Connection, requirements: SourceRequirements
 ) -> Iterator[Statement]:
     """Grant missing privileges; revoke others in captured schemas, in `cdc` and on tables captured
     until now.
     """
-    expected = {(relation.schema, relation.name, "SELECT") for relation in captured}
-    expected |= {
-        ("cdc", table, word) for table, words in CONTROL_PRIVILEGES.items() for word in words
-    }
+    role, pipeline = requirements.role, requirements.pipeline
+    expected = set(requirements.privileges)
     rows = conn.execute(GRANTED, {"role": role, "pipeline": pipeline}).fetchall()
     granted = {(schema, table, word) for schema, table, word, _ in rows}
     schemas = {schema for schema, _, _ in expected}
@@ -206,7 +198,8 @@ def ensure_heartbeat(conn: psycopg.Connection, role: str, pipeline: str) -> Iter
         "role": sql.Identifier(role),
         "row": sql.Literal(pipeline),
     }
-    if not _has_heartbeat(conn, pipeline):
+    _, beats = read_control(conn, pipeline)
+    if not beats:
         insert = sql.SQL(
             "INSERT INTO cdc.heartbeat (pipeline) VALUES ({row}) ON CONFLICT DO NOTHING"
         )
@@ -228,15 +221,6 @@ def ensure_heartbeat(conn: psycopg.Connection, role: str, pipeline: str) -> Iter
     elif row == (False,):
         alter = sql.SQL("ALTER POLICY {policy} ON cdc.heartbeat TO {role}")
         yield Statement(alter.format(**names), (f"handed the heartbeat of {pipeline} to {role}",))
-
-
-def _has_heartbeat(conn: psycopg.Connection, pipeline: str) -> bool:
-    if conn.execute("SELECT to_regclass('cdc.heartbeat')").fetchone() == (None,):
-        return False
-    return (
-        conn.execute("SELECT FROM cdc.heartbeat WHERE pipeline = %s", [pipeline]).fetchone()
-        is not None
-    )
 
 
 def ensure_entry(

@@ -20,7 +20,8 @@ import psycopg
 from psycopg.pq import TransactionStatus
 
 from cdc.errors import SourceError
-from cdc.model.source_server import QUERY, server_fault
+from cdc.readiness.checks import check_server, refuse
+from cdc.readiness.facts import read_server
 
 CONTROL = Path(__file__).parent
 SAMPLE = CONTROL / "sample"
@@ -133,10 +134,7 @@ def require_idle(conn: psycopg.Connection) -> None:
 def require_capturable(conn: psycopg.Connection) -> None:
     """Check that changes can be captured from the server. Raises SourceError."""
     with conn.transaction():
-        row = conn.execute(QUERY).fetchone()
-    assert row is not None
-    if fault := server_fault(*row):
-        raise SourceError(fault.message, code=fault.code, hint=fault.hint)
+        refuse(check_server(*read_server(conn)))
 
 
 @contextmanager

@@ -9,8 +9,7 @@ skipped and named; any other failure rolls everything back.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 
 import psycopg
 from psycopg import sql
@@ -22,43 +21,25 @@ from cdc.migrations.journal import (
     ensure_published,
     published,
 )
-from cdc.migrations.preflight import (
-    CONTROL_TABLES,
-    KeyIndex,
-    Relation,
-    relations,
-    require_complete,
-    require_control,
-    require_publication,
-    require_role,
-)
+from cdc.migrations.preflight import read_captured, require_complete, require_control, require_owner
 from cdc.migrations.role import ensure_entry, ensure_heartbeat, ensure_privileges, ensure_role
 from cdc.migrations.runner import migration_lock, require_capturable, require_idle
 from cdc.migrations.statement import Outcome, Statement, carry_out
 from cdc.migrations.truncation import ensure_triggers, reset_floors
+from cdc.readiness.checks import check_publication_owner, check_role_use, check_table, refuse
+from cdc.readiness.facts import (
+    CONTROL_PRIVILEGES,
+    SourceRequirements,
+    TableFacts,
+    bounded_locks,
+    read_publication,
+    read_role,
+)
 
 PUBLISH = "insert, update, delete, truncate"
 # Creating a trigger takes a lock that waits for open transactions, and every later query waits
 # behind it.
 LOCK_TIMEOUT = "10s"
-
-
-@dataclass(frozen=True)
-class SourceRequirements:
-    """Requirements of a pipeline for its source database. `tables` are (schema, table).
-
-    `keys` names, by schema.table, columns of a unique index that stand for a primary key;
-    `key_index` finds it, as whoever describes the captured tables does. `events`: the tables, by
-    the same name, whose rows are events.
-    """
-
-    pipeline: str
-    tables: Sequence[tuple[str, str]]
-    role: str
-    key_index: KeyIndex
-    password: str | None = field(default=None, repr=False)
-    keys: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    events: Collection[str] = ()
 
 
 class Unprivileged(SourceError):
@@ -94,16 +75,10 @@ def prepare_source(conn: psycopg.Connection, requirements: SourceRequirements) -
     require_idle(conn)
     require_capturable(conn)
     try:
-        with migration_lock(conn), conn.transaction():
-            conn.execute("SELECT set_config('lock_timeout', %s, true)", [LOCK_TIMEOUT])
+        with migration_lock(conn), bounded_locks(conn, LOCK_TIMEOUT):
             require_complete(conn)
             captured = check_source(conn, requirements)
             outcome = carry_out(conn, required_statements(conn, requirements, captured))
-    except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
-        raise SourceError(
-            f"a table stayed locked for {LOCK_TIMEOUT} by another transaction",
-            hint="end it (see xact_start in pg_stat_activity), then run cdc migrate again",
-        ) from error
     except psycopg.Error as error:
         raise SourceError(
             f"the source wasn't prepared: {error.diag.message_primary or 'the connection was lost'}",
@@ -115,7 +90,7 @@ def prepare_source(conn: psycopg.Connection, requirements: SourceRequirements) -
     return [*outcome.messages, *(f"note: {note}" for note in notes)]
 
 
-def _uncaptured_children(captured: Sequence[Relation]) -> Iterator[str]:
+def _uncaptured_children(captured: Sequence[TableFacts]) -> Iterator[str]:
     """A note for each captured table with children that aren't captured."""
     names = {relation.label for relation in captured}
     for relation in captured:
@@ -137,23 +112,26 @@ def heartbeat_query(pipeline: str) -> str:
     )
 
 
-def check_source(conn: psycopg.Connection, requirements: SourceRequirements) -> list[Relation]:
+def check_source(conn: psycopg.Connection, requirements: SourceRequirements) -> list[TableFacts]:
     """Check the source, and read the captured tables.
 
     Raises:
         SourceError: a table can't be captured, or something belongs to another role.
     """
     require_control(conn)
-    captured = relations(
-        conn, requirements.tables, requirements.role, requirements.key_index, requirements.keys
-    )
-    require_publication(conn, requirements.pipeline)
-    require_role(conn, requirements.role, captured)
+    name, role = requirements.pipeline, requirements.role
+    attributes = read_role(conn, requirements)
+    captured = read_captured(conn, requirements)
+    for table in captured:
+        refuse(check_table(table, role, attributes))
+        require_owner(conn, table)
+    refuse(check_publication_owner(name, read_publication(conn, name)))
+    refuse(check_role_use(role, attributes, conn.info.user, captured))
     return captured
 
 
 def required_statements(
-    conn: psycopg.Connection, requirements: SourceRequirements, captured: Sequence[Relation]
+    conn: psycopg.Connection, requirements: SourceRequirements, captured: Sequence[TableFacts]
 ) -> Iterator[Statement]:
     """Yield the missing statements in the order in which they have to run.
 
@@ -166,7 +144,7 @@ def required_statements(
         conn, role, sorted({relation.schema for relation in captured} | {"cdc"})
     )
     # Before the publication changes: the tables in it tell which privileges are out of date.
-    yield from ensure_privileges(conn, role, pipeline, captured)
+    yield from ensure_privileges(conn, requirements)
     yield from ensure_heartbeat(conn, role, pipeline)
     for relation in captured:
         yield from _ensure_identity(conn, relation)
@@ -198,7 +176,7 @@ def _ensure_creation(conn: psycopg.Connection, pipeline: str) -> Iterator[Statem
         )
 
 
-def _ensure_identity(conn: psycopg.Connection, relation: Relation) -> Iterator[Statement]:
+def _ensure_identity(conn: psycopg.Connection, relation: TableFacts) -> Iterator[Statement]:
     """Set REPLICA IDENTITY FULL where a column can be TOASTed; elsewhere change only one that lacks
     the key.
 
@@ -226,32 +204,28 @@ def _ensure_identity(conn: psycopg.Connection, relation: Relation) -> Iterator[S
         )
 
 
-def _identity(relation: Relation) -> sql.Composable:
+def _identity(relation: TableFacts) -> sql.Composable:
     if relation.key_index is None:
         return sql.SQL("FULL" if relation.toastable else "DEFAULT")
     # A partition has an index of its own in the place of its table's.
-    if relation.toastable or relation.relkind == "p":
+    if relation.toastable or relation.kind == "p":
         return sql.SQL("FULL")
     return sql.SQL("USING INDEX {}").format(sql.Identifier(relation.key_index.name))
 
 
 def _ensure_publication(
-    conn: psycopg.Connection, pipeline: str, captured: Sequence[Relation]
+    conn: psycopg.Connection, pipeline: str, captured: Sequence[TableFacts]
 ) -> Iterator[Statement]:
     name = sql.Identifier(pipeline)
     expected = {(relation.schema, relation.name) for relation in captured}
-    expected |= {("cdc", table) for table in CONTROL_TABLES}
+    expected |= {("cdc", table) for table in CONTROL_PRIVILEGES}
     # Without ONLY, tables that inherit from them would be published too.
     tables = sql.SQL(", ").join(
         sql.SQL("ONLY {}").format(sql.Identifier(*table)) for table in sorted(expected)
     )
     options = _options(conn)
-    listed = set(
-        conn.execute(
-            "SELECT schemaname, tablename FROM pg_publication_tables WHERE pubname = %s", [pipeline]
-        ).fetchall()
-    )
-    if not conn.execute("SELECT 1 FROM pg_publication WHERE pubname = %s", [pipeline]).fetchone():
+    publication = read_publication(conn, pipeline)
+    if publication is None:
         create = sql.SQL("CREATE PUBLICATION {} FOR TABLE {} WITH ({})").format(
             name, tables, options
         )
@@ -264,14 +238,15 @@ def _ensure_publication(
             done_check=exists,
         )
         return
-    if listed != expected or _is_partial(conn, pipeline):
-        lines = [f"publishing {'.'.join(table)}" for table in sorted(expected - listed)]
-        lines += [f"no longer publishing {'.'.join(table)}" for table in sorted(listed - expected)]
+    labels, listed = {".".join(table) for table in expected}, set(publication.tables)
+    if listed != labels or publication.partial or publication.schemas:
+        lines = [f"publishing {table}" for table in sorted(labels - listed)]
+        lines += [f"no longer publishing {table}" for table in sorted(listed - labels)]
         lines = lines or [f"made publication {pipeline} hold its tables whole"]
         yield Statement(
             sql.SQL("ALTER PUBLICATION {} SET TABLE {}").format(name, tables), tuple(lines)
         )
-    if not _has_options(conn, pipeline):
+    if not (publication.complete and publication.truncates):
         lines = [f"set publication {pipeline} to {options.as_string(conn)}"]
         yield Statement(
             sql.SQL("ALTER PUBLICATION {} SET ({})").format(name, options), tuple(lines)
@@ -287,27 +262,3 @@ def _options(conn: psycopg.Connection) -> sql.Composable:
         # REPLICA IDENTITY FULL Postgres refuses every update of its table.
         options += sql.SQL(", publish_generated_columns = stored")
     return options
-
-
-def _has_options(conn: psycopg.Connection, pipeline: str) -> bool:
-    generated = " AND pubgencols = 's'" if conn.info.server_version >= 180000 else ""
-    return conn.execute(
-        "SELECT pubinsert AND pubupdate AND pubdelete AND pubtruncate AND pubviaroot"
-        f"{generated} FROM pg_publication WHERE pubname = %s",
-        [pipeline],
-    ).fetchone() == (True,)
-
-
-def _is_partial(conn: psycopg.Connection, pipeline: str) -> bool:
-    """Whether rows or columns of a published table are left out, or a whole schema is published:
-    from 15 on.
-    """
-    if conn.info.server_version < 150000:
-        return False
-    return conn.execute(
-        "SELECT EXISTS (SELECT FROM pg_publication_rel r WHERE r.prpubid = p.oid"
-        "               AND (r.prqual IS NOT NULL OR r.prattrs IS NOT NULL))"
-        " OR EXISTS (SELECT FROM pg_publication_namespace s WHERE s.pnpubid = p.oid)"
-        " FROM pg_publication p WHERE p.pubname = %s",
-        [pipeline],
-    ).fetchone() == (True,)

@@ -14,9 +14,9 @@ from collections.abc import Collection, Iterator, Sequence
 import psycopg
 from psycopg import sql
 
-from cdc.migrations.preflight import Relation
 from cdc.migrations.role import OF_OTHER_PIPELINES
 from cdc.migrations.statement import Statement
+from cdc.readiness.facts import TableFacts
 
 TABLE, PARTITIONED, PARTITION, EVENTS = (
     "record_truncation",
@@ -66,7 +66,7 @@ WHERE lsn > pg_current_wal_insert_lsn() AND table_name = {}
 def ensure_triggers(
     conn: psycopg.Connection,
     pipeline: str,
-    captured: Sequence[Relation],
+    captured: Sequence[TableFacts],
     events: Collection[str] = (),
 ) -> Iterator[Statement]:
     """Create the triggers of captured tables; drop what is on tables that are captured no longer.
@@ -86,7 +86,7 @@ def ensure_triggers(
         expected.add((relation.oid, TABLE))
         if (relation.oid, TABLE) not in watched:
             yield _addition(relation, TABLE, f"recording TRUNCATE of {relation.label}")
-        if relation.relkind == "p":
+        if relation.kind == "p":
             expected |= {
                 (relation.oid, PARTITIONED),
                 *((member, PARTITION) for member in relation.members),
@@ -104,7 +104,7 @@ def ensure_triggers(
             )
 
 
-def _adoption(conn: psycopg.Connection, relation: Relation) -> Iterator[Statement]:
+def _adoption(conn: psycopg.Connection, relation: TableFacts) -> Iterator[Statement]:
     """Add the triggers of partitions, by the function that an event trigger calls for later
     partitions, too.
     """
@@ -125,7 +125,7 @@ def reset_floors(conn: psycopg.Connection) -> Iterator[Statement]:
         yield Statement(sql.SQL(RESET).format(sql.Literal(table)), lines)
 
 
-def _addition(relation: Relation, function: str, *lines: str) -> Statement:
+def _addition(relation: TableFacts, function: str, *lines: str) -> Statement:
     """Add a trigger. It is ALWAYS enabled, because a statement that comes by replication counts,
     too.
     """

@@ -44,7 +44,7 @@ VIEW_KINDS = ("behind", "deletes")
 """Kinds that are about live views. A view that is built from the log now would be right."""
 
 
-CODES: Mapping[str, str] = {
+KEYS: Mapping[str, str] = {
     "missing": "topic-missing",
     "partitions": "topic-unfit/partitions",
     "policy": "topic-unfit/policy",
@@ -61,7 +61,7 @@ CODES: Mapping[str, str] = {
     "foreign": "topic-unfit/foreign",
     "unreadable": "records-unreadable",
 }
-"""The code of a finding by the kind of what was seen."""
+"""The key of a finding by the kind of what was seen."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ class Flaw:
     def finding(self, table: str) -> Finding:
         """Make the finding that everybody is told."""
         message = f"{table}: {self.what.rstrip('.')}."
-        made = find(CODES[self.kind], table, message, self.hint, table=table, sink=self.sink)
+        made = find(KEYS[self.kind], table, message, self.hint, table=table, sink=self.sink)
         return replace(made, count=self.count, keys=self.keys)
 
     @property

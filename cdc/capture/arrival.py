@@ -16,7 +16,8 @@ from cdc.errors import ConnectorError
 from cdc.kafka.topics import Topics
 from cdc.model.session_settings import WORKER_ZONE
 from cdc.model.table import Table
-from cdc.postgres import replication_slot, source
+from cdc.postgres import source
+from cdc.readiness import replication_slot
 
 DEADLINE_S = 60.0
 """Seconds without any progress after which a registration fails. There is no limit while a snapshot

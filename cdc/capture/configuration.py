@@ -8,13 +8,13 @@ Invariant: the same input gives the same text, so a repeated registration restar
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 
-from cdc.config.settings import CONTROL_TABLES, Pipeline
+from cdc.config.settings import Pipeline
 from cdc.connectors.debezium import TEMPLATE, name_pattern, name_patterns
 from cdc.errors import SettingsError
 from cdc.kafka.topic_specs import MAX_MESSAGE_BYTES
 from cdc.migrations import heartbeat_query
 from cdc.model.session_settings import CATALOG_FIRST, ZONE_GUARD, session_options
-from cdc.model.table import Table
+from cdc.model.table import CONTROL_TABLES, Table
 from cdc.postgres.snapshot_query import overrides
 from cdc.postgres.source import parse_dsn
 

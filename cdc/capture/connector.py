@@ -7,13 +7,12 @@ Invariant: everything that can be checked is checked before the first topic is c
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from cdc.capture import new_tables
 from cdc.capture.arrival import DEADLINE_S, Arrival
 from cdc.capture.configuration import configuration
-from cdc.capture.readiness import require_ready
 from cdc.config.settings import Pipeline
 from cdc.connectors.client import Connect
 from cdc.control import registrations
@@ -27,8 +26,14 @@ from cdc.migrations.statement import carry_out
 from cdc.migrations.truncation import reset_floors
 from cdc.model.position import Position
 from cdc.model.table import Table
-from cdc.postgres import replication_slot, source, table_survey
+from cdc.postgres import row_identity, source, table_survey
 from cdc.quarantine.log import settle_topics
+from cdc.readiness import replication_slot
+from cdc.readiness.checks import check_source, refuse
+from cdc.readiness.facts import bounded_locks, read_source
+
+RELEASE_S = 10.0
+"""Seconds until Postgres notices that a deleted connector is gone."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +92,7 @@ def register(
         if new_snapshot:
             _remove_connector(pipeline, conn, connect, progress)
         previous_config = connect.config(name)
-        slot = require_ready(conn, pipeline, tables, ours=previous_config is not None)
+        slot = _require_ready(conn, pipeline, tables, connected=previous_config is not None)
         unpublished = table_survey.unreplicated_columns(conn, pipeline)
         config = configuration(
             pipeline,
@@ -295,3 +300,32 @@ def _remove_connector(
     progress(f"connector {name} removed, with its offsets")
     if drop_slot(conn, name):
         progress(f"slot {name} dropped")
+
+
+def _require_ready(
+    conn: source.Connection, pipeline: Pipeline, tables: Sequence[Table], *, connected: bool
+) -> replication_slot.Slot | None:
+    """Check the source, and return the slot if it exists. `connected`: Connect has the connector.
+
+    Raises:
+        SourceError: the first fault that stops a registration.
+    """
+    deadline = time.monotonic() + RELEASE_S
+    while (
+        not connected
+        and time.monotonic() < deadline
+        and (existing := replication_slot.slot(conn, pipeline.pipeline))
+        and existing.active
+    ):
+        time.sleep(0.25)
+    captured = [(table.schema, table.name) for table in tables]
+    with bounded_locks(conn):
+        facts = read_source(
+            conn,
+            replace(table_survey.requirements(pipeline), tables=captured),
+            refused={},
+            unidentified=row_identity.unidentified(conn, tables),
+            connected=connected,
+        )
+    refuse(fault for fault in check_source(facts) if fault.stops)
+    return facts.slot

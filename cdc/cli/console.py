@@ -137,7 +137,7 @@ def print_json(document: Any) -> None:
 
 def print_error(error: CdcError) -> None:
     """Print an error and its hint on standard error, as a paragraph without a traceback."""
-    code = f" ({code_of(error.code)})" if error.code else ""
+    code = f" ({code_of(error.finding_key)})" if error.finding_key else ""
     text = _escaped(f"{error.message}{code}")
     err.print(f"[bold red]error:[/] {text}", highlight=False, soft_wrap=True)
     err.print(
@@ -156,11 +156,11 @@ def print_failure(error: CdcError) -> None:
 
 def _finding_of(error: CdcError) -> dict[str, Any]:
     """What `doctor` or `status` would say of it, for programs; nothing where they have no word."""
-    if error.code is None:
+    if error.finding_key is None:
         return {}
     table = error.details.get("table")
     subject = str(next(iter(error.details.values()), "the pipeline"))
-    finding = find_error(error.code, subject, error)
+    finding = find_error(error.finding_key, subject, error)
     return {"finding": asdict(replace(finding, table=str(table) if table else None))}
 
 

@@ -12,8 +12,8 @@ from cdc.cli.operations import recorded
 from cdc.errors import SettingsError
 
 if TYPE_CHECKING:
-    from cdc.migrations import SourceRequirements
     from cdc.postgres.source import Connection
+    from cdc.readiness.facts import SourceRequirements
     from cdc.runtime.context import Context
 
 Sample = Annotated[bool, typer.Option("--sample", help="Create the tables of the sample as well.")]
@@ -43,7 +43,7 @@ def migrate(
     Creates the control schema, the connector's role, the publication and the triggers. What exists
     already is left as it is, so running it twice is safe.
     """
-    from cdc.postgres import catalog, source
+    from cdc.postgres import catalog, source, table_survey
 
     if sample and (dry_run or sql):
         raise SettingsError(
@@ -52,40 +52,19 @@ def migrate(
         )
     catalog_context = context.obj.from_catalog()
     with source.connect(catalog_context.load().source.dsn) as connection:
-        if sql or dry_run:
-            catalog.refuse_published(connection, catalog_context.pipeline)
-        if sql:
-            return _print_sql(connection, source_requirements(catalog_context), as_json)
-        if dry_run:
-            return _print_plan(connection, source_requirements(catalog_context), as_json)
-        return _run(catalog_context, connection, sample, as_json)
-
-
-def source_requirements(context: "Context") -> "SourceRequirements":
-    """Translate the pipeline file into what its source database has to have."""
-    from cdc.migrations import SourceRequirements
-    from cdc.postgres.row_identity import key_index
-
-    pipeline = context.pipeline
-    password = pipeline.source.replication_password
-    tables = []
-    for entry in pipeline.source.tables:
-        schema, _, name = entry.table.partition(".")
-        tables.append((schema, name))
-    return SourceRequirements(
-        pipeline=pipeline.pipeline,
-        tables=tables,
-        role=pipeline.replication_user,
-        key_index=key_index,
-        password=password.get_secret_value() if password else None,
-        keys={entry.table: entry.key for entry in pipeline.source.tables if entry.key},
-        events=[entry.table for entry in pipeline.source.tables if entry.events],
-    )
+        if not (sql or dry_run):
+            return _run(catalog_context, connection, sample, as_json)
+        catalog.refuse_published(connection, catalog_context.pipeline)
+        catalog_context.require_supported_columns(connection)
+        print_missing = _print_sql if sql else _print_plan
+        return print_missing(
+            connection, table_survey.requirements(catalog_context.pipeline), as_json
+        )
 
 
 def _run(context: "Context", connection: "Connection", sample: bool, as_json: bool) -> None:
     from cdc import migrations
-    from cdc.postgres import catalog
+    from cdc.postgres import catalog, table_survey
 
     applied = migrations.migrate(connection)
     if sample:
@@ -95,7 +74,9 @@ def _run(context: "Context", connection: "Connection", sample: bool, as_json: bo
     context.require_supported_columns(connection)
     now = [migration.name for migration in applied if migration.now]
     try:
-        messages = migrations.prepare_source(connection, source_requirements(context))
+        messages = migrations.prepare_source(
+            connection, table_survey.requirements(context.pipeline)
+        )
     except migrations.Unprivileged as error:
         if not as_json:
             _print_lines([*(f"applied {name}" for name in now), *error.messages])

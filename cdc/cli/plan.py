@@ -189,11 +189,12 @@ def _unprepared(
     context: "Context", conn: "Connection", tables: "Sequence[Table]", troubles: "list[CdcError]"
 ) -> list[str]:
     from cdc import migrations
-    from cdc.cli.migrate import source_requirements
     from cdc.errors import SourceError
+    from cdc.postgres import table_survey
 
     requirements = replace(
-        source_requirements(context), tables=[(table.schema, table.name) for table in tables]
+        table_survey.requirements(context.pipeline),
+        tables=[(table.schema, table.name) for table in tables],
     )
     try:
         return [

@@ -31,8 +31,6 @@ from cdc.config.view_settings import STATE as STATE_NAME
 from cdc.errors import SettingsError
 
 NAME = r"^[a-z][a-z0-9_]{0,47}$"
-CONTROL_TABLES = ("cdc.heartbeat", "cdc.truncation", "cdc.ddl", "cdc.signal")
-"""The pipeline's own tables in the source, captured like any other."""
 SinkName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_-]*$")]
 SINKS = "Where the views are, by a name of your own."
 STATE = """Where the rows are that documents are made from, as a sink's place: needed where there are

@@ -170,7 +170,7 @@ def refuse_changed(registration: Registration | None, pipeline: Pipeline) -> Non
         for setting in filter(changed.get, changed):
             raise SettingsError(
                 f"`{setting}` of {entry.table} in the pipeline file isn't what the connector was registered with.",
-                code="file-changed",
+                finding_key="file-changed",
                 hint="cdc -p FILE migrate, then cdc -p FILE register: it has all rows of the table sent again",
                 table=entry.table,
             )
@@ -184,7 +184,7 @@ def refuse_meaningless(names: Collection[str], pipeline: Pipeline) -> None:
         if not any(entry.matches(name) for name in names):
             raise SettingsError(
                 f"{entry.table} in source.tables means none of the tables that are registered.",
-                code="tables-undecided/pattern",
+                finding_key="tables-undecided/pattern",
                 hint="correct it; or, if it means new ones: cdc -p FILE migrate, then cdc -p FILE register",
             )
 
@@ -199,7 +199,7 @@ def refuse_waiting(registration: Registration | None, names: Iterable[str]) -> N
         more = f" and {len(waiting) - 1} more" if waiting[1:] else ""
         raise SettingsError(
             f"{waiting[0]}{more} of the pipeline file isn't captured yet: its rows are in no view.",
-            code="file-changed/tables",
+            finding_key="file-changed/tables",
             hint="cdc -p FILE migrate, then cdc -p FILE register; a running `cdc run` takes it up",
             table=waiting[0],
         )
@@ -239,7 +239,7 @@ def refuse_promoted(
     raise SourceError(
         f"Postgres was promoted since {pipeline.pipeline} was registered: its timeline is {server.timeline}, it was"
         f" {registered.timeline}. Changes that it hadn't got by then may be in the topics and views.",
-        code="server-promoted",
+        finding_key="server-promoted",
         hint="cdc -p FILE verify: it tells; if nothing was lost: cdc -p FILE register; else: "
         + TAKE_OVER,
         server=server.system,

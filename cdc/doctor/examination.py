@@ -18,8 +18,6 @@ from cdc.config.view_settings import SCHEMA, STATE
 from cdc.connectors.client import Connect
 from cdc.doctor.connect import check_connect, read_connect
 from cdc.doctor.machine import check_clock, check_machine, read_machine
-from cdc.doctor.source_checks import check_source
-from cdc.doctor.source_facts import read_source
 from cdc.doctor.topics import check_log, read_log
 from cdc.errors import CdcError, SettingsError, Unexpected
 from cdc.kafka.pool import TopicsPool
@@ -28,6 +26,7 @@ from cdc.model.finding import Finding, Severity, find_error, worst_first
 from cdc.model.trace import trace
 from cdc.observe.registration_findings import find_registration_troubles
 from cdc.postgres import source, table_survey
+from cdc.readiness.checks import check_source
 from cdc.sink.capabilities import Examinable, FitChecker
 from cdc.sink.contract import SchemaMismatch, Sink
 from cdc.sink.factory import build_state
@@ -89,10 +88,10 @@ class Examination:
             source.connect(self.pipeline.source.dsn) as conn,
             Connect(self.pipeline.connect) as connect,
         ):
-            facts = read_source(
+            facts = table_survey.read_source(
                 conn, self.pipeline, connected=_is_connected(connect, self.pipeline)
             )
-            yield from check_source(facts)
+            yield from (fault.finding for fault in check_source(facts))
             yield from check_clock("Postgres", facts.clock_off_s)
             views = examine_views(conn, self.pipeline, table_survey.survey(conn, self.pipeline))
             for name, error in views.refused.items():
@@ -186,7 +185,7 @@ def _is_connected(connect: Connect, pipeline: Pipeline) -> bool:
         return True
 
 
-def _examine(code: str, subject: str, examine: Callable[[], Iterable[Finding]]) -> list[Finding]:
+def _examine(key: str, subject: str, examine: Callable[[], Iterable[Finding]]) -> list[Finding]:
     """Examine a part; what it raises becomes a finding beside those that it has found by then."""
     findings: list[Finding] = []
     try:
@@ -196,6 +195,6 @@ def _examine(code: str, subject: str, examine: Callable[[], Iterable[Finding]]) 
         failure = classify(error, subject, "cdc -p FILE doctor")
         if isinstance(failure, Unexpected):
             log.error("part_not_examined", part=subject, exception=trace(error))
-        sink = subject if code == "sink-unreachable" else None
-        findings.append(find_error(code, subject, failure, sink=sink))
+        sink = subject if key == "sink-unreachable" else None
+        findings.append(find_error(key, subject, failure, sink=sink))
     return findings

@@ -1,6 +1,5 @@
 """This machine: Java, Spark, memory, disk, and clocks of servers against its own."""
 
-import ipaddress
 import os
 import re
 import shutil
@@ -34,16 +33,6 @@ class MachineFacts:
     state_free: int
     state: str
     """The folder in which the state of runs lies."""
-
-
-def is_loopback(host: str) -> bool:
-    """Say whether a host's name or address, or a socket's folder, is this machine itself."""
-    if host == "localhost" or host.startswith(("/", "@")):
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def read_machine(state: Path) -> MachineFacts:

@@ -176,21 +176,21 @@ def check_shape(
         raise ConnectorError(
             f"Topic {topic} has {actual} partitions, it was made with {original}: keys have moved, their records"
             " have no order.",
-            code="topic-unfit/partitions",
+            finding_key="topic-unfit/partitions",
             hint=anew,
             topic=topic,
         )
     if actual != partitions:
         raise ConnectorError(
             f"Topic {topic} has {actual} partitions, the pipeline file says {partitions}.",
-            code="topic-unfit/partitions",
+            finding_key="topic-unfit/partitions",
             hint=f"{anew}; or write partitions: {actual} again" if name else anew,
             topic=topic,
         )
     if policy != "compact":
         raise ConnectorError(
             f"Topic {topic} has cleanup.policy {policy}, the pipeline takes compact: it may have lost records.",
-            code="topic-unfit/policy",
+            finding_key="topic-unfit/policy",
             hint=anew
             if name
             else f"set cleanup.policy=compact by kafka-configs.sh, then: {register}",

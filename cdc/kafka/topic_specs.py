@@ -6,7 +6,8 @@ with.
 
 from collections.abc import Iterable
 
-from cdc.config.settings import CONTROL_TABLES, Pipeline
+from cdc.config.settings import Pipeline
+from cdc.model.table import CONTROL_TABLES
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 """The largest record, and the largest batch: the connector's limit."""

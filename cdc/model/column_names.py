@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import yaml
 
-from cdc.errors import SettingsError, SourceError
+from cdc.errors import SettingsError, SourceError, TableRefused
 from cdc.model import pg_types
 from cdc.model.table import Table
 
@@ -56,7 +56,8 @@ def refusal_error(table: Table, refusals: Refusals, where: str = "") -> SourceEr
         if where
         else f"{table.qualified} can't be captured exactly"
     )
-    return SourceError(
+    error = SourceError if where else TableRefused
+    return error(
         f"{place}: {'; '.join(sentences)}.", hint=_remedy(table, refusals), table=table.qualified
     )
 
@@ -66,7 +67,8 @@ def combined_error(errors: Sequence[SourceError]) -> SourceError:
     if len(errors) == 1:
         return errors[0]
     hints = dict.fromkeys(error.hint for error in errors)
-    return SourceError(" ".join(error.message for error in errors), hint="; ".join(hints))
+    message = " ".join(error.message for error in errors)
+    return type(errors[0])(message, hint="; ".join(hints))
 
 
 def _remedy(table: Table, refusals: Refusals) -> str:

@@ -67,6 +67,7 @@ DECISIONS: Mapping[str, str] = {
     "source-unfit/standby": "Name the primary in source.dsn, or promote this server.",
     "slot-foreign": "Give the pipeline another name: it names slot, publication and topics.",
     "slot-foreign/in-use": "Stop the other reader, or give this pipeline another name.",
+    "role-unfit/shared": "Name another role in source.replication_user: `migrate` creates it.",
     "log-held/slot": "Ask its owner: once nobody needs it, pg_drop_replication_slot drops it.",
     "setting-differs/failover": (
         "Decide whether to make the slot again with failover, or to run "
@@ -319,6 +320,7 @@ DOCTOR: Mapping[str, Kind] = {
                 "log-held/prepared": "The slot keeps all log since its begin, through every restart.",
                 "disk-low/source": "Postgres stops when its disk is full.",
                 "role-unfit/superuser": "Whoever gets the connector's password owns the server.",
+                "role-unfit/shared": "`migrate` refuses: whoever gets the connector's password may write there.",
             },
             ("info", SOURCE, SourceError): {
                 "publication-differs/extra": "The connector decodes changes that nobody wants, and drops them.",

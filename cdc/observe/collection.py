@@ -40,7 +40,8 @@ from cdc.observe.topic_report import (
     tables_of_sink,
     unmeasured_views,
 )
-from cdc.postgres import replication_slot, source
+from cdc.postgres import source
+from cdc.readiness import replication_slot
 from cdc.sink.remedy import classify
 
 log = structlog.get_logger()

@@ -11,8 +11,9 @@ from cdc.capture.arrival import ALIKE
 from cdc.config.view_settings import SCHEMA, STATE
 from cdc.model.finding import LOOK_AGAIN, Finding, exit_code, find, verdict, worst_first
 from cdc.model.wording import UNKNOWN, clock, duration
-from cdc.observe.forecast import LOOK_AT_SOURCE, find_memory_risk, find_slot_risk
+from cdc.observe.forecast import find_memory_risk
 from cdc.observe.status import NEVER_RUN, SinkStatus, Status
+from cdc.readiness.checks import LOOK_AT_TRANSACTIONS, check_slot_risk
 
 SLOW_S = 5.0
 """Seconds of lag below which a hop isn't called slow."""
@@ -89,9 +90,10 @@ def _find_source_troubles(status: Status) -> Iterator[Finding]:
         state = "lost" if slot else "missing"
         yield find("slot-lost", pipeline, f"{stopped}: the slot is {state}.", fix)
     elif slot:
-        yield from find_slot_risk(
+        risks = check_slot_risk(
             pipeline, slot.safe_wal_size, slot.retained_bytes, status.slot_loss_s
         )
+        yield from (risk.finding for risk in risks)
     # Without a comparison a definition may change unseen. That no run is at work is a finding on
     # each sink.
     ages = [
@@ -116,7 +118,7 @@ def _find_connector_trouble(status: Status, stopped: str, fix: str) -> Finding |
     if connector is None or connector.running:
         return None
     has_failed = "FAILED" in (connector.state, *connector.tasks)
-    code = "connector-failed" if has_failed else "connector-stopped"
+    key = "connector-failed" if has_failed else "connector-stopped"
     if connector.unsendable:
         message = f"{stopped} at a change that can't be sent, of {connector.unsendable}."
         return find("table-unsendable", name, f"{message} {ASIDE}", fix)
@@ -124,7 +126,7 @@ def _find_connector_trouble(status: Status, stopped: str, fix: str) -> Finding |
         fix = NEW_SNAPSHOT
     states = f"connector {connector.state}, task {', '.join(connector.tasks) or 'none'}"
     reason = f": {connector.trace}" if connector.trace else ""
-    return find(code, name, f"{stopped} ({states}){reason}", fix)
+    return find(key, name, f"{stopped} ({states}){reason}", fix)
 
 
 def _find_heartbeat_trouble(status: Status) -> Iterator[Finding]:
@@ -143,7 +145,7 @@ def _find_heartbeat_trouble(status: Status) -> Iterator[Finding]:
             behind += f", a transaction is open for {slot.oldest_transaction_s:.0f} s"
         delay_s = heartbeat.age_s if heartbeat.late else heartbeat.delay_s
         message = f"Postgres -> Kafka is slow: at least {delay_s:.0f} s{behind}."
-        yield find("heartbeat-late", status.pipeline, message, LOOK_AT_SOURCE)
+        yield find("heartbeat-late", status.pipeline, message, LOOK_AT_TRANSACTIONS)
 
 
 def _find_sink_troubles(status: Status, sink: SinkStatus) -> Iterator[Finding]:

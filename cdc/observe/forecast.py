@@ -1,5 +1,5 @@
 """Forecasts from what is measured now: when a sink has caught up, when Postgres gives the slot up, how
-much memory the state of documents will take; and the findings that two of them make.
+much memory the state of documents will take; and the finding that one of them makes.
 
 Each assumes that things go on at the present pace. None where that pace isn't known, or leads nowhere.
 """
@@ -9,10 +9,9 @@ from collections.abc import Iterator, Sequence
 from cdc.config.view_settings import STATE
 from cdc.control.heartbeat import Heartbeat
 from cdc.model.finding import LOOK_AGAIN, Finding, find
-from cdc.model.wording import duration
 from cdc.observe.run_log import LagSample
 from cdc.observe.status import DocumentsStatus, HeartbeatStatus, Status, ViewStatus
-from cdc.postgres.replication_slot import Slot
+from cdc.readiness.replication_slot import Slot
 
 WINDOW_S = 600.0
 """How far back a pace is looked for: an older one says little of the next minutes."""
@@ -24,14 +23,6 @@ holds other things as well uses more for each.
 """
 LEAST_S = 60.0
 """Seconds over which a pace can be told: a batch, or one large transaction, is no pace."""
-SAFE_SHARE = 0.25
-"""The share of max_slot_wal_keep_size below which what the slot may still keep is a risk."""
-SOON_S = 2 * 3600.0
-"""Seconds until a slot is given up within which that is a risk: time to wake somebody up."""
-LOOK_AT_SOURCE = (
-    "SELECT pid, usename, state, xact_start, left(query, 60) FROM pg_stat_activity"
-    " WHERE backend_xid IS NOT NULL ORDER BY xact_start;"
-)
 
 
 def catch_up_s(
@@ -96,24 +87,6 @@ def needed_memory_bytes(documents: DocumentsStatus) -> int | None:
         share_new = min(1.0, rows_of_table / applied) if applied else 1.0
         missing += records * share_new * row_bytes
     return round(used + missing * min(used / size, MOST_OVERHEAD))
-
-
-def find_slot_risk(
-    pipeline: str,
-    safe_bytes: int | None,
-    retained_bytes: int | None,
-    loss_s: float | None = None,
-) -> Iterator[Finding]:
-    """Say when a slot keeps nearly as much log as max_slot_wal_keep_size lets it, or will within two
-    hours. `loss_s`: seconds until then, where that can be told.
-    """
-    if safe_bytes is None or retained_bytes is None:
-        return
-    is_full = safe_bytes < SAFE_SHARE * (safe_bytes + retained_bytes)
-    if is_full or (loss_s is not None and loss_s < SOON_S):
-        pace = "" if loss_s is None else f", in {duration(loss_s)} at the present pace,"
-        message = f"After {max(0, safe_bytes) >> 20} MiB more of log{pace} Postgres gives slot {pipeline} up."
-        yield find("slot-at-risk", pipeline, message, LOOK_AT_SOURCE)
 
 
 def find_memory_risk(status: Status) -> Iterator[Finding]:

@@ -85,12 +85,12 @@ def _choose_tables(conn: source.Connection, pipeline: Pipeline) -> catalog.Choic
         return find_error("tables-undecided", "source.tables", error)
 
 
-def _refusal(code: str, check: Callable[..., None], *arguments: Any) -> list[Finding]:
+def _refusal(key: str, check: Callable[..., None], *arguments: Any) -> list[Finding]:
     """Run a check that raises, and make a finding of its error."""
     try:
         check(*arguments)
     except CdcError as error:
-        return [find_error(code, _subject(error), error)]
+        return [find_error(key, _subject(error), error)]
     return []
 
 

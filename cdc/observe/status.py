@@ -12,7 +12,7 @@ from cdc.control.definitions import Watch
 from cdc.model.finding import Finding
 from cdc.model.outcome import Applied
 from cdc.model.wording import UNKNOWN
-from cdc.postgres import replication_slot
+from cdc.readiness import replication_slot
 
 NEVER_RUN = "never run"
 """The state of a sink of which no run has ever told."""

@@ -16,11 +16,12 @@ from psycopg.rows import class_row
 
 from cdc.config.settings import Pipeline
 from cdc.config.source_settings import TOPIC_CHARACTERS, shared_names
-from cdc.errors import SettingsError, SourceError
+from cdc.errors import SettingsError, SourceError, TableRefused
 from cdc.model.finding import Finding, find
 from cdc.postgres.row_identity import Connection
+from cdc.readiness.facts import read_publication
+from cdc.readiness.key_index import KINDS
 
-KINDS = {"v": "a view", "m": "a materialized view", "f": "a foreign table"}
 CANDIDATES = """
 SELECT n.nspname::text AS schema, c.relname::text AS name, c.relkind::text AS kind,
        c.relpersistence <> 'p' AS unlogged,
@@ -34,9 +35,6 @@ FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE c.relkind IN ('r', 'p', 'v', 'm', 'f') AND n.nspname !~ '^pg_' AND n.nspname NOT IN ('information_schema', 'cdc')
 ORDER BY 1, 2
 """
-PUBLISHED = (
-    "SELECT schemaname || '.' || tablename FROM pg_publication_tables WHERE pubname = %s ORDER BY 1"
-)
 PARTITIONS_BESIDE_ROOTS = """
 SELECT n.nspname || '.' || c.relname, an.nspname || '.' || a.relname
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
@@ -158,9 +156,8 @@ def refuse_published(conn: Connection, pipeline: Pipeline, aside: Collection[str
     """Raise SourceError for a published table that exists and that a pattern now leaves out, unless
     it is set aside.
     """
-    if pipeline.patterns:
-        published = [name for (name,) in conn.execute(PUBLISHED, [pipeline.pipeline]).fetchall()]
-        published = [name for name in published if name not in aside]
+    if pipeline.patterns and (publication := read_publication(conn, pipeline.pipeline)):
+        published = [name for name in sorted(publication.tables) if name not in aside]
         refuse_slipped(published, find_tables(conn, pipeline), pipeline)
 
 
@@ -177,7 +174,7 @@ def refuse_slipped(captured: Iterable[str], choice: Choice, pipeline: Pipeline) 
             raise SourceError(
                 f"{name} is captured, and by patterns in source.tables alone it no longer would be:"
                 f" {choice.left_out[name]}. Its changes would be lost from then on.",
-                code="table-slipped",
+                finding_key="table-slipped",
                 hint=f"undo that, or list {name} by its name; or, to give its views up: ALTER PUBLICATION"
                 f" {pipeline.pipeline} DROP TABLE ONLY {table}, then cdc -p FILE migrate, and register",
                 table=name,
@@ -190,7 +187,7 @@ def listed_partitions(conn: Connection, names: Iterable[str]) -> dict[str, Sourc
     Its rows come once, as rows of the partitioned table.
     """
     return {
-        partition: SourceError(
+        partition: TableRefused(
             f"{partition} is a partition of {root}, which is listed, too: its rows come as rows of {root}.",
             hint=f"take {partition} out of source.tables",
             table=partition,

@@ -8,11 +8,12 @@ Invariant: a request has an id and is made once; a crash before the commit makes
 from psycopg import sql
 
 from cdc.errors import SourceError
-from cdc.model.row_security import HIDDEN_BY, show_rows
 from cdc.model.table import Table
 from cdc.postgres.snapshot_request import request
 from cdc.postgres.source import Connection
 from cdc.postgres.truncation_floor import raise_floor
+from cdc.readiness.checks import hidden_rows
+from cdc.readiness.facts import HIDDEN_BY
 
 ID_CHARACTERS = 42
 
@@ -32,19 +33,6 @@ HIDDEN = f"""
 SELECT {HIDDEN_BY} FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
 WHERE n.nspname || '.' || c.relname = %(table)s
 """
-
-
-def require_visible(conn: Connection, table: Table, reader: str) -> None:
-    """Raise SourceError if policies of the table hide rows from the connector's role, `reader`."""
-    row = conn.execute(HIDDEN, {"table": table.qualified, "role": reader}).fetchone()
-    hidden_by = row[0] if row else ""
-    if hidden_by:
-        raise SourceError(
-            f"Policies of {table.qualified} hide rows from {reader}, so they can't be sent again.",
-            hint=show_rows(table.qualified, reader, hidden_by),
-            code="row-security",
-            table=table.qualified,
-        )
 
 
 def resend(
@@ -79,7 +67,9 @@ def resend(
             " without nulls.",
             hint="add one, or have all tables sent again: cdc -p FILE register --new-snapshot",
         )
-    require_visible(conn, table, reader)
+    row = conn.execute(HIDDEN, {"table": table.qualified, "role": reader}).fetchone()
+    if row and row[0]:
+        raise hidden_rows(table.qualified, reader, row[0]).error
     with conn.transaction():
         conn.execute("SELECT pg_advisory_xact_lock(hashtextextended('cdc.resend', 0))")
         if conn.execute("SELECT FROM cdc.signal WHERE id = %s", [id]).fetchone() is not None:

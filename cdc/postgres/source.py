@@ -19,8 +19,8 @@ from cdc.errors import SettingsError, SourceError, SourceUnavailable
 from cdc.model.causes import UNKNOWN, cause
 from cdc.model.position import Server
 from cdc.model.session_settings import CATALOG_FIRST, session_options, settings_since
-from cdc.model.source_server import OLDEST_VERSION
 from cdc.postgres import row_identity
+from cdc.readiness.checks import OLDEST_VERSION
 
 Connection = row_identity.Connection
 CONNECT_TIMEOUT_S = 5

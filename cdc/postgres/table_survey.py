@@ -12,17 +12,15 @@ from dataclasses import dataclass
 from cdc.config.settings import Pipeline
 from cdc.config.source_settings import TableSettings
 from cdc.config.view_settings import SCHEMA, tables_of
-from cdc.errors import SettingsError, SourceError
+from cdc.errors import SettingsError, SourceError, TableRefused
 from cdc.model import column_names, pg_types
 from cdc.model.table import Column, Derivation, IndexOptions, Table
 from cdc.postgres import catalog, row_identity, source
 from cdc.postgres.source import Connection
+from cdc.readiness import facts
+from cdc.readiness.facts import SourceFacts, SourceRequirements
+from cdc.readiness.key_index import find_table, key_index
 
-TABLES = """
-SELECT c.oid, c.relkind::text, c.relkind = 'r' AND c.relhassubclass
-FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
-WHERE n.nspname = %s AND c.relname = %s
-"""
 # All columns: the connector also checks those that are excluded.
 NAMES = "SELECT attname::text FROM pg_attribute WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped ORDER BY attnum"
 # A domain is captured as what it is made of. A type that the connector doesn't know comes as its
@@ -71,7 +69,7 @@ def describe(
     return result.tables
 
 
-class UnknownExclude(SourceError):
+class UnknownExclude(TableRefused):
     """The pipeline file excludes a column that doesn't exist. The table can still be captured
     exactly.
     """
@@ -124,10 +122,9 @@ def _odd_money(conn: Connection, tables: Sequence[Table]) -> dict[str, SourceErr
     if not named or source.stored_units(conn) == 100:
         return {}
     return {
-        table: SourceError(
+        table: TableRefused(
             f"{table}.{column} has the type money, and the database's lc_monetary has a currency without two decimals:"
             " the connector can't read its amounts.",
-            code="table-refused",
             hint=f"exclude {column}, or make it numeric: ALTER TABLE {table} ALTER {column} TYPE numeric",
             table=table,
         )
@@ -155,6 +152,37 @@ def _published_kinds(conn: Connection, publication: str) -> list[str]:
     ).fetchone()
     # `cdc migrate`, which comes before `cdc register`, makes the publication with stored ones.
     return ["", "s"] if row is None or row[0] == "s" else [""]
+
+
+def requirements(pipeline: Pipeline) -> SourceRequirements:
+    """Translate the pipeline file into what its source database has to have."""
+    password, entries = pipeline.source.replication_password, pipeline.source.tables
+    pairs = [entry.table.split(".") for entry in entries]
+    return SourceRequirements(
+        pipeline.pipeline,
+        [(schema, name) for schema, name in pairs],
+        pipeline.replication_user,
+        password.get_secret_value() if password else None,
+        {entry.table: entry.key for entry in entries if entry.key},
+        [entry.table for entry in entries if entry.events],
+    )
+
+
+def read_source(conn: Connection, pipeline: Pipeline, *, connected: bool) -> SourceFacts:
+    """Read the facts about the source. `connected`: Connect has a connector of the pipeline's name.
+
+    Raises:
+        SourceError: Postgres refuses or is away, or a table stays locked. psycopg.Error likewise.
+    """
+    with facts.bounded_locks(conn):
+        surveyed = survey(conn, pipeline)
+        return facts.read_source(
+            conn,
+            requirements(pipeline),
+            refused=surveyed.refused,
+            unidentified=row_identity.unidentified(conn, surveyed.tables),
+            connected=connected,
+        )
 
 
 def table_named(tables: Sequence[Table], name: str) -> Table:
@@ -202,12 +230,8 @@ def _describe(
     refusals: column_names.Refusals,
 ) -> Table:
     schema, name = entry.table.split(".")
-    relation = conn.execute(TABLES, [schema, name]).fetchone()
-    if relation is None:
-        raise _no_such_table(conn, entry.table)
-    oid, kind, has_children = relation
-    _check_kind(entry.table, kind)
-    unique = row_identity.key_index(conn, oid, entry.table, entry.key)
+    oid, has_children = find_table(conn, schema, name)
+    unique = key_index(conn, oid, entry.table, entry.key)
     key = entry.key or tuple(unique.columns)
     rows = conn.execute(COLUMNS, [oid, kinds, list(pg_types.CONNECTOR_TYPES)]).fetchall()
     columns = [Column(column, type_) for column, type_, _ in rows]
@@ -233,35 +257,11 @@ def _describe(
     return table
 
 
-def _no_such_table(conn: Connection, table: str) -> SourceError:
-    rows = conn.execute(
-        "SELECT n.nspname || '.' || c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
-        " WHERE c.relkind IN ('r', 'p') AND n.nspname !~ '^(pg_|information_schema$|cdc$)' ORDER BY 1"
-    )
-    folded = {name.lower(): name for (name,) in rows}
-    near = difflib.get_close_matches(table.lower(), folded, n=1)
-    hint = f"did you mean {folded[near[0]]}?" if near else "create it, or correct source.tables"
-    return SourceError(
-        f"There is no table {table} in database {conn.info.dbname}.", hint=hint, table=table
-    )
-
-
-def _check_kind(table: str, kind: str) -> None:
-    if kind not in ("r", "p"):
-        raise SourceError(
-            f"{table} isn't a table; the replication log has rows of tables only.",
-            code="table-refused",
-            hint="list the tables that it is made from under source.tables",
-            table=table,
-        )
-
-
 def _check_exclude(entry: TableSettings, columns: list[str], key: Sequence[str]) -> None:
     for column in entry.exclude:
         if column in key:
-            raise SourceError(
+            raise TableRefused(
                 f"{entry.table} excludes {column}, which is part of its key.",
-                code="table-refused",
                 hint=f"take {column} out of exclude: without it rows can't be told apart",
                 table=entry.table,
             )

@@ -8,11 +8,10 @@ changes would come after the floor and be taken for dead.
 
 from collections.abc import Sequence
 
-import psycopg
 from psycopg import sql
 
-from cdc.errors import SourceError
 from cdc.postgres.source import Connection
+from cdc.readiness.facts import bounded_locks
 
 LOCK_TIMEOUT = "10s"
 """Writers of the table wait as long as this lock request waits."""
@@ -32,13 +31,6 @@ def raise_floor(conn: Connection, tables: Sequence[str]) -> None:
         SourceError: a table stayed locked by an open transaction that has written to it.
     """
     names = [sql.Identifier(*table.split(".", 1)) for table in sorted(tables)]
-    try:
-        with conn.transaction():
-            conn.execute("SELECT set_config('lock_timeout', %s, true)", [LOCK_TIMEOUT])
-            conn.execute(sql.SQL("LOCK TABLE {} IN SHARE MODE").format(sql.SQL(", ").join(names)))
-            conn.execute(RAISE, [list(tables)])
-    except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected):
-        raise SourceError(
-            f"One of {', '.join(tables)} stayed locked for {LOCK_TIMEOUT} by a transaction that has written to it.",
-            hint="end it (see xact_start in pg_stat_activity), then run the command again",
-        ) from None
+    with bounded_locks(conn, LOCK_TIMEOUT):
+        conn.execute(sql.SQL("LOCK TABLE {} IN SHARE MODE").format(sql.SQL(", ").join(names)))
+        conn.execute(RAISE, [list(tables)])

@@ -157,7 +157,7 @@ def exhausted(error: CdcError) -> CdcError:
     return type(error)(
         f"{error.message} That is {MAX_REPEATS} times without any progress.",
         hint=error.hint,
-        code=error.code,
+        finding_key=error.finding_key,
         **error.details,
     )
 

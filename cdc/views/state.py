@@ -20,7 +20,7 @@ NOTHING_SENT: Mapping[str, bytes | None] = {}
 class StateTooLarge(SinkRejected):
     """The state of documents won't fit into its server, by far."""
 
-    code = "state-too-large"
+    finding_key = "state-too-large"
 
 
 class Chunk(NamedTuple):

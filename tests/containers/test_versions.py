@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import psycopg
 import pytest
 
-from cdc.migrations import SourceRequirements, migrate, prepare_source
+from cdc.migrations import migrate, prepare_source
 from cdc.migrations.runner import require_capturable
 from cdc.postgres import source, table_survey
-from cdc.postgres.row_identity import key_index
+from cdc.readiness.facts import SourceRequirements
 from cdc.sinks.elasticsearch.sink import Elasticsearch
 from cdc.sinks.redis.sink import Redis
 from tests.contract import laws
@@ -70,7 +70,7 @@ def test_a_source_is_prepared_described_and_decoded(source_dsn: str, unique: str
             "CREATE TABLE shop.orders (id int PRIMARY KEY, price numeric(10,2) NOT NULL, note text)"
         )
         migrate(connection)
-        requirements = SourceRequirements(unique, [("shop", "orders")], f"{unique}_role", key_index)
+        requirements = SourceRequirements(unique, [("shop", "orders")], f"{unique}_role")
         assert prepare_source(connection, requirements)
         assert prepare_source(connection, requirements) == []
         connection.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [unique])

@@ -14,12 +14,13 @@ from psycopg import sql
 from cdc.apply.schema_follower import SchemaFollower
 from cdc.control import definitions
 from cdc.control.registrations import Registration
-from cdc.migrations import SourceRequirements, migrate, prepare_source
+from cdc.migrations import migrate, prepare_source
 from cdc.observe.collection import collect
 from cdc.postgres import table_survey
-from cdc.postgres.row_identity import key_index, unidentified
+from cdc.postgres.row_identity import unidentified
 from cdc.postgres.schema_changes import consequences
 from cdc.postgres.table_definition import Definition, parse
+from cdc.readiness.facts import SourceRequirements
 from tests.support.pipelines import pipeline
 
 SHOP = """
@@ -71,7 +72,7 @@ def prepared(dsn: str, unique: str, schema: str, *tables: str) -> Iterator[Conne
 
 def requirements(name: str, *tables: str) -> SourceRequirements:
     pairs = [(table.split(".")[0], table.split(".")[1]) for table in tables]
-    return SourceRequirements(name, pairs, f"{name}_replication", key_index, keys=KEYS)
+    return SourceRequirements(name, pairs, f"{name}_replication", keys=KEYS)
 
 
 def history(conn: Connection) -> list[Definition]:
@@ -704,7 +705,7 @@ def test_a_publication_that_migrate_repairs_has_its_rows_sent_again(
 ) -> None:
     alter_publication(watched, unique, "DROP TABLE shop.orders")
     pairs = [("shop", "orders"), ("shop", "parts")]
-    requirements = SourceRequirements(unique, pairs, f"{unique}_replication", key_index)
+    requirements = SourceRequirements(unique, pairs, f"{unique}_replication")
     prepare_source(watched, requirements)
     definitions.compare(watched)
     assert verdicts(watched) == [(ORDERS, "cleanse")]
@@ -717,10 +718,10 @@ def test_a_table_that_migrate_takes_out_and_in_again_is_no_loss(
 ) -> None:
     """`cdc register` asks for the rows of a table that is new to the pipeline."""
     role = f"{unique}_replication"
-    prepare_source(watched, SourceRequirements(unique, [("shop", "parts")], role, key_index))
+    prepare_source(watched, SourceRequirements(unique, [("shop", "parts")], role))
     assert definitions.compare(watched) == 0
     pairs = [("shop", "orders"), ("shop", "parts")]
-    prepare_source(watched, SourceRequirements(unique, pairs, role, key_index))
+    prepare_source(watched, SourceRequirements(unique, pairs, role))
     noted = history(watched)
     definitions.compare(watched)
     assert history(watched) == noted

@@ -19,8 +19,6 @@ import yaml
 
 from cdc.connectors.client import Connect
 from cdc.doctor.examination import Examination
-from cdc.doctor.source_checks import check_source
-from cdc.doctor.source_facts import read_source
 from cdc.errors import SourceError
 from cdc.kafka.clients import kafka
 from cdc.kafka.topics import Topics
@@ -30,6 +28,8 @@ from cdc.observe.collection import collect
 from cdc.observe.diagnosis import diagnose
 from cdc.observe.status import Status
 from cdc.postgres import source
+from cdc.postgres.table_survey import read_source
+from cdc.readiness.checks import check_source
 from cdc.sink import factory
 from cdc.sink.contract import positions
 from cdc.sinks.redis.settings import Redis
@@ -207,6 +207,7 @@ def test_the_doctor_before_and_after_register(clinic: Clinic) -> None:
         ("role-unfit", "lacks LOGIN or REPLICATION"): f"ALTER ROLE {role} NOREPLICATION",
         ("role-unfit/superuser", "is a superuser"): f"ALTER ROLE {role} SUPERUSER",
         ("role-unfit/unreadable", "may not read"): f"REVOKE SELECT ON shop.orders FROM {role}",
+        ("role-unfit/unreadable", "cdc.signal"): f"REVOKE INSERT ON cdc.signal FROM {role}",
         ("row-security", "hide rows"): "ALTER TABLE shop.orders ENABLE ROW LEVEL SECURITY",
         ("publication-differs", "lacks"): f"ALTER PUBLICATION {name} DROP TABLE shop.orders",
         (
@@ -231,7 +232,7 @@ def test_the_doctor_before_and_after_register(clinic: Clinic) -> None:
         if KINDS[key].severity == Severity.DOWN:
             with pytest.raises(SourceError) as refused:
                 shop.register()
-            assert refused.value.code == key
+            assert refused.value.finding_key == key
         (finding,) = clinic.carry_out_advice({"connector-stopped"})
         assert (finding.code, finding.why) == (code_of(key), KINDS[key].why)
         assert words in finding.message
@@ -430,7 +431,8 @@ def test_a_statement_that_is_advised_fits_names_in_upper_case_and_ends_its_findi
 
     def findings() -> dict[str, Finding]:
         facts = read_source(conn, capturing.pipeline, connected=False)
-        return {name_of(finding): finding for finding in check_source(facts)}
+        listed = [fault.finding for fault in check_source(facts)]
+        return {name_of(finding): finding for finding in listed}
 
     def run(fix: str) -> None:
         for statement in filter(None, map(str.strip, fix.split(";"))):

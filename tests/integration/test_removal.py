@@ -10,8 +10,7 @@ import pytest
 from cdc import migrations
 from cdc.errors import SourceError
 from cdc.migrations import removal
-from cdc.migrations.source import SourceRequirements
-from cdc.postgres.row_identity import key_index
+from cdc.readiness.facts import SourceRequirements
 from tests.scenarios.test_destroy import IN_CONTROL, IN_POSTGRES
 
 Connection = psycopg.Connection[tuple[str, ...]]
@@ -31,7 +30,7 @@ def conn(postgres_dsn: str) -> Iterator[Connection]:
 def prepare(conn: Connection, pipeline: str, *tables: str) -> None:
     names = [("public", table) for table in tables]
     role = f"{pipeline}_replication"
-    migrations.prepare_source(conn, SourceRequirements(pipeline, names, role, key_index))
+    migrations.prepare_source(conn, SourceRequirements(pipeline, names, role))
 
 
 def things(conn: Connection, *words: str) -> set[str]:

@@ -16,18 +16,18 @@ from psycopg import sql
 
 from cdc.compose.wheels import postgres_bin
 from cdc.control import definitions
-from cdc.doctor.source_checks import check_source
-from cdc.doctor.source_facts import read_source
-from cdc.migrations import SourceRequirements, heartbeat_query, migrate, prepare_source
+from cdc.migrations import heartbeat_query, migrate, prepare_source
 from cdc.migrations.plan import plan, script
 from cdc.migrations.removal import remove_from_source
 from cdc.observe.collection import collect
 from cdc.postgres import source, table_survey
 from cdc.postgres.incremental_snapshot import resend
-from cdc.postgres.row_identity import key_index
 from cdc.postgres.row_query import id_condition, row_query, sample_condition, text_condition
 from cdc.postgres.snapshot_query import query
 from cdc.postgres.snapshot_request import request
+from cdc.postgres.table_survey import read_source
+from cdc.readiness.checks import check_source
+from cdc.readiness.facts import SourceRequirements
 from tests.support.all_types import EXTENSIONS, SETUP, TABLES, create, insert
 from tests.support.pipelines import pipeline
 
@@ -105,7 +105,7 @@ def test_no_statement_of_ours_meets_them(
     names = [*TABLE_NAMES, "public.parts"]
     role = f"{unique}_replication"
     pairs = [("public", name.removeprefix("public.")) for name in names]
-    wanted = SourceRequirements(unique, pairs, role, key_index)
+    wanted = SourceRequirements(unique, pairs, role)
     shop = pipeline(unique, postgres_dsn, *names)
     with source.connect(postgres_dsn) as conn:
         migrate(conn)
@@ -129,9 +129,9 @@ def test_no_statement_of_ours_meets_them(
             assert resend(conn, table, reader=role, id=f"r-{table.name}", reset_floor=True)
         conn.execute(heartbeat_query(unique).encode())
         codes = {
-            finding.code
-            for finding in check_source(read_source(conn, shop, connected=False))
-            if finding.code.startswith(("role", "publication", "table", "identity", "trigger"))
+            fault.key
+            for fault in check_source(read_source(conn, shop, connected=False))
+            if fault.key.startswith(("role", "publication", "table", "identity", "trigger"))
         }
         assert codes == set()
     assert collect(shop, positions={}).definitions == "event triggers"
@@ -145,7 +145,7 @@ def test_no_statement_of_the_script_meets_them(
 ) -> None:
     """An administrator's psql has the path of the database."""
     pairs = [("public", name) for name in ("parts", *TABLES)]
-    wanted = SourceRequirements(unique, pairs, f"{unique}_replication", key_index)
+    wanted = SourceRequirements(unique, pairs, f"{unique}_replication")
     with source.connect(postgres_dsn) as conn:
         text = script(conn, wanted, plan(conn, wanted))
         for _ in range(2):

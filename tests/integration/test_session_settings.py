@@ -250,7 +250,7 @@ def test_a_database_without_an_encoding_is_refused(database: Database) -> None:
         assert conn.execute("SELECT to_regnamespace('cdc')").fetchone() == (None,)
         with pytest.raises(SourceError, match="SQL_ASCII"):
             require_capturable(conn)
-    assert refusal.value.code == "source-unfit/encoding"
+    assert refusal.value.finding_key == "source-unfit/encoding"
 
 
 def test_the_journal_reads_the_same_in_every_session(database: Database) -> None:

@@ -1,13 +1,16 @@
 """Faults of a source that `doctor` names, on a real Postgres alone."""
 
+import re
+
 import psycopg
 import pytest
 
-from cdc.doctor.source_checks import check_source
-from cdc.doctor.source_facts import read_source
 from cdc.errors import SourceError
+from cdc.migrations import migrate, prepare_source
 from cdc.postgres import source
-from tests.integration.test_comparison import alter_publication, prepared
+from cdc.postgres.table_survey import read_source
+from cdc.readiness.checks import check_source
+from tests.integration.test_comparison import alter_publication, prepared, requirements
 from tests.support.pipelines import pipeline
 
 SCHEMA = """
@@ -25,9 +28,9 @@ def faults(dsn: str, unique: str) -> set[tuple[str, str]]:
     with source.connect(dsn) as connection:
         facts = read_source(connection, pipeline(unique, dsn, *TABLES), connected=False)
     return {
-        (finding.code, finding.subject)
-        for finding in check_source(facts)
-        if finding.code.startswith(("publication", "table"))
+        (fault.key, fault.subject)
+        for fault in check_source(facts)
+        if fault.key.startswith(("publication", "table", "row", "role"))
     }
 
 
@@ -36,7 +39,7 @@ def test_a_publication_without_generated_columns_is_named(postgres_dsn: str, uni
     with prepared(postgres_dsn, unique, SCHEMA, *TABLES) as conn:
         assert faults(postgres_dsn, unique) == set()
         alter_publication(conn, unique, "SET (publish_generated_columns = none)")
-        assert faults(postgres_dsn, unique) == {("publication-differs", unique)}
+        assert faults(postgres_dsn, unique) == {("publication-differs/partial", unique)}
 
 
 def test_a_virtual_column_that_stops_updates_is_named(postgres_dsn: str, unique: str) -> None:
@@ -46,6 +49,57 @@ def test_a_virtual_column_that_stops_updates_is_named(postgres_dsn: str, unique:
             conn.execute(f"ALTER TABLE {table} ADD v int GENERATED ALWAYS AS (id + 1) VIRTUAL")
         conn.execute("UPDATE shop.fixed SET n = 1")
         assert faults(postgres_dsn, unique) == {("table-refused", WIDE), ("table-refused", PARTS)}
+
+
+def test_what_migrate_refuses_is_named_before_it_runs(postgres_dsn: str, unique: str) -> None:
+    """Otherwise doctor advises `migrate`, which refuses."""
+    with psycopg.connect(postgres_dsn, autocommit=True) as conn:
+        conn.execute(SCHEMA.encode())
+        conn.execute("ALTER TABLE shop.wide ADD v int GENERATED ALWAYS AS (id + 1) VIRTUAL")
+        conn.execute("ALTER TABLE shop.fixed ENABLE ROW LEVEL SECURITY")
+        conn.execute("CREATE UNLOGGED TABLE shop.rest PARTITION OF shop.parts DEFAULT")
+        conn.execute(f"CREATE PUBLICATION {unique} FOR ALL TABLES")
+        expected = {
+            ("table-refused", WIDE),
+            ("row-security", FIXED),
+            ("table-unlogged", PARTS),
+            ("publication-foreign", unique),
+        }
+        assert faults(postgres_dsn, unique) == expected
+        with source.connect(postgres_dsn) as owner:
+            migrate(owner)
+            for _, subject in sorted(expected - {("publication-foreign", unique)}):
+                with pytest.raises(SourceError, match=re.escape(subject)):
+                    prepare_source(owner, requirements(unique, subject))
+        assert faults(postgres_dsn, unique) >= expected
+
+
+def test_whoever_may_not_read_the_control_schema_gets_an_answer(
+    postgres_dsn: str, unique: str
+) -> None:
+    with prepared(postgres_dsn, unique, SCHEMA, *TABLES) as conn:
+        conn.execute(f"CREATE ROLE {unique}_stranger LOGIN")
+        dsn = psycopg.conninfo.make_conninfo(postgres_dsn, user=f"{unique}_stranger")
+        try:
+            assert faults(dsn, unique) == {("publication-foreign", unique)}
+        finally:
+            conn.execute(f"DROP ROLE {unique}_stranger")
+
+
+def test_a_role_that_owns_a_table_is_named(postgres_dsn: str, unique: str) -> None:
+    """`migrate` refuses it, so it is no fix of what such a role has too much."""
+    with prepared(postgres_dsn, unique, SCHEMA, *TABLES) as conn:
+        role = f"{unique}_replication"
+        conn.execute(f"ALTER ROLE {role} SUPERUSER")
+        assert faults(postgres_dsn, unique) == {("role-unfit/superuser", role)}
+        conn.execute(f"ALTER TABLE shop.fixed OWNER TO {role}")
+        assert faults(postgres_dsn, unique) == {("role-unfit/shared", role)}
+        with source.connect(postgres_dsn) as owner, pytest.raises(SourceError, match="owns"):
+            prepare_source(owner, requirements(unique, FIXED))
+        conn.execute("ALTER TABLE shop.fixed OWNER TO CURRENT_USER")
+        with source.connect(postgres_dsn) as owner:
+            prepare_source(owner, requirements(unique, *TABLES))
+        assert faults(postgres_dsn, unique) == set()
 
 
 @pytest.mark.timeout(300)

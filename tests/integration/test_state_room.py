@@ -75,7 +75,7 @@ def test_a_build_is_refused_by_far_warned_of_by_a_little_and_else_nothing(
     with pytest.raises(StateTooLarge) as refused:
         lack(history)
     error = refused.value
-    assert error.code == "state-too-large"
+    assert error.finding_key == "state-too-large"
     assert history.url in error.message
     assert "of 1,048,576 bytes (maxmemory) are free" in error.message
     words = error.hint.split()

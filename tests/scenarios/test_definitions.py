@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import psycopg
 import redis
 
-from cdc.model.row_security import show_rows
+from cdc.readiness.checks import hidden_rows
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
@@ -268,7 +268,8 @@ def test_a_key_that_moves_while_policies_hide_the_rows(world: "World") -> None:
         with psycopg.connect(world.dsn) as connection:
             assert connection.execute("SELECT count(*) FROM cdc.truncation").fetchone() == (0,)
         assert len(keys) == 20
-        world.sql(show_rows("public.items", world.pipeline.replication_user, "permissive"))
+        role = world.pipeline.replication_user
+        world.sql(hidden_rows("public.items", role, "permissive").fix)
         equal_soon(world)
 
 

@@ -18,8 +18,8 @@ from cdc.observe.status import (
     Status,
     ViewStatus,
 )
-from cdc.postgres.replication_slot import Slot
 from cdc.quarantine.log import QuarantinedRecord, QuarantineKey
+from cdc.readiness.replication_slot import Slot
 from cdc.serve.access import LOOPBACK
 from cdc.serve.app import make_app
 from cdc.serve.dashboard import (

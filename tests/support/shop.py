@@ -21,8 +21,8 @@ from cdc.errors import CdcError, SourceError
 from cdc.kafka.clients import kafka
 from cdc.kafka.topics import Topics
 from cdc.model.table import Table
-from cdc.postgres import replication_slot, source, table_survey
-from cdc.postgres.row_identity import key_index
+from cdc.postgres import source, table_survey
+from cdc.readiness import replication_slot
 from tests.support.pipelines import pipeline
 from tests.support.wait import wait_until
 
@@ -71,18 +71,7 @@ class Shop:
 
     def migrate(self, password: str = PASSWORD) -> list[str]:
         migrations.migrate(self.conn)
-        requirements = migrations.SourceRequirements(
-            self.pipeline.pipeline,
-            [
-                (schema, name)
-                for entry in self.pipeline.source.tables
-                for schema, name in [entry.table.split(".")]
-            ],
-            self.pipeline.replication_user,
-            key_index,
-            password,
-            {entry.table: entry.key for entry in self.pipeline.source.tables if entry.key},
-        )
+        requirements = replace(table_survey.requirements(self.pipeline), password=password)
         return migrations.prepare_source(self.conn, requirements)
 
     def register(self, **settings: Any) -> Any:

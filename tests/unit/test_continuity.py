@@ -43,7 +43,7 @@ def test_a_topic_of_another_shape_has_a_command_that_takes_it(
 ) -> None:
     with pytest.raises(ConnectorError) as caught:
         check_shape(topic, 1, partitions, policy)
-    assert find_error(str(caught.value.code), topic, caught.value).fix == fix
+    assert find_error(str(caught.value.finding_key), topic, caught.value).fix == fix
 
 
 def test_what_the_log_continues_is_accepted() -> None:

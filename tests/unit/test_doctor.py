@@ -15,22 +15,24 @@ import pytest
 
 from cdc.cli import console, verbs
 from cdc.cli.doctor import document
-from cdc.config.settings import CONTROL_TABLES
 from cdc.connectors.debezium import TEMPLATE
 from cdc.doctor.connect import DANGEROUS, ConnectFacts, check_connect
 from cdc.doctor.examination import without_consequences
-from cdc.doctor.machine import MachineFacts, check_clock, check_machine, is_loopback
-from cdc.doctor.source_checks import check_source
-from cdc.doctor.source_facts import (
-    PublicationFacts,
-    RoleFacts,
-    SlotFacts,
-    SourceFacts,
-    TableFacts,
-)
+from cdc.doctor.machine import MachineFacts, check_clock, check_machine
 from cdc.doctor.topics import LogFacts, TopicFacts, check_log
+from cdc.errors import TableRefused
 from cdc.model.finding import Finding, find, is_command, worst_first
 from cdc.model.finding_codes import DOCTOR, KINDS, code_of
+from cdc.model.table import CONTROL_TABLES
+from cdc.readiness.checks import check_source
+from cdc.readiness.facts import (
+    PublicationFacts,
+    RoleFacts,
+    SourceFacts,
+    TableFacts,
+    is_loopback,
+)
+from cdc.readiness.replication_slot import Slot
 from cdc.sinks.delta.health import WarehouseFacts, check_folder
 from cdc.sinks.elasticsearch.health import IndexFacts, check_cluster
 from cdc.sinks.redis.health import check_info
@@ -38,39 +40,62 @@ from docs.generate import FOLDER
 from tests.support.pipelines import unreachable_file
 
 TABLE = "public.orders"
+ORDERS = TableFacts(schema="public", name="orders", owner="owner")
 SETTINGS = {
-    "wal_level": "logical",
-    "server_encoding": "UTF8",
     "max_replication_slots": "10",
     "max_wal_senders": "10",
     "max_slot_wal_keep_size": "1000",
     "wal_sender_timeout": "60000",
 }
-SLOT = SlotFacts("shop", database="db")
-SOURCE = SourceFacts(
-    "shop",
-    180000,
-    "db",
-    False,
-    SETTINGS,
-    (SLOT,),
+SLOT = Slot(
+    True,
     1,
+    None,
+    None,
+    "reserved",
+    0,
     0,
     None,
+    "pgoutput",
+    "db",
     None,
-    True,
-    True,
-    "cdc_shop",
-    RoleFacts(),
-    PublicationFacts("owner", True, True, (TABLE, *CONTROL_TABLES)),
-    {TABLE: TableFacts()},
-    {},
-    {},
+    None,
+    "shop",
+    failover=False,
+)
+SOURCE = SourceFacts(
+    pipeline="shop",
+    version=180000,
+    wal_level="logical",
+    encoding="UTF8",
+    database="db",
+    user="owner",
+    in_recovery=False,
+    settings=SETTINGS,
+    slots=(SLOT,),
+    senders=1,
+    standbys=0,
+    transaction_s=None,
+    prepared_s=None,
+    control=True,
+    beats=True,
+    role_name="cdc_shop",
+    role=RoleFacts(),
+    publication=PublicationFacts(
+        "owner",
+        owned=True,
+        everything=False,
+        complete=True,
+        tables=(TABLE, *CONTROL_TABLES),
+    ),
+    tables={TABLE: ORDERS},
+    refused={},
+    unidentified={},
 )
 
 
 def source(**changes: Any) -> Iterable[Finding]:
-    return check_source(replace(SOURCE, **changes))
+    return [fault.finding for fault in check_source(replace(SOURCE, **changes))]
 
 
 def settings(**changes: str) -> Iterable[Finding]:
@@ -82,7 +107,7 @@ def own_slot(**changes: Any) -> Iterable[Finding]:
 
 
 def role(**changes: Any) -> Iterable[Finding]:
-    return source(role=replace(RoleFacts(), **changes))
+    return source(role=RoleFacts(**changes))
 
 
 def publication(**changes: Any) -> Iterable[Finding]:
@@ -91,7 +116,7 @@ def publication(**changes: Any) -> Iterable[Finding]:
 
 
 def table(**marks: Any) -> Iterable[Finding]:
-    return source(tables={TABLE: TableFacts(**marks)})
+    return source(tables={TABLE: replace(ORDERS, **marks)})
 
 
 def differs(name: str, of: str = "") -> tuple[str, str]:
@@ -101,12 +126,12 @@ def differs(name: str, of: str = "") -> tuple[str, str]:
 
 Faults = dict[tuple[str, str], Callable[[], Iterable[Finding]]]
 """By key of the catalogue and subject."""
-OTHERS = tuple(SlotFacts(f"other{number}") for number in range(10))
-IDLE = SlotFacts("old", active=False, retained_bytes=2 << 30)
+OTHERS = tuple(replace(SLOT, name=f"other{number}") for number in range(10))
+IDLE = replace(SLOT, name="old", active=False, retained_bytes=2 << 30)
 SOURCE_FAULTS: Faults = {
     ("source-unfit/version", "Postgres"): lambda: source(version=130010),
-    differs("wal_level"): lambda: settings(wal_level="replica"),
-    ("source-unfit/encoding", "server_encoding"): lambda: settings(server_encoding="SQL_ASCII"),
+    differs("wal_level"): lambda: source(wal_level="replica"),
+    ("source-unfit/encoding", "server_encoding"): lambda: source(encoding="SQL_ASCII"),
     ("source-unfit/standby", "Postgres"): lambda: source(in_recovery=True),
     ("slots-exhausted", "max_replication_slots"): lambda: source(slots=OTHERS),
     ("slots-exhausted/senders", "max_wal_senders"): lambda: source(
@@ -115,7 +140,7 @@ SOURCE_FAULTS: Faults = {
     ("slot-foreign", "shop"): lambda: own_slot(plugin="wal2json"),
     ("slot-foreign/in-use", "shop"): lambda: source(connected=False),
     ("slot-lost", "shop"): lambda: own_slot(wal_status="lost"),
-    ("slot-at-risk", "shop"): lambda: own_slot(safe_bytes=10, retained_bytes=90),
+    ("slot-at-risk", "shop"): lambda: own_slot(safe_wal_size=10, retained_bytes=90),
     differs("max_slot_wal_keep_size"): lambda: settings(max_slot_wal_keep_size="-1"),
     differs("idle_replication_slot_timeout"): lambda: settings(idle_replication_slot_timeout="600"),
     ("log-held/slot", "old"): lambda: source(slots=(SLOT, IDLE)),
@@ -128,6 +153,7 @@ SOURCE_FAULTS: Faults = {
     ("role-unfit/missing", "cdc_shop"): lambda: source(role=None),
     ("role-unfit", "cdc_shop"): lambda: role(can_replicate=False),
     ("role-unfit/superuser", "cdc_shop"): lambda: role(superuser=True),
+    ("role-unfit/shared", "cdc_shop"): lambda: source(user="cdc_shop"),
     ("role-unfit/unreadable", "cdc_shop"): lambda: role(unreadable=(TABLE,)),
     ("row-security", TABLE): lambda: table(hidden_by="permissive"),
     ("publication-differs/missing", "shop"): lambda: source(publication=None),
@@ -137,12 +163,14 @@ SOURCE_FAULTS: Faults = {
     ("publication-differs/extra", "shop"): lambda: publication(
         tables=(TABLE, "public.old", *CONTROL_TABLES)
     ),
-    ("table-refused", TABLE): lambda: source(refused={TABLE: ("No key.", "add one")}),
+    ("table-refused", TABLE): lambda: source(
+        refused={TABLE: TableRefused("No key.", hint="add one")}
+    ),
     ("table-unlogged", TABLE): lambda: table(unlogged=TABLE),
     ("identity-unfit", TABLE): lambda: source(
-        unidentified={TABLE: ("No key.", "cdc -p FILE migrate")}
+        unidentified={TABLE: TableRefused("No key.", hint="cdc -p FILE migrate")}
     ),
-    ("identity-unfit/partial", TABLE): lambda: table(partial=True),
+    ("identity-unfit/partial", TABLE): lambda: table(toastable=True, lean=True),
     ("trigger-missing/truncation", TABLE): lambda: table(unwatched=True),
     ("trigger-missing/events", TABLE): lambda: table(unguarded=True),
     ("control-missing", "cdc.heartbeat"): lambda: source(beats=False),

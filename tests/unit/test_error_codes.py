@@ -14,24 +14,28 @@ from tests.support.pages import ROOT
 MISSING = SourceError(
     "There is no publication shop.",
     hint="cdc -p FILE migrate",
-    code="publication-differs/missing",
+    finding_key="publication-differs/missing",
     publication="shop",
 )
 
 
 def keys_of_errors() -> Iterator[str]:
-    """Every key that is written down beside an error."""
+    """Every key that is written down beside an error or a fault of a source."""
     for folder in ("cdc", "connectors", "migrations", "sinks"):
         for path in (ROOT / folder).rglob("*.py"):
             for node in ast.walk(ast.parse(path.read_text())):
-                if isinstance(node, ast.keyword) and node.arg == "code":
-                    values = [
-                        part for part in ast.walk(node.value) if isinstance(part, ast.Constant)
-                    ]
-                    yield from (str(value.value) for value in values if value.value)
+                match node:
+                    case ast.keyword(arg="finding_key", value=value):
+                        parts = [*ast.walk(value)]
+                    case ast.Call(func=ast.Name(id="Fault"), args=[key, *_]):
+                        parts = [key]
+                    case _:
+                        continue
+                values = [part.value for part in parts if isinstance(part, ast.Constant)]
+                yield from (str(value) for value in values if value)
 
 
-def test_every_code_of_an_error_is_in_the_catalogue() -> None:
+def test_every_key_of_an_error_is_in_the_catalogue() -> None:
     codes = set(keys_of_errors())
     assert {
         "publication-differs/missing",
@@ -41,7 +45,7 @@ def test_every_code_of_an_error_is_in_the_catalogue() -> None:
     } <= codes
     assert codes - set(KINDS) == set()
     classes: list[type[CdcError]] = [CdcError, *_below(CdcError)]
-    assert {cls.code for cls in classes if cls.code} <= set(KINDS)
+    assert {cls.finding_key for cls in classes if cls.finding_key} <= set(KINDS)
 
 
 def _below(cls: type[CdcError]) -> Iterator[type[CdcError]]:
@@ -50,10 +54,10 @@ def _below(cls: type[CdcError]) -> Iterator[type[CdcError]]:
         yield from _below(below)
 
 
-def test_a_class_has_the_code_of_its_errors() -> None:
-    assert SourceUnavailable("Away.", hint="wait").code == "source-unreachable"
-    assert KafkaUnavailable("Away.", hint="wait").code == "kafka-unreachable"
-    assert SourceError("Odd.", hint="look").code is None
+def test_a_class_has_the_key_of_its_errors() -> None:
+    assert SourceUnavailable("Away.", hint="wait").finding_key == "source-unreachable"
+    assert KafkaUnavailable("Away.", hint="wait").finding_key == "kafka-unreachable"
+    assert SourceError("Odd.", hint="look").finding_key is None
 
 
 def test_people_see_the_code_without_its_case(

@@ -15,8 +15,6 @@ from cdc.config.view_settings import STATE
 from cdc.control import registrations
 from cdc.control.registrations import Captured, Registration
 from cdc.doctor.examination import Examination
-from cdc.doctor.source_checks import check_source
-from cdc.doctor.source_facts import TableFacts
 from cdc.errors import CdcError
 from cdc.kafka.log_refusals import check_shape, missing_topic, refuse_gap, unfilled_topic
 from cdc.model.finding import LOOK_AGAIN, Finding, find, find_error, is_command, only_looks
@@ -24,17 +22,17 @@ from cdc.model.finding_codes import KINDS, code_of
 from cdc.model.generation import GENERATION
 from cdc.model.obstacle import Obstacle
 from cdc.model.position import Position, Server
-from cdc.model.row_security import RESTRICTIVE
 from cdc.model.table import Table
 from cdc.observe.collection import collect
 from cdc.observe.diagnosis import diagnose
-from cdc.observe.forecast import find_slot_risk
 from cdc.observe.registration_findings import find_aside
 from cdc.observe.status import (
     ViewStatus,
 )
 from cdc.observe.topic_report import find_tombstones_at_risk
 from cdc.postgres import catalog
+from cdc.readiness.checks import check_slot_risk
+from cdc.readiness.facts import RESTRICTIVE
 from cdc.sink import factory
 from cdc.sink.contract import SchemaMismatch
 from cdc.sink.remedy import classify
@@ -44,7 +42,7 @@ from cdc.views.plan import StatePlan
 from cdc.views.state import StateSizes
 from tests.support.pages import refusal
 from tests.support.pipelines import pipeline, position_by_table
-from tests.unit.test_doctor import FAULTS, SOURCE
+from tests.unit.test_doctor import FAULTS, table
 from tests.unit.test_forecast import LOADING
 from tests.unit.test_status_unit import GOOD, NOW, SLOT, STATUSES, with_clock
 from tests.unit.test_view_settings import GOOD as GOOD_VIEWS
@@ -93,7 +91,7 @@ def of_status() -> Iterator[Finding]:
     ]
     for status in statuses:
         yield from diagnose(status).findings
-    yield from find_slot_risk("shop", at_risk.safe_wal_size, 90)
+    yield from (fault.finding for fault in check_slot_risk("shop", at_risk.safe_wal_size, 90))
     late = replace(GOOD.sinks[0], views=(replace(view, lag_seconds=1e6),))
     for state in ("running", "failed"):
         yield from find_tombstones_at_risk(SHOP, [replace(late, state=state)], time.time())
@@ -110,8 +108,7 @@ def of_registration() -> Iterator[Finding]:
     choice = catalog.choose_tables(SHOP, keyless)
     yield from choice.findings
     yield raised("table-slipped", catalog.refuse_slipped, ["app.b"], choice, SHOP)
-    facts = replace(SOURCE, tables={TABLE: TableFacts(hidden_by=RESTRICTIVE)})
-    yield from check_source(facts)
+    yield from table(hidden_by=RESTRICTIVE)
     for obstacle in Obstacle:
         yield find_aside(TABLE, obstacle)
 

@@ -9,14 +9,14 @@ from cdc.observe.diagnosis import diagnose
 from cdc.observe.forecast import (
     LEAST_ROWS,
     catch_up_s,
-    find_slot_risk,
     needed_memory_bytes,
     slot_loss_s,
     wal_pace,
 )
 from cdc.observe.run_log import LagSample
 from cdc.observe.status import DocumentsStatus, HeartbeatStatus, SinkStatus, ViewStatus
-from cdc.postgres.replication_slot import Slot
+from cdc.readiness.checks import check_slot_risk
+from cdc.readiness.replication_slot import Slot
 from tests.support.page import good_status
 
 NOW = 1_800_000_000.0
@@ -100,11 +100,11 @@ def test_nothing_is_said_of_a_slot(slot: Slot | None, heartbeat: HeartbeatStatus
 
 
 def test_a_slot_that_is_given_up_soon_is_a_risk_while_there_is_room() -> None:
-    assert list(find_slot_risk("shop", 9_000, 1_000)) == []
-    assert list(find_slot_risk("shop", 9_000, 1_000, 100_000.0)) == []
-    (finding,) = find_slot_risk("shop", 900 << 20, 100 << 20, 1_200.0)
-    assert finding.code == "slot-at-risk"
-    assert "After 900 MiB more of log, in 20 min at the present pace, Postgres" in finding.message
+    assert list(check_slot_risk("shop", 9_000, 1_000)) == []
+    assert list(check_slot_risk("shop", 9_000, 1_000, 100_000.0)) == []
+    (fault,) = check_slot_risk("shop", 900 << 20, 100 << 20, 1_200.0)
+    assert fault.key == "slot-at-risk"
+    assert "After 900 MiB more of log, in 20 min at the present pace, Postgres" in fault.message
 
 
 def test_a_sink_that_catches_up_needs_nobody() -> None:

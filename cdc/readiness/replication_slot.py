@@ -1,13 +1,13 @@
-"""The replication slot, as the server reports it."""
+"""Replication slots, as the server reports them."""
 
 from dataclasses import dataclass
+from typing import Any
 
+import psycopg
 from psycopg.rows import class_row
 
-from cdc.postgres.source import Connection
-
 # Only a transaction that has written holds the slot back; to_jsonb reads what older servers lack.
-SLOT = """
+SLOTS = """
 SELECT s.active, s.active_pid, s.restart_lsn::text, s.confirmed_flush_lsn::text, s.wal_status,
        pg_wal_lsn_diff(pg_current_wal_lsn(), s.confirmed_flush_lsn)::bigint AS lag_bytes,
        pg_wal_lsn_diff(pg_current_wal_lsn(), s.restart_lsn)::bigint AS retained_bytes,
@@ -15,9 +15,10 @@ SELECT s.active, s.active_pid, s.restart_lsn::text, s.confirmed_flush_lsn::text,
        to_jsonb(s) ->> 'invalidation_reason' AS lost_because,
        (SELECT extract(epoch FROM clock_timestamp() - min(started))::float8 FROM (
             SELECT xact_start AS started FROM pg_stat_activity WHERE backend_xid IS NOT NULL
-            UNION ALL SELECT prepared FROM pg_prepared_xacts) AS writing) AS oldest_transaction_s
+            UNION ALL SELECT prepared FROM pg_prepared_xacts) AS writing) AS oldest_transaction_s,
+       s.slot_name::text AS name, (to_jsonb(s) ->> 'failover')::bool AS failover
 FROM pg_replication_slots s
-WHERE s.slot_name = %s
+WHERE %(name)s::text IS NULL OR s.slot_name = %(name)s
 """
 
 
@@ -42,9 +43,17 @@ class Slot:
     lost_because: str | None
     oldest_transaction_s: float | None
     """Age of the oldest open transaction that has written: the connector can't get past it."""
+    name: str = ""
+    failover: bool | None = None
+    """Whether it is copied to standbys; None before Postgres 17."""
 
 
-def slot(conn: Connection, name: str) -> Slot | None:
-    """The slot of that name, in any database; None if there is none."""
+def slots(conn: psycopg.Connection[Any], name: str | None = None) -> tuple[Slot, ...]:
+    """All slots of the server, of any database, or those of a name."""
     with conn.cursor(row_factory=class_row(Slot)) as cursor:
-        return cursor.execute(SLOT, [name]).fetchone()
+        return tuple(cursor.execute(SLOTS, {"name": name}).fetchall())
+
+
+def slot(conn: psycopg.Connection[Any], name: str) -> Slot | None:
+    """The slot of that name, in any database; None if there is none."""
+    return next(iter(slots(conn, name)), None)

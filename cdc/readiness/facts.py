@@ -1,0 +1,455 @@
+"""Facts about a source, read from Postgres' catalog.
+
+In:  a connection, the requirements of a pipeline. Out: `SourceFacts`, which `cdc.readiness.checks`
+judges.
+Invariant: reads only. Any role may run it; what it may not see counts as there.
+"""
+
+import ipaddress
+import shutil
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import psycopg
+from psycopg import sql
+from psycopg.rows import class_row
+
+from cdc.errors import SourceError
+from cdc.readiness.key_index import Index
+from cdc.readiness.replication_slot import Slot, slots
+
+Connection = psycopg.Connection[Any]
+
+CONTROL_PRIVILEGES = {
+    "heartbeat": ("SELECT", "INSERT", "UPDATE"),
+    "truncation": ("SELECT",),
+    "ddl": ("SELECT",),
+    "signal": ("SELECT", "INSERT"),
+}
+"""What the connector's role may do with the control tables."""
+LOCK_TIMEOUT = "5s"
+SERVER = """
+SELECT current_setting('server_version_num')::int, current_setting('wal_level'), current_setting('server_encoding')
+"""
+SETTINGS = """
+SELECT name, setting FROM pg_settings WHERE name IN (
+    'max_replication_slots', 'max_wal_senders', 'max_slot_wal_keep_size', 'idle_replication_slot_timeout')
+"""
+SENDERS = """
+SELECT pg_is_in_recovery(), count(*), count(*) FILTER (WHERE NOT EXISTS (
+    SELECT FROM pg_replication_slots s WHERE s.active_pid = r.pid AND s.slot_type = 'logical'))
+FROM pg_stat_replication r
+"""
+TRANSACTIONS = """
+SELECT (SELECT extract(epoch FROM clock_timestamp() - min(xact_start))::float8 FROM pg_stat_activity
+        WHERE backend_xid IS NOT NULL AND pid <> pg_backend_pid()),
+       (SELECT extract(epoch FROM clock_timestamp() - min(prepared))::float8 FROM pg_prepared_xacts)
+"""
+READABLE = """
+SELECT has_schema_privilege(n.oid, 'USAGE') AND has_table_privilege(c.oid, 'SELECT')
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE n.nspname = 'cdc' AND c.relname = 'heartbeat'
+"""
+# to_jsonb: before 15 a publication has neither row filters nor column lists, and before 18 no
+# generated columns.
+PUBLICATION = """
+SELECT pg_get_userbyid(p.pubowner) AS owner, pg_has_role(p.pubowner, 'USAGE') AS owned,
+       puballtables AS everything,
+       p.pubinsert AND p.pubupdate AND p.pubdelete AND p.pubviaroot
+           AND coalesce(to_jsonb(p) ->> 'pubgencols', 's') = 's' AS complete,
+       ARRAY(SELECT schemaname || '.' || tablename FROM pg_publication_tables t WHERE t.pubname = p.pubname) AS tables,
+       ARRAY(SELECT r.prrelid::regclass::text FROM pg_publication_rel r
+             WHERE r.prpubid = p.oid AND (to_jsonb(r) ->> 'prqual' IS NOT NULL
+                                          OR to_jsonb(r) ->> 'prattrs' IS NOT NULL)) AS partial,
+       {schemas} AS schemas, p.pubtruncate AS truncates
+FROM pg_publication p
+WHERE p.pubname = %s
+"""
+SCHEMAS = "EXISTS (SELECT FROM pg_publication_namespace s WHERE s.pnpubid = p.oid)"
+UNREADABLE = """
+SELECT nsp || '.' || rel
+FROM unnest(%(schemas)s::text[], %(tables)s::text[], %(words)s::text[]) WITH ORDINALITY AS wanted (nsp, rel, word, at)
+JOIN pg_namespace n ON n.nspname = nsp
+JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = rel
+WHERE NOT (has_schema_privilege(%(role)s, n.oid, 'USAGE') AND has_table_privilege(%(role)s, c.oid, word))
+GROUP BY 1 ORDER BY min(at)
+"""
+# On Amazon RDS membership of a role replaces the attribute REPLICATION.
+ROLE = """
+SELECT rolcanlogin AND (rolreplication OR rolsuper OR EXISTS (
+    SELECT FROM pg_roles s WHERE s.rolname = 'rds_replication' AND pg_has_role(r.oid, s.oid, 'MEMBER'))),
+    rolsuper, r.oid = 10
+FROM pg_roles r WHERE rolname = %s
+"""
+RESTRICTIVE = "restrictive"
+HIDDEN_BY = f"""
+CASE WHEN c.relrowsecurity
+ AND NOT EXISTS (SELECT FROM pg_roles r WHERE r.rolname = %(role)s AND NOT r.rolsuper
+                 AND pg_has_role(r.oid, c.relowner, 'USAGE') AND NOT c.relforcerowsecurity)
+THEN coalesce((
+     SELECT CASE WHEN bool_or(NOT p.polpermissive) THEN '{RESTRICTIVE}'
+                 WHEN bool_or(pg_get_expr(p.polqual, p.polrelid) = 'true') THEN ''
+                 ELSE 'permissive' END
+     FROM pg_policy p
+     WHERE p.polrelid = c.oid AND p.polcmd IN ('r', '*') AND EXISTS (
+         SELECT FROM unnest(p.polroles) AS holder
+         WHERE holder = 0 OR pg_has_role(to_regrole(quote_ident(%(role)s))::oid, holder, 'USAGE'))
+     HAVING count(*) > 0
+ ), 'permissive')
+ELSE '' END
+"""
+"""Which kind of policies hides rows of a row `c` of pg_class from the parameter `role`; empty for
+none. Only a policy whose condition is `true` counts as one that shows every row, and a restrictive
+one never does. SUPERUSER and BYPASSRLS don't count, as `migrate` takes them away.
+The log has all rows: only a snapshot, and whatever is sent again, lacks some.
+"""
+TRIGGER = """
+EXISTS (SELECT FROM pg_trigger g JOIN pg_proc f ON f.oid = g.tgfoid JOIN pg_namespace o ON o.oid = f.pronamespace
+        WHERE g.tgrelid = m.oid AND g.tgenabled IN ('O', 'A') AND o.nspname = 'cdc' AND f.proname IN ({}))
+"""
+WATCHED = TRIGGER.format("'record_truncation', 'begin_truncation', 'record_partition_truncation'")
+GUARDED = TRIGGER.format("'refuse_update'")
+# The replica identity is the partition's, not its partitioned table's. Only the policies of the table
+# that is queried apply.
+TABLES = f"""
+SELECT c.oid, n.nspname::text AS schema, c.relname::text AS name, c.relkind::text AS kind,
+       pg_get_userbyid(c.relowner) AS owner, pg_has_role(c.relowner, 'USAGE') AS owned,
+       {HIDDEN_BY} AS hidden_by,
+       EXISTS (SELECT FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
+               WHERE a.attrelid = c.oid AND a.attnum > 0 AND t.typstorage <> 'p') AS toastable,
+       ARRAY(SELECT a.attname::text FROM pg_attribute a
+             WHERE a.attrelid = c.oid AND a.attgenerated::text = 'v' AND NOT a.attisdropped
+             ORDER BY a.attnum) AS virtual,
+       ARRAY(SELECT kn.nspname || '.' || k.relname FROM pg_inherits i JOIN pg_class k ON k.oid = i.inhrelid
+             JOIN pg_namespace kn ON kn.oid = k.relnamespace
+             WHERE i.inhparent = c.oid AND c.relkind = 'r' ORDER BY 1) AS children,
+       parts.*
+FROM unnest(%(schemas)s::text[], %(names)s::text[]) WITH ORDINALITY AS wanted (nspname, relname, position)
+JOIN pg_namespace n USING (nspname)
+JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = wanted.relname
+CROSS JOIN LATERAL (
+    SELECT array_agg(m.oid) AS members,
+           coalesce(min(CASE m.relpersistence WHEN 'u' THEN
+               m.relnamespace::regnamespace::text || '.' || quote_ident(m.relname) END), '') AS unlogged,
+           bool_or(m.relkind = 'r' AND m.relreplident = 'f') AS "full",
+           bool_or(m.relkind = 'r' AND m.relreplident <> 'f') AS lean,
+           n.nspname || '.' || c.relname <> ALL (%(events)s) AND NOT bool_and({WATCHED}) AS unwatched,
+           n.nspname || '.' || c.relname = ANY (%(events)s) AND NOT bool_and({GUARDED}) AS unguarded
+    FROM (SELECT c.oid UNION SELECT relid FROM pg_partition_tree(c.oid)) AS tree (oid) JOIN pg_class m USING (oid)
+    WHERE m.relkind IN ('r', 'p') HAVING count(*) > 0
+) AS parts
+ORDER BY position
+"""
+
+
+@dataclass(frozen=True)
+class SourceRequirements:
+    """Requirements of a pipeline for its source database. `tables` are (schema, table).
+
+    `keys` names, by schema.table, columns of a unique index that stand for a primary key. `events`:
+    the tables, by the same name, whose rows are events.
+    """
+
+    pipeline: str
+    tables: Sequence[tuple[str, str]]
+    role: str
+    password: str | None = field(default=None, repr=False)
+    keys: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    events: Collection[str] = ()
+
+    @property
+    def privileges(self) -> list[tuple[str, str, str]]:
+        """What the role may do: schema, table, word."""
+        control = CONTROL_PRIVILEGES.items()
+        return [
+            *((schema, name, "SELECT") for schema, name in self.tables),
+            *(("cdc", name, word) for name, words in control for word in words),
+        ]
+
+
+@dataclass(frozen=True)
+class TableFacts:
+    """A captured table: where it is, and what would keep changes of it out of the log. A part of it
+    counts, too.
+    """
+
+    oid: int = 0
+    schema: str = ""
+    name: str = ""
+    kind: str = "r"
+    owner: str = ""
+    owned: bool = True
+    """Whether our role may do what its owner may."""
+    hidden_by: str = ""
+    """The kind of policies that hide rows from the connector's role."""
+    toastable: bool = False
+    virtual: Sequence[str] = ()
+    """Virtual generated columns: the log never has such a column."""
+    children: Sequence[str] = ()
+    """Tables that inherit from it and aren't its partitions."""
+    members: Sequence[int] = ()
+    """Its oid, and those of its partitions."""
+    unlogged: str = ""
+    """The table, or the part of it, that isn't logged, as a statement takes its name."""
+    full: bool = False
+    """Whether its replica identity, or a part's, is FULL."""
+    lean: bool = False
+    """Whether it is another one."""
+    unwatched: bool = False
+    """Whether no trigger notes a TRUNCATE."""
+    unguarded: bool = False
+    """Whether its rows are events, and no trigger refuses an UPDATE."""
+    key_index: Index | None = None
+    """The unique index of the key that the pipeline file names; None where the primary key
+    serves.
+    """
+
+    @property
+    def label(self) -> str:
+        """The name for people: schema.table, without quotes."""
+        return f"{self.schema}.{self.name}"
+
+    @property
+    def identifier(self) -> sql.Identifier:
+        """The name for statements, quoted."""
+        return sql.Identifier(self.schema, self.name)
+
+
+@dataclass(frozen=True)
+class RoleFacts:
+    """The connector's role."""
+
+    can_replicate: bool = True
+    superuser: bool = False
+    bootstrap: bool = False
+    """Whether the server was made by it."""
+    unreadable: tuple[str, ...] = ()
+    """Tables that it may not read, or not write."""
+
+
+@dataclass(frozen=True)
+class PublicationFacts:
+    """The publication of the pipeline's name."""
+
+    owner: str
+    owned: bool
+    everything: bool
+    """Whether it is for all tables, those of others as well."""
+    complete: bool
+    """Whether it has inserts, updates and deletes, of a partitioned table under the table's
+    name.
+    """
+    tables: Sequence[str]
+    partial: Sequence[str] = ()
+    """Tables of which it leaves out rows or columns."""
+    schemas: bool = False
+    """Whether it is for whole schemas."""
+    truncates: bool = True
+
+
+@dataclass(frozen=True)
+class SourceFacts:
+    """What was read of the source. A part that doesn't exist is None."""
+
+    pipeline: str
+    version: int
+    """As `server_version_num`: 180006."""
+    wal_level: str
+    encoding: str
+    database: str
+    user: str
+    in_recovery: bool
+    settings: Mapping[str, str]
+    slots: tuple[Slot, ...]
+    senders: int
+    standbys: int
+    transaction_s: float | None
+    prepared_s: float | None
+    control: bool
+    """Whether the schema `cdc` is there."""
+    beats: bool
+    """Whether `cdc.heartbeat` has a row of the pipeline."""
+    role_name: str
+    role: RoleFacts | None
+    publication: PublicationFacts | None
+    tables: Mapping[str, TableFacts]
+    refused: Mapping[str, SourceError]
+    """Why tables can't be captured."""
+    unidentified: Mapping[str, SourceError]
+    """The same for tables whose replica identity lacks the key."""
+    encrypted: bool = True
+    """Whether the connection is encrypted, or doesn't leave this machine."""
+    clock_off_s: float = 0.0
+    disk_free_share: float | None = None
+    """Of the disk with the server's data; None where that is another machine's."""
+    connected: bool = True
+    """Whether Connect has a connector of the pipeline's name."""
+
+    @property
+    def slot(self) -> Slot | None:
+        """The pipeline's own slot."""
+        return next((slot for slot in self.slots if slot.name == self.pipeline), None)
+
+
+@contextmanager
+def bounded_locks(conn: Connection, timeout: str = LOCK_TIMEOUT) -> Iterator[None]:
+    """A transaction that waits for no lock longer than that. Raises SourceError."""
+    try:
+        with conn.transaction():
+            conn.execute("SELECT set_config('lock_timeout', %s, true)", [timeout])
+            yield
+    except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
+        raise SourceError(
+            f"A captured table, or one of the schema cdc, stayed locked for {timeout} by an open transaction.",
+            hint="end it (see xact_start in pg_stat_activity), then run the command again",
+        ) from error
+
+
+def read_source(
+    conn: Connection,
+    requirements: SourceRequirements,
+    *,
+    refused: Mapping[str, SourceError],
+    unidentified: Mapping[str, SourceError],
+    connected: bool,
+) -> SourceFacts:
+    """Read the facts. `connected`: Connect has a connector of the pipeline's name.
+
+    Raises:
+        psycopg.Error: Postgres refuses or is away, or a table stays locked.
+    """
+    name, role = requirements.pipeline, requirements.role
+    version, wal_level, encoding = read_server(conn)
+    in_recovery, senders, standbys = _row(conn, SENDERS)
+    control, beats = read_control(conn, name)
+    transaction_s, prepared_s = _row(conn, TRANSACTIONS)
+    return SourceFacts(
+        name,
+        version,
+        wal_level,
+        encoding,
+        conn.info.dbname,
+        conn.info.user,
+        in_recovery,
+        dict(conn.execute(SETTINGS).fetchall()),
+        () if in_recovery else slots(conn),
+        senders,
+        standbys,
+        transaction_s,
+        prepared_s,
+        control,
+        beats,
+        role,
+        read_role(conn, requirements),
+        read_publication(conn, name),
+        {table.label: table for table in read_tables(conn, requirements)},
+        refused,
+        unidentified,
+        _is_local(conn)
+        or _exists(conn, "SELECT FROM pg_stat_ssl WHERE pid = pg_backend_pid() AND ssl"),
+        _clock_off(conn),
+        _disk_free_share(conn),
+        connected,
+    )
+
+
+def read_server(conn: Connection) -> tuple[int, str, str]:
+    """Read `server_version_num`, `wal_level` and `server_encoding`."""
+    version, wal_level, encoding = _row(conn, SERVER)
+    return version, wal_level, encoding
+
+
+def read_control(conn: Connection, name: str) -> tuple[bool, bool]:
+    """Read whether the schema `cdc` is there, and whether a pipeline has a heartbeat in it."""
+    row = conn.execute(READABLE).fetchone()
+    if row != (True,):
+        return row is not None, row is not None
+    return True, _exists(conn, "SELECT FROM cdc.heartbeat WHERE pipeline = %s", [name])
+
+
+def read_publication(conn: Connection, name: str) -> PublicationFacts | None:
+    """Read the publication of a name; None if there is none."""
+    schemas = SCHEMAS if conn.info.server_version >= 150000 else "false"
+    with conn.cursor(row_factory=class_row(PublicationFacts)) as cursor:
+        return cursor.execute(PUBLICATION.format(schemas=schemas).encode(), [name]).fetchone()
+
+
+def read_tables(conn: Connection, requirements: SourceRequirements) -> list[TableFacts]:
+    """Read the captured tables that exist, in the order given."""
+    schemas, names = ([pair[at] for pair in requirements.tables] for at in (0, 1))
+    parameters = {
+        "role": requirements.role,
+        "schemas": schemas,
+        "names": names,
+        "events": list(requirements.events),
+    }
+    with conn.cursor(row_factory=class_row(TableFacts)) as cursor:
+        return cursor.execute(TABLES, parameters).fetchall()
+
+
+def is_loopback(host: str) -> bool:
+    """Say whether a host's name or address, or a socket's folder, is this machine itself."""
+    if host == "localhost" or host.startswith(("/", "@")):
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _row(conn: Connection, query: Any) -> Any:
+    row = conn.execute(query).fetchone()
+    assert row is not None, "an aggregate has a row"
+    return row
+
+
+def _exists(conn: Connection, query: Any, parameters: Any = None) -> bool:
+    return conn.execute(query, parameters).fetchone() is not None
+
+
+def read_role(conn: Connection, requirements: SourceRequirements) -> RoleFacts | None:
+    """Read the connector's role; None if there is none."""
+    row = conn.execute(ROLE, [requirements.role]).fetchone()
+    if row is None:
+        return None
+    schemas, tables, words = (list(part) for part in zip(*requirements.privileges, strict=True))
+    parameters = {
+        "schemas": schemas,
+        "tables": tables,
+        "words": words,
+        "role": requirements.role,
+    }
+    unreadable = conn.execute(UNREADABLE, parameters).fetchall()
+    can_replicate, superuser, bootstrap = row
+    names = tuple(name for (name,) in unreadable)
+    return RoleFacts(can_replicate, superuser, bootstrap, names)
+
+
+def _is_local(conn: Connection) -> bool:
+    parameters = conn.info.get_parameters()
+    host = parameters.get("host") or parameters.get("hostaddr") or "localhost"
+    return is_loopback(host)
+
+
+def _clock_off(conn: Connection) -> float:
+    """Return by how many seconds the server's clock is ahead of this machine's."""
+    began = time.time()
+    (moment,) = _row(conn, "SELECT extract(epoch FROM clock_timestamp())::float8")
+    return float(moment) - (began + time.time()) / 2
+
+
+def _disk_free_share(conn: Connection) -> float | None:
+    """Return the share of its disk that is free, where the server runs on this machine."""
+    folder = conn.execute(
+        "SELECT current_setting('data_directory', true)"
+        " WHERE pg_has_role(current_user, 'pg_read_all_settings', 'USAGE')"
+    ).fetchone()
+    if not folder or not folder[0] or not _is_local(conn):
+        return None
+    try:
+        usage = shutil.disk_usage(folder[0])
+    except OSError:
+        return None
+    return usage.free / usage.total
