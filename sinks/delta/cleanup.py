@@ -15,13 +15,11 @@ import deltalake
 import structlog
 
 from cdc.model.trace import kind, trace
-from cdc.sinks.delta.folder import TEMPORARY
 from cdc.sinks.delta.generations import generation_names
-from cdc.sinks.delta.log.commits import Commits
-from cdc.sinks.delta.log.table_log import TableState
-from cdc.sinks.delta.log.vectors import vector_path
-from cdc.sinks.delta.mirror.compaction import compact
-from cdc.sinks.delta.place import place, table_uri
+from cdc.sinks.delta.log import Commits, TableState
+from cdc.sinks.delta.mirror import compact
+from cdc.sinks.delta.place import TEMPORARY, place, table_uri
+from cdc.sinks.delta.vectors import vector_path
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -16,15 +16,23 @@ from cdc.model.generation import new_generation
 from cdc.model.position import ViewCheckpoint, distance
 from cdc.model.table import Table
 from cdc.sink.promotion import wait_until_caught_up
-from cdc.sinks.delta.files.failures import CommitConflict
-from cdc.sinks.delta.files.parquet import FileNames
-from cdc.sinks.delta.log import actions
-from cdc.sinks.delta.log.commits import Commits, LastCommit
-from cdc.sinks.delta.log.history import CLEARED
-from cdc.sinks.delta.log.table_log import NO_TABLE, Action, TableLog, TableState
-from cdc.sinks.delta.log.vectors import moved, vector_path
-from cdc.sinks.delta.place import FileMissing, locate, place
+from cdc.sinks.delta.log import (
+    CLEARED,
+    DELETION_VECTORS,
+    NO_TABLE,
+    Action,
+    Commits,
+    LastCommit,
+    TableLog,
+    TableState,
+    creation,
+    extension,
+    removal_of_all,
+)
+from cdc.sinks.delta.parquet import FileNames
+from cdc.sinks.delta.place import CommitConflict, FileMissing, locate, place
 from cdc.sinks.delta.tables import Tables
+from cdc.sinks.delta.vectors import moved, vector_path
 
 SWITCH = {"cdc": "SWITCH"}
 """How a table's history shows a switch."""
@@ -125,8 +133,8 @@ def switch(commits: Commits, live: str, generation: str, shared: dict[str, str])
     if state is None or lags(source_commit, live_commit):
         return False
     identity = state.identity
-    shape = actions.extension(state, source.columns, _features(source), replaced=True)
-    removed = actions.removal_of_all(state)
+    shape = extension(state, source.columns, _features(source), replaced=True)
+    removed = removal_of_all(state)
     changes = [*shape, *removed, *added]
     try:
         commits.log(live).commit(identity, changes, "WRITE", checkpoint, SWITCH)
@@ -143,7 +151,7 @@ def drop_deletion_vectors(commits: Commits, live: str) -> bool:
     state = commits.state(live)
     if state is None or state.has_marks:
         return True
-    changes = actions.extension(state, state.columns, dropped=[actions.DELETION_VECTORS])
+    changes = extension(state, state.columns, dropped=[DELETION_VECTORS])
     if not changes:
         return True
     try:
@@ -192,7 +200,7 @@ def clone(source: TableState, folder: str, target: str, checkpoint: ViewCheckpoi
     Raises FileMissing, SinkUnavailable.
     """
     place(target).remove_all()
-    created = actions.creation(source.columns, _features(source))
+    created = creation(source.columns, _features(source))
     changes = [*created, *share_files(source, folder, target, {})]
     TableLog(target).commit(NO_TABLE, changes, "CREATE TABLE", checkpoint)
 
@@ -240,4 +248,4 @@ def generation_names(live: str) -> list[str]:
 
 def _features(state: TableState) -> set[str]:
     """Name the feature of deletion vectors where a table may have some."""
-    return {actions.DELETION_VECTORS} & state.reader_features
+    return {DELETION_VECTORS} & state.reader_features

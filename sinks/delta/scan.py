@@ -1,15 +1,86 @@
-"""Scan of a mirror: executors turn its columns into the documents that the other views store."""
+"""A version of a mirror, read on an executor without the rows that are marked as deleted.
+
+By deltalake's reading of the log and the marks, not ours.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any
+
+import deltalake
 
 from cdc.codec.table import codec
 from cdc.model.table import Table
 from cdc.sink.lane_run import freeze_gc_after
+from cdc.sinks.delta import parquet
+from cdc.sinks.delta.log import Commits
+from cdc.sinks.delta.place import locate, table_uri
 
 if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
+
+
+class MirrorVersion:
+    """A version of a mirror. It is opened when the first row is read.
+
+    Used by one task in its thread. Methods raise OSError, DeltaError.
+    """
+
+    def __init__(self, folder: str, version: int) -> None:
+        self._folder, self._version = folder, version
+
+    @cached_property
+    def columns(self) -> frozenset[str]:
+        """The names of its columns."""
+        return frozenset(field.name for field in self._table.schema().fields)
+
+    def rows(self, ids: "pa.Array", schema: "pa.Schema") -> Iterator["pa.Table"]:
+        """Read the rows of sorted ids, as the columns of a schema."""
+        for path in self._paths:
+            yield from parquet.rows_with_ids(path, ids, schema, self._selections.get(path))
+
+    def batches(self, rows: int, share: int = 0, shares: int = 1) -> Iterator["pa.RecordBatch"]:
+        """Read all rows, so many at once at most, with the columns that each file has; or the rows of one
+        share of the files.
+        """
+        import pyarrow as pa
+
+        for path in self._paths[share::shares]:
+            selection = self._selections.get(path)
+            start = 0
+            with parquet.open_file(path) as file:
+                for batch in file.iter_batches(rows):
+                    end = start + batch.num_rows
+                    if selection is None:
+                        yield batch
+                    else:
+                        yield batch.filter(pa.array(selection[start:end]))
+                    start = end
+
+    @cached_property
+    def _table(self) -> deltalake.DeltaTable:
+        return deltalake.DeltaTable(table_uri(self._folder), version=self._version)
+
+    @cached_property
+    def _paths(self) -> list[str]:
+        import pyarrow as pa
+
+        actions = pa.table(self._table.get_add_actions())
+        # Not `file_uris`, which puts the table's folder before absolute paths too.
+        return [locate(self._folder, path) for path in actions["path"].to_pylist()]
+
+    @cached_property
+    def _selections(self) -> dict[str, Any]:
+        """By path of those files that have deletion vectors: which of its rows aren't deleted."""
+        import pyarrow as pa
+
+        vectors = pa.table(self._table.deletion_vectors().read_all())
+        paths = (locate(self._folder, path) for path in vectors["filepath"].to_pylist())
+        selections = vectors["selection_vector"]
+        return {path: selections[number].values for number, path in enumerate(paths)}
+
 
 ArrowMap = Callable[[Iterator["pa.RecordBatch"]], Iterator["pa.RecordBatch"]]
 """A function for `mapInArrow`: batches of a partition in, batches out."""
@@ -75,3 +146,102 @@ def documents(table: Table, batch: "pa.RecordBatch") -> "pa.Array":
     # Whatever type they have: the codec casts them where it reads a value.
     names = [column.name for column in table.columns]
     return codec(table).documents(pa.RecordBatch.from_arrays(columns, names=names))
+
+
+GROUPED = ["table", "id", "document"]
+BATCH_ROWS = 1000
+
+
+@dataclass(frozen=True)
+class Mirror:
+    """A mirror in a version; None where there is none, so it has no rows."""
+
+    table: Table
+    folder: str
+    version: int | None
+
+
+def scan_mirrors(
+    spark: "SparkSession", folders: Mapping[Table, str], commits: Commits
+) -> "DataFrame":
+    """Scan the mirrors in these folders, as `cdc.sink.capabilities.GroupScanner` says."""
+    states = {folder: commits.state(folder) for folder in folders.values()}
+    mirrors = [
+        Mirror(table, folder, state.version if (state := states[folder]) else None)
+        for table, folder in folders.items()
+    ]
+    tasks = max(1, min(spark.sparkContext.defaultParallelism, len(mirrors)))
+    read = _reader(mirrors, tasks)
+    return spark.range(0, tasks, numPartitions=tasks).mapInArrow(
+        read, "table string, id string, document string"
+    )
+
+
+def _reader(mirrors: Sequence[Mirror], tasks: int) -> ArrowMap:
+    """Make the function of a task: it gets numbers and reads those shares of the mirrors."""
+
+    def read(batches: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
+        for number in (number for batch in batches for number in batch.column("id").to_pylist()):
+            for mirror in mirrors[number::tasks]:
+                yield from read_rows(mirror)
+
+    return read
+
+
+def read_rows(mirror: Mirror) -> Iterator["pa.RecordBatch"]:
+    """Read the rows of a mirror: GROUPED, or one row without id and document where it can't be read."""
+    if mirror.version is None:
+        return
+    try:
+        for batch in MirrorVersion(mirror.folder, mirror.version).batches(BATCH_ROWS):
+            yield _batch(mirror, row_ids(batch), documents(mirror.table, batch))
+    except (
+        deltalake.exceptions.DeltaError,
+        OSError,
+        ValueError,
+        KeyError,
+        NotImplementedError,
+    ):
+        yield _unread(mirror)
+
+
+def scan_bucket(spark: "SparkSession", mirror: Mirror, ids: Sequence[str] | None) -> "DataFrame":
+    """Read the rows of a mirror in a bucket, of all ids or of some: SCANNED."""
+    from pyspark.sql import functions as F
+
+    tasks = spark.sparkContext.defaultParallelism
+    read = partial(_read_shares, mirror, tasks)
+    rows = spark.range(tasks, numPartitions=tasks).mapInArrow(freeze_gc_after(read), SCANNED)
+    if ids is None:
+        return rows
+    requested = spark.createDataFrame([(row_id,) for row_id in ids], "id string")
+    return rows.join(F.broadcast(requested), "id", "left_semi")
+
+
+def _read_shares(
+    mirror: Mirror, shares: int, batches: Iterator["pa.RecordBatch"]
+) -> Iterator["pa.RecordBatch"]:
+    """Read shares of a mirror's files: numbers of shares in, SCANNED out."""
+    import pyarrow as pa
+
+    if mirror.version is None:
+        return
+    version = MirrorVersion(mirror.folder, mirror.version)
+    for share in (number for batch in batches for number in batch.column("id").to_pylist()):
+        for rows in version.batches(BATCH_ROWS, share, shares):
+            columns = [row_ids(rows), documents(mirror.table, rows)]
+            yield pa.RecordBatch.from_arrays(columns, names=["id", "document"])
+
+
+def _unread(mirror: Mirror) -> "pa.RecordBatch":
+    """Make the row that says that a mirror wasn't read: without id and document."""
+    import pyarrow as pa
+
+    return _batch(mirror, pa.nulls(1, pa.string()), pa.nulls(1, pa.string()))
+
+
+def _batch(mirror: Mirror, ids: "pa.Array", texts: "pa.Array") -> "pa.RecordBatch":
+    import pyarrow as pa
+
+    names = pa.array([mirror.table.qualified] * len(ids), pa.string())
+    return pa.RecordBatch.from_arrays([names, ids, texts], names=GROUPED)

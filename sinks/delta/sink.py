@@ -9,22 +9,25 @@ Events below it are filtered out before the write. Executors write the files of 
 before: of two writers one fails, and reads the position again.
 """
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+import os
+import shutil
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cdc.model.finding import Finding
+from cdc.model.finding import Finding, find
 from cdc.model.outcome import Applied
 from cdc.model.position import ViewCheckpoint
 from cdc.model.table import RowFormat, Table
 from cdc.sink.contract import Batch, Outcome
-from cdc.sinks.delta import capacity, generations, health, table_commit
-from cdc.sinks.delta.batch_commit import BatchCommit, begin_steps
+from cdc.sink.promotion import require_free_space
+from cdc.sinks.delta import generations
+from cdc.sinks.delta.batch import BatchCommit, begin_steps, load_position
 from cdc.sinks.delta.cleanup import Cleanups
-from cdc.sinks.delta.files.columns import refusals
-from cdc.sinks.delta.group_scan import Mirror, scan_bucket, scan_mirrors
+from cdc.sinks.delta.columns import refusals
 from cdc.sinks.delta.place import is_bucket, place
-from cdc.sinks.delta.scan import SCANNED, scan_mirror
+from cdc.sinks.delta.scan import SCANNED, Mirror, scan_bucket, scan_mirror, scan_mirrors
 from cdc.sinks.delta.tables import Tables
 
 if TYPE_CHECKING:
@@ -71,7 +74,7 @@ class Delta:
         if is_bucket(self.path):
             place(self.path).folders()
             return []
-        return list(health.check_folder(self.name, health.read_folder(self.path)))
+        return list(check_folder(self.name, read_folder(self.path)))
 
     def refusals(self, table: Table) -> list[str]:
         """List why a table can't be stored, one sentence a column."""
@@ -86,7 +89,7 @@ class Delta:
 
         Raises SchemaMismatch: it is lost, see `table_commit.load_position`.
         """
-        return table_commit.load_position(self._tables, table)
+        return load_position(self._tables, table)
 
     def archived(self, table: Table) -> ViewCheckpoint | None:
         """Return the position of the log of changes, whatever the mirror's is."""
@@ -138,7 +141,7 @@ class Delta:
 
         Raises SinkRejected when there is too little.
         """
-        capacity.check_capacity(self._tables, tables)
+        check_capacity(self._tables, tables)
 
     def promote(self, tables: Sequence[Table], names: Mapping[str, str]) -> Mapping[str, str]:
         """Make generations live in one commit a view; see `generations.promote`."""
@@ -159,3 +162,79 @@ class Delta:
     def remove(self, tables: Sequence[Table]) -> None:
         """Remove the folders of the views, and the warehouse's own where nothing else is in it."""
         self._tables.remove(tables)
+
+
+TEXT_FACTOR = 8
+"""How much larger the newest rows are as the connector's text than in the mirror.
+
+Spark keeps them as that text until they are written.
+"""
+SPARK_FOLDER = "/tmp"  # noqa: S108
+"""Where Spark spills unless it is configured: the default of spark.local.dir."""
+
+
+def check_capacity(views: Tables, tables: Sequence[Table]) -> None:
+    """Check the space for the files of second mirrors, and for the rows as text where Spark spills.
+
+    Raises SinkRejected when there is too little.
+    """
+    mirrors = (views.commits.state(views.folder(table, "mirror")) for table in tables)
+    size_bytes = sum(mirror.size_bytes for mirror in mirrors if mirror)
+    require_capacity(size_bytes, views.path, views.sink)
+
+
+def require_capacity(size_bytes: int, warehouse: str, sink: str) -> None:
+    """Raise SinkRejected when there is no space for mirrors of so many bytes."""
+    if not is_bucket(warehouse):
+        Path(warehouse).mkdir(parents=True, exist_ok=True)
+        require_free_space(size_bytes, shutil.disk_usage(warehouse).free, warehouse, sink)
+    if folder := spill_folder():
+        require_free_space(size_bytes * TEXT_FACTOR, shutil.disk_usage(folder).free, folder, sink)
+
+
+def spill_folder() -> str | None:
+    """Return the folder of this machine in which Spark spills.
+
+    None when Spark runs elsewhere, or hasn't been started yet.
+    """
+    from pyspark.sql import SparkSession
+
+    spark = SparkSession.getActiveSession()
+    if spark is None or not str(spark.sparkContext.master).startswith("local"):
+        return None
+    configured = spark.sparkContext.getConf().get("spark.local.dir")
+    folders = os.environ.get("SPARK_LOCAL_DIRS") or configured or SPARK_FOLDER
+    return folders.split(",")[0]
+
+
+LEAST_FREE = 0.1
+
+
+@dataclass(frozen=True)
+class WarehouseFacts:
+    """What was read of the warehouse's folder, or of the first folder above it that exists."""
+
+    folder: str
+    writable: bool
+    free_share: float
+
+
+def read_folder(path: str) -> WarehouseFacts:
+    """Read the facts."""
+    location = Path(path).absolute()
+    folder = next(parent for parent in (location, *location.parents) if parent.exists())
+    usage = shutil.disk_usage(folder)
+    writable = os.access(folder, os.W_OK | os.X_OK) and folder.is_dir()
+    return WarehouseFacts(str(folder), writable, usage.free / usage.total)
+
+
+def check_folder(sink: str, facts: WarehouseFacts) -> Iterator[Finding]:
+    """Judge the folder. Pure."""
+    if not facts.writable:
+        message = f"{sink}: {facts.folder} can't be written by this user."
+        fix = f"ls -ld {facts.folder}"
+        yield find("sink-unfit/folder", facts.folder, message, fix, sink=sink)
+    if facts.free_share < LEAST_FREE:
+        message = f"{sink}: {facts.free_share:.0%} of the disk of {facts.folder} is free."
+        fix = f"df -h {facts.folder}"
+        yield find("disk-low/warehouse", facts.folder, message, fix, sink=sink)

@@ -9,14 +9,19 @@ from cdc.errors import SinkUnavailable
 from cdc.model.position import ViewCheckpoint
 from cdc.model.table import Table
 from cdc.sink.contract import SchemaMismatch
-from cdc.sinks.delta.files.columns import differs, refusals, schema
-from cdc.sinks.delta.files.failures import CommitConflict
-from cdc.sinks.delta.log import actions
-from cdc.sinks.delta.log.commits import Commits, LastCommit
-from cdc.sinks.delta.log.history import CLEARED
-from cdc.sinks.delta.log.table_log import NO_TABLE
-from cdc.sinks.delta.log.writer_fence import WriterFence
-from cdc.sinks.delta.place import is_bucket, place
+from cdc.sinks.delta.columns import differs, refusals, schema
+from cdc.sinks.delta.log import (
+    CLEARED,
+    DELETION_VECTORS,
+    NO_TABLE,
+    Commits,
+    LastCommit,
+    creation,
+    extension,
+    removal_of_all,
+)
+from cdc.sinks.delta.place import CommitConflict, is_bucket, place
+from cdc.sinks.delta.positions import WriterFence
 
 KINDS = ("changes", "mirror")
 
@@ -71,7 +76,7 @@ class Tables:
         From the start: Spark can't run a plan that it made before a table had deletion vectors.
         """
         may_have_marks = kind == "mirror" and self.may_have_deletion_vectors(table.qualified)
-        return [actions.DELETION_VECTORS] if may_have_marks else []
+        return [DELETION_VECTORS] if may_have_marks else []
 
     def prepare(self, table: Table) -> None:
         """Create what doesn't exist, without rows: readers find all captured tables and columns.
@@ -105,7 +110,7 @@ class Tables:
         place(folder).make()
         state = self.commits.state(folder)
         if state is None:
-            created = actions.creation(schema(table, kind), self.features(table, kind))
+            created = creation(schema(table, kind), self.features(table, kind))
             # Another process may create it meanwhile.
             with suppress(CommitConflict):
                 self.commits.log(folder).commit(NO_TABLE, created, "CREATE TABLE", CLEARED)
@@ -182,8 +187,8 @@ class Tables:
         state = self.commits.state(folder)
         if state is None:
             return
-        shape = actions.extension(state, schema(table, kind), replaced=True)
-        changes = [*shape, *actions.removal_of_all(state)]
+        shape = extension(state, schema(table, kind), replaced=True)
+        changes = [*shape, *removal_of_all(state)]
         self.commits.log(folder).commit(state.identity, changes, "WRITE", checkpoint)
 
     def view_folders(self, tables: Sequence[Table]) -> list[str]:

@@ -12,11 +12,10 @@ import pyarrow as pa
 import pytest
 
 from cdc.sinks.delta import cleanup, generations
-from cdc.sinks.delta.log.commits import Commits
-from cdc.sinks.delta.log.table_log import TableLog
+from cdc.sinks.delta.batch import TableCommit
+from cdc.sinks.delta.log import Commits, TableLog
 from cdc.sinks.delta.place import place
 from cdc.sinks.delta.sink import Delta
-from cdc.sinks.delta.table_commit import TableCommit
 from tests.contract import laws
 from tests.contract.crashes import die, survived
 from tests.support.envelopes import table

@@ -10,12 +10,10 @@ import pyarrow as pa
 
 from cdc.model.position import ViewCheckpoint
 from cdc.model.table import Table
-from cdc.sinks.delta import scan
-from cdc.sinks.delta.files import parquet
-from cdc.sinks.delta.files.columns import to_arrow
-from cdc.sinks.delta.files.parquet import DataFile
-from cdc.sinks.delta.log import actions
-from cdc.sinks.delta.log.table_log import NO_TABLE, Identity, TableLog
+from cdc.sinks.delta import parquet, scan
+from cdc.sinks.delta.columns import to_arrow
+from cdc.sinks.delta.log import NO_TABLE, Identity, TableLog, additions, creation
+from cdc.sinks.delta.parquet import DataFile
 from cdc.sinks.delta.sink import Delta
 
 if TYPE_CHECKING:
@@ -25,13 +23,13 @@ if TYPE_CHECKING:
 def begin(folder: str, rows: "DataFrame", stored: ViewCheckpoint) -> None:
     """Make a table of rows. Raises SinkUnavailable when there is one by now."""
     Path(folder).mkdir(parents=True, exist_ok=True)
-    created = [*actions.creation(rows.schema.jsonValue()), *actions.additions(_write(folder, rows))]
+    created = [*creation(rows.schema.jsonValue()), *additions(_write(folder, rows))]
     TableLog(folder).commit(NO_TABLE, created, "WRITE", stored)
 
 
 def write(folder: str, identity: Identity, rows: "DataFrame", stored: ViewCheckpoint) -> None:
     """Add rows to a version of a table. Raises SinkUnavailable when there is a newer one."""
-    files = actions.additions(_write(folder, rows))
+    files = additions(_write(folder, rows))
     TableLog(folder).commit(identity, files, "WRITE", stored)
 
 

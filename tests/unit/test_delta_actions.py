@@ -7,8 +7,15 @@ import deltalake
 import pytest
 
 from cdc.errors import SinkRejected
-from cdc.sinks.delta.log.actions import DELETION_VECTORS, creation, extension
-from cdc.sinks.delta.log.table_log import NO_TABLE, Action, TableLog, UnknownFeature
+from cdc.sinks.delta.log import (
+    DELETION_VECTORS,
+    NO_TABLE,
+    Action,
+    TableLog,
+    UnknownFeature,
+    creation,
+    extension,
+)
 
 
 def columns(**types: str) -> Any:

@@ -13,11 +13,16 @@ from structlog.testing import capture_logs
 from cdc.errors import SinkUnavailable
 from cdc.sinks.delta import cleanup
 from cdc.sinks.delta.cleanup import Cleanups
-from cdc.sinks.delta.files.parquet import DataFile, FileNames, write_file
-from cdc.sinks.delta.log import actions
-from cdc.sinks.delta.log.commits import Commits
-from cdc.sinks.delta.log.history import CLEARED
-from cdc.sinks.delta.log.table_log import NO_TABLE, TableLog
+from cdc.sinks.delta.log import (
+    CLEARED,
+    NO_TABLE,
+    Commits,
+    TableLog,
+    additions,
+    creation,
+    removal_of_all,
+)
+from cdc.sinks.delta.parquet import DataFile, FileNames, write_file
 
 NO_SPARK: Any = None
 
@@ -63,10 +68,10 @@ def test_a_log_of_changes_is_rid_of_what_no_commit_has_named(tmp_path: Path) -> 
     (tmp_path / "mirror@unreadable").touch()
     replaced, present, killed = map(write, range(3))
     log = commits.log(folder)
-    created = [*actions.creation(schema), *actions.additions([replaced])]
+    created = [*creation(schema), *additions([replaced])]
     log.commit(NO_TABLE, created, "WRITE", CLEARED)
     assert log.state
-    changes = [*actions.removal_of_all(log.state), *actions.additions([present])]
+    changes = [*removal_of_all(log.state), *additions([present])]
     log.commit(log.state.identity, changes, "WRITE", CLEARED)
     assert cleanup.remove_unreferenced(commits, folder, set()) == set()
     assert (tmp_path / "changes" / killed.name).exists(), "somebody may be about to commit it"
@@ -83,7 +88,7 @@ def test_a_checkpoint_comes_however_many_commits_a_batch_makes(tmp_path: Path) -
     cleanups = Cleanups(commits)
     log = commits.log(folder)
     field = {"name": "n", "type": "long", "nullable": True, "metadata": {}}
-    created = actions.creation({"type": "struct", "fields": [field]})
+    created = creation({"type": "struct", "fields": [field]})
     log.commit(NO_TABLE, created, "WRITE", None)
     for name in (f".{uuid4()}.tmp", f"_delta_log/.{uuid4()}.tmp"):
         (tmp_path / name).touch()

@@ -21,11 +21,10 @@ from cdc.model.table import Column, Table
 from cdc.sink.lane import ChunkLimits, Lane, PartitionOutcome
 from cdc.sink.lane_task import LaneRun
 from cdc.sink.rejection import Skip
-from cdc.sinks.delta.executor import Staged, ViewState, WarehouseWriter
-from cdc.sinks.delta.files import parquet
-from cdc.sinks.delta.files.parquet import FileNames
-from cdc.sinks.delta.mirror.stored_rows import StoredRows
-from cdc.sinks.delta.table_commit import TableCommit
+from cdc.sinks.delta import parquet
+from cdc.sinks.delta.batch import TableCommit
+from cdc.sinks.delta.executor import Staged, StoredRows, ViewState, WarehouseWriter
+from cdc.sinks.delta.parquet import FileNames
 from tests.support.envelopes import PLACEHOLDER, Topic, encoded
 from tests.support.envelopes import table as items
 

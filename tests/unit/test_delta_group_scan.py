@@ -14,13 +14,11 @@ import pytest
 from pyroaring import BitMap64
 
 from cdc.model.table import Column, Table
-from cdc.sinks.delta.files.columns import schema
-from cdc.sinks.delta.files.parquet import DataFile, FileNames
-from cdc.sinks.delta.group_scan import Mirror, read_rows
-from cdc.sinks.delta.log import actions
-from cdc.sinks.delta.log.table_log import NO_TABLE, TableLog
-from cdc.sinks.delta.mirror.marks import mark
-from cdc.sinks.delta.scan import document_reader, documents
+from cdc.sinks.delta.columns import schema
+from cdc.sinks.delta.log import DELETION_VECTORS, NO_TABLE, TableLog, additions, creation
+from cdc.sinks.delta.mirror import mark
+from cdc.sinks.delta.parquet import DataFile, FileNames
+from cdc.sinks.delta.scan import Mirror, document_reader, documents, read_rows
 
 STAMP, LOCAL = "timestamp with time zone", "timestamp without time zone"
 VALUES: list[tuple[str, pa.DataType, Any, str]] = [
@@ -118,7 +116,7 @@ def test_files_of_a_mirror(tmp_path: Path) -> None:
                 Path(folder).mkdir(exist_ok=True)
                 shutil.copy(tmp_path / name, folder)
         listed = [DataFile(name, 1, '{"numRecords": 2}') for name in files]
-        created = [*actions.creation(schema(items("text"), "mirror")), *actions.additions(listed)]
+        created = [*creation(schema(items("text"), "mirror")), *additions(listed)]
         TableLog(folder).commit(NO_TABLE, created, "WRITE", None)
         return [
             key
@@ -138,7 +136,7 @@ def test_marked_rows_are_left_out(tmp_path: Path) -> None:
     pq.write_table(pa.Table.from_batches([rows]), tmp_path / "part.parquet")
     log = TableLog(str(tmp_path))
     columns = schema(items("text"), "mirror")
-    log.commit(NO_TABLE, actions.creation(columns, [actions.DELETION_VECTORS]), "WRITE", None)
+    log.commit(NO_TABLE, creation(columns, [DELETION_VECTORS]), "WRITE", None)
     assert log.state
     file = DataFile("part.parquet", 1, '{"numRecords": 5}')
     superseded = {"part.parquet": BitMap64([1, 4]).serialize()}

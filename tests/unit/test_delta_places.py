@@ -17,11 +17,9 @@ import pyarrow as pa
 import pytest
 
 from cdc.errors import SinkRejected, SinkUnavailable
-from cdc.sinks.delta.bucket import Bucket
-from cdc.sinks.delta.files import parquet
-from cdc.sinks.delta.log.actions import creation
-from cdc.sinks.delta.log.table_log import NO_TABLE, TableLog
-from cdc.sinks.delta.place import FileMissing, Place, locate, place, table_uri
+from cdc.sinks.delta import parquet
+from cdc.sinks.delta.log import NO_TABLE, TableLog, creation
+from cdc.sinks.delta.place import Bucket, FileMissing, Place, locate, place, table_uri
 from tests.support import buckets
 from tests.support.answering import answering
 

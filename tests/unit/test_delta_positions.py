@@ -7,15 +7,15 @@ import pytest
 from cdc.errors import CdcError
 from cdc.model.outcome import Advance
 from cdc.model.position import Position, ViewCheckpoint
-from cdc.sinks.delta.log.history import CLEARED, Commit, Standing, standing
-from cdc.sinks.delta.log.positions import (
-    advance,
+from cdc.sinks.delta.log import CLEARED, Commit, Standing, standing
+from cdc.sinks.delta.positions import (
+    WriterFence,
     from_transactions,
     known_offsets,
+    next_position,
     oldest,
     to_transactions,
 )
-from cdc.sinks.delta.log.writer_fence import WriterFence
 from tests.support.envelopes import table
 
 
@@ -36,7 +36,7 @@ def checkpoint(*offsets: int, topic: str = "one") -> ViewCheckpoint:
 def test_a_position_never_goes_back(
     previous: ViewCheckpoint | None, end: tuple[int, ...], result: tuple[int, ...]
 ) -> None:
-    assert advance(previous, Position("one", end)) == Position("one", result)
+    assert next_position(previous, Position("one", end)) == Position("one", result)
     assert all(map(int.__ge__, result, known_offsets(previous, Position("one", end))))
 
 

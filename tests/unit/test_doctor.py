@@ -31,7 +31,7 @@ from cdc.doctor.source_facts import (
 from cdc.doctor.topics import LogFacts, TopicFacts, check_log
 from cdc.model.finding import Finding, find, is_command, worst_first
 from cdc.model.finding_codes import DOCTOR, KINDS, code_of
-from cdc.sinks.delta.health import WarehouseFacts, check_folder
+from cdc.sinks.delta.sink import WarehouseFacts, check_folder
 from cdc.sinks.elasticsearch.health import IndexFacts, check_cluster
 from cdc.sinks.redis.health import check_info
 from docs.generate import FOLDER

@@ -13,17 +13,19 @@ import json
 import re
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 from uuid import uuid4
 
 from cdc.errors import SinkRejected
-from cdc.model.position import ViewCheckpoint
-from cdc.sinks.delta.files.failures import commit_conflict
-from cdc.sinks.delta.log import positions
-from cdc.sinks.delta.log.vectors import vector_id
-from cdc.sinks.delta.place import place
+from cdc.model.position import Position, ViewCheckpoint
+from cdc.sinks.delta import positions
+from cdc.sinks.delta.columns import merged, reader_features
+from cdc.sinks.delta.parquet import DataFile
+from cdc.sinks.delta.place import commit_conflict, place
+from cdc.sinks.delta.vectors import vector_id
 
 FOLDER = "_delta_log"
 COMMIT = re.compile(rf"^{FOLDER}/(\d{{20}})\.json$")
@@ -417,3 +419,250 @@ def _require_known(protocol: Mapping[str, Any]) -> None:
             f"The Delta table has {name}, which isn't supported here.",
             hint="drop the feature (ALTER TABLE ... DROP FEATURE), or let the sink write to another path",
         )
+
+
+DELETION_VECTORS = "deletionVectors"
+"""The feature that readers must support of a table whose rows may be marked as deleted."""
+PROPERTY = "delta.enableDeletionVectors"
+LEGACY = ("appendOnly", "invariants")
+"""Features that a table has without naming them, until it names any."""
+
+
+def addition(file: DataFile, *, data_change: bool = True) -> Action:
+    """Make the action that adds a file."""
+    return {
+        "add": {
+            "path": file.name,
+            "partitionValues": {},
+            "size": file.size,
+            "modificationTime": int(time.time() * 1000),
+            "dataChange": data_change,
+            "stats": file.stats,
+        }
+    }
+
+
+def additions(files: Iterable[DataFile]) -> list[Action]:
+    """Make the actions that add files."""
+    return [addition(file) for file in files]
+
+
+def creation(columns: Any, features: Collection[str] = ()) -> list[Action]:
+    """Make the actions that create a table.
+
+    columns: as Delta's JSON has a struct. features: that its readers must support, with what the
+    columns need.
+    """
+    metadata = {
+        "id": str(uuid4()),
+        "format": {"provider": "parquet", "options": {}},
+        "partitionColumns": [],
+        "createdTime": int(time.time() * 1000),
+        **_schema(columns),
+        "configuration": _configuration({}, features),
+    }
+    readers = reader_features(columns) | set(features)
+    return [{"protocol": _protocol(readers, set(LEGACY) | readers)}, {"metaData": metadata}]
+
+
+def extension(
+    state: TableState,
+    columns: Any,
+    features: Collection[str] = (),
+    *,
+    replaced: bool = False,
+    dropped: Collection[str] = (),
+) -> list[Action]:
+    """Make the actions that give a table columns that it lacks, fields that its structs lack, and
+    features; none where it lacks nothing.
+
+    replaced: whether the table has exactly these columns afterwards. dropped: features that its
+    readers needn't support any more.
+
+    Raises SinkRejected: the table is partitioned, and isn't replaced.
+    """
+    partitioned = bool(state.metadata["partitionColumns"])
+    if partitioned and not replaced:
+        raise SinkRejected(
+            "The Delta table is partitioned, which the pipeline's tables aren't.",
+            hint="somebody else has written it: make the view again with `rebuild`",
+        )
+    target = columns if replaced else merged(state.columns, columns)
+    added = reader_features(target) | set(features)
+    readers = (state.reader_features | added) - set(dropped)
+    configuration = _configuration(state.properties, features)
+    if DELETION_VECTORS in dropped:
+        configuration.pop(PROPERTY, None)
+    actions: list[Action] = []
+    if readers != state.reader_features:
+        former = state.protocol.get("writerFeatures") or LEGACY
+        writers = (set(former) | added) - set(dropped)
+        actions.append({"protocol": _protocol(readers, writers)})
+    if target != state.columns or configuration != state.properties or partitioned:
+        changed = {
+            **_schema(target),
+            "configuration": configuration,
+            "partitionColumns": [],
+        }
+        actions.append({"metaData": {**state.metadata, **changed}})
+    return actions
+
+
+def removal_of_all(state: TableState) -> list[Action]:
+    """Make the actions that remove all files of a table."""
+    return [removal(file) for file in state.files.values()]
+
+
+def _schema(columns: Any) -> dict[str, str]:
+    return {"schemaString": json.dumps(columns, ensure_ascii=False)}
+
+
+def _configuration(properties: Any, features: Collection[str]) -> dict[str, str]:
+    enabled = {PROPERTY: "true"} if DELETION_VECTORS in features else {}
+    return {**properties, **enabled}
+
+
+def _protocol(readers: Collection[str], writers: Collection[str]) -> dict[str, Any]:
+    """readers, writers: the features that readers and writers must support."""
+    if not readers and set(writers) <= set(LEGACY):
+        return {"minReaderVersion": 1, "minWriterVersion": 2}
+    protocol: dict[str, Any] = {
+        "minReaderVersion": 3 if readers else 1,
+        "minWriterVersion": 7,
+        "writerFeatures": sorted(writers),
+    }
+    if readers:
+        protocol["readerFeatures"] = sorted(readers)
+    return protocol
+
+
+RESTORE = "RESTORE"
+CLEARED = ViewCheckpoint(Position("", ()))
+"""The checkpoint of a commit that has emptied a table: the view has no position."""
+Commit = Mapping[str, Any]
+"""A commit of a table: version, operation, operationParameters, userMetadata."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """Our last checkpoint in a table, and why it isn't true of the table's rows.
+
+    trouble: empty when it is true.
+    """
+
+    checkpoint: ViewCheckpoint | None
+    trouble: str = ""
+
+
+def standing(
+    history: Iterable[Commit], changed: Callable[[int], bool], restored: Callable[[int], int | None]
+) -> Standing | None:
+    """Find the position of a view by the commits of its table, the newest first.
+
+    Returns None when the answer is in older commits than these.
+
+    changed: whether the commit of a version added or removed rows.
+    restored: returns the version that a RESTORE has brought back, where it doesn't name it.
+    """
+    trouble = ""
+    ceiling = float("inf")
+    version = -1
+    for commit in history:
+        version = commit["version"]
+        if version > ceiling:
+            continue
+        text = commit.get("userMetadata") or ""
+        if text.startswith(ViewCheckpoint.JSON_START):
+            checkpoint = ViewCheckpoint.from_json(text)
+            return Standing(
+                None if checkpoint.position == CLEARED.position else checkpoint, trouble
+            )
+        if commit.get("operation") == RESTORE:
+            restored_version = _restored_version(commit, restored)
+            if restored_version is None:
+                return Standing(None, f"{RESTORE} (version {version}) doesn't say to which version")
+            ceiling = restored_version
+        elif not trouble and changed(version):
+            trouble = f"{commit.get('operation')} (version {version}) of somebody else has changed its rows"
+    return Standing(None, trouble) if version == 0 else None
+
+
+def _restored_version(commit: Commit, restored: Callable[[int], int | None]) -> int | None:
+    version = (commit.get("operationParameters") or {}).get("version")
+    if version in (None, "", "null"):
+        return restored(commit["version"])
+    return int(version)
+
+
+SEARCHED_VERSIONS = 50
+"""Each takes some milliseconds, in which the stream waits."""
+
+
+@dataclass(frozen=True)
+class LastCommit:
+    """Our last commit in one Delta table.
+
+    trouble: why the checkpoint isn't true of the table's rows (`history`); empty when it is.
+    """
+
+    checkpoint: ViewCheckpoint | None
+    trouble: str = ""
+
+
+class Commits:
+    """The logs of the Delta tables of one sink by their folders, read once and kept up to date."""
+
+    def __init__(self) -> None:
+        self._logs: dict[str, TableLog] = {}
+
+    def close(self) -> None:
+        """Drop the logs; each is read again when it is asked for."""
+        self._logs.clear()
+
+    def log(self, folder: str) -> TableLog:
+        """Return the log of a table, which may not exist."""
+        return self._logs.setdefault(folder, TableLog(folder))
+
+    def state(self, folder: str) -> TableState | None:
+        """Return a table in its newest version; None where there is no table.
+
+        Raises SinkUnavailable where that can't be read.
+        """
+        return self.log(folder).refresh()
+
+    def last_commit(self, folder: str) -> LastCommit:
+        """Find our last commit; commits of others (OPTIMIZE, VACUUM, RESTORE) may be above it.
+
+        `state` has been read then.
+        """
+        log = self.log(folder)
+        if log.refresh() is None:
+            return LastCommit(None)
+        if standing := self.standing(folder, log.history()):
+            return LastCommit(standing.checkpoint, standing.trouble)
+        return LastCommit(None, "its log has lost the commit that held its position")
+
+    def standing(self, folder: str, commits: Iterable[Commit]) -> Standing | None:
+        """Find the position of a view by some commits of its table; see `history.standing`."""
+        log = self.log(folder)
+        return standing(commits, log.changed_rows, partial(_matching_version, log))
+
+
+def _matching_version(log: TableLog, version: int) -> int | None:
+    """Find the newest version below one that has the same files with the same marks; None where it is
+    further back than SEARCHED_VERSIONS, or than the log.
+    """
+    restored = log.state_at(version)
+    if restored is None:
+        return None
+    for earlier in range(version - 1, max(version - SEARCHED_VERSIONS, 0) - 1, -1):
+        candidate = log.state_at(earlier)
+        if candidate is None:
+            return None
+        if _content(candidate) == _content(restored):
+            return earlier
+    return None
+
+
+def _content(state: TableState) -> dict[str, object]:
+    return {path: file.get("deletionVector") for path, file in state.files.items()}

@@ -1,39 +1,54 @@
-"""The commits of one table in a batch.
-
-They begin before executors write its files, and the driver ends them.
+"""The commits of one batch: executors write the files of all its tables, then each table is
+committed by itself.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
-from cdc.model.outcome import Advance
+import msgspec
+
+from cdc.errors import CdcError, SinkUnavailable
+from cdc.model.outcome import Advance, Applied
 from cdc.model.position import ViewCheckpoint
 from cdc.model.table import Table
-from cdc.sink.contract import PositionLost
-from cdc.sinks.delta.executor import Staged, ViewState
-from cdc.sinks.delta.files import parquet
-from cdc.sinks.delta.files.columns import merged, schema, to_arrow
-from cdc.sinks.delta.files.failures import commit_conflict
-from cdc.sinks.delta.files.parquet import DataFile, FileNames
-from cdc.sinks.delta.log import actions, positions
-from cdc.sinks.delta.log.commits import LastCommit
-from cdc.sinks.delta.log.table_log import (
+from cdc.sink import lane_run
+from cdc.sink.contract import Batch, Outcome, PositionLost
+from cdc.sinks.delta import executor, mirror, parquet, positions
+from cdc.sinks.delta.cleanup import Cleanups
+from cdc.sinks.delta.columns import merged, schema, to_arrow
+from cdc.sinks.delta.executor import Staged, ViewState, WarehouseWriter
+from cdc.sinks.delta.log import (
+    DELETION_VECTORS,
     NO_TABLE,
     Action,
     Identity,
+    LastCommit,
     TableLog,
     TableState,
+    addition,
+    additions,
+    creation,
+    extension,
     removal,
 )
-from cdc.sinks.delta.mirror import marks
-from cdc.sinks.delta.mirror.logged import find_logged
-from cdc.sinks.delta.mirror.rewrite import Rewrite, Source, rewrite, sources
-from cdc.sinks.delta.mirror.superseded import Search
-from cdc.sinks.delta.place import locate
+from cdc.sinks.delta.mirror import (
+    Rewrite,
+    Search,
+    Source,
+    find_superseded,
+    remaining_rows,
+    rewrite,
+    run_tasks,
+    sources,
+)
+from cdc.sinks.delta.parquet import DataFile, FileNames
+from cdc.sinks.delta.place import commit_conflict, is_bucket, locate, place, reading, write_hint
 from cdc.sinks.delta.tables import Tables
+from cdc.sinks.delta.vectors import bitmap
 
 if TYPE_CHECKING:
+    import numpy as np
     from pyspark.sql import SparkSession
 
 BATCH = "STREAMING UPDATE"
@@ -99,7 +114,7 @@ class TableCommit:
         events: list[DataFile] = self.staged.events
         if self.advance.is_repair and events:
             events = self._missing_events(spark, folder)
-        self._commit("changes", actions.additions(events), checkpoint)
+        self._commit("changes", additions(events), checkpoint)
         committed = _names(events)
         staged = _names(self.staged.events)
         parquet.remove_files(folder, [name for name in staged if name not in committed])
@@ -143,7 +158,7 @@ class TableCommit:
             return []
         log = self.log("mirror")
         state = self._mirror_state()
-        added = {file.name: actions.addition(file)["add"] for file in self.staged.rows}
+        added = {file.name: addition(file)["add"] for file in self.staged.rows}
         files = {**(state.files if state else {}), **added}
         columns = schema(self.table, "mirror")
         if state:
@@ -153,7 +168,7 @@ class TableCommit:
         for path, file in files.items():
             superseded = self.staged.superseded.get(path)
             if superseded or "deletionVector" in file:
-                rows = marks.marked_rows(log.place, file, superseded)
+                rows = mirror.marked_rows(log.place, file, superseded)
                 source = Source(locate(folder, path), rows.serialize())
                 name = self.names.generate()
                 rewrites.append((path, Rewrite(folder, [source], to_arrow(columns), name)))
@@ -172,7 +187,7 @@ class TableCommit:
     def _marking(self, state: TableState | None) -> list[Action]:
         place = self.log("mirror").place
         present = state or TableState()
-        return marks.mark(place, present, self.staged.rows, self.staged.superseded, self.names)
+        return mirror.mark(place, present, self.staged.rows, self.staged.superseded, self.names)
 
     def _replacing(self, state: TableState | None) -> list[Action]:
         """Make the actions where files with superseded rows have been written again."""
@@ -181,7 +196,7 @@ class TableCommit:
         removed = [removal(file) for path, file in present.items() if path in former]
         files = [file for file in self.staged.rows if file.name not in former]
         files += [file for _, file in self.rewritten if file]
-        return [*removed, *actions.additions(files)]
+        return [*removed, *additions(files)]
 
     def _commit(self, kind: str, changes: Sequence[Action], checkpoint: ViewCheckpoint) -> None:
         """Commit to a part of the view, which is created, or gets columns and features that it lacks.
@@ -194,11 +209,11 @@ class TableCommit:
         features = self.tables.features(self.table, kind)
         # All files of such a mirror that had marks have been written again.
         is_unmarked = kind == "mirror" and not self._may_have_marks
-        dropped = [actions.DELETION_VECTORS] if is_unmarked else []
+        dropped = [DELETION_VECTORS] if is_unmarked else []
         shape = (
-            actions.extension(state, columns, features, dropped=dropped)
+            extension(state, columns, features, dropped=dropped)
             if state
-            else actions.creation(columns, features)
+            else creation(columns, features)
         )
         log.commit(self.identities[kind], [*shape, *changes], BATCH, checkpoint)
 
@@ -280,3 +295,186 @@ def _searched_files(mirror: TableState | None) -> list[str] | None:
 
 def _names(files: Sequence[DataFile]) -> list[str]:
     return [file.name for file in files]
+
+
+OFFSET_BITS = 48
+"""Of an offset: at a million records a second they last for nine years."""
+
+
+class Lookup(NamedTuple):
+    """What is looked up in a file of the log: the events of staged files, whose locations these are."""
+
+    logged: Source
+    staged: Sequence[str]
+    topic_id: str
+
+
+def find_logged(
+    spark: "SparkSession", staged: Sequence[str], logged: Sequence[Source], topic_id: str
+) -> Mapping[str, bytes]:
+    """Find the staged events that a log of changes has, in one Spark job.
+
+    staged: locations of files; their events are few, and of one topic. logged: the log's files.
+    Returns by location the bitmap of those rows, for files that have any.
+
+    Raises:
+        SinkUnavailable: a file can't be read.
+    """
+    found: dict[str, bytes] = {}
+    lookups = [Lookup(file, staged, topic_id) for file in logged]
+    for path, rows in run_tasks(spark, _look_up, lookups):
+        found[path] = (bitmap(found.get(path)) | bitmap(rows)).serialize()
+    return found
+
+
+def _look_up(lookup: Lookup) -> Iterator[tuple[str, bytes]]:
+    """Look into a file of the log: the staged files that have events of it, and the bitmaps of these."""
+    import numpy as np
+    from pyroaring import BitMap64
+
+    with reading(lookup.logged.path.rpartition("/")[0]):
+        present = np.concatenate([np.empty(0, np.int64), *_keys(lookup.logged, lookup.topic_id)])
+        for path in lookup.staged:
+            keys = np.concatenate(list(_keys(Source(path, None))))
+            rows = np.flatnonzero(np.isin(keys, present))
+            if len(rows):
+                yield path, BitMap64(rows.astype(np.uint64)).serialize()
+
+
+def _keys(source: Source, topic_id: str | None = None) -> "Iterator[np.ndarray]":
+    """Read a file's events, each as one number for its partition and offset.
+
+    topic_id: only the events of this topic, with the ones that name none: they are of a time when a
+    log had one topic only.
+    """
+    import numpy as np
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    schema = pa.schema(
+        [("_cdc_partition", pa.int64()), ("_cdc_offset", pa.int64()), ("_cdc_topic", pa.string())]
+    )
+    for events in remaining_rows(source, schema):
+        topic = events["_cdc_topic"]
+        is_of_topic = pc.or_kleene(pc.is_null(topic), pc.equal(topic, topic_id))
+        rows = events if topic_id is None else events.filter(is_of_topic)
+        partitions = rows["_cdc_partition"].to_numpy().astype(np.int64)
+        yield (partitions << OFFSET_BITS) | rows["_cdc_offset"].to_numpy()
+
+
+decode_staged = msgspec.json.Decoder(Staged).decode
+
+
+@dataclass(frozen=True, eq=False)
+class BatchCommit:
+    """What a batch commits.
+
+    steps: by table, those that bring something; there is one at least.
+    """
+
+    tables: Tables
+    cleanups: Cleanups
+    batch: Batch
+    steps: Mapping[str, TableCommit]
+
+    def apply(self) -> Outcome:
+        """Have the executors write the files of all tables, then commit them.
+
+        Raises:
+            Fenced, RowsRejected, SinkUnavailable: see `Sink.apply`.
+        """
+        for step in self.steps.values():
+            for kind in step.pending:
+                place(self.tables.folder(step.table, kind)).make()
+        try:
+            outcome = self._write_files()
+            self._find_superseded()
+            self._rewrite()
+        except BaseException:
+            for step in self.steps.values():
+                step.discard(committed=False)
+            raise
+        failures: list[CdcError] = []
+        for name, step in self.steps.items():
+            try:
+                self._commit(step, outcome.applied[name])
+            except CdcError as error:
+                step.discard(committed=True)
+                failures.append(error)
+        # The others are committed before the first error is raised.
+        if failures:
+            raise failures[0]
+        return outcome
+
+    @property
+    def _spark(self) -> "SparkSession":
+        from pyspark.sql import SparkSession
+
+        return SparkSession.active()
+
+    def _write_files(self) -> Outcome:
+        (names,) = {step.names for step in self.steps.values()}
+        writer = WarehouseWriter(
+            {step.table.topic: step.view for step in self.steps.values()},
+            names,
+            archives="changes" in self.tables.kinds,
+            limits=executor.LIMITS,
+        )
+        lane = self.batch.lane(writer, [step.advance for step in self.steps.values()])
+        hints = {"unavailable": write_hint(self.tables.path)}
+        outcome = lane_run.run_on_executors(lane, self.batch.records, self.tables.sink, hints)
+        for name, step in self.steps.items():
+            for message in outcome.writer_results.get(name, ()):
+                step.staged.add(decode_staged(message))
+        return outcome
+
+    def _find_superseded(self) -> None:
+        """Find the rows of large mirrors that the batch supersedes."""
+        searches = [search for step in self.steps.values() if (search := step.search())]
+        for name, bitmaps in find_superseded(self._spark, searches).items():
+            self.steps[name].staged.superseded = bitmaps
+
+    def _rewrite(self) -> None:
+        """Write files of mirrors again whose readers don't support deletion vectors."""
+        planned = {name: step.rewrites() for name, step in self.steps.items()}
+        requests = [request for entries in planned.values() for _, request in entries]
+        results = iter(rewrite(self._spark, requests))
+        for name, entries in planned.items():
+            self.steps[name].rewritten = [(path, next(results)) for path, _ in entries]
+
+    def _commit(self, step: TableCommit, applied: Applied) -> None:
+        """Append the events first, then merge the rows; each only where it gains something."""
+        for kind in step.pending:
+            checkpoint = positions.next_checkpoint(
+                self.batch.writer,
+                step.advance,
+                step.pending[kind].checkpoint,
+                applied,
+                self.tables.generation(step.table),
+            )
+            if kind == "changes":
+                step.append(self._spark, checkpoint)
+            else:
+                step.merge(checkpoint)
+            self.tables.fence.record(self.tables.folder(step.table, kind), checkpoint)
+        for kind in step.pending:
+            self.cleanups.tidy(self._spark, self.tables.folder(step.table, kind))
+
+
+def begin_steps(tables: Tables, batch: Batch) -> tuple[dict[str, TableCommit], list[CdcError]]:
+    """Begin the steps of a batch: return by table those that bring something, and failures."""
+    steps: dict[str, TableCommit] = {}
+    failures: list[CdcError] = []
+    names = FileNames()
+    for advance in batch.advances:
+        try:
+            step = begin(tables, batch.writer, advance, names)
+        except CdcError as error:
+            failures.append(error)
+            if isinstance(error, SinkUnavailable) and is_bucket(tables.path):
+                # A store that doesn't answer would be waited for once a table.
+                break
+            continue
+        if step.pending:
+            steps[advance.table.qualified] = step
+    return steps, failures
