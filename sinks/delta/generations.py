@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from cdc.model.generation import new_generation
 from cdc.model.position import ViewCheckpoint, distance
@@ -22,6 +23,7 @@ from cdc.sinks.delta.log import (
     NO_TABLE,
     Action,
     Commits,
+    FileNames,
     LastCommit,
     TableLog,
     TableState,
@@ -29,16 +31,17 @@ from cdc.sinks.delta.log import (
     extension,
     removal_of_all,
 )
-from cdc.sinks.delta.parquet import FileNames
 from cdc.sinks.delta.place import CommitConflict, FileMissing, locate, place
-from cdc.sinks.delta.tables import Tables
 from cdc.sinks.delta.vectors import moved, vector_path
+
+if TYPE_CHECKING:
+    from cdc.sinks.delta.sink import Delta
 
 SWITCH = {"cdc": "SWITCH"}
 """How a table's history shows a switch."""
 
 
-def promote(views: Tables, tables: Sequence[Table], names: Mapping[str, str]) -> dict[str, str]:
+def promote(views: "Delta", tables: Sequence[Table], names: Mapping[str, str]) -> dict[str, str]:
     """Make generations live in one commit a view; returns the names of the previous ones by table.
 
     None is switched before each can be: half of them would show another generation than the rest.
@@ -57,22 +60,23 @@ def promote(views: Tables, tables: Sequence[Table], names: Mapping[str, str]) ->
         lagging[:] = [table for table in lagging if not can_switch(commits, *folders[table])]
         return not lagging
 
-    wait_until_caught_up(is_caught_up, views.sink, lagging)
+    wait_until_caught_up(is_caught_up, views.name, lagging)
     for table in tables:
         views.repair_changes(table)
         if table in pending:
             attempt = partial(switch, commits, *folders[table], {})
-            wait_until_caught_up(attempt, views.sink, [table])
+            wait_until_caught_up(attempt, views.name, [table])
     for table in tables:
-        live, name = views.folder(table, "mirror"), new_generation()
+        live = views.folder(table, "mirror")
+        name = new_generation()
         if not views.may_have_deletion_vectors(table.qualified):
-            wait_until_caught_up(partial(drop_deletion_vectors, commits, live), views.sink)
+            wait_until_caught_up(partial(drop_deletion_vectors, commits, live), views.name)
         if retain_previous(commits, live, f"{live}@{name}"):
             retained[table.qualified] = name
     return retained
 
 
-def list_names(views: Tables, table: Table) -> list[str]:
+def list_names(views: "Delta", table: Table) -> list[str]:
     """List the generations of a view, the live one first.
 
     Without folders that have no table: a killed command had linked files into them, no more.
@@ -84,7 +88,7 @@ def list_names(views: Tables, table: Table) -> list[str]:
     return live_name + [name for name in names if name not in live_name]
 
 
-def drop_unreferenced(views: Tables, tables: Sequence[Table], keep: Mapping[str, str]) -> None:
+def drop_unreferenced(views: "Delta", tables: Sequence[Table], keep: Mapping[str, str]) -> None:
     """Remove the folders of generations that are neither live nor in `keep`."""
     for table in tables:
         live = views.folder(table, "mirror")
@@ -181,11 +185,11 @@ def retain_previous(commits: Commits, live: str, generation: str) -> bool:
     version = next(switches, 0) - 1
     source = log.state_at(version) if version >= 0 else None
     # The iterator goes on below the switch.
-    standing = commits.standing(live, history)
-    if source is None or standing is None or standing.checkpoint is None or standing.trouble:
+    last_commit = log.standing(history)
+    if source is None or last_commit is None or not last_commit.checkpoint or last_commit.trouble:
         return False
     try:
-        clone(source, live, generation, standing.checkpoint)
+        clone(source, live, generation, last_commit.checkpoint)
     except FileMissing:
         # A process that was killed after the switch goes on whenever somebody starts it again. That
         # may be later than the clean-up of the files that the switch has replaced.

@@ -1,28 +1,56 @@
-"""Work of executors on files: each task of a job does its share."""
+"""Changes of a mirror, a view's current rows. Rows that a batch supersedes are found by their ids and
+marked as deleted in their files (deletion vectors). Compaction writes files again without such rows; for
+readers that don't support deletion vectors every batch does.
+
+Executors read and write the files, and the driver makes the actions of the commit.
+"""
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, partial
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyroaring import BitMap64
 
 from cdc.errors import SinkUnavailable
 from cdc.model.position import ViewCheckpoint
 from cdc.sink.lane_run import freeze_gc
 from cdc.sinks.delta import parquet, vectors
 from cdc.sinks.delta.columns import to_arrow
-from cdc.sinks.delta.log import Action, File, Identity, TableLog, TableState, addition, removal
-from cdc.sinks.delta.parquet import DataFile, FileNames
+from cdc.sinks.delta.log import (
+    Action,
+    DataFile,
+    File,
+    FileNames,
+    Identity,
+    TableLog,
+    TableState,
+    addition,
+    removal,
+)
+from cdc.sinks.delta.parquet import ID
 from cdc.sinks.delta.place import CommitConflict, Place, locate, reading, writing
 
 if TYPE_CHECKING:
-    import pyarrow as pa
-    from pyroaring import BitMap64
     from pyspark import SparkContext
     from pyspark.core.rdd import RDD
     from pyspark.sql import SparkSession
 
+FILES_A_TASK = 8
+"""So many files are searched one after the other before another task pays."""
+SMALL_BYTES = 8 * 2**20
+"""A file with less than this in rows that aren't marked is small."""
+SMALL_FILES = 32
+"""So many small files are compacted: every batch and every query opens each of them."""
+COMPACTED_BYTES = 64 * 2**20
+"""No more than this at once, in some seconds."""
+SPARSE = 0.5
+"""A larger file is written again when no more than this share of its rows remains."""
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
@@ -35,14 +63,12 @@ class Unavailable(NamedTuple):
 
 
 def run_tasks(
-    spark: "SparkSession",
-    work: Callable[[Item], Iterable[Result]],
-    items: Sequence[Item],
+    spark: "SparkSession", work: Callable[[Item], Iterable[Result]], items: Sequence[Item]
 ) -> list[Result]:
     """Do a work for each item, in one Spark job. Returns all that comes of them.
 
     Not by a DataFrame, which Spark plans each time: with that a batch of 200 changes took 0.31 s of CPU
-    instead of 0.25. `work`, a function of a module, and `items` are pickled.
+    instead of 0.25. `work` and `items` are pickled.
 
     Raises SinkUnavailable as `work` does.
     """
@@ -71,19 +97,13 @@ def _work(
                 yield from work(item)
             except SinkUnavailable as error:
                 yield Unavailable(error.message, error.hint)
-    freeze_gc(work.__qualname__)
+    freeze_gc(getattr(work, "func", work).__qualname__)
 
 
 @cache
 def _numbers(context: "SparkContext", tasks: int) -> "RDD[int]":
     """The numbers of a job's tasks. Cached: to make them takes longer than to run a small job."""
     return context.parallelize(range(tasks), tasks)
-
-
-FILES_A_TASK = 8
-"""So many files are searched one after the other before another task pays."""
-Bitmaps = dict[str, bytes]
-"""By path of a file: the bitmap of its superseded rows."""
 
 
 class Search(NamedTuple):
@@ -105,14 +125,16 @@ class Search(NamedTuple):
     repeated: bool = False
 
 
-def find_superseded(spark: "SparkSession", searches: Sequence[Search]) -> dict[str, Bitmaps]:
-    """Find the superseded rows of tables, in one Spark job. Returns by table those files that have any.
+def find_superseded(
+    spark: "SparkSession", searches: Sequence[Search]
+) -> dict[str, dict[str, bytes]]:
+    """Find the superseded rows of tables, in one Spark job. Returns by table, and by path of those files
+    that have any, their bitmap.
 
-    Raises:
-        SinkUnavailable: a file can't be read.
+    Raises SinkUnavailable: a file can't be read.
     """
     shares = [share for search in searches for share in _shares(search)]
-    superseded: dict[str, Bitmaps] = {}
+    superseded: dict[str, dict[str, bytes]] = {}
     for table, path, rows in run_tasks(spark, _search_share, shares):
         superseded.setdefault(table, {})[path] = rows
     return superseded
@@ -120,10 +142,9 @@ def find_superseded(spark: "SparkSession", searches: Sequence[Search]) -> dict[s
 
 def _shares(search: Search) -> Iterator[Search]:
     """Divide a search into parts for tasks; the staged files are searched in the first one."""
-    files = list(search.files)
-    starts = range(0, len(files), FILES_A_TASK) or ([0] if search.repeated else [])
+    starts = range(0, len(search.files), FILES_A_TASK) or ([0] if search.repeated else [])
     for start in starts:
-        part = files[start : start + FILES_A_TASK]
+        part = search.files[start : start + FILES_A_TASK]
         yield search._replace(files=part, repeated=search.repeated and start == 0)
 
 
@@ -135,20 +156,23 @@ def _search_share(share: Search) -> Iterator[tuple[str, str, bytes]]:
 
 
 def search_files(search: Search) -> Iterator[tuple[str, bytes]]:
-    """Find the superseded rows of files: each file that has any, and their bitmap. Raises OSError."""
-    import numpy as np
-    import pyarrow as pa
-    import pyarrow.compute as pc
-    from pyroaring import BitMap64
+    """Find the superseded rows of files: each file that has any, and their bitmap. Raises OSError.
 
+    A row of the mirror is superseded where its id is in a staged file, and so is a staged row of which a
+    newer version was staged as well.
+    """
+    names = [*search.rows, *search.deleted]
+    staged = {name: parquet.read_versions(f"{search.folder}/{name}") for name in names}
     if search.repeated:
-        yield from find_repeated(search)
-    staged = [*search.rows, *search.deleted]
-    parts = [ids for name in staged for ids in parquet.read_ids(f"{search.folder}/{name}")]
-    if not parts:
-        return
-    wanted = pc.unique(pa.chunked_array(parts))
+        for name, rows in find_repeated(staged):
+            if name in search.rows:
+                yield name, _bits(rows)
+    wanted = pc.unique(
+        pa.chunked_array([c for t in staged.values() for c in t[ID].chunks], pa.string())
+    )
     bounds = pc.min_max(wanted).as_py()
+    if not len(wanted):
+        return
     groups = [
         (path, start, ids)
         for path in search.files
@@ -159,41 +183,38 @@ def search_files(search: Search) -> Iterator[tuple[str, bytes]]:
     # One call for all groups: each makes a table of what is wanted, which takes longer than a group.
     is_wanted = pc.is_in(pa.chunked_array([ids for *_, ids in groups], pa.string()), wanted)
     found = pc.indices_nonzero(is_wanted).to_numpy().astype(np.int64)
-    bitmaps: dict[str, BitMap64] = {}
+    numbers: dict[str, list[np.ndarray]] = {}
     position = 0
     for path, start, ids in groups:
         of_group = slice(*np.searchsorted(found, [position, position + len(ids)]))
-        rows = found[of_group] - position + start
-        if len(rows):
-            bitmaps[path] = bitmaps.get(path, BitMap64()) | BitMap64(rows.astype(np.uint64))
+        numbers.setdefault(path, []).append(found[of_group] - position + start)
         position += len(ids)
-    for path, bitmap in bitmaps.items():
-        yield path, bitmap.serialize()
+    for path, parts in numbers.items():
+        if any(map(len, parts)):
+            yield path, _bits(np.concatenate(parts))
 
 
-def find_repeated(search: Search) -> Iterator[tuple[str, bytes]]:
-    """Find the staged rows of which a newer version was staged, or a later delete."""
-    import numpy as np
-    import pyarrow as pa
-    from pyroaring import BitMap64
-
-    names = [*search.rows, *search.deleted]
-    tables = [parquet.read_versions(f"{search.folder}/{name}") for name in names]
-    staged = pa.concat_tables(tables).combine_chunks()
-    ids = staged["_cdc_id"].combine_chunks().dictionary_encode().indices.to_numpy()
-    offsets = staged["_cdc_offset"].to_numpy()
+def find_repeated(staged: Mapping[str, pa.Table]) -> Iterator[tuple[str, np.ndarray]]:
+    """Find the rows of staged files of which a newer version was staged, or a later delete."""
+    rows = pa.concat_tables(staged.values()).combine_chunks()
+    ids = rows[ID].combine_chunks().dictionary_encode().indices.to_numpy()
+    offsets = rows["_cdc_offset"].to_numpy()
     newest = np.zeros(int(ids.max(initial=-1)) + 1, np.int64)
     np.maximum.at(newest, ids, offsets)
     is_superseded = offsets < newest[ids]
     start = 0
-    for name, table in zip(names, tables, strict=True):
-        rows = np.flatnonzero(is_superseded[start : start + len(table)])
+    for name, table in staged.items():
+        numbers = np.flatnonzero(is_superseded[start : start + len(table)])
         start += len(table)
-        if len(rows) and name in search.rows:
-            yield name, BitMap64(rows.astype(np.uint64)).serialize()
+        if len(numbers):
+            yield name, numbers
 
 
-def marked_rows(place: Place, file: File, superseded: bytes | None) -> "BitMap64":
+def _bits(rows: np.ndarray) -> bytes:
+    return BitMap64(rows.astype(np.uint64)).serialize()
+
+
+def marked_rows(place: Place, file: File, superseded: bytes | None) -> BitMap64:
     """Add up a file's rows that are marked already, and those that a batch supersedes.
 
     superseded: a bitmap of their numbers; None for none. Raises SinkUnavailable.
@@ -222,8 +243,8 @@ def mark(
     superseded: Mapping[str, bytes],
     names: FileNames,
 ) -> list[Action]:
-    """Make the actions that bring a batch's rows. Writes their deletion vectors, which are in no commit
-    yet.
+    """Make the actions that bring a batch's rows: new files are added, superseded rows are marked.
+    Writes the deletion vectors, which are in no commit yet.
 
     rows: files that are written, in no commit yet. superseded: by path of a file, these among them, the
     bitmap of its superseded rows.
@@ -232,42 +253,30 @@ def mark(
     """
     vector_file = vectors.VectorFile(names.generate_id())
     actions: list[Action] = []
-    for path, file in state.files.items():
+    staged = {file.name: addition(file)["add"] for file in rows}
+    for path, file in {**state.files, **staged}.items():
         if path not in superseded:
+            actions += [{"add": file}] if path in staged else []
             continue
         marked = marked_rows(place, file, superseded[path])
-        # Rows that were marked before are found again.
-        if len(marked) > file.get("deletionVector", {}).get("cardinality", 0):
-            actions.append(removal(file))
-            actions += _with_marks(place, file, marked, vector_file)
-    for staged in rows:
-        action = addition(staged)
-        if staged.name in superseded:
-            file = action["add"]
-            marked = vectors.bitmap(superseded[staged.name])
-            actions += _with_marks(place, file, marked, vector_file)
-        else:
-            actions.append(action)
+        if len(marked) == file.get("deletionVector", {}).get("cardinality", 0):
+            # Rows that were marked before are found again.
+            continue
+        actions += [] if path in staged else [removal(file)]
+        count = row_count(place, file)
+        if len(marked) < count:
+            # Bounds may be those of marked rows.
+            stats = json.loads(file.get("stats", "{}"))
+            stats |= {"numRecords": count, "tightBounds": False}
+            changed = {
+                "dataChange": True,
+                "stats": json.dumps(stats),
+                "deletionVector": vector_file.add(marked),
+            }
+            actions.append({"add": {**file, **changed}})
     if vector_file.data:
         place.write(vector_file.name, vector_file.data)
     return actions
-
-
-def _with_marks(
-    place: Place, file: File, marked: "BitMap64", vector_file: vectors.VectorFile
-) -> list[dict[str, Any]]:
-    """Make the action that adds a file with marks; none where all of its rows are marked."""
-    count = row_count(place, file)
-    if len(marked) >= count:
-        return []
-    # Bounds may be those of marked rows.
-    stats = json.loads(file.get("stats", "{}")) | {"numRecords": count, "tightBounds": False}
-    changed = {
-        "dataChange": True,
-        "stats": json.dumps(stats),
-        "deletionVector": vector_file.add(marked),
-    }
-    return [{"add": {**file, **changed}}]
 
 
 class Source(NamedTuple):
@@ -285,33 +294,29 @@ class Rewrite(NamedTuple):
 
     folder: str
     sources: Sequence[Source]
-    columns: "pa.Schema"
+    columns: pa.Schema
     name: str
 
 
-def sources(place: Place, files: Iterable[File]) -> list[Source]:
-    """Describe files of a table, whose marked rows are left out. Raises SinkUnavailable."""
-    return [
-        Source(locate(place.location, file["path"]), marked_rows(place, file, None).serialize())
-        for file in files
-    ]
+def source(place: Place, file: File, superseded: bytes | None = None) -> Source:
+    """Describe a file of a table, whose marked and superseded rows are left out. Raises SinkUnavailable."""
+    rows = marked_rows(place, file, superseded)
+    return Source(locate(place.location, file["path"]), rows.serialize())
 
 
 def rewrite(spark: "SparkSession", rewrites: Sequence[Rewrite]) -> list[DataFile | None]:
     """Write files again, in one Spark job. Returns for each the new file; None where no row remains.
 
-    Raises:
-        SinkUnavailable: a folder takes no more.
+    Raises SinkUnavailable: a folder takes no more.
     """
-    files = dict(run_tasks(spark, _rewrite, rewrites))
+    files = {file.name: file for file in run_tasks(spark, _rewrite, rewrites)}
     return [files.get(request.name) for request in rewrites]
 
 
-def _rewrite(request: Rewrite) -> Iterator[tuple[str, DataFile]]:
-    """Do a rewrite: the name with the new file, if there is one."""
+def _rewrite(request: Rewrite) -> Iterator[DataFile]:
     with writing(request.folder):
         if file := rewrite_files(request):
-            yield request.name, file
+            yield file
 
 
 def rewrite_files(request: Rewrite) -> DataFile | None:
@@ -322,55 +327,32 @@ def rewrite_files(request: Rewrite) -> DataFile | None:
     return parquet.write_file(request.folder, request.name, parquet.row_groups(tables))
 
 
-def remaining_rows(source: Source, columns: "pa.Schema") -> Iterator["pa.Table"]:
+def remaining_rows(source: Source, columns: pa.Schema) -> Iterator[pa.Table]:
     """Read the rows of a file that aren't left out, a row group at a time, as the columns of a schema.
 
     Raises OSError.
     """
-    import numpy as np
-
-    left_out = vectors.bitmap(source.left_out)
+    bitmap = vectors.bitmap(source.left_out)
+    left_out = np.fromiter(bitmap, np.int64, len(bitmap))
     start = 0
     for table in parquet.read_rows(source.path, columns):
-        end = start + len(table)
-        within = left_out & vectors.span(start, end)
-        if within:
-            remains = np.ones(len(table), bool)
-            remains[np.fromiter(within, np.int64, len(within)) - start] = False
-            yield table.filter(remains)
-        else:
-            yield table
-        start = end
+        of_group = slice(*np.searchsorted(left_out, [start, start + len(table)]))
+        remains = np.ones(len(table), bool)
+        remains[left_out[of_group] - start] = False
+        start += len(table)
+        yield table if remains.all() else table.filter(remains)
 
 
-SMALL_BYTES = 8 * 2**20
-"""A file with less than this in rows that aren't marked is small."""
-SMALL_FILES = 32
-"""So many small files are compacted: every batch and every query opens each of them."""
-COMPACTED_BYTES = 64 * 2**20
-"""No more than this at once, in some seconds."""
-SPARSE = 0.5
-"""A larger file is written again when no more than this share of its rows remains."""
-
-
-def compact(spark: "SparkSession", logs: Sequence[TableLog]) -> None:
-    """Compact those tables that need it, in one Spark job.
-
-    Where another commit comes in between a table stays as it is.
+def compact(spark: "SparkSession", log: TableLog) -> None:
+    """Compact a table that needs it: each batch leaves small files, and files with ever fewer rows. Where
+    another commit comes in between it stays as it is.
 
     Raises SinkUnavailable: a folder can't be read, or takes no more.
     """
-    names = FileNames()
-    selections: list[tuple[TableLog, Identity, list[File]]] = []
-    rewrites: list[Rewrite] = []
-    for log in logs:
-        state = log.refresh()
-        if state and (files := select(log.place, state)):
-            selections.append((log, state.identity, files))
-            rewrites.append(request(log, state, files, names))
-    results = rewrite(spark, rewrites)
-    for (log, identity, files), result in zip(selections, results, strict=True):
-        replace(log, identity, files, result)
+    state = log.refresh()
+    if state and (files := select(log.place, state)):
+        (result,) = rewrite(spark, [request(log, state, files, FileNames())])
+        replace(log, state.identity, files, result)
 
 
 def select(place: Place, state: TableState) -> list[File]:
@@ -380,14 +362,13 @@ def select(place: Place, state: TableState) -> list[File]:
     small = sorted((path for path in sizes if sizes[path] < SMALL_BYTES), key=sizes.__getitem__)
     if len(small) >= SMALL_FILES:
         totals = accumulate(sizes[path] for path in small)
-        chosen = [
-            path for path, total in zip(small, totals, strict=True) if total < COMPACTED_BYTES
+        return [
+            state.files[path]
+            for path, total in zip(small, totals, strict=True)
+            if total < COMPACTED_BYTES
         ]
-        return [state.files[path] for path in chosen]
-    large = set(sizes).difference(small)
-    return [file for path, file in state.files.items() if path in large and shares[path] <= SPARSE][
-        :1
-    ]
+    sparse = (path for path in sizes if path not in small and shares[path] <= SPARSE)
+    return [state.files[path] for path in sparse][:1]
 
 
 def _remaining_share(place: Place, file: File) -> float:
@@ -399,8 +380,8 @@ def _remaining_share(place: Place, file: File) -> float:
 
 def request(log: TableLog, state: TableState, files: Sequence[File], names: FileNames) -> Rewrite:
     """Describe the rewrite of files of a version, without their marked rows."""
-    columns = to_arrow(state.columns)
-    return Rewrite(log.place.location, sources(log.place, files), columns, names.generate())
+    sources = [source(log.place, file) for file in files]
+    return Rewrite(log.place.location, sources, to_arrow(state.columns), names.generate())
 
 
 def replace(

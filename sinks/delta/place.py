@@ -1,5 +1,8 @@
-"""Failures of a warehouse: it can't be read, has no space or gives no permission; another writer's
-commit.
+"""Places of Delta tables: a folder, or what is below a path of a bucket. The one way to a warehouse's
+files, on the driver and on executors.
+
+A place is named by its location: the path of a folder, or a URL such as s3://bucket/path. A path of a
+file is relative to it. An absolute one, or a URL, may name a file of another place of the same kind.
 """
 
 import errno
@@ -8,7 +11,6 @@ import os
 import re
 import shutil
 import tempfile
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -33,15 +35,8 @@ STORE_HINT = (
     "see that the bucket exists, and the credentials, region and endpoint in the environment of the run and of"
     " Spark's executors; it is tried again"
 )
-NO_ROOM = "No space left on device|Disk quota exceeded|Read-only file system|File too large"
-"""What the operating system says of a disk that takes no more; Java quotes it without a number."""
-OS_ERROR = re.compile(
-    rf"([A-Z][A-Za-z ]+) \(os error \d+\)|\[[Ee]rrno \d+\] ([A-Z][A-Za-z ]+)|({NO_ROOM})"
-)
-"""How Rust, Python, Arrow and Java quote an error of the operating system.
-
-Arrow puts a word of its own before it.
-"""
+OS_ERROR = re.compile(r"([A-Z][A-Za-z ]+) \(os error \d+\)|\[[Ee]rrno \d+\] ([A-Z][A-Za-z ]+)")
+"""How Rust, Python and Arrow quote an error of the operating system. Arrow puts a word of its own before it."""
 
 
 class StoreError(OSError):
@@ -58,19 +53,24 @@ def reason_of(error: Exception) -> str:
 
 def write_hint(location: str) -> str:
     """Return what helps where a warehouse can't be written."""
-    return STORE_HINT if "://" in location else WRITE_HINT
+    return STORE_HINT if is_bucket(location) else WRITE_HINT
 
 
 def write_failure(location: str, error: Exception) -> SinkUnavailable:
     """Make the error that says that a disk or a store takes no more."""
-    message = f"The warehouse {_name(location)} can't be written: {reason_of(error)}."
-    return SinkUnavailable(message, hint=write_hint(location))
+    return _failure(location, error, "written", write_hint(location))
 
 
 def read_failure(location: str, error: Exception) -> SinkUnavailable:
     """Make the error that says that a table can't be read."""
-    message = f"The warehouse {_name(location)} can't be read: {reason_of(error)}."
-    return SinkUnavailable(message, hint=STORE_HINT if "://" in location else READ_HINT)
+    hint = STORE_HINT if is_bucket(location) else READ_HINT
+    return _failure(location, error, "read", hint)
+
+
+def _failure(location: str, error: Exception, done: str, hint: str) -> SinkUnavailable:
+    name = location if is_bucket(location) else f"folder {location}"
+    message = f"The warehouse {name} can't be {done}: {reason_of(error)}."
+    return SinkUnavailable(message, hint=hint)
 
 
 @contextmanager
@@ -91,26 +91,17 @@ def writing(location: str) -> Iterator[None]:
         raise write_failure(location, error) from None
 
 
-def _name(location: str) -> str:
-    return location if "://" in location else f"folder {location}"
-
-
 class CommitConflict(SinkUnavailable):
     """Another commit came in between.
 
     The batch is tried again with the table as that commit has left it.
     """
 
-
-def commit_conflict() -> CommitConflict:
-    """Make the error that says so."""
-    return CommitConflict(
-        "Somebody else committed to the Delta table at the same time.",
-        hint="no action needed; retried automatically",
-    )
-
-
-URI = re.compile(r"[a-z0-9]+:/")
+    def __init__(self) -> None:
+        super().__init__(
+            "Somebody else committed to the Delta table at the same time.",
+            hint="no action needed; retried automatically",
+        )
 
 
 class StoredFile(NamedTuple):
@@ -122,124 +113,17 @@ class StoredFile(NamedTuple):
 
 
 class FileMissing(SinkRejected):
-    """A file that a table's log names doesn't exist."""
+    """A file that a table's log names doesn't exist.
 
-
-class Place(ABC):
-    """A place; any thread may use it. Methods raise SinkUnavailable where it can't be read or written;
-    the three for pyarrow raise OSError.
+    target: the location of the table that was to get it.
     """
 
-    def __init__(self, location: str) -> None:
-        self.location = location
-
-    @abstractmethod
-    def read(self, path: str) -> bytes | None:
-        """Read a file; None where there is none."""
-
-    @abstractmethod
-    def read_range(self, path: str, start: int, length: int) -> bytes:
-        """Read a part of a file."""
-
-    @abstractmethod
-    def write(self, path: str, data: bytes) -> None:
-        """Write a file, durable on return, also where there is one."""
-
-    @abstractmethod
-    def write_new(self, path: str, data: bytes) -> bool:
-        """Write a file, durable on return, unless there is one. Returns whether it was written. Of
-        several that try at once one succeeds.
-        """
-
-    @abstractmethod
-    def files(self, path: str = "") -> Iterator[StoredFile]:
-        """List the files below a path; none where it doesn't exist."""
-
-    @abstractmethod
-    def folders(self) -> list[str]:
-        """List the names of its folders, not of folders in them."""
-
-    @abstractmethod
-    def share(self, source: str, path: str) -> None:
-        """Make a file of another location a file of this place, too: by a link where there are links.
-        A file of this path that exists is taken for the same.
-
-        Raises FileMissing: the source doesn't exist.
-        """
-
-    @abstractmethod
-    def make(self) -> None:
-        """Make the place, where files can only be written to one that exists."""
-
-    @abstractmethod
-    def require_one_winner(self) -> None:
-        """Raise SinkRejected where two writers can create one file: each would take the commit of the
-        other for its own.
-        """
-
-    @abstractmethod
-    def remove(self, paths: Iterable[str]) -> None:
-        """Remove files; what doesn't exist is passed over."""
-
-    @abstractmethod
-    def remove_all(self) -> None:
-        """Remove the place with all that it contains."""
-
-    @abstractmethod
-    def open(self, path: str) -> Any:
-        """Open a file for pyarrow to read. The caller closes it."""
-
-    @abstractmethod
-    def create(self, path: str) -> IO[bytes]:
-        """Open a new file for pyarrow to write. The caller hands it to `finish`, or closes it and
-        removes what there is of it.
-        """
-
-    @abstractmethod
-    def finish(self, path: str, file: IO[bytes]) -> int:
-        """Close a new file, durable on return. Returns its size in bytes."""
-
-
-def place(location: str) -> Place:
-    """Return the place of a location. Nothing is read for it."""
-    if is_bucket(location):
-        return Bucket(location)
-
-    return Folder(location)
-
-
-def is_bucket(location: str) -> bool:
-    """Whether a location is in an object store."""
-    return "://" in location
-
-
-def table_uri(location: str) -> str:
-    """Return a table's location as deltalake takes it: a bucket's is a URL, so what it has of `#` and
-    `?` is quoted.
-    """
-    scheme, separator, rest = location.partition("://")
-    return f"{scheme}://{quote(rest, safe='/@')}" if separator else location
-
-
-def is_absolute(path: str) -> bool:
-    """Whether a path is absolute or a URI, and so not within the table's place."""
-    return path.startswith("/") or URI.match(path) is not None
-
-
-def locate(location: str, path: str) -> str:
-    """Return the location of a file by its path in the log of the table that has this location."""
-    if is_absolute(path):
-        return unquote(re.sub("^file:/+", "/", path))
-    return f"{location}/{unquote(path)}"
-
-
-def file_missing(source: str, target: str) -> FileMissing:
-    """Make the error that says so. target: of the table that was to get the file."""
-    table = target.rpartition("/")[0].rpartition("/")[2]
-    return FileMissing(
-        f"The Delta table {target} can't be given the file {source}: it isn't there any more.",
-        hint=f"make the view again: cdc -p FILE rebuild SINK --table {table}",
-    )
+    def __init__(self, source: str, target: str) -> None:
+        table = target.rpartition("/")[0].rpartition("/")[2]
+        super().__init__(
+            f"The Delta table {target} can't be given the file {source}: it isn't there any more.",
+            hint=f"make the view again: cdc -p FILE rebuild SINK --table {table}",
+        )
 
 
 TEMPORARY = ".tmp"
@@ -250,10 +134,17 @@ NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS}
 """How a file system refuses hard links: of FAT, of some network disks."""
 
 
-class Folder(Place):
-    """A folder."""
+class Folder:
+    """A folder of this machine, or of a disk that all machines mount; any thread may use it.
+
+    Methods raise SinkUnavailable where it can't be read or written; the three for pyarrow raise OSError.
+    """
+
+    def __init__(self, location: str) -> None:
+        self.location = location
 
     def read(self, path: str) -> bytes | None:
+        """Read a file; None where there is none."""
         with reading(self.location):
             try:
                 return self._path(path).read_bytes()
@@ -261,17 +152,22 @@ class Folder(Place):
                 return None
 
     def read_range(self, path: str, start: int, length: int) -> bytes:
+        """Read a part of a file."""
         with reading(self.location), self._path(path).open("rb") as file:
             file.seek(start)
             return file.read(length)
 
     def write(self, path: str, data: bytes) -> None:
+        """Write a file, durable on return, also where there is one."""
         with writing(self.location):
             temporary = self._write_temporary(path, data)
             temporary.replace(self._path(path))
             _sync_folder(self._path(path).parent)
 
     def write_new(self, path: str, data: bytes) -> bool:
+        """Write a file, durable on return, unless there is one. Returns whether it was written. Of
+        several that try at once one succeeds.
+        """
         with writing(self.location):
             temporary = self._write_temporary(path, data)
             try:
@@ -290,6 +186,7 @@ class Folder(Place):
             return True
 
     def files(self, path: str = "") -> Iterator[StoredFile]:
+        """List the files below a path; none where it doesn't exist."""
         with reading(self.location):
             try:
                 entries = list(os.scandir(self._path(path)))
@@ -305,13 +202,19 @@ class Folder(Place):
                     yield StoredFile(entry_path, status.st_size, status.st_mtime)
 
     def folders(self) -> list[str]:
+        """List the names of its folders, not of folders in them."""
         with reading(self.location), suppress(FileNotFoundError):
             return [entry.name for entry in os.scandir(self.location) if entry.is_dir()]
         return []
 
     def share(self, source: str, path: str) -> None:
-        """Link a file. Where another machine's clean-up removes files that are old and in no commit,
-        this one is in no commit yet: a new time stamp protects it.
+        """Make a file of another location a file of this place, too, by a link. A file of this path that
+        exists is taken for the same.
+
+        Where another machine's clean-up removes files that are old and in no commit, this one is in no
+        commit yet: a new time stamp protects it.
+
+        Raises FileMissing: the source doesn't exist.
         """
         destination = self._path(path)
         with writing(self.location):
@@ -323,7 +226,7 @@ class Folder(Place):
             except FileExistsError:
                 pass
             except FileNotFoundError:
-                raise file_missing(source, self.location) from None
+                raise FileMissing(source, self.location) from None
             except OSError:
                 # Linux refuses links to files of another user (fs.protected_hardlinks): they are copied,
                 # under a name that the clean-up removes where the copy is cut off.
@@ -332,20 +235,24 @@ class Folder(Place):
                 partial_copy.replace(destination)
 
     def make(self) -> None:
+        """Make the place: files can only be written to one that exists."""
         with writing(self.location):
             Path(self.location).mkdir(parents=True, exist_ok=True)
 
     def require_one_winner(self) -> None:
-        """A file system either makes one link of a name or refuses links: see `write_new`."""
+        """Raise SinkRejected where two writers can create one file: each would take the commit of the
+        other for its own. A file system either makes one link of a name or refuses links.
+        """
 
     def remove(self, paths: Iterable[str]) -> None:
-        """Remove files, with the checksums that Spark puts beside them."""
+        """Remove files, with the checksums that Spark puts beside them; what doesn't exist is passed over."""
         with writing(self.location):
             for path in map(self._path, paths):
                 path.unlink(missing_ok=True)
                 path.with_name(f".{path.name}.crc").unlink(missing_ok=True)
 
     def remove_all(self) -> None:
+        """Remove the place with all that it contains."""
         with writing(self.location):
             while Path(self.location).is_dir():
                 # Others may remove parts of it meanwhile: then the rest is removed.
@@ -353,14 +260,19 @@ class Folder(Place):
                     shutil.rmtree(self.location)
 
     def open(self, path: str) -> Any:
+        """Open a file for pyarrow to read. The caller closes it."""
         import pyarrow as pa
 
         return pa.OSFile(str(self._path(path)))
 
     def create(self, path: str) -> IO[bytes]:
+        """Open a new file for pyarrow to write. The caller hands it to `finish`, or closes it and
+        removes what there is of it.
+        """
         return self._path(path).open("xb")
 
     def finish(self, path: str, file: IO[bytes]) -> int:  # noqa: ARG002  # the file knows its path
+        """Close a new file, durable on return. Returns its size in bytes."""
         with file:
             file.flush()
             # A commit that is durable must not name a file that isn't.
@@ -404,11 +316,17 @@ YES = {"true", "1", "yes", "y", "on"}
 CLIENT: "ClientConfig" = {"connect_timeout": timedelta(seconds=5), "timeout": timedelta(seconds=20)}
 
 
-class Bucket(Place):
-    """What is below a path of a bucket."""
+class Bucket:
+    """What is below a path of a bucket: of S3 and what speaks its protocol, Google's, Azure's. It has the
+    methods of `Folder`.
+
+    By obstore, for which the environment names the credentials, region and endpoint, on the driver and
+    on each executor: AWS_ACCESS_KEY_ID, AWS_REGION, AWS_ENDPOINT_URL and the like, or the role of the
+    machine. So no plan and no log has a secret.
+    """
 
     def __init__(self, location: str) -> None:
-        super().__init__(location)
+        self.location = location
         self._bucket, self._prefix = _split(location)
 
     @property
@@ -462,7 +380,7 @@ class Bucket(Place):
                 obstore.copy(self._store, self._key(source), self._key(path))
             except FileNotFoundError as error:
                 _require_bucket(error)
-                raise file_missing(source, self.location) from None
+                raise FileMissing(source, self.location) from None
 
     def make(self) -> None:
         """Nothing needs to be made: folders are parts of names."""
@@ -595,3 +513,31 @@ def _reason(error: Exception) -> str:
     if "error sending request" in text or "HTTP error" in text:
         return "it doesn't answer"
     return text.partition("\n")[0]
+
+
+Place = Folder | Bucket
+
+
+def place(location: str) -> Place:
+    """Return the place of a location. Nothing is read for it."""
+    return Bucket(location) if is_bucket(location) else Folder(location)
+
+
+def is_bucket(location: str) -> bool:
+    """Whether a location is in an object store."""
+    return "://" in location
+
+
+def table_uri(location: str) -> str:
+    """Return a table's location as deltalake takes it: a bucket's is a URL, so what it has of `#` and
+    `?` is quoted.
+    """
+    scheme, separator, rest = location.partition("://")
+    return f"{scheme}://{quote(rest, safe='/@')}" if separator else location
+
+
+def locate(location: str, path: str) -> str:
+    """Return the location of a file by its path in the log of the table that has this location."""
+    if path.startswith("/") or re.match("[a-z0-9]+:/", path):
+        return unquote(re.sub("^file:/+", "/", path))
+    return f"{location}/{unquote(path)}"

@@ -7,7 +7,7 @@ A commit has its checkpoint as text, and as numbers in `txn` actions. The text e
 the numbers are in every checkpoint of the log.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 
 from cdc.model.outcome import Advance, Applied
@@ -16,8 +16,6 @@ from cdc.sink.fencing import checkpoint_after, mismatch
 
 APPLICATION = "cdc"
 """The name in `txn` actions under which each of our commits has its version. Others begin with it."""
-
-
 FLOOR_BITS = 62
 """Of a floor in its lower number: a floor's epochs begin at 2**64 (`cdc.control.floors`), and a number of `txn` is
 below 2**63.
@@ -85,21 +83,17 @@ def next_position(checkpoint: ViewCheckpoint | None, end: Position) -> Position:
     return Position(end.topic_id, tuple(map(max, known_offsets(checkpoint, end), end.offsets)))
 
 
-def oldest(changes: ViewCheckpoint | None, mirror: ViewCheckpoint | None) -> ViewCheckpoint | None:
-    """Return where reading has to start so that neither part misses anything.
+def oldest(parts: Mapping[str, ViewCheckpoint | None]) -> ViewCheckpoint | None:
+    """Return where reading has to start so that no part misses anything.
 
-    None while there is no mirror.
+    parts: by kind those that exist: a standby is a mirror alone. None while there is no mirror.
     """
-    if mirror is None:
-        return None
-    offsets = tuple(map(min, known_offsets(changes, mirror.position), mirror.position.offsets))
-    return replace(mirror, position=Position(mirror.position.topic_id, offsets))
-
-
-def oldest_of(parts: Mapping[str, ViewCheckpoint | None]) -> ViewCheckpoint | None:
-    """Return the same of those parts that exist, by kind: a standby is a mirror alone."""
     mirror = parts["mirror"]
-    return oldest(parts["changes"], mirror) if "changes" in parts else mirror
+    if mirror is None or "changes" not in parts:
+        return mirror
+    logged = known_offsets(parts["changes"], mirror.position)
+    offsets = tuple(map(min, logged, mirror.position.offsets))
+    return replace(mirror, position=Position(mirror.position.topic_id, offsets))
 
 
 class WriterFence:
@@ -120,26 +114,31 @@ class WriterFence:
         self._checkpoints.pop(folder, None)
 
     def begin_step(
-        self, writer: str, advance: Advance, folders: Mapping[str, str], load: Callable[[], object]
+        self,
+        writer: str,
+        advance: Advance,
+        folders: Mapping[str, str],
+        checkpoints: Mapping[str, ViewCheckpoint | None],
     ) -> None:
         """Remember a step from where the parts stand.
 
         The same step may begin again: one of the parts may have moved on by the first attempt.
 
-        folders: by kind; load: records where the parts stand, called when that isn't known yet.
+        folders, checkpoints: of the parts by kind; the latter, by their logs, count where one of the parts
+        isn't remembered yet.
 
         Raises:
             Fenced, PositionLost: see `Sink.apply`.
         """
         step = (writer, advance.start, advance.end)
         if any(folder not in self._checkpoints for folder in folders.values()):
-            load()
+            for kind, folder in folders.items():
+                self.record(folder, checkpoints[kind])
         elif self._steps.get(advance.table.topic) == step:
             return
-        parts = {kind: self._checkpoints[folder] for kind, folder in folders.items()}
-        start = position_of(oldest_of(parts))
-        if start != advance.start:
-            raise mismatch(advance.table, advance.start, start, ours=False)
+        start = oldest({kind: self._checkpoints[folder] for kind, folder in folders.items()})
+        if position_of(start) != advance.start:
+            raise mismatch(advance.table, advance.start, position_of(start), ours=False)
         self._steps[advance.table.topic] = step
 
     def gains(

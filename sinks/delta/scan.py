@@ -9,6 +9,7 @@ from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import deltalake
+import pyarrow as pa
 
 from cdc.codec.table import codec
 from cdc.model.table import Table
@@ -18,7 +19,6 @@ from cdc.sinks.delta.log import Commits
 from cdc.sinks.delta.place import locate, table_uri
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
 
@@ -36,17 +36,15 @@ class MirrorVersion:
         """The names of its columns."""
         return frozenset(field.name for field in self._table.schema().fields)
 
-    def rows(self, ids: "pa.Array", schema: "pa.Schema") -> Iterator["pa.Table"]:
+    def rows(self, ids: pa.Array, schema: pa.Schema) -> Iterator[pa.Table]:
         """Read the rows of sorted ids, as the columns of a schema."""
         for path in self._paths:
             yield from parquet.rows_with_ids(path, ids, schema, self._selections.get(path))
 
-    def batches(self, rows: int, share: int = 0, shares: int = 1) -> Iterator["pa.RecordBatch"]:
+    def batches(self, rows: int, share: int = 0, shares: int = 1) -> Iterator[pa.RecordBatch]:
         """Read all rows, so many at once at most, with the columns that each file has; or the rows of one
         share of the files.
         """
-        import pyarrow as pa
-
         for path in self._paths[share::shares]:
             selection = self._selections.get(path)
             start = 0
@@ -65,8 +63,6 @@ class MirrorVersion:
 
     @cached_property
     def _paths(self) -> list[str]:
-        import pyarrow as pa
-
         actions = pa.table(self._table.get_add_actions())
         # Not `file_uris`, which puts the table's folder before absolute paths too.
         return [locate(self._folder, path) for path in actions["path"].to_pylist()]
@@ -74,15 +70,13 @@ class MirrorVersion:
     @cached_property
     def _selections(self) -> dict[str, Any]:
         """By path of those files that have deletion vectors: which of its rows aren't deleted."""
-        import pyarrow as pa
-
         vectors = pa.table(self._table.deletion_vectors().read_all())
         paths = (locate(self._folder, path) for path in vectors["filepath"].to_pylist())
         selections = vectors["selection_vector"]
         return {path: selections[number].values for number, path in enumerate(paths)}
 
 
-ArrowMap = Callable[[Iterator["pa.RecordBatch"]], Iterator["pa.RecordBatch"]]
+ArrowMap = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 """A function for `mapInArrow`: batches of a partition in, batches out."""
 SCANNED = "id string, document string"
 ROW_ID = "_cdc_id"
@@ -112,9 +106,7 @@ def document_reader(table: Table, names: Mapping[str, str]) -> ArrowMap:
     names: the mirror's names of columns, by the names that the batches have.
     """
 
-    def read_documents(batches: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
-        import pyarrow as pa
-
+    def read_documents(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             mirror = batch.rename_columns([names[column] for column in batch.schema.names])
             columns = [row_ids(mirror), documents(table, mirror)]
@@ -123,21 +115,17 @@ def document_reader(table: Table, names: Mapping[str, str]) -> ArrowMap:
     return read_documents
 
 
-def row_ids(batch: "pa.RecordBatch") -> "pa.Array":
+def row_ids(batch: pa.RecordBatch) -> pa.Array:
     """Return the ids of a batch's rows as text."""
-    import pyarrow as pa
-
     return batch.column(ROW_ID).cast(pa.string())
 
 
-def documents(table: Table, batch: "pa.RecordBatch") -> "pa.Array":
+def documents(table: Table, batch: pa.RecordBatch) -> pa.Array:
     """Make a document of each row.
 
     A column that the mirror lacks is null: it is added once a row brings it. Raises ArrowInvalid, a
     ValueError, for a column of another type than the table's.
     """
-    import pyarrow as pa
-
     present = set(batch.schema.names)
     columns = [
         batch.column(field.name) if field.name in present else pa.nulls(batch.num_rows, field.type)
@@ -180,7 +168,7 @@ def scan_mirrors(
 def _reader(mirrors: Sequence[Mirror], tasks: int) -> ArrowMap:
     """Make the function of a task: it gets numbers and reads those shares of the mirrors."""
 
-    def read(batches: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
+    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for number in (number for batch in batches for number in batch.column("id").to_pylist()):
             for mirror in mirrors[number::tasks]:
                 yield from read_rows(mirror)
@@ -188,7 +176,7 @@ def _reader(mirrors: Sequence[Mirror], tasks: int) -> ArrowMap:
     return read
 
 
-def read_rows(mirror: Mirror) -> Iterator["pa.RecordBatch"]:
+def read_rows(mirror: Mirror) -> Iterator[pa.RecordBatch]:
     """Read the rows of a mirror: GROUPED, or one row without id and document where it can't be read."""
     if mirror.version is None:
         return
@@ -219,11 +207,9 @@ def scan_bucket(spark: "SparkSession", mirror: Mirror, ids: Sequence[str] | None
 
 
 def _read_shares(
-    mirror: Mirror, shares: int, batches: Iterator["pa.RecordBatch"]
-) -> Iterator["pa.RecordBatch"]:
+    mirror: Mirror, shares: int, batches: Iterator[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
     """Read shares of a mirror's files: numbers of shares in, SCANNED out."""
-    import pyarrow as pa
-
     if mirror.version is None:
         return
     version = MirrorVersion(mirror.folder, mirror.version)
@@ -233,15 +219,11 @@ def _read_shares(
             yield pa.RecordBatch.from_arrays(columns, names=["id", "document"])
 
 
-def _unread(mirror: Mirror) -> "pa.RecordBatch":
+def _unread(mirror: Mirror) -> pa.RecordBatch:
     """Make the row that says that a mirror wasn't read: without id and document."""
-    import pyarrow as pa
-
     return _batch(mirror, pa.nulls(1, pa.string()), pa.nulls(1, pa.string()))
 
 
-def _batch(mirror: Mirror, ids: "pa.Array", texts: "pa.Array") -> "pa.RecordBatch":
-    import pyarrow as pa
-
+def _batch(mirror: Mirror, ids: pa.Array, texts: pa.Array) -> pa.RecordBatch:
     names = pa.array([mirror.table.qualified] * len(ids), pa.string())
     return pa.RecordBatch.from_arrays([names, ids, texts], names=GROUPED)

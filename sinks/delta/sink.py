@@ -4,34 +4,56 @@
 
 Each of the two has its own position, in the metadata of the very commit that brought its rows.
 Events below it are filtered out before the write. Executors write the files of a batch
-(`executor`) and find the rows that it supersedes (`mirror.superseded`), the driver commits them
-(`batch_commit`, of each table `table_commit`). A commit is a file of the table's log that didn't exist
-before: of two writers one fails, and reads the position again.
+(`executor`) and find the rows that it supersedes (`mirror`), the driver commits them (`batch`). A
+commit is a file of the table's log that didn't exist before (`log`): of two writers one fails, and reads
+the position again.
 """
 
 import os
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from cdc.errors import SinkUnavailable
 from cdc.model.finding import Finding, find
 from cdc.model.outcome import Applied
 from cdc.model.position import ViewCheckpoint
 from cdc.model.table import RowFormat, Table
-from cdc.sink.contract import Batch, Outcome
+from cdc.sink.contract import Batch, Outcome, SchemaMismatch
 from cdc.sink.promotion import require_free_space
 from cdc.sinks.delta import generations
-from cdc.sinks.delta.batch import BatchCommit, begin_steps, load_position
 from cdc.sinks.delta.cleanup import Cleanups
-from cdc.sinks.delta.columns import refusals
-from cdc.sinks.delta.place import is_bucket, place
-from cdc.sinks.delta.scan import SCANNED, Mirror, scan_bucket, scan_mirror, scan_mirrors
-from cdc.sinks.delta.tables import Tables
+from cdc.sinks.delta.columns import differs, refusals, schema
+from cdc.sinks.delta.log import (
+    CLEARED,
+    DELETION_VECTORS,
+    NO_TABLE,
+    Commits,
+    LastCommit,
+    creation,
+    extension,
+    removal_of_all,
+)
+from cdc.sinks.delta.place import CommitConflict, is_bucket, place
+from cdc.sinks.delta.positions import WriterFence, oldest
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+KINDS = ("changes", "mirror")
+LEAST_FREE = 0.1
+"""Of the disk of a warehouse."""
+TEXT_FACTOR = 8
+"""How much larger the newest rows are as the connector's text than in the mirror.
+
+Spark keeps them as that text until they are written.
+"""
+SPARK_FOLDER = "/tmp"  # noqa: S108
+"""Where Spark spills unless it is configured: the default of spark.local.dir."""
 
 
 class Delta:
@@ -39,7 +61,9 @@ class Delta:
 
     name: of the sink in the pipeline file.
     path: folder of the warehouse, or the URL of one in a bucket.
-    generation_names: by table, of the generation that is written; None for the live one.
+    generation_names: by table, of the generation that is written; None for the live one. Such a
+    generation is a mirror alone. The log of changes has one generation, because a compacted topic
+    couldn't restore it.
     without_deletion_vectors: tables, or patterns of them, whose mirror is for readers that don't
     support deletion vectors.
     """
@@ -55,22 +79,47 @@ class Delta:
         generation_names: Mapping[str, str] | None = None,
         without_deletion_vectors: Collection[str] = (),
     ) -> None:
-        self.name, self.pipeline = name, pipeline
-        self._tables = Tables(name, path, generation_names, without_deletion_vectors)
-        self._commits = self._tables.commits
-        self._cleanups = Cleanups(self._commits)
-
-    @property
-    def path(self) -> str:
-        """The warehouse's folder, absolute."""
-        return self._tables.path
+        self.name = name
+        self.pipeline = pipeline
+        # Absolute, because executors work in another directory.
+        self.path = path if is_bucket(path) else str(Path(path).absolute())
+        self.kinds = KINDS if generation_names is None else ("mirror",)
+        self.commits = Commits()
+        self.fence = WriterFence()
+        self.without_deletion_vectors = without_deletion_vectors
+        self._generation_names = generation_names
+        self._cleanups = Cleanups(self.commits)
+        self._is_tried = False
 
     def folder(self, table: Table, kind: str) -> str:
-        """Return the folder of `changes` or `mirror` of a table."""
-        return self._tables.folder(table, kind)
+        """Return the folder of a part of a view."""
+        suffix = ""
+        if self._generation_names and kind == "mirror":
+            suffix = f"@{self._generation_names[table.qualified]}"
+        return f"{self.path}/{table.qualified}/{kind}{suffix}"
+
+    def folders(self, table: Table) -> dict[str, str]:
+        """Return the folders of a view's parts by kind."""
+        return {kind: self.folder(table, kind) for kind in self.kinds}
+
+    def generation(self, table: Table) -> str | None:
+        """Return the name of the generation that is written; None when it is the live one."""
+        return self._generation_names[table.qualified] if self._generation_names else None
+
+    def may_have_deletion_vectors(self, table: str) -> bool:
+        """Whether a table's mirror is for readers that support deletion vectors."""
+        return not any(fnmatchcase(table, pattern) for pattern in self.without_deletion_vectors)
+
+    def features(self, table: Table, kind: str) -> list[str]:
+        """Name the features that readers of a part of a view must support, whatever its columns are.
+
+        From the start: Spark can't run a plan that it made before a table had deletion vectors.
+        """
+        may_have_marks = kind == "mirror" and self.may_have_deletion_vectors(table.qualified)
+        return [DELETION_VECTORS] if may_have_marks else []
 
     def examine(self, tables: Sequence[Table]) -> list[Finding]:  # noqa: ARG002  # one folder for all
-        """See `health.check_folder`; a bucket must answer. Raises SinkUnavailable."""
+        """See `check_folder`; a bucket must answer. Raises SinkUnavailable."""
         if is_bucket(self.path):
             place(self.path).folders()
             return []
@@ -81,41 +130,142 @@ class Delta:
         return refusals(table)
 
     def prepare(self, table: Table) -> None:
-        """Create what doesn't exist, without rows: readers find all captured tables and columns."""
-        self._tables.prepare(table)
+        """Create what doesn't exist, without rows: readers find all captured tables and columns.
+
+        Raises SchemaMismatch: a table can't be stored, or what exists can't take it. SinkRejected: the
+        object store lets two writers create one file.
+        """
+        if reasons := self.refusals(table):
+            raise SchemaMismatch(
+                table,
+                self.name,
+                f"{table.qualified} can't be held in {self.name}: {'; '.join(reasons)}.",
+                hint=f"rename it, or write exclude: [COLUMN] for {table.qualified} in the pipeline file, then run"
+                " cdc -p FILE migrate and cdc -p FILE register",
+            )
+        if not self._is_tried:
+            place(self.path).require_one_winner()
+            self._is_tried = True
+        for kind in self.kinds:
+            self.create(table, kind)
+
+    def create(self, table: Table, kind: str) -> None:
+        """Create a Delta table with the source's columns, if there is none.
+
+        Raises SchemaMismatch: there is one that can't be used.
+        """
+        folder = self.folder(table, kind)
+        place(folder).make()
+        state = self.commits.state(folder)
+        if state is None:
+            created = creation(schema(table, kind), self.features(table, kind))
+            # Another process may create it meanwhile.
+            with suppress(CommitConflict):
+                self.commits.log(folder).commit(NO_TABLE, created, "CREATE TABLE", CLEARED)
+        elif differs(state.columns, table):
+            if not self.is_empty(folder):
+                raise SchemaMismatch(table, self.name)
+            self.empty(table, kind, CLEARED)
+        if (last_commit := self.commits.last_commit(folder)).trouble:
+            raise self._unusable(table, folder, last_commit)
+
+    def is_empty(self, folder: str) -> bool:
+        """Whether a Delta table has neither rows nor a position."""
+        last_commit = self.commits.last_commit(folder)
+        if last_commit.checkpoint or last_commit.trouble:
+            return False
+        state = self.commits.log(folder).state
+        return state is None or not state.files
 
     def position(self, table: Table) -> ViewCheckpoint | None:
-        """Return the older of the two positions, where reading has to start again.
+        """Return the older position of a view's parts, where reading starts; the fence records both.
 
-        Raises SchemaMismatch: it is lost, see `table_commit.load_position`.
+        A position that isn't true of the rows any more is returned too, so that these can be read.
+
+        Raises SchemaMismatch: the position is lost.
         """
-        return load_position(self._tables, table)
+        checkpoints = {}
+        for kind, folder in self.folders(table).items():
+            last_commit = self.commits.last_commit(folder)
+            if last_commit.trouble and last_commit.checkpoint is None:
+                raise self._unusable(table, folder, last_commit)
+            checkpoints[kind] = last_commit.checkpoint
+        for kind, folder in self.folders(table).items():
+            self.fence.record(folder, checkpoints[kind])
+        return oldest(checkpoints)
 
     def archived(self, table: Table) -> ViewCheckpoint | None:
         """Return the position of the log of changes, whatever the mirror's is."""
-        return self._commits.last_commit(self.folder(table, "changes")).checkpoint
+        return self.commits.last_commit(self.folder(table, "changes")).checkpoint
 
     def apply(self, batch: Batch) -> Outcome:
         """Commit a batch's events and rows. A table that fails doesn't keep the others from it."""
-        steps, failures = begin_steps(self._tables, batch)
-        outcome = Outcome()
-        if steps:
-            outcome = BatchCommit(self._tables, self._cleanups, batch, steps).apply()
-        if failures:
-            raise failures[0]
+        from cdc.sinks.delta.batch import apply_batch
+
+        outcome = apply_batch(self, self._cleanups, batch)
         applied = {advance.table.qualified: Applied() for advance in batch.advances}
         return replace(outcome, applied=applied | outcome.applied, writer_results={})
 
     def clear(self, table: Table) -> None:
-        """Empty a table's mirror."""
-        self._tables.clear(table)
+        """Empty the mirror in one commit.
+
+        The log of changes keeps its rows, unless its columns can't take the table's.
+        """
+        if self.refusals(table):
+            return
+        for kind, folder in self.folders(table).items():
+            state = self.commits.state(folder)
+            if state is None:
+                continue
+            fits = not differs(state.columns, table)
+            if fits and (kind == "changes" or self.is_empty(folder)):
+                continue
+            try:
+                self.empty(table, kind, CLEARED)
+            except SinkUnavailable:
+                # A running stream that finds a view without a position clears it as well. Either
+                # commit does.
+                if self.commits.last_commit(folder).checkpoint is not None:
+                    raise
+
+    def repair_changes(self, table: Table) -> None:
+        """Repair a log of changes that can't continue.
+
+        Nothing but this does it while a mirror is rebuilt. A log whose columns can't take the
+        table's is emptied and continues with the events after those that it had; its earlier
+        versions keep them for a week, or until VACUUM. A log that somebody else has changed keeps
+        its rows.
+        """
+        folder = self.folder(table, "changes")
+        last_commit = self.commits.last_commit(folder)
+        state = self.commits.log(folder).state
+        if state is None:
+            return
+        checkpoint = last_commit.checkpoint
+        if differs(state.columns, table) or (last_commit.trouble and checkpoint is None):
+            self.empty(table, "changes", checkpoint or CLEARED)
+        elif last_commit.trouble and checkpoint:
+            self.commits.log(folder).commit(state.identity, [], "WRITE", checkpoint)
+
+    def empty(self, table: Table, kind: str, checkpoint: ViewCheckpoint) -> None:
+        """Remove all rows of a Delta table and give it the source's columns, in one commit."""
+        folder = self.folder(table, kind)
+        self.fence.forget(folder)
+        state = self.commits.state(folder)
+        if state is None:
+            return
+        shape = extension(state, schema(table, kind), replaced=True)
+        changes = [*shape, *removal_of_all(state)]
+        self.commits.log(folder).commit(state.identity, changes, "WRITE", checkpoint)
 
     def scan(
         self, table: Table, spark: "SparkSession", ids: Sequence[str] | None = None
     ) -> "DataFrame":
         """Read a mirror's rows as documents: SCANNED."""
+        from cdc.sinks.delta.scan import SCANNED, Mirror, scan_bucket, scan_mirror
+
         folder = self.folder(table, "mirror")
-        state = self._commits.state(folder)
+        state = self.commits.state(folder)
         if state is None:
             return spark.createDataFrame([], SCANNED)
         if is_bucket(folder):
@@ -124,72 +274,64 @@ class Delta:
 
     def scan_group(self, tables: Sequence[Table], spark: "SparkSession") -> "DataFrame":
         """Read the rows of many small mirrors in one job."""
+        from cdc.sinks.delta.scan import scan_mirrors
+
         folders = {table: self.folder(table, "mirror") for table in tables}
-        return scan_mirrors(spark, folders, self._commits)
+        return scan_mirrors(spark, folders, self.commits)
 
     def close(self) -> None:
         """Close the Delta tables."""
-        self._commits.close()
+        self.commits.close()
 
     def for_generation(self, names: Mapping[str, str]) -> "Delta":
         """Return a sink that writes the generations of these names, by table."""
-        without_vectors = self._tables.without_deletion_vectors
-        return Delta(self.name, self.path, self.pipeline, dict(names), without_vectors)
+        return Delta(self.name, self.path, self.pipeline, names, self.without_deletion_vectors)
 
     def check_capacity(self, tables: Sequence[Table]) -> None:
-        """Check the space for the files, and for the rows as text where Spark spills.
+        """Check the space for the files of second mirrors, and for the rows as text where Spark spills.
 
         Raises SinkRejected when there is too little.
         """
-        check_capacity(self._tables, tables)
+        mirrors = (self.commits.state(self.folder(table, "mirror")) for table in tables)
+        size_bytes = sum(mirror.size_bytes for mirror in mirrors if mirror)
+        if not is_bucket(self.path):
+            Path(self.path).mkdir(parents=True, exist_ok=True)
+            free = shutil.disk_usage(self.path).free
+            require_free_space(size_bytes, free, self.path, self.name)
+        if folder := spill_folder():
+            free = shutil.disk_usage(folder).free
+            require_free_space(size_bytes * TEXT_FACTOR, free, folder, self.name)
 
     def promote(self, tables: Sequence[Table], names: Mapping[str, str]) -> Mapping[str, str]:
         """Make generations live in one commit a view; see `generations.promote`."""
-        return generations.promote(self._tables, tables, names)
+        return generations.promote(self, tables, names)
 
     def generations(self, table: Table) -> list[str]:
         """List the generations of a view, the live one first."""
-        return generations.list_names(self._tables, table)
+        return generations.list_names(self, table)
 
     def drop_unreferenced(self, tables: Sequence[Table], keep: Mapping[str, str]) -> None:
         """Remove the folders of generations that are neither live nor in `keep`."""
-        generations.drop_unreferenced(self._tables, tables, keep)
+        generations.drop_unreferenced(self, tables, keep)
 
     def remains(self, tables: Sequence[Table]) -> list[str]:
-        """List the folders of the views, which hold all of their generations."""
-        return [f"folder {folder}" for folder in self._tables.view_folders(tables)]
+        """List the folders of the views that have files; they hold all generations."""
+        folders = [f"{self.path}/{table.qualified}" for table in tables]
+        return [f"folder {f}" for f in folders if any(place(f).files()) or place(f).folders()]
 
     def remove(self, tables: Sequence[Table]) -> None:
-        """Remove the folders of the views, and the warehouse's own where nothing else is in it."""
-        self._tables.remove(tables)
+        """Remove views with all generations; the warehouse's folder, too, where it is empty then."""
+        self.commits.close()
+        for table in tables:
+            place(f"{self.path}/{table.qualified}").remove_all()
+        if not is_bucket(self.path):
+            with suppress(OSError):
+                Path(self.path).rmdir()
 
-
-TEXT_FACTOR = 8
-"""How much larger the newest rows are as the connector's text than in the mirror.
-
-Spark keeps them as that text until they are written.
-"""
-SPARK_FOLDER = "/tmp"  # noqa: S108
-"""Where Spark spills unless it is configured: the default of spark.local.dir."""
-
-
-def check_capacity(views: Tables, tables: Sequence[Table]) -> None:
-    """Check the space for the files of second mirrors, and for the rows as text where Spark spills.
-
-    Raises SinkRejected when there is too little.
-    """
-    mirrors = (views.commits.state(views.folder(table, "mirror")) for table in tables)
-    size_bytes = sum(mirror.size_bytes for mirror in mirrors if mirror)
-    require_capacity(size_bytes, views.path, views.sink)
-
-
-def require_capacity(size_bytes: int, warehouse: str, sink: str) -> None:
-    """Raise SinkRejected when there is no space for mirrors of so many bytes."""
-    if not is_bucket(warehouse):
-        Path(warehouse).mkdir(parents=True, exist_ok=True)
-        require_free_space(size_bytes, shutil.disk_usage(warehouse).free, warehouse, sink)
-    if folder := spill_folder():
-        require_free_space(size_bytes * TEXT_FACTOR, shutil.disk_usage(folder).free, folder, sink)
+    def _unusable(self, table: Table, folder: str, last_commit: LastCommit) -> SchemaMismatch:
+        """Make the error that says that the mirror has to be rebuilt."""
+        message = f"The Delta table {folder} can't be gone on with: {last_commit.trouble}."
+        return SchemaMismatch(table, self.name, message)
 
 
 def spill_folder() -> str | None:
@@ -205,9 +347,6 @@ def spill_folder() -> str | None:
     configured = spark.sparkContext.getConf().get("spark.local.dir")
     folders = os.environ.get("SPARK_LOCAL_DIRS") or configured or SPARK_FOLDER
     return folders.split(",")[0]
-
-
-LEAST_FREE = 0.1
 
 
 @dataclass(frozen=True)

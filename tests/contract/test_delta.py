@@ -22,7 +22,7 @@ from cdc.model.position import Position, ViewCheckpoint
 from cdc.model.table import Column
 from cdc.sink.contract import SchemaMismatch
 from cdc.sinks.delta.batch import TableCommit
-from cdc.sinks.delta.log import Commit, Standing
+from cdc.sinks.delta.log import Commit, LastCommit
 from cdc.sinks.delta.place import Folder
 from cdc.sinks.delta.sink import Delta
 from tests.contract.crashes import die, survived
@@ -547,7 +547,7 @@ def test_a_second_mirror_needs_room_where_spark_keeps_rows(
         harness.sink.check_capacity([harness.table])
 
 
-def newest_word(history: Iterable[Commit], *_: object) -> Standing | None:
+def newest_word(history: Iterable[Commit], *_: object) -> LastCommit | None:
     """Believes the newest position, whatever lies above it."""
     texts = (commit.get("userMetadata") or "" for commit in history)
     stored = next(
@@ -558,7 +558,7 @@ def newest_word(history: Iterable[Commit], *_: object) -> Standing | None:
         ),
         None,
     )
-    return Standing(stored if stored.position.offsets else None) if stored else None
+    return LastCommit(stored if stored.position.offsets else None) if stored else None
 
 
 def end_of_batch(_: ViewCheckpoint | None, end: Position) -> Position:

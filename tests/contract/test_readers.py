@@ -17,6 +17,7 @@ from unittest import mock
 
 import deltalake
 import duckdb
+import numpy as np
 import polars
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -27,9 +28,17 @@ from cdc.model.generation import new_generation
 from cdc.model.table import Column
 from cdc.sinks.delta import mirror
 from cdc.sinks.delta.columns import NO_COLUMNS, arrow_schema, schema
-from cdc.sinks.delta.log import CLEARED, DELETION_VECTORS, NO_TABLE, TableLog, creation, extension
+from cdc.sinks.delta.log import (
+    CLEARED,
+    DELETION_VECTORS,
+    NO_TABLE,
+    DataFile,
+    FileNames,
+    TableLog,
+    creation,
+    extension,
+)
 from cdc.sinks.delta.mirror import Search, rewrite_files, search_files
-from cdc.sinks.delta.parquet import DataFile, FileNames
 from cdc.sinks.delta.sink import Delta
 from tests.contract.laws import Harness, fill, row
 from tests.support.budget import SCALE
@@ -462,7 +471,7 @@ def forgetful(*_: object) -> BitMap64:
     return BitMap64()
 
 
-def once_each(_: Search) -> Iterator[tuple[str, bytes]]:
+def once_each(_: object) -> Iterator[tuple[str, np.ndarray]]:
     """Takes no row of the staged files for superseded."""
     return iter(())
 

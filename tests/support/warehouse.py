@@ -12,8 +12,15 @@ from cdc.model.position import ViewCheckpoint
 from cdc.model.table import Table
 from cdc.sinks.delta import parquet, scan
 from cdc.sinks.delta.columns import to_arrow
-from cdc.sinks.delta.log import NO_TABLE, Identity, TableLog, additions, creation
-from cdc.sinks.delta.parquet import DataFile
+from cdc.sinks.delta.log import (
+    NO_TABLE,
+    DataFile,
+    FileNames,
+    Identity,
+    TableLog,
+    additions,
+    creation,
+)
 from cdc.sinks.delta.sink import Delta
 
 if TYPE_CHECKING:
@@ -37,9 +44,7 @@ def _write(folder: str, rows: "DataFrame") -> list[DataFile]:
     """Write rows as a file that is in no commit yet."""
     columns = to_arrow(rows.schema.jsonValue())
     table = parquet.fit_to_schema(rows.toArrow(), columns)
-    file = parquet.write_file(
-        folder, parquet.FileNames().generate(), [table] if table.num_rows else []
-    )
+    file = parquet.write_file(folder, FileNames().generate(), [table] if table.num_rows else [])
     return [file] if file else []
 
 

@@ -17,12 +17,14 @@ from cdc.sinks.delta.log import (
     CLEARED,
     NO_TABLE,
     Commits,
+    DataFile,
+    FileNames,
     TableLog,
     additions,
     creation,
     removal_of_all,
 )
-from cdc.sinks.delta.parquet import DataFile, FileNames, write_file
+from cdc.sinks.delta.parquet import write_file
 
 NO_SPARK: Any = None
 
@@ -100,5 +102,5 @@ def test_a_checkpoint_comes_however_many_commits_a_batch_makes(tmp_path: Path) -
         cleanups.tidy(NO_SPARK, folder)
     assert len(list(tmp_path.glob("_delta_log/*.checkpoint.parquet"))) == 2
     assert TableLog(folder).refresh() == log.state
-    cleanup.remove_temporary(folder)
+    assert cleanup.remove_unreferenced(commits, folder, set()) == set()
     assert not [*tmp_path.glob(".*.tmp"), *tmp_path.glob("_delta_log/.*.tmp")]

@@ -64,10 +64,6 @@ def test_a_row_group_of_nulls_leaves_the_bounds_of_the_others(tmp_path: Path) ->
             "Generic LocalFileSystem error\n ↳ Unable to copy\n ↳ File too large (os error 27)\n",
             "File too large",
         ),
-        (
-            "An error occurred while calling o7.commit.\n: java.io.IOException: No space left on device\n\tat a",
-            "No space left on device",
-        ),
         ("something with a value in it", "Exception"),
     ],
 )

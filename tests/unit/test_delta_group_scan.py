@@ -15,9 +15,16 @@ from pyroaring import BitMap64
 
 from cdc.model.table import Column, Table
 from cdc.sinks.delta.columns import schema
-from cdc.sinks.delta.log import DELETION_VECTORS, NO_TABLE, TableLog, additions, creation
+from cdc.sinks.delta.log import (
+    DELETION_VECTORS,
+    NO_TABLE,
+    DataFile,
+    FileNames,
+    TableLog,
+    additions,
+    creation,
+)
 from cdc.sinks.delta.mirror import mark
-from cdc.sinks.delta.parquet import DataFile, FileNames
 from cdc.sinks.delta.scan import Mirror, document_reader, documents, read_rows
 
 STAMP, LOCAL = "timestamp with time zone", "timestamp without time zone"

@@ -26,6 +26,7 @@ from cdc.sinks.delta.log import (
     DELETION_VECTORS,
     NO_TABLE,
     Commits,
+    FileNames,
     LastCommit,
     TableLog,
     UnknownFeature,
@@ -34,7 +35,6 @@ from cdc.sinks.delta.log import (
     removal,
 )
 from cdc.sinks.delta.mirror import mark, select
-from cdc.sinks.delta.parquet import FileNames
 from cdc.sinks.delta.place import CommitConflict, Folder, place
 from tests.support import buckets
 from tests.support.warehouse import values_by_id

@@ -12,9 +12,16 @@ from pyroaring import BitMap64
 
 from cdc.sinks.delta import mirror
 from cdc.sinks.delta.columns import NO_COLUMNS, schema
-from cdc.sinks.delta.log import CLEARED, DELETION_VECTORS, NO_TABLE, TableLog, creation
+from cdc.sinks.delta.log import (
+    CLEARED,
+    DELETION_VECTORS,
+    NO_TABLE,
+    DataFile,
+    FileNames,
+    TableLog,
+    creation,
+)
 from cdc.sinks.delta.mirror import Search, rewrite_files, search_files
-from cdc.sinks.delta.parquet import DataFile, FileNames
 from tests.support.warehouse import values_by_id
 
 SCHEMA = pa.schema(
