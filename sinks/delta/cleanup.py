@@ -7,7 +7,6 @@ deletion vectors either, and the second takes half a minute.
 
 import re
 import time
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
@@ -15,13 +14,10 @@ import deltalake
 import structlog
 
 from cdc.model.trace import kind, trace
-from cdc.sinks.delta.folder import TEMPORARY
 from cdc.sinks.delta.generations import generation_names
-from cdc.sinks.delta.log.commits import Commits
-from cdc.sinks.delta.log.table_log import TableState
-from cdc.sinks.delta.log.vectors import vector_path
-from cdc.sinks.delta.mirror.compaction import compact
-from cdc.sinks.delta.place import place, table_uri
+from cdc.sinks.delta.log import Commits, TableState
+from cdc.sinks.delta.place import TEMPORARY, place, table_uri
+from cdc.sinks.delta.vectors import vector_path
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -30,6 +26,8 @@ events = structlog.get_logger()
 UUID = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 OUR_FILES = re.compile(rf"(^|/)(part-{UUID}\.parquet|deletion_vector_{UUID}\.bin)$")
 """Names of files that only we write: of rows, and deletion vectors."""
+HIDDEN = re.compile(r"(^|/)[._]")
+"""Names of files that are no files of a table's rows, or in a folder of such: of its log, checksums."""
 TEMPORARY_NAME = re.compile(rf"(^|/)\.{UUID}{re.escape(TEMPORARY)}$")
 CHECKPOINT_COMMITS = 20
 """Commits between two checkpoints: a reader reads the files of so many, and a checkpoint takes 13 ms."""
@@ -59,11 +57,13 @@ class Cleanups:
 
         A failure is logged: the batch is committed, and the next time tries again.
         """
+        from cdc.sinks.delta.mirror import compact
+
         now = time.monotonic()
         last_cleanup, candidates = self._last_cleanups.setdefault(folder, (now, set()))
         try:
             log = self._commits.log(folder)
-            compact(spark, [log])
+            compact(spark, log)
             state = log.refresh()
             if state and state.version - log.checkpoint_version >= CHECKPOINT_COMMITS:
                 deltalake.DeltaTable(table_uri(folder)).create_checkpoint()
@@ -72,7 +72,6 @@ class Cleanups:
                 self._last_cleanups[folder] = now, candidates
                 unused = remove_unreferenced(self._commits, folder, candidates)
                 self._last_cleanups[folder] = now, unused
-                remove_temporary(folder)
                 if state and state.properties.get("delta.enableExpiredLogCleanup") != "false":
                     deltalake.DeltaTable(table_uri(folder)).cleanup_metadata()
         except Exception as error:
@@ -80,7 +79,8 @@ class Cleanups:
 
 
 def remove_unreferenced(commits: Commits, folder: str, candidates: set[str]) -> set[str]:
-    """Remove files that belong to no generation, if they belonged to none at the last call.
+    """Remove files that belong to no generation, if they belonged to none at the last call; and what a
+    killed process has left of a file that it was about to name.
 
     Returns the candidates of the next call: the files that belong to none since then. So a query
     may read replaced files for the time between two calls. A file that was never committed
@@ -89,46 +89,38 @@ def remove_unreferenced(commits: Commits, folder: str, candidates: set[str]) -> 
     """
     if commits.state(folder) is None:
         return set()
-    table = deltalake.DeltaTable(table_uri(folder))
     used: set[str] = set()
     parent, _, name = folder.rpartition("/")
     live = f"{parent}/{name.partition('@')[0]}"
     for generation in (live, *(f"{live}@{name}" for name in generation_names(live))):
         if state := commits.state(generation):
             used |= {_name(path) for path in list_paths(state)}
-    replaced = table.vacuum(0, dry_run=True, enforce_retention_duration=False, full=False)
-    listing = table.vacuum(0, dry_run=True, enforce_retention_duration=False, full=True)
-    unused = {path for path in listing if _name(path) not in used}
-    if live.endswith("/changes"):
-        unused -= set(replaced)
-    ours = {path for path in unused if path in replaced or OUR_FILES.search(path)}
-    uncommitted = unused - set(replaced)
+    table = deltalake.DeltaTable(table_uri(folder))
+    listed = table.vacuum(0, dry_run=True, enforce_retention_duration=False, full=False)
+    named = {_name(path) for path in listed}
+    replaced: set[str] = set()
     abandoned: set[str] = set()
-    if uncommitted:
-        abandoned = uncommitted & ours & set(_files_older_than(folder, ABANDONED_S))
-        abandoned |= (unused - ours) & set(_files_older_than(folder, UNCOMMITTED_S))
-    place(folder).remove({*((ours - uncommitted) & candidates), *abandoned})
-    return ours - uncommitted - candidates
-
-
-def remove_temporary(folder: str) -> None:
-    """Remove what a killed process has left of a file that it was about to name."""
-    old = _files_older_than(folder, CLEANUP_S)
-    place(folder).remove([path for path in old if TEMPORARY_NAME.search(path)])
-
-
-def _files_older_than(folder: str, seconds: float) -> Iterator[str]:
-    oldest = time.time() - seconds
-    return (file.path for file in place(folder).files() if file.written_at < oldest)
+    now = time.time()
+    for file in place(folder).files():
+        if TEMPORARY_NAME.search(file.path):
+            patience_s = CLEANUP_S
+        elif HIDDEN.search(file.path) or _name(file.path) in used:
+            continue
+        elif _name(file.path) in named:
+            replaced |= set() if live.endswith("/changes") else {file.path}
+            continue
+        else:
+            patience_s = ABANDONED_S if OUR_FILES.search(file.path) else UNCOMMITTED_S
+        if file.written_at < now - patience_s:
+            abandoned.add(file.path)
+    place(folder).remove({*(replaced & candidates), *abandoned})
+    return replaced - candidates
 
 
 def list_paths(state: TableState) -> list[str]:
     """List the files of a table, and of its deletion vectors, as its log names them."""
-    paths = list(state.files)
-    for file in state.files.values():
-        if "deletionVector" in file and (path := vector_path(file["deletionVector"])):
-            paths.append(path)
-    return paths
+    vectors = (file["deletionVector"] for file in state.files.values() if "deletionVector" in file)
+    return [*state.files, *(path for vector in vectors if (path := vector_path(vector)))]
 
 
 def _name(path: str) -> str:

@@ -6,35 +6,43 @@ in several chunks is staged several times: `Staged.repeated` says so. At its end
 of a small mirror that it supersedes.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import deltalake
 import msgspec
+import numpy as np
+import pyarrow as pa
 
 from cdc.codec.forms import Values
 from cdc.codec.record import Change, Unreadable
 from cdc.codec.table import codec
+from cdc.codec.types.arrow import countable
+from cdc.errors import SinkUnavailable
 from cdc.model.outcome import Advance
 from cdc.model.table import Table
 from cdc.sink.lane import SUPERSEDED, ChunkLimits, Failure, FoldedRow, Part, Verdicts
 from cdc.sink.rejection import Source
-from cdc.sinks.delta.files.columns import arrow_schema
-from cdc.sinks.delta.files.failures import read_failure, write_failure
-from cdc.sinks.delta.files.parquet import DataFile, FileNames, FileWriter
-from cdc.sinks.delta.log import vectors
-from cdc.sinks.delta.mirror.stored_rows import StoredRows
-from cdc.sinks.delta.mirror.superseded import Search, search_files
-
-if TYPE_CHECKING:
-    import pyarrow as pa
+from cdc.sinks.delta import parquet
+from cdc.sinks.delta.columns import arrow_schema
+from cdc.sinks.delta.log import DataFile, FileNames
+from cdc.sinks.delta.mirror import Search, search_files
+from cdc.sinks.delta.parquet import ID, FileWriter
+from cdc.sinks.delta.place import read_failure, reading, writing
+from cdc.sinks.delta.scan import MirrorVersion
+from cdc.sinks.delta.vectors import bitmap
 
 LIMITS = ChunkLimits(rows=50_000, bytes=64 * 2**20)
 FILE_BYTES = 512 * 2**20
 """Memory that the rows of a file have taken when it is closed; on disk it is far smaller."""
 EVENT_BYTES = 300
 """Memory of an event besides its row's values."""
+MissingColumns = Mapping[str, Sequence[str]]
+"""By id of a row: the columns whose values its change doesn't carry."""
+Newest = dict[str, tuple[int, tuple[Any, ...] | None]]
+"""By id of a row: its newest offset, and the values there; None for a deleted row."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +53,7 @@ class ViewState:
     logged, mirrored: by partition, the offset below which the log or the mirror has all events.
     version: of the mirror; None while it has no rows.
     files: paths of the mirror's files as its log has them, where the task is to search them; None where
-    another job does (`mirror.superseded`).
+    another job does (`mirror.find_superseded`).
     """
 
     table: Table
@@ -78,7 +86,7 @@ class Staged(msgspec.Struct):
         self.deleted.extend(staged.deleted)
         self.repeated |= staged.repeated
         for path, rows in staged.superseded.items():
-            both = vectors.bitmap(self.superseded.get(path)) | vectors.bitmap(rows)
+            both = bitmap(self.superseded.get(path)) | bitmap(rows)
             self.superseded[path] = both.serialize()
 
     def search(self, table: str, folder: str, files: Sequence[str]) -> Search | None:
@@ -122,13 +130,10 @@ class WarehouseWriter:
 
     def read_stored(self, part: Part, rows: Sequence[FoldedRow]) -> Mapping[str, Any]:
         """Look up stored values of rows that miss some; SUPERSEDED where the mirror is newer."""
-        stage, first_unknown = (
-            self._stage(part.topic),
-            self.views[part.topic].mirrored[part.partition],
-        )
+        first_unknown = self.views[part.topic].mirrored[part.partition]
         values: dict[str, Any] = {row.id: SUPERSEDED for row in rows if row.offset < first_unknown}
-        values.update(stage.values({row.id: row.missing for row in rows if row.id not in values}))
-        return values
+        missing = {row.id: row.missing for row in rows if row.id not in values}
+        return {**values, **self._stage(part.topic).values(missing)}
 
     def write(self, parts: Sequence[Part]) -> Sequence[Verdicts]:
         """Write a chunk to the files of its views."""
@@ -153,83 +158,61 @@ class WarehouseWriter:
         return self._stages[topic]
 
 
-class _Events:
-    """Events of a chunk: each list has something of all of them."""
-
-    def __init__(self) -> None:
-        self.ids: list[str] = []
-        self.partitions: list[int] = []
-        self.offsets: list[int] = []
-        self.ops: list[str | None] = []
-        self.lsns: list[int | None] = []
-        self.kept: list[tuple[str, ...] | None] = []
-        self.commits: list[int | None] = []
-        self.values: list[tuple[Any, ...]] = []
-
-    def bookkeeping(self, topic_id: str) -> list[Sequence[Any]]:
-        """Make the columns `columns.CHANGES`."""
-        versions: list[Sequence[Any]] = [self.ids, self.partitions, self.offsets]
-        topics = [topic_id] * len(self.ids)
-        return [*versions, self.ops, topics, self.lsns, self.kept, self.commits]
-
-
 class _Stage:
     """The files of one view that a task writes."""
 
     def __init__(self, view: ViewState, names: FileNames) -> None:
-        self._view, self._names = view, names
+        self._view = view
+        self._names = names
         # Without a log of changes: an offset that no record reaches, so that none is staged for it.
         self.logged = view.logged if view.changes else (2**63,) * len(view.mirrored)
-        self._staged, self._stored_rows = (
-            Staged(),
-            StoredRows(view.table, view.mirror, view.version),
-        )
+        self._staged = Staged()
+        self._stored_rows = StoredRows(view.table, view.mirror, view.version)
         self._writers: dict[str, FileWriter] = {}
         self._values = codec(view.table).values
         self._nulls = (None,) * len(view.table.columns)
-        self._events = _Events()
+        self._events: list[tuple[Any, ...]] = []
+        self._event_values: list[tuple[Any, ...]] = []
 
     def add(
         self, partition: int, change: Change, source: Source, value: tuple[Any, ...] | None
     ) -> None:
         """Collect an event until the chunk is written."""
-        events = self._events
-        events.ids.append(change.id)
-        events.partitions.append(partition)
-        events.offsets.append(source.offset)
-        events.ops.append(change.op)
-        events.lsns.append(change.lsn)
-        events.kept.append(change.missing or None)
-        events.commits.append(change.commit_us)
-        events.values.append(self._key_values(source) if value is None else value)
+        ours = (change.id, partition, source.offset, change.op, self._view.topic_id, change.lsn)
+        self._events.append((*ours, change.missing or None, change.commit_us))
+        self._event_values.append(self._key_values(source) if value is None else value)
 
     def write(self, parts: Sequence[Part]) -> None:
         """Write a chunk's events, and its rows that the mirror lacks. Raises Failure."""
         events = self._events
-        self._events = _Events()
-        fresh = [(part.partition, row) for part in parts for row in self._fresh(part)]
-        rows = [(partition, row) for partition, row in fresh if row.value is not None]
-        deleted = [(partition, row) for partition, row in fresh if row.value is None]
+        event_values = self._event_values
+        self._events = []
+        self._event_values = []
+        fresh = [
+            (part.partition, row)
+            for part in parts
+            for row in part.rows.values()
+            if row.offset >= self._view.mirrored[part.partition]
+        ]
         if fresh:
             self._staged.repeated |= self._stored_rows.note_chunk([row.id for _, row in fresh])
+        rows = [(number, row) for number, row in fresh if row.value is not None]
+        deleted = [(number, row) for number, row in fresh if row.value is None]
         table = self._view.table
         # Most rows are as an event has them, so the values become columns once for both.
-        values, indices = _common_values(events.values, [row.value for _, row in rows])
-        schema = arrow_schema(table, "changes")
-        columns = _arrow_columns(values, [schema.field(column.name) for column in table.columns])
-        if events.ids and self._view.changes:
-            of_events = [column.slice(0, len(events.ids)) for column in columns]
-            bookkeeping = events.bookkeeping(self._view.topic_id)
-            self._append("events", _arrow_table(bookkeeping, of_events, schema))
+        values, indices = _common_values(event_values, [row.value for _, row in rows])
+        fields = [arrow_schema(table, "changes").field(column.name) for column in table.columns]
+        columns = _arrow_columns(values, fields)
+        if events:
+            of_events = [column.slice(0, len(events)) for column in columns]
+            self._append("events", _arrow_table(events, of_events, arrow_schema(table, "changes")))
         if rows:
             of_rows = columns if indices is None else [column.take(indices) for column in columns]
-            self._append(
-                "rows", _arrow_table(_versions(rows), of_rows, arrow_schema(table, "mirror"))
-            )
+            schema = arrow_schema(table, "mirror")
+            self._append("rows", _arrow_table(_versions(rows), of_rows, schema))
         if deleted:
-            self._append(
-                "deleted", _arrow_table(_versions(deleted), [], arrow_schema(None, "mirror"))
-            )
+            schema = arrow_schema(None, "mirror")
+            self._append("deleted", _arrow_table(_versions(deleted), [], schema))
 
     def values(self, missing: Mapping[str, Sequence[str]]) -> Mapping[str, tuple[Any, ...]]:
         """Look up missing values; see `StoredRows.values`. Raises Failure."""
@@ -247,42 +230,27 @@ class _Stage:
         if view.files is not None and (
             search := self._staged.search(view.table.qualified, view.mirror, view.files)
         ):
-            try:
+            with _reported(reading(view.mirror)):
                 self._staged.superseded = dict(search_files(search))
-            except OSError as error:
-                raise Failure("unavailable", read_failure(view.mirror, error).message) from None
         return self._staged
-
-    def _fresh(self, part: Part) -> list[FoldedRow]:
-        """Select the rows that the mirror lacks."""
-        first_unknown = self._view.mirrored[part.partition]
-        return [row for row in part.rows.values() if row.offset >= first_unknown]
 
     def _append(self, kind: str, table: "pa.Table") -> None:
         """Add a row group to the file of a kind (a list of `Staged`); close it when it is full."""
-        folder = self._folder(kind)
-        with _translated_errors(folder):
-            if kind not in self._writers:
-                self._writers[kind] = FileWriter(folder, self._names.generate())
+        if kind not in self._writers:
+            self._writers[kind] = FileWriter(self._folder(kind), self._names.generate())
+        with _reported(writing(self._folder(kind))):
             self._writers[kind].add(table)
         if self._writers[kind].bytes > FILE_BYTES:
             self._close(kind)
 
     def _close(self, kind: str) -> None:
-        files = {
-            "events": self._staged.events,
-            "rows": self._staged.rows,
-            "deleted": self._staged.deleted,
-        }
         if writer := self._writers.pop(kind, None):
-            with _translated_errors(self._folder(kind)):
+            with _reported(writing(self._folder(kind))):
                 file = writer.close()
-            files[kind].extend([file] if file else [])
+            getattr(self._staged, kind).extend([file] if file else [])
 
     def _folder(self, kind: str) -> str:
-        if kind == "events" and self._view.changes:
-            return self._view.changes
-        return self._view.mirror
+        return self._view.changes if kind == "events" and self._view.changes else self._view.mirror
 
     def _key_values(self, source: Source) -> tuple[Any, ...]:
         """Return the values of a deleted row: only those of its key are certain."""
@@ -293,31 +261,26 @@ class _Stage:
 
 
 @contextmanager
-def _translated_errors(folder: str) -> Iterator[None]:
-    """Turn errors of a file system into failures of the destination."""
+def _reported(access: AbstractContextManager[None]) -> Iterator[None]:
+    """Turn the failure of an access to files into one of the destination."""
     try:
-        yield
-    except OSError as error:
-        raise Failure("unavailable", write_failure(folder, error).message) from None
+        with access:
+            yield
+    except SinkUnavailable as error:
+        raise Failure("unavailable", error.message) from None
 
 
-def _versions(rows: Sequence[tuple[int, FoldedRow]]) -> list[Sequence[Any]]:
+def _versions(rows: Sequence[tuple[int, FoldedRow]]) -> list[tuple[Any, ...]]:
     """Make the columns `columns.MIRROR` of rows of partitions."""
-    return [
-        [row.id for _, row in rows],
-        [partition for partition, _ in rows],
-        [row.offset for _, row in rows],
-    ]
+    return [(row.id, partition, row.offset) for partition, row in rows]
 
 
 def _common_values(
     events: Sequence[tuple[Any, ...]], rows: Sequence[tuple[Any, ...]]
-) -> "tuple[Sequence[tuple[Any, ...]], pa.Array | None]":
+) -> tuple[Sequence[tuple[Any, ...]], pa.Array | None]:
     """Put together the values of events and of rows: all of them, the events' first, and for each row
     where its values are; None where the rows' are all of them, in their order.
     """
-    import pyarrow as pa
-
     places = {id(values): place for place, values in enumerate(events)}
     filled = [values for values in rows if id(values) not in places]
     places.update({id(values): place for place, values in enumerate(filled, len(events))})
@@ -326,22 +289,106 @@ def _common_values(
     return [*events, *filled], None if in_order else pa.array(indices, pa.int64())
 
 
-def _arrow_columns(
-    rows: Sequence[tuple[Any, ...]], fields: "Sequence[pa.Field]"
-) -> "list[pa.Array]":
+def _arrow_columns(rows: Sequence[tuple[Any, ...]], fields: Sequence[pa.Field]) -> list[pa.Array]:
     """Put the values of rows into columns."""
-    import pyarrow as pa
-
     columns = zip(*rows, strict=True) if rows else [()] * len(fields)
     return [pa.array(column, field.type) for column, field in zip(columns, fields, strict=True)]
 
 
 def _arrow_table(
-    bookkeeping: Sequence[Any], values: "Sequence[pa.Array]", schema: "pa.Schema"
-) -> "pa.Table":
-    """Make a table of our own columns and the columns of values, by a schema."""
-    import pyarrow as pa
+    bookkeeping: Sequence[tuple[Any, ...]], values: Sequence[pa.Array], schema: pa.Schema
+) -> pa.Table:
+    """Make a table of rows of our own columns, and of the columns of values, by a schema."""
+    fields = list(schema)[: len(schema) - len(values)]
+    return pa.table([*_arrow_columns(bookkeeping, fields), *values], schema=schema)
 
-    fields = list(schema)[: len(bookkeeping)]
-    ours = [pa.array(column, field.type) for column, field in zip(bookkeeping, fields, strict=True)]
-    return pa.table([*ours, *values], schema=schema)
+
+class StoredRows:
+    """The stored rows of one view, for one task in its thread: they complete changes that don't carry every
+    value. They are in what the task has staged, or in the mirror.
+
+    version: of the mirror that the batch goes on from; None while that has no rows.
+    """
+
+    def __init__(self, table: Table, folder: str, version: int | None) -> None:
+        self._table = table
+        self._folder = folder
+        self._mirror = None if version is None else MirrorVersion(folder, version)
+        self._staged_hashes = np.empty(0, np.int64)
+
+    def note_chunk(self, ids: Sequence[str]) -> bool:
+        """Remember the rows of a chunk; return whether one of them is staged repeatedly now."""
+        # Two sorted halves one after the other: a stable sort only merges them.
+        hashes = np.concatenate([self._staged_hashes, np.sort(_hashes(ids))])
+        self._staged_hashes = np.sort(hashes, kind="stable")
+        return bool((self._staged_hashes[1:] == self._staged_hashes[:-1]).any())
+
+    def staged_ids(self, ids: Sequence[str]) -> list[str]:
+        """Select those ids that earlier chunks may contain (they have the same hash)."""
+        staged = np.isin(_hashes(ids), self._staged_hashes)
+        return [row_id for row_id, is_staged in zip(ids, staged, strict=True) if is_staged]
+
+    def values(
+        self, missing: MissingColumns, rows: Sequence[DataFile], deleted: Sequence[DataFile]
+    ) -> Mapping[str, tuple[Any, ...]]:
+        """Look up the values of missing columns, by id of those rows that exist.
+
+        A row's values are in the order of the table's columns. rows, deleted: files that the task
+        has staged, of rows and of the ids of deleted ones.
+
+        Raises:
+            Failure: files can't be read.
+        """
+        names = {name for columns in missing.values() for name in columns}
+        fields = [field for field in codec(self._table).schema if field.name in names]
+        key_schema = pa.schema([(ID, pa.string()), ("_cdc_offset", pa.int64())])
+        schema = pa.schema([*key_schema, *fields])
+        newest: Newest = {}
+        try:
+            if staged := self.staged_ids(list(missing)):
+                ids = pa.array(sorted(staged), pa.string())
+                for file in [*rows, *deleted]:
+                    path = f"{self._folder}/{file.name}"
+                    wanted = schema if file in rows else key_schema
+                    self._collect(newest, parquet.rows_with_ids(path, ids, wanted))
+            if self._mirror and (absent := self._mirror_ids(missing, newest)):
+                ids = pa.array(sorted(absent), pa.string())
+                self._collect(newest, self._mirror.rows(ids, schema))
+        except (OSError, deltalake.exceptions.DeltaError) as error:
+            raise Failure("unavailable", read_failure(self._folder, error).message) from None
+        return {row_id: values for row_id, (_, values) in newest.items() if values is not None}
+
+    def _mirror_ids(self, missing: MissingColumns, newest: Mapping[str, object]) -> list[str]:
+        """Select the rows that only the mirror can have."""
+        assert self._mirror
+        # A column that the mirror doesn't have yet: no value of it was ever stored.
+        absent = {column.name for column in self._table.columns} - self._mirror.columns
+        return [
+            row_id
+            for row_id, names in missing.items()
+            if row_id not in newest and absent.isdisjoint(names)
+        ]
+
+    def _collect(self, newest: Newest, tables: Iterable[pa.Table]) -> None:
+        """Add rows by their ids where they are newer; without columns of values they are
+        deletes.
+        """
+        names = [column.name for column in self._table.columns]
+        for table in tables:
+            lists = {
+                name: table[name].cast(countable(table[name].type)).to_pylist()
+                for name in names
+                if name in table.column_names
+            }
+            nulls = [None] * table.num_rows
+            rows = zip(*(lists.get(name, nulls) for name in names), strict=True)
+            versions = zip(
+                table[ID].to_pylist(), table["_cdc_offset"].to_pylist(), rows, strict=True
+            )
+            for row_id, offset, values in versions:
+                if row_id not in newest or newest[row_id][0] < offset:
+                    newest[row_id] = offset, values if lists else None
+
+
+def _hashes(ids: Sequence[str]) -> np.ndarray:
+    return np.fromiter(map(hash, ids), np.int64, len(ids))

@@ -11,26 +11,37 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 from cdc.model.generation import new_generation
 from cdc.model.position import ViewCheckpoint, distance
 from cdc.model.table import Table
 from cdc.sink.promotion import wait_until_caught_up
-from cdc.sinks.delta.files.failures import CommitConflict
-from cdc.sinks.delta.files.parquet import FileNames
-from cdc.sinks.delta.log import actions
-from cdc.sinks.delta.log.commits import Commits, LastCommit
-from cdc.sinks.delta.log.history import CLEARED
-from cdc.sinks.delta.log.table_log import NO_TABLE, Action, TableLog, TableState
-from cdc.sinks.delta.log.vectors import moved, vector_path
-from cdc.sinks.delta.place import FileMissing, locate, place
-from cdc.sinks.delta.tables import Tables
+from cdc.sinks.delta.log import (
+    CLEARED,
+    DELETION_VECTORS,
+    NO_TABLE,
+    Action,
+    Commits,
+    FileNames,
+    LastCommit,
+    TableLog,
+    TableState,
+    creation,
+    extension,
+    removal_of_all,
+)
+from cdc.sinks.delta.place import CommitConflict, FileMissing, locate, place
+from cdc.sinks.delta.vectors import moved, vector_path
+
+if TYPE_CHECKING:
+    from cdc.sinks.delta.sink import Delta
 
 SWITCH = {"cdc": "SWITCH"}
 """How a table's history shows a switch."""
 
 
-def promote(views: Tables, tables: Sequence[Table], names: Mapping[str, str]) -> dict[str, str]:
+def promote(views: "Delta", tables: Sequence[Table], names: Mapping[str, str]) -> dict[str, str]:
     """Make generations live in one commit a view; returns the names of the previous ones by table.
 
     None is switched before each can be: half of them would show another generation than the rest.
@@ -49,22 +60,22 @@ def promote(views: Tables, tables: Sequence[Table], names: Mapping[str, str]) ->
         lagging[:] = [table for table in lagging if not can_switch(commits, *folders[table])]
         return not lagging
 
-    wait_until_caught_up(is_caught_up, views.sink, lagging)
+    wait_until_caught_up(is_caught_up, views.name, lagging)
     for table in tables:
         views.repair_changes(table)
         if table in pending:
-            attempt = partial(switch, commits, *folders[table], {})
-            wait_until_caught_up(attempt, views.sink, [table])
+            marks = views.may_have_marks(table)
+            attempt = partial(switch, commits, *folders[table], {}, may_have_marks=marks)
+            wait_until_caught_up(attempt, views.name, [table])
     for table in tables:
-        live, name = views.folder(table, "mirror"), new_generation()
-        if not views.may_have_deletion_vectors(table.qualified):
-            wait_until_caught_up(partial(drop_deletion_vectors, commits, live), views.sink)
+        live = views.folder(table, "mirror")
+        name = new_generation()
         if retain_previous(commits, live, f"{live}@{name}"):
             retained[table.qualified] = name
     return retained
 
 
-def list_names(views: Tables, table: Table) -> list[str]:
+def list_names(views: "Delta", table: Table) -> list[str]:
     """List the generations of a view, the live one first.
 
     Without folders that have no table: a killed command had linked files into them, no more.
@@ -76,7 +87,7 @@ def list_names(views: Tables, table: Table) -> list[str]:
     return live_name + [name for name in names if name not in live_name]
 
 
-def drop_unreferenced(views: Tables, tables: Sequence[Table], keep: Mapping[str, str]) -> None:
+def drop_unreferenced(views: "Delta", tables: Sequence[Table], keep: Mapping[str, str]) -> None:
     """Remove the folders of generations that are neither live nor in `keep`."""
     for table in tables:
         live = views.folder(table, "mirror")
@@ -99,12 +110,16 @@ def can_switch(commits: Commits, live: str, generation: str) -> bool:
     return exists and not source_commit.trouble and not lags(source_commit, live_commit)
 
 
-def switch(commits: Commits, live: str, generation: str, shared: dict[str, str]) -> bool:
+def switch(
+    commits: Commits, live: str, generation: str, shared: dict[str, str], *, may_have_marks: bool
+) -> bool:
     """Commit the files of the table in `generation` as those of `live`; return whether it was done.
 
     It isn't done while the live table is ahead, or when somebody else commits to it meanwhile.
 
     shared: what earlier attempts have shared, see `share_files`.
+    may_have_marks: whether readers of the live table support deletion vectors. If not, support of them isn't
+    demanded any more, unless the generation has some.
     """
     source_commit = commits.last_commit(generation)
     source = commits.log(generation).state
@@ -124,30 +139,13 @@ def switch(commits: Commits, live: str, generation: str, shared: dict[str, str])
     state = commits.log(live).state
     if state is None or lags(source_commit, live_commit):
         return False
-    identity = state.identity
-    shape = actions.extension(state, source.columns, _features(source), replaced=True)
-    removed = actions.removal_of_all(state)
-    changes = [*shape, *removed, *added]
+    if may_have_marks or source.has_marks:
+        shape = extension(state, source.columns, _features(source), replaced=True)
+    else:
+        shape = extension(state, source.columns, replaced=True, dropped=[DELETION_VECTORS])
+    changes = [*shape, *removal_of_all(state), *added]
     try:
-        commits.log(live).commit(identity, changes, "WRITE", checkpoint, SWITCH)
-    except CommitConflict:
-        return False
-    return True
-
-
-def drop_deletion_vectors(commits: Commits, live: str) -> bool:
-    """Stop demanding support of deletion vectors from readers of the live table, if it has none.
-
-    Returns false when somebody else commits to it meanwhile.
-    """
-    state = commits.state(live)
-    if state is None or state.has_marks:
-        return True
-    changes = actions.extension(state, state.columns, dropped=[actions.DELETION_VECTORS])
-    if not changes:
-        return True
-    try:
-        commits.log(live).commit(state.identity, changes, "DROP FEATURE", None)
+        commits.log(live).commit(state.identity, changes, "WRITE", checkpoint, SWITCH)
     except CommitConflict:
         return False
     return True
@@ -173,11 +171,11 @@ def retain_previous(commits: Commits, live: str, generation: str) -> bool:
     version = next(switches, 0) - 1
     source = log.state_at(version) if version >= 0 else None
     # The iterator goes on below the switch.
-    standing = commits.standing(live, history)
-    if source is None or standing is None or standing.checkpoint is None or standing.trouble:
+    last_commit = log.standing(history)
+    if source is None or last_commit is None or not last_commit.checkpoint or last_commit.trouble:
         return False
     try:
-        clone(source, live, generation, standing.checkpoint)
+        clone(source, live, generation, last_commit.checkpoint)
     except FileMissing:
         # A process that was killed after the switch goes on whenever somebody starts it again. That
         # may be later than the clean-up of the files that the switch has replaced.
@@ -192,7 +190,7 @@ def clone(source: TableState, folder: str, target: str, checkpoint: ViewCheckpoi
     Raises FileMissing, SinkUnavailable.
     """
     place(target).remove_all()
-    created = actions.creation(source.columns, _features(source))
+    created = creation(source.columns, _features(source))
     changes = [*created, *share_files(source, folder, target, {})]
     TableLog(target).commit(NO_TABLE, changes, "CREATE TABLE", checkpoint)
 
@@ -240,4 +238,4 @@ def generation_names(live: str) -> list[str]:
 
 def _features(state: TableState) -> set[str]:
     """Name the feature of deletion vectors where a table may have some."""
-    return {actions.DELETION_VECTORS} & state.reader_features
+    return {DELETION_VECTORS} & state.reader_features

@@ -1,72 +1,175 @@
-"""Scan of a mirror: executors turn its columns into the documents that the other views store."""
+"""Scans of mirrors: executors turn its columns into the documents that the other views store.
+
+By deltalake's reading of the log and the marks, not ours.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import deltalake
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from cdc.codec.table import codec
 from cdc.model.table import Table
 from cdc.sink.lane_run import freeze_gc_after
+from cdc.sinks.delta import parquet
+from cdc.sinks.delta.log import Commits
+from cdc.sinks.delta.place import locate, table_uri
 
 if TYPE_CHECKING:
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-ArrowMap = Callable[[Iterator["pa.RecordBatch"]], Iterator["pa.RecordBatch"]]
-"""A function for `mapInArrow`: batches of a partition in, batches out."""
-SCANNED = "id string, document string"
-ROW_ID = "_cdc_id"
+GROUPED = "table string, id string, document string"
+BATCH_ROWS = 1000
+Item = TypeVar("Item")
 
 
-def scan_mirror(
-    spark: "SparkSession", table: Table, folder: str, ids: Sequence[str] | None
-) -> "DataFrame":
-    """Read the rows of the mirror in a folder, or those of some ids: SCANNED."""
-    from pyspark.sql import functions as F
+class MirrorVersion:
+    """A version of a mirror, without the rows that are marked as deleted. It is opened when the first row
+    is read.
 
-    mirror = spark.read.format("delta").load(folder)
-    if ids is not None:
-        requested = spark.createDataFrame([(row_id,) for row_id in ids], f"{ROW_ID} string")
-        mirror = mirror.join(F.broadcast(requested), ROW_ID, "left_semi")
-    needed = {ROW_ID, *(column.name for column in table.columns)}
-    names = {f"c{number}": name for number, name in enumerate(mirror.columns)}
-    # By number: Spark parses a dot or a backtick in a name.
-    columns = [number for number, name in names.items() if name in needed]
-    rows = mirror.toDF(*names).select(*columns)
-    return rows.mapInArrow(freeze_gc_after(document_reader(table, names)), SCANNED)
-
-
-def document_reader(table: Table, names: Mapping[str, str]) -> ArrowMap:
-    """Make the function that turns a mirror's columns, ROW_ID among them, into SCANNED.
-
-    names: the mirror's names of columns, by the names that the batches have.
+    Used by one task in its thread. Methods raise OSError, DeltaError.
     """
 
-    def read_documents(batches: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
-        import pyarrow as pa
+    def __init__(self, folder: str, version: int) -> None:
+        self._folder = folder
+        self._version = version
 
-        for batch in batches:
-            mirror = batch.rename_columns([names[column] for column in batch.schema.names])
-            columns = [row_ids(mirror), documents(table, mirror)]
-            yield pa.RecordBatch.from_arrays(columns, names=["id", "document"])
+    @cached_property
+    def columns(self) -> frozenset[str]:
+        """The names of its columns."""
+        return frozenset(field.name for field in self._table.schema().fields)
 
-    return read_documents
+    def rows(self, ids: pa.Array, schema: pa.Schema) -> Iterator[pa.Table]:
+        """Read the rows of sorted ids, as the columns of a schema."""
+        for path in self._paths:
+            yield from parquet.rows_with_ids(path, ids, schema, self._selections.get(path))
+
+    def batches(self, share: int = 0, shares: int = 1) -> Iterator[pa.RecordBatch]:
+        """Read all rows, with the columns that each file has; or the rows of one share of the files."""
+        for path in self._paths[share::shares]:
+            selection = self._selections.get(path)
+            start = 0
+            with parquet.open_file(path) as file:
+                for batch in file.iter_batches(BATCH_ROWS):
+                    end = start + batch.num_rows
+                    if selection is None:
+                        yield batch
+                    else:
+                        yield batch.filter(pa.array(selection[start:end]))
+                    start = end
+
+    @cached_property
+    def _table(self) -> deltalake.DeltaTable:
+        return deltalake.DeltaTable(table_uri(self._folder), version=self._version)
+
+    @cached_property
+    def _paths(self) -> list[str]:
+        actions = pa.table(self._table.get_add_actions())
+        # Not `file_uris`, which puts the table's folder before absolute paths too.
+        return [locate(self._folder, path) for path in actions["path"].to_pylist()]
+
+    @cached_property
+    def _selections(self) -> dict[str, Any]:
+        """By path of those files that have deletion vectors: which of its rows aren't deleted."""
+        vectors = pa.table(self._table.deletion_vectors().read_all())
+        paths = (locate(self._folder, path) for path in vectors["filepath"].to_pylist())
+        selections = vectors["selection_vector"]
+        return {path: selections[number].values for number, path in enumerate(paths)}
 
 
-def row_ids(batch: "pa.RecordBatch") -> "pa.Array":
+@dataclass(frozen=True)
+class Mirror:
+    """A mirror in a version; None where there is none, so it has no rows."""
+
+    table: Table
+    folder: str
+    version: int | None
+
+
+def scan_mirror(spark: "SparkSession", mirror: Mirror, ids: Sequence[str] | None) -> "DataFrame":
+    """Read the rows of a mirror, of all ids or of some: id string, document string."""
+    shares = spark.sparkContext.defaultParallelism
+    read = partial(read_rows, mirror, shares, ids)
+    return _scan(spark, read, range(shares)).select("id", "document")
+
+
+def scan_mirrors(
+    spark: "SparkSession", folders: Mapping[Table, str], commits: Commits
+) -> "DataFrame":
+    """Scan the mirrors in these folders, as `cdc.sink.capabilities.GroupScanner` says."""
+    states = {folder: commits.state(folder) for folder in folders.values()}
+    mirrors = [
+        Mirror(table, folder, state.version if (state := states[folder]) else None)
+        for table, folder in folders.items()
+    ]
+    return _scan(spark, read_mirror, mirrors)
+
+
+def _scan(
+    spark: "SparkSession",
+    read: Callable[[Item], Iterator[pa.RecordBatch]],
+    items: Sequence[Item],
+) -> "DataFrame":
+    """Read something of each item, in the tasks of one job: GROUPED."""
+    tasks = max(1, min(spark.sparkContext.defaultParallelism, len(items)))
+    work = partial(_read_items, read, [items[task::tasks] for task in range(tasks)])
+    return spark.range(tasks, numPartitions=tasks).mapInArrow(freeze_gc_after(work), GROUPED)
+
+
+def _read_items(
+    read: Callable[[Item], Iterator[pa.RecordBatch]],
+    shares: Sequence[Sequence[Item]],
+    batches: Iterator[pa.RecordBatch],
+) -> Iterator[pa.RecordBatch]:
+    """Read the items of a task: numbers of shares in, GROUPED out."""
+    for batch in batches:
+        for number in batch.column("id").to_pylist():
+            for item in shares[number]:
+                yield from read(item)
+
+
+def read_rows(
+    mirror: Mirror, shares: int, ids: Sequence[str] | None, share: int
+) -> Iterator[pa.RecordBatch]:
+    """Read the rows of one share of a mirror's files, of all ids or of some: GROUPED."""
+    if mirror.version is None:
+        return
+    wanted = None if ids is None else pa.array(ids, pa.string())
+    for batch in MirrorVersion(mirror.folder, mirror.version).batches(share, shares):
+        rows = batch if wanted is None else batch.filter(pc.is_in(row_ids(batch), wanted))
+        if rows.num_rows:
+            yield _batch(mirror, row_ids(rows), documents(mirror.table, rows))
+
+
+def read_mirror(mirror: Mirror) -> Iterator[pa.RecordBatch]:
+    """Read all rows of a mirror: GROUPED, or one row without id and document where it can't be read."""
+    try:
+        yield from read_rows(mirror, 1, None, 0)
+    except (
+        deltalake.exceptions.DeltaError,
+        OSError,
+        ValueError,
+        KeyError,
+        NotImplementedError,
+    ):
+        yield _batch(mirror, pa.nulls(1, pa.string()), pa.nulls(1, pa.string()))
+
+
+def row_ids(batch: pa.RecordBatch) -> pa.Array:
     """Return the ids of a batch's rows as text."""
-    import pyarrow as pa
-
-    return batch.column(ROW_ID).cast(pa.string())
+    return batch.column(parquet.ID).cast(pa.string())
 
 
-def documents(table: Table, batch: "pa.RecordBatch") -> "pa.Array":
+def documents(table: Table, batch: pa.RecordBatch) -> pa.Array:
     """Make a document of each row.
 
     A column that the mirror lacks is null: it is added once a row brings it. Raises ArrowInvalid, a
     ValueError, for a column of another type than the table's.
     """
-    import pyarrow as pa
-
     present = set(batch.schema.names)
     columns = [
         batch.column(field.name) if field.name in present else pa.nulls(batch.num_rows, field.type)
@@ -75,3 +178,8 @@ def documents(table: Table, batch: "pa.RecordBatch") -> "pa.Array":
     # Whatever type they have: the codec casts them where it reads a value.
     names = [column.name for column in table.columns]
     return codec(table).documents(pa.RecordBatch.from_arrays(columns, names=names))
+
+
+def _batch(mirror: Mirror, ids: pa.Array, texts: pa.Array) -> pa.RecordBatch:
+    names = pa.array([mirror.table.qualified] * len(ids), pa.string())
+    return pa.RecordBatch.from_arrays([names, ids, texts], names=["table", "id", "document"])

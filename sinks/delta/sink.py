@@ -4,31 +4,56 @@
 
 Each of the two has its own position, in the metadata of the very commit that brought its rows.
 Events below it are filtered out before the write. Executors write the files of a batch
-(`executor`) and find the rows that it supersedes (`mirror.superseded`), the driver commits them
-(`batch_commit`, of each table `table_commit`). A commit is a file of the table's log that didn't exist
-before: of two writers one fails, and reads the position again.
+(`executor`) and find the rows that it supersedes (`mirror`), the driver commits them (`batch`). A
+commit is a file of the table's log that didn't exist before (`log`): of two writers one fails, and reads
+the position again.
 """
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+import os
+import shutil
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cdc.model.finding import Finding
+from cdc.errors import SinkUnavailable
+from cdc.model.finding import Finding, find
 from cdc.model.outcome import Applied
 from cdc.model.position import ViewCheckpoint
 from cdc.model.table import RowFormat, Table
-from cdc.sink.contract import Batch, Outcome
-from cdc.sinks.delta import capacity, generations, health, table_commit
-from cdc.sinks.delta.batch_commit import BatchCommit, begin_steps
+from cdc.sink.contract import Batch, Outcome, SchemaMismatch
+from cdc.sink.promotion import require_free_space
+from cdc.sinks.delta import generations
 from cdc.sinks.delta.cleanup import Cleanups
-from cdc.sinks.delta.files.columns import refusals
-from cdc.sinks.delta.group_scan import Mirror, scan_bucket, scan_mirrors
-from cdc.sinks.delta.place import is_bucket, place
-from cdc.sinks.delta.scan import SCANNED, scan_mirror
-from cdc.sinks.delta.tables import Tables
+from cdc.sinks.delta.columns import differs, refusals, schema
+from cdc.sinks.delta.log import (
+    CLEARED,
+    DELETION_VECTORS,
+    NO_TABLE,
+    Commits,
+    LastCommit,
+    creation,
+    extension,
+    removal_of_all,
+)
+from cdc.sinks.delta.place import CommitConflict, is_bucket, place
+from cdc.sinks.delta.positions import WriterFence, oldest
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
+
+KINDS = ("changes", "mirror")
+LEAST_FREE = 0.1
+"""Of the disk of a warehouse."""
+TEXT_FACTOR = 8
+"""How much larger the newest rows are as the connector's text than in the mirror.
+
+Spark keeps them as that text until they are written.
+"""
+SPARK_FOLDER = "/tmp"  # noqa: S108
+"""Where Spark spills unless it is configured: the default of spark.local.dir."""
 
 
 class Delta:
@@ -36,7 +61,9 @@ class Delta:
 
     name: of the sink in the pipeline file.
     path: folder of the warehouse, or the URL of one in a bucket.
-    generation_names: by table, of the generation that is written; None for the live one.
+    generation_names: by table, of the generation that is written; None for the live one. Such a
+    generation is a mirror alone. The log of changes has one generation, because a compacted topic
+    couldn't restore it.
     without_deletion_vectors: tables, or patterns of them, whose mirror is for readers that don't
     support deletion vectors.
     """
@@ -52,110 +79,298 @@ class Delta:
         generation_names: Mapping[str, str] | None = None,
         without_deletion_vectors: Collection[str] = (),
     ) -> None:
-        self.name, self.pipeline = name, pipeline
-        self._tables = Tables(name, path, generation_names, without_deletion_vectors)
-        self._commits = self._tables.commits
-        self._cleanups = Cleanups(self._commits)
-
-    @property
-    def path(self) -> str:
-        """The warehouse's folder, absolute."""
-        return self._tables.path
+        self.name = name
+        self.pipeline = pipeline
+        # Absolute, because executors work in another directory.
+        self.path = path if is_bucket(path) else str(Path(path).absolute())
+        self.kinds = KINDS if generation_names is None else ("mirror",)
+        self.commits = Commits()
+        self.fence = WriterFence()
+        self.without_deletion_vectors = without_deletion_vectors
+        self._generation_names = generation_names
+        self._cleanups = Cleanups(self.commits)
+        self._is_tried = False
 
     def folder(self, table: Table, kind: str) -> str:
-        """Return the folder of `changes` or `mirror` of a table."""
-        return self._tables.folder(table, kind)
+        """Return the folder of a part of a view."""
+        suffix = ""
+        if self._generation_names and kind == "mirror":
+            suffix = f"@{self._generation_names[table.qualified]}"
+        return f"{self.path}/{table.qualified}/{kind}{suffix}"
+
+    def folders(self, table: Table) -> dict[str, str]:
+        """Return the folders of a view's parts by kind."""
+        return {kind: self.folder(table, kind) for kind in self.kinds}
+
+    def generation(self, table: Table) -> str | None:
+        """Return the name of the generation that is written; None when it is the live one."""
+        return self._generation_names[table.qualified] if self._generation_names else None
+
+    def may_have_marks(self, table: Table) -> bool:
+        """Whether a table's mirror is for readers that support deletion vectors."""
+        patterns = self.without_deletion_vectors
+        return not any(fnmatchcase(table.qualified, pattern) for pattern in patterns)
+
+    def features(self, table: Table, kind: str) -> list[str]:
+        """Name the features that readers of a part of a view must support, whatever its columns are.
+
+        From the start: Spark can't run a plan that it made before a table had deletion vectors.
+        """
+        return [DELETION_VECTORS] if kind == "mirror" and self.may_have_marks(table) else []
 
     def examine(self, tables: Sequence[Table]) -> list[Finding]:  # noqa: ARG002  # one folder for all
-        """See `health.check_folder`; a bucket must answer. Raises SinkUnavailable."""
+        """See `check_folder`; a bucket must answer. Raises SinkUnavailable."""
         if is_bucket(self.path):
             place(self.path).folders()
             return []
-        return list(health.check_folder(self.name, health.read_folder(self.path)))
+        return list(check_folder(self.name, read_folder(self.path)))
 
     def refusals(self, table: Table) -> list[str]:
         """List why a table can't be stored, one sentence a column."""
         return refusals(table)
 
     def prepare(self, table: Table) -> None:
-        """Create what doesn't exist, without rows: readers find all captured tables and columns."""
-        self._tables.prepare(table)
+        """Create what doesn't exist, without rows: readers find all captured tables and columns.
+
+        Raises SchemaMismatch: a table can't be stored, or what exists can't take it. SinkRejected: the
+        object store lets two writers create one file.
+        """
+        if reasons := self.refusals(table):
+            raise SchemaMismatch(
+                table,
+                self.name,
+                f"{table.qualified} can't be held in {self.name}: {'; '.join(reasons)}.",
+                hint=f"rename it, or write exclude: [COLUMN] for {table.qualified} in the pipeline file, then run"
+                " cdc -p FILE migrate and cdc -p FILE register",
+            )
+        if not self._is_tried:
+            place(self.path).require_one_winner()
+            self._is_tried = True
+        for kind in self.kinds:
+            self.create(table, kind)
+
+    def create(self, table: Table, kind: str) -> None:
+        """Create a Delta table with the source's columns, if there is none.
+
+        Raises SchemaMismatch: there is one that can't be used.
+        """
+        folder = self.folder(table, kind)
+        place(folder).make()
+        state = self.commits.state(folder)
+        if state is None:
+            created = creation(schema(table, kind), self.features(table, kind))
+            # Another process may create it meanwhile.
+            with suppress(CommitConflict):
+                self.commits.log(folder).commit(NO_TABLE, created, "CREATE TABLE", CLEARED)
+        elif differs(state.columns, table):
+            if not self.is_empty(folder):
+                raise SchemaMismatch(table, self.name)
+            self.empty(table, kind, CLEARED)
+        if (last_commit := self.commits.last_commit(folder)).trouble:
+            raise self._unusable(table, folder, last_commit)
+
+    def is_empty(self, folder: str) -> bool:
+        """Whether a Delta table has neither rows nor a position."""
+        last_commit = self.commits.last_commit(folder)
+        if last_commit.checkpoint or last_commit.trouble:
+            return False
+        state = self.commits.log(folder).state
+        return state is None or not state.files
 
     def position(self, table: Table) -> ViewCheckpoint | None:
-        """Return the older of the two positions, where reading has to start again.
+        """Return the older position of a view's parts, where reading starts; the fence records both.
 
-        Raises SchemaMismatch: it is lost, see `table_commit.load_position`.
+        A position that isn't true of the rows any more is returned too, so that these can be read.
+
+        Raises SchemaMismatch: the position is lost.
         """
-        return table_commit.load_position(self._tables, table)
+        checkpoints = {}
+        for kind, folder in self.folders(table).items():
+            last_commit = self.commits.last_commit(folder)
+            if last_commit.trouble and last_commit.checkpoint is None:
+                raise self._unusable(table, folder, last_commit)
+            checkpoints[kind] = last_commit.checkpoint
+        for kind, folder in self.folders(table).items():
+            self.fence.record(folder, checkpoints[kind])
+        return oldest(checkpoints)
 
     def archived(self, table: Table) -> ViewCheckpoint | None:
         """Return the position of the log of changes, whatever the mirror's is."""
-        return self._commits.last_commit(self.folder(table, "changes")).checkpoint
+        return self.commits.last_commit(self.folder(table, "changes")).checkpoint
 
     def apply(self, batch: Batch) -> Outcome:
         """Commit a batch's events and rows. A table that fails doesn't keep the others from it."""
-        steps, failures = begin_steps(self._tables, batch)
-        outcome = Outcome()
-        if steps:
-            outcome = BatchCommit(self._tables, self._cleanups, batch, steps).apply()
-        if failures:
-            raise failures[0]
+        from cdc.sinks.delta.batch import apply_batch
+
+        outcome = apply_batch(self, self._cleanups, batch)
         applied = {advance.table.qualified: Applied() for advance in batch.advances}
         return replace(outcome, applied=applied | outcome.applied, writer_results={})
 
     def clear(self, table: Table) -> None:
-        """Empty a table's mirror."""
-        self._tables.clear(table)
+        """Empty the mirror in one commit.
+
+        The log of changes keeps its rows, unless its columns can't take the table's.
+        """
+        if self.refusals(table):
+            return
+        for kind, folder in self.folders(table).items():
+            state = self.commits.state(folder)
+            if state is None:
+                continue
+            fits = not differs(state.columns, table)
+            if fits and (kind == "changes" or self.is_empty(folder)):
+                continue
+            try:
+                self.empty(table, kind, CLEARED)
+            except SinkUnavailable:
+                # A running stream that finds a view without a position clears it as well. Either
+                # commit does.
+                if self.commits.last_commit(folder).checkpoint is not None:
+                    raise
+
+    def repair_changes(self, table: Table) -> None:
+        """Repair a log of changes that can't continue.
+
+        Nothing but this does it while a mirror is rebuilt. A log whose columns can't take the
+        table's is emptied and continues with the events after those that it had; its earlier
+        versions keep them for a week, or until VACUUM. A log that somebody else has changed keeps
+        its rows.
+        """
+        folder = self.folder(table, "changes")
+        last_commit = self.commits.last_commit(folder)
+        state = self.commits.log(folder).state
+        if state is None:
+            return
+        checkpoint = last_commit.checkpoint
+        if differs(state.columns, table) or (last_commit.trouble and checkpoint is None):
+            self.empty(table, "changes", checkpoint or CLEARED)
+        elif last_commit.trouble and checkpoint:
+            self.commits.log(folder).commit(state.identity, [], "WRITE", checkpoint)
+
+    def empty(self, table: Table, kind: str, checkpoint: ViewCheckpoint) -> None:
+        """Remove all rows of a Delta table and give it the source's columns, in one commit."""
+        folder = self.folder(table, kind)
+        self.fence.forget(folder)
+        state = self.commits.state(folder)
+        if state is None:
+            return
+        shape = extension(state, schema(table, kind), replaced=True)
+        changes = [*shape, *removal_of_all(state)]
+        self.commits.log(folder).commit(state.identity, changes, "WRITE", checkpoint)
 
     def scan(
         self, table: Table, spark: "SparkSession", ids: Sequence[str] | None = None
     ) -> "DataFrame":
-        """Read a mirror's rows as documents: SCANNED."""
+        """Read a mirror's rows as documents: id string, document string."""
+        from cdc.sinks.delta.scan import Mirror, scan_mirror
+
         folder = self.folder(table, "mirror")
-        state = self._commits.state(folder)
-        if state is None:
-            return spark.createDataFrame([], SCANNED)
-        if is_bucket(folder):
-            return scan_bucket(spark, Mirror(table, folder, state.version), ids)
-        return scan_mirror(spark, table, folder, ids)
+        state = self.commits.state(folder)
+        mirror = Mirror(table, folder, state.version if state else None)
+        return scan_mirror(spark, mirror, ids)
 
     def scan_group(self, tables: Sequence[Table], spark: "SparkSession") -> "DataFrame":
         """Read the rows of many small mirrors in one job."""
+        from cdc.sinks.delta.scan import scan_mirrors
+
         folders = {table: self.folder(table, "mirror") for table in tables}
-        return scan_mirrors(spark, folders, self._commits)
+        return scan_mirrors(spark, folders, self.commits)
 
     def close(self) -> None:
         """Close the Delta tables."""
-        self._commits.close()
+        self.commits.close()
 
     def for_generation(self, names: Mapping[str, str]) -> "Delta":
         """Return a sink that writes the generations of these names, by table."""
-        without_vectors = self._tables.without_deletion_vectors
-        return Delta(self.name, self.path, self.pipeline, dict(names), without_vectors)
+        return Delta(self.name, self.path, self.pipeline, names, self.without_deletion_vectors)
 
     def check_capacity(self, tables: Sequence[Table]) -> None:
-        """Check the space for the files, and for the rows as text where Spark spills.
+        """Check the space for the files of second mirrors, and for the rows as text where Spark spills.
 
         Raises SinkRejected when there is too little.
         """
-        capacity.check_capacity(self._tables, tables)
+        mirrors = (self.commits.state(self.folder(table, "mirror")) for table in tables)
+        size_bytes = sum(mirror.size_bytes for mirror in mirrors if mirror)
+        if not is_bucket(self.path):
+            Path(self.path).mkdir(parents=True, exist_ok=True)
+            free = shutil.disk_usage(self.path).free
+            require_free_space(size_bytes, free, self.path, self.name)
+        if folder := spill_folder():
+            free = shutil.disk_usage(folder).free
+            require_free_space(size_bytes * TEXT_FACTOR, free, folder, self.name)
 
     def promote(self, tables: Sequence[Table], names: Mapping[str, str]) -> Mapping[str, str]:
         """Make generations live in one commit a view; see `generations.promote`."""
-        return generations.promote(self._tables, tables, names)
+        return generations.promote(self, tables, names)
 
     def generations(self, table: Table) -> list[str]:
         """List the generations of a view, the live one first."""
-        return generations.list_names(self._tables, table)
+        return generations.list_names(self, table)
 
     def drop_unreferenced(self, tables: Sequence[Table], keep: Mapping[str, str]) -> None:
         """Remove the folders of generations that are neither live nor in `keep`."""
-        generations.drop_unreferenced(self._tables, tables, keep)
+        generations.drop_unreferenced(self, tables, keep)
 
     def remains(self, tables: Sequence[Table]) -> list[str]:
-        """List the folders of the views, which hold all of their generations."""
-        return [f"folder {folder}" for folder in self._tables.view_folders(tables)]
+        """List the folders of the views that have files; they hold all generations."""
+        folders = [f"{self.path}/{table.qualified}" for table in tables]
+        return [f"folder {f}" for f in folders if any(place(f).files()) or place(f).folders()]
 
     def remove(self, tables: Sequence[Table]) -> None:
-        """Remove the folders of the views, and the warehouse's own where nothing else is in it."""
-        self._tables.remove(tables)
+        """Remove views with all generations; the warehouse's folder, too, where it is empty then."""
+        self.commits.close()
+        for table in tables:
+            place(f"{self.path}/{table.qualified}").remove_all()
+        if not is_bucket(self.path):
+            with suppress(OSError):
+                Path(self.path).rmdir()
+
+    def _unusable(self, table: Table, folder: str, last_commit: LastCommit) -> SchemaMismatch:
+        """Make the error that says that the mirror has to be rebuilt."""
+        message = f"The Delta table {folder} can't be gone on with: {last_commit.trouble}."
+        return SchemaMismatch(table, self.name, message)
+
+
+def spill_folder() -> str | None:
+    """Return the folder of this machine in which Spark spills.
+
+    None when Spark runs elsewhere, or hasn't been started yet.
+    """
+    from pyspark.sql import SparkSession
+
+    spark = SparkSession.getActiveSession()
+    if spark is None or not str(spark.sparkContext.master).startswith("local"):
+        return None
+    configured = spark.sparkContext.getConf().get("spark.local.dir")
+    folders = os.environ.get("SPARK_LOCAL_DIRS") or configured or SPARK_FOLDER
+    return folders.split(",")[0]
+
+
+@dataclass(frozen=True)
+class WarehouseFacts:
+    """What was read of the warehouse's folder, or of the first folder above it that exists."""
+
+    folder: str
+    writable: bool
+    free_share: float
+
+
+def read_folder(path: str) -> WarehouseFacts:
+    """Read the facts."""
+    location = Path(path).absolute()
+    folder = next(parent for parent in (location, *location.parents) if parent.exists())
+    usage = shutil.disk_usage(folder)
+    writable = os.access(folder, os.W_OK | os.X_OK) and folder.is_dir()
+    return WarehouseFacts(str(folder), writable, usage.free / usage.total)
+
+
+def check_folder(sink: str, facts: WarehouseFacts) -> Iterator[Finding]:
+    """Judge the folder. Pure."""
+    if not facts.writable:
+        message = f"{sink}: {facts.folder} can't be written by this user."
+        fix = f"ls -ld {facts.folder}"
+        yield find("sink-unfit/folder", facts.folder, message, fix, sink=sink)
+    if facts.free_share < LEAST_FREE:
+        message = f"{sink}: {facts.free_share:.0%} of the disk of {facts.folder} is free."
+        fix = f"df -h {facts.folder}"
+        yield find("disk-low/warehouse", facts.folder, message, fix, sink=sink)

@@ -18,8 +18,8 @@ import cdc.sinks.redis.sink
 from cdc.errors import Fenced, SinkUnavailable
 from cdc.sink.contract import Batch, Outcome
 from cdc.sink.lane import ChunkLimits, Failure, Part, Verdicts
+from cdc.sinks.delta.batch import TableCommit
 from cdc.sinks.delta.sink import Delta
-from cdc.sinks.delta.table_commit import TableCommit
 from cdc.sinks.elasticsearch.executor import ElasticsearchWriter
 from cdc.sinks.elasticsearch.positions import POSITIONS, Positions
 from cdc.sinks.elasticsearch.sink import Elasticsearch

@@ -18,7 +18,7 @@ from cdc.model.position import Position, ViewCheckpoint
 from cdc.sink.contract import Batch, Outcome, PositionLost, Sink
 from cdc.sink.fencing import checkpoint_after
 from cdc.sinks.delta import generations
-from cdc.sinks.delta.log.commits import Commits
+from cdc.sinks.delta.log import Commits
 from cdc.sinks.delta.sink import Delta
 from cdc.sinks.elasticsearch.sink import Elasticsearch
 from cdc.sinks.memory import Memory
@@ -63,7 +63,7 @@ def maker(
         unmarked = ["*"] if kind.endswith("unmarked") else []
         if kind.endswith("compacted"):
             monkeypatch = request.getfixturevalue("monkeypatch")
-            monkeypatch.setattr("cdc.sinks.delta.mirror.compaction.SMALL_FILES", 2)
+            monkeypatch.setattr("cdc.sinks.delta.mirror.SMALL_FILES", 2)
         path = str(folder / "warehouse")
         if kind.endswith("bucket"):
             path = f"{buckets.new_bucket(unique)}/warehouse"
@@ -292,7 +292,7 @@ def test_a_switch_asks_of_readers_what_new_columns_do(
         assert state.has_marks
         log = commits.log(build)
         log.commit(state.identity, [], "WRITE", ViewCheckpoint(Position("id", (2,))))
-    assert generations.switch(commits, live, build, {})
+    assert generations.switch(commits, live, build, {}, may_have_marks=True)
     last = commits.last_commit(live)
     assert last.checkpoint == ViewCheckpoint(Position("id", (2,)), generation="other")
     now = deltalake.DeltaTable(live)

@@ -21,10 +21,10 @@ from cdc.model.generation import new_generation
 from cdc.model.position import Position, ViewCheckpoint
 from cdc.model.table import Column
 from cdc.sink.contract import SchemaMismatch
-from cdc.sinks.delta.folder import Folder
-from cdc.sinks.delta.log.history import Commit, Standing
+from cdc.sinks.delta.batch import TableCommit
+from cdc.sinks.delta.log import Commit, LastCommit
+from cdc.sinks.delta.place import Folder
 from cdc.sinks.delta.sink import Delta
-from cdc.sinks.delta.table_commit import TableCommit
 from tests.contract.crashes import die, survived
 from tests.contract.laws import Harness, filtered, row
 from tests.contract.switches import Moment
@@ -542,12 +542,12 @@ def test_a_second_mirror_needs_room_where_spark_keeps_rows(
     harness.apply()
     harness.sink.check_capacity([harness.table])
     monkeypatch.setenv("SPARK_LOCAL_DIRS", str(tmp_path))
-    monkeypatch.setattr("cdc.sinks.delta.capacity.TEXT_FACTOR", 2**40)
+    monkeypatch.setattr("cdc.sinks.delta.sink.TEXT_FACTOR", 2**40)
     with pytest.raises(SinkRejected, match=f"in {tmp_path};"):
         harness.sink.check_capacity([harness.table])
 
 
-def newest_word(history: Iterable[Commit], *_: object) -> Standing | None:
+def newest_word(history: Iterable[Commit], *_: object) -> LastCommit | None:
     """Believes the newest position, whatever lies above it."""
     texts = (commit.get("userMetadata") or "" for commit in history)
     stored = next(
@@ -558,7 +558,7 @@ def newest_word(history: Iterable[Commit], *_: object) -> Standing | None:
         ),
         None,
     )
-    return Standing(stored if stored.position.offsets else None) if stored else None
+    return LastCommit(stored if stored.position.offsets else None) if stored else None
 
 
 def end_of_batch(_: ViewCheckpoint | None, end: Position) -> Position:
@@ -572,17 +572,17 @@ def end_of_batch(_: ViewCheckpoint | None, end: Position) -> Position:
     ("place", "bug", "test"),
     [
         (
-            "cdc.sinks.delta.log.positions.advance",
+            "cdc.sinks.delta.positions.next_position",
             end_of_batch,
             test_readers_of_a_mirror_that_is_ahead_do_not_go_back,
         ),
         (
-            "cdc.sinks.delta.log.positions.advance",
+            "cdc.sinks.delta.positions.next_position",
             end_of_batch,
             test_a_view_that_is_emptied_doubles_no_event,
         ),
         (
-            "cdc.sinks.delta.log.history.standing",
+            "cdc.sinks.delta.log.standing",
             newest_word,
             partial(
                 test_a_restored_table_goes_on_from_what_it_holds, kind="mirror", restore=by_version

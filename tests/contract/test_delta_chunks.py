@@ -16,7 +16,7 @@ from uuid import UUID
 import deltalake
 import pytest
 
-import cdc.sinks.delta.batch_commit
+import cdc.sinks.delta.batch
 from cdc.codec.decode_options import DecodeOptions
 from cdc.errors import DecodeError, SinkUnavailable
 from cdc.model.outcome import Advance, Applied
@@ -25,10 +25,9 @@ from cdc.model.table import Column, Table
 from cdc.sink.contract import Batch
 from cdc.sink.lane import ChunkLimits, FoldedRow, Part
 from cdc.sink.rejection import Skip
-from cdc.sinks.delta.executor import Staged, WarehouseWriter
-from cdc.sinks.delta.log.vectors import encode85
-from cdc.sinks.delta.mirror.stored_rows import StoredRows
+from cdc.sinks.delta.executor import Staged, StoredRows, WarehouseWriter
 from cdc.sinks.delta.sink import Delta
+from cdc.sinks.delta.vectors import encode85
 from tests.contract.laws import TOPIC_ID, row
 from tests.support.envelopes import PLACEHOLDER, Topic, listed
 from tests.support.envelopes import table as items
@@ -124,7 +123,7 @@ def sink(
 def searched(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where superseded rows are found: by the tasks that write the batch, or by others after them."""
     if request.param == "in a job":
-        monkeypatch.setattr("cdc.sinks.delta.table_commit.SEARCHED_BYTES", -1)
+        monkeypatch.setattr("cdc.sinks.delta.batch.SEARCHED_BYTES", -1)
 
 
 def live(spark: "SparkSession", unique: str, sink: Delta, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,7 +271,7 @@ def without_word(text: str) -> Staged:
     return staged
 
 
-DECODE_STAGED = cdc.sinks.delta.batch_commit.decode_staged
+DECODE_STAGED = cdc.sinks.delta.batch.decode_staged
 
 
 class Mirrored(WarehouseWriter):
@@ -295,6 +294,6 @@ def test_planted(
     name: str,
     bug: object,
 ) -> None:
-    monkeypatch.setattr(cdc.sinks.delta.batch_commit, name, bug)
+    monkeypatch.setattr(cdc.sinks.delta.batch, name, bug)
     with pytest.raises(AssertionError):
         live(spark, unique, sink, monkeypatch)

@@ -82,7 +82,7 @@ def test_a_sink_that_refused_less_would_be_found(
     """
     make, unheld = maker(request, kind, unique, tmp_path), table(unique, names)
     assert make().refusals(unheld)
-    monkeypatch.setattr("cdc.sinks.delta.tables.refusals", lambda _: [])
+    monkeypatch.setattr("cdc.sinks.delta.sink.Delta.refusals", lambda *_: [])
     with pytest.raises(
         Exception, match=r"refuses|can.t make the index|Spark failed|cannot be cast"
     ):

@@ -27,7 +27,6 @@ from cdc.sink.contract import Batch, Outcome, Sink
 from cdc.sink.fencing import checkpoint_after
 from cdc.sink.lane import Part, Verdicts
 from cdc.sink.lane_task import LaneRun, Records
-from cdc.sinks.delta import table_commit
 from cdc.sinks.delta.sink import Delta
 from cdc.sinks.elasticsearch.executor import ElasticsearchWriter
 from cdc.sinks.elasticsearch.sink import Elasticsearch
@@ -177,7 +176,7 @@ def test_what_a_mirror_has_is_merged_again(
         return (0,) * advance.end.partition_count
 
     laws.what_a_view_has_is_not_set_back(harness(f"{unique}_good"))
-    monkeypatch.setattr(table_commit, "known_offsets", nothing)
+    monkeypatch.setattr("cdc.sinks.delta.batch.known_offsets", nothing)
     with pytest.raises(RED):
         laws.what_a_view_has_is_not_set_back(harness(unique))
 

@@ -17,6 +17,7 @@ from unittest import mock
 
 import deltalake
 import duckdb
+import numpy as np
 import polars
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -25,14 +26,19 @@ from pyroaring import BitMap64
 
 from cdc.model.generation import new_generation
 from cdc.model.table import Column
-from cdc.sinks.delta.files.columns import NO_COLUMNS, arrow_schema, schema
-from cdc.sinks.delta.files.parquet import DataFile, FileNames
-from cdc.sinks.delta.log import actions
-from cdc.sinks.delta.log.history import CLEARED
-from cdc.sinks.delta.log.table_log import NO_TABLE, TableLog
-from cdc.sinks.delta.mirror import compaction, marks
-from cdc.sinks.delta.mirror.rewrite import rewrite_files
-from cdc.sinks.delta.mirror.superseded import Search, search_files
+from cdc.sinks.delta import mirror
+from cdc.sinks.delta.columns import NO_COLUMNS, arrow_schema, schema
+from cdc.sinks.delta.log import (
+    CLEARED,
+    DELETION_VECTORS,
+    NO_TABLE,
+    DataFile,
+    FileNames,
+    TableLog,
+    creation,
+    extension,
+)
+from cdc.sinks.delta.mirror import Search, rewrite_files, search_files
 from cdc.sinks.delta.sink import Delta
 from tests.contract.laws import Harness, fill, row
 from tests.support.budget import SCALE
@@ -336,7 +342,7 @@ def test_planted(spark: "SparkSession", tmp_path: Path) -> None:
     fill(history.harness)
     history.apply()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("cdc.sinks.delta.folder.Folder.share", not_shared)
+        patch.setattr("cdc.sinks.delta.place.Folder.share", not_shared)
         history.rebuild()
     for reader in (by_duckdb, by_polars):
         with pytest.raises((duckdb.IOException, FileNotFoundError)):
@@ -379,7 +385,7 @@ class Writer:
         self._offset = 0
         self._log = TableLog(str(folder))
         columns = schema(NO_COLUMNS, "mirror")
-        self._log.commit(NO_TABLE, actions.creation(columns), "CREATE TABLE", CLEARED)
+        self._log.commit(NO_TABLE, creation(columns), "CREATE TABLE", CLEARED)
 
     def commit(self) -> None:
         """A batch, now and then followed by a compaction or a checkpoint."""
@@ -397,17 +403,17 @@ class Writer:
         size = (self.folder / changed).stat().st_size
         file = DataFile(changed, size, json.dumps({"numRecords": len(keys)}))
         superseded = dict(search_files(search))
-        changes = marks.mark(self._log.place, state, [file], superseded, names)
-        extended = actions.extension(state, state.columns, [actions.DELETION_VECTORS])
+        changes = mirror.mark(self._log.place, state, [file], superseded, names)
+        extended = extension(state, state.columns, [DELETION_VECTORS])
         self._log.commit(state.identity, [*extended, *changes], "STREAMING UPDATE", CLEARED)
         (self.folder / deleted).unlink()
         if self.chance.random() < 0.2:
             deltalake.DeltaTable(str(self.folder)).create_checkpoint()
         state = self._log.state
         assert state
-        if files := compaction.select(self._log.place, state):
-            request = compaction.request(self._log, state, files, names)
-            compaction.replace(self._log, state.identity, files, rewrite_files(request))
+        if files := mirror.select(self._log.place, state):
+            request = mirror.request(self._log, state, files, names)
+            mirror.replace(self._log, state.identity, files, rewrite_files(request))
         if self.chance.random() < 0.2:
             self._log = TableLog(str(self.folder))
             self._log.refresh()
@@ -444,7 +450,7 @@ def test_random_commits_are_read_right(
     spark: "SparkSession", tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     """By Spark in some versions, because each takes a second."""
-    monkeypatch.setattr(compaction, "SMALL_FILES", 6)
+    monkeypatch.setattr(mirror, "SMALL_FILES", 6)
     by_version = commit_at_random(tmp_path, seed, 60 * SCALE)
     for version in [*list(by_version)[5::12], max(by_version)]:
         assert read_offsets(spark, str(tmp_path), version) == by_version[version]
@@ -455,7 +461,7 @@ def forgetful(*_: object) -> BitMap64:
     return BitMap64()
 
 
-def once_each(_: Search) -> Iterator[tuple[str, bytes]]:
+def once_each(_: object) -> Iterator[tuple[str, np.ndarray]]:
     """Takes no row of the staged files for superseded."""
     return iter(())
 
@@ -463,8 +469,8 @@ def once_each(_: Search) -> Iterator[tuple[str, bytes]]:
 @pytest.mark.parametrize(
     ("place", "bug"),
     [
-        ("cdc.sinks.delta.log.vectors.deleted_rows", forgetful),
-        ("cdc.sinks.delta.mirror.superseded.find_repeated", once_each),
+        ("cdc.sinks.delta.vectors.deleted_rows", forgetful),
+        ("cdc.sinks.delta.mirror.find_repeated", once_each),
     ],
 )
 def test_planted_marks(tmp_path: Path, place: str, bug: object) -> None:

@@ -14,7 +14,7 @@ from cdc.errors import SinkUnavailable
 from cdc.model.position import ViewCheckpoint
 from cdc.model.table import Table
 from cdc.sink.contract import PositionLost
-from cdc.sinks.delta.log.table_log import NO_TABLE, TableLog
+from cdc.sinks.delta.log import NO_TABLE, TableLog
 from cdc.sinks.redis import scripts as redis_scripts
 from cdc.sinks.redis.sink import Redis
 from tests.contract import laws, switches

@@ -117,7 +117,7 @@ def test_an_application_needs_neither_spark_nor_the_local_servers(bare: Environm
     code = "from cdc import client; client.view('shop.yaml', 'warehouse', 'public.orders')"
     assert "KafkaUnavailable" in bare.python(code).stderr
     # With these a warehouse's position is read, also behind a commit of somebody else.
-    read = bare.python("import deltalake, pyarrow.fs, cdc.sinks.delta.log.commits")
+    read = bare.python("import deltalake, pyarrow.fs, cdc.sinks.delta.log")
     assert read.returncode == 0, read.stderr
 
 

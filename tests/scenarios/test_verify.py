@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import redis
 from pyspark.sql import functions as F
 
-from cdc.sinks.delta.log.commits import Commits
+from cdc.sinks.delta.log import Commits
 from cdc.verify.comparison import Comparison, Options
 from cdc.verify.repair import repair
 from cdc.verify.verification import verify

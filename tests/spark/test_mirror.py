@@ -8,7 +8,7 @@ from pyspark.sql import SparkSession
 
 from cdc.codec.table import codec
 from cdc.model.table import Column, Table
-from cdc.sinks.delta.files.columns import MIRROR, column_type
+from cdc.sinks.delta.columns import MIRROR, column_type
 from cdc.sinks.delta.sink import Delta
 from tests.support.forms import TYPES, compact, wide
 

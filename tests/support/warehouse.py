@@ -3,35 +3,49 @@ mirror, read without Spark.
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import deltalake
 import pyarrow as pa
 
 from cdc.model.position import ViewCheckpoint
 from cdc.model.table import Table
-from cdc.sinks.delta import scan
-from cdc.sinks.delta.files import parquet
-from cdc.sinks.delta.files.columns import to_arrow
-from cdc.sinks.delta.files.parquet import DataFile
-from cdc.sinks.delta.log import actions
-from cdc.sinks.delta.log.table_log import NO_TABLE, Identity, TableLog
+from cdc.sinks.delta import parquet, scan
+from cdc.sinks.delta.columns import to_arrow
+from cdc.sinks.delta.log import (
+    NO_TABLE,
+    DataFile,
+    FileNames,
+    Identity,
+    TableLog,
+    additions,
+    creation,
+)
 from cdc.sinks.delta.sink import Delta
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
 
+def struct(**types: Any) -> Any:
+    """Columns or fields, as Delta's JSON has them."""
+    fields = [
+        {"name": name, "type": type_, "nullable": True, "metadata": {}}
+        for name, type_ in types.items()
+    ]
+    return {"type": "struct", "fields": fields}
+
+
 def begin(folder: str, rows: "DataFrame", stored: ViewCheckpoint) -> None:
     """Make a table of rows. Raises SinkUnavailable when there is one by now."""
     Path(folder).mkdir(parents=True, exist_ok=True)
-    created = [*actions.creation(rows.schema.jsonValue()), *actions.additions(_write(folder, rows))]
+    created = [*creation(rows.schema.jsonValue()), *additions(_write(folder, rows))]
     TableLog(folder).commit(NO_TABLE, created, "WRITE", stored)
 
 
 def write(folder: str, identity: Identity, rows: "DataFrame", stored: ViewCheckpoint) -> None:
     """Add rows to a version of a table. Raises SinkUnavailable when there is a newer one."""
-    files = actions.additions(_write(folder, rows))
+    files = additions(_write(folder, rows))
     TableLog(folder).commit(identity, files, "WRITE", stored)
 
 
@@ -39,9 +53,7 @@ def _write(folder: str, rows: "DataFrame") -> list[DataFile]:
     """Write rows as a file that is in no commit yet."""
     columns = to_arrow(rows.schema.jsonValue())
     table = parquet.fit_to_schema(rows.toArrow(), columns)
-    file = parquet.write_file(
-        folder, parquet.FileNames().generate(), [table] if table.num_rows else []
-    )
+    file = parquet.write_file(folder, FileNames().generate(), [table] if table.num_rows else [])
     return [file] if file else []
 
 

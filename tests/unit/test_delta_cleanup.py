@@ -13,11 +13,19 @@ from structlog.testing import capture_logs
 from cdc.errors import SinkUnavailable
 from cdc.sinks.delta import cleanup
 from cdc.sinks.delta.cleanup import Cleanups
-from cdc.sinks.delta.files.parquet import DataFile, FileNames, write_file
-from cdc.sinks.delta.log import actions
-from cdc.sinks.delta.log.commits import Commits
-from cdc.sinks.delta.log.history import CLEARED
-from cdc.sinks.delta.log.table_log import NO_TABLE, TableLog
+from cdc.sinks.delta.log import (
+    CLEARED,
+    NO_TABLE,
+    Commits,
+    DataFile,
+    FileNames,
+    TableLog,
+    additions,
+    creation,
+    removal_of_all,
+)
+from cdc.sinks.delta.parquet import write_file
+from tests.support.warehouse import struct
 
 NO_SPARK: Any = None
 
@@ -51,8 +59,6 @@ def test_a_removal_that_fails_fails_no_batch(
 def test_a_log_of_changes_is_rid_of_what_no_commit_has_named(tmp_path: Path) -> None:
     """Its earlier versions stay readable, and mirrors beside it are none of its generations."""
     folder, commits = str(tmp_path / "changes"), Commits()
-    field = {"name": "n", "type": "long", "nullable": True, "metadata": {}}
-    schema = {"type": "struct", "fields": [field]}
 
     def write(n: int) -> DataFile:
         file = write_file(folder, FileNames().generate(), [pa.table({"n": [n]})])
@@ -63,10 +69,10 @@ def test_a_log_of_changes_is_rid_of_what_no_commit_has_named(tmp_path: Path) -> 
     (tmp_path / "mirror@unreadable").touch()
     replaced, present, killed = map(write, range(3))
     log = commits.log(folder)
-    created = [*actions.creation(schema), *actions.additions([replaced])]
+    created = [*creation(struct(n="long")), *additions([replaced])]
     log.commit(NO_TABLE, created, "WRITE", CLEARED)
     assert log.state
-    changes = [*actions.removal_of_all(log.state), *actions.additions([present])]
+    changes = [*removal_of_all(log.state), *additions([present])]
     log.commit(log.state.identity, changes, "WRITE", CLEARED)
     assert cleanup.remove_unreferenced(commits, folder, set()) == set()
     assert (tmp_path / "changes" / killed.name).exists(), "somebody may be about to commit it"
@@ -82,9 +88,7 @@ def test_a_checkpoint_comes_however_many_commits_a_batch_makes(tmp_path: Path) -
     commits = Commits()
     cleanups = Cleanups(commits)
     log = commits.log(folder)
-    field = {"name": "n", "type": "long", "nullable": True, "metadata": {}}
-    created = actions.creation({"type": "struct", "fields": [field]})
-    log.commit(NO_TABLE, created, "WRITE", None)
+    log.commit(NO_TABLE, creation(struct(n="long")), "WRITE", None)
     for name in (f".{uuid4()}.tmp", f"_delta_log/.{uuid4()}.tmp"):
         (tmp_path / name).touch()
         os.utime(tmp_path / name, (1.0, 1.0))
@@ -95,5 +99,5 @@ def test_a_checkpoint_comes_however_many_commits_a_batch_makes(tmp_path: Path) -
         cleanups.tidy(NO_SPARK, folder)
     assert len(list(tmp_path.glob("_delta_log/*.checkpoint.parquet"))) == 2
     assert TableLog(folder).refresh() == log.state
-    cleanup.remove_temporary(folder)
+    assert cleanup.remove_unreferenced(commits, folder, set()) == set()
     assert not [*tmp_path.glob(".*.tmp"), *tmp_path.glob("_delta_log/.*.tmp")]

@@ -21,11 +21,10 @@ from cdc.model.table import Column, Table
 from cdc.sink.lane import ChunkLimits, Lane, PartitionOutcome
 from cdc.sink.lane_task import LaneRun
 from cdc.sink.rejection import Skip
-from cdc.sinks.delta.executor import Staged, ViewState, WarehouseWriter
-from cdc.sinks.delta.files import parquet
-from cdc.sinks.delta.files.parquet import FileNames
-from cdc.sinks.delta.mirror.stored_rows import StoredRows
-from cdc.sinks.delta.table_commit import TableCommit
+from cdc.sinks.delta import parquet
+from cdc.sinks.delta.batch import TableCommit
+from cdc.sinks.delta.executor import Staged, StoredRows, ViewState, WarehouseWriter
+from cdc.sinks.delta.log import DataFile, FileNames
 from tests.support.envelopes import PLACEHOLDER, Topic, encoded
 from tests.support.envelopes import table as items
 
@@ -74,7 +73,7 @@ def run(state: ViewState, topic: Topic, rows: int = 100) -> tuple[list[Partition
     return reports, staged
 
 
-def read_files(folder: Path, kind: str, files: list[parquet.DataFile]) -> list[dict[str, Any]]:
+def read_files(folder: Path, kind: str, files: list[DataFile]) -> list[dict[str, Any]]:
     return [
         record for file in files for record in pq.read_table(folder / kind / file.name).to_pylist()
     ]

@@ -14,13 +14,18 @@ import pytest
 from pyroaring import BitMap64
 
 from cdc.model.table import Column, Table
-from cdc.sinks.delta.files.columns import schema
-from cdc.sinks.delta.files.parquet import DataFile, FileNames
-from cdc.sinks.delta.group_scan import Mirror, read_rows
-from cdc.sinks.delta.log import actions
-from cdc.sinks.delta.log.table_log import NO_TABLE, TableLog
-from cdc.sinks.delta.mirror.marks import mark
-from cdc.sinks.delta.scan import document_reader, documents
+from cdc.sinks.delta.columns import schema
+from cdc.sinks.delta.log import (
+    DELETION_VECTORS,
+    NO_TABLE,
+    DataFile,
+    FileNames,
+    TableLog,
+    additions,
+    creation,
+)
+from cdc.sinks.delta.mirror import mark
+from cdc.sinks.delta.scan import Mirror, documents, read_mirror, read_rows
 
 STAMP, LOCAL = "timestamp with time zone", "timestamp without time zone"
 VALUES: list[tuple[str, pa.DataType, Any, str]] = [
@@ -88,17 +93,6 @@ def test_values(type_: str, arrow_type: pa.DataType, value: Any, text: str) -> N
     json.loads(document)
 
 
-def test_rows_have_their_ids() -> None:
-    """Whatever the columns are called when they come."""
-    mirror = part(pa.string(), "a", "b")
-    names = {f"c{number}": name for number, name in enumerate(mirror.schema.names)}
-    (rows,) = document_reader(items("text"), names)(iter([mirror.rename_columns(list(names))]))
-    assert rows.to_pylist() == [
-        {"id": "0", "document": '{"v\\"":"a","later":null,"id":0}'},
-        {"id": "1", "document": '{"v\\"":"b","later":null,"id":1}'},
-    ]
-
-
 def test_files_of_a_mirror(tmp_path: Path) -> None:
     """One that can't be read, or has something else in it, is reported by a row without an id,
     whatever else there is.
@@ -118,11 +112,11 @@ def test_files_of_a_mirror(tmp_path: Path) -> None:
                 Path(folder).mkdir(exist_ok=True)
                 shutil.copy(tmp_path / name, folder)
         listed = [DataFile(name, 1, '{"numRecords": 2}') for name in files]
-        created = [*actions.creation(schema(items("text"), "mirror")), *actions.additions(listed)]
+        created = [*creation(schema(items("text"), "mirror")), *additions(listed)]
         TableLog(folder).commit(NO_TABLE, created, "WRITE", None)
         return [
             key
-            for rows in read_rows(Mirror(items("text"), folder, 0))
+            for rows in read_mirror(Mirror(items("text"), folder, 0))
             for key in rows.column("id").to_pylist()
         ]
 
@@ -130,7 +124,7 @@ def test_files_of_a_mirror(tmp_path: Path) -> None:
     assert ids(good) == ["0", "1"]
     for bad in (foreign, torn, gone):
         assert ids(good, bad) == ["0", "1", None]
-    assert list(read_rows(Mirror(items("text"), str(tmp_path / "nothing"), None))) == []
+    assert list(read_mirror(Mirror(items("text"), str(tmp_path / "nothing"), None))) == []
 
 
 def test_marked_rows_are_left_out(tmp_path: Path) -> None:
@@ -138,11 +132,15 @@ def test_marked_rows_are_left_out(tmp_path: Path) -> None:
     pq.write_table(pa.Table.from_batches([rows]), tmp_path / "part.parquet")
     log = TableLog(str(tmp_path))
     columns = schema(items("text"), "mirror")
-    log.commit(NO_TABLE, actions.creation(columns, [actions.DELETION_VECTORS]), "WRITE", None)
+    log.commit(NO_TABLE, creation(columns, [DELETION_VECTORS]), "WRITE", None)
     assert log.state
     file = DataFile("part.parquet", 1, '{"numRecords": 5}')
     superseded = {"part.parquet": BitMap64([1, 4]).serialize()}
     changes = mark(log.place, log.state, [file], superseded, FileNames())
     log.commit(log.state.identity, changes, "WRITE", None)
-    (read,) = read_rows(Mirror(items("text"), str(tmp_path), 1))
+    (read,) = read_mirror(Mirror(items("text"), str(tmp_path), 1))
     assert read.column("id").to_pylist() == ["0", "2", "3"]
+    (chosen,) = read_rows(Mirror(items("text"), str(tmp_path), 1), 1, ["3", "4"], 0)
+    assert chosen.to_pylist() == [
+        {"table": "public.t", "id": "3", "document": '{"v\\"":"d","later":null,"id":3}'}
+    ]

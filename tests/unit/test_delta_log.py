@@ -20,30 +20,30 @@ from pyroaring import BitMap64
 
 from cdc.errors import SinkRejected
 from cdc.model.position import Position, ViewCheckpoint
-from cdc.sinks.delta.files.failures import CommitConflict
-from cdc.sinks.delta.files.parquet import FileNames
-from cdc.sinks.delta.folder import Folder
-from cdc.sinks.delta.log import vectors
-from cdc.sinks.delta.log.actions import DELETION_VECTORS, creation
-from cdc.sinks.delta.log.commits import Commits, LastCommit
-from cdc.sinks.delta.log.history import CLEARED
-from cdc.sinks.delta.log.table_log import NO_TABLE, TableLog, UnknownFeature, commit_path, removal
-from cdc.sinks.delta.mirror.compaction import select
-from cdc.sinks.delta.mirror.marks import mark
-from cdc.sinks.delta.place import place
+from cdc.sinks.delta import vectors
+from cdc.sinks.delta.log import (
+    CLEARED,
+    DELETION_VECTORS,
+    NO_TABLE,
+    Commits,
+    FileNames,
+    LastCommit,
+    TableLog,
+    UnknownFeature,
+    commit_path,
+    creation,
+    removal,
+)
+from cdc.sinks.delta.mirror import mark, select
+from cdc.sinks.delta.place import CommitConflict, Folder, place
 from tests.support import buckets
-from tests.support.warehouse import values_by_id
+from tests.support.warehouse import struct, values_by_id
 
 SCHEMA = pa.schema([("id", pa.string()), ("n", pa.int64())])
-FIELDS = [
-    {"name": "id", "type": "string", "nullable": True, "metadata": {}},
-    {"name": "n", "type": "long", "nullable": True, "metadata": {}},
-]
-COLUMNS = {"type": "struct", "fields": FIELDS}
 
 
 def create(log: TableLog, **properties: str) -> None:
-    protocol, metadata = creation(COLUMNS, [DELETION_VECTORS])
+    protocol, metadata = creation(struct(id="string", n="long"), [DELETION_VECTORS])
     metadata["metaData"]["configuration"] |= properties
     log.commit(NO_TABLE, [protocol, metadata], "CREATE TABLE", None)
 

@@ -7,15 +7,15 @@ import pytest
 from cdc.errors import CdcError
 from cdc.model.outcome import Advance
 from cdc.model.position import Position, ViewCheckpoint
-from cdc.sinks.delta.log.history import CLEARED, Commit, Standing, standing
-from cdc.sinks.delta.log.positions import (
-    advance,
+from cdc.sinks.delta.log import CLEARED, Commit, LastCommit, standing
+from cdc.sinks.delta.positions import (
+    WriterFence,
     from_transactions,
     known_offsets,
+    next_position,
     oldest,
     to_transactions,
 )
-from cdc.sinks.delta.log.writer_fence import WriterFence
 from tests.support.envelopes import table
 
 
@@ -36,7 +36,7 @@ def checkpoint(*offsets: int, topic: str = "one") -> ViewCheckpoint:
 def test_a_position_never_goes_back(
     previous: ViewCheckpoint | None, end: tuple[int, ...], result: tuple[int, ...]
 ) -> None:
-    assert advance(previous, Position("one", end)) == Position("one", result)
+    assert next_position(previous, Position("one", end)) == Position("one", result)
     assert all(map(int.__ge__, result, known_offsets(previous, Position("one", end))))
 
 
@@ -53,7 +53,7 @@ def test_a_position_never_goes_back(
 def test_reading_starts_where_neither_misses_a_record(
     changes: ViewCheckpoint | None, mirror: ViewCheckpoint | None, start: tuple[int, ...] | None
 ) -> None:
-    start_checkpoint = oldest(changes, mirror)
+    start_checkpoint = oldest({"changes": changes, "mirror": mirror})
     assert (start_checkpoint and start_checkpoint.position.offsets) == start
 
 
@@ -78,7 +78,7 @@ OURS = [commit(number, stored=checkpoint(number)) for number in range(5)]
 
 def stands(
     *newer: Commit, changed: tuple[int, ...] = (), older: list[Commit] = OURS
-) -> Standing | None:
+) -> LastCommit | None:
     """Return the standing after these commits, given in the order in which they were made."""
     return standing([*newer[::-1], *older[::-1]], changed.__contains__, lambda _: None)
 
@@ -86,19 +86,19 @@ def stands(
 def test_what_rearranges_files_leaves_the_position() -> None:
     assert stands(
         commit(5, "OPTIMIZE"), commit(6, "SET TBLPROPERTIES"), commit(7, "VACUUM END")
-    ) == Standing(checkpoint(4))
+    ) == LastCommit(checkpoint(4))
 
 
 def test_a_restore_leads_back() -> None:
     restore = commit(5, "RESTORE", version="2")
-    assert stands(restore) == Standing(checkpoint(2))
-    assert stands(restore, commit(6, "RESTORE", version=4)) == Standing(checkpoint(4))
+    assert stands(restore) == LastCommit(checkpoint(2))
+    assert stands(restore, commit(6, "RESTORE", version=4)) == LastCommit(checkpoint(4))
     assert stands(
         restore, commit(6, "RESTORE", version="1"), commit(7, "RESTORE", version="5")
-    ) == Standing(checkpoint(2))
-    assert stands(restore, commit(6, stored=checkpoint(3))) == Standing(checkpoint(3))
+    ) == LastCommit(checkpoint(2))
+    assert stands(restore, commit(6, stored=checkpoint(3))) == LastCommit(checkpoint(3))
     nowhere = [commit(0, "CREATE TABLE", CLEARED), *OURS[1:]]
-    assert stands(commit(5, "RESTORE", version="0"), older=nowhere) == Standing(None)
+    assert stands(commit(5, "RESTORE", version="0"), older=nowhere) == LastCommit(None)
 
 
 def test_a_restore_undoes_what_somebody_else_has_done() -> None:
@@ -107,7 +107,7 @@ def test_a_restore_undoes_what_somebody_else_has_done() -> None:
     assert standing_before
     assert standing_before.checkpoint == checkpoint(4)
     assert "DELETE (version 5)" in standing_before.trouble
-    assert stands(deleted, restore, changed=(5, 6)) == Standing(checkpoint(4))
+    assert stands(deleted, restore, changed=(5, 6)) == LastCommit(checkpoint(4))
     standing_after = stands(deleted, restore, commit(7, "RESTORE", version="5"), changed=(5, 6, 7))
     assert standing_after == standing_before
 
@@ -122,7 +122,7 @@ def test_what_is_not_said_is_not_made_up() -> None:
 
 def test_a_restore_that_names_a_time_is_looked_up() -> None:
     history = [commit(5, "RESTORE", version=None, timestamp="2026-01-01"), *OURS[::-1]]
-    assert standing(history, lambda _: False, lambda version: version - 3) == Standing(
+    assert standing(history, lambda _: False, lambda version: version - 3) == LastCommit(
         checkpoint(2)
     )
 
@@ -136,7 +136,7 @@ def test_a_checkpoint_that_the_log_has_kept_is_nobody_elses() -> None:
     folders = {"mirror": "/warehouse/mirror"}
     fence = WriterFence()
     fence.record("/warehouse/mirror", stored)
-    fence.begin_step("us", step, folders, pytest.fail)
+    fence.begin_step("us", step, folders, {})
     assert fence.gains("us", step, "/warehouse/mirror", kept)
     other = replace(kept, position=Position("one", (3, 9)))
     with pytest.raises(CdcError):

@@ -10,14 +10,18 @@ import pyarrow.parquet as pq
 import pytest
 from pyroaring import BitMap64
 
-from cdc.sinks.delta.files.columns import NO_COLUMNS, schema
-from cdc.sinks.delta.files.parquet import DataFile, FileNames
-from cdc.sinks.delta.log.actions import DELETION_VECTORS, creation
-from cdc.sinks.delta.log.history import CLEARED
-from cdc.sinks.delta.log.table_log import NO_TABLE, TableLog
-from cdc.sinks.delta.mirror import compaction, marks
-from cdc.sinks.delta.mirror.rewrite import rewrite_files
-from cdc.sinks.delta.mirror.superseded import Search, search_files
+from cdc.sinks.delta import mirror
+from cdc.sinks.delta.columns import NO_COLUMNS, schema
+from cdc.sinks.delta.log import (
+    CLEARED,
+    DELETION_VECTORS,
+    NO_TABLE,
+    DataFile,
+    FileNames,
+    TableLog,
+    creation,
+)
+from cdc.sinks.delta.mirror import Search, rewrite_files, search_files
 from tests.support.warehouse import values_by_id
 
 SCHEMA = pa.schema(
@@ -97,7 +101,7 @@ def test_marks_add_up_and_a_file_without_rows_goes(tmp_path: Path) -> None:
         search = Search("t", str(tmp_path), list(state.files), [name], [gone], repeated=True)
         stats = json.dumps({"numRecords": len(versions)})
         file = DataFile(name, (tmp_path / name).stat().st_size, stats)
-        actions = marks.mark(log.place, state, [file], dict(search_files(search)), FileNames())
+        actions = mirror.mark(log.place, state, [file], dict(search_files(search)), FileNames())
         log.commit(state.identity, actions, "STREAMING UPDATE", CLEARED)
         live |= dict(versions)
         for key, _ in deleted:
@@ -112,21 +116,21 @@ def test_compaction_changes_no_row(tmp_path: Path) -> None:
         NO_TABLE, creation(schema(NO_COLUMNS, "mirror"), [DELETION_VECTORS]), "CREATE TABLE", None
     )
     live: dict[str, int] = {}
-    for number in range(compaction.SMALL_FILES):
+    for number in range(mirror.SMALL_FILES):
         assert log.state is not None
-        assert compaction.select(log.place, log.state) == []
+        assert mirror.select(log.place, log.state) == []
         versions = [(f"k{number}", number), ("changing", number)]
         name = write(tmp_path, f"part-{number}.parquet", versions)
         file = DataFile(name, (tmp_path / name).stat().st_size, json.dumps({"numRecords": 2}))
         search = Search("t", str(tmp_path), list(log.state.files), [name], [])
-        actions = marks.mark(log.place, log.state, [file], dict(search_files(search)), FileNames())
+        actions = mirror.mark(log.place, log.state, [file], dict(search_files(search)), FileNames())
         log.commit(log.state.identity, actions, "STREAMING UPDATE", CLEARED)
         live |= dict(versions)
     assert log.state is not None
-    selected = compaction.select(log.place, log.state)
-    assert len(selected) == compaction.SMALL_FILES
-    request = compaction.request(log, log.state, selected, FileNames())
-    compaction.replace(log, log.state.identity, selected, rewrite_files(request))
+    selected = mirror.select(log.place, log.state)
+    assert len(selected) == mirror.SMALL_FILES
+    request = mirror.request(log, log.state, selected, FileNames())
+    mirror.replace(log, log.state.identity, selected, rewrite_files(request))
     assert len(log.state.files) == 1
     assert not log.state.has_marks
     assert not log.changed_rows(log.state.version)

@@ -3,7 +3,7 @@
 import pytest
 
 from cdc.model.table import Column, Table
-from cdc.sinks.delta.files.columns import refusals
+from cdc.sinks.delta.columns import refusals
 
 
 def made_of(*names: str) -> Table:

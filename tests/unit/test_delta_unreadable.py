@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from cdc.errors import SinkUnavailable
-from cdc.sinks.delta.log.commits import Commits
+from cdc.sinks.delta.log import Commits
 
 
 def break_mount(warehouse: Path) -> None:

@@ -33,7 +33,7 @@ from cdc.readiness.facts import (
     is_loopback,
 )
 from cdc.readiness.replication_slot import Slot
-from cdc.sinks.delta.health import WarehouseFacts, check_folder
+from cdc.sinks.delta.sink import WarehouseFacts, check_folder
 from cdc.sinks.elasticsearch.health import IndexFacts, check_cluster
 from cdc.sinks.redis.health import check_info
 from docs.generate import FOLDER

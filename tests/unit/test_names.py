@@ -11,7 +11,7 @@ import yaml
 from cdc.errors import SourceError
 from cdc.model import column_names
 from cdc.model.table import Column, Table
-from cdc.sinks.delta.files import columns
+from cdc.sinks.delta import columns
 from cdc.sinks.elasticsearch.index import fields
 
 

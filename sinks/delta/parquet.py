@@ -1,24 +1,19 @@
-"""Parquet files in the place of a Delta table: written, measured, read.
-
-Needs neither Spark nor the table's log, so executors use it too.
-"""
+"""Parquet files in the place of a Delta table: written, measured, read."""
 
 import json
-import secrets
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import date, datetime
-from typing import TYPE_CHECKING, Any
-from uuid import UUID, uuid4
+from typing import Any
 
-import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from cdc.errors import SinkUnavailable
+from cdc.sinks.delta.log import DataFile
 from cdc.sinks.delta.place import place
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 GROUP_ROWS, GROUP_BYTES = 100_000, 64 * 2**20
 """Limits of a row group: one is in memory at once."""
@@ -27,35 +22,6 @@ SAMPLE_ROWS = 10_000
 BOUND_CHARACTERS = 32
 """A longer text isn't stored as a bound of a file's values."""
 ID = "_cdc_id"
-
-
-class DataFile(msgspec.Struct, frozen=True):
-    """A file by its name in a table's folder; it may be in no commit yet.
-
-    size: in bytes; stats: the JSON text that Delta's log has for a file.
-    """
-
-    name: str
-    size: int
-    stats: str
-
-
-class FileNames:
-    """Names for the files of one batch: each is new, and all have a part in common.
-
-    By it the files of a batch that failed are found.
-    """
-
-    def __init__(self) -> None:
-        self.common = str(uuid4())[:-12]
-
-    def generate(self) -> str:
-        """Make the next name of a file of rows."""
-        return f"part-{self.generate_id()}.parquet"
-
-    def generate_id(self) -> UUID:
-        """Make the next id, of a file of deletion vectors. Our clean-up knows names with a UUID."""
-        return UUID(self.common + secrets.token_hex(6))
 
 
 class FileWriter:
@@ -71,10 +37,8 @@ class FileWriter:
         self._metadata: list[Any] = []
         self._writer: Any = None
 
-    def add(self, table: "pa.Table") -> None:
+    def add(self, table: pa.Table) -> None:
         """Write one more row group; `bytes` counts its size in memory."""
-        import pyarrow.parquet as pq
-
         self.bytes += table.nbytes
         with self.remove_on_failure():
             if self._writer is None:
@@ -112,7 +76,7 @@ class FileWriter:
             raise
 
 
-def write_file(folder: str, name: str, groups: Iterable["pa.Table"]) -> DataFile | None:
+def write_file(folder: str, name: str, groups: Iterable[pa.Table]) -> DataFile | None:
     """Write tables as one file, a row group each; return None when there are no tables.
 
     Raises OSError, and leaves no file then.
@@ -124,10 +88,8 @@ def write_file(folder: str, name: str, groups: Iterable["pa.Table"]) -> DataFile
         return writer.close()
 
 
-def row_groups(tables: Iterable["pa.Table"]) -> Iterator["pa.Table"]:
+def row_groups(tables: Iterable[pa.Table]) -> Iterator[pa.Table]:
     """Put tables together to row groups within the limits. Readers start a thread for each group."""
-    import pyarrow as pa
-
     group: list[Any] = []
     rows = 0
     size = 0
@@ -145,8 +107,8 @@ def row_groups(tables: Iterable["pa.Table"]) -> Iterator["pa.Table"]:
 
 
 def rows_with_ids(
-    path: str, ids: "pa.Array", schema: "pa.Schema", selection: Any = None
-) -> Iterator["pa.Table"]:
+    path: str, ids: pa.Array, schema: pa.Schema, selection: Any = None
+) -> Iterator[pa.Table]:
     """Read the rows of a file that have one of these ids, as the columns of a schema.
 
     ids: text, sorted. selection: by row, whether it still belongs to the table; None when all do.
@@ -154,11 +116,9 @@ def rows_with_ids(
     Raises:
         OSError: the file can't be read.
     """
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     with open_file(path) as file:
-        offset, texts = 0, ids.to_pylist()
+        offset = 0
+        texts = ids.to_pylist()
         for group in range(file.num_row_groups):
             metadata = file.metadata.row_group(group)
             if _may_contain(metadata, texts):
@@ -172,7 +132,7 @@ def rows_with_ids(
             offset += metadata.num_rows
 
 
-def read_rows(path: str, schema: "pa.Schema") -> Iterator["pa.Table"]:
+def read_rows(path: str, schema: pa.Schema) -> Iterator[pa.Table]:
     """Read all rows of a file, a row group at a time, as the columns of a schema.
 
     Raises OSError.
@@ -182,36 +142,24 @@ def read_rows(path: str, schema: "pa.Schema") -> Iterator["pa.Table"]:
             yield fit_to_schema(_columns(file, group, schema), schema)
 
 
-def read_ids(path: str) -> Iterator["pa.Array"]:
-    """Read the ids of a file's rows, in the order of the rows. Raises OSError."""
-    import pyarrow as pa
-
-    with open_file(path) as file:
-        for batch in file.iter_batches(2**20, columns=[ID], use_threads=False):
-            # Files of another writer may store text as another Arrow type.
-            yield batch[ID].cast(pa.string())
-
-
-def read_ids_within(path: str, low: str, high: str) -> "Iterator[tuple[int, pa.Array]]":
+def read_ids_within(path: str, low: str, high: str) -> Iterator[tuple[int, pa.Array]]:
     """Read the ids of those row groups of a file that may have one between two texts: the number of
     the group's first row, and the ids. Raises OSError.
     """
-    import pyarrow as pa
-
     with open_file(path) as file:
         start = 0
         for group in range(file.num_row_groups):
             metadata = file.metadata.row_group(group)
-            if _overlaps(metadata, low, high):
+            bounds = _id_bounds(metadata)
+            if bounds is None or (bounds[0] <= high and low <= bounds[1]):
                 ids = file.read_row_group(group, columns=[ID], use_threads=False)[ID]
+                # Files of another writer may store text as another Arrow type.
                 yield start, ids.cast(pa.string()).combine_chunks()
             start += metadata.num_rows
 
 
-def read_versions(path: str) -> "pa.Table":
+def read_versions(path: str) -> pa.Table:
     """Read the ids and the offsets of a file's rows, in the order of the rows. Raises OSError."""
-    import pyarrow as pa
-
     schema = pa.schema([(ID, pa.string()), ("_cdc_offset", pa.int64())])
     with open_file(path) as file:
         return fit_to_schema(file.read(columns=schema.names, use_threads=False), schema)
@@ -227,8 +175,6 @@ def row_count(path: str) -> int:
 @contextmanager
 def open_file(path: str) -> Iterator[Any]:
     """Open the Parquet file of a location. Raises OSError."""
-    import pyarrow.parquet as pq
-
     folder, _, name = path.rpartition("/")
     # Spark's files store a time stamp as a day and nanoseconds. Read as nanoseconds, time would end
     # in 2262.
@@ -242,21 +188,17 @@ def remove_files(folder: str, names: Sequence[str]) -> None:
         place(folder).remove(names)
 
 
-def names_with(folder: str, text: str) -> list[str]:
-    """List a folder's files whose names have a text in them; none when it can't be listed."""
-    try:
-        return [file.path for file in place(folder).files() if text in file.path]
-    except SinkUnavailable:
-        return []
+def remove_files_with(folder: str, text: str) -> None:
+    """Remove a folder's files whose names have a text in them, as far as possible."""
+    with suppress(SinkUnavailable):
+        files = place(folder).files()
+        place(folder).remove([file.path for file in files if text in file.path])
 
 
-def _repetitive(table: "pa.Table") -> list[str]:
+def _repetitive(table: pa.Table) -> list[str]:
     """Name the columns that a dictionary makes smaller: their values repeat. For others, and for lists
     and structs, it would be made for nothing, which takes as long as everything else of a file.
     """
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
     sample = table.slice(0, SAMPLE_ROWS)
     return [
         field.name
@@ -266,10 +208,8 @@ def _repetitive(table: "pa.Table") -> list[str]:
     ]
 
 
-def fit_to_schema(table: "pa.Table", schema: "pa.Schema") -> "pa.Table":
+def fit_to_schema(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """Give a table the columns of a schema, in its order; a column that it lacks is null."""
-    import pyarrow as pa
-
     present = set(table.column_names)
     columns = [
         table[field.name].cast(field.type)
@@ -280,29 +220,27 @@ def fit_to_schema(table: "pa.Table", schema: "pa.Schema") -> "pa.Table":
     return pa.table(columns, schema=schema)
 
 
-def _columns(file: Any, group: int, schema: "pa.Schema") -> "pa.Table":
+def _columns(file: Any, group: int, schema: pa.Schema) -> pa.Table:
     """Read those columns of a schema that a row group has."""
     names = [name for name in schema.names if name in file.schema_arrow.names]
     return file.read_row_group(group, columns=names).select(names)
 
 
+def _id_bounds(group: Any) -> tuple[str, str] | None:
+    """Return the bounds of a row group's ids; None where they aren't known."""
+    columns = (group.column(number) for number in range(group.num_columns))
+    bounds = next(column for column in columns if column.path_in_schema == ID).statistics
+    if bounds is None or not bounds.has_min_max or not isinstance(bounds.min, str):
+        return None
+    return bounds.min, bounds.max
+
+
 def _may_contain(group: Any, ids: Sequence[str]) -> bool:
     """Tell whether one of some sorted ids lies within the bounds of a row group."""
-    columns = (group.column(number) for number in range(group.num_columns))
-    bounds = next(column for column in columns if column.path_in_schema == ID).statistics
-    if bounds is None or not bounds.has_min_max or not isinstance(bounds.min, str):
+    if (bounds := _id_bounds(group)) is None:
         return True
-    index = bisect_left(ids, bounds.min)
-    return index < len(ids) and ids[index] <= bounds.max
-
-
-def _overlaps(group: Any, low: str, high: str) -> bool:
-    """Whether the bounds of a row group's ids reach into a span of texts."""
-    columns = (group.column(number) for number in range(group.num_columns))
-    bounds = next(column for column in columns if column.path_in_schema == ID).statistics
-    if bounds is None or not bounds.has_min_max or not isinstance(bounds.min, str):
-        return True
-    return bool(bounds.min <= high and low <= bounds.max)
+    index = bisect_left(ids, bounds[0])
+    return index < len(ids) and ids[index] <= bounds[1]
 
 
 def _stats(metadata: Any) -> dict[str, Any]:

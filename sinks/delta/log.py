@@ -1,4 +1,5 @@
-"""The log of a Delta table: what the table is by its newest version, and commits on top of it.
+"""The log of a Delta table: what the table is by its newest version, commits on top of it, and which
+position of ours is true of its rows.
 
 In:  the place of a table's folder. Out: `TableState`; commits, each by a file that didn't exist before.
 Invariant: of two commits on top of one version one succeeds, whoever makes the other. A table with a
@@ -6,24 +7,31 @@ feature that isn't known here is refused by name, before anything is read or wri
 
 Delta's protocol (PROTOCOL.md) says what actions mean. A state is kept in memory, and brought up to date
 by looking for the next version: none is the rule.
+
+Above our last commit others may have committed. They may rearrange files and set properties. RESTORE
+leads back to what the version that it names says. Whoever else changes rows makes our checkpoint untrue:
+that is reported, and nothing is built on it.
 """
 
 import io
 import json
 import re
+import secrets
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
-from uuid import uuid4
+from uuid import UUID, uuid4
+
+import msgspec
 
 from cdc.errors import SinkRejected
-from cdc.model.position import ViewCheckpoint
-from cdc.sinks.delta.files.failures import commit_conflict
-from cdc.sinks.delta.log import positions
-from cdc.sinks.delta.log.vectors import vector_id
-from cdc.sinks.delta.place import place
+from cdc.model.position import Position, ViewCheckpoint
+from cdc.sinks.delta import positions
+from cdc.sinks.delta.columns import merged, reader_features
+from cdc.sinks.delta.place import CommitConflict, place
+from cdc.sinks.delta.vectors import vector_id
 
 FOLDER = "_delta_log"
 COMMIT = re.compile(rf"^{FOLDER}/(\d{{20}})\.json$")
@@ -62,10 +70,62 @@ Identity = tuple[int, str]
 NO_TABLE: Identity = (-1, "")
 File = Mapping[str, Any]
 """A file of a table: what its `add` action has."""
+DELETION_VECTORS = "deletionVectors"
+"""The feature that readers must support of a table whose rows may be marked as deleted."""
+PROPERTY = "delta.enableDeletionVectors"
+LEGACY = ("appendOnly", "invariants")
+"""Features that a table has without naming them, until it names any."""
+RESTORE = "RESTORE"
+CLEARED = ViewCheckpoint(Position("", ()))
+"""The checkpoint of a commit that has emptied a table: the view has no position."""
+Commit = Mapping[str, Any]
+"""A commit of a table: version, operation, operationParameters, userMetadata."""
+SEARCHED_VERSIONS = 50
+"""Each takes some milliseconds, in which the stream waits."""
+
+
+class DataFile(msgspec.Struct, frozen=True):
+    """A file by its name in a table's folder; it may be in no commit yet.
+
+    size: in bytes; stats: the JSON text that Delta's log has for a file.
+    """
+
+    name: str
+    size: int
+    stats: str
+
+
+class FileNames:
+    """Names for the files of one batch: each is new, and all have a part in common.
+
+    By it the files of a batch that failed are found.
+    """
+
+    def __init__(self) -> None:
+        self.common = str(uuid4())[:-12]
+
+    def generate(self) -> str:
+        """Make the next name of a file of rows."""
+        return f"part-{self.generate_id()}.parquet"
+
+    def generate_id(self) -> UUID:
+        """Make the next id, of a file of deletion vectors. Our clean-up knows names with a UUID."""
+        return UUID(self.common + secrets.token_hex(6))
 
 
 class UnknownFeature(SinkRejected):
     """A table has a feature of Delta's that isn't known here."""
+
+
+@dataclass(frozen=True)
+class LastCommit:
+    """Our last commit in a table.
+
+    trouble: why its checkpoint isn't true of the table's rows; empty when it is.
+    """
+
+    checkpoint: ViewCheckpoint | None
+    trouble: str = ""
 
 
 @dataclass
@@ -88,8 +148,10 @@ class TableState:
 
     @property
     def identity(self) -> Identity:
-        """By it a version differs from all others, also of a table that was made again."""
-        return self.version, self.metadata["id"]
+        """By it a version differs from all others, also of a table that was made again. Where there is no
+        table yet: NO_TABLE.
+        """
+        return self.version, self.metadata.get("id", "")
 
     @property
     def columns(self) -> Any:
@@ -115,7 +177,12 @@ class TableState:
     @property
     def has_marks(self) -> bool:
         """Whether some rows in the table's files are marked as deleted (deletion vectors)."""
-        return any("deletionVector" in file for file in self.files.values())
+        return any(self.content.values())
+
+    @property
+    def content(self) -> Mapping[str, object]:
+        """The table's files by path, with their deletion vectors."""
+        return {path: file.get("deletionVector") for path, file in self.files.items()}
 
     def after(self, actions: Sequence[Action]) -> "TableState":
         """Make the state of the next version. This one stays what it is, for whoever works with it."""
@@ -146,7 +213,7 @@ class TableState:
     def _remove(self, remove: Mapping[str, Any]) -> None:
         present = self.files.get(remove["path"])
         # A file that gets other marks is removed with the former ones and added with these.
-        if present and _vector_id(present) == _vector_id(remove):
+        if present and vector_id(present) == vector_id(remove):
             del self.files[remove["path"]]
 
 
@@ -203,18 +270,12 @@ class TableLog:
         for version in range(state.version - bool(state.info), -1, -1):
             actions = self.read(version)
             if actions is None:
-                yield from self._kept_by_checkpoint(version)
+                kept = positions.from_transactions(state.transactions)
+                if kept and state.transactions[positions.APPLICATION] == version:
+                    yield {"version": version, "userMetadata": kept.to_json()}
                 return
             infos = (action["commitInfo"] for action in actions if "commitInfo" in action)
             yield {**next(infos, {}), "version": version}
-
-    def _kept_by_checkpoint(self, version: int) -> Iterator[Mapping[str, Any]]:
-        """Yield the commit of a version whose file doesn't exist any more, if it is our last one."""
-        assert self.state
-        transactions = self.state.transactions
-        checkpoint = positions.from_transactions(transactions)
-        if checkpoint and transactions[positions.APPLICATION] == version:
-            yield {"version": version, "userMetadata": checkpoint.to_json()}
 
     def read(self, version: int) -> list[Action] | None:
         """Read the actions of a commit; None where its file doesn't exist, yet or any more."""
@@ -226,7 +287,27 @@ class TableLog:
         whose file doesn't exist any more may have.
         """
         actions = self.read(version)
-        return actions is None or changes_rows(actions)
+        if actions is None:
+            return True
+        files = (action[kind] for action in actions for kind in ("add", "remove") if kind in action)
+        return any(file.get("dataChange", True) for file in files)
+
+    def standing(self, commits: Iterable[Commit]) -> LastCommit | None:
+        """Find our last commit among some commits; see `standing`."""
+        return standing(commits, self.changed_rows, self._restored_version)
+
+    def _restored_version(self, version: int) -> int | None:
+        """Find the newest version below one that has the same files with the same marks; None where it is
+        further back than SEARCHED_VERSIONS, or than the log.
+        """
+        restored = self.state_at(version)
+        for earlier in range(version - 1, max(version - SEARCHED_VERSIONS, 0) - 1, -1):
+            candidate = self.state_at(earlier)
+            if candidate is None or restored is None:
+                return None
+            if candidate.content == restored.content:
+                return earlier
+        return None
 
     def commit(
         self,
@@ -245,10 +326,9 @@ class TableLog:
         Raises:
             CommitConflict: there is a newer version. SinkUnavailable: the place can't be written.
         """
-        refreshed = self.refresh()
-        if (refreshed.identity if refreshed else NO_TABLE) != identity:
-            raise commit_conflict()
-        state = refreshed or TableState()
+        state = self.refresh() or TableState()
+        if state.identity != identity:
+            raise CommitConflict
         version = state.version + 1
         now = int(time.time() * 1000)
         info: Action = {
@@ -275,7 +355,7 @@ class TableLog:
         )
         is_written = self.place.write_new(commit_path(version), data)
         if not is_written and self.place.read(commit_path(version)) != data:
-            raise commit_conflict()
+            raise CommitConflict
         self.state = state.after(listed)
         self._newest = data
 
@@ -297,8 +377,8 @@ class TableLog:
         if not commits and not complete:
             return None
         state = TableState()
-        for actions in self._read_checkpoint(checkpoints[max(complete)] if complete else ()):
-            state.apply(max(complete), actions)
+        for actions in self._read_checkpoint(checkpoints.get(self.checkpoint_version, ())):
+            state.apply(self.checkpoint_version, actions)
         self._newest = self.place.read(commit_path(state.version)) or b""
         # A checkpoint doesn't have its commit's information.
         state.apply(state.version, [a for a in _parse(self._newest) if "commitInfo" in a])
@@ -324,21 +404,12 @@ class TableLog:
             actions = _parse(data) if path.endswith(".json") else _rows(data)
             yield actions
             sidecars = [action["sidecar"]["path"] for action in actions if "sidecar" in action]
-            if sidecars:
-                yield from self._read_checkpoint(
-                    [f"{FOLDER}/_sidecars/{name}" for name in sidecars]
-                )
+            yield from self._read_checkpoint([f"{FOLDER}/_sidecars/{name}" for name in sidecars])
 
 
 def commit_path(version: int) -> str:
     """Name the file of a commit."""
     return f"{FOLDER}/{version:020}.json"
-
-
-def changes_rows(actions: Iterable[Action]) -> bool:
-    """Whether a commit adds or removes rows, and doesn't only arrange them in other files."""
-    files = (action[kind] for action in actions for kind in ("add", "remove") if kind in action)
-    return any(file.get("dataChange", True) for file in files)
 
 
 def removal(file: File, *, data_change: bool = True) -> Action:
@@ -366,43 +437,34 @@ def _is_complete(paths: Sequence[str]) -> bool:
 def _parse(data: bytes) -> list[Action]:
     """Read the actions of a commit, without fields that are null. Raises SinkRejected."""
     try:
-        actions = [json.loads(line) for line in data.splitlines() if line.strip()]
+        return [_present(json.loads(line)) for line in data.splitlines() if line.strip()]
     except ValueError:
         raise SinkRejected(
             "A commit of a Delta table isn't JSON: its file is damaged.",
             hint="restore it from a backup, or make the view again with `rebuild`",
         ) from None
-    return [
-        {
-            kind: {name: value for name, value in fields.items() if value is not None}
-            for kind, fields in action.items()
-        }
-        for action in actions
-    ]
 
 
 def _rows(data: bytes) -> list[Action]:
     """Read the actions of a checkpoint in Parquet, without fields that are null."""
     import pyarrow.parquet as pq
 
-    actions = []
-    for row in pq.read_table(io.BytesIO(data)).to_pylist(maps_as_pydicts="lossy"):
-        action = {kind: _present(fields) for kind, fields in row.items() if fields is not None}
+    actions: list[Action] = _present(
+        pq.read_table(io.BytesIO(data)).to_pylist(maps_as_pydicts="lossy")
+    )
+    for action in actions:
         if add := action.get("add"):
             action["add"] = {name: add[name] for name in ADD_FIELDS if name in add}
         action.pop("remove", None)
-        actions.append(action)
     return actions
 
 
 def _present(value: Any) -> Any:
-    if not isinstance(value, dict):
-        return value
-    return {name: _present(inner) for name, inner in value.items() if inner is not None}
-
-
-def _vector_id(file: File) -> str | None:
-    return vector_id(file.get("deletionVector"))
+    if isinstance(value, list):
+        return [_present(inner) for inner in value]
+    if isinstance(value, dict):
+        return {name: _present(inner) for name, inner in value.items() if inner is not None}
+    return value
 
 
 def _require_known(protocol: Mapping[str, Any]) -> None:
@@ -417,3 +479,171 @@ def _require_known(protocol: Mapping[str, Any]) -> None:
             f"The Delta table has {name}, which isn't supported here.",
             hint="drop the feature (ALTER TABLE ... DROP FEATURE), or let the sink write to another path",
         )
+
+
+def addition(file: DataFile, *, data_change: bool = True) -> Action:
+    """Make the action that adds a file."""
+    return {
+        "add": {
+            "path": file.name,
+            "partitionValues": {},
+            "size": file.size,
+            "modificationTime": int(time.time() * 1000),
+            "dataChange": data_change,
+            "stats": file.stats,
+        }
+    }
+
+
+def additions(files: Iterable[DataFile]) -> list[Action]:
+    """Make the actions that add files."""
+    return [addition(file) for file in files]
+
+
+def creation(columns: Any, features: Collection[str] = ()) -> list[Action]:
+    """Make the actions that create a table.
+
+    columns: as Delta's JSON has a struct. features: that its readers must support, with what the
+    columns need.
+    """
+    metadata = {
+        "id": str(uuid4()),
+        "format": {"provider": "parquet", "options": {}},
+        "partitionColumns": [],
+        "createdTime": int(time.time() * 1000),
+        "schemaString": json.dumps(columns, ensure_ascii=False),
+        "configuration": _configuration({}, features),
+    }
+    readers = reader_features(columns) | set(features)
+    return [{"protocol": _protocol(readers, set(LEGACY) | readers)}, {"metaData": metadata}]
+
+
+def extension(
+    state: TableState,
+    columns: Any,
+    features: Collection[str] = (),
+    *,
+    replaced: bool = False,
+    dropped: Collection[str] = (),
+) -> list[Action]:
+    """Make the actions that give a table columns that it lacks, fields that its structs lack, and
+    features; none where it lacks nothing.
+
+    replaced: whether the table has exactly these columns afterwards. dropped: features that its
+    readers needn't support any more.
+
+    Raises SinkRejected: the table is partitioned, and isn't replaced.
+    """
+    partitioned = bool(state.metadata["partitionColumns"])
+    if partitioned and not replaced:
+        raise SinkRejected(
+            "The Delta table is partitioned, which the pipeline's tables aren't.",
+            hint="somebody else has written it: make the view again with `rebuild`",
+        )
+    target = columns if replaced else merged(state.columns, columns)
+    added = reader_features(target) | set(features)
+    readers = (state.reader_features | added) - set(dropped)
+    configuration = _configuration(state.properties, features)
+    if DELETION_VECTORS in dropped:
+        configuration.pop(PROPERTY, None)
+    actions: list[Action] = []
+    if readers != state.reader_features:
+        former = state.protocol.get("writerFeatures") or LEGACY
+        writers = (set(former) | added) - set(dropped)
+        actions.append({"protocol": _protocol(readers, writers)})
+    if target != state.columns or configuration != state.properties or partitioned:
+        changed = {
+            "schemaString": json.dumps(target, ensure_ascii=False),
+            "configuration": configuration,
+            "partitionColumns": [],
+        }
+        actions.append({"metaData": {**state.metadata, **changed}})
+    return actions
+
+
+def removal_of_all(state: TableState) -> list[Action]:
+    """Make the actions that remove all files of a table."""
+    return [removal(file) for file in state.files.values()]
+
+
+def _configuration(properties: Any, features: Collection[str]) -> dict[str, str]:
+    enabled = {PROPERTY: "true"} if DELETION_VECTORS in features else {}
+    return {**properties, **enabled}
+
+
+def _protocol(readers: Collection[str], writers: Collection[str]) -> dict[str, Any]:
+    """readers, writers: the features that readers and writers must support."""
+    if not readers and set(writers) <= set(LEGACY):
+        return {"minReaderVersion": 1, "minWriterVersion": 2}
+    protocol: dict[str, Any] = {
+        "minReaderVersion": 3 if readers else 1,
+        "minWriterVersion": 7,
+        "writerFeatures": sorted(writers),
+    }
+    if readers:
+        protocol["readerFeatures"] = sorted(readers)
+    return protocol
+
+
+def standing(
+    history: Iterable[Commit], changed: Callable[[int], bool], restored: Callable[[int], int | None]
+) -> LastCommit | None:
+    """Find our last commit among the commits of a table, the newest first; None when it is an older one
+    than these.
+
+    changed: whether the commit of a version added or removed rows.
+    restored: returns the version that a RESTORE has brought back, where it doesn't name it.
+    """
+    trouble = ""
+    ceiling: int | None = None
+    version = -1
+    for commit in history:
+        version = commit["version"]
+        if ceiling is not None and version > ceiling:
+            continue
+        text = commit.get("userMetadata") or ""
+        if text.startswith(ViewCheckpoint.JSON_START):
+            checkpoint = ViewCheckpoint.from_json(text)
+            return LastCommit(
+                None if checkpoint.position == CLEARED.position else checkpoint, trouble
+            )
+        if commit.get("operation") == RESTORE:
+            named = (commit.get("operationParameters") or {}).get("version")
+            ceiling = restored(version) if named in (None, "", "null") else int(named)
+            if ceiling is None:
+                return LastCommit(
+                    None, f"{RESTORE} (version {version}) doesn't say to which version"
+                )
+        elif not trouble and changed(version):
+            trouble = f"{commit.get('operation')} (version {version}) of somebody else has changed its rows"
+    return LastCommit(None, trouble) if version == 0 else None
+
+
+class Commits:
+    """The logs of the Delta tables of one sink by their folders, read once and kept up to date."""
+
+    def __init__(self) -> None:
+        self._logs: dict[str, TableLog] = {}
+
+    def close(self) -> None:
+        """Drop the logs; each is read again when it is asked for."""
+        self._logs.clear()
+
+    def log(self, folder: str) -> TableLog:
+        """Return the log of a table, which may not exist."""
+        return self._logs.setdefault(folder, TableLog(folder))
+
+    def state(self, folder: str) -> TableState | None:
+        """Return a table in its newest version; None where there is no table.
+
+        Raises SinkUnavailable where that can't be read.
+        """
+        return self.log(folder).refresh()
+
+    def last_commit(self, folder: str) -> LastCommit:
+        """Find our last commit; commits of others may be above it. `state` has been read then."""
+        log = self.log(folder)
+        if log.refresh() is None:
+            return LastCommit(None)
+        lost = LastCommit(None, "its log has lost the commit that held its position")
+        return log.standing(log.history()) or lost

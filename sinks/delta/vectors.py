@@ -8,19 +8,24 @@ or anywhere, `p`. We write one file a commit. Never `i`: VACUUM of delta-spark 4
 
 import struct
 import zlib
+from base64 import b85decode, b85encode
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import UUID
+
+from pyroaring import BitMap64
 
 from cdc.sinks.delta.place import locate
 
-if TYPE_CHECKING:
-    from pyroaring import BitMap64
-
 MAGIC = struct.pack("<I", 1681511377)
-CHARACTERS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
+CHARACTERS = (
+    b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
+)
 """Of base 85 as ZeroMQ writes it, in which the log has the id of a vector's file."""
-VALUES = {character: value for value, character in enumerate(CHARACTERS)}
+PYTHONS = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
+"""Of base 85 as Python writes it."""
+TO_CHARACTERS = bytes.maketrans(PYTHONS, CHARACTERS)
+FROM_CHARACTERS = bytes.maketrans(CHARACTERS, PYTHONS)
 ID_CHARACTERS = 20
 UUID_CHARACTERS = 36
 FRAME_BYTES = 8
@@ -39,20 +44,17 @@ class VectorFile:
     """The vectors of one commit, for one file. id: of the file, a new one."""
 
     def __init__(self, file_id: UUID) -> None:
+        self.name = file_name(file_id)
+        """The file's name in the table's folder."""
         self._id = file_id
         self._data = bytearray(b"\x01")
-
-    @property
-    def name(self) -> str:
-        """The file's name in the table's folder."""
-        return file_name(self._id)
 
     @property
     def data(self) -> bytes:
         """The file's bytes; none where nothing was added."""
         return bytes(self._data) if len(self._data) > 1 else b""
 
-    def add(self, rows: "BitMap64") -> dict[str, Any]:
+    def add(self, rows: BitMap64) -> dict[str, Any]:
         """Add the numbers of a file's deleted rows. Returns what the log has of them."""
         vector = MAGIC + rows.serialize()
         descriptor = {
@@ -67,7 +69,7 @@ class VectorFile:
         return descriptor
 
 
-def deleted_rows(descriptor: Descriptor, read_range: ReadRange) -> "BitMap64":
+def deleted_rows(descriptor: Descriptor, read_range: ReadRange) -> BitMap64:
     """Read which rows of a file are deleted, by their numbers from 0 on.
 
     Raises UnreadableVector.
@@ -100,11 +102,11 @@ def vector_path(descriptor: Descriptor) -> str | None:
     return f"{folder}/{name}" if folder else name
 
 
-def vector_id(descriptor: Descriptor | None) -> str | None:
-    """Return the text by which a vector differs from another one of the same file, as the protocol
-    says; None where there is none.
+def vector_id(file: Mapping[str, Any]) -> str | None:
+    """Return the text by which a file's vector differs from another one of the same file, as the protocol
+    says; None where it has none.
     """
-    if descriptor is None:
+    if (descriptor := file.get("deletionVector")) is None:
         return None
     place = f"{descriptor['storageType']}{descriptor['pathOrInlineDv']}"
     offset = descriptor.get("offset")
@@ -127,45 +129,20 @@ def moved(descriptor: Descriptor) -> Descriptor:
 
 def encode85(data: bytes) -> str:
     """Encode bytes, in number a multiple of 4."""
-    text = ""
-    for (word,) in struct.iter_unpack(">I", data):
-        digits = ""
-        number = word
-        for _ in range(5):
-            number, digit = divmod(number, 85)
-            digits = CHARACTERS[digit] + digits
-        text += digits
-    return text
+    return b85encode(data).translate(TO_CHARACTERS).decode()
 
 
 def decode85(text: str) -> bytes:
     """The reverse of `encode85`."""
-    data = bytearray()
-    for start in range(0, len(text), 5):
-        number = 0
-        for character in text[start : start + 5]:
-            number = number * 85 + VALUES[character]
-        data += number.to_bytes(4, "big")
-    return bytes(data)
+    return b85decode(text.encode().translate(FROM_CHARACTERS))
 
 
-def bitmap(data: bytes | None) -> "BitMap64":
+def bitmap(data: bytes | None) -> BitMap64:
     """Read a bitmap as `BitMap64.serialize` writes it; an empty one for None."""
-    from pyroaring import BitMap64
-
     return BitMap64.deserialize(data) if data else BitMap64()
 
 
-def span(start: int, end: int) -> "BitMap64":
-    """Make a bitmap of the numbers in [start, end)."""
-    from pyroaring import BitMap64
-
-    return BitMap64(range(start, end))
-
-
-def _decode(vector: bytes) -> "BitMap64":
-    from pyroaring import BitMap64
-
+def _decode(vector: bytes) -> BitMap64:
     if vector[:4] != MAGIC:
         raise UnreadableVector("a deletion vector is in a format that isn't known")
     return BitMap64.deserialize(vector[4:])

@@ -1,1 +1,0 @@
-"""The data files of a Delta table: Parquet, columns, links between generations, failures."""

@@ -1,1 +1,0 @@
-"""The mirror of a view, its current rows: merged, rewritten, looked up by id, scanned."""
