@@ -9,30 +9,27 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from cdc.codec.forms import Documents
-from cdc.codec.record import Change
 from cdc.model.generation import new_generation
 from cdc.model.outcome import Advance
 from cdc.model.position import ViewCheckpoint
 from cdc.model.table import RowFormat, Table
 from cdc.sink.contract import Batch, Outcome
 from cdc.sink.fencing import checkpoint_after, must_apply
-from cdc.sink.lane import ChunkLimits, FoldedRow, Part, Verdicts
+from cdc.sink.lane import ChunkLimits, FoldedRow, Part, Verdicts, Writer
 from cdc.sink.lane_run import run_in_process
 from cdc.sink.promotion import is_caught_up, wait_until_caught_up
-from cdc.sink.rejection import Source
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
 @dataclass
-class MemoryWriter:
+class MemoryWriter(Writer):
     """Writes to copies of views, by topic."""
 
     views: dict[str, dict[str, str]]
     form = Documents()
     limits = ChunkLimits(100, 1_000_000)
-    archives = False
 
     def __post_init__(self) -> None:
         self.views = {topic: dict(view) for topic, view in self.views.items()}
@@ -46,10 +43,6 @@ class MemoryWriter:
         view = self.views[part.topic]
         return {row.id: view[row.id].encode() for row in rows if row.id in view}
 
-    def observe(self, part: Part, change: Change, source: Source, value: object) -> int:  # noqa: ARG002
-        """Keep nothing."""
-        return 0
-
     def write(self, parts: Sequence[Part]) -> Sequence[Verdicts]:
         """Write rows to the copy."""
         for part in parts:
@@ -60,10 +53,6 @@ class MemoryWriter:
                 else:
                     view[row.id] = row.value.decode()
         return [Verdicts()] * len(parts)
-
-    def finish(self) -> Mapping[str, Sequence[str]]:
-        """Hand over nothing."""
-        return {}
 
 
 class Memory:

@@ -16,8 +16,7 @@ from uuid import uuid4
 
 import structlog
 
-from cdc.apply.batch.size import LEAST, BatchSize
-from cdc.apply.batch.writer import BatchWriter
+from cdc.apply.batch import LEAST, BatchSize, BatchWriter
 from cdc.apply.lag import Lag
 from cdc.apply.machine import (
     Continue,
@@ -91,7 +90,6 @@ class Stream:
             self._views,
             uuid4().hex,
             self._recovery.retry_batch,
-            shadow=names is not None,
         )
         self._lag = Lag(self._clock)
         self._restarts = Counter[str]()

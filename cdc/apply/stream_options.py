@@ -7,28 +7,12 @@ from threading import Event
 from typing import TYPE_CHECKING, Protocol
 
 from cdc.kafka.log_ends import LogEnds
-from cdc.kafka.log_reader import OffsetRange, ReadRanges, read_records
 from cdc.kafka.topics import Topics
 from cdc.model.position import Position
-from cdc.sink.lane import BatchRecords
 from cdc.spark.lane_records import SparkExecutors
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-
-class Executors(Protocol):
-    """Where the jobs of a stream run: on Spark's executors, or in this process."""
-
-    def begin(self, sink: str) -> None:
-        """Prepare the calling thread for the jobs of a sink."""
-
-    def records(
-        self, ranges: tuple[OffsetRange, ...] | None = None, read: ReadRanges = read_records
-    ) -> BatchRecords:
-        """Return the records of these ranges; without `ranges`, of the lane's steps. The job reads
-        them with `read`, which is pickled.
-        """
 
 
 class Clock:
@@ -57,7 +41,7 @@ class Environment:
 
     kafka: Topics
     ends: LogEnds
-    executors: Executors
+    executors: SparkExecutors
     clock: Clock
 
     @classmethod

@@ -31,9 +31,7 @@ _encode = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True)
 class SparkExecutors:
-    """Spark's executors, which read the log of one cluster; see
-    `cdc.apply.stream_options.Executors`.
-    """
+    """Spark's executors, which read the log of one cluster."""
 
     spark: SparkSession
     bootstrap: str
@@ -47,7 +45,9 @@ class SparkExecutors:
     def records(
         self, ranges: tuple[OffsetRange, ...] | None = None, read: ReadRanges = read_records
     ) -> LoggedRecords:
-        """Return records of the log."""
+        """Return the records of these ranges; without `ranges`, of the lane's steps. The job reads
+        them with `read`, which is pickled.
+        """
         return LoggedRecords(self.spark, self.bootstrap, ranges, read)
 
 

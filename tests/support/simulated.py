@@ -16,7 +16,7 @@ from cdc.kafka.records import Record, RecordAddress
 from cdc.kafka.topic_specs import COMPACTION_LAG
 from cdc.kafka.topics import Topics
 from cdc.model.position import Position
-from cdc.spark.lane_records import LoggedRecords
+from cdc.spark.lane_records import LoggedRecords, SparkExecutors
 
 DAY_MS = 24 * 3600 * 1000
 
@@ -183,11 +183,11 @@ class MemoryEnds(LogEnds):
         return {topic: dict(enumerate(end.offsets)) for topic, end in ends.items()}
 
 
-@dataclass
-class InProcess:
+class InProcess(SparkExecutors):
     """Executors for sinks that run a lane in this process; they read a log in memory."""
 
-    log: MemoryLog
+    def __init__(self, log: MemoryLog) -> None:
+        self._read = log.read
 
     def begin(self, sink: str) -> None:
         pass
@@ -197,4 +197,4 @@ class InProcess:
     ) -> LoggedRecords:
         assert read is read_records, "a redrive reads the quarantine, which isn't in memory"
         no_spark: Any = None
-        return LoggedRecords(no_spark, "", ranges, self.log.read)
+        return LoggedRecords(no_spark, "", ranges, self._read)

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from cdc.apply.batch.size import (
+from cdc.apply.batch import (
     FIRST,
     FIRST_BYTES,
     LEAST,

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from cdc.apply.batch import size
-from cdc.apply.batch.size import LEAST
+from cdc.apply import batch
+from cdc.apply.batch import LEAST
 from cdc.apply.progress import RunState
 from cdc.apply.stream import Stream
 from cdc.apply.stream_options import Environment, StreamOptions
@@ -212,7 +212,7 @@ def test_a_backlog_is_applied_in_batches_as_large_as_the_sink_is_fast(
     """
     names = ("FIRST", "FIRST_BYTES", "LEAST", "MOST", "TARGET_S")
     for name, value in zip(names, (first, first_bytes, *bounds, target_s), strict=True):
-        monkeypatch.setattr(size, name, value)
+        monkeypatch.setattr(batch, name, value)
     run = Simulation(lambda _: None, seconds=3600)
     run.sink.record_s = 0.001
     for number in range(2000):
