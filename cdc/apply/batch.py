@@ -8,9 +8,9 @@ from math import ceil
 
 from tenacity import Retrying
 
-from cdc.apply.plan import Ends, ResumePlan
+from cdc.apply.machine import Ends, ResumePlan
 from cdc.apply.progress import Account
-from cdc.apply.views import Views
+from cdc.apply.resume import Views
 from cdc.codec.record import RecordDecoder
 from cdc.errors import SinkError
 from cdc.kafka.log_reader import OffsetRange

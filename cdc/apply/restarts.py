@@ -1,7 +1,7 @@
 """What follows the error that has ended a stream: the stream stays ended, starts again after a
 pause, or ends the whole run.
 
-Pure. Failures that pass by trying again at once never end a stream: see `cdc.apply.recovery`. The end
+Pure. Failures that pass by trying again at once never end a stream: see `cdc.apply.stream`. The end
 of Spark ends the run, see `cdc.apply.supervisor`.
 """
 

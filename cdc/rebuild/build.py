@@ -21,10 +21,9 @@ from pyspark.sql import SparkSession
 
 from cdc.apply.progress import Progress as StreamProgress
 from cdc.apply.progress import RunState
+from cdc.apply.resume import Views
 from cdc.apply.schema_follower import DescribeTables
-from cdc.apply.stream import Stream
-from cdc.apply.stream_options import Environment, StreamOptions
-from cdc.apply.views import Views
+from cdc.apply.stream import Environment, Stream
 from cdc.config.settings import Pipeline
 from cdc.control.registrations import Registration
 from cdc.errors import CdcError, DivergenceError, SinkError
@@ -294,14 +293,14 @@ def keep_current(
     A failure ends the stream and is logged: its `progress.state` is "failed", and positions stand
     still.
     """
-    options = StreamOptions(pipeline.sinks[sink.name].trigger_s, names)
     stream = Stream(
         Environment.on_spark(spark, pipeline.kafka),
         sink,
         pipeline,
         describe,
         placeholder,
-        options,
+        pipeline.sinks[sink.name].trigger_s,
+        names=names,
     )
 
     def run() -> None:

@@ -15,7 +15,7 @@ from urllib.parse import quote, unquote
 import httpx
 import pytest
 
-from cdc.apply.views import prepare
+from cdc.apply.resume import prepare
 from cdc.errors import Fenced, SinkBlocked, SinkRejected, SinkUnavailable
 from cdc.model.finding import find_error, is_command
 from cdc.model.generation import new_generation

@@ -14,7 +14,7 @@ from typing import Any, cast
 import pytest
 from kafka.net.compat import KafkaNetClient
 
-from cdc.apply.views import Views
+from cdc.apply.resume import Views
 from cdc.config.settings import Pipeline
 from cdc.config.view_settings import STATE
 from cdc.errors import ConnectorError, KafkaUnavailable

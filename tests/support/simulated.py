@@ -6,7 +6,7 @@ from threading import Event
 from typing import Any
 from uuid import uuid4
 
-from cdc.apply.stream_options import Clock
+from cdc.apply.resume import Clock
 from cdc.errors import KafkaUnavailable
 from cdc.kafka.log_continuity import RETENTION
 from cdc.kafka.log_ends import LogEnds

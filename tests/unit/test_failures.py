@@ -10,9 +10,8 @@ from py4j.protocol import Py4JNetworkError
 from pyspark.errors import PySparkException
 
 from cdc import errors
-from cdc.apply.machine import Reason, Restart
-from cdc.apply.plan import ControlState, ResumePlan
-from cdc.apply.recovery import Recovery
+from cdc.apply.machine import ControlState, Reason, Restart, ResumePlan
+from cdc.apply.stream import Recovery
 from cdc.errors import (
     CdcError,
     ConnectorError,
@@ -239,8 +238,7 @@ def test_attempts_are_counted_by_the_class_of_the_failure() -> None:
         plan=SimpleNamespace(sure_until=float("inf")),
         read_pause=lambda: None,
     )
-    watch: Any = None
-    recovering = Recovery(views, watch, threading.Event(), lambda **_: None, SimulatedClock())
+    recovering = Recovery(views, threading.Event(), lambda **_: None, SimulatedClock())
     kinds: list[type[CdcError]] = [SinkUnavailable, KafkaUnavailable, SinkUnavailable]
 
     def apply() -> None:
@@ -255,9 +253,8 @@ def test_a_server_that_is_away_for_hours_is_waited_for() -> None:
     views: Any = SimpleNamespace(
         sink=SimpleNamespace(name="cache"), plan=ResumePlan(), control=ControlState()
     )
-    watch: Any = None
     clock = SimulatedClock()
-    recovering = Recovery(views, watch, threading.Event(), lambda **_: None, clock)
+    recovering = Recovery(views, threading.Event(), lambda **_: None, clock)
     away = error_of(SinkUnavailable)
     decisions = {recovering.decide(away) for _ in range(1100)}
     assert decisions == {Restart(Reason.FAILURE)}

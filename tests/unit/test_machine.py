@@ -7,19 +7,20 @@ from typing import Any
 import pytest
 
 from cdc.apply import machine
-from cdc.apply.lag import Lag
 from cdc.apply.machine import (
     Continue,
+    ControlState,
     Decision,
     Observed,
     Reason,
     Restart,
+    ResumePlan,
     Stop,
     WaitForPromotion,
     decide,
 )
-from cdc.apply.plan import ControlState, ResumePlan
 from cdc.apply.progress import Progress, RunState
+from cdc.apply.stream import Lag
 from cdc.control.floors import Floors
 from cdc.control.registrations import Registration
 from cdc.errors import Fenced, SinkRejected, SinkUnavailable, WorkerLost

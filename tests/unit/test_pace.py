@@ -14,7 +14,7 @@ from cdc.apply.batch import (
     first_limit,
     fitting_limit,
 )
-from cdc.apply.plan import ResumePlan
+from cdc.apply.machine import ResumePlan
 from cdc.kafka.log_reader import OffsetRange
 from cdc.model.position import Position
 from cdc.spark.lane_records import balanced

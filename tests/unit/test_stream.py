@@ -13,8 +13,7 @@ import pytest
 from cdc.apply import batch
 from cdc.apply.batch import LEAST
 from cdc.apply.progress import RunState
-from cdc.apply.stream import Stream
-from cdc.apply.stream_options import Environment, StreamOptions
+from cdc.apply.stream import Environment, Stream
 from cdc.config.settings import Pipeline
 from cdc.control.registrations import KEY, Captured, Registration
 from cdc.errors import KafkaForbidden, SinkUnavailable
@@ -86,7 +85,7 @@ class Simulation:
             SHOP,
             self._describe,
             PLACEHOLDER,
-            StreamOptions(trigger_s),
+            trigger_s,
         )
         self._written = 0
 
