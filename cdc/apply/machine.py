@@ -3,7 +3,7 @@
 Pure: the owner of the stream observes and acts. The first row that fits applies. Another writer is
 a failure that a retry can't fix, unless a promotion is under way.
 
-Two things are decided elsewhere. What follows `failed` is in `cdc.apply.restarts`. `Stream` decides
+Two things are decided elsewhere. What follows `failed` is in `cdc.apply.supervisor`. `Stream` decides
 what it notices without an observation: a sink that is paused when the stream starts, and a topic
 that ends before its view's position.
 
@@ -201,7 +201,7 @@ class Reason(StrEnum):
     DOCUMENTS = "documents"
     FAILURE = "failure"
     ERROR = "error"
-    """The stream had ended with an error: `cdc.apply.restarts`."""
+    """The stream had ended with an error: `cdc.apply.supervisor`."""
     PAUSED = "paused"
 
 
