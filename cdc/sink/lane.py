@@ -5,8 +5,7 @@ destination there.
 
 A chunk is a part of a task's records, in the order of offsets, up to a limit of rows and bytes. It
 bounds the memory of a task, whatever a partition or a batch holds. A chunk may span several Kafka
-partitions, with a `Part` for each. `cdc.sink.lane_task` and `cdc.sink.lane_chunk` do the work, in
-plain Python over bytes.
+partitions, with a `Part` for each. `cdc.sink.lane_task` does the work, in plain Python over bytes.
 """
 
 from __future__ import annotations
