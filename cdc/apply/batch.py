@@ -25,7 +25,7 @@ from cdc.sink.contract import Batch, Key, Outcome
 from cdc.sink.lane import Lane, PassedWriter
 from cdc.sink.lane_run import run_on_executors
 from cdc.sink.rejection import Rejection, Stop
-from cdc.spark.lane_records import SparkExecutors
+from cdc.spark.lane_records import LoggedRecords
 
 LEAST, MOST = 10_000, 1_000_000
 """Offsets: the bounds of a batch's limit."""
@@ -44,12 +44,12 @@ class BatchWriter:
 
     def __init__(
         self,
-        executors: SparkExecutors,
+        records: LoggedRecords,
         views: Views,
         writer: str,
         retry_batch: Callable[[], Retrying],
     ) -> None:
-        self._executors = executors
+        self._records = records
         self._views = views
         self._writer = writer
         self._retry_batch = retry_batch
@@ -123,7 +123,7 @@ class BatchWriter:
                 batch = Batch(
                     self._writer,
                     tuple(steps),
-                    self._executors.records(),
+                    self._records,
                     self._views.reading,
                     rejection,
                     entries,
@@ -208,7 +208,7 @@ class BatchWriter:
         if not ranges:
             return {}
         lane = Lane(tuple(steps), self._views.reading, PassedWriter(), Stop(), entries)
-        records = self._executors.records(ranges)
+        records = replace(self._records, ranges=ranges)
         return run_on_executors(lane, records, self._views.sink.name, {}).cured
 
     def _redrive(self, requests: Collection[QuarantineKey]) -> None:
@@ -267,7 +267,7 @@ class BatchWriter:
         return Batch(
             self._writer,
             (Advance(table, position, position, self._views.plan.floor(table)),),
-            self._executors.records(ranges, self._quarantine.with_log(rows)),
+            replace(self._records, ranges=ranges, read=self._quarantine.with_log(rows)),
             self._views.reading,
             self._to_quarantine,
             self._quarantine.entries([table.topic]),

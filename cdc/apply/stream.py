@@ -54,7 +54,7 @@ from cdc.model.position import Position
 from cdc.sink.contract import Sink
 from cdc.sink.remedy import Patience, Remedy, remedy
 from cdc.spark.failures import explain
-from cdc.spark.lane_records import SparkExecutors
+from cdc.spark.lane_records import LoggedRecords
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -87,19 +87,20 @@ log = structlog.get_logger()
 class Environment:
     """What a stream depends on. The stream closes `kafka`.
 
-    kafka   the topics, and what the pipeline itself keeps in topics
-    ends    the ends of topics, asked for many times a second
+    kafka     the topics, and what the pipeline itself keeps in topics
+    ends      the ends of topics, asked for many times a second
+    records   the records of any batch
     """
 
     kafka: Topics
     ends: LogEnds
-    executors: SparkExecutors
+    records: LoggedRecords
     clock: Clock
 
     @classmethod
     def on_spark(cls, spark: "SparkSession", bootstrap: str) -> "Environment":
         """Connect to a broker. Raises ConnectorError."""
-        return cls(Topics(bootstrap), LogEnds(bootstrap), SparkExecutors(spark, bootstrap), Clock())
+        return cls(Topics(bootstrap), LogEnds(bootstrap), LoggedRecords(spark, bootstrap), Clock())
 
 
 class BackgroundWorker(Protocol):
@@ -162,7 +163,7 @@ class Stream:
         self._stopping = threading.Event()
         self._recovery = Recovery(self._views, self._stopping, self._publish, self._clock)
         self._batches = BatchWriter(
-            environment.executors, self._views, uuid4().hex, self._recovery.retry_batch
+            environment.records, self._views, uuid4().hex, self._recovery.retry_batch
         )
         self._lag = Lag(self._clock)
         self._restarts = Counter[str]()
@@ -228,7 +229,7 @@ class Stream:
         plan = self._views.load()
         if self._worker:
             self._worker.begin()
-        self._environment.executors.begin(self.sink.name)
+        self._environment.records.begin(self.sink.name)
         self._batches.process_redrives()
         self._batch_size.begin(plan)
         ends = {topic: dict(enumerate(end.offsets)) for topic, end in plan.shapes.items()}

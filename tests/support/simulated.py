@@ -10,13 +10,13 @@ from cdc.apply.resume import Clock
 from cdc.errors import KafkaUnavailable
 from cdc.kafka.log_continuity import RETENTION
 from cdc.kafka.log_ends import LogEnds
-from cdc.kafka.log_reader import Block, OffsetRange, ReadRanges, gone_error, read_records
+from cdc.kafka.log_reader import Block, OffsetRange, gone_error
 from cdc.kafka.log_refusals import forbidden, missing_topic
 from cdc.kafka.records import Record, RecordAddress
 from cdc.kafka.topic_specs import COMPACTION_LAG
 from cdc.kafka.topics import Topics
 from cdc.model.position import Position
-from cdc.spark.lane_records import LoggedRecords, SparkExecutors
+from cdc.spark.lane_records import LoggedRecords
 
 DAY_MS = 24 * 3600 * 1000
 
@@ -183,18 +183,14 @@ class MemoryEnds(LogEnds):
         return {topic: dict(enumerate(end.offsets)) for topic, end in ends.items()}
 
 
-class InProcess(SparkExecutors):
-    """Executors for sinks that run a lane in this process; they read a log in memory."""
-
-    def __init__(self, log: MemoryLog) -> None:
-        self._read = log.read
+class InProcess(LoggedRecords):
+    """Records of a log in memory, for sinks that run a lane in this process."""
 
     def begin(self, sink: str) -> None:
         pass
 
-    def records(
-        self, ranges: tuple[OffsetRange, ...] | None = None, read: ReadRanges = read_records
-    ) -> LoggedRecords:
-        assert read is read_records, "a redrive reads the quarantine, which isn't in memory"
-        no_spark: Any = None
-        return LoggedRecords(no_spark, "", ranges, self._read)
+
+def in_process(log: MemoryLog) -> InProcess:
+    """The records of a log. They are never of the quarantine: a redrive isn't simulated."""
+    no_spark: Any = None
+    return InProcess(no_spark, "", read=log.read)

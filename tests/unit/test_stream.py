@@ -27,7 +27,7 @@ from cdc.sink.contract import Batch, Outcome
 from cdc.sinks.memory import Memory
 from tests.support.envelopes import PLACEHOLDER, Topic, encoded, table
 from tests.support.pipelines import pipeline
-from tests.support.simulated import InProcess, MemoryEnds, MemoryLog, SimulatedClock
+from tests.support.simulated import MemoryEnds, MemoryLog, SimulatedClock, in_process
 
 ITEMS = table("shop.public.items")
 TRIGGER_S = 0.2
@@ -80,7 +80,7 @@ class Simulation:
         self.sink = Cache(self.clock)
         self.ends = MemoryEnds(self.log)
         self.stream = Stream(
-            Environment(self.log, self.ends, InProcess(self.log), self.clock),
+            Environment(self.log, self.ends, in_process(self.log), self.clock),
             self.sink,
             SHOP,
             self._describe,
