@@ -30,15 +30,15 @@ that ends before its view's position.
 | running | none of these                                      | running                  | positions last         |
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
 
 from cdc.apply.progress import RunState
 from cdc.control.floors import Floors
 from cdc.control.registrations import Registration
-from cdc.errors import CdcError, Fenced, SinkRejected
+from cdc.errors import CdcError, Fenced
 from cdc.model.outcome import Advance
 from cdc.model.position import Position, Reach, ViewCheckpoint, distance
 from cdc.model.table import Table
@@ -108,29 +108,15 @@ class ResumePlan:
         end before it, too.
         """
         steps = []
+        starts = self.starts()
         for table in self.tables:
-            if (end := ends.get(table.topic)) is None:
-                continue
-            position, shape = self.positions[table.topic], self.shapes[table.topic]
-            start = position.offsets if position else (0,) * shape.partition_count
-            last = tuple(max(offset, end[partition]) for partition, offset in enumerate(start))
-            if last != start:
-                steps.append(
-                    Advance(table, position, Position(shape.topic_id, last), self.floor(table))
-                )
+            topic = table.topic
+            if topic in ends:
+                last = tuple(max(start, ends[topic][p]) for p, start in enumerate(starts[topic]))
+                if last != starts[topic]:
+                    end = Position(self.shapes[topic].topic_id, last)
+                    steps.append(Advance(table, self.positions[topic], end, self.floor(table)))
         return steps
-
-    def advanced(
-        self, steps: Sequence[Advance], live: Mapping[str, Position | None]
-    ) -> "ResumePlan":
-        """The plan after a batch of these steps; `live` are the positions of the live views
-        then.
-        """
-        return replace(
-            self,
-            positions={**self.positions, **{s.table.topic: s.end for s in steps}},
-            live=dict(live),
-        )
 
     def starts(self) -> dict[str, tuple[int, ...]]:
         """Where reading starts, by topic the offset in each partition."""
@@ -176,13 +162,6 @@ class ResumePlan:
             for topic, end in self.shapes.items()
             if (first := start(topic, end.topic_id))
         }
-
-    def no_table_error(self, sink: str) -> CdcError:
-        """The error if no table can go on, so that all are blocked."""
-        if self.refused:
-            return self.refused[0]
-        message, hint = next(iter(self.blocked.values()))
-        return SinkRejected(message, hint=hint, sink=sink)
 
 
 class Reason(StrEnum):

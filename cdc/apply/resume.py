@@ -179,15 +179,18 @@ class Views:
 
     def advance(self, steps: Sequence[Advance]) -> None:
         """Advance the plan by a batch that is in the sink."""
-        self.plan = self.plan.advanced(steps, self.sink.live_at)
-        unnamed = [step.table for step in steps if step.table.topic not in self.plan.generations]
-        generations = {
-            table.topic: stored.generation
-            for table in unnamed
-            if (stored := self.sink.live.position(table))
-        }
-        if generations:
-            self.plan = replace(self.plan, generations={**self.plan.generations, **generations})
+        plan = self.plan
+        generations = dict(plan.generations)
+        for step in steps:
+            topic = step.table.topic
+            if topic not in generations and (stored := self.sink.live.position(step.table)):
+                generations[topic] = stored.generation
+        self.plan = replace(
+            plan,
+            positions={**plan.positions, **{step.table.topic: step.end for step in steps}},
+            live=dict(self.sink.live_at),
+            generations=generations,
+        )
 
     def _sort(
         self, tables: Sequence[Table], troubled: Mapping[str, list[str]], existing: Collection[str]
@@ -227,7 +230,10 @@ class Views:
             unheld=frozenset(unheld),
         )
         if blocked and not views:
-            raise waiting_plan.no_table_error(self.sink.name)
+            if refusals:
+                raise refusals[0]
+            message, hint = next(iter(blocked.values()))
+            raise SinkRejected(message, hint=hint, sink=self.sink.name)
         return views, waiting_plan
 
     def _standing(self, tables: Sequence[Table]) -> Mapping[str, ViewCheckpoint | None]:
