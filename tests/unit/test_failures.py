@@ -133,17 +133,6 @@ def test_what_executors_report_passes_or_not_by_its_class() -> None:
     }
 
 
-CONDITIONS_OF_LOSS = (
-    "KAFKA_DATA_LOSS.COULD_NOT_READ_OFFSET_RANGE",
-    "KAFKA_DATA_LOSS.START_OFFSET_RESET",
-    "KAFKA_START_OFFSET_DOES_NOT_MATCH_ASSIGNED",
-    "RESOLVED_START_OFFSET_GREATER_THAN_END_OFFSET",
-)
-"""What Spark's source tells of a topic that is shorter than it was, or another one of that name
-(error/kafka-error-conditions.json of its jar).
-"""
-
-
 @pytest.mark.parametrize(
     ("text", "kind"),
     [
@@ -159,12 +148,6 @@ CONDITIONS_OF_LOSS = (
         ("Lost executor: Executor heartbeat timed out after 123456 ms", WorkerLost),
         (KILLED.format(KILLED_AT_ITS_START), WorkerLost),
         ("java.lang.OutOfMemoryError: Java heap space", SparkError),
-        ("org.apache.kafka.common.errors.TimeoutException: no answer", KafkaUnavailable),
-        ("org.apache.kafka.common.errors.NotLeaderOrFollowerException", KafkaUnavailable),
-        ("org.apache.kafka.common.errors.TopicAuthorizationException: no", ConnectorError),
-        ("org.apache.kafka.common.errors.SaslAuthenticationException: no", ConnectorError),
-        ("KafkaIllegalStateException: offset 5 is gone", ConnectorError),
-        *((f"[{condition}] t.public.orders", ConnectorError) for condition in CONDITIONS_OF_LOSS),
         ("[CAST_INVALID_INPUT] The value 'x' of the type", errors.SinkError),
         ("what nobody has seen", errors.SinkError),
     ],
@@ -173,11 +156,6 @@ def test_text_of_spark_gets_its_class_back(text: str, kind: type[CdcError]) -> N
     error = explain(PySparkException(f"{text} {SECRET}"), "cache")
     assert type(error) is kind
     assert SECRET not in error.message + error.hint
-
-
-def test_a_broker_that_is_away_is_waited_for() -> None:
-    text = "org.apache.kafka.common.errors.DisconnectException"
-    assert remedy(explain(PySparkException(text), "cache")) is Remedy.RETRY
 
 
 def test_spark_that_does_not_answer_is_no_sink_that_fails() -> None:
