@@ -333,23 +333,17 @@ class BatchSize:
         the limit says; each partition gives its share of them. None: there is nothing new.
         """
         starts = plan.starts()
-        missing = {
-            topic: [
-                max(0, ends[topic][partition] - start) for partition, start in enumerate(of_topic)
-            ]
-            for topic, of_topic in starts.items()
+        spans = {
+            topic: list(zip(start, ends[topic], strict=True)) for topic, start in starts.items()
         }
-        total = sum(map(sum, missing.values()))
+        total = sum(max(0, end - start) for span in spans.values() for start, end in span)
         if not total:
             return None
         share = min(1.0, self._limit / total)
         return {
-            topic: {
-                # Rounded up, so that every partition moves.
-                partition: start + ceil(share * missing[topic][partition])
-                for partition, start in enumerate(of_topic)
-            }
-            for topic, of_topic in starts.items()
+            # Rounded up, so that every partition moves.
+            topic: tuple(start + ceil(share * max(0, end - start)) for start, end in span)
+            for topic, span in spans.items()
         }
 
     def adapt(self, offsets: int, took_s: float) -> None:

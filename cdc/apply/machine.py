@@ -33,6 +33,7 @@ that ends before its view's position.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from operator import lt
 from typing import NamedTuple
 
 from cdc.apply.progress import RunState
@@ -49,8 +50,8 @@ HOLD_S = 5.0
 """Seconds that a live view waits for a promotion. No longer, because the command that promotes may
 be dead.
 """
-Ends = Mapping[str, Mapping[int, int]]
-"""Topic, partition: an offset."""
+Ends = Mapping[str, tuple[int, ...]]
+"""By topic: an offset of each partition."""
 
 
 class ControlState(NamedTuple):
@@ -112,13 +113,13 @@ class ResumePlan:
         for table in self.tables:
             topic = table.topic
             if topic in ends:
-                last = tuple(max(start, ends[topic][p]) for p, start in enumerate(starts[topic]))
+                last = tuple(map(max, starts[topic], ends[topic]))
                 if last != starts[topic]:
                     end = Position(self.shapes[topic].topic_id, last)
                     steps.append(Advance(table, self.positions[topic], end, self.floor(table)))
         return steps
 
-    def starts(self) -> dict[str, tuple[int, ...]]:
+    def starts(self) -> Ends:
         """Where reading starts, by topic the offset in each partition."""
         return {
             topic: position.offsets if position else (0,) * self.shapes[topic].partition_count
@@ -129,23 +130,18 @@ class ResumePlan:
         """A table whose topic ends before its position: it is another topic, or its log was cut."""
         starts = self.starts()
         for table in self.tables:
-            of_topic = ends[table.topic]
-            if any(
-                of_topic[partition] < start for partition, start in enumerate(starts[table.topic])
-            ):
+            if any(map(lt, ends[table.topic], starts[table.topic])):
                 return table.qualified
         return None
 
     def behind(self, ends: Ends) -> int:
         """How many offsets the live views lack to `ends`."""
-        return sum(
-            max(
-                0,
-                offset - (position.offsets[partition] if (position := self.live.get(topic)) else 0),
-            )
-            for topic, end in ends.items()
-            for partition, offset in end.items()
-        )
+        offsets = 0
+        for topic, end in ends.items():
+            position = self.live.get(topic)
+            start = position.offsets if position else (0,) * len(end)
+            offsets += sum(max(0, last - first) for first, last in zip(start, end, strict=True))
+        return offsets
 
     def lsns(self) -> dict[str, int]:
         """By topic: the LSN of the current server below which changes are dead."""

@@ -367,7 +367,7 @@ class Views:
         self.read_control(ends)
         if self.registry.has_changed(ends):
             self.registry.read()
-        self._control_ends = {topic: dict(enumerate(end.offsets)) for topic, end in ends.items()}
+        self._control_ends = {topic: end.offsets for topic, end in ends.items()}
         self._control_read_at = began
 
     def _check_sink(self, waited_s: float) -> dict[str, Any]:

@@ -232,7 +232,7 @@ class Stream:
         self._environment.records.begin(self.sink.name)
         self._batches.process_redrives()
         self._batch_size.begin(plan)
-        ends = {topic: dict(enumerate(end.offsets)) for topic, end in plan.shapes.items()}
+        ends = {topic: end.offsets for topic, end in plan.shapes.items()}
         self._lag.begin(ends)
         if self._stopping.is_set():
             return Stop(RunState.STOPPED)

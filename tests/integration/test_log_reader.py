@@ -77,7 +77,7 @@ class Broker:
         self._admin.delete_records([place])[place].result()
 
     def ends(self, topic: str, partitions: int) -> dict[int, int]:
-        return LogEnds(self.address).read({topic: partitions})[topic]
+        return dict(enumerate(LogEnds(self.address).read({topic: partitions})[topic]))
 
     def producer(self, **settings: Any) -> Producer:
         return Producer(

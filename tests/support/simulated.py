@@ -174,13 +174,13 @@ class MemoryEnds(LogEnds):
         partitions: Mapping[str, int],
         *,
         is_committed: bool = True,
-    ) -> dict[str, dict[int, int]]:
+    ) -> dict[str, tuple[int, ...]]:
         if self.away.intersection(partitions):
             raise KafkaUnavailable("Kafka doesn't answer.", hint="wait", server="kafka")
         for topic in self.forbidden.intersection(partitions):
             raise forbidden("127.0.0.1:1", "Describe", topic)
         ends = self._log.ends(list(partitions))
-        return {topic: dict(enumerate(end.offsets)) for topic, end in ends.items()}
+        return {topic: end.offsets for topic, end in ends.items()}
 
 
 class InProcess(LoggedRecords):
