@@ -161,8 +161,6 @@ class ResumePlan:
 
 
 class Reason(StrEnum):
-    """The reason for a restart of a stream."""
-
     REGISTRATION = "registration"
     TRUNCATE = "truncate"
     SCHEMA = "schema"

@@ -136,12 +136,10 @@ class Account:
 
     @property
     def by_table(self) -> Mapping[str, Applied]:
-        """A copy of the counts."""
         return {name: replace(count) for name, count in self._tables.items()}
 
     @property
     def seconds(self) -> Mapping[str, float]:
-        """A copy of the seconds by phase."""
         return dict(self._seconds)
 
     @property

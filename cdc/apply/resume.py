@@ -38,8 +38,7 @@ from cdc.model.column_names import refusal_error
 from cdc.model.outcome import Advance
 from cdc.model.position import Position, ViewCheckpoint
 from cdc.model.table import Table
-from cdc.sink.capabilities import Archive
-from cdc.sink.contract import SchemaMismatch, Sink, positions
+from cdc.sink.contract import Archive, SchemaMismatch, Sink, positions
 from cdc.sink.promotion import GenerationReplaced
 
 TOPICS_S = 1.0
@@ -59,7 +58,6 @@ class Clock:
     """The computer's clock."""
 
     def time(self) -> float:
-        """Unix seconds."""
         return time.time()
 
     def monotonic(self) -> float:
@@ -267,7 +265,6 @@ class Views:
     def refuse_unfilled(
         self, continuity: Continuity, table: Table, stored: ViewCheckpoint | None
     ) -> None:
-        """See `Continuity.refuse_unfilled`."""
         is_before_floor = stored is not None and stored.floor < self._floor(table)
         floor_lsn = self.control.floors.lsn(table.qualified) if is_before_floor else None
         continuity.refuse_unfilled(self.sink.name, table, stored, floor_lsn)
@@ -390,7 +387,6 @@ class Views:
         return facts
 
     def _live_checkpoints(self) -> dict[str, ViewCheckpoint | None]:
-        """The checkpoints of the live views of the plan, by topic."""
         standing = positions(self.sink.live, self.plan.tables)
         return {table.topic: standing[table.qualified] for table in self.plan.tables}
 

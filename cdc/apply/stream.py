@@ -99,7 +99,6 @@ class Environment:
 
     @classmethod
     def on_spark(cls, spark: "SparkSession", bootstrap: str) -> "Environment":
-        """Connect to a broker. Raises ConnectorError."""
         return cls(Topics(bootstrap), LogEnds(bootstrap), LoggedRecords(spark, bootstrap), Clock())
 
 
@@ -385,7 +384,6 @@ class Stream:
         return decision
 
     def _publish(self, **news: object) -> None:
-        """Publish a new snapshot."""
         self.progress = self._lag.progress(
             self.progress,
             self._views.plan,

@@ -158,7 +158,6 @@ class Watch:
             self.stream.close()
 
     def _run(self) -> bool:
-        """Run the stream; returns whether it has ended for good."""
         try:
             self.stream.run(until_caught_up=self._until_caught_up)
         except Exception as error:
@@ -199,7 +198,6 @@ class BackOff:
         self._began = clock()
 
     def begin(self) -> None:
-        """Note that the stream starts."""
         self._began = self._clock()
 
     def next_pause_s(self) -> float:

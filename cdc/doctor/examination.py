@@ -28,8 +28,7 @@ from cdc.model.finding import Finding, Severity, find_error, worst_first
 from cdc.model.trace import trace
 from cdc.observe.registration_findings import find_registration_troubles
 from cdc.postgres import source, table_survey
-from cdc.sink.capabilities import Examinable, FitChecker
-from cdc.sink.contract import SchemaMismatch, Sink
+from cdc.sink.contract import Examinable, FitChecker, SchemaMismatch, Sink
 from cdc.sink.factory import build_state
 from cdc.sink.remedy import classify
 from cdc.views.needs import examine_room

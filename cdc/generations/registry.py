@@ -175,7 +175,6 @@ class Registry:
     def __init__(
         self, pipeline: Pipeline, kafka: Topics, now: Callable[[], float] = time.time
     ) -> None:
-        """`now` returns Unix seconds."""
         self.topic = pipeline.generations_topic
         self._kafka = kafka
         self._now = now
@@ -213,7 +212,6 @@ class Registry:
         self._kafka.write(self.topic, dumped)
 
     def forget_retained(self, sink: str, tables: Sequence[str]) -> None:
-        """Delete the retained views of these tables from the registry."""
         self.write(*((("kept", sink, table), None) for table in tables))
 
     def _apply_record(self, record: Record) -> None:

@@ -77,7 +77,6 @@ class QuarantineLog:
     def __init__(
         self, kafka: Topics, pipeline: Pipeline, now: Callable[[], float] = time.time
     ) -> None:
-        """`now` returns Unix seconds."""
         self._kafka, self._topic = kafka, pipeline.quarantine_topic
         self._open: dict[QuarantineKey, QuarantinedRecord] = {}
         self._tail = Tail(

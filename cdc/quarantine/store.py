@@ -47,7 +47,6 @@ class SinkQuarantine:
         kafka: Topics,
         now: Callable[[], float] = time.time,
     ) -> None:
-        """`now` returns Unix seconds."""
         self._sink = sink
         self._pipeline = pipeline
         self._kafka = kafka
@@ -56,7 +55,6 @@ class SinkQuarantine:
         self.requests: set[QuarantineKey] = set()
 
     def has_changed(self) -> bool:
-        """Whether the topic has new records since `refresh`."""
         return self._log.has_changed()
 
     def refresh(self) -> None:
@@ -87,7 +85,6 @@ class SinkQuarantine:
             self.open.pop(entry, None)
 
     def read_key(self, entry: QuarantineKey) -> bytes | None:
-        """Read the key of an open entry's record."""
         key, _ = self._log.read_record(self.open[entry])
         return key
 

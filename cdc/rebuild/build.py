@@ -269,7 +269,6 @@ class Rebuild:
 
 
 def only_tables(describe: DescribeTables, names: Collection[str]) -> DescribeTables:
-    """Restrict a description to these tables."""
 
     def describe_subset(
         history: Sequence[Definition], registration: Registration

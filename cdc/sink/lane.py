@@ -115,7 +115,6 @@ class Part:
 
     @property
     def topic(self) -> str:
-        """Kafka topic of the partition."""
         return self.advance.table.topic
 
 
@@ -211,15 +210,12 @@ class PassedWriter(Writer):
     limits = ChunkLimits(1, 1)
 
     def start_offset(self, advance: Advance, partition: int) -> int:
-        """Return the step's end."""
         return advance.end.offsets[partition]
 
     def read_stored(self, part: Part, rows: Sequence[FoldedRow]) -> Mapping[str, bytes]:  # noqa: ARG002
-        """Read nothing."""
         return {}
 
     def write(self, parts: Sequence[Part]) -> Sequence[Verdicts]:
-        """Write nothing."""
         return [Verdicts()] * len(parts)
 
 

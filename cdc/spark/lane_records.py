@@ -47,13 +47,11 @@ class LoggedRecords:
         self.spark.sparkContext.setLocalProperty("spark.scheduler.pool", sink)
 
     def run(self, lane: Lane) -> list[PartitionOutcome]:
-        """See `cdc.sink.lane.BatchRecords`."""
         work = partial(_run_blocks, lane)
         answers = read_on_executors(self.spark, self.bootstrap, self._ranges(lane), work, self.read)
         return [report for answer in answers for report in _decode_reports(answer)]
 
     def run_here(self, lane: Lane) -> list[PartitionOutcome]:
-        """See `cdc.sink.lane.BatchRecords`."""
         with closing(self.read(self.bootstrap, self._ranges(lane))) as blocks:
             return run_task(lane, blocks)
 

@@ -19,8 +19,7 @@ from pyspark.sql import functions as F
 
 from cdc.model.table import Table
 from cdc.postgres.row_query import BUCKETS, Sample, sample_condition
-from cdc.sink.capabilities import GroupScanner
-from cdc.sink.contract import Sink
+from cdc.sink.contract import GroupScanner, Sink
 from cdc.verify.comparison import Comparison, View
 from cdc.verify.row_equality import SOURCE, Comparable, RowSums, bucket_digest, comparable, sum_rows
 from cdc.verify.source_group import group_tables, rows_of_group, table_sizes

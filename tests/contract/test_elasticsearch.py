@@ -22,8 +22,7 @@ from cdc.model.generation import new_generation
 from cdc.model.outcome import Advance
 from cdc.model.position import Position
 from cdc.model.table import Column, IndexOptions, Table, row_id
-from cdc.sink.capabilities import GroupScanner
-from cdc.sink.contract import RowsRejected, Sink
+from cdc.sink.contract import GroupScanner, RowsRejected, Sink
 from cdc.sink.lane import ChunkLimits
 from cdc.sinks.elasticsearch.executor import ElasticsearchWriter
 from cdc.sinks.elasticsearch.sink import Elasticsearch
