@@ -18,9 +18,8 @@ from cdc.kafka.topics import Topics
 from cdc.model.outcome import Advance, Applied
 from cdc.model.position import Position, distance
 from cdc.model.table import Table
-from cdc.quarantine.log import QuarantineKey
+from cdc.quarantine.log import QuarantineKey, SinkQuarantine
 from cdc.quarantine.rejection import ToQuarantine
-from cdc.quarantine.store import SinkQuarantine
 from cdc.sink.contract import Batch, Key, Outcome
 from cdc.sink.lane import Lane, PassedWriter
 from cdc.sink.lane_run import run_on_executors

@@ -27,7 +27,7 @@ _LOCK = threading.Lock()
 class ToQuarantine:
     """Puts rejected records into the pipeline's quarantine topic, as entries of a sink.
 
-    `cdc.quarantine.store` describes the records.
+    `cdc.quarantine.log` describes the records.
     """
 
     bootstrap: str
