@@ -15,7 +15,7 @@ from cdc.codec.record import RecordDecoder
 from cdc.errors import SinkError
 from cdc.kafka.log_reader import OffsetRange
 from cdc.kafka.topics import Topics
-from cdc.model.outcome import Advance, Applied
+from cdc.model.outcome import Advance
 from cdc.model.position import Position, distance
 from cdc.model.table import Table
 from cdc.quarantine.log import QuarantineKey, SinkQuarantine
@@ -36,10 +36,7 @@ Rows = Mapping[QuarantineKey, str]
 
 
 class BatchWriter:
-    """The writer of one sink; one thread uses it.
-
-    `total` counts records since the start, `batches` the batches; `account` has the details.
-    """
+    """The writer of one sink; one thread uses it."""
 
     def __init__(
         self,
@@ -59,7 +56,7 @@ class BatchWriter:
         """Entries from before a build began, which belong to the live views; None: not known."""
         self._is_settled = False
         """Whether the last batch that the sink has is known to have left no cure unsettled."""
-        self.total, self.batches, self.account = Applied(), 0, Account()
+        self.account = Account()
 
     def process_redrives(self) -> None:
         """Load the quarantine, settle what the last batch before the start has cured, and redrive
@@ -149,9 +146,8 @@ class BatchWriter:
                     f"{self._views.sink.name} read {applied.read} records and accounts for {applied.accounted}.",
                     hint="this is a bug in the pipeline; the views may miss changes: cdc -p FILE verify",
                 )
-            self.total.add(applied)
             self.account.count(table, applied)
-        self.batches += 1
+        self.account.batches += 1
         if outcome.rejected:
             self._quarantine.refresh()
         self._settle(outcome.cured)

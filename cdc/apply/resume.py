@@ -283,14 +283,12 @@ class Views:
         def refuse(table: Table, view: ViewCheckpoint | None) -> None:
             self._continuity.refuse(self.sink.name, table, view, complete=True)
 
-        self.sink.resume(standby, views, self._floor, refuse)
-        if self.sink.discontinued:
-            log.warning(
-                "generation_removed", sink=self.sink.name, error=self.sink.discontinued.message
-            )
-            self._remove([table for table in views if table.qualified in standby])
-            standby = {}
+        try:
             self.sink.resume(standby, views, self._floor, refuse)
+        except Discontinued as error:
+            log.warning("generation_removed", sink=self.sink.name, error=error.message)
+            self._remove([table for table in views if table.qualified in standby])
+            return {}
         return standby
 
     def _record_holes(self, tables: Sequence[Table]) -> None:

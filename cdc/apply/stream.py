@@ -384,13 +384,14 @@ class Stream:
         return decision
 
     def _publish(self, **news: object) -> None:
+        account = self._batches.account
         self.progress = self._lag.progress(
             self.progress,
             self._views.plan,
-            self._batches.total,
-            batches=self._batches.batches,
-            tables=self._batches.account.by_table,
-            phases_s=self._batches.account.seconds,
+            account.total,
+            batches=account.batches,
+            tables=account.by_table,
+            phases_s=account.seconds,
             retries=dict(self._recovery.retries),
             sent_per_s=self._worker.sent_per_s if self._worker else None,
             **news,

@@ -49,8 +49,6 @@ class StandbySink:
         self.name = live.name
         self.live_at: dict[str, Position | None] = {}
         self.standby_at: dict[str, Position | None] = {}
-        self.discontinued: Discontinued | None = None
-        """Set when the log can't continue the standby any more."""
         self._standby: Sink | None = None
         self._retry_at = float("inf")
 
@@ -63,14 +61,14 @@ class StandbySink:
     ) -> None:
         """Resume from the positions of the live `views`, with a standby of these names, by table.
 
-        `refuse` raises Discontinued where the log can't continue a view of the standby.
+        `refuse` raises Discontinued where the log can't continue a view of the standby. So does this
+        method then, and the live views go on alone.
         """
         self.live_at = {
             table.topic: checkpoint.position if checkpoint else None
             for table, checkpoint in views.items()
         }
         self.standby_at = {}
-        self.discontinued = None
         self._standby = None
         self._retry_at = float("inf")
         # Right after a promotion the registry still lists the generation that has just become live;
@@ -90,8 +88,8 @@ class StandbySink:
             for table in standby_tables:
                 self._resume_table(standby, table, checkpoints, views[table], floor(table), refuse)
         except Discontinued as error:
-            self.discontinued = error
             self.drop(error)
+            raise
         except Exception as error:
             self.drop(explain(error, self.name))
 
