@@ -98,6 +98,7 @@ class Views:
         self.reading = DecodeOptions(placeholder)
         self._control = Control(pipeline, kafka, self.now)
         self._continuity = Continuity(pipeline, kafka, self.now)
+        self._control_topics = [*self._control.topics, self.registry.topic]
         self._control_ends: Ends = {}
         """Where the control topics ended when they were read last, at `_control_read_at`."""
         self._control_read_at = 0.0
@@ -332,13 +333,12 @@ class Views:
         Raises:
             CdcError: from the broker and, if they are asked, from the sink and Postgres.
         """
-        topics = [*self._control.topics, self.registry.topic]
-        control_ends = ends.read(dict.fromkeys(topics, 1), is_committed=False)
+        control_ends = ends.read(dict.fromkeys(self._control_topics, 1), is_committed=False)
         if (
             control_ends != self._control_ends
             or self._clock.monotonic() - self._control_read_at >= TOPICS_S
         ):
-            self._reread_control(topics)
+            self._reread_control()
         generations, sink = self.sink_generations, self.sink
         level = isinstance(generations.work, GenerationBuild) or sink.is_caught_up
         observed = Observed(
@@ -356,9 +356,9 @@ class Views:
         facts = self._check_sink(waited_s)
         return decide(self.plan, replace(observed, quarantine=redrive_requested, **facts))
 
-    def _reread_control(self, topics: Sequence[str]) -> None:
+    def _reread_control(self) -> None:
         began = self._clock.monotonic()
-        ends = self.kafka.log_ends(topics)
+        ends = self.kafka.log_ends(self._control_topics)
         self.read_control(ends)
         if self.registry.has_changed(ends):
             self.registry.read()

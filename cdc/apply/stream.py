@@ -177,7 +177,10 @@ class Stream:
         """
         decision: Decision = Continue()
         while not isinstance(decision, Stop):
-            decision = self._attempt(until_caught_up)
+            try:
+                decision = self._resume(until_caught_up)
+            except Exception as error:
+                decision = self._recovery.decide(error)
             if isinstance(decision, Restart):
                 self._report_restart(decision)
         self._end(decision)
@@ -199,13 +202,6 @@ class Stream:
         """Finish the current batch and begin no other. Returns at once."""
         self._stopping.set()
 
-    def _attempt(self, until_caught_up: bool) -> Decision:
-        """Load the plan and follow the log until a decision ends it."""
-        try:
-            return self._resume(until_caught_up)
-        except Exception as error:
-            return self._recovery.decide(error)
-
     def _report_restart(self, restart: Restart) -> None:
         """Count and log every restart, so that its cause can be found."""
         self._restarts[restart.reason] += 1
@@ -220,6 +216,7 @@ class Stream:
         self._publish(state=stop.state, **failure, **lag)
 
     def _resume(self, until_caught_up: bool) -> Decision:
+        """Load the plan and follow the log until a decision ends it."""
         pause = self._views.read_pause()
         if pause and until_caught_up:
             return Stop(RunState.FAILED, paused_error(pause, self.sink.name))
@@ -514,15 +511,11 @@ class Lag:
         self._unreached = deque([(since, ends)])
 
     def see(self, ends: Ends, seen_at: float) -> None:
-        """See that the topics ended there at `seen_at`, in Unix seconds."""
-        self._note(ends, seen_at)
+        """See that the topics ended there at `seen_at`, in Unix seconds. Ends that are seen soon after
+        others take their place, and count as seen with them: a wait is never reported too short.
+        """
         self._ends = ends
         self._looked_at = seen_at
-
-    def _note(self, ends: Ends, seen_at: float) -> None:
-        """Note that the topics end there. Ends that are seen soon after others take their place,
-        and count as seen with them: a wait is never told too short.
-        """
         if self._unreached:
             (first_at, _), (last_at, last_ends) = self._unreached[0], self._unreached[-1]
             if ends == last_ends:

@@ -118,15 +118,11 @@ class LaneRun:
                 self._flush()
             if not self.stopped:
                 for topic, results in self._writer.finish().items():
-                    self._outcome_of(topic).writer_results.extend(results)
+                    state = next(s for (name, _), s in self._partitions.items() if name == topic)
+                    state.part.report.writer_results.extend(results)
         except Failure as failure:
             self._fail(*first_partition, failure)
         return [state.part.report for state in self._partitions.values()]
-
-    def _outcome_of(self, topic: str) -> PartitionOutcome:
-        return next(
-            state.part.report for (name, _), state in self._partitions.items() if name == topic
-        )
 
     def _fail(self, topic: str, partition: int, failure: Failure) -> None:
         self.stopped = True
