@@ -4,8 +4,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from cdc.apply.machine import Continue, Decision
-from cdc.apply.plan import Ends
+from cdc.apply.machine import Continue, Decision, Ends
 from cdc.apply.stream import Stream
 from cdc.model.position import Position
 

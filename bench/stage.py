@@ -15,8 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from bench.batches import Watched
 from bench.output.cost import Meter
 from bench.workload import Data
-from cdc.apply.stream import Stream
-from cdc.apply.stream_options import Environment, StreamOptions
+from cdc.apply.stream import Environment, Stream
 from cdc.apply.supervisor import supervise
 from cdc.compose import artifacts, stack
 from cdc.config import settings
@@ -210,14 +209,13 @@ class Stage:
         return [*self.tables, *self.context.views]
 
     def stream(self, sink: Sink) -> Watched:
-        options = StreamOptions(self.pipeline.sinks[sink.name].trigger_s)
         return Watched(
             Environment.on_spark(self.spark, self.pipeline.kafka),
             sink,
             self.pipeline,
             self._wiring.describe(sink.name),
             self.context.placeholder,
-            options,
+            self.pipeline.sinks[sink.name].trigger_s,
         )
 
     def apply(self, sink: Sink) -> Watched:

@@ -36,7 +36,7 @@ from cdc.sample.plan import Change
 from cdc.sample.probe import Probe, delta_watch, elasticsearch_watch, redis_watch
 from cdc.sample.replay import Replayed, replay
 from cdc.sink.contract import Sink
-from cdc.sink.factory import late_reader, open_clocks
+from cdc.sink.factory import open_clocks, state_reader
 from cdc.verify import barrier
 from cdc.verify.comparison import Comparison
 from cdc.verify.verification import compare
@@ -112,7 +112,8 @@ class Demo:
         self.stop_run()
         self.step("verifying: every row and column of every view against Postgres")
         comparisons, busiest = self.verify()
-        self.late = len(late_reader(self.pipeline, "arrivals_by_hour")())
+        read_late = state_reader(self.pipeline, lambda state: state.late("arrivals_by_hour"))
+        self.late = len(read_late())
         show_views(comparisons)
         show_latency(result, probe)
         show_reads(self, busiest)

@@ -9,49 +9,39 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from cdc.codec.forms import Documents
-from cdc.codec.record import Change
 from cdc.model.generation import new_generation
 from cdc.model.outcome import Advance
 from cdc.model.position import ViewCheckpoint
 from cdc.model.table import RowFormat, Table
 from cdc.sink.contract import Batch, Outcome
 from cdc.sink.fencing import checkpoint_after, must_apply
-from cdc.sink.lane import ChunkLimits, FoldedRow, Part, Verdicts
+from cdc.sink.lane import ChunkLimits, FoldedRow, Part, Verdicts, Writer
 from cdc.sink.lane_run import run_in_process
 from cdc.sink.promotion import is_caught_up, wait_until_caught_up
-from cdc.sink.rejection import Source
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
 @dataclass
-class MemoryWriter:
+class MemoryWriter(Writer):
     """Writes to copies of views, by topic."""
 
     views: dict[str, dict[str, str]]
     form = Documents()
     limits = ChunkLimits(100, 1_000_000)
-    archives = False
 
     def __post_init__(self) -> None:
         self.views = {topic: dict(view) for topic, view in self.views.items()}
 
     def start_offset(self, advance: Advance, partition: int) -> int:
-        """Return the step's start."""
         return advance.start_offsets[partition]
 
     def read_stored(self, part: Part, rows: Sequence[FoldedRow]) -> Mapping[str, bytes]:
-        """Look rows up in the copy."""
         view = self.views[part.topic]
         return {row.id: view[row.id].encode() for row in rows if row.id in view}
 
-    def observe(self, part: Part, change: Change, source: Source, value: object) -> int:  # noqa: ARG002
-        """Keep nothing."""
-        return 0
-
     def write(self, parts: Sequence[Part]) -> Sequence[Verdicts]:
-        """Write rows to the copy."""
         for part in parts:
             view = self.views[part.topic]
             for row in part.rows.values():
@@ -60,10 +50,6 @@ class MemoryWriter:
                 else:
                     view[row.id] = row.value.decode()
         return [Verdicts()] * len(parts)
-
-    def finish(self) -> Mapping[str, Sequence[str]]:
-        """Hand over nothing."""
-        return {}
 
 
 class Memory:
@@ -80,15 +66,12 @@ class Memory:
         """By the name of the generation."""
 
     def refusals(self, table: Table) -> list[str]:  # noqa: ARG002  # a document may have any names
-        """Return nothing: a document may have any names."""
         return []
 
     def prepare(self, table: Table) -> None:
-        """Create an empty view."""
         self.views.setdefault(table.qualified, {})
 
     def position(self, table: Table) -> ViewCheckpoint | None:
-        """Return the stored checkpoint."""
         return self.stored.get(table.qualified)
 
     def apply(self, batch: Batch) -> Outcome:
@@ -113,12 +96,10 @@ class Memory:
         )
 
     def clear(self, table: Table) -> None:
-        """Empty the view and forget its position."""
         self.views[table.qualified] = {}
         self.stored.pop(table.qualified, None)
 
     def for_generation(self, names: Mapping[str, str]) -> "Memory":
-        """Return the memory of that generation."""
         (name,) = set(names.values())
         return self.generations_by_name.setdefault(name, Memory(self.name, name))
 
@@ -164,7 +145,6 @@ class Memory:
         ]
 
     def remains(self, tables: Sequence[Table]) -> list[str]:
-        """List the views, and those of generations."""
         stores = {
             "": self,
             **{f"@{name}": generation for name, generation in self.generations_by_name.items()},
@@ -177,14 +157,12 @@ class Memory:
         ]
 
     def remove(self, tables: Sequence[Table]) -> None:
-        """Forget the views, and those of generations."""
         for store in (self, *self.generations_by_name.values()):
             for table in tables:
                 store.views.pop(table.qualified, None)
                 store.stored.pop(table.qualified, None)
 
     def drop_unreferenced(self, tables: Sequence[Table], keep: Mapping[str, str]) -> None:
-        """Remove views of generations that are not kept."""
         for table in tables:
             for name, generation in self.generations_by_name.items():
                 if keep.get(table.qualified) != name:
@@ -194,7 +172,6 @@ class Memory:
     def scan(
         self, table: Table, spark: "SparkSession", ids: Sequence[str] | None = None
     ) -> "DataFrame":
-        """Build a frame of the rows."""
         view = self.views.get(table.qualified, {})
         rows = (
             list(view.items()) if ids is None else [(key, view[key]) for key in ids if key in view]
@@ -205,5 +182,4 @@ class Memory:
         """Nothing is open."""
 
     def rows(self, table: Table) -> dict[str, object]:
-        """The view, parsed."""
         return {key: json.loads(text) for key, text in self.views[table.qualified].items()}

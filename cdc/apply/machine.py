@@ -3,7 +3,7 @@
 Pure: the owner of the stream observes and acts. The first row that fits applies. Another writer is
 a failure that a retry can't fix, unless a promotion is under way.
 
-Two things are decided elsewhere. What follows `failed` is in `cdc.apply.restarts`. `Stream` decides
+Two things are decided elsewhere. What follows `failed` is in `cdc.apply.supervisor`. `Stream` decides
 what it notices without an observation: a sink that is paused when the stream starts, and a topic
 that ends before its view's position.
 
@@ -33,22 +33,134 @@ that ends before its view's position.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from operator import lt
+from typing import NamedTuple
 
-from cdc.apply.plan import ControlState, ResumePlan
 from cdc.apply.progress import RunState
+from cdc.control.floors import Floors
+from cdc.control.registrations import Registration
 from cdc.errors import CdcError, Fenced
+from cdc.model.outcome import Advance
 from cdc.model.position import Position, Reach, ViewCheckpoint, distance
+from cdc.model.table import Table
+from cdc.postgres.table_definition import Definition
 from cdc.sink.remedy import exhausted
 
 HOLD_S = 5.0
 """Seconds that a live view waits for a promotion. No longer, because the command that promotes may
 be dead.
 """
+Ends = Mapping[str, tuple[int, ...]]
+"""By topic: an offset of each partition."""
+
+
+class ControlState(NamedTuple):
+    """The contents of the control topics. `version` changes whenever something was written
+    there.
+    """
+
+    version: int = 0
+    floors: Floors = Floors()
+    definitions: tuple[Definition, ...] = ()
+    registration: Registration = Registration()
+
+
+@dataclass(frozen=True)
+class ResumePlan:
+    """Where a run resumes. `tables` go on; positions and generations are by topic, facts of waiting
+    tables by name.
+    """
+
+    control: ControlState = field(default_factory=ControlState)
+    tables: tuple[Table, ...] = ()
+    positions: Mapping[str, Position | None] = field(default_factory=dict)
+    """Where reading resumes: the older position of the live view and its standby; None: offset
+    zero.
+    """
+    live: Mapping[str, Position | None] = field(default_factory=dict)
+    """Positions of the live views."""
+    generations: Mapping[str, str] = field(default_factory=dict)
+    """Generations of the live views, as far as they have one."""
+    shapes: Mapping[str, Position] = field(default_factory=dict)
+    """Ids, partitions and ends of topics."""
+    blocked: Mapping[str, list[str]] = field(default_factory=dict)
+    """Tables that wait for a command: the problem, and the hint."""
+    refused: tuple[CdcError, ...] = ()
+    """The errors of views that have to be rebuilt."""
+    waiting: tuple[Table, ...] = ()
+    """Tables that can go on once their topic or their view has changed."""
+    unheld: frozenset[str] = frozenset()
+    """Tables that can go on once their columns have changed."""
+    standby: Mapping[str, str] = field(default_factory=dict)
+    """The generations to keep as standby, by table name."""
+    shadow: bool = False
+    """Readers don't see these views."""
+    sure_until: float = float("inf")
+    """Until when the log can certainly continue these views, in Unix seconds."""
+
+    def floor(self, table: Table) -> int:
+        """The floor that a view of the table has to be made after."""
+        return self.control.floors.number(table.qualified)
+
+    def steps(self, ends: Ends) -> list[Advance]:
+        """The steps of a batch that ends at `ends`, for the views that lack some of its records.
+
+        A batch may begin before a view's position, because another view is further behind, and may
+        end before it, too.
+        """
+        steps = []
+        starts = self.starts()
+        for table in self.tables:
+            topic = table.topic
+            if topic in ends:
+                last = tuple(map(max, starts[topic], ends[topic]))
+                if last != starts[topic]:
+                    end = Position(self.shapes[topic].topic_id, last)
+                    steps.append(Advance(table, self.positions[topic], end, self.floor(table)))
+        return steps
+
+    def starts(self) -> Ends:
+        """Where reading starts, by topic the offset in each partition."""
+        return {
+            topic: position.offsets if position else (0,) * self.shapes[topic].partition_count
+            for topic, position in self.positions.items()
+        }
+
+    def find_cut(self, ends: Ends) -> str | None:
+        """A table whose topic ends before its position: it is another topic, or its log was cut."""
+        starts = self.starts()
+        for table in self.tables:
+            if any(map(lt, ends[table.topic], starts[table.topic])):
+                return table.qualified
+        return None
+
+    def behind(self, ends: Ends) -> int:
+        """How many offsets the live views lack to `ends`."""
+        offsets = 0
+        for topic, end in ends.items():
+            position = self.live.get(topic)
+            start = position.offsets if position else (0,) * len(end)
+            offsets += sum(max(0, last - first) for first, last in zip(start, end, strict=True))
+        return offsets
+
+    def lsns(self) -> dict[str, int]:
+        """By topic: the LSN of the current server below which changes are dead."""
+        lsns = self.control.floors.lsns
+        return {table.topic: lsn for table in self.tables if (lsn := lsns.get(table.qualified))}
+
+    def first_offsets(self) -> dict[str, tuple[int, ...]]:
+        """The first offsets that count, of topics that have dead records: a redrive reads from any
+        offset on.
+        """
+        start = self.control.registration.start
+        return {
+            topic: first
+            for topic, end in self.shapes.items()
+            if (first := start(topic, end.topic_id))
+        }
 
 
 class Reason(StrEnum):
-    """The reason for a restart of a stream."""
-
     REGISTRATION = "registration"
     TRUNCATE = "truncate"
     SCHEMA = "schema"
@@ -62,7 +174,7 @@ class Reason(StrEnum):
     DOCUMENTS = "documents"
     FAILURE = "failure"
     ERROR = "error"
-    """The stream had ended with an error: `cdc.apply.restarts`."""
+    """The stream had ended with an error: `cdc.apply.supervisor`."""
     PAUSED = "paused"
 
 

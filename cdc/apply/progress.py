@@ -106,8 +106,8 @@ names have a dot.
 
 
 class Account:
-    """Counts what a stream does since its run began. One thread writes; what it returns may be read
-    by any.
+    """Counts what a stream does since its run began: records in all and by table, batches, and
+    seconds by phase. One thread writes; what it returns may be read by any.
 
     Bounded, whatever the number of tables: the first ones that change have numbers of their own for
     as long as the run lasts, and all others share one. So a number never goes down, as counters must
@@ -115,6 +115,8 @@ class Account:
     """
 
     def __init__(self) -> None:
+        self.total = Applied()
+        self.batches = 0
         self._tables: dict[str, Applied] = {}
         self._seconds: dict[str, float] = {}
 
@@ -122,6 +124,7 @@ class Account:
         """Count what became of a table's records in a batch. A batch without any is no change."""
         if not applied.read:
             return
+        self.total.add(applied)
         name = table if table in self._tables or len(self._own) < TABLES else OTHERS
         self._tables.setdefault(name, Applied()).add(applied)
 
@@ -136,12 +139,10 @@ class Account:
 
     @property
     def by_table(self) -> Mapping[str, Applied]:
-        """A copy of the counts."""
         return {name: replace(count) for name, count in self._tables.items()}
 
     @property
     def seconds(self) -> Mapping[str, float]:
-        """A copy of the seconds by phase."""
         return dict(self._seconds)
 
     @property

@@ -4,42 +4,60 @@ failure.
     ends of the topics -> a batch's ends -> observe, decide -> a job -> positions -> again
 
 Only the sink's own position counts. So a restart, which loads the plan again, is cheap, and is the
-response to everything that changes during a run: see `machine`.
+response to everything that changes during a run: see `machine`. Which errors pass by trying again is in
+`cdc.sink.remedy`.
 
 The thread that calls `run` owns the stream: it alone observes, applies, decides and publishes.
 `stop` sets an event. `progress` is a snapshot that any thread may read.
 """
 
 import threading
-from collections import Counter
+from collections import Counter, deque
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol
 from uuid import uuid4
 
 import structlog
+from tenacity import (
+    RetryCallState,
+    Retrying,
+    retry_if_exception,
+    stop_when_event_set,
+)
+from tenacity.wait import wait_exponential
 
-from cdc.apply.batch.size import LEAST, BatchSize
-from cdc.apply.batch.writer import BatchWriter
-from cdc.apply.lag import Lag
+from cdc.apply.batch import LEAST, BatchSize, BatchWriter
 from cdc.apply.machine import (
     Continue,
     Decision,
+    Ends,
     Observed,
     Reason,
     Restart,
+    ResumePlan,
     Stop,
     WaitForPromotion,
     decide,
 )
-from cdc.apply.plan import Ends
 from cdc.apply.progress import Progress, RunState
-from cdc.apply.recovery import FIRST_PAUSE_S, Recovery
+from cdc.apply.resume import Clock, Views
 from cdc.apply.schema_follower import DescribeTables
-from cdc.apply.stream_options import Environment, StreamOptions
-from cdc.apply.views import Views
-from cdc.apply.watch import Watch
 from cdc.config.settings import Pipeline
-from cdc.errors import CdcError, KafkaForbidden, KafkaUnavailable
+from cdc.errors import CdcError, Fenced, KafkaForbidden, KafkaUnavailable
 from cdc.generations.pause import paused_error
+from cdc.kafka.log_ends import LogEnds
+from cdc.kafka.topics import Topics
+from cdc.model.outcome import Applied
+from cdc.model.position import Position
 from cdc.sink.contract import Sink
+from cdc.sink.remedy import Patience, Remedy, remedy
+from cdc.spark.failures import explain
+from cdc.spark.lane_records import LoggedRecords
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 LOOK_S = 1.0
 """Seconds between checks of the control topics while idle. A busy stream checks before each
@@ -52,7 +70,61 @@ LOOK_SHARE = 0.05
 """The largest share of a core that these requests take. With hundreds of tables, one takes longer
 than a millisecond.
 """
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 10.0
+"""The first pause after a failure, and the longest."""
+STALE_S = 30.0
+"""How long a lag of 0 stays valid after the last look at the topics' ends."""
+WINDOW_S = 5.0
+"""The window of the rate; it covers the last batch at least."""
+RESOLUTION = 0.05
+"""How exactly it is known how long something has waited, as a share of the longest wait: a catch-up
+of a day keeps 200 ends, each with an offset for every partition of every table.
+"""
 log = structlog.get_logger()
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What a stream depends on. The stream closes `kafka`.
+
+    kafka     the topics, and what the pipeline itself keeps in topics
+    ends      the ends of topics, asked for many times a second
+    records   the records of any batch
+    """
+
+    kafka: Topics
+    ends: LogEnds
+    records: LoggedRecords
+    clock: Clock
+
+    @classmethod
+    def on_spark(cls, spark: "SparkSession", bootstrap: str) -> "Environment":
+        return cls(Topics(bootstrap), LogEnds(bootstrap), LoggedRecords(spark, bootstrap), Clock())
+
+
+class BackgroundWorker(Protocol):
+    """Work that a stream does between its batches, in the same thread. `positions` are the positions
+    that the batches have reached, by topic; None means offset zero.
+
+    Every method may raise CdcError. The stream treats it like the error of a batch.
+    """
+
+    @property
+    def sent_per_s(self) -> float | None:
+        """Documents sent per second; None while there are none to send."""
+
+    def begin(self) -> None:
+        """Begin. Called whenever a plan has been loaded, before its first batch."""
+
+    def work(self, positions: Mapping[str, Position | None]) -> bool:
+        """Work for about a second at most. Returns whether there is more to do at once.
+
+        Called after each batch, and every second while there is none; again at once while it returns
+        True.
+        """
+
+    def is_current(self, positions: Mapping[str, Position | None]) -> bool:
+        """Whether all documents that follow from these positions are sent. Asks no server."""
 
 
 class Stream:
@@ -65,33 +137,32 @@ class Stream:
         pipeline: Pipeline,
         describe: DescribeTables,
         placeholder: str,
-        options: StreamOptions,
+        trigger_s: float,
+        *,
+        names: Mapping[str, str] | None = None,
+        worker: BackgroundWorker | None = None,
     ) -> None:
-        """`describe` returns the tables as they are now, at every start; `placeholder` is the
-        connector's.
+        """
+        Describe      returns the tables as they are now, at every start
+        placeholder   the connector's
+        trigger_s     the least seconds between the starts of two batches, see `sink_kinds.TRIGGER`
+        names         the generation to apply to, by table, if readers don't see it
+        worker        the work between batches
         """
         self.sink = sink
         self.progress = Progress(sink.name)
         self._environment = environment
         self._clock = environment.clock
-        kafka = environment.kafka
-        self._trigger_s = options.trigger_s
-        self._worker = options.worker
+        self._trigger_s = trigger_s
+        self._worker = worker
         self._is_working = False
         """Whether the worker has more to do."""
-        names = options.names
-        self._views = Views(sink, pipeline, kafka, describe, placeholder, names, self._clock.time)
-        self._watch = Watch(self._views, environment.ends, self._clock)
+        kafka = environment.kafka
+        self._views = Views(sink, pipeline, kafka, describe, placeholder, names, self._clock)
         self._stopping = threading.Event()
-        self._recovery = Recovery(
-            self._views, self._watch, self._stopping, self._publish, self._clock
-        )
+        self._recovery = Recovery(self._views, self._stopping, self._publish, self._clock)
         self._batches = BatchWriter(
-            environment.executors,
-            self._views,
-            uuid4().hex,
-            self._recovery.retry_batch,
-            shadow=names is not None,
+            environment.records, self._views, uuid4().hex, self._recovery.retry_batch
         )
         self._lag = Lag(self._clock)
         self._restarts = Counter[str]()
@@ -106,7 +177,10 @@ class Stream:
         """
         decision: Decision = Continue()
         while not isinstance(decision, Stop):
-            decision = self._attempt(until_caught_up)
+            try:
+                decision = self._resume(until_caught_up)
+            except Exception as error:
+                decision = self._recovery.decide(error)
             if isinstance(decision, Restart):
                 self._report_restart(decision)
         self._end(decision)
@@ -128,13 +202,6 @@ class Stream:
         """Finish the current batch and begin no other. Returns at once."""
         self._stopping.set()
 
-    def _attempt(self, until_caught_up: bool) -> Decision:
-        """Load the plan and follow the log until a decision ends it."""
-        try:
-            return self._resume(until_caught_up)
-        except Exception as error:
-            return self._recovery.decide(error)
-
     def _report_restart(self, restart: Restart) -> None:
         """Count and log every restart, so that its cause can be found."""
         self._restarts[restart.reason] += 1
@@ -149,19 +216,19 @@ class Stream:
         self._publish(state=stop.state, **failure, **lag)
 
     def _resume(self, until_caught_up: bool) -> Decision:
+        """Load the plan and follow the log until a decision ends it."""
         pause = self._views.read_pause()
         if pause and until_caught_up:
             return Stop(RunState.FAILED, paused_error(pause, self.sink.name))
         if pause and not self._outwait_pause():
             return Stop(RunState.STOPPED)
         plan = self._views.load()
-        self._watch.begin()
         if self._worker:
             self._worker.begin()
-        self._environment.executors.begin(self.sink.name)
+        self._environment.records.begin(self.sink.name)
         self._batches.process_redrives()
         self._batch_size.begin(plan)
-        ends = {topic: dict(enumerate(end.offsets)) for topic, end in plan.shapes.items()}
+        ends = {topic: end.offsets for topic, end in plan.shapes.items()}
         self._lag.begin(ends)
         if self._stopping.is_set():
             return Stop(RunState.STOPPED)
@@ -206,7 +273,7 @@ class Stream:
             elif last_ends is not None:
                 return self._finish_work()
             elif began - looked_at >= LOOK_S:
-                decision = self._observe_idle(is_log_read=ends is not None)
+                decision = self._look_while_idle(is_log_read=ends is not None)
                 looked_at = self._clock.monotonic()
                 is_turn = True
             if self._worker and is_turn and isinstance(decision, Continue):
@@ -262,7 +329,7 @@ class Stream:
         # After the batch's end is known, so that no control record is missed that the batch depends
         # on.
         with self._batches.account.measured("observe"):
-            decision = self._observe_before_batch()
+            decision = self._look_before_batch()
         if not isinstance(decision, Continue):
             return decision
         plan = self._views.plan
@@ -277,25 +344,25 @@ class Stream:
         self._publish(state=RunState.APPLYING, error=None, hint=None)
         return Continue()
 
-    def _observe_before_batch(self) -> Decision:
+    def _look(self, waited_s: float = 0.0) -> Decision:
+        return self._views.look(
+            self._environment.ends,
+            waited_s=waited_s,
+            redrive_requested=self._batches.redrive_requested(),
+        )
+
+    def _look_before_batch(self) -> Decision:
         """Observe and decide. While a promotion is under way, the batch waits for a time."""
         began = self._clock.monotonic()
-        # Checked before each batch as well, because a busy stream is never idle.
-        quarantine = self._batches.redrive_requested()
-        decision = decide(
-            self._views.plan, self._watch.observe(self._views.plan, quarantine=quarantine)
-        )
-        while isinstance(decision, WaitForPromotion) and not self._clock.wait(
-            self._stopping, POLL_S
-        ):
-            waited_s = self._clock.monotonic() - began
-            observed = self._watch.observe(
-                self._views.plan, waited_s=waited_s, quarantine=quarantine
-            )
-            decision = decide(self._views.plan, observed)
-        return Stop(RunState.STOPPED) if isinstance(decision, WaitForPromotion) else decision
+        # Looked at before each batch as well, because a busy stream is never idle.
+        decision = self._look()
+        while isinstance(decision, WaitForPromotion):
+            if self._clock.wait(self._stopping, POLL_S):
+                return Stop(RunState.STOPPED)
+            decision = self._look(waited_s=self._clock.monotonic() - began)
+        return decision
 
-    def _observe_idle(self, *, is_log_read: bool) -> Decision:
+    def _look_while_idle(self, *, is_log_read: bool) -> Decision:
         """Observe between batches, and decide. If a server doesn't answer, the next observation
         asks again.
 
@@ -303,9 +370,7 @@ class Stream:
         published: the control topics may be answered all the same.
         """
         try:
-            observed = self._watch.observe(
-                self._views.plan, quarantine=self._batches.redrive_requested()
-            )
+            decision = self._look()
         except KafkaForbidden:
             raise
         except CdcError as error:
@@ -313,18 +378,183 @@ class Stream:
             return Continue()
         if is_log_read:
             self._publish(state=RunState.APPLYING, error=None, hint=None)
-        return decide(self._views.plan, observed)
+        return decision
 
     def _publish(self, **news: object) -> None:
-        """Publish a new snapshot."""
+        account = self._batches.account
         self.progress = self._lag.progress(
             self.progress,
             self._views.plan,
-            self._batches.total,
-            batches=self._batches.batches,
-            tables=self._batches.account.by_table,
-            phases_s=self._batches.account.seconds,
+            account.total,
+            batches=account.batches,
+            tables=account.by_table,
+            phases_s=account.seconds,
             retries=dict(self._recovery.retries),
             sent_per_s=self._worker.sent_per_s if self._worker else None,
             **news,
         )
+
+
+class Recovery:
+    """Decides what follows a failure, and waits out one that passes."""
+
+    def __init__(
+        self,
+        views: Views,
+        stopping: threading.Event,
+        publish: Callable[..., None],
+        clock: Clock,
+    ) -> None:
+        """`stopping` ends every pause; `publish` takes new fields of the stream's progress."""
+        self._views = views
+        self._stopping = stopping
+        self._publish = publish
+        self._clock = clock
+        self._patience = Patience()
+        self.retries = Counter[str]()
+        """Attempts after a failure, of batches and of the stream, by its class of errors."""
+
+    def decide(self, error: Exception) -> Decision:
+        """Decide what follows a failure; a transient one is waited out here."""
+        failure = explain(error, self._views.sink.name)
+        plan = self._views.plan
+        switching = False
+        if failure is not error:
+            failure.__cause__ = error
+        if isinstance(failure, Fenced):
+            try:
+                switching = self._views.is_switching()
+            except CdcError as unread:
+                # Whether a promotion explains it can't be decided now.
+                failure = unread
+        reached = tuple(
+            sorted(
+                (topic, position.offsets if position else ())
+                for topic, position in plan.positions.items()
+            )
+        )
+        observed = Observed(
+            self._views.control,
+            failure=failure,
+            tolerable=self._patience.meet(failure, reached),
+            switching=switching,
+            stopping=self._stopping.is_set(),
+        )
+        decision = decide(plan, observed)
+        if decision == Restart(Reason.FAILURE):
+            self._report_waiting(failure, self._patience.count)
+            # A failure may come back for days: ten doublings are past the longest pause, a thousand
+            # past the largest float.
+            doublings = min(self._patience.count - 1, 10)
+            pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0**doublings)
+            self._clock.wait(self._stopping, pause_s)
+        return decision
+
+    def retry_batch(self) -> Retrying:
+        """Retry a step after a pause, until the stream is stopped.
+
+        Not once the log may have lost records that the views need, or the sink is paused: a start of
+        the stream checks that.
+        """
+        return Retrying(
+            retry=retry_if_exception(lambda error: remedy(error) is Remedy.RETRY),
+            wait=wait_exponential(multiplier=FIRST_PAUSE_S, max=LONGEST_PAUSE_S),
+            sleep=self._wait,
+            stop=stop_when_event_set(self._stopping)
+            | (lambda _: self._clock.time() > self._views.plan.sure_until or self._is_paused()),  # type: ignore[operator]
+            before_sleep=self._report_attempt,
+            reraise=True,
+        )
+
+    def _wait(self, seconds: float) -> None:
+        self._clock.wait(self._stopping, seconds)
+
+    def _is_paused(self) -> bool:
+        """Whether the sink is known to be paused; False while the broker is away."""
+        with suppress(CdcError):
+            return self._views.read_pause() is not None
+        return False
+
+    def _report_attempt(self, state: RetryCallState) -> None:
+        error = state.outcome.exception() if state.outcome else None
+        if isinstance(error, CdcError):
+            self._report_waiting(error, state.attempt_number)
+
+    def _report_waiting(self, error: CdcError, attempt: int) -> None:
+        self.retries[type(error).__name__] += 1
+        self._publish(state=RunState.RETRYING, error=error.message, hint=error.hint)
+        log.warning(
+            "sink_waiting", sink=self._views.sink.name, error=error.message, attempt=attempt
+        )
+
+
+class Lag:
+    """The lag of one stream; used by the thread that owns it."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._ends: Ends = {}
+        self._looked_at = 0.0
+        self._unreached: deque[tuple[float, Ends]] = deque()
+        """What was seen of the ends and isn't applied, and when, the oldest first: a stream under a
+        steady load never has all, though each change is soon applied.
+        """
+        self._rows: deque[tuple[float, int]] = deque()
+
+    def begin(self, ends: Ends) -> None:
+        """Begin from a plan that has just been loaded; the topics end at `ends`. The longest wait so far
+        still counts. Earlier ends don't, because a topic may have been recreated.
+        """
+        self._ends = ends
+        self._looked_at = self._clock.time()
+        since = self._unreached[0][0] if self._unreached else self._looked_at
+        self._unreached = deque([(since, ends)])
+
+    def see(self, ends: Ends, seen_at: float) -> None:
+        """See that the topics ended there at `seen_at`, in Unix seconds. Ends that are seen soon after
+        others take their place, and count as seen with them: a wait is never reported too short.
+        """
+        self._ends = ends
+        self._looked_at = seen_at
+        if self._unreached:
+            (first_at, _), (last_at, last_ends) = self._unreached[0], self._unreached[-1]
+            if ends == last_ends:
+                return
+            # Never those that have waited longest: they would never be reached under a steady load.
+            if first_at < last_at and seen_at - last_at < RESOLUTION * (last_at - first_at):
+                self._unreached.pop()
+                seen_at = last_at
+        self._unreached.append((seen_at, ends))
+
+    def progress(self, last: Progress, plan: ResumePlan, applied: Applied, **news: Any) -> Progress:
+        """The next snapshot. `lag_records` is 0 only if the views had reached the ends seen
+        last; `lag_seconds` goes by when the oldest end was seen that they haven't reached.
+        """
+        now = self._clock.time()
+        remaining = self._remaining(plan, now)
+        while self._unreached and not plan.behind(self._unreached[0][1]):
+            self._unreached.popleft()
+        waiting_s = now - self._unreached[0][0] if self._unreached else 0.0
+        measured = {
+            "lag_records": remaining,
+            "lag_seconds": None if remaining is None else waiting_s,
+            "rows_per_s": self._rate(now, applied.rows),
+            "applied": replace(applied),
+            "aside": dict(plan.blocked),
+            "published_at": now,
+        }
+        return replace(last, **{**measured, **news})
+
+    def _remaining(self, plan: ResumePlan, now: float) -> int | None:
+        """Offsets to the ends seen last. There may be more by now, so that 0 is valid for a while
+        only.
+        """
+        offsets = plan.behind(self._ends)
+        return offsets if offsets or now - self._looked_at < STALE_S else None
+
+    def _rate(self, now: float, rows: int) -> float:
+        self._rows.append((now, rows))
+        while len(self._rows) > 2 and self._rows[1][0] < now - WINDOW_S:
+            self._rows.popleft()
+        (start, first_count), (end, last_count) = self._rows[0], self._rows[-1]
+        return (last_count - first_count) / (end - start) if end > start else 0.0

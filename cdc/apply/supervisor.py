@@ -1,9 +1,9 @@
 """Run the streams of several sinks: start, watch and stop them, and publish their progress.
 
 A stream that fails for good ends alone, and is reported as failed from then on; the others go on.
-What follows, such as a start after a pause, is in `cdc.apply.restarts`. Each stream has a thread of
-its own, which alone works on it: a sink that never answers doesn't keep other streams from being
-reported or stopped.
+Failures that pass by trying again at once never end a stream: see `cdc.apply.stream`. Each stream has
+a thread of its own, which alone works on it: a sink that never answers doesn't keep other streams
+from being reported or stopped.
 """
 
 import os
@@ -14,52 +14,53 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import Protocol
+from enum import StrEnum
+from typing import TYPE_CHECKING
 
 import structlog
 
 from cdc.apply.progress import Progress, RunState
-from cdc.apply.restarts import BackOff, Policy, Sequel, end_stream
-from cdc.errors import CdcError
+from cdc.errors import CdcError, Fenced, Interrupted, SettingsError
 from cdc.model.trace import kind, trace
 from cdc.sink.remedy import classify
 
+if TYPE_CHECKING:
+    from cdc.apply.stream import Stream
+
+FIRST_PAUSE_S, LONGEST_PAUSE_S = 10.0, 600.0
+"""The first pause before a start, which doubles, and the longest. A stream that has worked for longer
+than the longest begins with the first again.
+"""
+FINAL = (SettingsError, Fenced, Interrupted)
+"""Errors after which a start would change nothing until a person has acted, or would do harm: two
+writers would end each other for ever.
+"""
 TICK_S = 1.0
 STOPPING = b"\nstopping: what is at hand is finished first\n"
 log = structlog.get_logger()
 Tick = Callable[[list[Progress]], None]
 
 
-class Feed(Protocol):
-    """The stream of one sink, as the supervisor sees it."""
+class AfterError(StrEnum):
+    """What follows the error that has ended a stream. The end of Spark ends the run whatever this is."""
 
-    progress: Progress
-    """The newest snapshot; any thread may read it."""
-
-    def run(self, *, until_caught_up: bool = False) -> None:
-        """Apply until stopped, in the calling thread. Raises errors that no retry can mend; may be
-        called again then.
-        """
-
-    def note_restart(self) -> None:
-        """Count and publish that `run` is called again after an error; called in its thread."""
-
-    def close(self) -> None:
-        """Close what the stream holds, once `run` isn't called any more; called in its thread."""
-
-    def stop(self) -> None:
-        """Make `run` end after the batch at hand; any thread may call it, and it returns at
-        once.
-        """
+    END_STREAM = "end stream"
+    """The stream stays ended; the others go on. For runs that end by themselves."""
+    END_RUN = "end run"
+    """All streams end: whatever has started the run knows what to do."""
+    RESTART = "restart"
+    """The stream starts again after a pause, if that may help. For runs that go on until they are
+    stopped.
+    """
 
 
 def supervise(
-    feeds: Sequence[Feed],
+    streams: "Sequence[Stream]",
     stopping: threading.Event,
     *,
     until_caught_up: bool = False,
     is_over: Callable[[], bool] = lambda: False,
-    after_error: Policy = end_stream,
+    after_error: AfterError = AfterError.END_STREAM,
     on_tick: Tick = lambda _: None,
 ) -> list[CdcError]:
     """Run until every stream has ended, `stopping` is set, or the run `is_over`, which is asked every
@@ -68,19 +69,31 @@ def supervise(
     Returns the errors that have ended streams which haven't started again: first one that ended the
     run, then in the order of the streams.
     """
-    watches = [Watch(feed, until_caught_up, after_error) for feed in feeds]
-    reporter = _Reporter(on_tick)
+    watches = [Watch(stream, until_caught_up, after_error) for stream in streams]
+    is_published = True
+
+    def publish() -> None:
+        """Pass the reports on. An error of the receiver, such as a full disk, must not end the streams."""
+        nonlocal is_published
+        try:
+            on_tick([watch.report() for watch in watches])
+            is_published = True
+        except Exception as error:
+            if is_published:
+                log.warning("progress_not_published", error=kind(error), exception=trace(error))
+            is_published = False
+
     for watch in watches:
         watch.start()
     while any(watch.working for watch in watches):
         if stopping.wait(TICK_S) or is_over() or any(watch.ends_run for watch in watches):
             break
-        reporter.publish(watches)
+        publish()
     for watch in watches:
         watch.stop()
     while working := [watch for watch in watches if watch.working]:
         working[0].join(TICK_S)
-        reporter.publish(watches)
+        publish()
     watches.sort(key=lambda watch: not watch.ends_run)
     return [watch.failure for watch in watches if watch.failure]
 
@@ -88,22 +101,26 @@ def supervise(
 class Watch:
     """One stream at work: the thread that owns it, and the error that ended it."""
 
-    def __init__(self, feed: Feed, until_caught_up: bool, after_error: Policy) -> None:
+    def __init__(self, stream: "Stream", until_caught_up: bool, after_error: AfterError) -> None:
         self.failure: CdcError | None = None
         self.ends_run = False
-        self.feed, self._until_caught_up, self._after_error = feed, until_caught_up, after_error
-        self._name = feed.progress.sink
-        self._state, self._state_since = feed.progress.state, time.time()
+        self.stream = stream
+        self._until_caught_up = until_caught_up
+        self._after_error = after_error
+        self._name = stream.progress.sink
+        self._state = stream.progress.state
+        self._state_since = time.time()
         self._aside_since: dict[str, float] = {}
         self._back_off = BackOff()
         self._restart_at: float | None = None
         self._stopping = threading.Event()
         self._running = threading.Thread(target=self._work, name=self._name, daemon=True)
-        self.start, self.join = self._running.start, self._running.join
+        self.start = self._running.start
+        self.join = self._running.join
 
     def stop(self) -> None:
         self._stopping.set()
-        self.feed.stop()
+        self.stream.stop()
 
     @property
     def working(self) -> bool:
@@ -112,7 +129,7 @@ class Watch:
     def report(self) -> Progress:
         """The published progress, with its age and the times of changes."""
         now = time.time()
-        progress = self.feed.progress.aged(now)
+        progress = self.stream.progress.aged(now)
         if self.failure:
             error, hint = self.failure.message, self.failure.hint
             progress = replace(
@@ -131,27 +148,27 @@ class Watch:
     def _work(self) -> None:
         """Run the stream, again after each error from which a start may help."""
         try:
-            while self._run() is Sequel.RESTART and self._outwait_pause():
+            while not self._run() and self._outwait_pause():
                 self._back_off.begin()
-                self.feed.note_restart()
+                self.stream.note_restart()
                 self.failure = None
+                self._restart_at = None
         finally:
             self._restart_at = None
-            self.feed.close()
+            self.stream.close()
 
-    def _run(self) -> Sequel:
-        """Run the stream to its end; returns what follows."""
+    def _run(self) -> bool:
         try:
-            self.feed.run(until_caught_up=self._until_caught_up)
+            self.stream.run(until_caught_up=self._until_caught_up)
         except Exception as error:
-            return self._note_failure(error)
-        return Sequel.NOTHING
+            self._note_failure(error)
+        return self._restart_at is None
 
-    def _note_failure(self, error: Exception) -> Sequel:
+    def _note_failure(self, error: Exception) -> None:
         """Log an error and decide what follows it."""
         failure = classify(error, self._name, "the next start")
-        sequel = self._after_error(failure)
-        pause_s = self._back_off.next_pause_s() if sequel is Sequel.RESTART else None
+        starts_again = self._after_error is AfterError.RESTART and not isinstance(failure, FINAL)
+        pause_s = self._back_off.next_pause_s() if starts_again else None
         cause = error.__cause__ or not isinstance(error, CdcError)
         details = {"exception": trace(error)} if cause else {}
         log.error(
@@ -163,9 +180,8 @@ class Watch:
             **details,
         )
         self._restart_at = None if pause_s is None else time.time() + pause_s
-        self.ends_run = sequel is Sequel.END_OF_RUN
+        self.ends_run = self._after_error is AfterError.END_RUN
         self.failure = failure
-        return sequel
 
     def _outwait_pause(self) -> bool:
         """Wait until the stream is to start again; False when it is stopped meanwhile."""
@@ -173,22 +189,24 @@ class Watch:
         return not self._stopping.wait(pause_s)
 
 
-class _Reporter:
-    """Passes reports on; an error of the receiver, such as a full disk, must not end the
-    streams.
-    """
+class BackOff:
+    """The pauses between the starts of one stream. One thread uses it."""
 
-    def __init__(self, on_tick: Tick) -> None:
-        self._on_tick, self._failed = on_tick, False
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._pause_s = FIRST_PAUSE_S
+        self._began = clock()
 
-    def publish(self, watches: Sequence[Watch]) -> None:
-        try:
-            self._on_tick([watch.report() for watch in watches])
-            self._failed = False
-        except Exception as error:
-            if not self._failed:
-                log.warning("progress_not_published", error=kind(error), exception=trace(error))
-            self._failed = True
+    def begin(self) -> None:
+        self._began = self._clock()
+
+    def next_pause_s(self) -> float:
+        """Seconds to wait now that the stream has ended; the next time twice as long."""
+        if self._clock() - self._began > LONGEST_PAUSE_S:
+            self._pause_s = FIRST_PAUSE_S
+        pause_s = self._pause_s
+        self._pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
+        return pause_s
 
 
 @contextmanager

@@ -244,8 +244,7 @@ def _views(
     from cdc.errors import CdcError
     from cdc.kafka.log_continuity import Continuity
     from cdc.kafka.log_refusals import Discontinued
-    from cdc.sink.capabilities import FitChecker
-    from cdc.sink.contract import SchemaMismatch, positions
+    from cdc.sink.contract import FitChecker, SchemaMismatch, positions
 
     continuity = Continuity(pipeline, kafka).read(sorted(existing))
     views: dict[str, dict[str, Any]] = {}

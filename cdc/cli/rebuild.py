@@ -92,7 +92,7 @@ def build(
     from cdc.generations.rollback import settle_rollback
     from cdc.kafka.topic_setup import ensure_topics
     from cdc.kafka.topics import Topics
-    from cdc.rebuild.build import Rebuild, RebuildJob
+    from cdc.rebuild.build import Rebuild
     from cdc.verify.comparison import prove
     from cdc.verify.verification import verify
 
@@ -113,16 +113,18 @@ def build(
         settle_rollback(
             Registry(context.pipeline, kafka), sink, context.tables_in(sink.name), KEPT_S
         )
-        job = RebuildJob(
+        return Rebuild(
+            spark,
+            context.pipeline,
+            kafka,
             sink,
             tables,
-            Streams(context).describe(sink.name),
-            context.placeholder,
+            describe=Streams(context).describe(sink.name),
+            placeholder=context.placeholder,
             retention_s=kept_s,
             verify=require_equal,
             show=show,
-        )
-        return Rebuild(spark, context.pipeline, kafka, job).run()
+        ).run()
 
 
 def rollback(

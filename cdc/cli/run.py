@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from threading import Event
 
     from cdc.apply.progress import Progress
-    from cdc.apply.restarts import Policy
+    from cdc.apply.supervisor import AfterError
     from cdc.config.settings import Pipeline
     from cdc.errors import CdcError
     from cdc.observe.http_server import Listener
@@ -124,13 +124,13 @@ class RunLimits:
     """Whether it ends with the first sink that fails."""
 
     @property
-    def after_error(self) -> "Policy":
+    def after_error(self) -> "AfterError":
         """What follows the error that has ended a stream."""
-        from cdc.apply.restarts import end_run, end_stream, restart_stream
+        from cdc.apply.supervisor import AfterError
 
         if self.fail_fast:
-            return end_run
-        return end_stream if self.until_caught_up else restart_stream
+            return AfterError.END_RUN
+        return AfterError.END_STREAM if self.until_caught_up else AfterError.RESTART
 
     def is_over(self, spark_lives: "Callable[[], bool]") -> "Callable[[], bool]":
         """Build the check whether the run ends now: its seconds are over, or Spark is gone. A stream that

@@ -89,7 +89,7 @@ def late(context: typer.Context, name: ViewName, as_json: Json = False) -> None:
     part, and when the change came. `cdc status` counts all of them.
     """
     from cdc.config.view_settings import closes
-    from cdc.sink.factory import late_reader
+    from cdc.sink.factory import state_reader
 
     pipeline = context.obj.pipeline_to_show
     table_survey.table_named(table_survey.views_by_name_only(pipeline), f"view.{name}")
@@ -98,7 +98,7 @@ def late(context: typer.Context, name: ViewName, as_json: Json = False) -> None:
             f"The windows of {name} are corrected for ever: no change comes too late.",
             hint="for example: window: {tumbling: 1 hour, time: placed, lateness: 1 hour}",
         )
-    changes = late_reader(pipeline, name)()
+    changes = state_reader(pipeline, lambda state: state.late(name))()
     if as_json:
         return print_json({"changes": [change._asdict() for change in changes]})
     out.print(draw_late(changes) if changes else f"no change of {name} came too late")

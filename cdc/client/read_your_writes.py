@@ -19,6 +19,7 @@ A view's position passes a row in quarantine: `cdc status` says which views are 
 
 import threading
 import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Protocol, runtime_checkable
@@ -41,7 +42,7 @@ from cdc.model.table import Table
 from cdc.postgres import table_survey
 from cdc.runtime.context import Context
 from cdc.sink.contract import Sink
-from cdc.sink.factory import late_topics, open_documents, open_waiting
+from cdc.sink.factory import late_topics, open_documents, state_reader
 
 POLL_S = 0.01
 
@@ -73,7 +74,9 @@ class View:
             [topic for _, topic in table.derivation.tables] if table.derivation else [table.topic]
         )
         self._read_documents = open_documents(pipeline) if table.derivation else None
-        self._read_waiting = open_waiting(pipeline) if table.derivation else dict
+        self._read_waiting: Callable[[], Mapping[str, list[str]]] = (
+            state_reader(pipeline, lambda state: state.waiting()) if table.derivation else dict
+        )
         self._start_at_newest()
 
     def close(self) -> None:

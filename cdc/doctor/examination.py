@@ -27,8 +27,7 @@ from cdc.model.trace import trace
 from cdc.observe.registration_findings import find_registration_troubles
 from cdc.postgres import source, table_survey
 from cdc.readiness.checks import check_source
-from cdc.sink.capabilities import Examinable, FitChecker
-from cdc.sink.contract import SchemaMismatch, Sink
+from cdc.sink.contract import Examinable, FitChecker, SchemaMismatch, Sink
 from cdc.sink.factory import build_state
 from cdc.sink.remedy import classify
 from cdc.views.needs import examine_room

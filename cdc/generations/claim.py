@@ -52,7 +52,9 @@ class Claim:
     """
 
     def __init__(self, registry: Registry, sink: str, command: str) -> None:
-        self._registry, self._sink, self._command = registry, sink, command
+        self._registry = registry
+        self._sink = sink
+        self._command = command
         self.progress: Callable[[], Progress] = lambda: Progress(time.time())
 
     @property
@@ -135,11 +137,8 @@ class Claim:
 
         Raises SettingsError: the claim is gone.
         """
-        self._registry.read()
-        generations = self.generations
-        if self._command not in generations.claims:
-            raise self._conflict("took this one for dead")
-        holder = generations.holder
+        self.check()
+        holder = self.generations.holder
         return holder if holder != self._command else None
 
     def _outwait(self, command: str) -> None:

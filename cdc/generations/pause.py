@@ -56,7 +56,6 @@ def read_pauses(pipeline: Pipeline, kafka: Topics) -> Mapping[str, Pause]:
 
 
 def refuse_paused(generations: Generations, sink: str) -> None:
-    """Raise SinkPaused where the sink is paused."""
     if generations.pause:
         raise paused_error(generations.pause, sink)
 

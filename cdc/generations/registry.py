@@ -17,7 +17,7 @@ The registry never says which generation is live: only the sink knows.
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from cdc.config.settings import Pipeline
@@ -175,7 +175,6 @@ class Registry:
     def __init__(
         self, pipeline: Pipeline, kafka: Topics, now: Callable[[], float] = time.time
     ) -> None:
-        """`now` returns Unix seconds."""
         self.topic = pipeline.generations_topic
         self._kafka = kafka
         self._now = now
@@ -213,60 +212,39 @@ class Registry:
         self._kafka.write(self.topic, dumped)
 
     def forget_retained(self, sink: str, tables: Sequence[str]) -> None:
-        """Delete the retained views of these tables from the registry."""
         self.write(*((("kept", sink, table), None) for table in tables))
 
     def _apply_record(self, record: Record) -> None:
         kind, sink, *fields = json.loads(record.key or b"")
         value = json.loads(record.value) if record.value else None
-        if kind in HANDLERS:
-            generations = self._sinks.setdefault(sink, Generations(now=self._now))
-            HANDLERS[kind](generations, record, value, *fields)
+        generations = self._sinks.setdefault(sink, Generations(now=self._now))
+        match kind:
+            case "work":
+                generations.changed_at = record.offset
+                generations.work = _work(value) if value else None
+            case "kept":
+                generations.changed_at = record.offset
+                generations.retained.pop(fields[0], None)
+                if value:
+                    generations.retained[fields[0]] = RetainedView(**value)
+            case "pause":
+                generations.pause = Pause(**value) if value else None
+            case "claim" if value:
+                generations.claims[fields[0]] = record.offset
+                generations.alive_at[fields[0]] = value["at"]
+            case "claim":
+                generations.claims.pop(fields[0], None)
+                generations.alive_at.pop(fields[0], None)
+            case "tick" if value and fields[0] in generations.claims:
+                # Ticks of a command whose claim another has ended are ignored: it was stopped for
+                # long, and fails at its next step.
+                generations.alive_at[fields[0]] = value.pop("at")
+                if (
+                    isinstance(generations.work, GenerationBuild)
+                    and fields[0] == generations.holder
+                ):
+                    generations.work = replace(generations.work, **value)
 
 
-def _apply_work(generations: Generations, record: Record, value: Any) -> None:
-    generations.changed_at = record.offset
-    kinds: dict[str, type[Work]] = {"rolling back": Rollback}
-    generations.work = kinds.get(value["phase"], GenerationBuild)(**value) if value else None
-
-
-def _apply_retained(generations: Generations, record: Record, value: Any, table: str) -> None:
-    generations.changed_at = record.offset
-    if value:
-        generations.retained[table] = RetainedView(**value)
-    else:
-        generations.retained.pop(table, None)
-
-
-def _apply_pause(generations: Generations, _: Record, value: Any) -> None:
-    generations.pause = Pause(**value) if value else None
-
-
-def _apply_claim(generations: Generations, record: Record, value: Any, command: str) -> None:
-    if value:
-        generations.claims[command] = record.offset
-        generations.alive_at[command] = value["at"]
-    else:
-        generations.claims.pop(command, None)
-        generations.alive_at.pop(command, None)
-
-
-def _apply_tick(generations: Generations, _: Record, value: Any, command: str) -> None:
-    # Ticks of a command whose claim another has ended are ignored: it was stopped for long, and
-    # fails at its next step.
-    if not value or command not in generations.claims:
-        return
-    progress = Progress(**value)
-    generations.alive_at[command] = progress.at
-    if isinstance(generations.work, GenerationBuild) and command == generations.holder:
-        fields = {name: value for name, value in asdict(progress).items() if name != "at"}
-        generations.work = replace(generations.work, **fields)
-
-
-HANDLERS: Mapping[str, Callable[..., None]] = {
-    "work": _apply_work,
-    "kept": _apply_retained,
-    "pause": _apply_pause,
-    "claim": _apply_claim,
-    "tick": _apply_tick,
-}
+def _work(value: Any) -> Work:
+    return Rollback(**value) if value["phase"] == "rolling back" else GenerationBuild(**value)

@@ -45,11 +45,10 @@ class StandbySink:
     """
 
     def __init__(self, live: Sink) -> None:
-        self.live, self.name = live, live.name
+        self.live = live
+        self.name = live.name
         self.live_at: dict[str, Position | None] = {}
         self.standby_at: dict[str, Position | None] = {}
-        self.discontinued: Discontinued | None = None
-        """Set when the log can't continue the standby any more."""
         self._standby: Sink | None = None
         self._retry_at = float("inf")
 
@@ -62,14 +61,16 @@ class StandbySink:
     ) -> None:
         """Resume from the positions of the live `views`, with a standby of these names, by table.
 
-        `refuse` raises Discontinued where the log can't continue a view of the standby.
+        `refuse` raises Discontinued where the log can't continue a view of the standby. So does this
+        method then, and the live views go on alone.
         """
         self.live_at = {
             table.topic: checkpoint.position if checkpoint else None
             for table, checkpoint in views.items()
         }
-        self.standby_at, self.discontinued, self._retry_at = {}, None, float("inf")
-        self._standby = self.live.for_generation(names) if names else None
+        self.standby_at = {}
+        self._standby = None
+        self._retry_at = float("inf")
         # Right after a promotion the registry still lists the generation that has just become live;
         # skip it.
         standby_tables = [
@@ -77,30 +78,24 @@ class StandbySink:
         ]
         if not standby_tables:
             return
+        self._standby = standby = self.live.for_generation(names)
         try:
-            checkpoints = self._read_positions(standby_tables)
+            try:
+                checkpoints = positions(standby, standby_tables)
+            except SchemaMismatch:
+                # Of a single table: each is read by itself.
+                checkpoints = {}
             for table in standby_tables:
-                self._resume_table(table, checkpoints, views[table], floor(table), refuse)
+                self._resume_table(standby, table, checkpoints, views[table], floor(table), refuse)
         except Discontinued as error:
-            self.discontinued = error
             self.drop(error)
+            raise
         except Exception as error:
             self.drop(explain(error, self.name))
 
-    def _read_positions(self, tables: Sequence[Table]) -> Mapping[str, ViewCheckpoint | None]:
-        try:
-            return positions(self._standby_sink, tables)
-        except SchemaMismatch:
-            # Of a single table: the caller then reads each table by itself.
-            return {}
-
-    @property
-    def _standby_sink(self) -> Sink:
-        assert self._standby is not None
-        return self._standby
-
     def _resume_table(
         self,
+        standby: Sink,
         table: Table,
         checkpoints: Mapping[str, ViewCheckpoint | None],
         live: ViewCheckpoint | None,
@@ -109,17 +104,15 @@ class StandbySink:
     ) -> None:
         try:
             name = table.qualified
-            checkpoint = (
-                checkpoints[name] if name in checkpoints else self._standby_sink.position(table)
-            )
+            checkpoint = checkpoints[name] if name in checkpoints else standby.position(table)
             if checkpoint and checkpoint.floor < floor:
-                self._standby_sink.clear(table)
+                standby.clear(table)
                 checkpoint = None
             if checkpoint is None and live is not None:
                 log.warning("standby_lost_rows", sink=self.name, table=name)
                 return
             refuse(table, checkpoint)
-            self._standby_sink.prepare(table)
+            standby.prepare(table)
             self.standby_at[table.topic] = checkpoint.position if checkpoint else None
         except SchemaMismatch as error:
             # After a rebuild with other columns, say. The standby of the other tables goes on.

@@ -24,7 +24,7 @@ class LogEnds:
 
     def read(
         self, partitions: Mapping[str, int], *, is_committed: bool = True
-    ) -> dict[str, dict[int, int]]:
+    ) -> dict[str, tuple[int, ...]]:
         """Return the end of each partition, by topic. `partitions` gives each topic's number of
         partitions.
 
@@ -42,9 +42,9 @@ class LogEnds:
             for topic, count in partitions.items()
             for partition in range(count)
         }
-        ends: dict[str, dict[int, int]] = {topic: {} for topic in partitions}
+        ends = {topic: [0] * count for topic, count in partitions.items()}
         if not wanted:
-            return ends
+            return {}
         if self._admin is None:
             self._admin = admin.AdminClient({"bootstrap.servers": self._bootstrap, **SETTINGS})
         answers = self._admin.list_offsets(
@@ -63,7 +63,7 @@ class LogEnds:
                 # A broker that has just started may answer -1001, no offset, without an error.
                 raise self._error(place, None, "it has no end yet")
             ends[place.topic][place.partition] = offset
-        return ends
+        return {topic: tuple(offsets) for topic, offsets in ends.items()}
 
     def _error(self, place: Any, code: int | None, name: str) -> ConnectorError:
         from confluent_kafka import KafkaError

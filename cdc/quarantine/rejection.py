@@ -9,7 +9,7 @@ import time
 from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -27,7 +27,7 @@ _LOCK = threading.Lock()
 class ToQuarantine:
     """Puts rejected records into the pipeline's quarantine topic, as entries of a sink.
 
-    `cdc.quarantine.store` describes the records.
+    `cdc.quarantine.log` describes the records.
     """
 
     bootstrap: str
@@ -41,35 +41,25 @@ class ToQuarantine:
         Raises ConnectorError.
         """
         from cdc.kafka.records import Records
+        from cdc.quarantine.log import QuarantineKey
 
         now = round(time.time(), 3)
+        entries = []
+        for rejected, source in records:
+            entry = QuarantineKey(
+                self.sink, rejected.topic, rejected.partition, rejected.offset, rejected.id
+            )
+            note = {
+                "reason": rejected.reason,
+                "at": now,
+                "key": _text(source.key),
+                "value": _text(source.value),
+            }
+            entries.append((entry.to_key(), msgspec.json.encode(note)))
         with _LOCK:
             if self.bootstrap not in _PRODUCERS:
                 _PRODUCERS[self.bootstrap] = Records(self.bootstrap)
-            _PRODUCERS[self.bootstrap].write(
-                self.topic,
-                [
-                    (self._key(rejected), _note(rejected, source, now))
-                    for rejected, source in records
-                ],
-            )
-
-    def _key(self, rejected: Rejected) -> bytes:
-        from cdc.quarantine.log import QuarantineKey
-
-        return QuarantineKey(
-            self.sink, rejected.topic, rejected.partition, rejected.offset, rejected.id
-        ).to_key()
-
-
-def _note(rejected: Rejected, source: Source, now: float) -> bytes:
-    note: dict[str, Any] = {
-        "reason": rejected.reason,
-        "at": now,
-        "key": _text(source.key),
-        "value": _text(source.value),
-    }
-    return msgspec.json.encode(note)
+            _PRODUCERS[self.bootstrap].write(self.topic, entries)
 
 
 def _text(part: bytes | None) -> str | None:

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import structlog
@@ -21,10 +21,9 @@ from pyspark.sql import SparkSession
 
 from cdc.apply.progress import Progress as StreamProgress
 from cdc.apply.progress import RunState
+from cdc.apply.resume import Views
 from cdc.apply.schema_follower import DescribeTables
-from cdc.apply.stream import Stream
-from cdc.apply.stream_options import Environment, StreamOptions
-from cdc.apply.views import Views
+from cdc.apply.stream import Environment, Stream
 from cdc.config.settings import Pipeline
 from cdc.control.registrations import Registration
 from cdc.errors import CdcError, DivergenceError, SinkError
@@ -53,36 +52,42 @@ CAUGHT_UP_S = 1.0
 log = structlog.get_logger()
 
 
-@dataclass(frozen=True)
-class RebuildJob:
-    """The job of a rebuild: which views, and the callbacks that describe, verify and show them.
-
-    describe, placeholder   as the apply loop has them: the tables as of a history; Debezium's
-                            placeholder
-    retention_s             seconds that the previous generation is retained, and kept current
-    verify                  called once, before the promotion, in the thread of `run`
-    show                    called at every phase in the thread of `run`, and once a second in the
-                            claim's thread
-    """
-
-    sink: Sink
-    tables: Sequence[Table]
-    describe: DescribeTables
-    placeholder: str
-    retention_s: float
-    verify: Verify
-    show: Callable[[GenerationBuild], object]
-
-
 class Rebuild:
     """Rebuilds a sink's views as a new generation. Runs in one thread, but for `show`."""
 
     def __init__(
-        self, spark: SparkSession, pipeline: Pipeline, kafka: Topics, job: RebuildJob
+        self,
+        spark: SparkSession,
+        pipeline: Pipeline,
+        kafka: Topics,
+        sink: Sink,
+        tables: Sequence[Table],
+        *,
+        describe: DescribeTables,
+        placeholder: str,
+        retention_s: float,
+        verify: Verify,
+        show: Callable[[GenerationBuild], object],
     ) -> None:
-        self._spark, self._pipeline, self._kafka, self._job = spark, pipeline, kafka, job
-        self._sink, self._tables = job.sink, tuple(job.tables)
-        self._registry, self._lock = Registry(pipeline, kafka), threading.Lock()
+        """
+        describe, placeholder   as a stream has them
+        retention_s             seconds that the previous generation is retained, and kept current
+        verify                  called once, before the promotion, in the thread of `run`
+        show                    called at every phase in the thread of `run`, and once a second in
+                                the claim's thread
+        """
+        self._spark = spark
+        self._pipeline = pipeline
+        self._kafka = kafka
+        self._sink = sink
+        self._tables = tuple(tables)
+        self._describe = only_tables(describe, {table.qualified for table in tables})
+        self._placeholder = placeholder
+        self._retention_s = retention_s
+        self._verify = verify
+        self._show = show
+        self._registry = Registry(pipeline, kafka)
+        self._lock = threading.Lock()
         self._stream: Stream | None = None
 
     def run(self) -> dict[str, RetainedView]:
@@ -173,8 +178,8 @@ class Rebuild:
             candidate,
             self._build.names,
             self._pipeline,
-            self._describe_tables,
-            self._job.placeholder,
+            self._describe,
+            self._placeholder,
         ) as stream:
             self._stream = stream
             if self._build.phase == "replay":
@@ -194,8 +199,8 @@ class Rebuild:
             candidate,
             self._pipeline,
             self._kafka,
-            self._describe_tables,
-            self._job.placeholder,
+            self._describe,
+            self._placeholder,
             self._build.names,
         )
         plan = views.load()
@@ -207,7 +212,7 @@ class Rebuild:
 
     def _verify_generation(self, candidate: Sink) -> None:
         try:
-            self._job.verify(candidate, self._tables)
+            self._verify(candidate, self._tables)
         except DivergenceError:
             self._finish({})
             raise
@@ -240,17 +245,13 @@ class Rebuild:
         return {name: names[-1] for name, names in beside.items() if names}
 
     def _finish(self, previous: Mapping[str, str]) -> dict[str, RetainedView]:
-        return retain(self._claim, self._sink, self._tables, previous, self._job.retention_s)
-
-    @property
-    def _describe_tables(self) -> DescribeTables:
-        return only_tables(self._job.describe, self._build.names)
+        return retain(self._claim, self._sink, self._tables, previous, self._retention_s)
 
     def _publish(self, **changes: Any) -> None:
         with self._lock:
             self._build = replace(self._build, **changes)
         self._claim.announce(self._build)
-        self._job.show(self._build)
+        self._show(self._build)
 
     def _progress(self) -> Progress:
         """Return the progress of the build. Called every second, in the claim's thread."""
@@ -263,12 +264,11 @@ class Rebuild:
                     done = max(done, self._build.total - remaining)
                 self._build = replace(self._build, done=done, rows_per_s=progress.rows_per_s)
             build = self._build
-        self._job.show(build)
+        self._show(build)
         return Progress(time.time(), build.done, build.total, build.rows_per_s)
 
 
 def only_tables(describe: DescribeTables, names: Collection[str]) -> DescribeTables:
-    """Restrict a description to these tables."""
 
     def describe_subset(
         history: Sequence[Definition], registration: Registration
@@ -294,14 +294,14 @@ def keep_current(
     A failure ends the stream and is logged: its `progress.state` is "failed", and positions stand
     still.
     """
-    options = StreamOptions(pipeline.sinks[sink.name].trigger_s, names)
     stream = Stream(
         Environment.on_spark(spark, pipeline.kafka),
         sink,
         pipeline,
         describe,
         placeholder,
-        options,
+        pipeline.sinks[sink.name].trigger_s,
+        names=names,
     )
 
     def run() -> None:

@@ -14,8 +14,7 @@ from pyspark.sql import SparkSession
 
 from cdc.compose import artifacts
 from cdc.errors import SparkError
-from cdc.spark.class_archive import ARCHIVE
-from cdc.spark.session import QUIET, session
+from cdc.spark.session import ARCHIVE, QUIET, session
 
 WRITE_S = 300.0
 """Seconds in which Java has written the archive after Spark has ended, also on a busy machine."""

@@ -206,7 +206,7 @@ class Context:
         from cdc.views.tables import waiting
 
         names = {table.qualified for table in table_survey.views_by_name_only(self.pipeline)}
-        noted = factory.open_waiting(self.pipeline)()
+        noted = factory.state_reader(self.pipeline, lambda state: state.waiting())()
         stored = {name: problem for name, problem in noted.items() if name in names}
         return {**stored, **waiting(self.resolution.refused)}
 

@@ -18,19 +18,13 @@ class Stack(Protocol):
     """A kind of local stack: servers as processes, or servers as containers."""
 
     def up(self, state: Path, *, progress: Callable[[str], None]) -> "Endpoints":
-        """Start the servers that don't run. Called by `cdc up`; `progress` gets lines for people.
-        Raises StackError.
-        """
+        """Start the servers that don't run; `progress` gets lines for people. Raises StackError."""
 
     def down(self, state: Path, *, progress: Callable[[str], None]) -> list[str]:
-        """Stop the servers, and return the names of those that ran. Called by `cdc down`. Raises
-        StackError.
-        """
+        """Stop the servers, and return the names of those that ran. Raises StackError."""
 
     def purge(self, state: Path, *, progress: Callable[[str], None]) -> list[str]:
-        """Stop the servers and remove their data; returns what was removed. Called by `cdc down
-        --purge`. Raises StackError.
-        """
+        """Stop the servers and remove their data; returns what was removed. Raises StackError."""
 
 
 def local_stack(kind: str | None, state: Path) -> Stack:

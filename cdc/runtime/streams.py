@@ -46,8 +46,7 @@ class Streams:
         """Make a stream per sink, which applies all tables and follows the file and the table
         definitions.
         """
-        from cdc.apply.stream import Stream
-        from cdc.apply.stream_options import Environment, StreamOptions
+        from cdc.apply.stream import Environment, Stream
 
         return [
             Stream(
@@ -56,7 +55,7 @@ class Streams:
                 self.context.pipeline,
                 self.describe(sink.name),
                 self.context.placeholder,
-                StreamOptions(self.context.pipeline.sinks[sink.name].trigger_s),
+                self.context.pipeline.sinks[sink.name].trigger_s,
             )
             for sink in sinks
         ]
@@ -81,8 +80,7 @@ class Streams:
     def of_documents(self, spark: "SparkSession") -> "Stream":
         """Make the stream that keeps the state of documents, and sends them."""
         from cdc.apply.schema_follower import patience_s
-        from cdc.apply.stream import Stream
-        from cdc.apply.stream_options import Environment, StreamOptions
+        from cdc.apply.stream import Environment, Stream
         from cdc.views.engine import DocumentEngine
         from cdc.views.resolve import Resolution, resolve
         from cdc.views.source_checks import refused_by_source
@@ -112,6 +110,12 @@ class Streams:
             of_tables = {name: text for name, text in problems.items() if name in names}
             return used, {**of_tables, **waiting}
 
-        options = StreamOptions(pipeline.state.trigger_s if pipeline.state else 0.0, worker=engine)
-        environment = Environment.on_spark(spark, pipeline.kafka)
-        return Stream(environment, state, pipeline, describe, self.context.placeholder, options)
+        return Stream(
+            Environment.on_spark(spark, pipeline.kafka),
+            state,
+            pipeline,
+            describe,
+            self.context.placeholder,
+            pipeline.state.trigger_s if pipeline.state else 0.0,
+            worker=engine,
+        )

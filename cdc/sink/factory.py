@@ -33,11 +33,8 @@ the position of its own.
 
 
 def open_documents(pipeline: Pipeline) -> Callable[[], Notes]:
-    """The function that reads up to where the documents are current.
-
-    It raises SinkUnavailable or SinkRejected.
-    """
-    return _reader(pipeline, lambda state: state.current())
+    """The function that reads up to where the documents are current. See `state_reader`."""
+    return state_reader(pipeline, lambda state: state.current())
 
 
 class Clocks(NamedTuple):
@@ -52,16 +49,11 @@ class Clocks(NamedTuple):
 
 
 def open_clocks(pipeline: Pipeline) -> Callable[[], Clocks]:
-    """The function that reads the clocks of views. It raises SinkUnavailable or SinkRejected."""
+    """The function that reads the clocks of views. See `state_reader`."""
     # The noted ones first: a clock that was read is never behind its note.
-    return _reader(pipeline, lambda state: Clocks(noted=state.noted_clocks(), read=state.clocks()))
-
-
-def late_reader(pipeline: Pipeline, view: str) -> Callable[[], Sequence[Any]]:
-    """The function that reads the latest changes that came after windows of a view had closed, each a
-    `cdc.views.state.LateChange`. It raises SinkUnavailable or SinkRejected.
-    """
-    return _reader(pipeline, lambda state: state.late(view))
+    return state_reader(
+        pipeline, lambda state: Clocks(noted=state.noted_clocks(), read=state.clocks())
+    )
 
 
 def late_topics(
@@ -82,13 +74,6 @@ def late_topics(
     return late if view.topic in note else [*late, view.topic]
 
 
-def open_waiting(pipeline: Pipeline) -> Callable[[], Mapping[str, list[str]]]:
-    """The function that reads which views of several tables wait, since they don't fit their tables
-    any more: the reason and a hint, by name. It raises as that of `open_documents` does.
-    """
-    return _reader(pipeline, lambda state: state.waiting())
-
-
 def documents_reader(
     pipeline: Pipeline,
 ) -> Callable[[Sequence[Table]], Mapping[str, ViewCheckpoint | None]]:
@@ -96,7 +81,7 @@ def documents_reader(
     that they are made of, by name. In all views that have a table, but for those that wait: the
     earliest offsets; None where one of them has never been current in it.
     """
-    read = _reader(pipeline, lambda state: (state.current(), state.waiting()))
+    read = state_reader(pipeline, lambda state: (state.current(), state.waiting()))
 
     def checkpoints(tables: Sequence[Table]) -> Mapping[str, ViewCheckpoint | None]:
         notes, waiting = read()
@@ -142,11 +127,14 @@ def sizes_reader(pipeline: Pipeline) -> Callable[[], Mapping[str, Any]]:
         clocks = {view: now for view, now in state.clocks().items() if view in noted}
         return {**state.sizes(tables, list(pipeline.views))._asdict(), "clocks": clocks}
 
-    return _reader(pipeline, measure)
+    return state_reader(pipeline, measure)
 
 
-def _reader(pipeline: Pipeline, question: Callable[[Any], T]) -> Callable[[], T]:
-    """The function that asks the state of the pipeline's documents."""
+def state_reader(pipeline: Pipeline, question: Callable[[Any], T]) -> Callable[[], T]:
+    """The function that asks the state of the pipeline's documents, a `cdc.views.state.State`.
+
+    It raises SinkUnavailable or SinkRejected.
+    """
     sink = build_state(pipeline)
     state = sink.open_state()()
 

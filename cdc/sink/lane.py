@@ -5,8 +5,7 @@ destination there.
 
 A chunk is a part of a task's records, in the order of offsets, up to a limit of rows and bytes. It
 bounds the memory of a task, whatever a partition or a batch holds. A chunk may span several Kafka
-partitions, with a `Part` for each. `cdc.sink.lane_task` and `cdc.sink.lane_chunk` do the work, in
-plain Python over bytes.
+partitions, with a `Part` for each. `cdc.sink.lane_task` does the work, in plain Python over bytes.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import msgspec
 
-from cdc.codec.forms import Form
+from cdc.codec.forms import Documents, Form
 from cdc.codec.record import Change
 from cdc.model.outcome import Advance, Applied
 from cdc.sink.rejection import Rejected, Rejection, Source
@@ -116,7 +115,6 @@ class Part:
 
     @property
     def topic(self) -> str:
-        """Kafka topic of the partition."""
         return self.advance.table.topic
 
 
@@ -158,6 +156,7 @@ class Writer(Protocol):
 
         Constant.
         """
+        return False
 
     def start_offset(self, advance: Advance, partition: int) -> int:
         """Return the offset below which the view has all records of a partition.
@@ -183,13 +182,14 @@ class Writer(Protocol):
         before.
         """
 
-    def observe(self, part: Part, change: Change, source: Source, value: Any) -> int:
+    def observe(self, part: Part, change: Change, source: Source, value: Any) -> int:  # noqa: ARG002
         """Look at a change before it is folded; returns the bytes of memory that the writer keeps
         of it.
 
         Called for each change that is decoded, in the order of offsets: the hottest call of a lane.
         `value` is the row in the writer's form, None for a delete.
         """
+        return 0
 
     def finish(self) -> Mapping[str, Sequence[str]]:
         """Close what is open; returns by topic what the sink on the driver is to get in
@@ -198,6 +198,25 @@ class Writer(Protocol):
         Called once per task, after the last `write`; not after a Failure or a record that ends the
         batch.
         """
+        return {}
+
+
+class PassedWriter(Writer):
+    """The writer of a view that has all records of a batch, so that nothing comes to be written. It
+    finds the rows that they have cured.
+    """
+
+    form = Documents()
+    limits = ChunkLimits(1, 1)
+
+    def start_offset(self, advance: Advance, partition: int) -> int:
+        return advance.end.offsets[partition]
+
+    def read_stored(self, part: Part, rows: Sequence[FoldedRow]) -> Mapping[str, bytes]:  # noqa: ARG002
+        return {}
+
+    def write(self, parts: Sequence[Part]) -> Sequence[Verdicts]:
+        return [Verdicts()] * len(parts)
 
 
 @dataclass(frozen=True)

@@ -96,12 +96,9 @@ REMEDIES: Mapping[type[BaseException], Remedy] = {
 REPORTED: Mapping[str, type[CdcError]] = {
     "unavailable": SinkUnavailable,
     "blocked": SinkBlocked,
-    "rejected": SinkRejected,
-    "forbidden": SinkRejected,
-    "misplaced": SinkRejected,
-    "stranger": SinkRejected,
-    "oversized": SinkRejected,
-    "rekeyed": SinkRejected,
+    **dict.fromkeys(
+        ("rejected", "forbidden", "misplaced", "stranger", "oversized", "rekeyed"), SinkRejected
+    ),
     **dict.fromkeys(("trust", "certificate", "client", "plain"), SinkRejected),
     "fenced": Fenced,
     "rewound": PositionLost,

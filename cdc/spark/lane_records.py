@@ -30,32 +30,9 @@ _encode = msgspec.json.Encoder().encode
 
 
 @dataclass(frozen=True)
-class SparkExecutors:
-    """Spark's executors, which read the log of one cluster; see
-    `cdc.apply.stream_options.Executors`.
-    """
-
-    spark: SparkSession
-    bootstrap: str
-
-    def begin(self, sink: str) -> None:
-        """Choose a scheduler pool for each sink, so that a long job of the warehouse doesn't delay
-        the cache.
-        """
-        self.spark.sparkContext.setLocalProperty("spark.scheduler.pool", sink)
-
-    def records(
-        self, ranges: tuple[OffsetRange, ...] | None = None, read: ReadRanges = read_records
-    ) -> LoggedRecords:
-        """Return records of the log."""
-        return LoggedRecords(self.spark, self.bootstrap, ranges, read)
-
-
-@dataclass(frozen=True)
 class LoggedRecords:
-    """Records of the log. Without `ranges`, the records of the lane's steps.
-
-    `read` is pickled.
+    """Records of the log: of these ranges; without `ranges`, of the lane's steps. The job reads them with
+    `read`, which is pickled.
     """
 
     spark: SparkSession
@@ -63,14 +40,18 @@ class LoggedRecords:
     ranges: tuple[OffsetRange, ...] | None = None
     read: ReadRanges = read_records
 
+    def begin(self, sink: str) -> None:
+        """Choose a scheduler pool of the calling thread for each sink, so that a long job of the
+        warehouse doesn't delay the cache.
+        """
+        self.spark.sparkContext.setLocalProperty("spark.scheduler.pool", sink)
+
     def run(self, lane: Lane) -> list[PartitionOutcome]:
-        """See `cdc.sink.lane.BatchRecords`."""
         work = partial(_run_blocks, lane)
         answers = read_on_executors(self.spark, self.bootstrap, self._ranges(lane), work, self.read)
         return [report for answer in answers for report in _decode_reports(answer)]
 
     def run_here(self, lane: Lane) -> list[PartitionOutcome]:
-        """See `cdc.sink.lane.BatchRecords`."""
         with closing(self.read(self.bootstrap, self._ranges(lane))) as blocks:
             return run_task(lane, blocks)
 

@@ -18,7 +18,6 @@ from pyspark.sql import SparkSession
 
 from cdc.errors import SparkError
 from cdc.model import jvm_options
-from cdc.spark import class_archive
 from cdc.spark.python_worker import MODULES
 
 SETTINGS = {
@@ -89,6 +88,14 @@ LOCAL = {
     "spark.driver.host": "127.0.0.1",
     "spark.driver.memory": os.environ.get("SPARK_DRIVER_MEMORY", "1g"),
 }
+ARCHIVE = Path(sys.prefix, "share", "cdc", "spark-classes.jsa")
+"""The archive of the classes that Spark's process loads at each start; it ends with the environment.
+
+Java maps the archive into its memory instead of unpacking, parsing and checking some 12,000 classes
+of 300 jars, which is a third of the CPU of a start. `cdc.runtime.class_archive` writes it. It holds
+for this environment and this Java: one of another class path or Java is as good as none, so it may be
+missing or old. A part of one would end Java, so it is written aside and moved here when it is whole.
+"""
 OUT_OF_MEMORY = 52
 """Exit code with which Spark ends itself when it runs out of memory."""
 EXIT_WAIT_S = 5.0
@@ -138,7 +145,7 @@ def session(
         "spark.sql.shuffle.partitions": tasks,
         "spark.jars": ",".join(map(str, jars)),
         "spark.driver.extraJavaOptions": shlex.join(
-            [QUIET, *jvm_options.default_options(), *class_archive.read_options()]
+            [QUIET, *jvm_options.default_options(), *archive_options()]
         ),
     }
     is_local = master.startswith("local[")
@@ -154,6 +161,16 @@ def session(
     if not is_local:
         spark.sparkContext.addPyFile(str(_archive()))
     return spark
+
+
+def archive_options(archive: Path = ARCHIVE) -> list[str]:
+    """Java's options for a start with the archive; none where it is missing.
+
+    Java would print a warning about an archive that doesn't fit, at every start.
+    """
+    if not archive.exists():
+        return []
+    return [f"-XX:SharedArchiveFile={archive}", "-Xlog:cds=off", "-Xlog:cds+dynamic=off"]
 
 
 def _start_context(conf: SparkConf) -> None:

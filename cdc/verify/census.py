@@ -21,8 +21,7 @@ from pyspark.sql import functions as F
 from cdc.model.table import Table
 from cdc.postgres import source
 from cdc.postgres.row_query import BUCKETS, Sample, row_query, sample_condition
-from cdc.sink.capabilities import GroupScanner
-from cdc.sink.contract import Sink
+from cdc.sink.contract import GroupScanner, Sink
 from cdc.verify.comparison import Comparison, View
 from cdc.verify.row_equality import SOURCE, Comparable, RowSums, bucket_digest, comparable, sum_rows
 from cdc.verify.source_rows import (

@@ -100,7 +100,7 @@ def scan_mirror(spark: "SparkSession", mirror: Mirror, ids: Sequence[str] | None
 def scan_mirrors(
     spark: "SparkSession", folders: Mapping[Table, str], commits: Commits
 ) -> "DataFrame":
-    """Scan the mirrors in these folders, as `cdc.sink.capabilities.GroupScanner` says."""
+    """Scan the mirrors in these folders, as `cdc.sink.contract.GroupScanner` says."""
     states = {folder: commits.state(folder) for folder in folders.values()}
     mirrors = [
         Mirror(table, folder, state.version if (state := states[folder]) else None)

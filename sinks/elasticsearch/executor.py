@@ -15,12 +15,19 @@ import msgspec
 from cdc.codec.forms import Documents
 from cdc.codec.members import encode, joined, members
 from cdc.codec.problem import Unreadable
-from cdc.codec.record import Change
 from cdc.errors import Fenced, SinkBlocked, SinkError, SinkUnavailable
 from cdc.model.address import address
 from cdc.model.outcome import Advance
-from cdc.sink.lane import SUPERSEDED, ChunkLimits, Failure, FoldedRow, Part, Superseded, Verdicts
-from cdc.sink.rejection import Source
+from cdc.sink.lane import (
+    SUPERSEDED,
+    ChunkLimits,
+    Failure,
+    FoldedRow,
+    Part,
+    Superseded,
+    Verdicts,
+    Writer,
+)
 from cdc.sinks.elasticsearch.client import (
     ABSENT_TYPES,
     CLOSED,
@@ -81,7 +88,7 @@ class BulkItem(NamedTuple):
 
 
 @dataclass
-class ElasticsearchWriter:
+class ElasticsearchWriter(Writer):
     """Writes rows into indices. aliases: by topic, the alias through which this writer writes.
 
     fresh: topics whose index had received nothing before the batch. Until the task has sent
@@ -94,20 +101,11 @@ class ElasticsearchWriter:
     fresh: Set[str] = frozenset()
     form = Documents()
     limits = CHUNK
-    archives = False
     _sent_partitions: set[tuple[str, int]] = field(default_factory=set)
 
     def start_offset(self, advance: Advance, partition: int) -> int:
         """Return the step's start: the position moves on the driver, when all rows are durable."""
         return advance.start_offsets[partition]
-
-    def observe(self, part: Part, change: Change, source: Source, value: object) -> int:  # noqa: ARG002
-        """Keep nothing."""
-        return 0
-
-    def finish(self) -> Mapping[str, Sequence[str]]:
-        """Hand over nothing."""
-        return {}
 
     def read_stored(
         self, part: Part, rows: Sequence[FoldedRow]

@@ -64,12 +64,10 @@ class Elasticsearch:
         self._points_in_time = PointsInTime(self._server)
 
     def examine(self, tables: Sequence[Table]) -> list[Finding]:
-        """See `health.check_cluster`."""
         facts = health.read_cluster(self._server, [self._indices.alias(table) for table in tables])
         return list(health.check_cluster(self.name, facts))
 
     def refusals(self, table: Table) -> list[str]:
-        """See `fields.refusals`."""
         return fields.refusals(table)
 
     def prepare(self, table: Table) -> None:
@@ -77,11 +75,9 @@ class Elasticsearch:
         self._tables.create(table)
 
     def require_fit(self, table: Table) -> None:
-        """Compare the fields of an existing index; see `Tables.require_fit`."""
         self._tables.require_fit(table)
 
     def position(self, table: Table) -> ViewCheckpoint | None:
-        """Read the record of one view."""
         return self.positions([table])[table.qualified]
 
     def positions(self, tables: Sequence[Table]) -> dict[str, ViewCheckpoint | None]:
@@ -142,7 +138,6 @@ class Elasticsearch:
         forget(self.url)
 
     def alias(self, table: Table) -> str:
-        """Return the alias under which readers find the view."""
         return self._indices.alias(table)
 
     def for_generation(self, names: Mapping[str, str]) -> "Elasticsearch":
@@ -162,12 +157,10 @@ class Elasticsearch:
         health.require_capacity(self._server, self._indices, tables, self.name)
 
     def promote(self, tables: Sequence[Table], names: Mapping[str, str]) -> Mapping[str, str]:
-        """Switch all aliases in one request; see `generations.promote`."""
         candidate = self.for_generation(names)._positions
         return generations.promote(self._positions, candidate, tables, names, self.name)
 
     def generations(self, table: Table) -> list[str]:
-        """List the indices of a table by generation."""
         return self._indices.generations([table])[table.qualified]
 
     def drop_unreferenced(self, tables: Sequence[Table], keep: Mapping[str, str]) -> None:
@@ -175,7 +168,6 @@ class Elasticsearch:
         generations.drop_unreferenced(self._tables, self._positions, tables, keep)
 
     def remains(self, tables: Sequence[Table]) -> list[str]:
-        """List the indices of all generations."""
         return [f"index {index}" for index in self._indices.names(tables)]
 
     def remove(self, tables: Sequence[Table]) -> None:

@@ -10,13 +10,20 @@ from typing import NamedTuple
 import redis
 
 from cdc.codec.forms import Documents
-from cdc.codec.record import Change
 from cdc.errors import Fenced, SinkUnavailable
 from cdc.model.outcome import Advance
 from cdc.model.position import Position
 from cdc.sink.fencing import mismatch
-from cdc.sink.lane import SUPERSEDED, ChunkLimits, Failure, FoldedRow, Part, Superseded, Verdicts
-from cdc.sink.rejection import Source
+from cdc.sink.lane import (
+    SUPERSEDED,
+    ChunkLimits,
+    Failure,
+    FoldedRow,
+    Part,
+    Superseded,
+    Verdicts,
+    Writer,
+)
 from cdc.sinks.redis.scripts import APPLY
 from cdc.sinks.redis.server import client, failure, position_key, view_key
 
@@ -77,7 +84,7 @@ class PendingAdvance(NamedTuple):
 
 
 @dataclass
-class ChunkWriter:
+class ChunkWriter(Writer):
     """Writes each part of a chunk with one Lua call, which moves the position, too.
 
     pending: by topic, the rest of each advance.
@@ -86,7 +93,6 @@ class ChunkWriter:
     url: str
     prefix: str
     pending: Mapping[str, PendingAdvance]
-    archives = False
 
     def start_offset(self, advance: Advance, partition: int) -> int:
         """Return where the driver found the position; an earlier try of the batch may have moved
@@ -94,19 +100,11 @@ class ChunkWriter:
         """
         return self.pending[advance.table.topic].offsets[partition]
 
-    def observe(self, part: Part, change: Change, source: Source, value: object) -> int:  # noqa: ARG002
-        """Keep nothing."""
-        return 0
-
     def write(self, parts: Sequence[Part]) -> Sequence[Verdicts]:
         """Write each part with one Lua call; a part that an earlier try has written in part is
         continued.
         """
         return [self._write(part) for part in parts]
-
-    def finish(self) -> Mapping[str, Sequence[str]]:
-        """Hand over nothing."""
-        return {}
 
     def _write(self, part: Part) -> Verdicts:
         """Write a part with one call; with another one where an earlier try of this task has

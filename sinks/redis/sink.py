@@ -73,11 +73,9 @@ class Redis:
         self._positions = Positions(self._database, generation_names)
 
     def examine(self, tables: Sequence[Table]) -> list[Finding]:  # noqa: ARG002  # the server's own
-        """See `health.examine`."""
         return health.examine(self.name, self.url)
 
     def refusals(self, table: Table) -> list[str]:  # noqa: ARG002  # a document may have any names
-        """Return nothing: a document may have any names."""
         return []
 
     def prepare(self, table: Table) -> None:
@@ -140,11 +138,9 @@ class Redis:
         return spark.range(1, numPartitions=1).mapInArrow(read, GROUPED)
 
     def close(self) -> None:
-        """Close this process' connection."""
         forget(self.url)
 
     def for_generation(self, names: Mapping[str, str]) -> "Redis":
-        """Build a sink of the spare database."""
         url, live = at_database(self.url, self.spare), self._database.number
         return Redis(self.name, url, self.prefix, live, dict(names))
 
@@ -176,7 +172,6 @@ class Redis:
         }
 
     def generations(self, table: Table) -> list[str]:
-        """List the live generation and the one in the spare database."""
         spare = Positions(self._spare_database, None)
         names = (positions.name(table) for positions in (self._positions, spare))
         return [name for name in names if name]

@@ -15,15 +15,14 @@ from urllib.parse import quote, unquote
 import httpx
 import pytest
 
-from cdc.apply.views import prepare
+from cdc.apply.resume import prepare
 from cdc.errors import Fenced, SinkBlocked, SinkRejected, SinkUnavailable
 from cdc.model.finding import find_error, is_command
 from cdc.model.generation import new_generation
 from cdc.model.outcome import Advance
 from cdc.model.position import Position
 from cdc.model.table import Column, IndexOptions, Table, row_id
-from cdc.sink.capabilities import GroupScanner
-from cdc.sink.contract import RowsRejected, Sink
+from cdc.sink.contract import GroupScanner, RowsRejected, Sink
 from cdc.sink.lane import ChunkLimits
 from cdc.sinks.elasticsearch.executor import ElasticsearchWriter
 from cdc.sinks.elasticsearch.sink import Elasticsearch

@@ -13,8 +13,7 @@ import pytest
 
 from cdc.model.table import Table
 from cdc.postgres.row_query import Sample
-from cdc.sink.capabilities import GroupScanner
-from cdc.sink.contract import Sink
+from cdc.sink.contract import GroupScanner, Sink
 from cdc.sinks.delta.sink import Delta
 from cdc.sinks.elasticsearch.sink import Elasticsearch
 from cdc.verify.census import take_census

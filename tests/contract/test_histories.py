@@ -19,7 +19,7 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
-from cdc.apply.views import prepare
+from cdc.apply.resume import prepare
 from cdc.codec.decode_options import DecodeOptions
 from cdc.errors import CdcError
 from cdc.model.outcome import Advance, Applied

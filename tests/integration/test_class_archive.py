@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pyspark
 
-from cdc.spark.class_archive import read_options
+from cdc.spark.session import archive_options
 
 SUBMIT = Path(pyspark.__file__).parent / "bin" / "spark-submit"
 ONLY_SHARED = "-Xshare:on"
@@ -21,7 +21,7 @@ def start(options: list[str], *words: str) -> "subprocess.CompletedProcess[str]"
 
 
 def test_java_maps_the_archive() -> None:
-    options = read_options()
+    options = archive_options()
     assert options, "make setup writes the archive"
     started = start([ONLY_SHARED, *options])
     assert started.returncode == 0, started.stderr
@@ -31,11 +31,11 @@ def test_java_maps_the_archive() -> None:
 def test_an_archive_of_another_class_path_is_as_good_as_none() -> None:
     first = min((SUBMIT.parents[1] / "jars").glob("*.jar"))
     other = "--driver-class-path", str(first)
-    assert start([ONLY_SHARED, *read_options()], *other).returncode != 0
-    started = start(read_options(), *other)
+    assert start([ONLY_SHARED, *archive_options()], *other).returncode != 0
+    started = start(archive_options(), *other)
     assert started.returncode == 0
     assert "[warning]" not in started.stdout + started.stderr
 
 
 def test_a_missing_archive_is_left_out(tmp_path: Path) -> None:
-    assert read_options(tmp_path / "missing.jsa") == []
+    assert archive_options(tmp_path / "missing.jsa") == []

@@ -33,7 +33,7 @@ from cdc.kafka.topics import Topics
 from cdc.model.generation import new_generation
 from cdc.model.position import Position, ViewCheckpoint
 from cdc.model.table import Table
-from cdc.rebuild.build import Rebuild, RebuildJob
+from cdc.rebuild.build import Rebuild
 from cdc.sink.contract import SchemaMismatch
 from cdc.sink.promotion import GenerationReplaced
 from cdc.sinks.delta.sink import Delta
@@ -325,16 +325,18 @@ def test_a_rebuild_that_was_killed_after_its_switches_retains_what_it_replaced(
     with claim(registry, SINK) as lease:
         lease.announce(replace(building(phase="promote"), names=warehouse.names))
     with Topics(shop.kafka) as servers:
-        job = RebuildJob(
+        retained_views = Rebuild(
+            spark,
+            shop,
+            servers,
             sink,
             tables,
-            lambda *_: (tables, {}),
-            "",
+            describe=lambda *_: (tables, {}),
+            placeholder="",
             retention_s=HOUR_S,
             verify=lambda *_: None,
             show=lambda _: None,
-        )
-        retained_views = Rebuild(spark, shop, servers, job).run()
+        ).run()
     names = {key: previous.name for key, previous in retained_views.items()}
     assert names.keys() == warehouse.names.keys()
     warehouse.assert_right(names)
@@ -404,16 +406,18 @@ class Command:
 
         spark: Any = None
         with Topics(self._shop.kafka) as topics:
-            job = RebuildJob(
+            return Rebuild(
+                spark,
+                self._shop,
+                topics,
                 self._sink,
                 self.tables,
-                lambda *_: (self.tables, {}),
-                "",
+                describe=lambda *_: (self.tables, {}),
+                placeholder="",
                 retention_s=HOUR_S,
                 verify=fail,
                 show=show,
-            )
-            return Rebuild(spark, self._shop, topics, job).run()
+            ).run()
 
 
 @pytest.mark.parametrize("is_emptied", [False, True])

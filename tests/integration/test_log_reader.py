@@ -21,9 +21,8 @@ from cdc.kafka.clients import kafka
 from cdc.kafka.log_ends import LogEnds
 from cdc.kafka.log_reader import OffsetRange, Record, read_records
 from cdc.kafka.topics import Topics
-from cdc.quarantine.log import request_redrive, settle_entries
+from cdc.quarantine.log import SinkQuarantine, request_redrive, settle_entries
 from cdc.quarantine.rejection import ToQuarantine
-from cdc.quarantine.store import SinkQuarantine
 from cdc.sink.rejection import REFUSED, Rejected, Source
 from tests.support.pipelines import pipeline
 from tests.support.wait import wait_until
@@ -77,7 +76,7 @@ class Broker:
         self._admin.delete_records([place])[place].result()
 
     def ends(self, topic: str, partitions: int) -> dict[int, int]:
-        return LogEnds(self.address).read({topic: partitions})[topic]
+        return dict(enumerate(LogEnds(self.address).read({topic: partitions})[topic]))
 
     def producer(self, **settings: Any) -> Producer:
         return Producer(
@@ -464,7 +463,7 @@ def test_planted_a_reader_that_appends_what_is_in_quarantine(
 ) -> None:
     """An older record would win."""
     monkeypatch.setattr(
-        "cdc.quarantine.store.sorted", lambda offsets: reversed(list(offsets)), raising=False
+        "cdc.quarantine.log.sorted", lambda offsets: reversed(list(offsets)), raising=False
     )
     with pytest.raises(AssertionError):
         read_with_quarantine(broker, unique)

@@ -14,7 +14,7 @@ from typing import Any, cast
 import pytest
 from kafka.net.compat import KafkaNetClient
 
-from cdc.apply.views import Views
+from cdc.apply.resume import Views
 from cdc.config.settings import Pipeline
 from cdc.config.view_settings import STATE
 from cdc.errors import ConnectorError, KafkaUnavailable
@@ -31,7 +31,7 @@ from cdc.kafka.topic_specs import topic_specs
 from cdc.kafka.topics import Topics
 from cdc.model.position import ViewCheckpoint
 from cdc.model.table import Table
-from cdc.rebuild.build import Rebuild, RebuildJob
+from cdc.rebuild.build import Rebuild
 from cdc.sink.contract import Sink
 from cdc.sinks.memory import Memory
 from tests.support.envelopes import PLACEHOLDER, table
@@ -284,17 +284,19 @@ def test_another_pipelines_view_is_left_alone(
         continuity.refuse(STATE, ours, checkpoint)
     assert caught.value.hint == "give `state` a prefix of its own in the pipeline file"
     nothing: Any = None
-    job = RebuildJob(
-        cast("Sink", Standing(checkpoint)),
-        [ours],
-        nothing,
-        "",
-        retention_s=0,
-        verify=nothing,
-        show=nothing,
-    )
     with pytest.raises(Discontinued, match="another pipeline's"):
-        Rebuild(nothing, shop, topics, job).run()
+        Rebuild(
+            nothing,
+            shop,
+            topics,
+            cast("Sink", Standing(checkpoint)),
+            [ours],
+            describe=nothing,
+            placeholder="",
+            retention_s=0,
+            verify=nothing,
+            show=nothing,
+        ).run()
     # The twin: without the check the hint would take the view away from the other pipeline.
     with monkeypatch.context() as planted:
         planted.setattr("cdc.kafka.log_continuity.refuse_foreign", lambda *_: None)

@@ -37,8 +37,7 @@ from cdc.postgres import source, table_survey
 from cdc.runtime.context import Context
 from cdc.runtime.streams import Streams
 from cdc.sink import factory
-from cdc.sink.capabilities import GroupScanner
-from cdc.sink.contract import Sink
+from cdc.sink.contract import GroupScanner, Sink
 from cdc.verify import barrier
 from cdc.verify.census import take_census
 from cdc.verify.comparison import Comparison, View

@@ -16,8 +16,7 @@ from cdc.capture.configuration import placeholder
 from cdc.errors import KafkaUnavailable, SinkUnavailable
 from cdc.kafka.clients import kafka
 from cdc.kafka.topics import Topics
-from cdc.quarantine.log import QuarantineKey, request_redrive
-from cdc.quarantine.store import SinkQuarantine
+from cdc.quarantine.log import QuarantineKey, SinkQuarantine, request_redrive
 from cdc.sink.contract import Batch, Outcome
 from cdc.sinks.redis.sink import Redis
 from tests.support import bad_records

@@ -11,8 +11,8 @@ import psutil
 import pytest
 import redis
 
-from cdc.apply import restarts
-from cdc.apply.supervisor import supervise
+from cdc.apply import supervisor
+from cdc.apply.supervisor import AfterError, supervise
 from cdc.cli.console import configure_logging
 from cdc.observe.run_log import writing_runs
 from cdc.runtime.context import Context
@@ -111,14 +111,14 @@ def assert_started_again(world: "World") -> None:
     with (
         ThreadPoolExecutor(1) as pool,
         writing_runs(context.pipeline) as run_log,
-        mock.patch.object(restarts, "FIRST_PAUSE_S", 3.0),
+        mock.patch.object(supervisor, "FIRST_PAUSE_S", 3.0),
     ):
         server.config_set("maxmemory-policy", "allkeys-lru")
         work = pool.submit(
             supervise,
             streams,
             stopping,
-            after_error=restarts.restart_stream,
+            after_error=AfterError.RESTART,
             is_over=lambda: not is_running(world.spark),
             on_tick=run_log.publish,
         )

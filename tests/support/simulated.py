@@ -6,11 +6,11 @@ from threading import Event
 from typing import Any
 from uuid import uuid4
 
-from cdc.apply.stream_options import Clock
+from cdc.apply.resume import Clock
 from cdc.errors import KafkaUnavailable
 from cdc.kafka.log_continuity import RETENTION
 from cdc.kafka.log_ends import LogEnds
-from cdc.kafka.log_reader import Block, OffsetRange, ReadRanges, gone_error, read_records
+from cdc.kafka.log_reader import Block, OffsetRange, gone_error
 from cdc.kafka.log_refusals import forbidden, missing_topic
 from cdc.kafka.records import Record, RecordAddress
 from cdc.kafka.topic_specs import COMPACTION_LAG
@@ -174,27 +174,23 @@ class MemoryEnds(LogEnds):
         partitions: Mapping[str, int],
         *,
         is_committed: bool = True,
-    ) -> dict[str, dict[int, int]]:
+    ) -> dict[str, tuple[int, ...]]:
         if self.away.intersection(partitions):
             raise KafkaUnavailable("Kafka doesn't answer.", hint="wait", server="kafka")
         for topic in self.forbidden.intersection(partitions):
             raise forbidden("127.0.0.1:1", "Describe", topic)
         ends = self._log.ends(list(partitions))
-        return {topic: dict(enumerate(end.offsets)) for topic, end in ends.items()}
+        return {topic: end.offsets for topic, end in ends.items()}
 
 
-@dataclass
-class InProcess:
-    """Executors for sinks that run a lane in this process; they read a log in memory."""
-
-    log: MemoryLog
+class InProcess(LoggedRecords):
+    """Records of a log in memory, for sinks that run a lane in this process."""
 
     def begin(self, sink: str) -> None:
         pass
 
-    def records(
-        self, ranges: tuple[OffsetRange, ...] | None = None, read: ReadRanges = read_records
-    ) -> LoggedRecords:
-        assert read is read_records, "a redrive reads the quarantine, which isn't in memory"
-        no_spark: Any = None
-        return LoggedRecords(no_spark, "", ranges, self.log.read)
+
+def in_process(log: MemoryLog) -> InProcess:
+    """The records of a log. They are never of the quarantine: a redrive isn't simulated."""
+    no_spark: Any = None
+    return InProcess(no_spark, "", read=log.read)

@@ -29,7 +29,7 @@ def stage(*, equal: bool) -> Any:
 
 
 def batch(began: float, durable: float, end: int) -> Batch:
-    return Batch(began, durable, 10, {"t": {0: end, 1: 0}})
+    return Batch(began, durable, 10, {"t": (end, 0)})
 
 
 def test_no_number_without_equality() -> None:

@@ -10,9 +10,8 @@ from py4j.protocol import Py4JNetworkError
 from pyspark.errors import PySparkException
 
 from cdc import errors
-from cdc.apply.machine import Reason, Restart
-from cdc.apply.plan import ControlState, ResumePlan
-from cdc.apply.recovery import Recovery
+from cdc.apply.machine import ControlState, Reason, Restart, ResumePlan
+from cdc.apply.stream import Recovery
 from cdc.errors import (
     CdcError,
     ConnectorError,
@@ -134,17 +133,6 @@ def test_what_executors_report_passes_or_not_by_its_class() -> None:
     }
 
 
-CONDITIONS_OF_LOSS = (
-    "KAFKA_DATA_LOSS.COULD_NOT_READ_OFFSET_RANGE",
-    "KAFKA_DATA_LOSS.START_OFFSET_RESET",
-    "KAFKA_START_OFFSET_DOES_NOT_MATCH_ASSIGNED",
-    "RESOLVED_START_OFFSET_GREATER_THAN_END_OFFSET",
-)
-"""What Spark's source tells of a topic that is shorter than it was, or another one of that name
-(error/kafka-error-conditions.json of its jar).
-"""
-
-
 @pytest.mark.parametrize(
     ("text", "kind"),
     [
@@ -160,12 +148,6 @@ CONDITIONS_OF_LOSS = (
         ("Lost executor: Executor heartbeat timed out after 123456 ms", WorkerLost),
         (KILLED.format(KILLED_AT_ITS_START), WorkerLost),
         ("java.lang.OutOfMemoryError: Java heap space", SparkError),
-        ("org.apache.kafka.common.errors.TimeoutException: no answer", KafkaUnavailable),
-        ("org.apache.kafka.common.errors.NotLeaderOrFollowerException", KafkaUnavailable),
-        ("org.apache.kafka.common.errors.TopicAuthorizationException: no", ConnectorError),
-        ("org.apache.kafka.common.errors.SaslAuthenticationException: no", ConnectorError),
-        ("KafkaIllegalStateException: offset 5 is gone", ConnectorError),
-        *((f"[{condition}] t.public.orders", ConnectorError) for condition in CONDITIONS_OF_LOSS),
         ("[CAST_INVALID_INPUT] The value 'x' of the type", errors.SinkError),
         ("what nobody has seen", errors.SinkError),
     ],
@@ -174,11 +156,6 @@ def test_text_of_spark_gets_its_class_back(text: str, kind: type[CdcError]) -> N
     error = explain(PySparkException(f"{text} {SECRET}"), "cache")
     assert type(error) is kind
     assert SECRET not in error.message + error.hint
-
-
-def test_a_broker_that_is_away_is_waited_for() -> None:
-    text = "org.apache.kafka.common.errors.DisconnectException"
-    assert remedy(explain(PySparkException(text), "cache")) is Remedy.RETRY
 
 
 def test_spark_that_does_not_answer_is_no_sink_that_fails() -> None:
@@ -239,8 +216,7 @@ def test_attempts_are_counted_by_the_class_of_the_failure() -> None:
         plan=SimpleNamespace(sure_until=float("inf")),
         read_pause=lambda: None,
     )
-    watch: Any = None
-    recovering = Recovery(views, watch, threading.Event(), lambda **_: None, SimulatedClock())
+    recovering = Recovery(views, threading.Event(), lambda **_: None, SimulatedClock())
     kinds: list[type[CdcError]] = [SinkUnavailable, KafkaUnavailable, SinkUnavailable]
 
     def apply() -> None:
@@ -255,9 +231,8 @@ def test_a_server_that_is_away_for_hours_is_waited_for() -> None:
     views: Any = SimpleNamespace(
         sink=SimpleNamespace(name="cache"), plan=ResumePlan(), control=ControlState()
     )
-    watch: Any = None
     clock = SimulatedClock()
-    recovering = Recovery(views, watch, threading.Event(), lambda **_: None, clock)
+    recovering = Recovery(views, threading.Event(), lambda **_: None, clock)
     away = error_of(SinkUnavailable)
     decisions = {recovering.decide(away) for _ in range(1100)}
     assert decisions == {Restart(Reason.FAILURE)}

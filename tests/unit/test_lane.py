@@ -17,7 +17,6 @@ from cdc.codec.decode_options import DecodeOptions
 from cdc.model.outcome import Advance
 from cdc.model.position import Position
 from cdc.model.table import Column, Table
-from cdc.sink.cures import PassedWriter
 from cdc.sink.lane import (
     REPORTED_ROWS,
     TAINTED,
@@ -25,6 +24,7 @@ from cdc.sink.lane import (
     ChunkLimits,
     Lane,
     PartitionOutcome,
+    PassedWriter,
 )
 from cdc.sink.rejection import DECODE, REFUSED, Rejected, Skip, Source, Stop
 from tests.support import twin

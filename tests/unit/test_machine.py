@@ -7,19 +7,20 @@ from typing import Any
 import pytest
 
 from cdc.apply import machine
-from cdc.apply.lag import Lag
 from cdc.apply.machine import (
     Continue,
+    ControlState,
     Decision,
     Observed,
     Reason,
     Restart,
+    ResumePlan,
     Stop,
     WaitForPromotion,
     decide,
 )
-from cdc.apply.plan import ControlState, ResumePlan
 from cdc.apply.progress import Progress, RunState
+from cdc.apply.stream import Lag
 from cdc.control.floors import Floors
 from cdc.control.registrations import Registration
 from cdc.errors import Fenced, SinkRejected, SinkUnavailable, WorkerLost
@@ -191,16 +192,16 @@ def test_a_view_from_the_beginning_has_no_place_to_go_back_from() -> None:
 
 def test_a_batch_of_a_view_that_is_past_its_end_takes_nothing_back() -> None:
     ahead = replace(PLAN, positions={TOPIC: Position("id", (9, 0))})
-    (step,) = ahead.steps({TOPIC: {0: 5, 1: 5}})
+    (step,) = ahead.steps({TOPIC: (5, 5)})
     assert step.end.offsets == (9, 5)
-    assert ahead.steps({TOPIC: {0: 5, 1: 0}}) == []
+    assert ahead.steps({TOPIC: (5, 0)}) == []
 
 
 def test_a_snapshot_is_of_its_moment_and_ages() -> None:
     """What is behind is so for longer all the time; at a long batch nobody is silent."""
     lag = Lag(SimulatedClock())
     total = Applied(read=1, written=1)
-    lag.begin({TOPIC: {0: 7, 1: 5}})
+    lag.begin({TOPIC: (7, 5)})
     progress = lag.progress(Progress("cache"), PLAN, total, state=RunState.APPLYING)
     total.add(Applied(read=1, written=1))
     assert (progress.applied.rows, progress.lag_records) == (1, 2)
@@ -219,17 +220,17 @@ def test_a_steady_load_leaves_a_stream_no_further_behind() -> None:
     clock = SimulatedClock()
     lag = Lag(clock)
     now = clock.time()
-    lag.begin({TOPIC: {0: 5, 1: 5}})
+    lag.begin({TOPIC: (5, 5)})
     reached = PLAN
     # Each is applied before the next but one is seen; what is seen last always waits.
     for number, age in enumerate(range(60, 0, -10)):
-        lag.see({TOPIC: {0: 6 + number, 1: 5}}, now + 100 - age)
+        lag.see({TOPIC: (6 + number, 5)}, now + 100 - age)
         reached = replace(PLAN, live={TOPIC: Position("id", (5 + number, 5))})
         lag.progress(Progress("cache"), reached, Applied())
     clock.now = now + 100
     progress = lag.progress(Progress("cache"), reached, Applied())
     assert (progress.lag_records, progress.lag_seconds) == (1, 10.0)
-    lag.begin({TOPIC: {0: 11, 1: 6}})
+    lag.begin({TOPIC: (11, 6)})
     progress = lag.progress(Progress("cache"), reached, Applied())
     assert (progress.lag_records, progress.lag_seconds) == (2, 10.0)
     current = replace(PLAN, live={TOPIC: Position("id", (11, 6))})
@@ -237,7 +238,7 @@ def test_a_steady_load_leaves_a_stream_no_further_behind() -> None:
     assert (progress.lag_records, progress.lag_seconds) == (0, 0.0)
 
 
-class SeenEnds(dict[str, dict[int, int]]):
+class SeenEnds(dict[str, tuple[int, ...]]):
     """Ends that a weak reference may point to."""
 
 
@@ -247,9 +248,9 @@ def test_a_long_catch_up_under_writes_keeps_few_of_the_ends_that_it_has_seen() -
     lag = Lag(clock)
     now = clock.time()
     references: list[weakref.ref[SeenEnds]] = []
-    lag.begin({TOPIC: {0: 5, 1: 5}})
+    lag.begin({TOPIC: (5, 5)})
     for number in range(1, 10_001):
-        ends = SeenEnds({TOPIC: {0: 5 + number, 1: 5}})
+        ends = SeenEnds({TOPIC: (5 + number, 5)})
         references.append(weakref.ref(ends))
         lag.see(ends, now + number)
         lag.progress(
@@ -273,5 +274,5 @@ def test_a_pause_of_the_sink_is_none_of_views_that_readers_do_not_see() -> None:
 
 
 def test_a_topic_that_ends_before_its_view_is_found() -> None:
-    assert PLAN.find_cut({TOPIC: {0: 5, 1: 5}}) is None
-    assert PLAN.find_cut({TOPIC: {0: 9, 1: 4}}) == NAME
+    assert PLAN.find_cut({TOPIC: (5, 5)}) is None
+    assert PLAN.find_cut({TOPIC: (9, 4)}) == NAME

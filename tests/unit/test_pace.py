@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from cdc.apply.batch.size import (
+from cdc.apply.batch import (
     FIRST,
     FIRST_BYTES,
     LEAST,
@@ -14,7 +14,7 @@ from cdc.apply.batch.size import (
     first_limit,
     fitting_limit,
 )
-from cdc.apply.plan import ResumePlan
+from cdc.apply.machine import ResumePlan
 from cdc.kafka.log_reader import OffsetRange
 from cdc.model.position import Position
 from cdc.spark.lane_records import balanced
@@ -67,20 +67,20 @@ def sized(offsets: int) -> tuple[BatchSize, ResumePlan]:
 
 def test_a_batch_has_a_share_of_each_partition() -> None:
     size, plan = sized(PLENTY)
-    assert size.limited(plan, {"t": {0: 5, 1: 5}}) is None
-    assert size.limited(plan, {"t": {0: 9, 1: 5}}) == {"t": {0: 9, 1: 5}}
+    assert size.limited(plan, {"t": (5, 5)}) is None
+    assert size.limited(plan, {"t": (9, 5)}) == {"t": (9, 5)}
     # Of the small one at least a record, so that it moves; of the large one as the limit says.
-    assert size.limited(plan, {"t": {0: 5 + 2 * FIRST, 1: 6}}) == {"t": {0: 5 + FIRST, 1: 6}}
+    assert size.limited(plan, {"t": (5 + 2 * FIRST, 6)}) == {"t": (5 + FIRST, 6)}
 
 
 def test_a_batch_that_is_small_for_the_limit_does_not_change_it() -> None:
     size, plan = sized(PLENTY)
-    ends = {"t": {0: 5 + PLENTY, 1: 5}}
+    ends = {"t": (5 + PLENTY, 5)}
     before = size.limited(plan, ends)
     size.adapt(FIRST // 2 - 1, 0.001)
     assert size.limited(plan, ends) == before
     size.adapt(FIRST, 100.0)
-    assert size.limited(plan, ends) == {"t": {0: 5 + FIRST // 10, 1: 5}}
+    assert size.limited(plan, ends) == {"t": (5 + FIRST // 10, 5)}
 
 
 def test_ranges_are_divided_among_tasks() -> None:

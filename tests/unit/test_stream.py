@@ -10,11 +10,10 @@ from typing import Any
 
 import pytest
 
-from cdc.apply.batch import size
-from cdc.apply.batch.size import LEAST
+from cdc.apply import batch
+from cdc.apply.batch import LEAST
 from cdc.apply.progress import RunState
-from cdc.apply.stream import Stream
-from cdc.apply.stream_options import Environment, StreamOptions
+from cdc.apply.stream import Environment, Stream
 from cdc.config.settings import Pipeline
 from cdc.control.registrations import KEY, Captured, Registration
 from cdc.errors import KafkaForbidden, SinkUnavailable
@@ -28,7 +27,7 @@ from cdc.sink.contract import Batch, Outcome
 from cdc.sinks.memory import Memory
 from tests.support.envelopes import PLACEHOLDER, Topic, encoded, table
 from tests.support.pipelines import pipeline
-from tests.support.simulated import InProcess, MemoryEnds, MemoryLog, SimulatedClock
+from tests.support.simulated import MemoryEnds, MemoryLog, SimulatedClock, in_process
 
 ITEMS = table("shop.public.items")
 TRIGGER_S = 0.2
@@ -81,12 +80,12 @@ class Simulation:
         self.sink = Cache(self.clock)
         self.ends = MemoryEnds(self.log)
         self.stream = Stream(
-            Environment(self.log, self.ends, InProcess(self.log), self.clock),
+            Environment(self.log, self.ends, in_process(self.log), self.clock),
             self.sink,
             SHOP,
             self._describe,
             PLACEHOLDER,
-            StreamOptions(trigger_s),
+            trigger_s,
         )
         self._written = 0
 
@@ -212,7 +211,7 @@ def test_a_backlog_is_applied_in_batches_as_large_as_the_sink_is_fast(
     """
     names = ("FIRST", "FIRST_BYTES", "LEAST", "MOST", "TARGET_S")
     for name, value in zip(names, (first, first_bytes, *bounds, target_s), strict=True):
-        monkeypatch.setattr(size, name, value)
+        monkeypatch.setattr(batch, name, value)
     run = Simulation(lambda _: None, seconds=3600)
     run.sink.record_s = 0.001
     for number in range(2000):

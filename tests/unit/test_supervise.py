@@ -12,16 +12,9 @@ from typing import Any
 
 import pytest
 
-from cdc.apply import restarts, supervisor
+from cdc.apply import supervisor
 from cdc.apply.progress import Progress, RunState
-from cdc.apply.restarts import (
-    LONGEST_PAUSE_S,
-    BackOff,
-    Sequel,
-    end_run,
-    restart_stream,
-)
-from cdc.apply.supervisor import supervise
+from cdc.apply.supervisor import LONGEST_PAUSE_S, AfterError, BackOff, supervise
 from cdc.cli.console import configure_logging
 from cdc.cli.run import RunLimits
 from cdc.errors import (
@@ -173,7 +166,7 @@ def test_a_stream_that_dies_of_anything_is_told_while_the_others_work(runs: Any)
 def test_planted_a_supervisor_that_keeps_a_failure_to_itself_until_all_have_ended(
     runs: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(supervisor.Watch, "report", lambda watch: watch.feed.progress)
+    monkeypatch.setattr(supervisor.Watch, "report", lambda watch: watch.stream.progress)
     with pytest.raises(AssertionError, match="the report of the failed sink"):
         assert_told_at_once(runs(Feed("cache", ValueError(SECRET_ROW)), Feed("search")), 1)
 
@@ -259,10 +252,10 @@ def test_a_stream_that_has_failed_starts_again_and_says_when_and_why(
 ) -> None:
     """The pause is long enough to be seen, the second one twice as long."""
     configure_logging()
-    monkeypatch.setattr(restarts, "FIRST_PAUSE_S", 1.5)
+    monkeypatch.setattr(supervisor, "FIRST_PAUSE_S", 1.5)
     feed, good = Failing("cache", ValueError(SECRET_ROW), KeyError(SECRET_ROW)), Feed("search")
     began = time.time()
-    run = runs(feed, good, after_error=restart_stream)
+    run = runs(feed, good, after_error=AfterError.RESTART)
     wait_until(lambda: run.state("cache") and run.state("cache").restart_at, 5, "the failure")
     failed = run.state("cache")
     assert (failed.state, "ValueError" in failed.error) == ("failed", True)
@@ -280,7 +273,7 @@ def test_a_stream_that_has_failed_starts_again_and_says_when_and_why(
 
 
 def test_a_run_that_is_stopped_waits_for_no_start(runs: Any) -> None:
-    run = runs(Feed("cache", ValueError(SECRET_ROW)), after_error=restart_stream)
+    run = runs(Feed("cache", ValueError(SECRET_ROW)), after_error=AfterError.RESTART)
     wait_until(lambda: run.state("cache") and run.state("cache").restart_at, 5, "the failure")
     run.stopping.set()
     run.thread.join(60)
@@ -288,21 +281,26 @@ def test_a_run_that_is_stopped_waits_for_no_start(runs: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "sequel"),
+    ("error", "is_final"),
     [
-        (Unexpected("A bug.", hint="h"), Sequel.RESTART),
-        (SinkRejected("It refuses.", hint="h"), Sequel.RESTART),
-        (DivergenceError("The log is shorter.", hint="h"), Sequel.RESTART),
-        (WorkerLost("Five times.", hint="h"), Sequel.RESTART),
-        (SettingsError("Another key.", hint="h"), Sequel.NOTHING),
-        (Fenced("Another writer.", hint="h"), Sequel.NOTHING),
+        (Unexpected("A bug.", hint="h"), False),
+        (SinkRejected("It refuses.", hint="h"), False),
+        (DivergenceError("The log is shorter.", hint="h"), False),
+        (WorkerLost("Five times.", hint="h"), False),
+        (SettingsError("Another key.", hint="h"), True),
+        (Fenced("Another writer.", hint="h"), True),
     ],
     ids=lambda value: type(value).__name__,
 )
 def test_what_a_person_has_to_mend_and_a_second_writer_start_nothing(
-    error: CdcError, sequel: Sequel
+    runs: Any, error: CdcError, is_final: bool
 ) -> None:
-    assert restart_stream(error) is sequel
+    run = runs(Feed("cache", error), after_error=AfterError.RESTART)
+    if not is_final:
+        wait_until(lambda: run.state("cache") and run.state("cache").restart_at, 5, "the pause")
+        run.stopping.set()
+    run.thread.join(5)
+    assert run.results == [[error]]
 
 
 def limits(*, until_caught_up: bool = False, for_s: float | None = None) -> RunLimits:
@@ -349,6 +347,6 @@ def test_pauses_double_up_to_ten_minutes_and_begin_anew_after_a_long_run() -> No
 def test_the_first_error_ends_a_run_that_is_to_fail_fast() -> None:
     """Its error comes first, whatever the order of the streams."""
     feeds: Any = (Feed("cache"), Feed("search"), Feed("warehouse", SinkRejected("No.", hint="h")))
-    errors = supervise(feeds, threading.Event(), after_error=end_run)
+    errors = supervise(feeds, threading.Event(), after_error=AfterError.END_RUN)
     assert [error.exit_code for error in errors] == [7]
     assert all(feed.stopped.is_set() for feed in feeds)

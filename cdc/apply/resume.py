@@ -1,35 +1,72 @@
-"""Load the plan by which a run resumes the views of one sink, and advance it with each batch.
+"""What a stream resumes from: load the plan of one sink's views, advance it with each batch, and notice
+what has changed since it was loaded.
 
 In:  the sink, the topics, the control topics, the tables as they are now.
-Out: `ResumePlan`; ConnectorError if the log can't continue a view.
+Out: `ResumePlan`; ConnectorError if the log can't continue a view; a `Decision` at each look.
 """
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from threading import Event
+from typing import Any
 
 import structlog
 
-from cdc.apply.plan import ControlState, ResumePlan
+from cdc.apply.machine import (
+    Continue,
+    ControlState,
+    Decision,
+    Ends,
+    Observed,
+    ResumePlan,
+    decide,
+    find_switched,
+)
 from cdc.apply.schema_follower import DescribeTables, description_errors
 from cdc.codec.decode_options import DecodeOptions
 from cdc.config.settings import Pipeline
 from cdc.control.control_topics import Control
 from cdc.errors import SinkRejected
-from cdc.generations.registry import GenerationBuild, Generations, Pause, Registry
+from cdc.generations.registry import GenerationBuild, Generations, Pause, Registry, RetainedView
 from cdc.generations.standby import StandbySink
 from cdc.kafka.log_continuity import Continuity
+from cdc.kafka.log_ends import LogEnds
 from cdc.kafka.log_refusals import Discontinued
 from cdc.kafka.topics import Topics
 from cdc.model.column_names import refusal_error
 from cdc.model.outcome import Advance
 from cdc.model.position import Position, ViewCheckpoint
 from cdc.model.table import Table
-from cdc.sink.capabilities import Archive
-from cdc.sink.contract import Sink, positions
+from cdc.sink.contract import Archive, SchemaMismatch, Sink, positions
 from cdc.sink.promotion import GenerationReplaced
 
+TOPICS_S = 1.0
+"""Seconds between checks that control topics are still the same topics: one that was created again
+may have as many records.
+"""
+RECHECK_S = 10.0
+"""Seconds between checks of the sink itself: a waiting table may fit by now, a view may be lost or
+cleared.
+"""
+SETTLING_S = 10.0
+"""How long after a promotion the former writer of the promoted generation may still be at work."""
 log = structlog.get_logger()
+
+
+class Clock:
+    """The computer's clock."""
+
+    def time(self) -> float:
+        return time.time()
+
+    def monotonic(self) -> float:
+        """Seconds that never go back."""
+        return time.monotonic()
+
+    def wait(self, event: Event, seconds: float) -> bool:
+        """Wait for an event, so many seconds at most. Returns whether it is set."""
+        return event.wait(seconds)
 
 
 class Views:
@@ -45,24 +82,29 @@ class Views:
         describe: DescribeTables,
         placeholder: str,
         names: Mapping[str, str] | None = None,
-        now: Callable[[], float] = time.time,
+        clock: Clock | None = None,
     ) -> None:
-        """`names`: the generation of the views, by table, if they aren't the live ones. `now`
-        returns Unix seconds.
-        """
-        self.sink, self.plan = StandbySink(sink), ResumePlan(shadow=names is not None)
-        self.kafka, self.pipeline, self.names, self.describe = kafka, pipeline, names, describe
-        self.now = now
-        self.registry = Registry(pipeline, kafka, now)
+        """`names`: the generation of the views, by table, if they aren't the live ones."""
+        self._clock = clock or Clock()
+        self.now = self._clock.time
+        self.sink = StandbySink(sink)
+        self.plan = ResumePlan(shadow=names is not None)
+        self.kafka = kafka
+        self.pipeline = pipeline
+        self._names = names
+        self._describe = describe
+        self.registry = Registry(pipeline, kafka, self.now)
         self.control = ControlState()
         self.reading = DecodeOptions(placeholder)
-        self._control = Control(pipeline, kafka, now)
-        self._continuity = Continuity(pipeline, kafka, now)
-
-    @property
-    def control_topics(self) -> list[str]:
-        """The topics that `read_control` reads."""
-        return self._control.topics
+        self._control = Control(pipeline, kafka, self.now)
+        self._continuity = Continuity(pipeline, kafka, self.now)
+        self._control_topics = [*self._control.topics, self.registry.topic]
+        self._control_ends: Ends = {}
+        """Where the control topics ended when they were read last, at `_control_read_at`."""
+        self._control_read_at = 0.0
+        self._looked_at = 0.0
+        self._changed_at = -1
+        self._retained: Mapping[str, RetainedView] = {}
 
     @property
     def sink_generations(self) -> Generations:
@@ -87,7 +129,7 @@ class Views:
         ConnectorError.
         """
         self.registry.read()
-        return None if self.names is not None else self.sink_generations.pause
+        return None if self._names is not None else self.sink_generations.pause
 
     def load(self) -> ResumePlan:
         """Load positions from the sink, and make sure that the log can continue each view.
@@ -102,8 +144,8 @@ class Views:
         self._refuse_replaced()
         # Read once: what expires from now on is retired by the next plan. Between two answers it would
         # be neither retired nor kept current.
-        standby_names = self.sink_generations.standby_names if self.names is None else {}
-        tables, troubled = self.describe(control.definitions, control.registration)
+        standby_names = self.sink_generations.standby_names if self._names is None else {}
+        tables, troubled = self._describe(control.definitions, control.registration)
         self._retire(tables, standby_names)
         existing = self.kafka.existing(table.topic for table in tables)
         logs = self._continuity.read(
@@ -116,7 +158,7 @@ class Views:
             blocked,
             control=control,
             standby=standby,
-            shadow=self.names is not None,
+            shadow=self._names is not None,
             tables=tuple(views),
             positions=self.sink.oldest_positions(),
             live=dict(self.sink.live_at),
@@ -129,23 +171,25 @@ class Views:
         self.reading = replace(
             self.reading, floors=self.plan.lsns(), first_offsets=self.plan.first_offsets()
         )
+        self._looked_at = self._clock.monotonic()
+        self._changed_at = self.sink_generations.changed_at
+        self._retained = dict(self.sink_generations.retained)
         return self.plan
 
     def advance(self, steps: Sequence[Advance]) -> None:
         """Advance the plan by a batch that is in the sink."""
-        self.plan = self.plan.advanced(steps, self.sink.live_at)
-        unnamed = [step.table for step in steps if step.table.topic not in self.plan.generations]
-        generations = {
-            table.topic: stored.generation
-            for table in unnamed
-            if (stored := self.sink.live.position(table))
-        }
-        if generations:
-            self.plan = replace(self.plan, generations={**self.plan.generations, **generations})
-
-    def standing(self, tables: Sequence[Table]) -> Mapping[str, ViewCheckpoint | None]:
-        """The checkpoints of the live views of these tables, by table name."""
-        return positions(self.sink.live, tables)
+        plan = self.plan
+        generations = dict(plan.generations)
+        for step in steps:
+            topic = step.table.topic
+            if topic not in generations and (stored := self.sink.live.position(step.table)):
+                generations[topic] = stored.generation
+        self.plan = replace(
+            plan,
+            positions={**plan.positions, **{step.table.topic: step.end for step in steps}},
+            live=dict(self.sink.live_at),
+            generations=generations,
+        )
 
     def _sort(
         self, tables: Sequence[Table], troubled: Mapping[str, list[str]], existing: Collection[str]
@@ -185,7 +229,10 @@ class Views:
             unheld=frozenset(unheld),
         )
         if blocked and not views:
-            raise waiting_plan.no_table_error(self.sink.name)
+            if refusals:
+                raise refusals[0]
+            message, hint = next(iter(blocked.values()))
+            raise SinkRejected(message, hint=hint, sink=self.sink.name)
         return views, waiting_plan
 
     def _standing(self, tables: Sequence[Table]) -> Mapping[str, ViewCheckpoint | None]:
@@ -193,7 +240,7 @@ class Views:
         one.
         """
         try:
-            standing = self.standing(tables)
+            standing = positions(self.sink.live, tables)
         except SinkRejected:
             return {}
         self._continuity.load_next_records((table, standing[table.qualified]) for table in tables)
@@ -219,7 +266,6 @@ class Views:
     def refuse_unfilled(
         self, continuity: Continuity, table: Table, stored: ViewCheckpoint | None
     ) -> None:
-        """See `Continuity.refuse_unfilled`."""
         is_before_floor = stored is not None and stored.floor < self._floor(table)
         floor_lsn = self.control.floors.lsn(table.qualified) if is_before_floor else None
         continuity.refuse_unfilled(self.sink.name, table, stored, floor_lsn)
@@ -238,20 +284,18 @@ class Views:
         def refuse(table: Table, view: ViewCheckpoint | None) -> None:
             self._continuity.refuse(self.sink.name, table, view, complete=True)
 
-        self.sink.resume(standby, views, self._floor, refuse)
-        if self.sink.discontinued:
-            log.warning(
-                "generation_removed", sink=self.sink.name, error=self.sink.discontinued.message
-            )
-            self._remove([table for table in views if table.qualified in standby])
-            standby = {}
+        try:
             self.sink.resume(standby, views, self._floor, refuse)
+        except Discontinued as error:
+            log.warning("generation_removed", sink=self.sink.name, error=error.message)
+            self._remove([table for table in views if table.qualified in standby])
+            return {}
         return standby
 
     def _record_holes(self, tables: Sequence[Table]) -> None:
         """Record the changes that a log of changes misses, before its position moves past them."""
         archive = self.sink.live
-        if self.names is None and isinstance(archive, Archive):
+        if self._names is None and isinstance(archive, Archive):
             self._continuity.record_holes(
                 self.sink.name, [(table, archive.archived(table)) for table in tables]
             )
@@ -261,12 +305,12 @@ class Views:
         unused.
         """
         work = self.sink_generations.work
-        if self.names and not (isinstance(work, GenerationBuild) and work.names == self.names):
-            raise GenerationReplaced(*next(iter(self.names.items())), self.sink.name)
+        if self._names and not (isinstance(work, GenerationBuild) and work.names == self._names):
+            raise GenerationReplaced(*next(iter(self._names.items())), self.sink.name)
 
     def _retire(self, tables: Sequence[Table], standby_names: Mapping[str, str]) -> None:
         """Remove generations whose retention is over: those that are retained and no standby."""
-        retained = self.sink_generations.retained if self.names is None else {}
+        retained = self.sink_generations.retained if self._names is None else {}
         overdue = retained.keys() - standby_names.keys()
         if expired := [table for table in tables if table.qualified in overdue]:
             log.info("generation_removed", sink=self.sink.name)
@@ -279,6 +323,123 @@ class Views:
         self.registry.forget_retained(self.sink.name, [table.qualified for table in tables])
         self.sink.live.drop_unreferenced(tables, {})
         self.registry.read()
+
+    def look(
+        self, ends: LogEnds, *, waited_s: float = 0.0, redrive_requested: bool = False
+    ) -> Decision:
+        """Observe what has changed since the plan was loaded, and decide. That takes one request; the
+        sink is asked after a command, and every 10 s.
+
+        Raises:
+            CdcError: from the broker and, if they are asked, from the sink and Postgres.
+        """
+        control_ends = ends.read(dict.fromkeys(self._control_topics, 1), is_committed=False)
+        if (
+            control_ends != self._control_ends
+            or self._clock.monotonic() - self._control_read_at >= TOPICS_S
+        ):
+            self._reread_control()
+        generations, sink = self.sink_generations, self.sink
+        level = isinstance(generations.work, GenerationBuild) or sink.is_caught_up
+        observed = Observed(
+            self.control,
+            standby=generations.standby_names,
+            standby_returns=sink.may_retry,
+            paused=generations.pause is not None,
+            promoting=not self.plan.shadow and generations.promotion_in_progress and level,
+            waited_s=waited_s,
+            now=self.now(),
+        )
+        decision = decide(self.plan, observed)
+        if not isinstance(decision, Continue):
+            return decision
+        facts = self._check_sink(waited_s)
+        return decide(self.plan, replace(observed, quarantine=redrive_requested, **facts))
+
+    def _reread_control(self) -> None:
+        began = self._clock.monotonic()
+        ends = self.kafka.log_ends(self._control_topics)
+        self.read_control(ends)
+        if self.registry.has_changed(ends):
+            self.registry.read()
+        self._control_ends = {topic: end.offsets for topic, end in ends.items()}
+        self._control_read_at = began
+
+    def _check_sink(self, waited_s: float) -> dict[str, Any]:
+        """The facts that cost requests to the sink, if they are due."""
+        changed_at = self.sink_generations.changed_at
+        overdue = self._clock.monotonic() - self._looked_at >= RECHECK_S
+        if not (overdue or waited_s or changed_at != self._changed_at):
+            return {}
+        facts: dict[str, Any] = {"unblocked": self._unblocked()}
+        try:
+            facts["views"] = self._live_checkpoints()
+        except SchemaMismatch as error:
+            # Set aside when the plan is loaded again.
+            facts["unheld"] = str(error.details.get("table") or self.sink.name)
+        if overdue:
+            facts["unblocked"] = facts["unblocked"] or self._redescribed()
+            facts["topics"] = self.kafka.ends(list(self.plan.shapes))
+            self._looked_at = self._clock.monotonic()
+        self._changed_at = changed_at
+        return facts
+
+    def _live_checkpoints(self) -> dict[str, ViewCheckpoint | None]:
+        standing = positions(self.sink.live, self.plan.tables)
+        return {table.topic: standing[table.qualified] for table in self.plan.tables}
+
+    def is_switching(self) -> bool:
+        """Whether a promotion may explain another writer at the views: it is under way, or has just
+        been.
+        """
+        self.registry.read()
+        generations = self.sink_generations
+        lately = any(
+            self.now() - retained.at < SETTLING_S for retained in generations.retained.values()
+        )
+        if lately or generations.promotion_in_progress or self._retained != generations.retained:
+            return True
+        return find_switched(self.plan, self._live_checkpoints()) is not None
+
+    def _unblocked(self) -> str | None:
+        """A table that waited for its topic or its view and can go on now."""
+        waiting = self.plan.waiting
+        if not waiting:
+            return None
+        existing = self.kafka.existing(table.topic for table in waiting)
+        present = [table for table in waiting if table.topic in existing]
+        continuity = Continuity(self.pipeline, self.kafka, self.now)
+        continuity.read([table.topic for table in present])
+        return next(
+            (table.qualified for table in present if self._can_resume(table, continuity)), None
+        )
+
+    def _can_resume(self, table: Table, continuity: Continuity) -> bool:
+        sink = self.sink.live
+        try:
+            stored = sink.position(table)
+            self.refuse_unfilled(continuity, table, stored)
+            continuity.resume(sink.name, table, stored)
+            sink.prepare(table)
+        except (SinkRejected, Discontinued):
+            return False
+        return True
+
+    def _redescribed(self) -> str | None:
+        """A table that was refused for its columns and can go on, since they were renamed or
+        excluded; or one that has other columns than the plan has.
+        """
+        plan = self.plan
+        if not plan.unheld:
+            return None
+        tables, troubled = self._describe(self.control.definitions, self.control.registration)
+        # What describes tables may have turned to them: nothing is applied by the plan before.
+        if changed := sorted(table.qualified for table in {*plan.tables} - {*tables}):
+            return changed[0]
+        candidates = [table for table in tables if table.qualified in plan.unheld - troubled.keys()]
+        return next(
+            (table.qualified for table in candidates if not self.sink.live.refusals(table)), None
+        )
 
 
 def prepare(
