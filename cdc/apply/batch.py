@@ -212,7 +212,7 @@ class BatchWriter:
         errors of the sink.
 
         Each row is folded from its first record in quarantine up to that position, so that newer
-        changes win. The standby gets the same rows, as of its own position.
+        changes win. The standby gets the same rows, as of its position.
         """
         sink = self._views.sink
         requested = {request.row or request.place for request in requests}
@@ -303,7 +303,7 @@ class BatchSize:
     """The size of a stream's batches: as many offsets as the sink applies in about ten seconds. One
     thread uses it.
 
-    A batch costs most of a second besides its records, and a large one writes a row once that has
+    A batch costs most of a second, whatever its records, and a large one writes a row once that has
     changed often. A batch that takes long is stopped late and, after a crash, repeated. Limiting its
     duration also limits its bytes, whatever the size of a record.
     """

@@ -2,7 +2,7 @@
 
 A stream that fails for good ends alone, and is reported as failed from then on; the others go on.
 Failures that pass by trying again at once never end a stream: see `cdc.apply.stream`. Each stream has
-a thread of its own, which alone works on it: a sink that never answers doesn't keep other streams
+its thread, which alone works on it: a sink that never answers doesn't keep other streams
 from being reported or stopped.
 """
 

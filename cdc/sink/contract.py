@@ -183,7 +183,7 @@ class Sink(Protocol):
         """
 
 
-# What a destination may offer besides. A caller asks with `isinstance` whether a sink has it.
+# What a destination may offer as well. A caller asks with `isinstance` whether a sink has it.
 
 
 @runtime_checkable
@@ -212,7 +212,7 @@ class GroupScanner(Protocol):
 
 @runtime_checkable
 class FitChecker(Protocol):
-    """A sink that can tell whether a view was made for its table as it is now, without changing
+    """A sink that can say whether a view was made for its table as it is now, without changing
     anything.
     """
 

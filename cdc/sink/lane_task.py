@@ -42,7 +42,7 @@ Blocks = Iterable[tuple[str, int, Records]]
 in the same task.
 """
 SOURCE_BYTES = 200
-"""Memory of a record besides its key and value."""
+"""Memory of a record without its key and value."""
 ASSUMED_FILLED_BYTES, MIN_FILLED_BYTES, FILLED_MARGIN = 100_000, 2_000, 8
 """Assumed size of a row that still misses large values: at first; at least; as a multiple of the
 mean.
@@ -288,7 +288,7 @@ class LaneRun:
         reason: str,
         sources: Sequence[Source],
     ) -> None:
-        """Reject records for one reason; the row, where their key tells it, is tainted."""
+        """Reject records for one reason; the row, where their key names it, is tainted."""
         report, part = state.part.report, state.part
         for source in sources:
             rejected = Rejected(part.topic, part.partition, source.offset, row_id, kind, reason)
