@@ -492,8 +492,8 @@ class View:
 
 
 def narrowed(table: Table, columns: Collection[str]) -> Table:
-    kept = tuple(column for column in table.columns if column.name in columns)
-    return replace(table, columns=kept, reshaped=True)
+    selected = tuple(column for column in table.columns if column.name in columns)
+    return replace(table, columns=selected, reshaped=True)
 
 
 def is_key(table: Table, values: Values) -> bool:

@@ -187,9 +187,9 @@ class _Resolver:
         windows |= {FINAL} if closing is not None else set()
         for member in settings.select:
             if member in settings.group_by or member in windows:
-                raise self._taken((*keys, "select", member), name, member)
+                raise self._name_taken((*keys, "select", member), name, member)
         for member in windows.intersection(settings.group_by):
-            raise self._taken((*keys, "group_by"), name, member)
+            raise self._name_taken((*keys, "group_by"), name, member)
         node = Node(name, table, (), where=where)
         view = View(name, node, (), alerts=settings.alerts, grouping=grouping)
         return self._completed(view, settings, grouped_types(view), keys)
@@ -222,7 +222,7 @@ class _Resolver:
         for member, text in settings.select.items():
             place = (*keys, "select", member)
             if member in shown:
-                raise self._taken(place, name, member)
+                raise self._name_taken(place, name, member)
             part = self._grouped_aggregate(table, where, member, text, place)
             parts.setdefault(part.where, []).append(part.aggregate)
         time = TimeJoin("during", window.time, window.time, window.size, 0)
@@ -635,14 +635,14 @@ class _Resolver:
             for member_keys, member in members:
                 if member in shown:
                     hint = "give it another name, or leave the column out: columns: [...]"
-                    raise self._taken(member_keys, node.field, member, hint)
+                    raise self._name_taken(member_keys, node.field, member, hint)
                 shown.add(member)
         for step in node.steps:
             if step in shown:
                 place = (*keys, "pattern", "steps", step)
-                raise self._taken(place, node.field, step, "give the step another name")
+                raise self._name_taken(place, node.field, step, "give the step another name")
 
-    def _taken(
+    def _name_taken(
         self, keys: Keys, name: str, member: str, hint: str = "give it another name"
     ) -> SettingsError:
         return self.pipeline.mistake(keys, f"{name} has another member {member}", hint)

@@ -101,8 +101,8 @@ def _session_query(table: Table, grouping: Grouping, session: Session) -> str:
 
 def _counted(grouping: Grouping, values: Sequence[str]) -> list[str]:
     """Write which rows count: those that have all of what they are grouped by."""
-    where = grouping.counted.where
-    conditions = [_expression(where, "t0")] if where else []
+    condition = grouping.counted.where
+    conditions = [_expression(condition, "t0")] if condition else []
     return conditions + [f"{value} IS NOT NULL" for value in values]
 
 

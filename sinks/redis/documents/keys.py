@@ -31,7 +31,7 @@ from typing import Literal
 from cdc.sinks.redis.server import view_key
 from cdc.views.rows import GROUP, escape
 
-Kept = Literal[
+KeyName = Literal[
     "pending",
     "dirty",
     "due",
@@ -55,7 +55,7 @@ def shard_prefix(prefix: str) -> str:
     return f"{prefix}:{{{prefix}.0}}"
 
 
-def state_key(prefix: str, name: Kept, view: str = "") -> str:
+def state_key(prefix: str, name: KeyName, view: str = "") -> str:
     """Name what there is once, or once for each view."""
     return f"{prefix}:_{name}:{view}" if view else f"{prefix}:_{name}"
 

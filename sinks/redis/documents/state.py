@@ -20,7 +20,7 @@ from cdc.model.address import address
 from cdc.model.position import Position, ViewCheckpoint
 from cdc.sink import lane
 from cdc.sinks.redis.checkpoint import checkpoint_of
-from cdc.sinks.redis.documents.keys import Kept, index_key, state_key
+from cdc.sinks.redis.documents.keys import KeyName, index_key, state_key
 from cdc.sinks.redis.documents.scripts import (
     ADVANCE,
     BEGIN_SENDING,
@@ -277,7 +277,7 @@ class RedisState:
             raise lane.Failure(*REFUSALS["unsettled"])
         return SentDigests(number, self._fields("sent", view, ids))
 
-    def _fields(self, name: Kept, view: str, ids: Collection[str]) -> dict[str, bytes]:
+    def _fields(self, name: KeyName, view: str, ids: Collection[str]) -> dict[str, bytes]:
         """Read the fields of a view's hash that there are, a page in a round trip."""
         fields: dict[str, bytes] = {}
         for page in pages(ids):
@@ -333,7 +333,7 @@ class RedisState:
     def clocks(self) -> Mapping[str, int]:
         return self._times("clocks")
 
-    def _times(self, name: Kept) -> dict[str, int]:
+    def _times(self, name: KeyName) -> dict[str, int]:
         with self._server() as server:
             fields = server.hgetall(self._key(name))
         return {view.decode(): int(time) for view, time in fields.items()}
@@ -487,7 +487,7 @@ class RedisState:
             server.hset(documents, "views", json.dumps(self.views))
             server.hsetnx(documents, "began", f"{time.time():.3f}")
 
-    def _key(self, name: Kept, view: str = "") -> str:
+    def _key(self, name: KeyName, view: str = "") -> str:
         return state_key(self.prefix, name, view)
 
     @contextmanager
