@@ -125,7 +125,7 @@ def check_source(conn: psycopg.Connection, requirements: SourceRequirements) -> 
     for table in captured:
         refuse(check_table(table, role, attributes))
         require_owner(conn, table)
-    refuse(check_publication_owner(name, read_publication(conn, name)))
+    refuse(check_publication_owner(name, read_publication(conn, name), conn.info.user))
     refuse(check_role_use(role, attributes, conn.info.user, captured))
     return captured
 

@@ -278,11 +278,15 @@ def _check_role(facts: SourceFacts) -> Iterator[Fault]:
     yield from shared
 
 
-def check_publication_owner(name: str, publication: PublicationFacts | None) -> Iterator[Fault]:
-    """Judge whether the publication of a pipeline's name is the pipeline's, if there is one."""
+def check_publication_owner(
+    name: str, publication: PublicationFacts | None, user: str
+) -> Iterator[Fault]:
+    """Judge whether the publication of a pipeline's name is the pipeline's, if there is one. `user`:
+    our own.
+    """
     if publication and not publication.owned:
         owner = publication.owner
-        message = f"Publication {name} belongs to {owner}, not to the user of source.dsn."
+        message = f"Publication {name} belongs to {owner}, and source.dsn logs in as {user}."
         fix = f"use {owner} in source.dsn, or give the pipeline another name"
         yield Fault("publication-foreign", name, message, fix)
     elif publication and publication.everything:
@@ -293,7 +297,7 @@ def check_publication_owner(name: str, publication: PublicationFacts | None) -> 
 
 def _check_publication(facts: SourceFacts) -> Iterator[Fault]:
     name, publication = facts.pipeline, facts.publication
-    foreign = list(check_publication_owner(name, publication))
+    foreign = list(check_publication_owner(name, publication, facts.user))
     yield from foreign
     if foreign or not facts.control:
         return

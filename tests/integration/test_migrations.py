@@ -711,7 +711,9 @@ def test_only_an_owner_may_publish(
         assert refused() == f"shop.orders belongs to {me}, and only its owner may publish it"
         for table in ("orders", "counters", "lines"):
             execute(conn, f"ALTER TABLE shop.{table} OWNER TO {someone}")
-        assert refused() == f"Publication shop belongs to {me}, not to the user of source.dsn."
+        assert (
+            refused() == f"Publication shop belongs to {me}, and source.dsn logs in as {someone}."
+        )
 
 
 def test_a_failure_half_way_leaves_nothing(prepare: Prepare, conn: psycopg.Connection) -> None:
