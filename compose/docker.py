@@ -38,7 +38,8 @@ def up(state: Path, *, progress: Callable[[str], None]) -> Endpoints:
     with locked_state(state.absolute(), progress) as record:
         record.claim("compose")
         require_readable(record.state, record.versions, SERVER_VERSIONS)
-        record.ports, record.versions = dict(PORTS), dict(SERVER_VERSIONS)
+        record.ports = dict(PORTS)
+        record.versions = dict(SERVER_VERSIONS)
         record.save()
         progress("starting containers")
         _compose("up", "-d", "--wait")

@@ -74,7 +74,8 @@ class Process:
 
     def rss_bytes(self) -> int:
         """Sum the tree's memory, counting what its processes share once."""
-        private, shared = 0, 0
+        private = 0
+        shared = 0
         for process in self.tree():
             try:
                 memory = process.memory_info()

@@ -169,7 +169,8 @@ def _start(record: StackState, chosen: list[Server], progress: Progress) -> None
     """
     host.require_disk(record.state, "the state folder")
     host.require_searchable(record.state, STATE_HINT)
-    java, parts = host.java(), artifacts.servers()
+    java = host.java()
+    parts = artifacts.servers()
     if missing := [
         name for server in ALL for name in server.port_names if name not in record.ports
     ]:

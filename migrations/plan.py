@@ -51,7 +51,8 @@ def _control(files: Sequence[Migration]) -> Iterator[Statement]:
     if files:
         yield Statement(sql.SQL(RECORD))
     for file in files:
-        name, checksum = sql.Literal(file.name), sql.Literal(file.checksum)
+        name = sql.Literal(file.name)
+        checksum = sql.Literal(file.checksum)
         record = sql.SQL("INSERT INTO cdc.migration (name, checksum) VALUES ({}, {})").format(
             name, checksum
         )

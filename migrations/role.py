@@ -175,7 +175,8 @@ def ensure_privileges(
     """Grant missing privileges; revoke others in captured schemas, in `cdc` and on tables captured
     until now.
     """
-    role, pipeline = requirements.role, requirements.pipeline
+    role = requirements.role
+    pipeline = requirements.pipeline
     expected = set(requirements.privileges)
     rows = conn.execute(GRANTED, {"role": role, "pipeline": pipeline}).fetchall()
     granted = {(schema, table, word) for schema, table, word, _ in rows}

@@ -190,7 +190,8 @@ def pending(conn: psycopg.Connection) -> list[Migration]:
     """List the files of the control schema that haven't been applied. Raises SourceError for an
     applied file that was changed since.
     """
-    files, checksums = migrations(CONTROL), recorded(conn, folder_kind(CONTROL))
+    files = migrations(CONTROL)
+    checksums = recorded(conn, folder_kind(CONTROL))
     _refuse_rewritten(files, checksums)
     return [file for file in files if file.name not in checksums]
 

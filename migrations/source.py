@@ -46,7 +46,8 @@ class Unprivileged(SourceError):
     """The role may not do everything that is needed; `messages` say what it could do."""
 
     def __init__(self, conn: psycopg.Connection, outcome: Outcome) -> None:
-        role, database = conn.info.user, conn.info.dbname
+        role = conn.info.user
+        database = conn.info.dbname
         # Only the administrator's are named, where there are any: the others were refused because
         # of them.
         missing = [
@@ -119,7 +120,8 @@ def check_source(conn: psycopg.Connection, requirements: SourceRequirements) -> 
         SourceError: a table can't be captured, or something belongs to another role.
     """
     require_control(conn)
-    name, role = requirements.pipeline, requirements.role
+    name = requirements.pipeline
+    role = requirements.role
     attributes = read_role(conn, requirements)
     captured = read_captured(conn, requirements)
     for table in captured:
@@ -137,7 +139,8 @@ def required_statements(
 
     It only reads, one step ahead: the caller runs each statement before it takes the next.
     """
-    role, pipeline = requirements.role, requirements.pipeline
+    role = requirements.role
+    pipeline = requirements.pipeline
     yield from _ensure_creation(conn, pipeline)
     yield from ensure_role(conn, role, requirements.password)
     yield from ensure_entry(
@@ -167,7 +170,8 @@ def _ensure_creation(conn: psycopg.Connection, pipeline: str) -> Iterator[Statem
         [pipeline],
     ).fetchone()
     if closed:
-        owner, database = closed[0], conn.info.dbname
+        owner = closed[0]
+        database = conn.info.dbname
         grant = sql.SQL("GRANT CREATE ON DATABASE {} TO {}").format(
             sql.Identifier(database), sql.Identifier(owner)
         )
@@ -238,7 +242,8 @@ def _ensure_publication(
             done_check=exists,
         )
         return
-    labels, listed = {".".join(table) for table in expected}, set(publication.tables)
+    labels = {".".join(table) for table in expected}
+    listed = set(publication.tables)
     if listed != labels or publication.partial or publication.schemas:
         lines = [f"publishing {table}" for table in sorted(labels - listed)]
         lines += [f"no longer publishing {table}" for table in sorted(listed - labels)]

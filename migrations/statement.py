@@ -72,7 +72,8 @@ def carry_out(conn: psycopg.Connection, statements: Iterable[Statement]) -> Outc
 
     Each statement is taken from the iterator only after the previous one has run.
     """
-    outcome, warnings = Outcome(), set[str | None]()
+    outcome = Outcome()
+    warnings = set[str | None]()
 
     def keep(notice: psycopg.errors.Diagnostic) -> None:
         warnings.add(notice.sqlstate)

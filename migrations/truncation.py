@@ -18,12 +18,10 @@ from cdc.migrations.role import OF_OTHER_PIPELINES
 from cdc.migrations.statement import Statement
 from cdc.readiness.facts import TableFacts
 
-TABLE, PARTITIONED, PARTITION, EVENTS = (
-    "record_truncation",
-    "begin_truncation",
-    "record_partition_truncation",
-    "refuse_update",
-)
+TABLE = "record_truncation"
+PARTITIONED = "begin_truncation"
+PARTITION = "record_partition_truncation"
+EVENTS = "refuse_update"
 TRIGGERS = {
     TABLE: ("cdc_truncation", "AFTER TRUNCATE", "STATEMENT"),
     PARTITIONED: ("cdc_truncating", "BEFORE TRUNCATE", "STATEMENT"),

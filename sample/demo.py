@@ -69,7 +69,8 @@ console = Console(highlight=False)
 
 class Demo:
     def __init__(self, state: Path) -> None:
-        self.state, self.began = state, time.monotonic()
+        self.state = state
+        self.began = time.monotonic()
         self.run: subprocess.Popen[bytes] | None = None
 
     def step(self, text: str) -> None:
@@ -341,7 +342,8 @@ def show_latency(result: Replayed, probe: Probe) -> None:
 
 def show_reads(demo: Demo, busiest: Sequence[Any]) -> None:
     """Print one read per view, as an application would make it."""
-    search, cache = demo.pipeline.sinks["search"], demo.pipeline.sinks["cache"]
+    search = demo.pipeline.sinks["search"]
+    cache = demo.pipeline.sinks["cache"]
     airports = find(search, demo, "public.airports", {"match": {"name": "kennedy"}})
     windy = {
         "bool": {

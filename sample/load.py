@@ -78,7 +78,8 @@ def failed(error: psycopg.Error) -> SourceError:
 
 def _copy(conn: psycopg.Connection, table: str, frame: pd.DataFrame) -> int:
     """COPY knows no ON CONFLICT, so rows go through a temporary table."""
-    target, staged = sql.Identifier("public", table), sql.Identifier(f"loading_{table}")
+    target = sql.Identifier("public", table)
+    staged = sql.Identifier(f"loading_{table}")
     columns = sql.SQL(", ").join(map(sql.Identifier, frame.columns))
     conn.execute(
         sql.SQL(

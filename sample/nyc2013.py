@@ -19,7 +19,8 @@ import pandas as pd
 from cdc.errors import SettingsError
 
 ZONE = "America/New_York"
-FIRST, LAST = date(2013, 1, 1), date(2013, 12, 31)
+FIRST = date(2013, 1, 1)
+LAST = date(2013, 12, 31)
 # Destinations that airports.csv lacks; all of them keep Puerto Rico's time.
 ABSENT = dict.fromkeys(("BQN", "PSE", "SJU", "STT"), "America/Puerto_Rico")
 ON_TIME_MIN = 15

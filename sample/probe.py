@@ -72,7 +72,9 @@ class Probe:
 
     def __init__(self, dsn: str, watches: Mapping[str, Watch]) -> None:
         self.watches = dict(watches)
-        self._dsn, self._lock, self._next = dsn, threading.Lock(), 0.0
+        self._dsn = dsn
+        self._lock = threading.Lock()
+        self._next = 0.0
         self._stopping = threading.Event()
         self._pool = ThreadPoolExecutor(len(self.watches))
 

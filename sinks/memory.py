@@ -59,7 +59,8 @@ class Memory:
     promotes_all_tables = False
 
     def __init__(self, name: str, generation: str | None = None) -> None:
-        self.name, self.generation = name, generation
+        self.name = name
+        self.generation = generation
         self.views: dict[str, dict[str, str]] = {}
         self.stored: dict[str, ViewCheckpoint] = {}
         self.generations_by_name: dict[str, Memory] = {}
@@ -113,20 +114,16 @@ class Memory:
         wait_until_caught_up(
             lambda: is_caught_up(self, self.for_generation(names), tables), self.name, tables
         )
-        retained_name, candidate = (
-            new_generation(),
-            self.generations_by_name.pop(next(iter(names.values()))),
-        )
+        retained_name = new_generation()
+        candidate = self.generations_by_name.pop(next(iter(names.values())))
         for table in tables:
             table_name = table.qualified
             self.views[table_name], candidate.views[table_name] = (
                 candidate.views[table_name],
                 self.views[table_name],
             )
-            live_checkpoint, candidate_checkpoint = (
-                self.stored.pop(table_name, None),
-                candidate.stored.pop(table_name, None),
-            )
+            live_checkpoint = self.stored.pop(table_name, None)
+            candidate_checkpoint = candidate.stored.pop(table_name, None)
             self.stored |= {table_name: candidate_checkpoint} if candidate_checkpoint else {}
             candidate.stored |= {table_name: live_checkpoint} if live_checkpoint else {}
         candidate.generation = None

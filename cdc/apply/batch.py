@@ -221,7 +221,8 @@ class BatchWriter:
             rows = self._identified(
                 table, [entry for entry in entries if (entry.row or entry.place) in requested]
             )
-            standby_at, live_at = sink.standby_at.get(table.topic), sink.live_at.get(table.topic)
+            standby_at = sink.standby_at.get(table.topic)
+            live_at = sink.live_at.get(table.topic)
             outcome = Outcome()
             if live_at and (live_rows := _rows_before(rows, live_at)):
                 outcome = sink.live.apply(self._redrive_batch(table, live_at, live_rows))
@@ -309,7 +310,8 @@ class BatchSize:
     """
 
     def __init__(self, kafka: Topics) -> None:
-        self._kafka, self._limit = kafka, 0
+        self._kafka = kafka
+        self._limit = 0
 
     def begin(self, plan: ResumePlan) -> None:
         """Set the first limit, which follows from the size of records, since no batch was timed

@@ -197,8 +197,11 @@ class Views:
         """The tables that can go on, with their checkpoints; a plan with the facts about the
         others.
         """
-        blocked, unheld, waiting = dict(troubled), set(troubled), list[Table]()
-        refusals, fine = list(description_errors(tables, troubled)), list[Table]()
+        blocked = dict(troubled)
+        unheld = set(troubled)
+        waiting = list[Table]()
+        refusals = list(description_errors(tables, troubled))
+        fine = list[Table]()
         for table in tables:
             if table.topic not in existing:
                 waiting.append(table)
@@ -250,7 +253,8 @@ class Views:
         self, table: Table, standing: Mapping[str, ViewCheckpoint | None]
     ) -> ViewCheckpoint | None:
         """The checkpoint of the live view, once it is ready to go on."""
-        name, sink = table.qualified, self.sink.live
+        name = table.qualified
+        sink = self.sink.live
         stored = standing[name] if name in standing else sink.position(table)
 
         def refuse(view: ViewCheckpoint | None) -> None:
@@ -339,7 +343,8 @@ class Views:
             or self._clock.monotonic() - self._control_read_at >= TOPICS_S
         ):
             self._reread_control()
-        generations, sink = self.sink_generations, self.sink
+        generations = self.sink_generations
+        sink = self.sink
         level = isinstance(generations.work, GenerationBuild) or sink.is_caught_up
         observed = Observed(
             self.control,

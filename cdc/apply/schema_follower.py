@@ -58,7 +58,8 @@ class SchemaFollower:
     """
 
     def __init__(self, load: Callable[[], Pipeline], tables: Sequence[Table]) -> None:
-        self._load, self._pipeline = load, load()
+        self._load = load
+        self._pipeline = load()
         self._tables = {table.qualified: table for table in tables}
         self._refused: dict[str, list[str]] = {}
         self._requested: set[int] = set()
@@ -89,7 +90,8 @@ class SchemaFollower:
             vanished = self._vanished_tables(results)
             newest = max((entry.id for entry in history if entry.table in captured), default=0)
             if self._described is None:
-                self._described, self._registered = newest, registration
+                self._described = newest
+                self._registered = registration
             try:
                 with (
                     source.connect(self._pipeline.source.dsn) as connection,
@@ -100,7 +102,8 @@ class SchemaFollower:
                     self._describe(connection, vanished)
                     # Of a table that is aside no row would come: all are sent when it is captured.
                     self._request_rows(connection, results, {*vanished, *registration.aside})
-                self._described, self._registered = newest, registration
+                self._described = newest
+                self._registered = registration
             except AnotherServer:
                 raise
             except (SourceError, psycopg.Error) as error:
@@ -122,7 +125,8 @@ class SchemaFollower:
         """The table, with `reshaped` if its topic holds columns that it no longer has: dropped or
         excluded ones.
         """
-        table, captured = self._tables[name], registration.tables.get(name, Captured())
+        table = self._tables[name]
+        captured = registration.tables.get(name, Captured())
         excluded = next(
             entry.exclude for entry in self._pipeline.source.tables if entry.table == name
         )
@@ -175,7 +179,8 @@ class SchemaFollower:
             waiting = result.table in waits or result.table in self._refused
             if result.kind not in ("refresh", "cleanse") or waiting or result.id in self._requested:
                 continue
-            table, name = self._tables[result.table], f"ddl-{result.id}-{result.kind}"
+            table = self._tables[result.table]
+            name = f"ddl-{result.id}-{result.kind}"
             try:
                 sent = resend(
                     connection,
@@ -214,7 +219,8 @@ def _as_registered(pipeline: Pipeline, registration: Registration) -> Pipeline:
         SettingsError: a pattern matches no registered table.
     """
     refuse_meaningless(registration.names, pipeline)
-    entries, pipeline = [], pipeline.with_tables(registration.names)
+    entries = []
+    pipeline = pipeline.with_tables(registration.names)
     for entry in pipeline.source.tables:
         captured = registration.tables.get(entry.table)
         sent = ("exclude", "key", "events")

@@ -131,7 +131,8 @@ class Watch:
         now = time.time()
         progress = self.stream.progress.aged(now)
         if self.failure:
-            error, hint = self.failure.message, self.failure.hint
+            error = self.failure.message
+            hint = self.failure.hint
             progress = replace(
                 progress,
                 state=RunState.FAILED,
@@ -141,7 +142,8 @@ class Watch:
                 restart_at=self._restart_at,
             )
         if progress.state != self._state:
-            self._state, self._state_since = progress.state, now
+            self._state = progress.state
+            self._state_since = now
         self._aside_since = {table: self._aside_since.get(table, now) for table in progress.aside}
         return replace(progress, state_since=self._state_since, aside_since=dict(self._aside_since))
 

@@ -69,7 +69,10 @@ class Auditor:
         placeholder: str,
         sinks: Sequence[Sink],
     ) -> None:
-        self._spark, self._pipeline, self._kafka, self._sinks = spark, pipeline, kafka, sinks
+        self._spark = spark
+        self._pipeline = pipeline
+        self._kafka = kafka
+        self._sinks = sinks
         self._placeholder = placeholder
         # Values that only a warehouse can't hold are no defect where there is no warehouse.
         self._warehouse = any(sink.row_format == "events" for sink in sinks)
@@ -108,7 +111,8 @@ class Auditor:
     def _backfill_damaged(
         self, table: Table, damaged: Sequence[DataFrame], timeout_s: float
     ) -> int:
-        deadline, total = time.monotonic() + timeout_s, 0
+        deadline = time.monotonic() + timeout_s
+        total = 0
         listed = reduce(DataFrame.union, damaged).distinct().toLocalIterator()
         while ids := [row["id"] for row in itertools.islice(listed, IDS_PER_BACKFILL)]:
             remaining_s = deadline - time.monotonic()
@@ -213,7 +217,8 @@ def topic_flaws(kafka: Topics, pipeline: Pipeline, table: Table) -> list[Flaw]:
         for topic in missing
     ]
     present = [topic for topic in topics if topic in existing]
-    settings, starts = kafka.settings(present), kafka.starts(present)
+    settings = kafka.settings(present)
+    starts = kafka.starts(present)
     specs = topic_specs(pipeline)
     for topic in present:
         flaws += _shape_flaws(topic, specs[topic], starts[topic], settings[topic]["cleanup.policy"])

@@ -97,7 +97,8 @@ class Call:
         return completed_document(node, self.complete_commands)
 
 
-documents, call = Documents(), Call()
+documents = Documents()
+call = Call()
 
 
 def _plain(node: object) -> Any:

@@ -34,7 +34,8 @@ def destroy(
     parts = removal.find()
     if not as_json and not (yes and parts):
         _print_parts(parts)
-    name, removed = removal.pipeline.pipeline, list[str]()
+    name = removal.pipeline.pipeline
+    removed = list[str]()
     if parts and not dry_run:
         require_consent("All of this will be removed for good", name, yes=yes)
         say(f"removing {name}")

@@ -31,7 +31,8 @@ def check_health(context: Context, connections: "LookConnections | None" = None)
     from cdc.sink.contract import positions
     from cdc.sink.factory import documents_reader, sizes_reader
 
-    started, pipeline = time.monotonic(), context.pipeline_to_show
+    started = time.monotonic()
+    pipeline = context.pipeline_to_show
     sinks = context.sinks(None)
     readers: Positions = {sink.name: partial(positions, sink) for sink in sinks}
     if pipeline.views:

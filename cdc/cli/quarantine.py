@@ -82,7 +82,9 @@ def redrive(context: typer.Context, places: Places = None, as_json: Json = False
     with _open_log(context) as (kafka, quarantine_log):
         entries = {record.entry for record in _select(_read_records(quarantine_log), places)}
         request_redrive(kafka, context.obj.pipeline, entries)
-        deadline, remaining, untried = time.monotonic() + WAIT_S, entries, entries
+        deadline = time.monotonic() + WAIT_S
+        remaining = entries
+        untried = entries
         while untried and time.monotonic() < deadline:
             time.sleep(0.5)
             keys = {record.entry for record in quarantine_log.read()}

@@ -138,7 +138,8 @@ def rollback(
     from cdc.generations.rollback import rollback as run
     from cdc.kafka.topics import Topics
 
-    pipeline, (destination,) = context.obj.pipeline, context.obj.sinks([sink])
+    pipeline = context.obj.pipeline
+    (destination,) = context.obj.sinks([sink])
     with Topics(pipeline.kafka) as kafka:
         retained = run(
             Registry(pipeline, kafka), destination, context.obj.tables_in(sink), keep * 3600
@@ -161,7 +162,8 @@ def generations(
     from cdc.generations.registry import Registry
     from cdc.kafka.topics import Topics
 
-    pipeline, sinks = context.obj.pipeline, context.obj.sinks(None)
+    pipeline = context.obj.pipeline
+    sinks = context.obj.sinks(None)
     with Topics(pipeline.kafka) as kafka:
         registry = Registry(pipeline, kafka)
         if clean:
@@ -192,7 +194,8 @@ def _clean(registry: "Registry", sink: "Sink", tables: "Sequence[Table]") -> Non
 
 
 def _to_row(generations: "Generations", sink: "Sink", table: "Table") -> "dict[str, object]":
-    work, retained = generations.work, generations.retained.get(table.qualified)
+    work = generations.work
+    retained = generations.retained.get(table.qualified)
     phase = work.phase if work and table.qualified in work.names else ("kept" if retained else None)
     return {
         "sink": sink.name,

@@ -103,7 +103,8 @@ def run(
             # The signal also ends children of this process, so starting fails at one of them: that
             # is no error.
             log.info("stopped_while_starting", error=kind(error))
-            progress, errors = [], []
+            progress = []
+            errors = []
     if as_json:
         print_json({"sinks": [asdict(sink_progress) for sink_progress in progress]})
     if errors:
@@ -152,7 +153,8 @@ def _apply(
     from cdc.observe.run_log import writing_runs
     from cdc.spark.session import is_running
 
-    stopping, pipeline = limits.stopping, context.pipeline
+    stopping = limits.stopping
+    pipeline = context.pipeline
     keeps_documents = bool(pipeline.views) and (not chosen or STATE in chosen)
     names = [name for name in chosen or pipeline.sinks if name != STATE or not pipeline.views]
     sinks = context.sinks(names) if names else []

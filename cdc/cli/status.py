@@ -173,7 +173,8 @@ def _documents(snapshot: "Status") -> "Iterator[RenderableType]":
     has_clocks = bool(documents.clocks)
     clock_headings = ["clock"] if has_clocks else []
     grid = Grid("documents of", ">to send", *clock_headings, "from rows of", ">rows", ">size")
-    views, tables = list(documents.dirty.items()), list(documents.rows.items())
+    views = list(documents.dirty.items())
+    tables = list(documents.rows.items())
     for number in range(max(len(views), len(tables))):
         view, dirty = views[number] if number < len(views) else ("", None)
         table, rows = tables[number] if number < len(tables) else ("", None)

@@ -87,7 +87,8 @@ def renew(
     from cdc.capture.renewal import select_renewed
     from cdc.kafka.topics import Topics
 
-    pipeline, tables = context.obj.pipeline, context.obj.tables
+    pipeline = context.obj.pipeline
+    tables = context.obj.tables
     with Topics(pipeline.kafka) as kafka:
         renewed = select_renewed(kafka, pipeline, tables, table, forget=forget)
     registered = renew_topics(pipeline, tables, renewed, progress=say)
@@ -127,7 +128,8 @@ def audit(
     """
     from cdc.kafka.topics import Topics
 
-    pipeline, tables = context.obj.pipeline, context.obj.select_tables(table)
+    pipeline = context.obj.pipeline
+    tables = context.obj.select_tables(table)
     with Topics(pipeline.kafka) as kafka, spark_on(master) as spark:
         from cdc.audit.auditor import Auditor
 

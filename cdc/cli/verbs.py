@@ -124,7 +124,8 @@ def options(
 ) -> None:
     """Take the options that all verbs share."""
     context.obj = Context(pipeline, state, on_worker_log=call.set_worker_log)
-    call.file, call.state = pipeline, state
+    call.file = pipeline
+    call.state = state
 
 
 @app.command()
@@ -254,7 +255,9 @@ def _capturable(context: Context, *, starts_over: bool) -> Context:
 
 def hoist_global_options(words: list[str]) -> list[str]:
     """Move the options that all verbs share in front of the verb, wherever they were."""
-    global_options, front, arguments = ("-p", "--pipeline", "--state"), list[str](), list[str]()
+    global_options = ("-p", "--pipeline", "--state")
+    front = list[str]()
+    arguments = list[str]()
     remaining = iter(words)
     for word in remaining:
         if word == "--":

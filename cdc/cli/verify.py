@@ -83,7 +83,8 @@ def verify(
     from cdc.verify.repair import repair as repair_differences
     from cdc.verify.verification import verify as verify_views
 
-    pipeline, sinks = context.obj.pipeline, context.obj.sinks(sink)
+    pipeline = context.obj.pipeline
+    sinks = context.obj.sinks(sink)
     names = [destination.name for destination in sinks]
     # Before Spark starts, so that a mistake is refused at once.
     options = Options(sample, _moment_ms(since) if since else None, rate, timeout)

@@ -129,7 +129,8 @@ def _rebuilds(context: "Context") -> tuple[dict[str, bool], dict[str, bool]]:
     from cdc.views.needs import all_needs, rebuilds, topic_ids
     from cdc.views.plan import StatePlan
 
-    pipeline, state = context.pipeline, build_state(context.pipeline)
+    pipeline = context.pipeline
+    state = build_state(context.pipeline)
     state.plan = StatePlan(context.resolution.views)
     sources = [table.topic for table in state.plan.tables]
     with Topics(pipeline.kafka) as kafka:

@@ -63,11 +63,14 @@ class View:
     """
 
     def __init__(self, pipeline: Pipeline, sink: Sink, table: Table) -> None:
-        self.sink, self.table, self._pipeline = sink, table, pipeline
+        self.sink = sink
+        self.table = table
+        self._pipeline = pipeline
         self._kafka = Topics(pipeline.kafka)
         self._control = Truncations(pipeline, self._kafka)
         self._control.read()
-        self._message_topic, self._read_offset = pipeline.message_topic, 0
+        self._message_topic = pipeline.message_topic
+        self._read_offset = 0
         self._lock = threading.Lock()
         self._token_ends = TokenEnds()
         self._source_topics = (
@@ -99,7 +102,8 @@ class View:
             floor = self._control.floors.number(self.table.qualified)
             if self._read_documents is None:
                 return ends[self.table.topic], floor
-            notes, topic = self._read_documents(), self.table.topic
+            notes = self._read_documents()
+            topic = self.table.topic
             if late_topics(notes, self.table, ends, self._control.floors.number):
                 self._refuse_waiting()
                 return None
@@ -184,7 +188,8 @@ def wait_for(view: View, token: str, timeout_s: float, *, search: bool = False) 
         ReadTimeout: not within timeout_s. ConnectorError: it never will. SettingsError: the view
         waits, since it doesn't fit its tables any more.
     """
-    parsed, deadline = Token.parse(token), time.monotonic() + timeout_s
+    parsed = Token.parse(token)
+    deadline = time.monotonic() + timeout_s
     reached: tuple[Position, int] | None = None
     while True:
         try:

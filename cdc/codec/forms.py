@@ -67,7 +67,8 @@ class Documents:
         older_missing: Sequence[str],
     ) -> FilledValue:
         """Copy missing members from the older document, as text."""
-        filled_members, older_members = members(value), members(older)
+        filled_members = members(value)
+        older_members = members(older)
         # A view that was made before the column was added doesn't hold it: its value is unknown.
         available = [
             name
@@ -91,7 +92,8 @@ class Values:
     them.
     """
 
-    ROW_BYTES, VALUE_BYTES = 64, 56
+    ROW_BYTES = 64
+    VALUE_BYTES = 56
 
     def converter(self, table: Table) -> Callable[[bytes], tuple[Any, ...]]:
         """Return `TableCodec.values`."""
@@ -109,7 +111,8 @@ class Values:
         out.
         """
         indices = {column.name: index for index, column in enumerate(table.columns)}
-        filled, unknown = list(value), list[str]()
+        filled = list(value)
+        unknown = list[str]()
         for name in missing:
             index = indices.get(name)
             if name in older_missing or (index is not None and older[index] is None):

@@ -28,8 +28,13 @@ if TYPE_CHECKING:
 
 RECORDS = ("key", "value", "partition", "offset")
 """Of the records that an audit takes."""
-KEYLESS, FOREIGN, UNREADABLE = "keyless", "foreign", "unreadable"
-TOMBSTONE, DELETE, ROW, DEAD = "tombstone", "delete", "row", "dead"
+KEYLESS = "keyless"
+FOREIGN = "foreign"
+UNREADABLE = "unreadable"
+TOMBSTONE = "tombstone"
+DELETE = "delete"
+ROW = "row"
+DEAD = "dead"
 SUMMARY = (
     "partition int, offset long, id string, says string, living boolean, outdated boolean, missing array<string>,"
     " carried array<string>"
@@ -189,8 +194,10 @@ class RowHistory:
     """
 
     def __init__(self, columns: frozenset[str], place: tuple[str, int] | None = None) -> None:
-        self.place, self._columns = place, columns
-        self._known_columns, self._has_gap = NOTHING, False
+        self.place = place
+        self._columns = columns
+        self._known_columns = NOTHING
+        self._has_gap = False
 
     def add(
         self, says: str, missing: Collection[str] | None, carried: Collection[str] | None
@@ -221,10 +228,8 @@ def documents(table: Table) -> Work:
     """
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        decoder, document = (
-            RecordDecoder([table], DecodeOptions().placeholder),
-            codec(table).document,
-        )
+        decoder = RecordDecoder([table], DecodeOptions().placeholder)
+        document = codec(table).document
         for batch in batches:
             rows: list[tuple[str, bytes | None]] = []
             for key, value in zip(

@@ -18,7 +18,8 @@ from cdc.model.table import Table
 
 __all__ = ["Change", "RecordDecoder", "Unreadable", "ValueNotRepresentable"]
 
-WRITES, DELETE = ("u", "c", "r"), "d"
+WRITES = ("u", "c", "r")
+DELETE = "d"
 _sequence = msgspec.json.Decoder(list[str | None]).decode
 TEXT_ONLY = (
     *(
@@ -132,7 +133,8 @@ class RecordDecoder:
         except (msgspec.DecodeError, RecursionError):
             raise Unreadable("its value is no change event") from None
         source = event.source or _NOWHERE
-        op, row = event.op, None
+        op = event.op
+        row = None
         missing: tuple[str, ...] = ()
         if op in WRITES:
             row = bytes(event.after)

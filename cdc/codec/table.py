@@ -189,7 +189,8 @@ class TableCodec:
     @staticmethod
     def _texts(column: "pa.Array", type_codec: TypeCodec) -> list[bytes]:
         """Write every value of a column as JSON."""
-        type_, convert = arrow(type_codec.column), type_codec.from_column
+        type_ = arrow(type_codec.column)
+        convert = type_codec.from_column
         values = column.cast(type_).cast(portable(type_)).to_pylist()
         if convert:
             return [b"null" if value is None else encode(convert(value)) for value in values]
@@ -292,7 +293,8 @@ def reader(fields: Mapping[str, Any]) -> Callable[[bytes], Sequence[Any]]:
     a column became a text or a numeric. The function raises msgspec.DecodeError, ValueError or
     RecursionError for what is no such object.
     """
-    strict, texts = _strict(fields), [name for name, type_ in fields.items() if type_ is str]
+    strict = _strict(fields)
+    texts = [name for name, type_ in fields.items() if type_ is str]
 
     def read(text: bytes) -> Sequence[Any]:
         try:
@@ -338,7 +340,8 @@ def _with_texts(text: bytes, names: Sequence[str]) -> bytes:
 def _strict(fields: Mapping[str, Any]) -> Callable[[bytes], Sequence[Any]]:
     if any(map(UNNAMEABLE.search, fields)):
         return _decode_as_list(list(fields), _types(fields))
-    decode, values = _decoder(fields), msgspec.structs.astuple
+    decode = _decoder(fields)
+    values = msgspec.structs.astuple
 
     def read(text: bytes) -> Sequence[Any]:
         return values(decode(text))

@@ -67,7 +67,9 @@ class InvalidSetting(ValueError):
 def yaml_error(path: Path, text: str, error: yaml.YAMLError) -> SettingsError:
     """The error for a file that isn't YAML."""
     mark = getattr(error, "problem_mark", None)
-    line, prefix, content = "", "", ""
+    line = ""
+    prefix = ""
+    content = ""
     if mark:
         line = f":{mark.line + 1}"
         content = [*text.splitlines(), ""][mark.line]
@@ -170,13 +172,15 @@ def setting_error(
 
 def place(path: Path, text: str, keys: Sequence[str]) -> str:
     """`file:line` of the deepest of the nested keys that the text has."""
-    node, line = yaml.compose(text), None
+    node = yaml.compose(text)
+    line = None
     for part in keys:
         if isinstance(node, yaml.MappingNode):
             entry = next(((key, value) for key, value in node.value if key.value == part), None)
             if entry is None:
                 break
-            line, node = entry[0].start_mark.line + 1, entry[1]
+            line = entry[0].start_mark.line + 1
+            node = entry[1]
         elif isinstance(node, yaml.SequenceNode) and part.isdigit() and int(part) < len(node.value):
             node = node.value[int(part)]
             line = node.start_mark.line + 1
@@ -187,7 +191,8 @@ def place(path: Path, text: str, keys: Sequence[str]) -> str:
 
 def _describe(mistake: Any, keys: Sequence[str], kinds: Sequence[Any]) -> tuple[str, str]:
     """The problem, and what to write instead."""
-    kind, context = mistake["type"], mistake.get("ctx", {})
+    kind = mistake["type"]
+    context = mistake.get("ctx", {})
     section: Any = kinds[-2] if len(kinds) > 1 else None
     names = sorted(_fields(section))
     if kind == "extra_forbidden":

@@ -18,9 +18,11 @@ class Section(BaseModel):
 def readable(url: str) -> str:
     """Return the URL if it names a host and a port, or a socket. Raises InvalidSetting."""
     try:
-        host, port = urlsplit(url).hostname, urlsplit(url).port
+        host = urlsplit(url).hostname
+        port = urlsplit(url).port
     except ValueError:
-        host, port = None, None
+        host = None
+        port = None
     if (not host or port == 0) and not url.startswith("unix:"):
         raise InvalidSetting(
             "names no host and port", "scheme://user:password@host:port, special characters as %XX"

@@ -50,7 +50,8 @@ def read_connect(connect: Connect, connector: str, expected: Mapping[str, str]) 
     Raises:
         ConnectorError: Connect can't be reached.
     """
-    plugin, refusal = connect.plugins().get(PLUGIN), None
+    plugin = connect.plugins().get(PLUGIN)
+    refusal = None
     if plugin is not None:
         try:
             connect.validate(expected)

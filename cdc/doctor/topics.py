@@ -11,9 +11,11 @@ from cdc.kafka.topic_specs import COMPACTION_LAG, FOREVER_MS, topic_settings, to
 from cdc.kafka.topics import Topics
 from cdc.model.finding import Finding, find, find_setting
 
-TOPICS, REGISTER = "cdc -p FILE topics", "cdc -p FILE register"
+TOPICS = "cdc -p FILE topics"
+REGISTER = "cdc -p FILE register"
 RESTART = " Each broker takes the setting at its next start."
-MESSAGE_BYTES, LEAST = "max.message.bytes", "min.insync.replicas"
+MESSAGE_BYTES = "max.message.bytes"
+LEAST = "min.insync.replicas"
 UNCLEAN = "unclean.leader.election.enable"
 
 
@@ -53,7 +55,8 @@ def read_log(topics: Topics, pipeline: Pipeline) -> LogFacts:
     specs = topic_specs(pipeline)
     expected = topic_settings(pipeline, specs)
     replicas = topics.replicas(specs)
-    settings, starts = topics.settings(replicas), topics.starts(list(replicas))
+    settings = topics.settings(replicas)
+    starts = topics.starts(list(replicas))
     facts: dict[str, TopicFacts | None] = dict.fromkeys(specs)
     for topic, partitions in replicas.items():
         facts[topic] = TopicFacts(

@@ -146,7 +146,8 @@ class Claim:
 
         Raises SettingsError when it ticks.
         """
-        first_tick, last_tick = self.generations.alive_at[command], 0.0
+        first_tick = self.generations.alive_at[command]
+        last_tick = 0.0
         while time.time() - first_tick < STALE_S:
             if time.time() - last_tick > TICK_S:
                 self._write_tick()

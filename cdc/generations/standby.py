@@ -229,7 +229,8 @@ class StandbySink:
             log.warning("standby_dropped", sink=self.name, error=error.message)
         if remedy(error) in (Remedy.RETRY, Remedy.RESTART):
             self._retry_at = time.monotonic() + RETRY_S
-        self._standby, self.standby_at = None, {}
+        self._standby = None
+        self.standby_at = {}
 
 
 def _rejected_by_standby_only(standby: Outcome, live: Outcome, entries: Entries) -> list[Rejected]:

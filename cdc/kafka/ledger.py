@@ -17,7 +17,8 @@ from cdc.model.position import Position
 if TYPE_CHECKING:
     from cdc.kafka.topics import Topics
 
-HOLES, SHAPES = "holes", "made"
+HOLES = "holes"
+SHAPES = "made"
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,9 @@ class Hole:
         """Append this hole to earlier ones of the same log; those that reach into it become part of
         it.
         """
-        separate, start, oldest = [], self.start, self.since
+        separate = []
+        start = self.start
+        oldest = self.since
         for hole in holes:
             if self._is_after(hole):
                 separate.append(hole)
@@ -80,7 +83,8 @@ class Ledger:
     """The entries as of the last `read`. Every method raises ConnectorError."""
 
     def __init__(self, pipeline: Pipeline, kafka: "Topics") -> None:
-        self.topic, self._kafka = pipeline.settings_topic, kafka
+        self.topic = pipeline.settings_topic
+        self._kafka = kafka
         self._holes: dict[str, list[Hole]] = {}
         self.original_shapes: dict[str, TopicShape] = {}
         """By topic: its shape when it was created, or seen first."""

@@ -69,11 +69,9 @@ class Continuity:
         self.sure_until = float("inf")
         now = self._now()
         self.ledger.read()
-        starts, ends, settings = (
-            self._kafka.starts(topics),
-            self._kafka.ends(topics),
-            self._kafka.settings(topics, (RETENTION, COMPACTION_LAG)),
-        )
+        starts = self._kafka.starts(topics)
+        ends = self._kafka.ends(topics)
+        settings = self._kafka.settings(topics, (RETENTION, COMPACTION_LAG))
         configured_s = self._pipeline.delete_retention_hours * 3600
         changes_kept_s = self._pipeline.changes_kept_s
         lags = {

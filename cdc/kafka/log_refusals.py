@@ -32,7 +32,8 @@ class Discontinued(ConnectorError):
         **where: Any,
     ) -> None:
         super().__init__(message, hint=hint, **where)
-        self.kind, self.rereadable = kind, rereadable
+        self.kind = kind
+        self.rereadable = rereadable
 
 
 def refuse_foreign(

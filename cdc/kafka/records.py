@@ -58,7 +58,9 @@ class Records:
         isolation: Isolation = "read_committed",
         patience_s: float = TIMEOUT_MS / 1000,
     ) -> None:
-        self._bootstrap, self._isolation, self._patience_s = bootstrap, isolation, patience_s
+        self._bootstrap = bootstrap
+        self._isolation = isolation
+        self._patience_s = patience_s
         self._consumer: Any = None
         self._producer: Any = None
 
@@ -162,7 +164,8 @@ class Records:
         partition = kafka.TopicPartition(topic, 0)
         with translated_errors(self._bootstrap, "Read"):
             consumer = self._reader({partition: start})
-            reached, deadline = start, time.monotonic() + self._patience_s
+            reached = start
+            deadline = time.monotonic() + self._patience_s
             while reached < end:
                 if time.monotonic() > deadline:
                     raise kafka.errors.KafkaTimeoutError
@@ -170,7 +173,8 @@ class Records:
                     if record.offset < end:
                         yield Record(record.offset, record.timestamp, record.key, record.value)
                 if (offset := consumer.position(partition)) > reached:
-                    reached, deadline = offset, time.monotonic() + self._patience_s
+                    reached = offset
+                    deadline = time.monotonic() + self._patience_s
 
     def _first(
         self, batch: Mapping[Any, int], ends: Mapping[str, Position], deadline: float

@@ -38,7 +38,10 @@ class Tail:
         now: Callable[[], float] = time.time,
     ) -> None:
         """`now` returns Unix seconds."""
-        self.topic, self._kafka, self._begin, self._take = topic, kafka, begin, take
+        self.topic = topic
+        self._kafka = kafka
+        self._begin = begin
+        self._take = take
         self._now = now
         self._end: Position | None = None
         self._next = 0

@@ -171,7 +171,8 @@ class Topics:
         """Every committed record of a one-partition topic, for the small topics that the pipeline
         writes itself.
         """
-        start, end = self.starts([topic])[topic].offsets[0], self.ends([topic])[topic].offsets[0]
+        start = self.starts([topic])[topic].offsets[0]
+        end = self.ends([topic])[topic].offsets[0]
         return self.read_range(topic, start, end)
 
     def read_range(self, topic: str, start: int, end: int) -> list[Record]:
@@ -192,7 +193,8 @@ class Topics:
         """The newest committed record of a one-partition topic that `accept` takes; None if there
         is none.
         """
-        end, start = self.ends([topic])[topic].offsets[0], self.starts([topic])[topic].offsets[0]
+        end = self.ends([topic])[topic].offsets[0]
+        start = self.starts([topic])[topic].offsets[0]
         return self._records.last_record(topic, start, end, accept)
 
     def write_times(self, addresses: Iterable[RecordAddress]) -> dict[RecordAddress, int]:

@@ -35,8 +35,10 @@ FENCING = (
     kafka.errors.OutOfOrderSequenceNumberError,
 )
 
-SEED, FACTOR = 0x9747B28C, np.uint32(0x5BD1E995)
-WORD_BYTES, BYTE_BITS = 4, 8
+SEED = 0x9747B28C
+FACTOR = np.uint32(0x5BD1E995)
+WORD_BYTES = 4
+BYTE_BITS = 8
 POSITIVE = 0x7FFFFFFF
 
 
@@ -59,7 +61,8 @@ class TransactionalWriter:
     """
 
     def __init__(self, bootstrap: str, name: str) -> None:
-        self._bootstrap, self._name = bootstrap, name
+        self._bootstrap = bootstrap
+        self._name = name
         with self._errors():
             check_reachable(bootstrap)
             self._producer: Any = open_producer(

@@ -13,9 +13,11 @@ def address(url: str) -> str:
     """
     prefix, separator, remainder = url.partition("://")
     if separator:
-        scheme, body = prefix + separator, remainder
+        scheme = prefix + separator
+        body = remainder
     else:
-        scheme, body = "", url
+        scheme = ""
+        body = url
     location, *queries = re.split("[?#]", body, maxsplit=1)
     if any("@" in query for query in queries):
         return scheme + HIDDEN

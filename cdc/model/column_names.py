@@ -72,7 +72,8 @@ def combined_error(errors: Sequence[SourceError]) -> SourceError:
 
 
 def _remedy(table: Table, refusals: Refusals) -> str:
-    reduced, excluded = table, []
+    reduced = table
+    excluded = []
     for column in table.columns:
         if column.name in table.key:
             continue

@@ -26,7 +26,10 @@ from cdc.errors import (
     SparkError,
 )
 
-SOURCE, CAPTURE, LOG, APPLY = "Postgres", "Postgres -> Kafka", "Kafka", "Kafka -> SINK"
+SOURCE = "Postgres"
+CAPTURE = "Postgres -> Kafka"
+LOG = "Kafka"
+APPLY = "Kafka -> SINK"
 MACHINE = "this machine"
 """Hops. In the last one SINK is the name of the finding's sink."""
 

@@ -92,7 +92,8 @@ class LookConnections:
     """What stays open from look to look. Any thread may use it."""
 
     def __init__(self) -> None:
-        self.topics, self.activity = TopicsPool(), ActivityReader()
+        self.topics = TopicsPool()
+        self.activity = ActivityReader()
 
     def close(self) -> None:
         """Close what nobody uses at this moment."""
@@ -120,7 +121,8 @@ def describe_sink(
 
 
 def _build_status(registered: Generations) -> BuildStatus | None:
-    work, at_work = registered.work, registered.in_progress
+    work = registered.work
+    at_work = registered.in_progress
     if isinstance(work, GenerationBuild):
         return BuildStatus(work.phase, work.done, work.total, at_work)
     return BuildStatus(work.phase, 0, 0, at_work) if work else None

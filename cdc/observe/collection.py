@@ -107,7 +107,8 @@ def _collect(
     answers = _ask_servers(pipeline, tables, positions, connections.topics, started)
     report: TopicReport = answers["kafka"][0] or TopicReport()
     activity: Activity | None = _await_answer("runs", runs, started, ANSWER_S)[0]
-    registration, (definitions, _) = answers.pop("registration"), answers.pop("definitions")
+    registration = answers.pop("registration")
+    (definitions, _) = answers.pop("definitions")
     unread = [answers[part][1] for part in (*SERVERS, *positions)]
     changed = choose_findings(registration, unread)
     sinks = tuple(
@@ -257,8 +258,10 @@ def _ask(part: str, ask: Callable[[], Any]) -> Answer:
 
 def _unreachable(part: str, failure: CdcError) -> Finding:
     """Say that a part couldn't be asked, and which hop can't be judged for that."""
-    code, sink = UNREACHABLE.get(part, "sink-unreachable"), None
-    subject, message = SERVERS.get(part, part), failure.message
+    code = UNREACHABLE.get(part, "sink-unreachable")
+    sink = None
+    subject = SERVERS.get(part, part)
+    message = failure.message
     if code == "sink-unreachable":
         sink = part
         message = f"{APPLY.replace('SINK', part)} can't be judged: {message}"

@@ -74,7 +74,9 @@ def _find_source_troubles(status: Status) -> Iterator[Finding]:
     """Find what holds up changes between Postgres and Kafka. A server that couldn't be read gives
     no finding here.
     """
-    stopped, slot, pipeline = "Postgres -> Kafka has stopped", status.slot, status.pipeline
+    stopped = "Postgres -> Kafka has stopped"
+    slot = status.slot
+    pipeline = status.pipeline
     unread = {finding.code for finding in status.findings}
     slot_away = "source-unreachable" not in unread and (slot is None or slot.wal_status == "lost")
     # The first thing that a first snapshot does is to make the slot.
@@ -114,7 +116,8 @@ def _find_source_troubles(status: Status) -> Iterator[Finding]:
 
 
 def _find_connector_trouble(status: Status, stopped: str, fix: str) -> Finding | None:
-    connector, name = status.connector, status.pipeline
+    connector = status.connector
+    name = status.pipeline
     if connector is None or connector.running:
         return None
     has_failed = "FAILED" in (connector.state, *connector.tasks)
@@ -130,7 +133,8 @@ def _find_connector_trouble(status: Status, stopped: str, fix: str) -> Finding |
 
 
 def _find_heartbeat_trouble(status: Status) -> Iterator[Finding]:
-    heartbeat, slot = status.heartbeat, status.slot
+    heartbeat = status.heartbeat
+    slot = status.slot
     if status.snapshot_records is not None:
         message = (
             f"The first snapshot is under way: about {status.snapshot_records:,} records by now."
@@ -149,7 +153,8 @@ def _find_heartbeat_trouble(status: Status) -> Iterator[Finding]:
 
 
 def _find_sink_troubles(status: Status, sink: SinkStatus) -> Iterator[Finding]:
-    hop, name = f"Kafka -> {sink.name}", sink.name
+    hop = f"Kafka -> {sink.name}"
+    name = sink.name
     if sink.paused_by:
         message = f"{hop} is paused by {sink.paused_by}{_behind(sink)}."
         trouble = find("sink-paused", name, message, f"cdc -p FILE resume {name}", sink=name)

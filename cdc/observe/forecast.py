@@ -76,13 +76,16 @@ def needed_memory_bytes(documents: DocumentsStatus) -> int | None:
 
     None where all are applied, or too few to tell.
     """
-    rows, used, waiting = sum(documents.rows.values()), documents.used_bytes, documents.waiting
+    rows = sum(documents.rows.values())
+    used = documents.used_bytes
+    waiting = documents.waiting
     if not waiting or not any(waiting.values()) or rows < LEAST_ROWS or used is None:
         return None
     size = sum(documents.bytes.values())
     missing = 0.0
     for table, records in waiting.items():
-        rows_of_table, applied = documents.rows.get(table, 0), documents.applied.get(table, 0)
+        rows_of_table = documents.rows.get(table, 0)
+        applied = documents.applied.get(table, 0)
         row_bytes = documents.bytes[table] / rows_of_table if rows_of_table else size / rows
         share_new = min(1.0, rows_of_table / applied) if applied else 1.0
         missing += records * share_new * row_bytes
@@ -96,7 +99,8 @@ def find_memory_risk(status: Status) -> Iterator[Finding]:
     documents = status.documents
     if documents is None or documents.limit_bytes is None:
         return
-    needed, limit = needed_memory_bytes(documents), documents.limit_bytes
+    needed = needed_memory_bytes(documents)
+    limit = documents.limit_bytes
     if needed is not None and needed > limit:
         message = (
             f"The state of documents may not fit: with the records that wait its server uses about"

@@ -91,7 +91,8 @@ class _Server(ThreadingMixIn, WSGIServer):
     def server_bind(self) -> None:
         """Listen, without asking a name server for this machine's name, as the base does."""
         TCPServer.server_bind(self)
-        self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
+        self.server_name = str(self.server_address[0])
+        self.server_port = self.server_address[1]
         self.setup_environ()
 
 

@@ -65,7 +65,9 @@ def _gauge(name: str, text: str, value: float | None) -> Iterator[Metric]:
 
 
 def _of_pipeline(status: Status) -> Iterator[Metric]:
-    slot, heartbeat, connector = status.slot, status.heartbeat, status.connector
+    slot = status.slot
+    heartbeat = status.heartbeat
+    connector = status.connector
     if slot:
         yield from _gauge("cdc_slot_active", "1 while the slot is read.", float(slot.active))
         yield from _gauge("cdc_slot_lag_bytes", "Log not confirmed yet.", slot.lag_bytes)

@@ -20,7 +20,8 @@ def find_registration_troubles(pipeline: Pipeline, pool: TopicsPool) -> list[Fin
         SourceError, ConnectorError: it can't be read.
     """
     with source.connect(pipeline.source.dsn) as conn, pool.borrowed(pipeline.kafka) as topics:
-        registration, server = registrations.read(topics, pipeline), source.server(conn)
+        registration = registrations.read(topics, pipeline)
+        server = source.server(conn)
         if not registration:
             choice = _choose_tables(conn, pipeline)
             return [choice] if isinstance(choice, Finding) else []

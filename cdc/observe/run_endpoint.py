@@ -35,7 +35,8 @@ class PublishedState(Collector):
     """What was last published, as Prometheus reads it. Any thread may publish."""
 
     def __init__(self, looks: Sampler[Status], spark_lives: Callable[[], bool]) -> None:
-        self._looks, self._spark_lives = looks, spark_lives
+        self._looks = looks
+        self._spark_lives = spark_lives
         self.progress: tuple[Progress, ...] = ()
         self.ticked_at = time.monotonic()
 
@@ -144,7 +145,8 @@ class RunEndpoint:
         registry.register(self._state)
         self._metrics = make_wsgi_app(registry)
         self._server = HttpServer(self._answer, listener)
-        self.url, self.port = self._server.url, self._server.port
+        self.url = self._server.url
+        self.port = self._server.port
 
     def publish(self, progress: Sequence[Progress]) -> None:
         """Take over the progress of the sinks; called at every tick of the run."""

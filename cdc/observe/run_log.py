@@ -99,9 +99,11 @@ class RunLog:
     """
 
     def __init__(self, pipeline: Pipeline) -> None:
-        self._topic, self._records = pipeline.runs_topic, Records(pipeline.kafka)
+        self._topic = pipeline.runs_topic
+        self._records = Records(pipeline.kafka)
         self._latest: tuple[Sequence[Progress], float | None] = ((), None)
-        self._news, self._closing = threading.Event(), False
+        self._news = threading.Event()
+        self._closing = False
         self._thread = threading.Thread(target=self._write_repeatedly, name="runs", daemon=True)
         self._thread.start()
 
@@ -117,7 +119,8 @@ class RunLog:
         self._thread.join(CLOSE_S)
 
     def _write_repeatedly(self) -> None:
-        selection, failed = ProgressSelection(), False
+        selection = ProgressSelection()
+        failed = False
         while True:
             self._news.wait()
             self._news.clear()
@@ -159,7 +162,8 @@ class RunTopic:
     """The topic of runs; each `read` takes what is new in it. One thread at a time uses it."""
 
     def __init__(self, pipeline: Pipeline, kafka: Topics) -> None:
-        self._topic, self._kafka = pipeline.runs_topic, kafka
+        self._topic = pipeline.runs_topic
+        self._kafka = kafka
         self._entries: dict[tuple[str | int, ...], Mapping[str, Any]] = {}
         self._tail = Tail(kafka, self._topic, begin=self._entries.clear, take=self._take)
 
@@ -185,7 +189,8 @@ def read_runs(pipeline: Pipeline, kafka: Topics) -> RunReport:
 
 def report_of(entries: Mapping[tuple[str | int, ...], Mapping[str, Any]], now: float) -> RunReport:
     """Make the report of the topic's entries as of `now`, in Unix seconds."""
-    progress, lags = dict[str, Progress](), dict[str, list[LagSample]]()
+    progress = dict[str, Progress]()
+    lags = dict[str, list[LagSample]]()
     for (kind, sink, *_), value in entries.items():
         if kind == "run":
             progress[str(sink)] = _progress(value, now)

@@ -59,7 +59,9 @@ class Sampler(Generic[T]):
         """`observe` is called for each look. `take` gets each sample before anybody else sees it. Both
         are called in this sampler's thread.
         """
-        self.name, self._observe, self._take = name, observe, take
+        self.name = name
+        self._observe = observe
+        self._take = take
         self._watchers = 0
         self._wakes = threading.Event()
         self.sample: Sample[T] | None = None
@@ -115,7 +117,8 @@ class Sampler(Generic[T]):
             try:
                 sample = Sample(self._observe(), time.time(), time.monotonic() - began)
                 self._take(sample)
-                self.sample, self.failure = sample, None
+                self.sample = sample
+                self.failure = None
             except Exception as error:
                 self.failure = self._failure(error)
             self._ended_at = time.monotonic()

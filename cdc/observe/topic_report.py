@@ -55,10 +55,8 @@ def tables_of_sink(pipeline: Pipeline, sink: str, waiting: Collection[str]) -> t
     """The tables that a sink has views of, by name only; for the state of documents, those that
     documents are made of. `waiting`: views whose documents aren't made.
     """
-    captured, views = (
-        table_survey.tables_by_name_only(pipeline),
-        table_survey.views_by_name_only(pipeline),
-    )
+    captured = table_survey.tables_by_name_only(pipeline)
+    views = table_survey.views_by_name_only(pipeline)
     if sink == STATE:
         used = {
             table
@@ -84,7 +82,8 @@ def read_topics(
         continuity = Continuity(pipeline, topics).read(list(names))
         ends = {topic: topic_log.end for topic, topic_log in continuity.logs.items()}
         # The time of what was read: a broker that hangs from here on makes no heartbeat older.
-        beat, looked_at = last_heartbeat(topics, pipeline), time.time()
+        beat = last_heartbeat(topics, pipeline)
+        looked_at = time.time()
         earlier = first_heartbeat_since(topics, pipeline, looked_at - WINDOW_S) if beat else None
         quarantined = Counter(
             (record.entry.sink, record.entry.topic)

@@ -173,7 +173,8 @@ def _strength(verdict: Verdict) -> int:
 def _compare_columns(
     previous: Definition, current: Definition, dropped: Collection[str]
 ) -> Iterator[Verdict]:
-    old_columns, new_columns = previous.columns or (), current.columns or ()
+    old_columns = previous.columns or ()
+    new_columns = current.columns or ()
     by_number = {column.number: column for column in old_columns}
     used_names = {*dropped, *(column.name for column in old_columns)}
     if previous.key != current.key:
@@ -257,7 +258,8 @@ def same_text(old_type: str, new_type: str) -> bool:
     """
     if old_type == new_type:
         return True
-    a, b = TYPE.fullmatch(old_type), TYPE.fullmatch(new_type)
+    a = TYPE.fullmatch(old_type)
+    b = TYPE.fullmatch(new_type)
     if a is None or b is None or a[4] != b[4]:
         return False
     texts = ("text", "character varying")

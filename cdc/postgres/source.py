@@ -152,7 +152,8 @@ def _address(parameters: Mapping[str, Any]) -> str:
     database.
     """
     host = str(parameters.get("host") or parameters.get("hostaddr") or "localhost")
-    port, database = str(parameters.get("port") or 5432), str(parameters.get("dbname") or "")
+    port = str(parameters.get("port") or 5432)
+    database = str(parameters.get("dbname") or "")
     if "@" in host + database or not port.replace(",", "").isdigit():
         return UNREADABLE
     return f"{host}:{port}"
@@ -173,10 +174,8 @@ def _connection_error(text: str, parameters: dict[str, Any]) -> SourceError:
     first = reason.strip().splitlines()[0]
     hint = next((hint for words, hint in REFUSALS if words in first), "the server's log says more")
     if server == UNREADABLE:
-        first, hint = (
-            "the login",
-            "write special characters of the user and the password in source.dsn as %XX",
-        )
+        first = "the login"
+        hint = "write special characters of the user and the password in source.dsn as %XX"
     kind = SourceUnavailable if any(words in first for words in TRANSIENT_REFUSALS) else SourceError
     return kind(f"Postgres at {server} refuses: {first}.", hint=hint, server=server)
 

@@ -156,7 +156,8 @@ def _published_kinds(conn: Connection, publication: str) -> list[str]:
 
 def requirements(pipeline: Pipeline) -> SourceRequirements:
     """Translate the pipeline file into what its source database has to have."""
-    password, entries = pipeline.source.replication_password, pipeline.source.tables
+    password = pipeline.source.replication_password
+    entries = pipeline.source.tables
     pairs = [entry.table.split(".") for entry in entries]
     return SourceRequirements(
         pipeline.pipeline,

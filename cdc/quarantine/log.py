@@ -88,7 +88,8 @@ class QuarantineLog:
     def __init__(
         self, kafka: Topics, pipeline: Pipeline, now: Callable[[], float] = time.time
     ) -> None:
-        self._kafka, self._topic = kafka, pipeline.quarantine_topic
+        self._kafka = kafka
+        self._topic = pipeline.quarantine_topic
         self._open: dict[QuarantineKey, QuarantinedRecord] = {}
         self._tail = Tail(
             kafka, self._topic, begin=self._open.clear, take=self._apply_record, now=now
@@ -190,7 +191,8 @@ class SinkQuarantine:
 
     def entries(self, topics: Iterable[str]) -> Entries:
         """Return the open entries of these topics: by partition, the row's id by offset."""
-        topic_names, entries = set(topics), dict[tuple[str, int], dict[int, str | None]]()
+        topic_names = set(topics)
+        entries = dict[tuple[str, int], dict[int, str | None]]()
         for entry in self.open:
             if entry.topic in topic_names:
                 entries.setdefault((entry.topic, entry.partition), {})[entry.offset] = entry.id

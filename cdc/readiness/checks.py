@@ -22,7 +22,8 @@ from cdc.readiness.facts import (
 )
 from cdc.readiness.replication_slot import Slot
 
-MIGRATE, NEW_SNAPSHOT = "cdc -p FILE migrate", "cdc -p FILE register --new-snapshot"
+MIGRATE = "cdc -p FILE migrate"
+NEW_SNAPSHOT = "cdc -p FILE register --new-snapshot"
 LOOK_AT_TRANSACTIONS = (
     "SELECT pid, usename, state, xact_start, left(query, 60) FROM pg_stat_activity"
     " WHERE backend_xid IS NOT NULL ORDER BY xact_start;"
@@ -214,7 +215,8 @@ def _check_own_slot(facts: SourceFacts, slot: Slot) -> Iterator[Fault]:
     yield from check_slot_risk(name, slot.safe_wal_size, slot.retained_bytes)
     if facts.version >= FAILOVER_VERSION and facts.standbys and not slot.failover:
         message = f"Slot {name} isn't copied to standbys: a failover would lose it."
-        subject, fix = f"failover of {name}", "SHOW sync_replication_slots;"
+        subject = f"failover of {name}"
+        fix = "SHOW sync_replication_slots;"
         yield Fault("setting-differs/failover", subject, message, fix)
 
 
@@ -262,7 +264,8 @@ def check_role_use(
 
 
 def _check_role(facts: SourceFacts) -> Iterator[Fault]:
-    name, role = facts.role_name, facts.role
+    name = facts.role_name
+    role = facts.role
     if role is None:
         message = f"There is no role {name} for the connector."
         yield Fault("role-unfit/missing", name, message, MIGRATE)
@@ -296,7 +299,8 @@ def check_publication_owner(
 
 
 def _check_publication(facts: SourceFacts) -> Iterator[Fault]:
-    name, publication = facts.pipeline, facts.publication
+    name = facts.pipeline
+    publication = facts.publication
     foreign = list(check_publication_owner(name, publication, facts.user))
     yield from foreign
     if foreign or not facts.control:

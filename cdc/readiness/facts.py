@@ -320,7 +320,8 @@ def read_source(
     Raises:
         psycopg.Error: Postgres refuses or is away, or a table stays locked.
     """
-    name, role = requirements.pipeline, requirements.role
+    name = requirements.pipeline
+    role = requirements.role
     version, wal_level, encoding = read_server(conn)
     in_recovery, senders, standbys = _row(conn, SENDERS)
     control, beats = read_control(conn, name)

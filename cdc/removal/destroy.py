@@ -107,7 +107,8 @@ def _database(pipeline: Pipeline) -> Part:
     """The publication, triggers, control rows and the role; the control schema, if no other pipeline
     is prepared in the database.
     """
-    name, role = pipeline.pipeline, pipeline.replication_user
+    name = pipeline.pipeline
+    role = pipeline.replication_user
 
     def find() -> list[str]:
         with source.connect(pipeline.source.dsn) as conn:

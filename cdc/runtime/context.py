@@ -100,10 +100,8 @@ class Context:
         configured = self.load()
         if not configured.patterns:
             return configured
-        registered, in_catalog = (
-            _in_background(lambda: self._registered_tables(configured)),
-            _in_background(lambda: self._expand_from_catalog(configured)),
-        )
+        registered = _in_background(lambda: self._registered_tables(configured))
+        in_catalog = _in_background(lambda: self._expand_from_catalog(configured))
         deadline = time.monotonic() + DISPLAY_DEADLINE_S
         with suppress(TimeoutError, CdcError):
             if (captured := registered.result(DISPLAY_DEADLINE_S * 0.75)) is not None:

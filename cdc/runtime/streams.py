@@ -85,7 +85,8 @@ class Streams:
         from cdc.views.resolve import Resolution, resolve
         from cdc.views.source_checks import refused_by_source
 
-        state, pipeline = factory.build_state(self.context.pipeline), self.context.pipeline
+        state = factory.build_state(self.context.pipeline)
+        pipeline = self.context.pipeline
         with (
             source.connect(pipeline.source.dsn) as connection,
             source.within(connection, patience_s(pipeline)),

@@ -101,11 +101,13 @@ async def events(request: Request) -> Response:
 
 
 async def _events(dashboard: Dashboard) -> AsyncIterator[str]:
-    shown, sent_at = -1, time.monotonic()
+    shown = -1
+    sent_at = time.monotonic()
     with dashboard.status.watched(), dashboard.control.watched():
         while not dashboard.closing.is_set():
             if dashboard.number != shown:
-                shown, sent_at = dashboard.number, time.monotonic()
+                shown = dashboard.number
+                sent_at = time.monotonic()
                 yield f"event: sample\ndata: {shown}\n\n"
             elif time.monotonic() - sent_at > SILENCE_S:
                 sent_at = time.monotonic()
@@ -141,7 +143,8 @@ def _last_value(sampler: Sampler[Any]) -> Any:
 
 
 def _freshness(sampler: Sampler[Any]) -> dict[str, Any]:
-    sample, trouble = sampler.sample, sampler.trouble
+    sample = sampler.sample
+    trouble = sampler.trouble
     return {
         "taken_at": sample.taken_at if sample else None,
         "took_s": round(sample.took_s, 3) if sample else None,

@@ -31,7 +31,8 @@ APART = 20
 """Distance of two boxes."""
 AROUND = (-28, -10, 20)
 """Where the lines of a level arrow stand: two above it, one below."""
-WIDTH, HEIGHT = 360, 80
+WIDTH = 360
+HEIGHT = 80
 TOPS = (5, 10, 30, 60, 120, 300, 600, 1800, 3600, 7200, 21_600, 43_200, 86_400)
 """Tops of the scale, in seconds. Less lag than the least isn't slow and stays near the ground."""
 
@@ -92,7 +93,8 @@ def _state(findings: Sequence[Finding], *hops: str, unread: bool = False) -> str
 
 
 def _source(status: Status) -> Part:
-    slot, codes = status.slot, {finding.code for finding in status.findings}
+    slot = status.slot
+    codes = {finding.code for finding in status.findings}
     if "source-unreachable" in codes:
         return Part("Postgres", "unknown", (UNREAD,))
     state = _state(status.findings, SOURCE)
@@ -107,7 +109,8 @@ def _source(status: Status) -> Part:
 
 
 def _capture(status: Status) -> Part:
-    beat, connector = status.heartbeat, status.connector
+    beat = status.heartbeat
+    connector = status.connector
     codes = {finding.code for finding in status.findings}
     state = _state(status.findings, CAPTURE, unread=bool(codes & UNREAD_CODES))
     lines = []
@@ -137,7 +140,8 @@ def _kafka(status: Status) -> Part:
 
 
 def _branch(status: Status, sink: SinkStatus) -> Branch:
-    hop, documents = f"Kafka -> {sink.name}", sink.name == STATE
+    hop = f"Kafka -> {sink.name}"
+    documents = sink.name == STATE
     findings = [finding for finding in status.findings if finding.sink == sink.name]
     codes = {finding.code for finding in findings}
     # Offsets without a record, such as the marks of transactions, aren't waited for.
@@ -276,7 +280,8 @@ def lay_out_wide(hops: Hops) -> Picture:
         y = top + BOX // 2
         boxes.append(Box(sinks_x, top, box_width, box_height, branch.sink))
         top += box_height + APART
-        start, bend = log_x + box_width, log_x + box_width + 22
+        start = log_x + box_width
+        bend = log_x + box_width + 22
         path = f"M {start} {middle} H {bend} V {y} H {sinks_x - 8}"
         label_x = (bend + sinks_x) // 2
         head = _head(sinks_x, y)
@@ -289,7 +294,8 @@ def lay_out_wide(hops: Hops) -> Picture:
 
 def lay_out_tall(hops: Hops) -> Picture:
     """From top to bottom: a line goes down from Kafka, each sink branches off it."""
-    width, indent = 340, 44
+    width = 340
+    indent = 44
     boxes = [Box(2, 2, width - 4, 88, hops.source)]
     arrows = [
         Arrow("M 22 90 V 160", hops.capture, indent, 108, "start", _down(22, 168)),
@@ -297,7 +303,8 @@ def lay_out_tall(hops: Hops) -> Picture:
     boxes.append(Box(2, 168, width - 4, 88, hops.kafka))
     y = 256
     for branch in hops.branches:
-        label_y, box_y = y + 22, y + 70
+        label_y = y + 22
+        box_y = y + 70
         middle = box_y + 46
         path = f"M 22 256 V {middle} H {indent - 8}"
         head = _head(indent, middle)

@@ -33,7 +33,8 @@ class Span:
     slot_s: float
 
 
-HOUR, DAY = Span("hour", 3600, 20), Span("day", 86_400, 240)
+HOUR = Span("hour", 3600, 20)
+DAY = Span("day", 86_400, 240)
 SPANS: Mapping[str, Span] = {span.name: span for span in (HOUR, DAY)}
 
 
@@ -71,7 +72,8 @@ class LagHistory:
         """Add a sample, and drop those that are too old to be plotted."""
         with self._lock:
             for name, span in SPANS.items():
-                slots, number = self._slots[name], int(sample.at // span.slot_s)
+                slots = self._slots[name]
+                number = int(sample.at // span.slot_s)
                 slot = slots.setdefault(number, {})
                 for hop, lag in sample.lags.items():
                     slot[hop] = _worse(slot.get(hop), lag)

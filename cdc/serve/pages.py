@@ -162,7 +162,8 @@ def show(
 ) -> Response:
     """Render a template with what every page has."""
     dashboard = _dashboard(request)
-    status, control = dashboard.status, dashboard.control
+    status = dashboard.status
+    control = dashboard.control
     last_status = status.sample.value if status.sample else None
     common = {
         "title": title,
@@ -286,7 +287,8 @@ def _row(sink: SinkStatus, view: ViewStatus) -> Row:
     if trouble:
         state = "degraded"
     elif view.quarantined:
-        state, trouble = "degraded", f"{view.quarantined:,} in quarantine"
+        state = "degraded"
+        trouble = f"{view.quarantined:,} in quarantine"
     elif (view.lag_seconds or 0.0) >= LATE_S:
         state = "degraded"
     else:

@@ -95,7 +95,8 @@ class Failure(Exception):
 
     def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
-        self.kind, self.message = kind, message
+        self.kind = kind
+        self.message = message
 
 
 @dataclass(eq=False)

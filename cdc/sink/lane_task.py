@@ -132,7 +132,8 @@ class LaneRun:
                 self._lane, Part(self._advances[topic], partition, 0, report), None
             )
         report = self._partitions[topic, partition].part.report
-        report.failure, report.message = failure.kind, failure.message
+        report.failure = failure.kind
+        report.message = failure.message
 
     def _open_partition(self, advance: Advance, partition: int) -> PartitionState:
         topic = advance.table.topic
@@ -151,10 +152,18 @@ class LaneRun:
 
         Dead changes come only to a writer that archives them.
         """
-        part, report, topic = state.part, state.part.report, state.part.topic
-        start, end, view_offset = state.start_offset, state.end_offset, state.view_offset
-        first_offset, floor, only = state.first_offset, state.floor, state.only
-        decode, row_id, convert = self._decoder.decode, self._decoder.row_id, state.convert
+        part = state.part
+        report = state.part.report
+        topic = state.part.topic
+        start = state.start_offset
+        end = state.end_offset
+        view_offset = state.view_offset
+        first_offset = state.first_offset
+        floor = state.floor
+        only = state.only
+        decode = self._decoder.decode
+        row_id = self._decoder.row_id
+        convert = state.convert
         archives = self._writer.archives
         keeps_deleted = part.advance.table.events
         for key, raw_value, offset in records:
@@ -254,7 +263,8 @@ class LaneRun:
         self, state: PartitionState, change: Change, value: Any, source: Source
     ) -> None:
         """Fold a change that misses values."""
-        part, older = state.part, state.part.rows.get(change.id)
+        part = state.part
+        older = state.part.rows.get(change.id)
         if change.id in state.tainted:
             self._reject(state, change.id, REFUSED, TAINTED, [source])
         elif older is None:
@@ -289,7 +299,8 @@ class LaneRun:
         sources: Sequence[Source],
     ) -> None:
         """Reject records for one reason; the row, where their key names it, is tainted."""
-        report, part = state.part.report, state.part
+        report = state.part.report
+        part = state.part
         for source in sources:
             rejected = Rejected(part.topic, part.partition, source.offset, row_id, kind, reason)
             self._rejections.append((rejected, source))
@@ -310,7 +321,8 @@ class LaneRun:
         Spark cancels a task because another one failed, the task's records may just end. Only the
         driver knows that all records were read, once all tasks have ended well.
         """
-        states, self._chunk = list(self._chunk.values()), {}
+        states = list(self._chunk.values())
+        self._chunk = {}
         for state in states:
             lacking = [row for row in state.part.rows.values() if row.missing]
             if lacking:
@@ -326,7 +338,8 @@ class LaneRun:
 
     def _put_rejections(self) -> None:
         if self._rejections:
-            rejections, self._rejections = self._rejections, []
+            rejections = self._rejections
+            self._rejections = []
             try:
                 self._lane.rejection.put(rejections)
             except ConnectorError as error:
@@ -355,7 +368,8 @@ class LaneRun:
                 self._reject(state, row.id, REFUSED, UNKNOWN, row.sources)
 
     def _count_outcome(self, state: PartitionState, verdicts: Verdicts) -> None:
-        part, report = state.part, state.part.report
+        part = state.part
+        report = state.part.report
         for row in part.rows.values():
             if row.id in verdicts.refused:
                 self._reject(state, row.id, REFUSED, verdicts.refused[row.id], row.sources)

@@ -37,7 +37,8 @@ def are_live(
 
 def is_caught_up(live: Sink, standby: Sink, tables: Sequence[Table]) -> bool:
     """Say whether no view of the standby is behind the one that readers see."""
-    live_checkpoints, standby_checkpoints = positions(live, tables), positions(standby, tables)
+    live_checkpoints = positions(live, tables)
+    standby_checkpoints = positions(standby, tables)
     pairs = [
         (stored, standby_checkpoints[name]) for name, stored in live_checkpoints.items() if stored
     ]
@@ -84,7 +85,8 @@ def _behind_error(sink: str, tables: Sequence[str]) -> SinkUnavailable:
 def require_free_space(needed: int, free: int, where: str, sink: str) -> None:
     """Raise SinkRejected for a second generation that leaves no reserve. Sizes in bytes."""
     if needed * FREE_SPACE_FACTOR > free:
-        needed_mib, with_reserve_mib = needed >> 20, int(needed * FREE_SPACE_FACTOR) >> 20
+        needed_mib = needed >> 20
+        with_reserve_mib = int(needed * FREE_SPACE_FACTOR) >> 20
         raise SinkRejected(
             f"A second generation of {needed_mib} MiB needs {with_reserve_mib} MiB free in {where}; there are"
             f" {free >> 20} MiB.",

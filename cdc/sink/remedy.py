@@ -188,6 +188,7 @@ class Patience:
         """Count a failure at a position; returns whether the step may be tried again."""
         failure = type(error), str(error)
         self.count = self.count + 1 if (failure, reached) == (self._failure, self._reached) else 1
-        self._failure, self._reached = failure, reached
+        self._failure = failure
+        self._reached = reached
         action = remedy(error)
         return action is Remedy.RETRY or (action is Remedy.RESTART and self.count < MAX_REPEATS)

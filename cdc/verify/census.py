@@ -76,13 +76,15 @@ def equal_small_views(
     equal: dict[View, Comparison] = {}
     grouped = {sink.name: sink for sink in sinks if isinstance(sink, GroupScanner)}
     for group in group_tables(tables, table_sizes(dsn, tables)) if grouped else ():
-        pending, previous_count = group, 0
+        pending = group
+        previous_count = 0
         # A second census tells changes during the first one from errors; repeat while fewer tables
         # differ each time.
         while len(pending) > 1 and len(pending) != previous_count:
             first = pending[0].qualified
             tell(f"comparing {len(pending)} small tables together, the first of them {first}")
-            start, previous_count = time.monotonic(), len(pending)
+            start = time.monotonic()
+            previous_count = len(pending)
             proved = take_census(reader, dsn, pending, grouped, sample)
             each_s = round((time.monotonic() - start) / previous_count, 3)
             for (sink, table), rows in proved.items():

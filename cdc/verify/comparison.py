@@ -109,7 +109,8 @@ class Comparison:
         )
         updated.undecided += recheck.undecided
         updated.repaired = max(0, self.wrong - updated.wrong - recheck.undecided)
-        updated.sample, updated.differences = recheck.sample, recheck.differences
+        updated.sample = recheck.sample
+        updated.differences = recheck.differences
         return updated
 
     def to_dict(self) -> dict[str, Any]:

@@ -123,7 +123,8 @@ def send_documents_again(
     Raises:
         ConnectorError: not in time. SinkUnavailable, SinkRejected: the state can't be asked.
     """
-    state, deadline = build_state(pipeline).open_state()(), time.monotonic() + timeout_s
+    state = build_state(pipeline).open_state()()
+    deadline = time.monotonic() + timeout_s
     try:
         keys_by_id = {codec(view).row_id(key): key for key in keys}
         state.mark(view.name, keys_by_id, send_again=True)

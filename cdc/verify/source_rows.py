@@ -178,10 +178,8 @@ def fetch_rows(
         # An id is no value of the key's type: only its text can be compared.
         connection.execute("ROLLBACK")
         begin_in_snapshot(connection, join_sql)
-        first, rows = (
-            [],
-            copy_rows(connection, row_query(table, text_condition(table, ids)).as_string(None)),
-        )
+        first = []
+        rows = copy_rows(connection, row_query(table, text_condition(table, ids)).as_string(None))
     yield from chain(first, rows)
 
 
@@ -236,7 +234,8 @@ def chunk_lines(lines: Iterable[bytes | bytearray | memoryview]) -> Iterator[byt
     for line in lines:
         if pending and (len(pending) == CHUNK_ROWS or size + len(line) > CHUNK_BYTES):
             yield b"".join(pending)
-            pending, size = [], 0
+            pending = []
+            size = 0
         pending.append(line)
         size += len(line)
     if pending:
@@ -263,7 +262,8 @@ def _parse_batch(text: bytes) -> "pa.RecordBatch":
 
 def throttle(batches: Iterator["pa.RecordBatch"], rate: float | None) -> Iterator["pa.RecordBatch"]:
     """Pass batches on at no more than `rate` rows per second. None: no limit."""
-    start, rows = time.monotonic(), 0
+    start = time.monotonic()
+    rows = 0
     for batch in batches:
         yield batch
         rows += batch.num_rows

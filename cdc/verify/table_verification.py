@@ -40,7 +40,8 @@ MAX_ROUNDS = 5
 Tell = Callable[[str], object]
 Suspects = Mapping[str, Sequence[str]]
 """By sink, ids of rows to compare again."""
-WRONG, SUSPECT = "wrong", "suspect"
+WRONG = "wrong"
+SUSPECT = "suspect"
 
 
 @dataclass(frozen=True)
@@ -61,8 +62,12 @@ class TableVerification:
     def __init__(
         self, spark: SparkSession, pipeline: Pipeline, kafka: Topics, task: VerificationTask
     ) -> None:
-        self._spark, self._pipeline, self._kafka = spark, pipeline, kafka
-        self._table, self._sinks, self._options = task.table, task.sinks, task.options
+        self._spark = spark
+        self._pipeline = pipeline
+        self._kafka = kafka
+        self._table = task.table
+        self._sinks = task.sinks
+        self._options = task.options
         self._sample = task.sample
         self._wait = WaitOptions(task.options.timeout_s, tell=task.tell, stalled=task.stalled)
         self._reader = SourceReader(spark, task.options.rate)

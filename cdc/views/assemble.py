@@ -311,7 +311,8 @@ def _extremes(
 ) -> dict[str, Any]:
     """Read the value of the first row of each list that is ordered by it."""
     assert part.argument is not None
-    name, listing = node.table.qualified, node.extremes[part]
+    name = node.table.qualified
+    listing = node.extremes[part]
     first_ids = state.listed(name, plan.listings[name].index(listing), texts, 1)
     rows = state.rows(name, {row_id for ids in first_ids.values() for row_id in ids})
     table = narrowed(node.table, [part.argument])

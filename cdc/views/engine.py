@@ -74,8 +74,12 @@ class DocumentEngine:
         pipeline: Pipeline,
         resolve: ResolveViews,
     ) -> None:
-        self._spark, self._sink, self._pipeline, self._resolve = spark, state, pipeline, resolve
-        self._turn, self._kafka = Turn(uuid4().hex, 0), Topics(pipeline.kafka)
+        self._spark = spark
+        self._sink = state
+        self._pipeline = pipeline
+        self._resolve = resolve
+        self._turn = Turn(uuid4().hex, 0)
+        self._kafka = Topics(pipeline.kafka)
         self._one_task = spark.sparkContext.parallelize([None], 1)
         self._begin()
 
@@ -103,7 +107,8 @@ class DocumentEngine:
             fit; nothing has changed. CdcError: the state can't be reached.
         """
         resolution = self._resolve(captured)
-        waits, plan = waiting(resolution.refused), StatePlan(resolution.views)
+        waits = waiting(resolution.refused)
+        plan = StatePlan(resolution.views)
         ids = topic_ids(self._pipeline, plan, self._kafka)
         if missing := [name for name, topic_id in ids.items() if not topic_id]:
             raise missing_topic(self._pipeline.view_topic(min(missing)))
@@ -286,9 +291,11 @@ class DocumentEngine:
             news = {name: own for name, own in news.items() if name in clean}
         if not news:
             return
-        stored, floors = checkpoints(self._sink, self._sink.plan.tables), dict[str, int]()
+        stored = checkpoints(self._sink, self._sink.plan.tables)
+        floors = dict[str, int]()
         for table in self._sink.plan.tables:
-            checkpoint, goal = stored[table.qualified], positions.get(table.topic)
+            checkpoint = stored[table.qualified]
+            goal = positions.get(table.topic)
             if goal and not distance(checkpoint, goal).reached:
                 raise Failure("rewound", f"The state of {table.qualified} lost its last writes.")
             floors[table.topic] = checkpoint.floor if checkpoint else 0

@@ -99,7 +99,8 @@ class Resolution(NamedTuple):
 def resolve(pipeline: Pipeline, tables: Sequence[Table]) -> Resolution:
     """Resolve each view of the file by itself. `tables` are those that it captures."""
     resolver = _Resolver(pipeline, {table.qualified: table for table in tables})
-    views, refused = [], {}
+    views = []
+    refused = {}
     for name, settings in pipeline.views.items():
         try:
             views.append(resolver.view(name, settings))

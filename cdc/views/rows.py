@@ -147,7 +147,9 @@ def value_reader(
 def entry_maker(plan: StatePlan, table: Table) -> Callable[[bytes], str]:
     """Return the function from a row, as the connector writes it, to its entries as one text."""
     name = table.qualified
-    slots, listings, tallies = plan.slots[name], plan.listings[name], plan.tallies[name]
+    slots = plan.slots[name]
+    listings = plan.listings[name]
+    tallies = plan.tallies[name]
     columns = {
         *(column for slot in slots for value in slot for column in value.columns),
         *(column for listing in listings for column in _columns(listing)),
@@ -264,7 +266,8 @@ class ConnectorRows:
     def converter(self, table: Table) -> Callable[[bytes], bytes]:
         # Nothing is left out of what is checked.
         check = codec(replace(table, reshaped=False)).document
-        names, null = [column.name for column in table.columns], msgspec.Raw(b"null")
+        names = [column.name for column in table.columns]
+        null = msgspec.Raw(b"null")
 
         def convert(row: bytes) -> bytes:
             check(row)
@@ -283,7 +286,8 @@ class ConnectorRows:
         older: bytes,
         older_missing: Sequence[str],
     ) -> FilledValue:
-        filled, source = members(value), members(older)
+        filled = members(value)
+        source = members(older)
         available = [name for name in missing if name in source and name not in older_missing]
         filled.update((name, source[name]) for name in available)
         remaining = tuple(name for name in missing if name not in available and name in filled)

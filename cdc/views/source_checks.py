@@ -117,7 +117,8 @@ def check_views(conn: Connection, pipeline: Pipeline, views: Sequence[View]) -> 
 
 class _Checks:
     def __init__(self, pipeline: Pipeline, facts: Mapping[str, TableFacts]) -> None:
-        self._pipeline, self._facts = pipeline, facts
+        self._pipeline = pipeline
+        self._facts = facts
 
     def check_groups(self, view: View, keys: Keys) -> None:
         """Check what the rows of a grouped view have in common."""

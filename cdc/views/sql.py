@@ -42,7 +42,8 @@ def document_query(view: View) -> str:
     """
     if view.grouping is not None:
         return _grouped_query(view, view.grouping)
-    root, query = view.root, _Query()
+    root = view.root
+    query = _Query()
     alias = query.alias()
     parts = query.parts(root, alias)
     query.add_pattern(root, alias, parts)

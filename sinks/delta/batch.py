@@ -228,7 +228,8 @@ def begin(tables: "Delta", writer: str, advance: Advance, names: FileNames) -> T
     Raises:
         Fenced, PositionLost: see `Sink.apply`.
     """
-    table, commits = advance.table, tables.commits
+    table = advance.table
+    commits = tables.commits
     folders = tables.folders(table)
     last_commits = {kind: commits.last_commit(folder) for kind, folder in folders.items()}
     for kind, last_commit in last_commits.items():

@@ -31,7 +31,8 @@ class FileWriter:
     """
 
     def __init__(self, folder: str, name: str) -> None:
-        self.name, self.bytes = name, 0
+        self.name = name
+        self.bytes = 0
         self._place = place(folder)
         self._file: Any = None
         self._metadata: list[Any] = []

@@ -34,7 +34,13 @@ TLS_HINTS = {
     "client": "clients' certificates aren't supported: give it a user and password in the sink's url",
     "plain": "write http:// in the sink's url, or the port at which it has TLS",
 }
-OK, UNAUTHORIZED, FORBIDDEN, NOT_FOUND, TOO_LARGE, BUSY, FAILED = 200, 401, 403, 404, 413, 429, 500
+OK = 200
+UNAUTHORIZED = 401
+FORBIDDEN = 403
+NOT_FOUND = 404
+TOO_LARGE = 413
+BUSY = 429
+FAILED = 500
 BLOCKED = "cluster_block_exception"
 CLOSED = "index_closed_exception"
 ABSENT_TYPES = ("index_not_found_exception", "invalid_index_name_exception")
@@ -45,7 +51,8 @@ PRODUCT = "x-elastic-product"
 LINE_BYTES = 3000
 """Bytes of names in a request's first line; the server takes 4096 bytes of it by default."""
 TIMEOUT = Timeout(connect=5.0, read=60.0)
-JSON, LINES = "application/json", "application/x-ndjson"
+JSON = "application/json"
+LINES = "application/x-ndjson"
 
 _transports: dict[str, Transport] = {}
 _encode = msgspec.json.Encoder().encode
@@ -59,7 +66,9 @@ class Refusal(SinkRejected):
         self, message: str, *, hint: str, status: int, kind: str = "", reason: str = ""
     ) -> None:
         super().__init__(message, hint=hint)
-        self.status, self.kind, self.reason = status, kind, reason
+        self.status = status
+        self.kind = kind
+        self.reason = reason
 
 
 class Answer(NamedTuple):
@@ -272,7 +281,8 @@ def group_names(names: Iterable[str]) -> Iterator[list[str]]:
         name_length = len(quote(name, safe="")) + 1
         if group and length + name_length > LINE_BYTES:
             yield group
-            group, length = [], 0
+            group = []
+            length = 0
         group.append(name)
         length += name_length
     if group:

@@ -55,7 +55,8 @@ RETRY_S = (0.1, 0.3, 1.0, 3.0)
 After the last one the batch is repeated.
 """
 BUSY = (429, 502, 503, 504)
-NOT_FOUND, STALE = 404, 409
+NOT_FOUND = 404
+STALE = 409
 ROW_REJECTED = (400, 413)
 """Status of an item that will never be accepted; any other error concerns the index."""
 FIELDS = (

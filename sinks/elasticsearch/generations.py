@@ -32,7 +32,8 @@ def promote(
     Meanwhile nobody writes to what readers see, so that it isn't ahead. A batch that is cut by this
     has shown some rows already: the new generation has to have them as well.
     """
-    server, indices = live.server, live.indices
+    server = live.server
+    indices = live.indices
     places = indices.find(tables)
     live_indices = {name: place.index for name, place in places.items()}
     new_indices = {table.qualified: indices.name(table, names[table.qualified]) for table in tables}
@@ -100,7 +101,8 @@ def _prepare_for_readers(
         current |= server.client.indices.get_settings(index=group, flat_settings=True).body
     indices_by_settings: dict[str, list[str]] = {}
     for table in tables:
-        index, restored = indices[table.qualified], Layout.of(table).restored_settings
+        index = indices[table.qualified]
+        restored = Layout.of(table).restored_settings
         if not _has_settings(current[index]["settings"], restored):
             indices_by_settings.setdefault(json.dumps(restored), []).append(index)
     for settings, names in indices_by_settings.items():
@@ -124,7 +126,8 @@ def _lagging(
     checkpoints = candidate.checkpoints(tables)
 
     def is_level(table: Table) -> bool:
-        record, stored = live.get(table.qualified), checkpoints[table.qualified]
+        record = live.get(table.qualified)
+        stored = checkpoints[table.qualified]
         if record is None or not record.visible:
             return True
         return stored is not None and not would_go_back(

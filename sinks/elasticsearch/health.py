@@ -47,7 +47,8 @@ def read_cluster(server: Server, aliases: Sequence[str]) -> IndexFacts:
     settings = {**listed["defaults"], **listed["persistent"], **listed["transient"]}
     nodes = client.nodes.stats(metric="fs")["nodes"]
     versions = client.nodes.info(filter_path="nodes.*.version")["nodes"]
-    blocked, shadowed = [], []
+    blocked = []
+    shadowed = []
     for group in group_names(aliases):
         answer = client.indices.get_settings(
             index=group,

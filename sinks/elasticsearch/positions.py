@@ -56,7 +56,8 @@ class Positions:
     """
 
     def __init__(self, server: Server, indices: Indices) -> None:
-        self.server, self.indices = server, indices
+        self.server = server
+        self.indices = indices
 
     def checkpoints(self, tables: Sequence[Table]) -> dict[str, ViewCheckpoint | None]:
         """Read the checkpoint of each table; None for one without an index or a position."""

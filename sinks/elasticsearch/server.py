@@ -29,7 +29,8 @@ class Server:
     """
 
     def __init__(self, sink: str, url: str) -> None:
-        self._sink, self._url = sink, url
+        self._sink = sink
+        self._url = url
 
     @property
     def name(self) -> str:

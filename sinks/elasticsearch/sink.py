@@ -55,12 +55,15 @@ class Elasticsearch:
     def __init__(
         self, name: str, url: str, pipeline: str, generation_names: Mapping[str, str] | None = None
     ) -> None:
-        self.name, self.url, self.pipeline = name, url.rstrip("/"), pipeline
+        self.name = name
+        self.url = url.rstrip("/")
+        self.pipeline = pipeline
         self._server = Server(name, self.url)
         self._indices = Indices(self._server, pipeline, generation_names)
         self._positions = Positions(self._server, self._indices)
         self._tables = Tables(name, self._positions)
-        self._alias, self._block = WriterAlias(self._positions), WriteBlock(self._server)
+        self._alias = WriterAlias(self._positions)
+        self._block = WriteBlock(self._server)
         self._points_in_time = PointsInTime(self._server)
 
     def examine(self, tables: Sequence[Table]) -> list[Finding]:
@@ -145,7 +148,8 @@ class Elasticsearch:
         have been seen, so that whoever builds it again and again gets to lift their blocks.
         """
         sink = Elasticsearch(self.name, self.url, self.pipeline, dict(names))
-        sink._points_in_time, sink._block = self._points_in_time, self._block
+        sink._points_in_time = self._points_in_time
+        sink._block = self._block
         return sink
 
     def check_capacity(self, tables: Sequence[Table]) -> None:
@@ -232,7 +236,9 @@ class WriterAlias:
             raise mismatch(advance.table, advance.start, advance.start, ours=False) from None
 
     def _actions(self, pending: PendingAdvance) -> list[dict[str, Any]]:
-        index, writers, own_alias = pending.place.index, pending.place.writers, self.name(pending)
+        index = pending.place.index
+        writers = pending.place.writers
+        own_alias = self.name(pending)
         actions: list[dict[str, Any]] = [
             {"remove": {"index": index, "alias": alias, "must_exist": True}}
             for alias in sorted(set(writers) - {own_alias})

@@ -24,8 +24,10 @@ class Tables:
     """
 
     def __init__(self, sink: str, positions: Positions) -> None:
-        self._sink, self._positions = sink, positions
-        self._server, self._indices = positions.server, positions.indices
+        self._sink = sink
+        self._positions = positions
+        self._server = positions.server
+        self._indices = positions.indices
 
     def create(self, table: Table) -> None:
         """Create the index of a table, or add missing fields to an existing one.
@@ -74,7 +76,8 @@ class Tables:
 
         The record alone doesn't tell: it is removed before its index.
         """
-        layout, record = Layout.of(table), self._positions.records([table]).get(table.qualified)
+        layout = Layout.of(table)
+        record = self._positions.records([table]).get(table.qualified)
         return (
             record is not None
             and not record.condition

@@ -42,7 +42,9 @@ class Database:
         Raises:
             SettingsError: the url names no server and database.
         """
-        self.sink, self.url, self.prefix = sink, url, prefix
+        self.sink = sink
+        self.url = url
+        self.prefix = prefix
         self.number = database(url)
         allowed = " ".join(f"+{command}" for command in commands.split())
         self.hints = {

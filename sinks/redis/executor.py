@@ -45,7 +45,8 @@ class PendingAdvance(NamedTuple):
 
     def arguments(self, *values: str | int | bytes) -> list[str | int | bytes]:
         """Build ARGV of `APPLY` and `FINISH`."""
-        end, now = self.advance.end, f"{time.time():.3f}"
+        end = self.advance.end
+        now = f"{time.time():.3f}"
         count = len(self.extra_fields)
         identity = (end.topic_id, self.writer, self.generation)
         return [*identity, now, end.partition_count, count, *self.extra_fields, *values]
@@ -110,10 +111,12 @@ class ChunkWriter(Writer):
         """Write a part with one call; with another one where an earlier try of this task has
         written a part of it.
         """
-        pending, stale = self.pending[part.topic], frozenset[str]()
+        pending = self.pending[part.topic]
+        stale = frozenset[str]()
         if not part.rows and part.end_offset == part.view_offset:
             return Verdicts()
-        start, end = part.view_offset, part.end_offset
+        start = part.view_offset
+        end = part.end_offset
         while True:
             # Skip the rows that an earlier try has written.
             rows = [row for row in part.rows.values() if row.id not in stale]
@@ -149,7 +152,8 @@ class RedisWriter(ChunkWriter):
 
         An earlier try of the task may have moved it past some of these rows: they are SUPERSEDED.
         """
-        pending, keys = self.pending[part.topic], self._keys(part, [row.id for row in rows])
+        pending = self.pending[part.topic]
+        keys = self._keys(part, [row.id for row in rows])
         position = position_key(self.prefix, part.advance.table.qualified)
         try:
             with client(self.url).pipeline(transaction=False) as pipeline:

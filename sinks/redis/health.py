@@ -61,7 +61,8 @@ def check_info(sink: str, url: str, info: Info) -> Iterator[Finding]:
     if policy != "noeviction":
         message = f"maxmemory-policy is {policy}: rows may vanish without a word."
         yield finding("setting-differs/maxmemory-policy", "maxmemory-policy", message, NO_EVICTION)
-    used, limit = int(info.get("used_memory", 0)), int(info.get("maxmemory", 0))
+    used = int(info.get("used_memory", 0))
+    limit = int(info.get("maxmemory", 0))
     if limit and used > FULL * limit:
         message = f"{used / limit:.0%} of maxmemory is used."
         yield finding("memory-low/cache", "maxmemory", message, "INFO memory")

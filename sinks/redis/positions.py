@@ -28,7 +28,8 @@ class Positions:
     """
 
     def __init__(self, database: Database, generation_names: Mapping[str, str] | None) -> None:
-        self.database, self._generation_names = database, generation_names
+        self.database = database
+        self._generation_names = generation_names
         self._last_generation: dict[str, str] = {}
 
     def generation(self, table: Table) -> str:
@@ -43,7 +44,8 @@ class Positions:
 
     def create(self, table: Table) -> None:
         """Create the position of a table; does nothing when it is there."""
-        generation, key = self.generation(table) or new_generation(), self._key(table)
+        generation = self.generation(table) or new_generation()
+        key = self._key(table)
         self._last_generation.pop(table.qualified, None)
         self.database.ask(lambda server: server.hsetnx(key, "generation", generation))
 
@@ -79,7 +81,9 @@ class Positions:
         Raises:
             Fenced, PositionLost: see `Sink.apply`.
         """
-        fields, start, end = self._read(advance.table), advance.start_offsets, advance.end
+        fields = self._read(advance.table)
+        start = advance.start_offsets
+        end = advance.end
         stored = checkpoint_of(fields)
         if (
             stored
@@ -112,7 +116,8 @@ class Positions:
 
     def finish(self, pending: PendingAdvance) -> None:
         """Move the partitions that held transaction markers only: no row carried their position."""
-        script, end = self.database.script(FINISH), pending.advance.end.offsets
+        script = self.database.script(FINISH)
+        end = pending.advance.end.offsets
         partitions = zip(range(len(end)), pending.offsets, end, strict=True)
         arguments = pending.arguments(*itertools.chain.from_iterable(partitions))
         answer = script([self._key(pending.advance.table)], arguments)
@@ -122,7 +127,8 @@ class Positions:
 
     def _take_over(self, pending: PendingAdvance, fields: Mapping[str, str]) -> None:
         """Become the writer that moves this position, if it is still where it was read."""
-        script, table = self.database.script(TAKE), pending.advance.table
+        script = self.database.script(TAKE)
+        table = pending.advance.table
         offsets = (
             (text, fields.get(text, "0"))
             for text in map(str, range(pending.advance.end.partition_count))

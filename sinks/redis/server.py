@@ -113,7 +113,8 @@ def database(url: str) -> int:
         text = parse_qs(parts.query).get("db", [path or "0"])[0]
         is_valid = parts.scheme in ("redis", "rediss", "unix") and (parts.port or 1) > 0
     except ValueError:
-        text, is_valid = "", False
+        text = ""
+        is_valid = False
     if is_valid and text.isdecimal():
         return int(text)
     raise SettingsError(

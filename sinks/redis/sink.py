@@ -67,7 +67,9 @@ class Redis:
         Raises:
             SettingsError: the url names no server and database.
         """
-        self.name, self.url, self.prefix = name, url, prefix
+        self.name = name
+        self.url = url
+        self.prefix = prefix
         self._database = Database(name, url, prefix)
         self.spare = self._database.number + 1 if spare is None else spare
         self._positions = Positions(self._database, generation_names)
@@ -112,10 +114,8 @@ class Redis:
 
     def clear(self, table: Table) -> None:
         """Empty the view; what another generation has left in this database makes room for it."""
-        generation, expected = (
-            self._positions.generation(table),
-            self._positions.last_generation(table),
-        )
+        generation = self._positions.generation(table)
+        expected = self._positions.last_generation(table)
         empty_table(self._database, table.qualified, generation, expected)
 
     def scan(
@@ -141,7 +141,8 @@ class Redis:
         forget(self.url)
 
     def for_generation(self, names: Mapping[str, str]) -> "Redis":
-        url, live = at_database(self.url, self.spare), self._database.number
+        url = at_database(self.url, self.spare)
+        live = self._database.number
         return Redis(self.name, url, self.prefix, live, dict(names))
 
     def check_capacity(self, tables: Sequence[Table]) -> None:  # noqa: ARG002  # it is always for all
@@ -232,10 +233,8 @@ def exchange(
     for table, live_fields, candidate_fields in zip(
         tables, live.read_all(tables), candidate.read_all(tables), strict=True
     ):
-        live_checkpoint, candidate_checkpoint = (
-            checkpoint_of(live_fields),
-            checkpoint_of(candidate_fields),
-        )
+        live_checkpoint = checkpoint_of(live_fields)
+        candidate_checkpoint = checkpoint_of(candidate_fields)
         if live_checkpoint and (
             candidate_checkpoint is None or would_go_back(candidate_checkpoint, live_checkpoint)
         ):

@@ -33,7 +33,8 @@ def empty_table(
     Raises:
         SinkUnavailable: it has another one.
     """
-    key, script = database.position_key(name), database.script(REMOVE)
+    key = database.position_key(name)
+    script = database.script(REMOVE)
     generation = (
         expected_generation
         if expected_generation is not None

@@ -17,14 +17,19 @@ def array(element: TypeCodec) -> TypeCodec:
 
     Values that the connector can't tell apart within one are lost, as are inner arrays.
     """
-    document, to_column, unsure = element.document, element.to_column, element.lost
+    document = element.document
+    to_column = element.to_column
+    unsure = element.lost
     if element.name == "date":
         unsure = temporal.unsure_date
     elif element.name == "timestamp":
         unsure = temporal.unsure_moment
     elif element.name == "timestamptz":
-        document, to_column, unsure = temporal.from_array, _array_stamp, temporal.unsure_stamp
-    wire, within = element.wire, element.within
+        document = temporal.from_array
+        to_column = _array_stamp
+        unsure = temporal.unsure_stamp
+    wire = element.wire
+    within = element.within
     floats = element.compare in ("real", "double")
     words = (ROW_OF_NULLS, JAVA_ARRAY, *element.words)
     return TypeCodec(

@@ -13,7 +13,8 @@ def struct_members(column: str) -> list[tuple[str, str]]:
     types.
     """
     members: list[tuple[str, str]] = []
-    depth, start = 0, len("struct<")
+    depth = 0
+    start = len("struct<")
     if not column.startswith("struct<"):
         return members
     for place, character in enumerate(column):

@@ -6,7 +6,8 @@ from typing import Any
 
 import msgspec
 
-NUMBER, JSON = "to_json({})", "{}::json"
+NUMBER = "to_json({})"
+JSON = "{}::json"
 # What Postgres prints: a cast to text would cut the blanks of char(n) and add /32 to an inet.
 TEXT = "CASE WHEN {0} IS DISTINCT FROM NULL THEN concat({0}) END"
 Convert = Callable[[Any], Any]
@@ -67,7 +68,8 @@ class TypeCodec:
         """
         if self.lost is None:
             return self.to_column
-        lost, convert = self.lost, self.to_column
+        lost = self.lost
+        convert = self.to_column
 
         def hold(value: Any) -> Any:
             if lost(value):

@@ -68,7 +68,8 @@ def decimal(precision: int, scale: int) -> Convert:
     fits = re.compile(
         rf"-?{integral}" + (rf"(\.\d{{1,{scale}}})?" if scale else ""), re.ASCII
     ).fullmatch
-    unit, limit = Decimal(1).scaleb(-scale), Decimal(10) ** (precision - scale)
+    unit = Decimal(1).scaleb(-scale)
+    limit = Decimal(10) ** (precision - scale)
     context = Context(prec=2 * LONGEST, rounding=ROUND_HALF_UP)
 
     def convert(text: str) -> Decimal | None:

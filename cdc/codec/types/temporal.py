@@ -15,13 +15,15 @@ FIRST_DAY, LAST_DAY = -2440588, 2145042905
 """4714-11-24 BC and 5874897-12-31: Postgres' range of dates."""
 SNAPSHOT_DAYS = (-622191234, -625821272)
 """Infinity and -infinity as JDBC's dates overflow, in snapshots and in arrays."""
-FOREVER, NEVER = 2**63 - 1, -(2**63)
+FOREVER = 2**63 - 1
+NEVER = -(2**63)
 FOREVER_DAY, NEVER_DAY = 2**31 - 1, -(2**31)
 """Infinity as the last and the first day of a warehouse, both beyond Postgres' own."""
 FIRST_MOMENT = -210866803200000000
 ARRAY_NEVER = "+292269055-12-02T23:00:00.000000Z"
 """-infinity in an array of time stamps with a zone."""
-SECOND, MIDNIGHT = 1_000_000, 86_400_000_000
+SECOND = 1_000_000
+MIDNIGHT = 86_400_000_000
 
 # The day after the last one that two calendars give different names, twice: the connector reads
 # arrays with a calendar that has no BC and calls 1582-10-05 to 14 by the names of the days ten

@@ -76,7 +76,8 @@ def _parts(number: Decimal) -> Iterator[tuple[str, int]]:
         return
     exponent = number.as_tuple().exponent
     assert isinstance(exponent, int)
-    decimals, sign = max(-exponent, 0), -1 if number.is_signed() else 1
+    decimals = max(-exponent, 0)
+    sign = -1 if number.is_signed() else 1
     yield str(decimals), 1
     digits = format(EXACT.scaleb(number.copy_abs(), decimals), "f")
     for group, end in enumerate(range(len(digits), 0, -DIGITS)):

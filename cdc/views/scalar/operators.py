@@ -180,7 +180,8 @@ def comparison_key(group: str) -> Callable[[Any], Any]:
 
 
 def _comparison(operator: str, group: str) -> Strict:
-    compare, key = COMPARISONS[operator], comparison_key(group)
+    compare = COMPARISONS[operator]
+    key = comparison_key(group)
     collation = COLLATION if group in (terms.TEXTS, terms.CHARACTER, terms.ENUM) else ""
     sql = f"({{}} {operator} {{}}{collation})"
     return Strict(lambda left, right: compare(key(left), key(right)), sql)
@@ -256,7 +257,8 @@ def truncate(unit: str, suffix: str, text: str) -> str | None:
 
 def like_pattern(pattern: str) -> re.Pattern[str]:
     """Compile a pattern of LIKE. Raises ValueError if it ends with its escape character."""
-    parts, characters = [], iter(pattern)
+    parts = []
+    characters = iter(pattern)
     for character in characters:
         if character == "\\":
             literal = next(characters, None)

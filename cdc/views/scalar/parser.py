@@ -196,7 +196,8 @@ class _Parser:
 
     def _is(self, node: exp.Is) -> Term:
         _require_only(node, "this", "expression", "negate")
-        argument, tested = self.term(node.this), node.expression
+        argument = self.term(node.this)
+        tested = node.expression
         if isinstance(tested, exp.Null):
             if argument.group == terms.JSON:
                 raise InvalidSetting(
@@ -239,7 +240,8 @@ class _Parser:
 
     def _like(self, node: exp.Like) -> Term:
         _require_only(node, "this", "expression", "negate")
-        text, pattern = settle(self.term(node.this), terms.TEXTS), node.expression
+        text = settle(self.term(node.this), terms.TEXTS)
+        pattern = node.expression
         if text.group != terms.TEXTS:
             raise InvalidSetting("LIKE takes a text", "for example: name LIKE 'A%'")
         if not isinstance(pattern, exp.Literal) or not pattern.is_string:
@@ -301,7 +303,8 @@ class _Parser:
         return Term("coalesce", group, tuple(settle(part, group) for part in arguments))
 
     def _case(self, node: exp.Lower | exp.Upper) -> Term:
-        name, collated = CASES[type(node)], node.this
+        name = CASES[type(node)]
+        collated = node.this
         _require_only(node, "this")
         collation = collated.expression if isinstance(collated, exp.Collate) else None
         if not isinstance(collation, exp.Identifier) or collation.this != "C":

@@ -45,7 +45,9 @@ class Indices:
     def __init__(
         self, server: Server, pipeline: str, generation_names: Mapping[str, str] | None
     ) -> None:
-        self._server, self._pipeline, self._generation_names = server, pipeline, generation_names
+        self._server = server
+        self._pipeline = pipeline
+        self._generation_names = generation_names
 
     def alias(self, table: Table) -> str:
         """Return the alias under which readers find the view."""

@@ -109,7 +109,8 @@ class Layout:
         """Return the settings that differ from an existing index; None for one that is the server's
         default now.
         """
-        settings, existing_settings = self.live_settings, existing.live_settings
+        settings = self.live_settings
+        existing_settings = existing.live_settings
         return {
             name: settings.get(name)
             for name in {**existing_settings, **settings}
@@ -184,7 +185,8 @@ def _extends(field: Mapping[str, Any], existing: Mapping[str, Any]) -> bool:
         return field == existing
     if field["type"] != existing["type"]:
         return False
-    members, existing_members = field["properties"], existing["properties"]
+    members = field["properties"]
+    existing_members = existing["properties"]
     return all(
         _extends(member, existing_members.get(name, member)) for name, member in members.items()
     )

@@ -72,7 +72,8 @@ def require_room(url: str, expected: Forecast, sizes: StateSizes) -> Finding | N
     Raises:
         StateTooLarge: it is more than `EXCESS` times all of the memory.
     """
-    limit, used = sizes.limit_bytes, sizes.used_bytes
+    limit = sizes.limit_bytes
+    used = sizes.used_bytes
     if limit is None or used is None or used + expected.growth <= limit:
         return None
     recommended = used + round(RESERVE * expected.growth)

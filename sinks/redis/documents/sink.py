@@ -59,7 +59,8 @@ class DocumentState:
 
     def __init__(self, url: str, prefix: str) -> None:
         """Raises SettingsError: the url names no server and database."""
-        self.url, self.prefix = url, shard_prefix(prefix)
+        self.url = url
+        self.prefix = shard_prefix(prefix)
         self.plan = StatePlan(())
         self.needs: Mapping[str, str] = {}
         self._pipeline_keys = _Database(STATE, url, prefix, f"{COMMANDS} {STATE_COMMANDS}")
@@ -79,7 +80,8 @@ class DocumentState:
         """
         used = {view.name: view.topics.keys() for view in plan.views}
         RedisState(self.url, self.prefix, tuple(used)).adopt(needs, used, waiting)
-        self.plan, self.needs = plan, needs
+        self.plan = plan
+        self.needs = needs
         for name in other_tables(self._database, needs):
             log.info("table_removed", sink=self.name, table=name)
             self._remove_table(name)
@@ -166,7 +168,8 @@ class DocumentState:
         the position, and that documents were current in it.
         """
         name = table.qualified
-        key, script = self._database.position_key(name), self._database.script(FORGET)
+        key = self._database.position_key(name)
+        script = self._database.script(FORGET)
         generation = self._database.ask(lambda server: server.hget(key, "generation")) or ""
         documents = state_key(self.prefix, "documents")
         notes = [f"{view.name} {table.topic}" for view in self.plan.views]

@@ -413,7 +413,8 @@ class RedisState:
         for view, checkpoints in reached.items():
             for topic, checkpoint in checkpoints.items():
                 if checkpoint:
-                    topic_id, offsets = checkpoint.position.topic_id, checkpoint.position.offsets
+                    topic_id = checkpoint.position.topic_id
+                    offsets = checkpoint.position.offsets
                     fields.append(f"{view} {topic}")
                     fields.append(json.dumps([topic_id, offsets, checkpoint.floor]))
         self._in_turn(turn, WHILE_TURN, [], fields)
