@@ -142,12 +142,10 @@ class Stream:
         names: Mapping[str, str] | None = None,
         worker: BackgroundWorker | None = None,
     ) -> None:
-        """
-        Describe      returns the tables as they are now, at every start
-        placeholder   the connector's
-        trigger_s     the least seconds between the starts of two batches, see `sink_kinds.TRIGGER`
-        names         the generation to apply to, by table, if readers don't see it
-        worker        the work between batches
+        """`describe` returns the tables as they are now, at every start. `placeholder` is the
+        connector's. `trigger_s`: the least seconds between the starts of two batches, see
+        `sink_kinds.TRIGGER`. `names`: the generation to apply to, by table, if readers don't see it.
+        `worker`: the work between batches.
         """
         self.sink = sink
         self.progress = Progress(sink.name)
