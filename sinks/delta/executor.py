@@ -311,21 +311,25 @@ class StoredRows:
     """
 
     def __init__(self, table: Table, folder: str, version: int | None) -> None:
-        self._table = table
-        self._folder = folder
+        self._table, self._folder = table, folder
         self._mirror = None if version is None else MirrorVersion(folder, version)
-        self._staged_hashes = np.empty(0, np.int64)
+        self._staged_hashes: Any = None
 
     def note_chunk(self, ids: Sequence[str]) -> bool:
         """Remember the rows of a chunk; return whether one of them is staged repeatedly now."""
+        hashes = np.sort(np.fromiter(map(hash, ids), np.int64, len(ids)))
+        earlier, self._staged_hashes = self._staged_hashes, hashes
+        if earlier is None:
+            return bool((hashes[1:] == hashes[:-1]).any())
         # Two sorted halves one after the other: a stable sort only merges them.
-        hashes = np.concatenate([self._staged_hashes, np.sort(_hashes(ids))])
-        self._staged_hashes = np.sort(hashes, kind="stable")
+        self._staged_hashes = np.sort(np.concatenate([earlier, hashes]), kind="stable")
         return bool((self._staged_hashes[1:] == self._staged_hashes[:-1]).any())
 
     def staged_ids(self, ids: Sequence[str]) -> list[str]:
         """Select those ids that earlier chunks may contain (they have the same hash)."""
-        staged = np.isin(_hashes(ids), self._staged_hashes)
+        if self._staged_hashes is None or not ids:
+            return []
+        staged = np.isin(np.fromiter(map(hash, ids), np.int64, len(ids)), self._staged_hashes)
         return [row_id for row_id, is_staged in zip(ids, staged, strict=True) if is_staged]
 
     def values(
@@ -347,12 +351,14 @@ class StoredRows:
         try:
             if staged := self.staged_ids(list(missing)):
                 ids = pa.array(sorted(staged), pa.string())
-                for file in [*rows, *deleted]:
+                for file in rows:
                     path = f"{self._folder}/{file.name}"
-                    wanted = schema if file in rows else key_schema
-                    self._collect(newest, parquet.rows_with_ids(path, ids, wanted))
-            if self._mirror and (absent := self._mirror_ids(missing, newest)):
-                ids = pa.array(sorted(absent), pa.string())
+                    self._collect(newest, parquet.rows_with_ids(path, ids, schema))
+                for file in deleted:
+                    path = f"{self._folder}/{file.name}"
+                    self._collect(newest, parquet.rows_with_ids(path, ids, key_schema))
+            if self._mirror and (wanted := self._mirror_ids(missing, newest)):
+                ids = pa.array(sorted(wanted), pa.string())
                 self._collect(newest, self._mirror.rows(ids, schema))
         except (OSError, deltalake.exceptions.DeltaError) as error:
             raise Failure("unavailable", read_failure(self._folder, error).message) from None
@@ -373,22 +379,18 @@ class StoredRows:
         """Add rows by their ids where they are newer; without columns of values they are
         deletes.
         """
-        names = [column.name for column in self._table.columns]
         for table in tables:
+            columns = {name: table[name] for name in table.column_names}
+            ids = columns.pop(ID).to_pylist()
+            offsets = columns.pop("_cdc_offset").to_pylist()
             lists = {
-                name: table[name].cast(countable(table[name].type)).to_pylist()
-                for name in names
-                if name in table.column_names
+                name: column.cast(countable(column.type)).to_pylist()
+                for name, column in columns.items()
             }
             nulls = [None] * table.num_rows
-            rows = zip(*(lists.get(name, nulls) for name in names), strict=True)
-            versions = zip(
-                table[ID].to_pylist(), table["_cdc_offset"].to_pylist(), rows, strict=True
+            rows = zip(
+                *(lists.get(column.name, nulls) for column in self._table.columns), strict=True
             )
-            for row_id, offset, values in versions:
+            for row_id, offset, values in zip(ids, offsets, rows, strict=True):
                 if row_id not in newest or newest[row_id][0] < offset:
                     newest[row_id] = offset, values if lists else None
-
-
-def _hashes(ids: Sequence[str]) -> np.ndarray:
-    return np.fromiter(map(hash, ids), np.int64, len(ids))

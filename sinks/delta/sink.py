@@ -106,17 +106,17 @@ class Delta:
         """Return the name of the generation that is written; None when it is the live one."""
         return self._generation_names[table.qualified] if self._generation_names else None
 
-    def may_have_marks(self, table: Table) -> bool:
+    def may_have_deletion_vectors(self, table: str) -> bool:
         """Whether a table's mirror is for readers that support deletion vectors."""
-        patterns = self.without_deletion_vectors
-        return not any(fnmatchcase(table.qualified, pattern) for pattern in patterns)
+        return not any(fnmatchcase(table, pattern) for pattern in self.without_deletion_vectors)
 
     def features(self, table: Table, kind: str) -> list[str]:
         """Name the features that readers of a part of a view must support, whatever its columns are.
 
         From the start: Spark can't run a plan that it made before a table had deletion vectors.
         """
-        return [DELETION_VECTORS] if kind == "mirror" and self.may_have_marks(table) else []
+        may_have_marks = kind == "mirror" and self.may_have_deletion_vectors(table.qualified)
+        return [DELETION_VECTORS] if may_have_marks else []
 
     def examine(self, tables: Sequence[Table]) -> list[Finding]:  # noqa: ARG002  # one folder for all
         """See `check_folder`; a bucket must answer. Raises SinkUnavailable."""
@@ -261,13 +261,16 @@ class Delta:
     def scan(
         self, table: Table, spark: "SparkSession", ids: Sequence[str] | None = None
     ) -> "DataFrame":
-        """Read a mirror's rows as documents: id string, document string."""
-        from cdc.sinks.delta.scan import Mirror, scan_mirror
+        """Read a mirror's rows as documents: SCANNED."""
+        from cdc.sinks.delta.scan import SCANNED, Mirror, scan_bucket, scan_mirror
 
         folder = self.folder(table, "mirror")
         state = self.commits.state(folder)
-        mirror = Mirror(table, folder, state.version if state else None)
-        return scan_mirror(spark, mirror, ids)
+        if state is None:
+            return spark.createDataFrame([], SCANNED)
+        if is_bucket(folder):
+            return scan_bucket(spark, Mirror(table, folder, state.version), ids)
+        return scan_mirror(spark, table, folder, ids)
 
     def scan_group(self, tables: Sequence[Table], spark: "SparkSession") -> "DataFrame":
         """Read the rows of many small mirrors in one job."""

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from cdc.model.table import Column, Table
-from cdc.sinks.delta.sink import Delta
 from tests.contract import laws
 from tests.contract.test_contract import SINKS, maker
 from tests.scenarios.test_names import CARRIED
@@ -53,15 +52,8 @@ def carry(harness: laws.Harness) -> None:
     harness.topic.add("d", {"a": "k2", "b": 2, **dict.fromkeys(names)})
     harness.topic.add("u", {"a": "k3", "b": 3, **dict.fromkeys(names, "new")}, lacking=names[::2])
     harness.apply()
+    # As comparisons read it: some names can be written, and not read by Spark.
     assert harness.scanned() == harness.topic.model()
-    if isinstance(harness.sink, Delta):
-        # Some names can be written, and not read by Spark.
-        mirror = harness.spark.read.format("delta").load(
-            harness.sink.folder(harness.table, "mirror")
-        )
-        columns = [column.name for column in harness.table.columns]
-        rows = {row["_cdc_id"]: {name: row[name] for name in columns} for row in mirror.collect()}
-        assert rows == harness.topic.model()
 
 
 def test_names_are_carried(harness: laws.Harness) -> None:
