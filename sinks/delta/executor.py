@@ -311,14 +311,16 @@ class StoredRows:
     """
 
     def __init__(self, table: Table, folder: str, version: int | None) -> None:
-        self._table, self._folder = table, folder
+        self._table = table
+        self._folder = folder
         self._mirror = None if version is None else MirrorVersion(folder, version)
         self._staged_hashes: Any = None
 
     def note_chunk(self, ids: Sequence[str]) -> bool:
         """Remember the rows of a chunk; return whether one of them is staged repeatedly now."""
         hashes = np.sort(np.fromiter(map(hash, ids), np.int64, len(ids)))
-        earlier, self._staged_hashes = self._staged_hashes, hashes
+        earlier = self._staged_hashes
+        self._staged_hashes = hashes
         if earlier is None:
             return bool((hashes[1:] == hashes[:-1]).any())
         # Two sorted halves one after the other: a stable sort only merges them.

@@ -21,6 +21,13 @@ from cdc.sinks.delta.place import locate, table_uri
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+ArrowMap = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
+"""A function for `mapInArrow`: batches of a partition in, batches out."""
+SCANNED = "id string, document string"
+ROW_ID = "_cdc_id"
+GROUPED = ["table", "id", "document"]
+BATCH_ROWS = 1000
+
 
 class MirrorVersion:
     """A version of a mirror. It is opened when the first row is read.
@@ -29,7 +36,8 @@ class MirrorVersion:
     """
 
     def __init__(self, folder: str, version: int) -> None:
-        self._folder, self._version = folder, version
+        self._folder = folder
+        self._version = version
 
     @cached_property
     def columns(self) -> frozenset[str]:
@@ -74,12 +82,6 @@ class MirrorVersion:
         paths = (locate(self._folder, path) for path in vectors["filepath"].to_pylist())
         selections = vectors["selection_vector"]
         return {path: selections[number].values for number, path in enumerate(paths)}
-
-
-ArrowMap = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
-"""A function for `mapInArrow`: batches of a partition in, batches out."""
-SCANNED = "id string, document string"
-ROW_ID = "_cdc_id"
 
 
 def scan_mirror(
@@ -134,10 +136,6 @@ def documents(table: Table, batch: pa.RecordBatch) -> pa.Array:
     # Whatever type they have: the codec casts them where it reads a value.
     names = [column.name for column in table.columns]
     return codec(table).documents(pa.RecordBatch.from_arrays(columns, names=names))
-
-
-GROUPED = ["table", "id", "document"]
-BATCH_ROWS = 1000
 
 
 @dataclass(frozen=True)

@@ -149,6 +149,49 @@ def test_null_foreign_key(history: History) -> None:
     assert len(history.document("seat_docs", "[1,2]")["guests"]) == 4
 
 
+def test_an_empty_text_is_not_null(history: History) -> None:
+    history.connection.execute(b"""
+        CREATE TABLE lib.carriers (code text PRIMARY KEY, name text);
+        CREATE TABLE lib.flights (id int PRIMARY KEY, code text)""")
+    history.declare("""
+  flight_docs:
+    root: lib.flights
+    include: {carrier: {table: lib.carriers, on: {code: code}}}
+    to: [topic]
+  carrier_docs:
+    root: lib.carriers
+    include: {flights: {table: lib.flights, on: {code: code}, many: true}}
+    to: [topic]
+""")
+    history.do("INSERT INTO lib.carriers VALUES ('', 'none'), (' ', 'blank'), ('null', 'word')")
+    history.do("INSERT INTO lib.flights VALUES (1, ''), (2, NULL), (3, ' '), (4, 'null')")
+    history.settle()
+    assert history.document("flight_docs", 1)["carrier"]["name"] == "none"
+    history.do("UPDATE lib.flights SET code = CASE WHEN code = '' THEN NULL ELSE '' END")
+    history.settle()
+
+
+def test_two_rows_swap_a_unique_value(history: History) -> None:
+    history.connection.execute(b"""
+        CREATE TABLE lib.products (
+            id int PRIMARY KEY, code int UNIQUE DEFERRABLE INITIALLY DEFERRED, name text);
+        CREATE TABLE lib.items (id int PRIMARY KEY, code int)""")
+    history.declare("""
+  item_docs:
+    root: lib.items
+    include: {product: {table: lib.products, on: {code: code}}}
+    to: [topic]
+""")
+    history.do("INSERT INTO lib.products VALUES (1, 1, 'a'), (2, 2, 'b')")
+    history.do("INSERT INTO lib.items VALUES (1, 1), (2, 2)")
+    history.settle()
+    for first in (0, 1):
+        history.do("UPDATE lib.products SET code = 3 - code")
+        history.batch(("products", first))
+        history.batch(("products", 1 - first))
+        history.check()
+
+
 def test_the_same_table_twice(history: History) -> None:
     history.connection.execute(b"""
         CREATE TABLE lib.airports (faa text PRIMARY KEY, name text);

@@ -590,6 +590,20 @@ def test_a_table_is_published_without_those_that_inherit_from_it(
     ("statement", "table", "message", "hint"),
     [
         ("SELECT 1", "shop.ordres", "There is no table shop.ordres", "did you mean shop.orders?"),
+        ("SELECT 1", "shop.ORDERS", "There is no table shop.ORDERS", "did you mean shop.orders?"),
+        (
+            "CREATE MATERIALIZED VIEW shop.v AS SELECT 1 AS id",
+            "shop.v",
+            "a materialized view",
+            "capture the",
+        ),
+        (
+            "CREATE FOREIGN DATA WRAPPER w; CREATE SERVER s FOREIGN DATA WRAPPER w;"
+            "CREATE FOREIGN TABLE shop.f (id int) SERVER s",
+            "shop.f",
+            "shop.f is a foreign table",
+            "capture the tables",
+        ),
         ("SELECT 1", "qqq.zzzzz", "There is no table qqq.zzzzz", "create it, or"),
         (
             "CREATE VIEW shop.v AS SELECT 1 AS id",

@@ -291,6 +291,9 @@ def test_everybody_says_which_hop_is_away_and_when_it_is_back(world: "World") ->
     with observed(world) as witnesses:
         world.settle()
         look_s = wait_until_over(world, witnesses)
+        assert "Nothing is in quarantine." in witnesses.page.get("/quarantine").text
+        generations = witnesses.page.get("/api/generations").json()
+        assert [len(generations[name]) for name in ("live", "kept", "builds")] == [3, 0, 0]
         for number, outages in enumerate(ROUNDS, 1):
             witnesses.receiver.bodies.clear()
             with ExitStack() as stack:

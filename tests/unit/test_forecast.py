@@ -4,6 +4,7 @@ from dataclasses import replace
 
 import pytest
 
+from cdc.cli.status import draw_status
 from cdc.control.heartbeat import Heartbeat
 from cdc.observe.diagnosis import diagnose
 from cdc.observe.forecast import (
@@ -17,7 +18,9 @@ from cdc.observe.run_log import LagSample
 from cdc.observe.status import DocumentsStatus, HeartbeatStatus, SinkStatus, ViewStatus
 from cdc.readiness.checks import check_slot_risk
 from cdc.readiness.replication_slot import Slot
+from cdc.serve.drawing import describe_hops
 from tests.support.page import good_status
+from tests.unit.test_screens import shown
 
 NOW = 1_800_000_000.0
 SLOT = Slot(
@@ -118,6 +121,18 @@ def test_a_sink_that_catches_up_needs_nobody() -> None:
         assert finding.fix == "cdc -p FILE status --watch"
     assert "If the lag doesn't shrink, the run needs more cores" in messages[0]
     assert "At the present pace it has caught up in 4 min." in messages[1]
+
+
+def test_the_page_and_the_screen_have_forecasts() -> None:
+    late = ViewStatus("public.orders", 1_000, 90.0)
+    sink = SinkStatus("cache", "running", rows_per_s=500.0, views=(late,), catch_up_s=240.0)
+    status = good_status(sink, slot_loss_s=1_200.0)
+    hops = describe_hops(status)
+    assert "slot is lost in 20 min" in hops.source.lines
+    assert "500 changes/s, 4 min left" in hops.branches[0].hop.lines
+    text = " ".join(shown(draw_status(status, "")).split())
+    assert "given up in 20 min at this pace" in text
+    assert "caught up in 4 min" in text
 
 
 ROWS = LEAST_ROWS

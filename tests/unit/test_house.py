@@ -1,5 +1,7 @@
 """The rules of the house that no linter has: contracts of imports leave no room out, verbs start quickly."""
 
+import ast
+import re
 import subprocess
 import sys
 import tomllib
@@ -7,11 +9,50 @@ from pathlib import Path
 
 import pytest
 
+from tests.__main__ import CONTAINER_TESTS, HALVES
+
 ROOT = Path(__file__).parents[2]
-
-
+LEVELS = ("debug", "info", "warning", "error", "exception")
 OF_SINKS = ("codec", "config", "errors", "model", "sink", "views")
 """The rooms that a destination may know."""
+
+
+def test_imports_go_one_way() -> None:
+    program = str(Path(sys.executable).with_name("lint-imports"))
+    command = [program, "--no-cache", "--no-logo"]
+    result = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
+    assert result.returncode == 0, result.stdout
+
+
+def test_every_test_file_is_in_one_half() -> None:
+    files = [str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py")]
+    for file in files:
+        halves = [
+            words
+            for words in HALVES.values()
+            if f"--ignore={file}" not in words
+            and any(file == word or file.startswith(f"{word}/") for word in words)
+        ]
+        # Tests that need a Docker engine run on demand alone.
+        expected_count = 0 if file.startswith(f"{CONTAINER_TESTS}/") else 1
+        assert len(halves) == expected_count, (file, halves)
+
+
+def test_log_events_have_constant_names() -> None:
+    """So that a log can be filtered by them, and none quotes a value."""
+    names = [
+        ast.unparse(node.args[0])
+        for part in ("cdc", "sinks", "compose", "migrations", "sample")
+        for path in (ROOT / part).rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and isinstance(node.func.value, ast.Name)
+        and node.func.value.id == "log"
+        and node.func.attr in LEVELS
+    ]
+    assert len(names) > 20
+    assert [name for name in names if not re.fullmatch(r"'[a-z]+(_[a-z]+)+'", name)] == []
 
 
 @pytest.mark.parametrize(

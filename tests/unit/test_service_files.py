@@ -43,6 +43,27 @@ def test_the_command_of_a_unit_is_one_that_there_is(unit: Path) -> None:
     assert pages.refusal(line.replace("%i", "shop").split()) is None
 
 
+def test_the_recipe_opens_the_ports_that_are_served() -> None:
+    assert "EXPOSE 9104 8350\n" in RECIPE
+
+
+def test_the_recipe_is_pinned_and_runs_as_nobody_special() -> None:
+    images = re.findall(r"^FROM (\S+)", RECIPE, re.MULTILINE)
+    assert [image for image in images if ":" not in image or image.endswith(":latest")] == []
+    user, entry = RECIPE.index("USER 10001"), RECIPE.index("ENTRYPOINT")
+    assert user < entry
+    assert "--require-hashes" in RECIPE
+    copied = re.findall(r"^COPY (?:--from=\w+ )?(\S+)", RECIPE, re.MULTILINE)
+    assert copied == [".", "/opt/cdc"]
+
+
+def test_a_run_that_is_stopped_ends_cleanly_and_a_mistake_is_not_tried_again() -> None:
+    (unit,) = (unit for unit in UNITS if "run" in unit.name)
+    text = unit.read_text()
+    assert "KillMode=mixed" in text
+    assert "RestartPreventExitStatus=2 3" in text
+
+
 def array(instruction: str) -> list[str]:
     """What the recipe has for an instruction, as JSON."""
     (text,) = re.findall(rf"^{instruction} (\[.*\])$", RECIPE, re.MULTILINE)

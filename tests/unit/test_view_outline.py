@@ -7,7 +7,9 @@ from pathlib import Path
 from cdc.cli.status import draw_status
 from cdc.cli.views import draw_late, draw_view
 from cdc.model.wording import clock
-from cdc.observe.status import ClockStatus, DocumentsStatus, Status
+from cdc.observe.pipeline_metrics import metrics_of
+from cdc.observe.status import ClockStatus, DocumentsStatus, SinkStatus, Status
+from cdc.serve.drawing import describe_hops
 from cdc.views.outline import outline, state_outline
 from cdc.views.plan import StatePlan
 from cdc.views.state import LateChange
@@ -78,6 +80,22 @@ def test_clocks_are_shown_beside_their_views() -> None:
     assert max(map(len, lines)) <= 80
     without = replace(status, documents=replace(documents, clocks={}))
     assert "clock" not in shown(draw_status(without, "Well."))
+    (box,) = [
+        branch.sink
+        for branch in describe_hops(replace(status, sinks=(SinkStatus("documents"),))).branches
+    ]
+    assert f"clock {clock(now)}: overdue" in box.lines
+    assert f"clock {clock(1_359_750_000.0)}: arrivals" in box.lines
+    figures = {
+        (sample.name, sample.labels["view"]): sample.value
+        for metric in metrics_of(status)
+        for sample in metric.samples
+        if sample.name == "cdc_view_clock_seconds"
+    }
+    assert figures == {
+        ("cdc_view_clock_seconds", "overdue"): now,
+        ("cdc_view_clock_seconds", "arrivals"): 1_359_750_000.0,
+    }
 
 
 def test_what_is_to_be_sent_is_shown_by_view_and_the_state_by_table() -> None:
