@@ -14,7 +14,7 @@
     |  |  +- LogUnread                records that are there aren't handed over
     |  +- KafkaForbidden       the broker's ACLs don't allow it: until somebody changes them
     |  +- RecordsGone          the log no longer holds what a view needs
-    |  +- TopicMissing         until it is created, or created anew
+    |  +- TopicMissing         until it is created or recreated
     +- DecodeError          6  a record that the connector can't have written
     +- SinkError            7  a destination
     |  +- SinkUnavailable      may come back by itself: wait and try again

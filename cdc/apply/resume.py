@@ -108,7 +108,7 @@ class Views:
 
     @property
     def sink_generations(self) -> Generations:
-        """The sink's generations besides the live one, as of the last read of the registry."""
+        """The sink's generations other than the live one, as of the last read of the registry."""
         return self.registry.for_sink(self.sink.name)
 
     def read_control(self, ends: Mapping[str, Position] | None = None) -> ControlState:
@@ -454,8 +454,9 @@ def prepare(
     floor: int,
     refuse: Callable[[ViewCheckpoint | None], object],
 ) -> ViewCheckpoint | None:
-    """Make a live view ready to go on from its checkpoint `stored`. Returns the checkpoint; None if
-    it starts anew.
+    """Prepare a live view to continue from its checkpoint `stored`.
+
+    Returns the checkpoint, or None if the view starts from the beginning.
 
     A view without a position, or from before `floor`, the number of its table's last floor, is
     cleared. Its rows would stay for ever otherwise: no record removes a row that is dead, or whose

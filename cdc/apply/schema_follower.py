@@ -212,8 +212,8 @@ def _compare(connection: Connection) -> None:
 
 
 def _as_registered(pipeline: Pipeline, registration: Registration) -> Pipeline:
-    """The pipeline with the columns and keys that the connector sends; those of the file count once
-    registered.
+    """The pipeline with the columns and keys that the connector sends. Changes in the file take
+    effect once they are registered.
 
     Raises:
         SettingsError: a pattern matches no registered table.

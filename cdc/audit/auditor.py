@@ -193,7 +193,7 @@ def newest_states(assessments: DataFrame) -> DataFrame:
 def unrecoverable_ids(table: Table, assessments: DataFrame, rows: DataFrame) -> DataFrame:
     """Return the ids of partial rows that older records can't complete in an empty view.
 
-    `rows` are those of `newest_states`.
+    `rows` come from `newest_states`.
     """
     partial = rows.where("partial").select("id", "partition")
     changes = assessments.where((F.col("says") == UNREADABLE) | F.col("living"))

@@ -84,7 +84,7 @@ class Flaw:
         return replace(self, hint=self.hint.replace("--table TABLE", f"--table {table}"))
 
     def finding(self, table: str) -> Finding:
-        """Make the finding that everybody is told."""
+        """Make the finding on a table that every report shows."""
         message = f"{table}: {self.what.rstrip('.')}."
         made = find(KEYS[self.kind], table, message, self.hint, table=table, sink=self.sink)
         return replace(made, count=self.count, keys=self.keys)

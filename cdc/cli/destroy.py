@@ -40,12 +40,12 @@ def destroy(
         require_consent("All of this will be removed for good", name, yes=yes)
         say(f"removing {name}")
 
-        def tell(line: str) -> None:
+        def report(line: str) -> None:
             removed.append(line)
             if not as_json:
                 out.print(line, highlight=False, markup=False, soft_wrap=True)
 
-        removal.run(tell)
+        removal.run(report)
     if as_json:
         print_json({"pipeline": name, "parts": parts, "done": removed})
 

@@ -25,7 +25,7 @@ END_S = 8.0
 
 
 def check_health(context: Context, connections: "LookConnections | None" = None) -> "Status":
-    """Collect and diagnose the state of every hop. `connections`: those of looks that are repeated."""
+    """Collect and diagnose the state of every hop. Repeated looks share their `connections`."""
     from cdc.observe.collection import Positions, collect
     from cdc.observe.diagnosis import diagnose
     from cdc.sink.contract import positions
@@ -51,9 +51,9 @@ def check_health(context: Context, connections: "LookConnections | None" = None)
 
 @contextmanager
 def checking_health(
-    context: Context, tell: "Callable[[Status], object]"
+    context: Context, report: "Callable[[Status], object]"
 ) -> Iterator["Sampler[Status]"]:
-    """Look again and again while the block runs, and tell each status."""
+    """Look repeatedly while the block runs, and report each status."""
     from cdc.observe.activity import LookConnections
     from cdc.observe.sampler import Sampler
 
@@ -62,7 +62,7 @@ def checking_health(
     looks = Sampler(
         "the servers",
         lambda: check_health(replace(context), connections),
-        lambda sample: tell(sample.value),
+        lambda sample: report(sample.value),
     )
     looks.start()
     try:

@@ -41,8 +41,8 @@ class Grid:
         )
 
     def _widths(self, room: int) -> list[int]:
-        """The width of each column. In too narrow a room those of text become narrower, the widest
-        first, none than its longest word.
+        """The width of each column. In too narrow a room, columns of text become narrower: the
+        widest first, and none narrower than its longest word.
         """
         columns = list(zip(*self._rows, strict=True))
         widths = [max(cell.cell_len for cell in column) for column in columns]

@@ -190,7 +190,7 @@ def register(
         bool,
         typer.Option(
             "--new-snapshot",
-            help="Begin anew, with another slot: all rows are sent again. For a slot that is lost.",
+            help="Start over with another slot: all rows are sent again. For a slot that is lost.",
         ),
     ] = False,
     yes: Annotated[

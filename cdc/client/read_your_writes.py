@@ -11,8 +11,8 @@ before it (`cdc.client.tokens`): the view's position has to reach the end that t
 then.
 
 The view's position is stored with its data, so the answer is right whichever process applies the
-changes, and after any restart. Nobody waits for a heartbeat. The topic's end is that of everything
-written, committed in Kafka or not: transaction markers reach partitions one by one.
+changes, and after any restart. Nobody waits for a heartbeat. The topic's end is the end of all
+records, committed in Kafka or not: transaction markers reach partitions one by one.
 
 A view's position passes a row in quarantine: `cdc status` says which views are degraded.
 """
@@ -112,7 +112,7 @@ class View:
     def has_passed(self, barrier: Position, floor: int) -> bool:
         """Whether the view has passed a barrier.
 
-        Raises ConnectorError when it never will: its topic was made anew.
+        Raises ConnectorError when it never will, since its topic was recreated.
         """
         lag = distance(self.sink.position(self.table), barrier, floor)
         refuse_incomparable(self.sink.name, self.table, lag)

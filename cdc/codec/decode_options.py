@@ -1,4 +1,4 @@
-"""Options of decoding, besides the tables."""
+"""Options of decoding other than the tables."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

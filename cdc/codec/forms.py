@@ -3,8 +3,8 @@ older one.
 
 A change need not carry every value of its row. A missing value is null and its column is named in
 `missing`. An older change of the same row, or the view, supplies it. No other value of the older
-row counts. A missing value is a large one, so it is never null: a null of the older row tells that
-it didn't know the column either.
+row counts. A missing value is a large one, so it is never null: a null in the older row means
+that it didn't know the column either.
 """
 
 from collections.abc import Callable, Collection, Sequence

@@ -54,7 +54,7 @@ class RecordSummary(NamedTuple):
               DEAD: from before a TRUNCATE, or of another server
               TOMBSTONE, DELETE, ROW: what a view makes of it
     living    whether a view would make that of it; a tombstone may be dead, too
-    outdated  a row from before the definition that tells what it means
+    outdated  a row from before the definition by which its values have to be read
     missing   the columns whose value a row doesn't carry, None for one that carries all
     carried   those that it does carry, None where these are the table's own and no others
     """
@@ -165,8 +165,8 @@ def unknown(table: Table) -> Work:
     """The ids of rows whose newest change lacks a value that a view which is empty couldn't give
     it.
 
-    In:  `RecordSummary` of some rows, whatever is living or UNREADABLE of them; those of a row and
-         partition one after the other, in the order of offsets
+    In:  `RecordSummary` of some rows, whatever is living or UNREADABLE of them; the records of a
+         row and partition one after the other, in the order of offsets
     Out: id string
     """
     column_names = frozenset(column.name for column in table.columns)

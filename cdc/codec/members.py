@@ -10,7 +10,7 @@ from cdc.codec.problem import Unreadable
 
 NULL = msgspec.Raw(b"null")
 encode = msgspec.json.Encoder().encode
-"""A Python value as JSON; escapes are those of Postgres. No NaN: it would become null."""
+"""A Python value as JSON, with the escapes that Postgres uses. No NaN: it would become null."""
 _object = msgspec.json.Decoder(dict[str, msgspec.Raw]).decode
 
 

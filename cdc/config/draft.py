@@ -80,7 +80,7 @@ sinks:  # take out what you don't need
     type: delta
     path: "${{CDC_WAREHOUSE}}"  # or a folder; a relative one is this file's
     # without_deletion_vectors: ["*.*"]  # for to_pandas(), to_pyarrow_table(): merges rewrite whole files
-# Your own Kafka and Connect, instead of those of `cdc up`:
+# Your own Kafka and Connect instead of the ones that `cdc up` starts:
 # kafka: localhost:9092
 # connect: http://localhost:8083
 """

@@ -1,4 +1,4 @@
-"""Compare the locations of sinks, as far as their settings tell. Pure: no server is asked.
+"""Compare the locations of sinks by their settings. Pure: no server is asked.
 
 Two sinks at one location would move each other's positions and overwrite each other's rows, so that
 is refused.

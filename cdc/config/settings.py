@@ -112,7 +112,7 @@ class Pipeline(Section):
     connect: Web = Field(default="${CDC_CONNECT}", examples=["http://localhost:8083"])
     """Kafka Connect's REST interface."""
     notify: tuple[NotifySettings, ...] = ()
-    """Who is told of trouble."""
+    """Who is notified of trouble."""
     delete_retention_hours: float = Field(default=168.0, gt=0)
     """How long tombstones stay readable: must exceed the longest outage of a sink."""
     changes_retention_hours: float = Field(default=24.0, ge=0)
@@ -194,7 +194,7 @@ class Pipeline(Section):
         Relative paths are relative to `folder`.
 
         Raises:
-            ValidationError: of `file_model()`, whose fields tell what would be accepted.
+            ValidationError: of `file_model()`, whose fields show what would be accepted.
         """
         checked = file_model().model_validate(tree, context={"folder": folder} if folder else None)
         values = {name: getattr(checked, name) for name in cls.model_fields}
@@ -223,7 +223,7 @@ class Pipeline(Section):
         return [entry for entry in self.listed if entry.pattern]
 
     def with_tables(self, names: Iterable[str]) -> "Pipeline":
-        """The same pipeline, with each pattern replaced by those of these tables that it
+        """The same pipeline, with each pattern replaced by the tables in `names` that it
         matches.
         """
         candidates = list(names)

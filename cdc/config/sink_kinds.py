@@ -44,7 +44,7 @@ class SinkSettings(Section):
 
     @property
     def place(self) -> Hashable:
-        """The location of the views, as far as the settings tell.
+        """The location of the views, as the settings give it.
 
         Equal for two sinks that would overwrite each other's views.
         """

@@ -91,14 +91,14 @@ class TableSettings(Section):
 
     table: str = Field(pattern=TABLE, description="schema.table")
     partitions: int = Field(default=4, ge=1, le=1000)
-    """Of the table's topic: as many tasks can work on it at once. Changed later, the topic has to
-    be made anew.
+    """Of the table's topic: as many tasks can work on it at once. To change the number later,
+    recreate the topic.
     """
     exclude: tuple[str, ...] = ()
     """Columns that no view has, and no topic."""
     key: tuple[str, ...] = ()
-    """Columns that tell rows apart where there is no primary key: those of a unique index, none of
-    them nullable.
+    """Columns that identify a row where there is no primary key: the columns of a unique index,
+    none of them nullable.
     """
     events: bool = False
     """Whether the rows are events: inserted, and never changed. A DELETE or TRUNCATE takes none of them

@@ -381,7 +381,7 @@ class ViewSettings(Section):
     root: str = Field(pattern=TABLE, description="schema.table", examples=["public.flights"])
     """The table whose rows have a document each, under their own keys."""
     columns: tuple[str, ...] | None = Field(default=None, examples=["[carrier, flight]"])
-    """What the document shows of the row, besides its key: all captured columns when None."""
+    """The row's columns in the document, in addition to its key: all captured columns when None."""
     where: str | None = Field(default=None, examples=["\"status <> 'scheduled'\""])
     """The condition in SQL that a row has to meet to have a document."""
     include: dict[Member, IncludeSettings] = {}

@@ -240,7 +240,7 @@ def refuse_promoted(
         f"Postgres was promoted since {pipeline.pipeline} was registered: its timeline is {server.timeline}, it was"
         f" {registered.timeline}. Changes that it hadn't got by then may be in the topics and views.",
         finding_key="server-promoted",
-        hint="cdc -p FILE verify: it tells; if nothing was lost: cdc -p FILE register; else: "
+        hint="cdc -p FILE verify: it finds what was lost; if nothing was: cdc -p FILE register; else: "
         + TAKE_OVER,
         server=server.system,
     )

@@ -160,7 +160,7 @@ class Examination:
                 survey = table_survey.survey(conn, self.pipeline)
                 views = examine_views(conn, self.pipeline, survey).tables
         except CdcError:
-            return  # Postgres' own part tells that.
+            return  # Postgres' own part reports that.
         for table in (*survey.tables, *(view for view in views if view.is_in(sink.name))):
             try:
                 sink.require_fit(table)

@@ -37,7 +37,7 @@ def rollback(
         if not names:
             raise SettingsError(
                 f"{sink.name} has no generation to go back to: nothing is kept.",
-                hint=f"make one anew: cdc -p FILE rebuild {sink.name}",
+                hint=f"make a new one: cdc -p FILE rebuild {sink.name}",
             )
         return _promote(own_claim, sink, tables, names, retention_s)
 

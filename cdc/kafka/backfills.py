@@ -1,4 +1,4 @@
-"""Name the requests by which a topic gets all rows of its table, and tell whether the last of them is
+"""Name the requests by which a topic gets all rows of its table, and check whether the last one is
 served.
 
 In:  the topics of the connector's signals and heartbeats, where a request comes first and its mark
@@ -24,8 +24,10 @@ def request_name(reason: str, end: Position) -> str:
 def is_filled(
     kafka: "Topics", pipeline: "Pipeline", topic_id: str, since_lsn: int = 0
 ) -> bool | None:
-    """Whether the rows are in the topic with this id that were last requested for it, at an LSN or
-    later. None where none were: a topic doesn't tell whether it lacks some. Raises ConnectorError.
+    """Whether the topic with this id has the rows that were last requested for it, at an LSN or
+    later. None if none were requested: a topic doesn't show by itself whether rows are missing.
+
+    Raises ConnectorError.
     """
 
     def concerns(record: Record) -> bool:

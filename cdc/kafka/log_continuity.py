@@ -190,16 +190,16 @@ class Continuity:
         are waited for; a TRUNCATE requests none.
 
         Raises:
-            Discontinued: a topic was created anew, or its records are dead, and not all rows that
-                were requested for it have come. ConnectorError: the log can't be read.
+            Discontinued: a topic was recreated, or its records are dead, and not all rows that were
+                requested for it have come. ConnectorError: the log can't be read.
         """
         end = self.logs[table.topic].end
-        is_anew = distance(stored, end).reach is Reach.OTHER_TOPIC
-        if sink != STATE or not (is_anew or floor_lsn is not None):
+        is_recreated = distance(stored, end).reach is Reach.OTHER_TOPIC
+        if sink != STATE or not (is_recreated or floor_lsn is not None):
             return
-        since_lsn = 0 if is_anew else floor_lsn or 0
+        since_lsn = 0 if is_recreated else floor_lsn or 0
         filled = is_filled(self._kafka, self._pipeline, end.topic_id, since_lsn)
-        if filled is False or (is_anew and filled is None):
+        if filled is False or (is_recreated and filled is None):
             raise unfilled_topic(table)
 
     def refuse(

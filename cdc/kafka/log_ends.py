@@ -29,7 +29,7 @@ class LogEnds:
         partitions.
 
         is_committed: the last stable offset, before which a read_committed reader gets all records;
-        otherwise the end after all records, including those of open transactions.
+        otherwise the end after all records, including open transactions.
 
         Raises:
             TopicMissing: a topic or a partition doesn't exist. KafkaForbidden. KafkaUnavailable.

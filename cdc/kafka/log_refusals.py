@@ -67,19 +67,19 @@ def refuse_gap(
     """
     name = table.topic
     repair = remaking(sink, table.qualified)
-    anew = f"{renewal(table.qualified)}, then {repair}"
+    renewed = f"{renewal(table.qualified)}, then {repair}"
     if position is None:
         if any(start.offsets):
             raise Discontinued(
                 f"{name} no longer holds its first records (it starts at {list(start.offsets)}); a view made from it"
                 " would lack rows.",
-                hint=anew,
+                hint=renewed,
                 topic=name,
             )
         return
     lag = distance(position, end)
     if lag.reach is Reach.OTHER_TOPIC:
-        problem = "is not the topic that the view was made from: it has been created anew"
+        problem = "is not the topic that the view was made from: it has been recreated"
     elif lag.reach is Reach.REPARTITIONED:
         problem = (
             f"has {end.partition_count} partitions, "
@@ -91,7 +91,7 @@ def refuse_gap(
         problem = f"ends at {list(end.offsets)}, before the view's position {list(position.offsets)}: its log was cut"
     else:
         return
-    kind, hint = ("partitions", anew) if lag.reach is Reach.REPARTITIONED else ("behind", repair)
+    kind, hint = ("partitions", renewed) if lag.reach is Reach.REPARTITIONED else ("behind", repair)
     if lag.reach is Reach.OTHER_TOPIC:
         own = f"give {place(sink)} of its own instead"
         hint = f"{repair}; where a pipeline of another Kafka writes to it: {own}"
@@ -123,13 +123,13 @@ def place(sink: str) -> str:
 
 
 def renewal(*tables: str) -> str:
-    """The command that creates topics anew, for those whose records can't make correct views."""
+    """The command that recreates topics whose records can't make correct views."""
     return " ".join(["cdc -p FILE topics renew", *(f"--table {table}" for table in tables)])
 
 
 def renewed_name(topic: str) -> str | None:
-    """The name by which `topics renew` takes a topic: that of its table or view; None for one of
-    the pipeline's own.
+    """The name that `topics renew` takes for a topic: its table or view. None for the pipeline's
+    own topics.
     """
     _, _, name = topic.partition(".")
     schema, dot, _ = name.partition(".")
@@ -168,7 +168,7 @@ def check_shape(
     # Floors and definitions come to these topics once; a snapshot sends them again.
     is_history = topic.partition(".")[2] in ("cdc.truncation", "cdc.ddl")
     register = f"cdc -p FILE register{' --new-snapshot' if is_history else ''}"
-    anew = (
+    renewed = (
         f"{renewal(name)}; then rebuild its views"
         if name
         else f"the topic is the pipeline's own: delete it by kafka-topics.sh, then: {register}"
@@ -178,21 +178,21 @@ def check_shape(
             f"Topic {topic} has {actual} partitions, it was made with {original}: keys have moved, their records"
             " have no order.",
             finding_key="topic-unfit/partitions",
-            hint=anew,
+            hint=renewed,
             topic=topic,
         )
     if actual != partitions:
         raise ConnectorError(
             f"Topic {topic} has {actual} partitions, the pipeline file says {partitions}.",
             finding_key="topic-unfit/partitions",
-            hint=f"{anew}; or write partitions: {actual} again" if name else anew,
+            hint=f"{renewed}; or write partitions: {actual} again" if name else renewed,
             topic=topic,
         )
     if policy != "compact":
         raise ConnectorError(
             f"Topic {topic} has cleanup.policy {policy}, the pipeline takes compact: it may have lost records.",
             finding_key="topic-unfit/policy",
-            hint=anew
+            hint=renewed
             if name
             else f"set cleanup.policy=compact by kafka-configs.sh, then: {register}",
             topic=topic,

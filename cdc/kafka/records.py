@@ -185,7 +185,7 @@ class Records:
         answers: dict[RecordAddress, tuple[int, int] | None] = {}
         waiting = dict(batch)
         while waiting and time.monotonic() < deadline:
-            # Assign the partitions that wait anew: kafka-python doesn't fetch again for a partition
+            # Assign the waiting partitions again: kafka-python doesn't fetch again for a partition
             # that was paused once.
             consumer = self._reader(waiting)
             first_records: dict[Any, Any] = {}

@@ -2,8 +2,8 @@
 one.
 
 In:  the topic; a function that takes its records. Out: calls of it, in the order of offsets.
-Invariant: the records taken tell all that the topic ever held. A reader that was at the end within
-the last hours misses nothing that compaction removes: a tombstone stays for a day at least
+Invariant: the records taken account for all that the topic ever held. A reader that was at the end
+within the last hours misses nothing that compaction removes: a tombstone stays for a day at least
 (`topic_specs.RETENTION_MS`).
 """
 
@@ -23,7 +23,7 @@ meanwhile.
 class Tail:
     """A reader that remembers its offset. One thread uses it.
 
-    `begin` is called before the first record, and again if the topic was created anew: all records
+    `begin` is called before the first record, and again if the topic was recreated: all records
     come again then. `take` gets each record once. An error of `take` is raised by `read`, and the
     next `read` passes that record again.
     """

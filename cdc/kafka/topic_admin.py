@@ -1,4 +1,4 @@
-"""The broker's administrative requests about topics. Errors are those of the client."""
+"""The broker's administrative requests about topics. Raises the client's errors."""
 
 import uuid
 from base64 import urlsafe_b64encode
@@ -65,7 +65,7 @@ class TopicAdmin:
                 raise forbidden(self._bootstrap, operation, topic)
 
     def replicas(self, topics: Iterable[str]) -> dict[str, list[Replicas]]:
-        """Describe the copies of each partition of those of the topics that exist."""
+        """Describe the copies of each partition. Topics that don't exist are left out."""
         return {
             topic: [
                 Replicas(
@@ -117,8 +117,8 @@ class TopicAdmin:
     def settings(
         self, topics: Iterable[str], names: Collection[str] | None = None
     ) -> dict[str, dict[str, str]]:
-        """Read the settings in force for each topic: those of these names, or all. A topic that is
-        being deleted has none.
+        """Read the settings in force for each topic: the named ones, or all. A topic that is being
+        deleted has none.
         """
         described = self._entries(topics, names)
         return {

@@ -32,8 +32,8 @@ class CreatedTopic:
 
 @dataclass(frozen=True)
 class ExistingTopic:
-    """A topic that existed; `changed` names the settings that `ensure_topics` has set to those of the
-    pipeline file.
+    """A topic that existed. `changed` names the settings that `ensure_topics` has set to the
+    pipeline file's.
     """
 
     topic: str

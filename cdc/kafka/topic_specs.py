@@ -56,10 +56,10 @@ def _view_partitions(pipeline: Pipeline, root: str) -> int:
 
 
 def topic_settings(pipeline: Pipeline, topics: Iterable[str]) -> dict[str, dict[str, str]]:
-    """The settings that each topic gets, besides its cleanup policy.
+    """The settings that each topic gets in addition to its cleanup policy.
 
-    Topics in which commands tell each other things are compacted within minutes, so that a reader
-    needn't go through entries that have long been superseded.
+    Topics by which commands communicate are compacted within minutes, so that a reader needn't go
+    through entries that have long been superseded.
     """
     retention_ms = int(pipeline.delete_retention_hours * 3_600_000)
     settings = {

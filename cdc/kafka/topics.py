@@ -60,7 +60,7 @@ class Topics:
             return str(self.admin.client.describe_cluster()["cluster_id"])
 
     def existing(self, topics: Iterable[str]) -> set[str]:
-        """Those of the topics that exist."""
+        """Which of the topics exist."""
         with translated_errors(self.bootstrap):
             return set(self.admin.describe(topics))
 
@@ -70,7 +70,7 @@ class Topics:
             return [str(topic) for topic in self.admin.client.list_topics()]
 
     def replicas(self, topics: Iterable[str]) -> dict[str, list[Replicas]]:
-        """The copies of each partition of those of the topics that exist."""
+        """The copies of each partition. Topics that don't exist are left out."""
         with translated_errors(self.bootstrap):
             return self.admin.replicas(topics)
 
@@ -94,7 +94,7 @@ class Topics:
         return self._positions(topics, kafka.admin.OffsetSpec.LATEST)
 
     def log_ends(self, topics: Sequence[str]) -> dict[str, Position]:
-        """The end of each topic behind all of its records, those of open transactions included."""
+        """The end of each topic behind all of its records, including open transactions."""
         return self._positions(topics, kafka.admin.OffsetSpec.LATEST, "read_uncommitted")
 
     def starts(self, topics: Sequence[str]) -> dict[str, Position]:
@@ -119,7 +119,7 @@ class Topics:
     def log_size_bytes(self, topics: Sequence[str]) -> int:
         """Bytes that the brokers store for these topics, compressed, one copy of each partition.
 
-        0 if the brokers don't tell.
+        0 if the brokers don't report it.
         """
         try:
             brokers = self.admin.client.describe_log_dirs(list(topics))
@@ -143,8 +143,9 @@ class Topics:
     def settings(
         self, topics: Iterable[str], names: Collection[str] | None = None
     ) -> dict[str, dict[str, str]]:
-        """The settings in force for each topic, its own or the broker's: those of these names, or
-        all. A topic has some thirty, which for hundreds of topics takes long to read.
+        """The settings in force for each topic, its own or the broker's: the named ones, or all.
+
+        A topic has some thirty, which for hundreds of topics takes long to read.
         """
         with translated_errors(self.bootstrap):
             return self.admin.settings(topics, names)

@@ -43,7 +43,7 @@ POSITIVE = 0x7FFFFFFF
 
 
 class Outgoing(NamedTuple):
-    """A record to write; its partition is that of its key."""
+    """A record to write. Its key determines its partition."""
 
     topic: str
     key: bytes

@@ -47,7 +47,7 @@ def pending_records(
 
 
 def uncertain_records(log: Log, topic: str, stored: ViewCheckpoint | None) -> list[RecordAddress]:
-    """The addresses at which only the next record tells how long a view has been behind."""
+    """The addresses at which only the next record shows how long a view has been behind."""
     if stored is None:
         return []
     return [
@@ -108,7 +108,7 @@ def _unseen_since(
         next_offset, written_ms = following[address] or (None, log.read_at * 1000)
         earliest = written_ms / 1000
         if next_offset != offset:
-            # Compaction removed the records in between, so nothing tells their times. The view
+            # Compaction removed the records in between, so their times are unknown. The view
             # stored its checkpoint before they were written.
             earliest = min(earliest, stored.changed_at)
     return earliest

@@ -1,4 +1,4 @@
-"""Tell why a server can't be reached, from the words of OpenSSL, libpq and the system.
+"""Find out why a server can't be reached, from the words of OpenSSL, libpq and the system.
 
 Pure, and the same for every client. A text in another language, or a new one, has no cause here:
 the error then says only that the server can't be reached.
@@ -10,8 +10,8 @@ from typing import NamedTuple
 class Cause(NamedTuple):
     """A reason for a failed connection, as the end of a sentence whose subject is the server.
 
-    `is_transient`: the next try may succeed. `kind` tells what to look at: see `HINTS` of its
-    users.
+    `is_transient`: the next try may succeed. `kind`: what to look at. Clients have a hint
+    for each.
     """
 
     text: str
@@ -63,6 +63,6 @@ CAUSES_BY_PHRASE = (
 
 
 def cause(message: str) -> Cause:
-    """The cause that an error message of a client library tells; `UNKNOWN` if it tells none."""
+    """The cause that an error message of a client library names; `UNKNOWN` if it names none."""
     lowered = message.lower()
     return next((reason for phrase, reason in CAUSES_BY_PHRASE if phrase in lowered), UNKNOWN)

@@ -18,7 +18,7 @@ class Severity(StrEnum):
     """How bad a finding is, the worst first."""
 
     DOWN = "down"
-    """No change comes through, or nobody can tell whether one does."""
+    """No change comes through, or it is unknown whether one does."""
     DEGRADED = "degraded"
     """Not all changes come through, not in time, or not as they should be."""
     WARNING = "warning"
@@ -30,7 +30,7 @@ class Severity(StrEnum):
 ORDER = tuple(Severity)
 PROGRAMS = "cdc|(?:/\\S+/)?python[\\d.]*|apt|curl|df|du|echo|kafka-[a-z]+(?:\\.sh)?|ls|pip|ps|redis-cli|timedatectl"
 SHELL = rf"(?:{PROGRAMS})(?: (?!&&)[^ ,;:]\S*(?<![,;:]))+"
-"""A command of the shell: no word ends as those of a sentence do."""
+"""A command of the shell: no word ends with a sentence's punctuation."""
 COMMAND = re.compile(rf"{SHELL}(?: && {SHELL})*|[A-Z]+ .+;", re.DOTALL)
 """Commands of the shell, one after the other, or a statement of SQL."""
 COMMAND_FIRST = re.compile(rf"({SHELL}(?: && {SHELL})*)[;:] (.+)", re.DOTALL)
@@ -161,7 +161,7 @@ def find_error(key: str, subject: str, error: CdcError, *, sink: str | None = No
 
 
 def worst_first(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Sort findings by their severity; those of one severity stay in their order."""
+    """Sort findings by severity. Findings of one severity stay in their order."""
     return tuple(sorted(findings, key=lambda finding: ORDER.index(finding.severity)))
 
 
@@ -171,7 +171,7 @@ def verdict(findings: Sequence[Finding]) -> str:
 
 
 def exit_code(findings: Sequence[Finding]) -> int:
-    """Give the exit code for sorted findings: that of the worst one's class of errors, else 0."""
+    """Give the exit code for sorted findings: the worst one's, by its class of errors, else 0."""
     return findings[0].exit_code if is_trouble(findings) else 0
 
 

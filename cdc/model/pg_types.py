@@ -1,4 +1,4 @@
-"""Name Postgres types as `format_type` prints them, and tell which the connector can't carry.
+"""Name Postgres types as `format_type` prints them, and say which the connector can't carry.
 
 Needs no Spark, so that `cdc` describes tables and starts a connector fast.
 """

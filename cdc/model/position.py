@@ -25,8 +25,8 @@ class Position:
     """How far a topic has been applied: every record of partition p below offsets[p] is in the
     view.
 
-    The topic id tells a topic that was created anew from the former one of the same name. Offsets
-    of the two count different records.
+    The topic id distinguishes a recreated topic from its predecessor of the same name: their
+    offsets count different records.
     """
 
     topic_id: str
@@ -54,7 +54,7 @@ class ViewCheckpoint:
     """The generation of the view."""
 
     JSON_START: ClassVar[str] = '{"topic_id"'
-    """How its JSON begins; tells a checkpoint from notes of other programs in the same place."""
+    """How its JSON begins. Notes of other programs in the same place begin differently."""
 
     def to_json(self) -> str:
         """The checkpoint as JSON, whose keys are those that `from_mapping` takes."""

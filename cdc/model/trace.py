@@ -1,5 +1,5 @@
-"""Show where a failure came from without its message: those of libraries quote rows and
-passwords.
+"""Show where a failure came from without its message: libraries quote rows and passwords
+in theirs.
 """
 
 import re

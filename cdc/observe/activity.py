@@ -1,8 +1,8 @@
-"""What runs and commands tell in their topics, read on from look to look.
+"""What runs and commands publish in their topics. Each look reads on from the previous one.
 
 In:  the pipeline, at each look. Out: `Activity`, and the state of a sink by it.
 Invariant: reads only. A look costs the records since the one before it, however long runs have been
-telling.
+publishing.
 """
 
 import time

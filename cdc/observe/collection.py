@@ -61,10 +61,10 @@ UNREACHABLE = {
 }
 """The code for a part that couldn't be asked; any other part is a sink."""
 RUNS_S = 1.0
-"""Seconds in which the topic of runs has to tell which documents aren't made."""
+"""Seconds to wait for the topic of runs to show which documents aren't made."""
 POSITIONS_SHARE = 0.6
-"""The share of that time in which a sink has to tell its positions, so that lag can still be
-measured from them.
+"""The share of the time for any answer in which a sink has to return its positions, so that lag can
+still be measured from them.
 """
 
 
@@ -82,8 +82,8 @@ def collect(
     """Ask every server at the same time. Raises nothing that a server causes, waits for none beyond
     ANSWER_S.
 
-    `sizes` reads what the state of documents holds. `connections`: those of looks that are repeated.
-    `started`: when the caller began, by the monotonic clock.
+    `sizes` reads what the state of documents holds. `connections`: open ones that repeated looks
+    share. `started`: when the caller began, by the monotonic clock.
     """
     own = connections or LookConnections()
     try:
@@ -193,7 +193,7 @@ def _ask_servers(
     }
 
     def stored_in_time() -> dict[str, dict[str, ViewCheckpoint | None]]:
-        """The positions of the sinks that have told them in time, by sink and topic."""
+        """The positions of the sinks that answered in time, by sink and topic."""
         share_s = patience_s * POSITIONS_SHARE
         stored = {
             name: _await_answer(name, requests[name], started, share_s)[0] for name in positions
@@ -307,7 +307,7 @@ def _read_positions(
 
 
 def _find_waiting(runs: "Future[Answer]", started: float) -> Collection[str]:
-    """The views whose documents aren't made, as far as the run tells that soon: which tables the
+    """The views whose documents aren't made, if the run's topic is read in time. Which tables the
     state is asked for depends on them.
     """
     activity, _ = _await_answer("runs", runs, started, RUNS_S)

@@ -83,8 +83,8 @@ def _find_source_troubles(status: Status) -> Iterator[Finding]:
     slot_away = slot_away and (slot is not None or status.snapshot_records is None)
     # A connector that isn't there goes on from what it has stored, or has never begun.
     is_missing = status.connector is not None and status.connector.state == "MISSING"
-    begins_anew = slot_away and (slot is not None or not is_missing)
-    fix = NEW_SNAPSHOT if begins_anew else REGISTER
+    starts_over = slot_away and (slot is not None or not is_missing)
+    fix = NEW_SNAPSHOT if starts_over else REGISTER
     connector_trouble = _find_connector_trouble(status, stopped, fix)
     if connector_trouble:
         yield connector_trouble

@@ -16,13 +16,13 @@ from cdc.readiness.replication_slot import Slot
 WINDOW_S = 600.0
 """How far back a pace is looked for: an older one says little of the next minutes."""
 LEAST_ROWS = 20_000
-"""Rows from which the size of others can be told."""
+"""Fewest rows from which the size of others is estimated."""
 MOST_OVERHEAD = 4.0
 """What a state takes for a byte of its rows, at most: short rows with several indexes. A server that
 holds other things as well uses more for each.
 """
 LEAST_S = 60.0
-"""Seconds over which a pace can be told: a batch, or one large transaction, is no pace."""
+"""Fewest seconds over which a pace is measured: a batch, or one large transaction, is no pace."""
 
 
 def catch_up_s(
@@ -71,10 +71,10 @@ def wal_pace(first: Heartbeat, last: Heartbeat) -> float | None:
 
 
 def needed_memory_bytes(documents: DocumentsStatus) -> int | None:
-    """Return about how many bytes of memory the state's server uses once all records are applied that
-    wait for the state: as many of them are of new rows as were of those so far.
+    """Estimate the bytes of memory that the state's server uses with all waiting records applied.
 
-    None where all are applied, or too few to tell.
+    Assumes that new rows are as frequent among them as among the records so far. None where all are
+    applied, or too few for an estimate.
     """
     rows = sum(documents.rows.values())
     used = documents.used_bytes

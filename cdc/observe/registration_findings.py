@@ -79,7 +79,7 @@ def find_aside(table: str, obstacle: Obstacle) -> Finding:
 
 
 def _choose_tables(conn: source.Connection, pipeline: Pipeline) -> catalog.Choice | Finding:
-    """Choose the tables of the file in this database, or say why they can't be told."""
+    """Choose the tables of the file in this database, or say why that isn't possible."""
     try:
         return catalog.find_tables(conn, pipeline)
     except CdcError as error:

@@ -4,8 +4,8 @@ The topic is compacted, and has
 
     ["run", SINK]           what the run of a sink last published: at once when its state or a
                             trouble changes, else every 5 s
-    ["lag", SINK, MINUTE]   one sample of its lag for each minute of a day, 0 to 1439; those of the
-                            day before are overwritten
+    ["lag", SINK, MINUTE]   one sample of its lag for each minute of a day, 0 to 1439; it overwrites
+                            the sample of the day before
 
 Nothing depends on it but what people are shown: positions are in the sinks.
 """
@@ -225,13 +225,13 @@ def _progress(value: Mapping[str, Any], now: float) -> Progress:
 
 
 def _is_alive(value: Mapping[str, Any], now: float) -> bool:
-    """Whether a run lives: it has written lately and, as far as can be told, its process exists."""
+    """Whether a run lives: it has written lately, and its process exists or can't be checked."""
     return now - value["at"] < ALIVE_S and _process_exists(value)
 
 
 def _process_exists(value: Mapping[str, Any]) -> bool:
-    """Whether the process of an entry exists; True where that can't be told from here, on another
-    host or in another container.
+    """Whether the process of an entry exists; True where that can't be checked from here, on
+    another host or in another container.
     """
     if (value["host"], value["processes"]) != (socket.gethostname(), _process_space()):
         return True
@@ -245,7 +245,7 @@ def _process_exists(value: Mapping[str, Any]) -> bool:
 
 
 def _process_space() -> int | None:
-    """What tells containers apart that share the name of their host; None where there is no /proc."""
+    """What distinguishes containers with the same host name; None where there is no /proc."""
     try:
         return os.stat("/proc/self/ns/pid").st_ino
     except OSError:

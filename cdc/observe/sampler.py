@@ -90,7 +90,7 @@ class Sampler(Generic[T]):
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Look often, beginning now. Entered and left by one thread: that of the event loop."""
+        """Look often, beginning now. Entered and left by one thread, the event loop's."""
         self._watchers += 1
         self._wakes.set()
         try:

@@ -15,7 +15,7 @@ from cdc.model.wording import UNKNOWN
 from cdc.readiness import replication_slot
 
 NEVER_RUN = "never run"
-"""The state of a sink of which no run has ever told."""
+"""The state of a sink that no run has reported on yet."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What the topics tell: the heartbeat, how far each view and the state of documents is behind,
+"""What the topics show: the heartbeat, how far each view and the state of documents is behind,
 settings that are lowered.
 
 In:  the topics, the positions of sinks. Out: `TopicReport`.
@@ -258,6 +258,6 @@ def describe_documents(
 
 
 def _count_waiting(stored: ViewCheckpoint | None, end: Position) -> int:
-    """Count the records up to an end; all of them where those of another topic were applied."""
+    """Count the waiting records up to an end: all of them where the view is of another topic."""
     gap = distance(stored, end)
     return gap.offsets if gap.comparable else sum(end.offsets)

@@ -139,7 +139,7 @@ def choose_tables(pipeline: Pipeline, relations: Sequence[Candidate]) -> Choice:
             continue
         owner = next((owners[shared] for shared in shared_names(name) if shared in owners), None)
         if owner is not None:
-            left_out[name] = f"an index's or a topic's name of it would be that of {owner}"
+            left_out[name] = f"its index or topic would have the same name as {owner}'s"
     names = [name for name in names if name not in left_out]
     _refuse_alike(names)
     return Choice(tuple(names), left_out)

@@ -1,6 +1,6 @@
-"""What joins of views depend on besides columns and types: unique indexes, collations, and which
-values the log may leave out. And what their state will take: how many rows tables have, and how long
-values are, as Postgres' planner takes it.
+"""What joins of views depend on, in addition to columns and types: unique indexes, collations, and
+which values the log may leave out. And what their state will take: how many rows tables have, and
+how long values are, as Postgres' planner takes it.
 
 In:  a connection, names of tables. Out: `TableFacts`; `RowEstimate` of tables that Postgres knows. No
 row is read.
@@ -25,9 +25,9 @@ FROM pg_index i
 WHERE i.indrelid = ANY (%s) AND i.indisvalid
   AND i.indpred IS NULL AND i.indexprs IS NULL
 """
-# 100 is the oid of the default collation, which agrees with every other. Of a partitioned table
-# the rows, and so the identity, are those of its partitions. The largest value that stays in its
-# row for sure has 24 bytes; four of a bounded text's bytes are a character's.
+# 100 is the oid of the default collation, which agrees with every other. A partitioned
+# table's rows, and so the identity that counts, are in its partitions. The largest value that stays
+# in its row for sure has 24 bytes; four of a bounded text's bytes are a character's.
 COLUMNS = """
 SELECT a.attrelid, a.attname::text,
        CASE WHEN a.attcollation NOT IN (0, 100) THEN a.attcollation::regcollation::text END,
@@ -108,7 +108,7 @@ def estimate_rows(conn: Connection, tables: Sequence[Table]) -> dict[str, RowEst
 
 
 def _plan(conn: Connection, table: Table, column: str) -> dict[str, Any]:
-    """Let Postgres plan to read one column, whose width is that of the plan's rows."""
+    """Let Postgres plan to read one column: the width of the plan's rows is the column's."""
     query = sql.SQL("EXPLAIN (FORMAT JSON) SELECT {} FROM {}").format(
         sql.Identifier(column), sql.Identifier(table.schema, table.name)
     )

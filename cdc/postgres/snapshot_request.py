@@ -53,8 +53,7 @@ MARKS = ("cdc.signal", "cdc.heartbeat")
 """The tables that a mark comes from: beside the log the request's own row, with the log held up a
 row made by a query.
 
-Debezium never snapshots its signals; it reads tables in the order in which it is told to capture
-them.
+Debezium never snapshots its signals; it reads tables in the order in which its settings list them.
 """
 
 

@@ -53,7 +53,7 @@ TRANSIENT_REFUSALS = (
     "remaining connection slots",
 )
 """Refusals of a server that will accept connections again by itself."""
-# The timeline that is written to now: the one in the control file is that of the last checkpoint.
+# The timeline that is written to now: the control file has the last checkpoint's.
 SERVER = """
 SELECT system_identifier::text,
        CASE WHEN NOT pg_is_in_recovery()

@@ -263,7 +263,7 @@ def _check_exclude(entry: TableSettings, columns: list[str], key: Sequence[str])
         if column in key:
             raise TableRefused(
                 f"{entry.table} excludes {column}, which is part of its key.",
-                hint=f"take {column} out of exclude: without it rows can't be told apart",
+                hint=f"take {column} out of exclude: rows can't be identified without it",
                 table=entry.table,
             )
         if column not in columns:

@@ -145,7 +145,7 @@ def request_redrive(kafka: Topics, pipeline: Pipeline, entries: Iterable[Quarant
 
 def settle_topics(kafka: Topics, pipeline: Pipeline, topics: Collection[str]) -> None:
     """Settle all entries and requests of topics whose records are dead, or gone: an entry's place
-    doesn't tell one topic of that name from the next.
+    doesn't distinguish a topic from a later one of the same name.
     """
     if topics:
         entries = [record.entry for record in QuarantineLog(kafka, pipeline).read()]

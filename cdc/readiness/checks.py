@@ -227,7 +227,7 @@ def check_slot_risk(
     loss_s: float | None = None,
 ) -> Iterator[Fault]:
     """Say when a slot keeps nearly as much log as max_slot_wal_keep_size lets it, or will within two
-    hours. `loss_s`: seconds until then, where that can be told.
+    hours. `loss_s`: seconds until then, if that is known.
     """
     if safe_bytes is None or retained_bytes is None:
         return

@@ -190,7 +190,7 @@ class TableFacts:
     children: Sequence[str] = ()
     """Tables that inherit from it and aren't its partitions."""
     members: Sequence[int] = ()
-    """Its oid, and those of its partitions."""
+    """Its oid and its partitions' oids."""
     unlogged: str = ""
     """The table, or the part of it, that isn't logged, as a statement takes its name."""
     full: bool = False
@@ -236,7 +236,7 @@ class PublicationFacts:
     owner: str
     owned: bool
     everything: bool
-    """Whether it is for all tables, those of others as well."""
+    """Whether it is for all tables of the database, other owners' included."""
     complete: bool
     """Whether it has inserts, updates and deletes, of a partitioned table under the table's
     name.

@@ -1,5 +1,5 @@
-"""Find the captured tables that the pipeline file names, and the key that tells their rows apart: the
-primary key, or columns with a unique index.
+"""Find the captured tables that the pipeline file names, and the key that identifies their rows:
+the primary key, or columns with a unique index.
 
 In:  the catalogue, `key` of the pipeline file. Out: the index; SourceError with the key that the table
 could have.
@@ -120,7 +120,7 @@ def _index_over(table: str, key: Sequence[str], indexes: Sequence[Index]) -> Ind
     if unsupported:
         raise TableRefused(
             f"A key column of {table} has a space, a colon, a semicolon or a comma in its name.",
-            hint="the connector can't be told of it: rename the column, or give the table a primary key",
+            hint="the connector's settings can't name it: rename the column, or give the table a primary key",
             table=table,
         )
     for index in indexes:
@@ -140,6 +140,6 @@ def _suggest_key(table: str, indexes: Sequence[Index], key: Sequence[str] = ()) 
         by_columns = {", ".join(index.columns): index for index in usable}
         near = difflib.get_close_matches(", ".join(key), by_columns, n=1, cutoff=0.0)
         columns = near[0] if near else ", ".join(usable[0].columns)
-        return f"write {{table: {table}, key: [{columns}]}}: {by_columns[columns].name} tells its rows apart"
+        return f"write {{table: {table}, key: [{columns}]}}: {by_columns[columns].name} identifies its rows"
     columns = ", ".join(key) or "..."
     return f"make the columns NOT NULL and CREATE UNIQUE INDEX ON {table} ({columns}), then name them as its key"

@@ -49,7 +49,7 @@ class Slot:
 
 
 def slots(conn: psycopg.Connection[Any], name: str | None = None) -> tuple[Slot, ...]:
-    """All slots of the server, of any database, or those of a name."""
+    """All slots of the server, of any database, or only the slot of a name."""
     with conn.cursor(row_factory=class_row(Slot)) as cursor:
         return tuple(cursor.execute(SLOTS, {"name": name}).fetchall())
 

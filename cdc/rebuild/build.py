@@ -149,8 +149,8 @@ class Rebuild:
         """Find out why an interrupted build can't continue.
 
         Either its log is gone, or its views would be different now, or another generation lies in
-        their place: views without a record may have changed places, which nobody could tell. None:
-        it can continue.
+        their place: views without a record may have changed places unnoticed. None: it can
+        continue.
         """
         continuity = Continuity(self._pipeline, self._kafka).read(
             [table.topic for table in self._tables]
@@ -230,9 +230,9 @@ class Rebuild:
         """List what readers saw before a promotion, by table, where one of its views is emptied since,
         as after a TRUNCATE; nothing where none is.
 
-        Such a view is of a newer generation. Beside it lies the one that was replaced, and the promoted
-        one nowhere; before a promotion that lies beside the live one. It does so after it, too, in a
-        warehouse, of which this can't be told.
+        Such a view is of a newer generation. The replaced generation lies beside it, and the
+        promoted one is gone. Before a promotion the new generation lies beside the live one. In a
+        warehouse it lies there afterwards, too, so that an emptied view isn't recognized.
         """
         generations = {table.qualified: self._sink.generations(table) for table in self._tables}
         beside = {name: names[1:] for name, names in generations.items()}

@@ -1,7 +1,7 @@
 """Destroy a pipeline: remove what it has in every server, and leave everything else.
 
 In:  the pipeline file, its sinks. Out: what there is, and its removal, place by place: first what
-writes, so that nothing comes back, and last the topics, which tell what there is.
+writes, so that nothing comes back, and last the topics, which record what there is.
 Invariant: every step may be repeated; a removal that was interrupted is finished by the next one.
 """
 
@@ -31,7 +31,7 @@ WATCH_S = 60.0
 """Seconds in which a worker that was busy may make the slot again."""
 POLL_S = 1.0
 NOWHERE = Position("", ())
-Tell = Callable[[str], object]
+Report = Callable[[str], object]
 
 
 def find_topics(pipeline: Pipeline, kafka: Topics) -> list[str]:
@@ -77,7 +77,7 @@ def _connector(pipeline: Pipeline) -> Part:
 
     def find() -> list[str]:
         with Connect(pipeline.connect) as connect:
-            # Not its state, which the workers tell for a moment after they have deleted it.
+            # Not its state, which the workers report for a moment after they have deleted it.
             present = connect.config(pipeline.pipeline) is not None
         return [f"connector {pipeline.pipeline}, with its offsets"] if present else []
 
@@ -130,8 +130,8 @@ def _views(sink: Sink, tables: Sequence[Table]) -> Part:
 
 
 def _topics(pipeline: Pipeline, names: Sequence[str]) -> Part:
-    """The topics of these names; last those that tell the names of others."""
-    telling = {pipeline.settings_topic, pipeline.registered_topic}
+    """The topics of these names. The topics that name the others go last."""
+    last = {pipeline.settings_topic, pipeline.registered_topic}
 
     def find() -> list[str]:
         with Topics(pipeline.kafka) as kafka:
@@ -139,8 +139,8 @@ def _topics(pipeline: Pipeline, names: Sequence[str]) -> Part:
 
     def remove() -> None:
         with Topics(pipeline.kafka) as kafka:
-            kafka.remove([name for name in names if name not in telling])
-            kafka.remove([name for name in names if name in telling])
+            kafka.remove([name for name in names if name not in last])
+            kafka.remove([name for name in names if name in last])
 
     return Part("Kafka", find, remove)
 
@@ -159,9 +159,9 @@ class Removal:
             lines_by_place.setdefault(part.place, []).extend(part.find())
         return {place: lines for place, lines in lines_by_place.items() if lines}
 
-    def run(self, tell: Tell, watch_s: float = WATCH_S) -> None:
-        """Remove every part, and tell each thing that is gone; then watch the slot until `watch_s`
-        seconds after its removal.
+    def run(self, report: Report, watch_s: float = WATCH_S) -> None:
+        """Remove every part, and report each thing that is gone; then watch the slot until
+        `watch_s` seconds after its removal.
 
         Raises:
             CdcError: a server can't be reached or refuses; the next removal goes on there.
@@ -174,18 +174,18 @@ class Removal:
             part.remove()
             remaining = part.find()
             for line in lines:
-                tell(f"{part.place}: {'kept' if line in remaining else 'removed'} {line}")
-        self._watch_slot(tell, began + watch_s)
+                report(f"{part.place}: {'kept' if line in remaining else 'removed'} {line}")
+        self._watch_slot(report, began + watch_s)
 
-    def _watch_slot(self, tell: Tell, deadline: float) -> None:
+    def _watch_slot(self, report: Report, deadline: float) -> None:
         """Drop the slot again where a worker makes it again."""
         slot = _slot(self.pipeline)
         if (left_s := deadline - time.monotonic()) > POLL_S:
-            tell(f"looking for {left_s:.0f} s whether a worker makes the slot again")
+            report(f"looking for {left_s:.0f} s whether a worker makes the slot again")
         while time.monotonic() < deadline:
             if slot.find():
                 slot.remove()
-                tell(
+                report(
                     f"{slot.place}: removed slot {self.pipeline.pipeline}, which had been made again"
                 )
             time.sleep(POLL_S)

@@ -112,8 +112,8 @@ class Context:
 
     @cached_property
     def pipeline_to_examine(self) -> settings.Pipeline:
-        """The pipeline for `cdc doctor`: patterns match the catalog, without Postgres as those of
-        `pipeline_to_show`. Why the catalog can't tell is for the examination to find.
+        """The pipeline for `cdc doctor`: patterns match the catalog, or without Postgres as in
+        `pipeline_to_show`. The examination finds out why the catalog can't be read.
         """
         with suppress(CdcError, psycopg.Error):
             return self.from_catalog().pipeline
@@ -140,7 +140,7 @@ class Context:
 
     def load(self) -> settings.Pipeline:
         """Read the pipeline file as it is now, with the addresses of the local servers."""
-        # Addresses of servers that are down count, too: `cdc status` must tell which one is.
+        # Addresses of servers that are down count, too: `cdc status` must show which one is.
         endpoints = stack_state.known_endpoints(self.state)
         log = self.state / "connect" / "log" / "connect.log"
         self.on_worker_log(log if log.exists() else None)
@@ -189,7 +189,7 @@ class Context:
 
     @cached_property
     def fitting_views(self) -> tuple[Table, ...]:
-        """Those of `views` that fit their tables."""
+        """The views that fit their tables."""
         if not self.pipeline.views:
             return ()
         from cdc.views.tables import view_table
@@ -243,7 +243,7 @@ class Context:
         return everything if name is None else (table_survey.table_named(everything, name),)
 
     def tables_in(self, sink: str, name: str | None = None) -> tuple[Table, ...]:
-        """Select those of `select_views` that a sink has. Raises SettingsError."""
+        """Select like `select_views`, but only what a sink has. Raises SettingsError."""
         tables = tuple(table for table in self.select_views(name) if table.is_in(sink))
         if not tables:
             raise SettingsError(

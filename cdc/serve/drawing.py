@@ -17,7 +17,7 @@ from cdc.serve.lag_history import Series
 
 UNREAD = "could not be read"
 SYMBOLS = {"ok": "✓", "info": "✓", "warning": "!", "degraded": "!", "down": "✕", "unknown": "?"}
-"""The sign of each state: none is told by its colour alone."""
+"""The sign of each state, so that colour isn't its only mark."""
 UNREAD_CODES = {"source-unreachable", "connect-unreachable", "kafka-unreachable"}
 LONGEST = 26
 """Most characters of a line in a box; longer ones are cut, and the list beside has them whole."""

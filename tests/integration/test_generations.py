@@ -265,7 +265,7 @@ def test_a_rollback_that_fails_changes_nothing(registry: Registry) -> None:
 def test_nothing_to_go_back_to(registry: Registry) -> None:
     with pytest.raises(SettingsError, match="nothing is kept") as caught:
         rollback(registry, Memory(SINK), [ITEMS], HOUR_S)
-    assert caught.value.hint == f"make one anew: cdc -p FILE rebuild {SINK}"
+    assert caught.value.hint == f"make a new one: cdc -p FILE rebuild {SINK}"
 
 
 class Warehouse:

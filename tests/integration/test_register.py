@@ -188,8 +188,8 @@ def test_the_status_of_a_healthy_pipeline(shop: Shop, unique: str) -> None:
     assert [view.lag_records for view in views["empty"]] == [
         view.lag_records for view in views["behind"]
     ]
-    anew = "is not the topic that the view was made from: it has been created anew."
-    assert all(view.problem and view.problem.endswith(anew) for view in views["elsewhere"])
+    recreated = "is not the topic that the view was made from: it has been recreated."
+    assert all(view.problem and view.problem.endswith(recreated) for view in views["elsewhere"])
     assert "rebuild elsewhere" in " ".join(finding.fix for finding in diagnose(status).findings)
 
 

@@ -178,7 +178,7 @@ def _remove_in_steps(world: "World") -> int:
     def step_of(line: str) -> str:
         return line if SCALE > 1 else line.partition(":")[0]
 
-    def tell(line: str) -> None:
+    def report(line: str) -> None:
         if line.startswith("looking for"):
             # A worker that was busy makes the slot again.
             world.sql(f"SELECT pg_create_logical_replication_slot('{world.name}', 'pgoutput')")
@@ -194,7 +194,7 @@ def _remove_in_steps(world: "World") -> int:
         removal = prepare(Context(world.file, world.folder))
         steps += 1
         try:
-            removal.run(tell, watch_s=60.0)
+            removal.run(report, watch_s=60.0)
         except CutOffError:
             continue
         except DoneError:

@@ -56,7 +56,7 @@ def test_what_the_log_continues_is_accepted() -> None:
 @pytest.mark.parametrize(
     ("position", "starts", "ends", "message"),
     [
-        (Position("other", (1, 1)), (0, 0), (9, 9), "created anew"),
+        (Position("other", (1, 1)), (0, 0), (9, 9), "it has been recreated"),
         (Position("id", (1, 1, 1)), (0, 0), (9, 9), "has 2 partitions, the view was made from 3"),
         (Position("id", (1, 4)), (0, 5), (9, 9), "has lost records that the view still needs"),
         (Position("id", (1, 9)), (0, 0), (9, 8), "its log was cut"),

@@ -15,7 +15,7 @@ JAVA = re.compile(r"\[+L[\w.]+;@[0-9a-f]+", re.ASCII)
 def array(element: TypeCodec) -> TypeCodec:
     """Build the codec of an array.
 
-    Values that the connector can't tell apart within one are lost, as are inner arrays.
+    Values that the connector can't distinguish within an array are lost, as are inner arrays.
     """
     document = element.document
     to_column = element.to_column

@@ -94,7 +94,7 @@ def date_text(days: int) -> str:
 
 
 def to_date(days: int) -> int:
-    """Convert days since 1970 to those of the column; infinity is its first or last day."""
+    """Convert days since 1970 to a day of the column; infinity becomes its first or last day."""
     if _is_infinite(days):
         return FOREVER_DAY
     return NEVER_DAY if days < FIRST_DAY else days
