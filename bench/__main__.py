@@ -33,11 +33,11 @@ SHARES, RATES = (0.5, 0.8), (300, 1000, 2000)
 class Scale:
     """Sizes of the measurements.
 
-    rows     of the table that most parts share; `sizes` are those of the compared tables
+    rows     of the table that most parts share; `sizes` are the compared tables' rows
     distinct rows of a table whose snapshot is applied
-    changes  of a workload; `backlog` are those of W1, which has to be long, because a sink's pauses
-             between batches count; `bulk` are those that the connector drains and a rebuild reads:
-             several batches of a stream
+    changes  of a workload; `backlog` for W1, which has to be long, because a sink's pauses between
+             batches count; `bulk` for what the connector drains and a rebuild reads: several
+             batches of a stream
     records  that a sink is behind, where it alone is measured
     flights  of the tables whose documents are kept, from the smallest on
     timed    of a small and a large table, for each kind of views of time

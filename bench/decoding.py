@@ -1,6 +1,6 @@
 """Costs of a record in plain Python: microseconds, of the best of many rounds; needs no server.
 
-Run by itself (`python -m bench.decoding`), so that the time is that of one process.
+Run by itself (`python -m bench.decoding`), so that one process is timed.
 """
 
 import json

@@ -99,8 +99,8 @@ def _restarted(started: Mapping[str, Watch], warm: Mapping[str, Watch]) -> Itera
 
 
 def growing(stage: Stage, sizes: Sequence[int]) -> Iterator[Figure]:
-    """The memory of `cdc rebuild`, its verification included, of the largest table against that of
-    the smallest.
+    """The memory of `cdc rebuild`, its verification included: the largest table against the
+    smallest.
 
     With a small heap, which both fill: a larger one would only be filled by the larger table.
     """

@@ -4,7 +4,7 @@ allows, and the rival.
 The connector stands still while the backlog is written; what is measured goes from the first record
 in Kafka to the last batch that is durable. Before that a part of the same has been applied, see
 `bench.cases`. What the CPU allows is the machine's cores over the CPU seconds of all processes per
-change, so the ratio tells how much of it lies idle. The rival is three plain consumers at once,
+change, so the ratio shows how much of it lies idle. The rival is three plain consumers at once,
 behind the same connector, for which as much is written in the same way.
 """
 

@@ -118,7 +118,7 @@ class Data:
         self, changes: int, *, moved: float = 0.0, keys: str = "uniform", rate: float = 0.0
     ) -> None:
         """W2, W6: so many transactions of one row; see SINGLE. `moved` is the share of inserts, and
-        that of deletes.
+        also the share of deletes.
 
         `rate` is in transactions per second; 0 is as fast as they commit.
         """

@@ -35,12 +35,12 @@ def java() -> Path:
         raise StackError(
             f"{path} is Java {major}, but {versions.JAVA_MIN} or newer is needed", hint=JAVA_HINT
         )
-    # Elasticsearch is told a home folder, which a link such as /usr/bin/java doesn't have.
+    # Elasticsearch gets Java's home folder, and a link such as /usr/bin/java has none.
     return path.resolve()
 
 
 def java_major(path: Path) -> int:
-    """Ask a Java for its major version; 0 when it tells none."""
+    """Ask a Java for its major version; 0 when it prints none."""
     try:
         run = subprocess.run(
             [path, "-version"], capture_output=True, text=True, timeout=30, check=False

@@ -1,5 +1,5 @@
 #!/bin/sh
-# Write requirements.lock anew from pyproject.toml: exact versions, hashes, nothing about where they came from.
+# Recreate requirements.lock from pyproject.toml: exact versions, hashes, nothing about where they came from.
 # Versions that still fit are kept; `sh compose/lock.sh --upgrade` takes the newest. Run it with an early Python 3.11
 # (PYTHON=/usr/bin/python3.11): some packages ask for more on the oldest patch releases, and a lock with hashes must
 # name all of it.

@@ -22,7 +22,7 @@ def choose(names: Iterable[str], reserved: Iterable[int] = ()) -> dict[str, int]
 
 
 def is_free(port: int) -> bool:
-    """Tell whether a server could listen on a port of 127.0.0.1."""
+    """Return whether a server could listen on a port of 127.0.0.1."""
     with socket.socket() as probe:
         # As the servers do: connections of the last run that are still closing don't count.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

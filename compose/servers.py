@@ -114,7 +114,7 @@ class Server:
         return {"PATH": os.defpath, "HOME": tmp, "TMPDIR": tmp, "LANG": "C.UTF-8", "TZ": "UTC"}
 
     def ready(self, ports: Mapping[str, int]) -> bool:
-        """Tell whether the server answers a real request."""
+        """Return whether the server answers a real request."""
         raise NotImplementedError
 
     def version(self, dirs: ServerDirs) -> ServerVersion | None:  # noqa: ARG002

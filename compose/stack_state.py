@@ -124,7 +124,7 @@ class StackState:
             self.save()
 
     def alive(self, name: str) -> bool:
-        """Tell whether a server's process lives."""
+        """Return whether a server's process is alive."""
         process = self.processes.get(name)
         return process is not None and process.find() is not None
 

@@ -51,7 +51,7 @@ def pinned_cache() -> Path | None:
 
 
 def cache_version(binary: Path) -> ServerVersion | None:
-    """Ask a cache server for its kind and version; None when it doesn't tell."""
+    """Ask a cache server for its kind and version; None when it prints neither."""
     try:
         run = subprocess.run(
             [binary, "--version"], capture_output=True, text=True, timeout=10, check=False

@@ -190,7 +190,7 @@ class Connect:
 
     def reset(self, name: str) -> None:
         """Delete the connector and its offsets: put again, it takes a new snapshot. A missing one is
-        no error, also while the workers still tell its state, which outlives it for a moment.
+        no error, even while the workers still report its state, which outlives it for a moment.
         """
         if self._call("PUT", f"/connectors/{name}/stop", missing=None) is None:
             return
@@ -247,7 +247,7 @@ class Connect:
             text = str(response.json()["message"])
         except (ValueError, KeyError, TypeError):
             text = response.reason_phrase
-        missing = "the worker lacks the plugin or the connector: GET /connector-plugins and /connectors tell which"
+        missing = "the worker lacks the plugin or the connector: GET /connector-plugins and /connectors show which"
         return ConnectorError(
             f"Kafka Connect at {self.server} answers {response.status_code}: {redacted(text, config)}",
             hint=missing if response.status_code == 404 else "look at the worker's log",

@@ -160,7 +160,7 @@ def _removals(conn: psycopg.Connection, pipeline: str) -> Iterator[Statement]:
 
 
 def _own_rows(conn: psycopg.Connection, pipeline: str, tables: list[str]) -> Iterator[Statement]:
-    """Remove the rows of the pipeline and of its tables, beside those of other pipelines."""
+    """Remove the rows of the pipeline and of its tables; other pipelines keep theirs."""
     if conn.execute(
         "SELECT 1 FROM pg_policy WHERE polrelid = 'cdc.heartbeat'::regclass AND polname = %s",
         [pipeline],

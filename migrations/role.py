@@ -135,8 +135,8 @@ def _password(conn: psycopg.Connection, role: str, password: str) -> Statement:
 
 
 def _has_password(conn: psycopg.Connection, role: str, password: str) -> bool:
-    """Whether this is the role's password. True as well where nobody can tell, because then it
-    isn't changed.
+    """Whether this is the role's password. Also true where that can't be checked, because then the
+    password isn't changed.
     """
     if conn.execute("SELECT has_table_privilege('pg_catalog.pg_authid', 'SELECT')").fetchone() == (
         True,

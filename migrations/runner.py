@@ -4,7 +4,7 @@ own.
 In:  a folder of `NNNN_what.sql`, numbered from 0001 without gaps; a connection that may create a
 schema. Out: rows of `cdc.migration`; a file's name there is `<folder kind>/<file>`, so folders
 don't clash.
-Invariant: the recorded checksum is that of the bytes that were run; files are append-only.
+Invariant: the recorded checksum is computed from the bytes that were run; files are append-only.
 """
 
 from __future__ import annotations

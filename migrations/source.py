@@ -146,7 +146,7 @@ def required_statements(
     yield from ensure_entry(
         conn, role, sorted({relation.schema for relation in captured} | {"cdc"})
     )
-    # Before the publication changes: the tables in it tell which privileges are out of date.
+    # Before the publication changes: the tables in it show which privileges are out of date.
     yield from ensure_privileges(conn, requirements)
     yield from ensure_heartbeat(conn, role, pipeline)
     for relation in captured:

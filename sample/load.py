@@ -34,7 +34,7 @@ def load(
     """Load the reference tables, and flights and weather of the days; returns the rows added per
     table.
 
-    `progress` is told of each table as it is done. Raises SourceError: no such schema, no such
+    `progress` is called for each table as it is done. Raises SourceError: no such schema, no such
     privilege.
     """
     frames = {
@@ -57,7 +57,7 @@ def load(
 
 
 def failed(error: psycopg.Error) -> SourceError:
-    """Return the error that tells a user of the sample what a database error means."""
+    """Return an error that explains a database error to a user of the sample."""
     if isinstance(error, psycopg.errors.UndefinedTable | psycopg.errors.UndefinedColumn):
         return SourceError(
             "the database lacks the sample schema",
@@ -113,12 +113,12 @@ def explained() -> Iterator[None]:
 def main(dsn: Database, start: FirstDay, end: LastDay) -> None:
     """Load days of New York's flights of 2013 as existing rows."""
 
-    def tell(table: str, rows: int) -> None:
+    def report(table: str, rows: int) -> None:
         typer.echo(f"  {table:<9} {rows:>8,} rows added")
 
     with explained():
         typer.echo(f"Loading {start:%Y-%m-%d} to {end:%Y-%m-%d}")
-        added = load(dsn, start.date(), end.date(), progress=tell)
+        added = load(dsn, start.date(), end.date(), progress=report)
         typer.echo(f"Done: {sum(added.values()):,} rows")
 
 

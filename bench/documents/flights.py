@@ -40,8 +40,8 @@ INSERT INTO desk.flights_{{0}}
     FROM generate_series({{1}}::bigint, {{2}}::bigint - 1) n
 """
 REMOVE = f"DELETE FROM {{0}} WHERE sched_dep >= {START} + {{1}} * interval '1 minute'"
-# Rows anywhere, each once, `size` a transaction: their delay, or besides it their plane. With a rate
-# each transaction waits for its time, and is made at once if that has passed.
+# Rows anywhere, each once, `size` a transaction: their delay, and with `moved` also their plane.
+# With a rate each transaction waits for its time, and is made at once if that has passed.
 CHANGE = f"""
 CREATE OR REPLACE PROCEDURE desk.change(flights int, rows bigint, first bigint, transactions int, size int,
     moved boolean, rate float8)
@@ -117,8 +117,8 @@ class Flights:
     def change(
         self, changes: int, *, moved: bool = False, size: int = 100, rate: float = 0
     ) -> None:
-        """Change so many rows, `size` a transaction: a column, or besides it the plane. `rate` is in
-        transactions a second; 0 is as fast as they commit.
+        """Change so many rows, `size` a transaction: a column, and with `moved` also the plane.
+        `rate` is in transactions a second; 0 is as fast as they commit.
         """
         first, self.changed = self.changed, self.changed + changes
         self._run(

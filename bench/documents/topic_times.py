@@ -1,6 +1,4 @@
-"""When records of topics were written: by their own times, which are those of the machine that the
-bench runs on.
-"""
+"""When records of topics were written, by their own times. The clock is the bench machine's."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -27,7 +25,7 @@ def view_of(stage: Stage, flights: Flights) -> Table:
 
 
 def flight_ends(stage: Stage, flights: Flights) -> Starts:
-    """Return the ends of the topic of the flights, then of that of their documents."""
+    """Return the end of the flights' topic, then the end of their documents' topic."""
     table = next(table for table in stage.tables if table.qualified == flights.table)
     topics = [table.topic, view_of(stage, flights).topic]
     with Topics(stage.pipeline.kafka) as kafka:

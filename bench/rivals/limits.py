@@ -1,6 +1,6 @@
 """What the servers take when everything is prepared: the client only sends.
 
-Run by itself (`python -m bench.rivals.limits`), so that the time is that of one process; prints rows and
+Run by itself (`python -m bench.rivals.limits`), so that one process is timed; prints rows and
 seconds.
 """
 

@@ -61,7 +61,7 @@ READING: dict[str, Any] = {
     "isolation.level": "read_committed",
     "enable.partition.eof": True,
     "queued.max.messages.kbytes": 262144,
-    # Or the end of a partition is told half a second late.
+    # Otherwise the end of a partition is reported half a second late.
     "fetch.wait.max.ms": 10,
 }
 
@@ -73,8 +73,8 @@ def batches(
     ends: Callable[[], Offsets | None],
     gather_s: float = POLL_S,
 ) -> Iterator[Batch]:
-    """Yield the records of all topics as they come, until `ends`. The ends may be told at any time;
-    batches are full ones from then on.
+    """Yield the records of all topics as they come, until `ends`. The ends may become known at any
+    time; from then on batches are full.
     """
     consumer = confluent_kafka.Consumer({"bootstrap.servers": kafka, **READING})
     reached = {topic: list(offsets) for topic, offsets in starts.items()}

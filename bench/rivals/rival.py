@@ -27,7 +27,7 @@ END_S = 600.0
 
 
 class Consumer:
-    """A process that reads topics from these offsets on until it is told where they end."""
+    """A process that reads topics from these offsets to the ends that it receives later."""
 
     def __init__(self, stage: Stage, target: str, place: str, starts: Offsets) -> None:
         words = [
@@ -59,7 +59,7 @@ class Consumer:
         assert self._process.stdout
         return float(self._process.stdout.readline() or "nan")
 
-    def tell(self, ends: Offsets) -> None:
+    def send_ends(self, ends: Offsets) -> None:
         assert self._process.stdin
         self._process.stdin.write(f"{orjson.dumps(ends).decode()}\n")
         self._process.stdin.flush()
@@ -79,12 +79,12 @@ def alone(stage: Stage, target: str, place: str, starts: Offsets | None = None) 
     ends = {stage.table.topic: list(stage.end().offsets)}
     with Consumer(stage, target, place, starts or zero(ends)) as consumer:
         began = consumer.ready()
-        consumer.tell(ends)
+        consumer.send_ends(ends)
         return consumer.durable_time() - began
 
 
 def empty_index(stage: Stage, table: Table, name: str) -> None:
-    """Make an index anew with the mapping that ours has for the table, and nothing else of it."""
+    """Recreate an index with our mapping for the table, and nothing else of our index."""
     url = stage.endpoints.elasticsearch
     alias = Elasticsearch("search", url, stage.name).alias(table)
     mappings = httpx.get(f"{url}/{alias}/_mapping").raise_for_status().json()
@@ -106,7 +106,7 @@ class Rivals:
     def __init__(self, stage: Stage) -> None:
         self._stage = stage
         self._index = stage.endpoints.elasticsearch
-        # A database of their own: how many keys it has tells how many rows.
+        # A database of their own, so that its number of keys gives the number of rows.
         self._cache = stage.endpoints.redis.rpartition("/")[0] + "/1"
         self._folder = f"{stage.folder}/rivals"
         self._read = zero(_ends(stage))
@@ -149,7 +149,7 @@ class Rivals:
             began = release(min([consumer.ready() for consumer in consumers]))
             self._read = _ends(self._stage)
             for consumer in consumers:
-                consumer.tell(self._read)
+                consumer.send_ends(self._read)
             return max([consumer.durable_time() for consumer in consumers]) - began
 
     def check(self) -> None:

@@ -93,7 +93,7 @@ def verify(
     modules = [*context.obj.executors(names), "cdc.verify.census"]
     stalled = StalledViews(lambda: find_stalled(_read_progress(pipeline), tables))
     with spark_on(master, modules) as spark:
-        results = verify_views(spark, pipeline, tables, sinks, options, tell=say, stalled=stalled)
+        results = verify_views(spark, pipeline, tables, sinks, options, report=say, stalled=stalled)
         if repair:
             results = repair_differences(spark, pipeline, tables, sinks, options, results)
     report([*results, *waiting], as_json)

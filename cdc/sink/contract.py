@@ -109,7 +109,7 @@ class Sink(Protocol):
         """Make the view empty and forget its position, so that it is made again from offset zero.
 
         Called when the plan is loaded and the stored position can't be continued: after a TRUNCATE,
-        of a topic that was made anew, of a standby that is begun again. `prepare` follows.
+        after the topic was recreated, or when a standby starts again. `prepare` follows.
         """
 
     def scan(
@@ -170,8 +170,8 @@ class Sink(Protocol):
         """
 
     def remains(self, tables: Sequence[Table]) -> list[str]:
-        """List what there is of these views, of whatever generation, and of the pipeline besides: a
-        line for each index, folder or group of keys. Changes nothing.
+        """List what exists of these views, in any generation, and of the pipeline itself: one line
+        for each index, folder or group of keys. Changes nothing.
 
         Called by `cdc destroy`, before `remove` and after it. Needs no Spark.
         """
@@ -286,8 +286,8 @@ class SchemaMismatch(SinkRejected):
     """A view can't hold the table as it is now; other views can. This table waits until a person
     acts.
 
-    Without a message: the view was made for other columns, and can't be changed to hold those of
-    today.
+    Without a message: the view was made for other columns, and can't be changed to hold the
+    current ones.
     """
 
     def __init__(

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 Entries = Mapping[tuple[str, int], Mapping[int, str | None]]
 """What a sink has in quarantine: by topic and partition, then by offset, the id of the record's
-row; None where the key doesn't tell it.
+row; None where the id can't be read from the key.
 """
 TAINTED = "its row is in quarantine"
 UNKNOWN = "a value that the log doesn't carry isn't known here either"
@@ -76,7 +76,7 @@ class PartitionOutcome(msgspec.Struct):
     failure: str | None = None
     """Why the task ended early: a key of `cdc.sink.remedy.REPORTED`."""
     message: str = ""
-    writer_results: list[str] = msgspec.field(default_factory=list, name="told")
+    writer_results: list[str] = []
     """What `Writer.finish` hands to the sink on the driver."""
 
 

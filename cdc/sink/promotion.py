@@ -58,7 +58,7 @@ def wait_until_caught_up(
 ) -> None:
     """Wait until the condition holds; raises SinkUnavailable when it doesn't within `SWITCH_S`.
 
-    lagging: the tables behind, as of the condition's last answer, where it tells them apart.
+    lagging: the tables that were behind at the condition's last check, where it names them.
     """
     deadline = time.monotonic() + SWITCH_S
     while not is_caught_up():

@@ -18,7 +18,7 @@ this view won't take it.
 class Rejected(msgspec.Struct, frozen=True):
     """A record that isn't applied.
 
-    id      of its row; None where the key doesn't tell it
+    id      of its row; None where the id can't be read from the key
     kind    DECODE, UNHOLDABLE or REFUSED
     reason  in words that name a column at most, never a value
     """

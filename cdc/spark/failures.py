@@ -20,7 +20,7 @@ from cdc.spark.session import MEMORY_HINT
 LOST = re.compile(
     r"Python worker (?:exited unexpectedly|failed to connect back|process is dead)|ExecutorLostFailure|SlaveLost"
     r"|Executor heartbeat timed out|EOFException occurred while reading .* from Python worker"
-    # Killed before it had told its port or its number: the trace alone says so.
+    # Killed before it reported its port or its number: only the trace shows it.
     r"|java\.(?:io\.EOF|net\.Socket)Exception(?s:.{0,1000}?)PythonWorkerFactory\.create"
 )
 

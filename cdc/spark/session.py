@@ -38,8 +38,8 @@ SETTINGS = {
     "spark.sql.adaptive.enabled": "false",
     # Codegen off: compiling new plans holds up a process that has just started. While Spark's
     # expressions decoded records, the first batch took 4 s so, and 11 s with it. It hasn't been
-    # measured since Python decodes them: plans of batches have hardly any expressions now, those of
-    # comparisons, audits and merges in the warehouse do.
+    # measured since Python decodes them. Plans of batches have hardly any expressions now, but
+    # plans of comparisons, audits and merges in the warehouse do.
     "spark.sql.codegen.wholeStage": "false",
     "spark.sql.codegen.factoryMode": "NO_CODEGEN",
     # Off: without codegen, shared subexpressions are looked up in a cache for every row. That was a

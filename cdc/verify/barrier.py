@@ -67,14 +67,14 @@ class WaitOptions:
 
     timeout_s   seconds after which the wait fails
     on_poll     called after every unsuccessful poll; ends the wait by raising
-    tell        called every 4 s with a sentence: what the wait is for
+    report      called every 4 s with a sentence that says what the wait is for
     stalled     with it, a view that doesn't move isn't waited for. Without it, a view that can never
                 get there ends the wait with its error
     """
 
     timeout_s: float
     on_poll: Callable[[], object] = lambda: None
-    tell: Callable[[str], object] = lambda _: None
+    report: Callable[[str], object] = lambda _: None
     stalled: StalledViews | None = None
 
     def stalled_views(self) -> Mapping[View, CdcError]:
@@ -146,7 +146,7 @@ def wait_until_current(
     *,
     timeout_s: float,
     on_poll: Callable[[], object] = lambda: None,
-    tell: Callable[[str], object] = lambda _: None,
+    report: Callable[[str], object] = lambda _: None,
     stalled: StalledViews | None = None,
 ) -> dict[View, CdcError]:
     """Wait until the views hold what is committed now.
@@ -165,10 +165,10 @@ def wait_until_current(
         ).fetchone() or (0,)
     with Topics(pipeline.kafka) as kafka:
         barrier = place_barrier(
-            pipeline, kafka, tables, now_ms, WaitOptions(timeout_s, on_poll, tell, stalled)
+            pipeline, kafka, tables, now_ms, WaitOptions(timeout_s, on_poll, report, stalled)
         )
     remaining_s = start + timeout_s - time.monotonic()
-    return await_barrier(barrier, tables, sinks, WaitOptions(remaining_s, on_poll, tell, stalled))
+    return await_barrier(barrier, tables, sinks, WaitOptions(remaining_s, on_poll, report, stalled))
 
 
 def place_barrier(
@@ -337,7 +337,7 @@ def _wait_while(find_problems: Callable[[], list[str]], options: WaitOptions) ->
             )
         if now >= last_report + SILENT_S:
             last_report = now
-            options.tell(
+            options.report(
                 f"waiting, {now - start:.0f} s of {options.timeout_s:.0f} s at most: {problems[0]}{more}"
             )
         time.sleep(POLL_S)

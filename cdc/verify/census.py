@@ -2,8 +2,8 @@
 
 One job proves which of their views are equal, and counts their rows.
 
-A view that isn't proved equal here may be equal all the same: `cdc.verify` compares it by itself,
-and tells why.
+A view that isn't proved equal here may still be equal: `cdc.verify` compares it by itself, and
+reports what differs.
 """
 
 import random
@@ -64,7 +64,7 @@ def equal_small_views(
     tables: Sequence[Table],
     sinks: Sequence[Sink],
     sample: Sample | None,
-    tell: Callable[[str], object] = lambda _: None,
+    report: Callable[[str], object] = lambda _: None,
 ) -> dict[View, Comparison]:
     """Find the views of small tables that are equal to their source.
 
@@ -78,11 +78,11 @@ def equal_small_views(
     for group in group_tables(tables, table_sizes(dsn, tables)) if grouped else ():
         pending = group
         previous_count = 0
-        # A second census tells changes during the first one from errors; repeat while fewer tables
-        # differ each time.
+        # A table that changed during a census differs without an error. Take another census while
+        # fewer tables differ each time.
         while len(pending) > 1 and len(pending) != previous_count:
             first = pending[0].qualified
-            tell(f"comparing {len(pending)} small tables together, the first of them {first}")
+            report(f"comparing {len(pending)} small tables together, the first of them {first}")
             start = time.monotonic()
             previous_count = len(pending)
             proved = take_census(reader, dsn, pending, grouped, sample)

@@ -168,6 +168,6 @@ def _divergence(wrong: Sequence[Comparison], sink: str) -> DivergenceError:
         f"The new generation of {first.table} in {sink} differs from the source: {first.missing}"
         f" rows missing, {first.extra} extra, {first.different} different."
         " Readers see what they saw.",
-        hint="the log can't make this view any more: cdc -p FILE topics audit tells which rows",
+        hint="the log can't make this view any more: cdc -p FILE topics audit shows which rows",
         more=len(wrong) - 1,
     )

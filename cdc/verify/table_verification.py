@@ -37,7 +37,7 @@ from cdc.verify.source_rows import SourceReader, SourceSnapshot
 
 MAX_ROUNDS = 5
 """Comparisons of suspects. Rows that are suspects after the last one count as undecided."""
-Tell = Callable[[str], object]
+Report = Callable[[str], object]
 Suspects = Mapping[str, Sequence[str]]
 """By sink, ids of rows to compare again."""
 WRONG = "wrong"
@@ -52,7 +52,7 @@ class VerificationTask:
     sinks: Sequence[Sink]
     options: Options
     sample: Sample | None = None
-    tell: Tell = lambda _: None
+    report: Report = lambda _: None
     stalled: StalledViews | None = None
 
 
@@ -69,7 +69,7 @@ class TableVerification:
         self._sinks = task.sinks
         self._options = task.options
         self._sample = task.sample
-        self._wait = WaitOptions(task.options.timeout_s, tell=task.tell, stalled=task.stalled)
+        self._wait = WaitOptions(task.options.timeout_s, report=task.report, stalled=task.stalled)
         self._reader = SourceReader(spark, task.options.rate)
         self._truncations = Truncations(pipeline, kafka)
         self._comparisons = {

@@ -24,8 +24,8 @@ from cdc.verify.census import equal_small_views, sample_range
 from cdc.verify.comparison import Comparison, Options, View
 from cdc.verify.source_rows import SourceReader, SourceSnapshot
 from cdc.verify.table_verification import (
+    Report,
     TableVerification,
-    Tell,
     VerificationTask,
     differing_buckets,
     record_differences,
@@ -41,14 +41,14 @@ def verify(
     sinks: Sequence[Sink],
     options: Options = ALL_ROWS,
     *,
-    tell: Tell = lambda _: None,
+    report: Report = lambda _: None,
     stalled: StalledViews | None = None,
 ) -> list[Comparison]:
     """Wait for the views, compare them, and compare again what changed.
 
-    Returns a comparison per table and sink. `tell` is called with sentences about steps and waits.
-    With `stalled`, a view that doesn't move until somebody acts isn't waited for: its comparison
-    has a problem, and the other views are compared.
+    Returns a comparison per table and sink. `report` is called with a sentence about each step or
+    wait. With `stalled`, a view that doesn't move until somebody acts isn't waited for: its
+    comparison has a problem, and the other views are compared.
 
     Raises:
         ConnectorError: a view isn't past the barrier in time; names the hop that is late. Without
@@ -57,7 +57,7 @@ def verify(
         SourceError, SinkError: a server can't be read.
     """
     not_awaited = wait_until_current(
-        pipeline, tables, sinks, timeout_s=options.timeout_s, tell=tell, stalled=stalled
+        pipeline, tables, sinks, timeout_s=options.timeout_s, report=report, stalled=stalled
     )
     compared = {
         view: Comparison(*view, scope=options.scope, problem=error.message, hint=error.hint)
@@ -69,7 +69,9 @@ def verify(
     sample = sample_range(options.sample) if options.sample is not None else None
     if options.since_ms is None:
         reader = SourceReader(spark, options.rate)
-        equal = equal_small_views(reader, pipeline.source.dsn, compared_tables, sinks, sample, tell)
+        equal = equal_small_views(
+            reader, pipeline.source.dsn, compared_tables, sinks, sample, report
+        )
         compared |= {
             view: replace(comparison, scope=options.scope)
             for view, comparison in equal.items()
@@ -81,8 +83,8 @@ def verify(
             if not pending:
                 continue
             names = ", ".join(sink.name for sink in pending)
-            tell(f"comparing {table.qualified} ({number} of {len(tables)}) with {names}")
-            task = VerificationTask(table, pending, options, sample, tell, stalled)
+            report(f"comparing {table.qualified} ({number} of {len(tables)}) with {names}")
+            task = VerificationTask(table, pending, options, sample, report, stalled)
             results = TableVerification(spark, pipeline, kafka, task).result()
             compared |= {(comparison.sink, comparison.table): comparison for comparison in results}
     return _in_order(compared, tables, sinks)

@@ -174,8 +174,8 @@ def note_due(
 def _members(
     plan: StatePlan, state: State, node: Node, rows: Mapping[str, StoredRow]
 ) -> dict[str, list[Member]]:
-    """Return what each row gets besides its own columns: aggregates, then nested members, of the root as
-    texts.
+    """Return what each row gets in addition to its own columns: aggregates, then nested members.
+    The root's nested members are texts.
     """
     numbers: dict[str, list[Member]] = {row_id: [] for row_id in rows}
     nested: dict[str, list[Member]] = {row_id: [] for row_id in rows}
@@ -386,7 +386,7 @@ class _Children:
         return {row_id: _spliced(document(row.row), nested[row_id]) for row_id, row in rows.items()}
 
     def choose(self, ids: Sequence[str]) -> Sequence[str]:
-        """Return those of these ids that a parent shows, in their order."""
+        """Return the ids that a parent shows, in their order."""
         if self._node.many:
             return ids[: self._node.limit]
         return [min(ids, key=code_points)] if ids else []

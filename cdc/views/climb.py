@@ -34,7 +34,7 @@ def climb(
     """Find the ids of documents that a chunk's rows may have changed: of which view, and a page of ids;
     one may come several times.
 
-    Those of a row that is a root itself are dirty already.
+    The document of a row that is itself a root is dirty already.
     """
     if not views:
         return

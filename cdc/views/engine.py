@@ -1,4 +1,4 @@
-"""Keep documents current: what a stream of the state does besides its batches.
+"""Keep documents current: the work of the state's stream apart from its batches.
 
     load      list the tables that the views of the file need now; become the documents' owner
     recover   mark as dirty all documents that were sent since the state was last noted as current
@@ -6,11 +6,11 @@
     send      find dirty documents, put them together and send them, on an executor
     note      store up to where the documents of a view are current, once none of it is dirty
 
-A state that has lost its last second, with its server, has lost marks as well: documents that the
-topics have been told stand for rows that the state may never meet again, since a log is folded when
-it is read again. So these are marked dirty (recover), and sent when the state is no older than they
-are (release). Each turn asks whether it has gone back. The same makes a state that is built anew
-take documents back that are no more.
+A state that has lost its last second, with its server, has lost marks as well. The topics may have
+documents of rows that the state never meets again, since a log is folded when it is read again. So
+all documents in the topics since the last note are marked dirty (recover), and sent when the state
+is no older than they are (release). Each turn checks whether the state has gone back. In the same
+way, a state that is rebuilt withdraws documents that no longer exist.
 """
 
 import time
@@ -157,8 +157,8 @@ class DocumentEngine:
             report = Report(done=True) if is_idle else self._run_task(self._emission().run)
             self._measure(report, began)
             if report.documents:
-                # Also where no table has moved, as by `verify --repair`: the notes say up to where
-                # the views' topics were told.
+                # Also where no table has moved, as by `verify --repair`: the notes contain the ends
+                # of the views' topics.
                 self._noted = {}
             self._note(positions, clocks, report)
         return not report.done
@@ -205,7 +205,7 @@ class DocumentEngine:
         return {view.name: self._pipeline.view_topic(view.name) for view in self._sink.plan.views}
 
     def _recover(self) -> None:
-        """Mark every document that the topics have been told since the last note as dirty."""
+        """Mark as dirty every document that the topics have received since the last note."""
         topics = self._topics
         sending_once = [view.name for view in self._sink.plan.views if view.sends_once]
         if sending_once:
@@ -267,22 +267,21 @@ class DocumentEngine:
         )
 
     def _run_task(self, run: Callable[[Iterator[object]], Iterator[bytes]]) -> Report:
-        # Twice as quick as the same by a DataFrame, which Spark plans anew every time: 77 ms instead
-        # of 144, and half of the CPU.
+        # Twice as quick as a DataFrame, which Spark would plan every time: 77 ms instead of 144,
+        # and half of the CPU.
         (encoded,) = self._one_task.mapPartitions(freeze_gc_after(run)).collect()
         return read_report(encoded)
 
     def _note(self, positions: Positions, clocks: Mapping[str, int], report: Report) -> None:
-        """Note of each view whose documents are all sent that they are current, and up to where its
-        topic was told so. A view doesn't wait for others: the task has climbed from all changed
-        rows, and none is applied before the next turn, so what isn't dirty by now is as of these
-        positions.
+        """Note each view whose documents are all sent as current, with the end of its topic. A view
+        doesn't wait for others: the task has climbed from all changed rows, and none is applied
+        before the next turn, so what isn't dirty by now is as of these positions.
 
         The topics' ends are read first: what is below them was made of the state before this note,
-        so a state that has the note lacks nothing of it. They are those of the log, since a commit
-        returns before readers are shown what it commits. And only if it has got to these positions:
-        it may have gone back since they were written to it. Who waits for a TRUNCATE, which no record
-        of the topic tells of, compares the floors.
+        so a state that has the note lacks nothing of it. They are the log's ends, since a commit
+        returns before readers are shown what it commits. Nothing is noted unless the state has got
+        to these positions: it may have gone back since they were written to it. A TRUNCATE has no
+        record in the topic, so whoever waits for one compares the floors.
         """
         news = self._unnoted_views(positions, clocks)
         if news and not report.done:

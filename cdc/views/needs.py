@@ -28,7 +28,7 @@ from cdc.views.resolve import resolve
 from cdc.views.state import StateSink
 
 ESTIMATE_S = 10.0
-"""Seconds in which Postgres has to tell its statistics: a start waits for them."""
+"""Seconds that a start waits for Postgres' statistics."""
 log = structlog.get_logger()
 
 
@@ -136,7 +136,7 @@ def require_room(
 
 
 def _estimates(pipeline: Pipeline, tables: Sequence[Table]) -> Mapping[str, RowEstimate]:
-    """Estimate tables; none where Postgres can't tell, since a run goes on without it."""
+    """Estimate tables; none where Postgres can't answer, since a run goes on without estimates."""
     try:
         with source.connect(pipeline.source.dsn) as conn, source.within(conn, ESTIMATE_S):
             return estimate_rows(conn, tables)

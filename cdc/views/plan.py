@@ -2,11 +2,11 @@
 
 view    one document per row of its root table, or per group of its rows
 node    a table in the tree; the same table may be at several nodes
-join    the values of the parent's row that equal those of the child's row
+join    the values that are equal in the parent's row and in the child's row
 slot    the values of a table's rows that a join compares, other than the key: the state keeps an
         index of the rows by each slot, shared by all views
-list    the rows of a `many` that belong to a parent, in their order: a document reads the first, and
-        for a least or a greatest value that of a list that is ordered by it
+list    the rows of a `many` that belong to a parent, in their order: a document reads the first. A
+        least or a greatest value is read from a list that is ordered by it
 tally   numbers over them: a document reads no row for them
 pane    a cut of time that no window cuts again: of hopping windows each has several
 """
@@ -200,7 +200,7 @@ class Node:
     def tally(self) -> Tally | None:
         """The numbers that its counts, sums and means are made of; None if it has none.
 
-        Those of a join in time are of other rows for each parent: the state doesn't keep them.
+        In a join in time, each parent has other rows: the state doesn't keep these numbers.
         """
         parts = [part for part in self.aggregates if part.function not in EXTREMES]
         if self.join is None or not parts:
@@ -222,8 +222,8 @@ class Node:
 
     @cached_property
     def listing(self) -> Listing | None:
-        """The list that its rows are read from; None if it has none, or shows none. That of a join in
-        time is ordered by the time.
+        """The list that its rows are read from; None if it has none, or shows none. For a join in
+        time, it is ordered by the time.
         """
         if self.join is None or (self.time is None and not (self.many and self.shows)):
             return None
@@ -497,10 +497,10 @@ def narrowed(table: Table, columns: Collection[str]) -> Table:
 
 
 def is_key(table: Table, values: Values) -> bool:
-    """Whether values are those of the table's key: its id is their text then, and finds the row.
+    """Whether values are the table's key. If so, their text is the row's id, and finds the row.
 
-    Of several columns only where all are texts in documents, since an id has numbers as numbers.
-    Other rows with a key of several are found by an index.
+    False for a key of several columns unless all are texts in documents, since an id has numbers as
+    numbers. Other rows with a key of several are found by an index.
     """
     if tuple(value.text for value in values) != table.key:
         return False

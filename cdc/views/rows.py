@@ -69,7 +69,7 @@ class StoredRow(NamedTuple):
 
     @property
     def entries(self) -> Entries:
-        """Its entries, taken apart: nobody asks for those of most rows of a long list."""
+        """Its entries. Decoded when asked for: of a long list, most rows' entries never are."""
         return decode_entries(self.head.decode())
 
 

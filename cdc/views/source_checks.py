@@ -35,7 +35,7 @@ class Examined(NamedTuple):
 
 def examine_views(conn: Connection, pipeline: Pipeline, survey: Survey) -> Examined:
     """Check the views as `migrate` and `register` do, but for replica identities, which `migrate`
-    sets. Views of tables that are refused themselves are left out: nobody can tell yet.
+    sets. Views of refused tables are left out, since they can't be checked yet.
     """
     resolution = resolve(pipeline, survey.tables)
     refused = {

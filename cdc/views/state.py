@@ -92,8 +92,8 @@ class SentDigests(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """A round of an engine's work. The state holds the current one, so a state that has gone back,
-    with its server, is told from the one that the engine has worked with.
+    """A round of an engine's work. The state holds the current one, so the engine notices when
+    the state has gone back, with its server.
 
     number  grows with each turn of any run
     """
@@ -110,7 +110,7 @@ class Turn(NamedTuple):
 class StateSizes(NamedTuple):
     """How much a state holds, and how much is to do.
 
-    rows, bytes  by table; bytes are those of rows and their entries, without indexes and keys
+    rows, bytes  by table; bytes count rows and their entries, without indexes and keys
     dirty        by view: documents that are to be sent, of a large fan-out those that remain
     pending      chunks of changed rows whose documents aren't known yet
     used_bytes   memory of the whole server; None where the user may not ask for it
@@ -196,9 +196,10 @@ class State(Protocol):
         """
 
     def tallied(self, table: str, number: int, texts: Collection[str]) -> dict[str, dict[str, int]]:
-        """Read a tally's numbers, by text: `n` counts rows; `c0` values of its first column that
-        aren't NULL, `s0` is their sum, of bigints and numerics `s0:<name>` that of their amounts
-        (`cdc.views.scalar.amounts`), and so on. What is 0 is left out.
+        """Read a tally's numbers, by text. `n` counts rows, `c0` counts values of its first column
+        that aren't NULL, and `s0` is their sum. Bigints and numerics have `s0:<name>` instead, the
+        sum of each amount (`cdc.views.scalar.amounts`). `c1` is of the second column, and so on.
+        What is 0 is left out.
         """
 
     def dirty(self, view: str, limit: int) -> dict[str, str]:
@@ -209,7 +210,7 @@ class State(Protocol):
         """
 
     def dirty_among(self, view: str, ids: Collection[str]) -> set[str]:
-        """Return those of these root ids whose document may be old."""
+        """Return the root ids whose document may be old."""
 
     def deleted_keys(self, view: str, ids: Collection[str]) -> dict[str, bytes]:
         """Read the connector's keys of root rows that were deleted, by id."""
@@ -313,7 +314,7 @@ class State(Protocol):
         """Read the times that `note_current` stored, by view."""
 
     def waiting(self) -> Mapping[str, list[str]]:
-        """Read which views wait, as `StateSink.adopt` was told last."""
+        """Read which views wait, as last passed to `StateSink.adopt`."""
 
 
 class StateSink(Sink, Protocol):

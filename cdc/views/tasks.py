@@ -9,7 +9,7 @@ done by the next task.
 
 The writer of a topic is fenced twice. An executor takes the name in Kafka only while the state
 names its owner: it looks before and after, so an owner that comes later takes the name later, too.
-The same look tells a state that has gone back, with its server: its documents would be older.
+The same look detects a state that has gone back, with its server: its documents would be older.
 
 Of windows that are closed see `cdc.views.closing`.
 
@@ -207,8 +207,8 @@ class Emission:
         state.sent(self.turn, view.name, marks, due, digests, dropped)
 
     def _write(self, state: State, records: Sequence[Outgoing]) -> None:
-        """Write in a transaction. The writer of this process is fenced also by that of another
-        process, which had the task before.
+        """Write in a transaction. Another process that had the task before may have fenced this
+        process' writer.
         """
         try:
             self._writer(state).write(records)

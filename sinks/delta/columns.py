@@ -130,9 +130,7 @@ def differs(stored: Any, table: Table) -> bool:
 
 
 def _can_take(stored: Any, required: Any) -> bool:
-    """Tell whether a column takes values of a type: of a struct any fields may be missing, on either
-    side.
-    """
+    """Return whether a column takes values of a type. Structs on either side may lack any fields."""
     if isinstance(stored, str) or isinstance(required, str) or stored["type"] != required["type"]:
         return bool(stored == required)
     if stored["type"] == "array":

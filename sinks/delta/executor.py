@@ -38,7 +38,7 @@ LIMITS = ChunkLimits(rows=50_000, bytes=64 * 2**20)
 FILE_BYTES = 512 * 2**20
 """Memory that the rows of a file have taken when it is closed; on disk it is far smaller."""
 EVENT_BYTES = 300
-"""Memory of an event besides its row's values."""
+"""Memory that an event takes in addition to its row's values."""
 MissingColumns = Mapping[str, Sequence[str]]
 """By id of a row: the columns whose values its change doesn't carry."""
 Newest = dict[str, tuple[int, tuple[Any, ...] | None]]
@@ -253,7 +253,7 @@ class _Stage:
         return self._view.changes if kind == "events" and self._view.changes else self._view.mirror
 
     def _key_values(self, source: Source) -> tuple[Any, ...]:
-        """Return the values of a deleted row: only those of its key are certain."""
+        """Return the values of a deleted row: only its key is certain."""
         try:
             return self._values(source.key or b"{}")
         except Unreadable:

@@ -112,7 +112,7 @@ def can_switch(commits: Commits, live: str, generation: str) -> bool:
 
 
 def switch(commits: Commits, live: str, generation: str, shared: dict[str, str]) -> bool:
-    """Commit the files of the table in `generation` as those of `live`; return whether it was done.
+    """Commit the files of `generation` as the live table's; return whether it was done.
 
     It isn't done while the live table is ahead, or when somebody else commits to it meanwhile.
 

@@ -265,7 +265,7 @@ def mark(
         actions += [] if path in staged else [removal(file)]
         count = row_count(place, file)
         if len(marked) < count:
-            # Bounds may be those of marked rows.
+            # A bound may be a marked row's value.
             stats = json.loads(file.get("stats", "{}"))
             stats |= {"numRecords": count, "tightBounds": False}
             changed = {

@@ -238,7 +238,7 @@ def _id_bounds(group: Any) -> tuple[str, str] | None:
 
 
 def _may_contain(group: Any, ids: Sequence[str]) -> bool:
-    """Tell whether one of some sorted ids lies within the bounds of a row group."""
+    """Return whether any of these sorted ids lies within the bounds of a row group."""
     if (bounds := _id_bounds(group)) is None:
         return True
     index = bisect_left(ids, bounds[0])
@@ -263,8 +263,8 @@ def _stats(metadata: Any) -> dict[str, Any]:
         if column.max_definition_level > 1 or not all(groups):
             continue
         stats["nullCount"][column.path] = sum(group.null_count for group in groups)
-        # Parquet leaves out the bounds of a group with a text of more than 4096 bytes. Those of the
-        # other groups would hide its rows from filtered queries.
+        # Parquet leaves out the bounds of a group with a text of more than 4096 bytes. The other
+        # groups' bounds would hide its rows from filtered queries.
         if any(group.num_values and not group.has_min_max for group in groups):
             continue
         # A year that Python can't represent has no bounds.

@@ -144,7 +144,7 @@ class WriterFence:
     def gains(
         self, writer: str, advance: Advance, folder: str, checkpoint: ViewCheckpoint | None
     ) -> bool:
-        """Tell whether a part of the view gains something by a step.
+        """Return whether a part of the view gains something by a step.
 
         checkpoint: of the part, by its log.
 

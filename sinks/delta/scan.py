@@ -87,7 +87,7 @@ class MirrorVersion:
 def scan_mirror(
     spark: "SparkSession", table: Table, folder: str, ids: Sequence[str] | None
 ) -> "DataFrame":
-    """Read the rows of the mirror in a folder, or those of some ids: SCANNED."""
+    """Read all rows of the mirror in a folder, or the rows with these ids: SCANNED."""
     from pyspark.sql import functions as F
 
     mirror = spark.read.format("delta").load(folder)

@@ -47,7 +47,7 @@ ABSENT_TYPES = ("index_not_found_exception", "invalid_index_name_exception")
 """Error types of an item when its writer's alias is gone: another writer has taken over."""
 TAKEN_OVER = "Another writer has taken over the view; this one stops."
 PRODUCT = "x-elastic-product"
-"""Header that tells the server's answers from those of a proxy."""
+"""Header of the server's answers; a proxy's answers lack it."""
 LINE_BYTES = 3000
 """Bytes of names in a request's first line; the server takes 4096 bytes of it by default."""
 TIMEOUT = Timeout(connect=5.0, read=60.0)
@@ -166,7 +166,7 @@ def send_request(
             method, target, body=content, headers=headers, request_timeout=cast(Any, TIMEOUT)
         )
     except TransportError as failure:
-        # The transport's own words are "TLS error"; those of OpenSSL or the system are its cause's.
+        # The transport only says "TLS error"; its cause has the words of OpenSSL or the system.
         raise _unreachable(
             url, cause(f"{type(failure).__name__} {failure} {failure.__cause__}")
         ) from None

@@ -94,7 +94,7 @@ def _prepare_for_readers(
     """Restore the settings that made the load cheap, and let searches see the rows.
 
     Indices with the same settings share requests. Where none differs, as after a rollback, none is
-    sent: the server would write its cluster's state anew, while nobody can write to the view.
+    sent: the server would rewrite its cluster's state while nobody can write to the view.
     """
     current: dict[str, Any] = {}
     for group in group_names(indices.values()):

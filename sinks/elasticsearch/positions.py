@@ -52,7 +52,7 @@ class PendingAdvance:
 class Positions:
     """The records of the indices of a pipeline, or of generations of it.
 
-    Threads: of the sink's, see `cdc.sink.contract.Sink`. Errors: those of `Server`.
+    Threads: of the sink's, see `cdc.sink.contract.Sink`. Errors: see `Server`.
     """
 
     def __init__(self, server: Server, indices: Indices) -> None:

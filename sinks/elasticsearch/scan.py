@@ -32,7 +32,7 @@ KEEP = "2m"
 """How long a point in time waits for its next reader."""
 PATIENCE_S = 10.0
 """Seconds for which a page is asked for again while the server is busy or away, or a shard moves. A
-comparison of hours would have to begin anew.
+comparison of hours would have to start over.
 """
 COMPLETE_RESULTS = {"allow_partial_search_results": "false"}
 # A number may have more digits than Python takes for one; its value doesn't matter here.
@@ -42,7 +42,7 @@ _DECODER = json.JSONDecoder(parse_int=str, parse_float=str)
 class PointsInTime:
     """The points in time that the driver has opened for its scans.
 
-    Threads: of the sink's, see `cdc.sink.contract.Sink`. Errors: those of `Server`.
+    Threads: of the sink's, see `cdc.sink.contract.Sink`. Errors: see `Server`.
     """
 
     def __init__(self, server: "Server") -> None:

@@ -199,7 +199,7 @@ class Elasticsearch:
 class WriterAlias:
     """A writer's alias of each index, known by the token at its end.
 
-    Threads: of the sink's, see `cdc.sink.contract.Sink`. Errors: those of `Server`.
+    Threads: of the sink's, see `cdc.sink.contract.Sink`. Errors: see `Server`.
     """
 
     def __init__(self, positions: Positions) -> None:

@@ -20,7 +20,7 @@ class Tables:
     """The indices of a pipeline's tables, or of generations of them.
 
     sink: name of the sink in messages. Threads: of the sink's, see `cdc.sink.contract.Sink`.
-    Errors: those of `Server`.
+    Errors: see `Server`.
     """
 
     def __init__(self, sink: str, positions: Positions) -> None:
@@ -44,8 +44,8 @@ class Tables:
     def require_fit(self, table: Table) -> None:
         """Raise SchemaMismatch when an existing index has other fields.
 
-        Fields alone are compared: only the server can tell which settings an open index takes, by
-        taking them.
+        Fields alone are compared. Which settings an open index takes only shows when the server
+        takes them.
         """
         if place := self._indices.find([table]).get(table.qualified):
             require_same_fields(table, self._sink, Layout.of(table), self._layout(place.index))
@@ -74,7 +74,7 @@ class Tables:
     def _is_like_new(self, table: Table, index: str) -> bool:
         """Say whether an index has the layout of a new one, and was never written to.
 
-        The record alone doesn't tell: it is removed before its index.
+        The record alone proves nothing: it is removed before its index.
         """
         layout = Layout.of(table)
         record = self._positions.records([table]).get(table.qualified)

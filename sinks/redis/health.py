@@ -24,13 +24,13 @@ log = structlog.get_logger()
 
 
 def examine(sink: str, url: str) -> list[Finding]:
-    """Read what the server tells of itself, and judge it."""
+    """Read what the server reports about itself, and judge it."""
     info = read_info(sink, url)
     return [info] if isinstance(info, Finding) else list(check_info(sink, url, info))
 
 
 def read_info(sink: str, url: str) -> Info | Finding:
-    """Read what the server tells of itself; a finding where it can't be asked."""
+    """Read what the server reports about itself; a finding where it can't be asked."""
     try:
         return dict(client(url).info())
     except redis.exceptions.RedisError as error:
@@ -41,7 +41,7 @@ def read_info(sink: str, url: str) -> Info | Finding:
 
 
 def check_info(sink: str, url: str, info: Info) -> Iterator[Finding]:
-    """Judge what the server tells of itself. Pure."""
+    """Judge what the server reports about itself. Pure."""
 
     def finding(code: str, setting: str, message: str, command: str) -> Finding:
         fix = f"{shell_command(url)} {command}"
@@ -91,7 +91,7 @@ def require_own(database: Database) -> None:
     if key := database.ask(lambda server: _foreign_key(database, server)):
         raise SinkRejected(
             f"Database {database.number} of the cache holds keys of others ({key.split(':', 1)[0]}:…), which"
-            " would change places with those of the new generation.",
+            " would change places with the new generation's keys.",
             hint="give the pipeline two databases of its own: url: redis://host:port/2 and spare: 3",
             sink=database.sink,
         )

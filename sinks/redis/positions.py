@@ -23,7 +23,7 @@ class Positions:
     generation_names: by table; None or empty for the generation that readers see. A position of
     another generation is refused, because two databases may have changed places.
 
-    Threads: of the sink's, see `cdc.sink.contract.Sink`. Errors: those of `Database`; a method that
+    Threads: of the sink's, see `cdc.sink.contract.Sink`. Errors: see `Database`; a method that
     reads raises GenerationReplaced as well.
     """
 

@@ -1,4 +1,4 @@
-"""Reading rows from the cache on executors: all of a table, some by id, or those of many tables in
+"""Reading rows from the cache on executors: all of a table, some by id, or all of many tables in
 one pass over all keys.
 """
 

@@ -36,7 +36,7 @@ local function store(n)
 end
 """
 
-# KEYS besides: the rows. The rest of ARGV: partition, from, until, then a document per row, '' for
+# Further KEYS: the rows. The rest of ARGV: partition, from, until, then a document per row, '' for
 # a delete.
 APPLY = (
     MOVING
@@ -77,7 +77,7 @@ return {'ok'}
 """
 )
 
-# KEYS besides: rows to remove. ARGV: generation, and if the position goes as well, 'position' and
+# Further KEYS: rows to remove. ARGV: generation, and if the position goes as well, 'position' and
 # which generation is there from then on, if any. 0 when the rows are another generation's: the two
 # have changed places.
 REMOVE = """

@@ -56,7 +56,7 @@ SHELL_OPTIONS = {
     "ssl_keyfile": "--key",
     "username": "--user",
 }
-"""Options of redis-cli, by those of a URL."""
+"""Options of redis-cli, by the URL option with the same meaning."""
 
 _clients: dict[tuple[str, bool], redis.Redis] = {}
 """This process' connections, by URL and by whether answers are text."""
@@ -213,9 +213,8 @@ def _away(where: str, state: str | None, why: Cause) -> Failure:
 
 
 def first_word(error: redis.exceptions.RedisError) -> str:
-    """Return the kind of an error. Older servers wrap it in that of a script: ERR ...
-
-    -OOM command not allowed.
+    """Return the kind of an error. Older servers wrap it in a script's error:
+    `ERR ... -OOM command not allowed`.
     """
     status = error.status_code or str(error).split(" ", 1)[0]
     hidden = re.search(r"-([A-Z]{3,})\b", str(error)) if status == "ERR" else None

@@ -121,7 +121,7 @@ class Redis:
     def scan(
         self, table: Table, spark: "SparkSession", ids: Sequence[str] | None = None
     ) -> "DataFrame":
-        """Read the rows in one task: all keys by SCAN, or those of the ids by MGET."""
+        """Read the rows in one task: all keys by SCAN, or the given ids by MGET."""
         key_prefix = view_key(self.prefix, table.qualified)
         if ids is None:
             rows = scanner(self.url, key_prefix)

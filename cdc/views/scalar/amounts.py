@@ -6,9 +6,9 @@ sum is exact for every numeric.
                         <decimals>.<group>  its digits in groups of nine, group 0 the last, each signed
                         NaN, Infinity, -Infinity  1: such a value
 
-Values are told apart by their decimals because a sum of numerics has as many as the value with the
-most of them that is still there. A group has nine digits so that nine thousand million of them fit
-into a counter of 64 bits.
+Each number of decimals is counted separately, because a sum of numerics has as many decimals as the
+value with the most of them that is still there. A group has nine digits so that nine thousand
+million of them fit into a counter of 64 bits.
 """
 
 from collections import Counter
@@ -18,7 +18,7 @@ from hashlib import blake2b
 from typing import Any
 
 INTEGERS = ("smallint", "integer")
-"""Types whose sum is a bigint, a number in a document; that of others is a numeric, a text."""
+"""Types whose sum is a bigint, a number in a document; other sums are numerics, texts there."""
 EXACT = Context(prec=200_000, traps=[])
 """Enough for every numeric. Nothing is raised: infinity minus infinity is NaN, as in Postgres."""
 DIGITS = 9

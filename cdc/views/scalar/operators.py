@@ -157,7 +157,7 @@ TEXTS: Mapping[str, Callable[[Any], str]] = {
     terms.CHARACTER: lambda text: text.rstrip(" "),
     terms.BOOLEAN: lambda value: "true" if value else "false",
 }
-"""Texts of values, by group; those of others are as `str` writes them."""
+"""How values become texts, by group; other groups use `str`."""
 COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
     "=": eq,
     "<>": ne,

@@ -24,7 +24,7 @@ TIMESTAMP = "timestamp without time zone"
 TIMESTAMPTZ = "timestamp with time zone"
 JSON = "json"
 OTHER = "other"
-"""Types of which only NULL can be told from a value."""
+"""Types whose values can only be tested for NULL."""
 MEMBERS = {
     **dict.fromkeys(("smallint", "integer", "bigint"), INTEGERS),
     **dict.fromkeys(("text", "character varying", "name"), TEXTS),

@@ -1,4 +1,4 @@
-"""Blocks on indices as settings have them and as the server tells them, and how each is lifted;
+"""Blocks on indices, as settings have them and as the server reports them, and how each is lifted;
 closed indices.
 """
 

@@ -98,7 +98,7 @@ class Layout:
         return {"settings": settings, "mappings": {"dynamic": False, **self.mapping()}}
 
     def changed_fields(self, existing: "Layout") -> list[str]:
-        """List the columns whose fields differ from those of an existing index."""
+        """List the columns whose fields differ in an existing index."""
         return [
             name
             for name, field in self.fields.items()

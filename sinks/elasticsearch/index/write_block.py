@@ -1,8 +1,9 @@
-"""Blocks on writes: that of a promotion, which keeps writers from what readers see while aliases are
-switched, and those of others, which stay.
+"""Blocks on writes. A promotion blocks writes while it switches aliases, so that writers can't
+change what readers see. Anyone else's blocks stay.
 
-A promotion marks its indices by an alias before it blocks them: so the blocks that a killed one has
-left are told from an operator's. By an alias, since every batch reads those of its indices anyway.
+A promotion marks its indices by an alias before it blocks them, so the blocks that a killed one has
+left aren't taken for an operator's. The mark is an alias because every batch reads its indices'
+aliases anyway.
 """
 
 import time
@@ -28,7 +29,7 @@ from cdc.sinks.elasticsearch.server import Server
 class WriteBlock:
     """The write blocks of a sink's indices.
 
-    Threads: of the sink's, see `cdc.sink.contract.Sink`. Errors: those of `Server`.
+    Threads: of the sink's, see `cdc.sink.contract.Sink`. Errors: see `Server`.
     """
 
     def __init__(self, server: Server) -> None:

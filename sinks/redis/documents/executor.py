@@ -73,7 +73,7 @@ class StateWriter(ChunkWriter):
 
 
 def changing(plan: StatePlan, prefix: str, table: Table) -> list[Any]:
-    """Build what the scripts are told about a table, before its rows: see `CHANGING`."""
+    """Build the scripts' arguments about a table, which precede its rows: see `CHANGING`."""
     roots = plan.roots(table.qualified)
     return [
         view_key(prefix, table.qualified),

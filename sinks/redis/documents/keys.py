@@ -1,5 +1,6 @@
-"""Names of the state's keys. All have the prefix of a shard: that of the pipeline, and a hash tag, by
-which a cluster keeps them in one slot. What a script reaches besides its KEYS is there, too.
+"""Names of the state's keys. All have the prefix of a shard: the pipeline's prefix and a hash tag,
+by which a cluster keeps them in one slot. A script also reaches keys that aren't among its KEYS:
+they are in that slot, too.
 
 <prefix>:_cdc:<table>                  hash    the table's position, as in the cache
 <prefix>:<table>:<id>                  string  a row, see `cdc.views.rows`

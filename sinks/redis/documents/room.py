@@ -45,8 +45,8 @@ def forecast(
     again: Collection[str],
     estimates: Mapping[str, RowEstimate],
 ) -> Forecast:
-    """Estimate what a state will take. Tables that are read `again` are as Postgres estimates them,
-    the others, and those of no estimate, as they are in the state.
+    """Estimate what a state will take. Tables that are read `again` count as Postgres estimates
+    them. Other tables, and tables without an estimate, count as they are in the state.
     """
     needed = growth = 0
     for table in plan.tables:
@@ -67,7 +67,7 @@ def forecast(
 
 def require_room(url: str, expected: Forecast, sizes: StateSizes) -> Finding | None:
     """Compare a forecast with the memory of the server. A server without `maxmemory`, or one that
-    doesn't tell, has room for all.
+    doesn't report it, has room for all.
 
     Raises:
         StateTooLarge: it is more than `EXCESS` times all of the memory.

@@ -41,7 +41,7 @@ STATE_COMMANDS = (
     "set getdel incr hdel hkeys hlen smembers sscan sismember zadd zrem zmscore zrange zcard"
     " zrevrange zrangebylex zrevrangebylex zrangebyscore hsetnx lpush ltrim lrange"
 )
-"""Commands that the state uses besides those of the cache."""
+"""Commands that the state uses in addition to the cache's."""
 
 
 class _Database(Database):

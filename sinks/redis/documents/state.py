@@ -247,7 +247,7 @@ class RedisState:
         with self._server() as server:
             pipeline = server.pipeline(transaction=False)
             pipeline.zrange(key, 0, limit - newest - 1, withscores=True)
-            # An end of -1 would be that of the whole set.
+            # An end of -1 would select the whole set.
             if newest:
                 pipeline.zrange(key, 0, newest - 1, desc=True, withscores=True)
             pairs = chain.from_iterable(pipeline.execute())
