@@ -31,6 +31,6 @@ def raise_floor(conn: Connection, tables: Sequence[str]) -> None:
         SourceError: a table stayed locked by an open transaction that has written to it.
     """
     names = [sql.Identifier(*table.split(".", 1)) for table in sorted(tables)]
-    with bounded_locks(conn, LOCK_TIMEOUT):
+    with bounded_locks(conn, LOCK_TIMEOUT, f"One of {', '.join(tables)}"):
         conn.execute(sql.SQL("LOCK TABLE {} IN SHARE MODE").format(sql.SQL(", ").join(names)))
         conn.execute(RAISE, [list(tables)])

@@ -294,15 +294,21 @@ class SourceFacts:
 
 
 @contextmanager
-def bounded_locks(conn: Connection, timeout: str = LOCK_TIMEOUT) -> Iterator[None]:
-    """A transaction that waits for no lock longer than that. Raises SourceError."""
+def bounded_locks(
+    conn: Connection,
+    timeout: str = LOCK_TIMEOUT,
+    tables: str = "A captured table, or one of the schema cdc,",
+) -> Iterator[None]:
+    """A transaction that waits for no lock longer than that. Raises SourceError, which says which
+    `tables` may be locked.
+    """
     try:
         with conn.transaction():
             conn.execute("SELECT set_config('lock_timeout', %s, true)", [timeout])
             yield
     except (psycopg.errors.LockNotAvailable, psycopg.errors.DeadlockDetected) as error:
         raise SourceError(
-            f"A captured table, or one of the schema cdc, stayed locked for {timeout} by an open transaction.",
+            f"{tables} stayed locked for {timeout} by an open transaction.",
             hint="end it (see xact_start in pg_stat_activity), then run the command again",
         ) from error
 

@@ -18,6 +18,7 @@ from cdc.model.table import Table
 from cdc.postgres.column_facts import TableFacts, column_facts
 from cdc.postgres.row_identity import Connection
 from cdc.postgres.table_survey import Survey
+from cdc.readiness.facts import bounded_locks
 from cdc.views.plan import Node, View
 from cdc.views.resolve import Keys, resolve
 from cdc.views.scalar.expression import Expression
@@ -36,12 +37,13 @@ class Examined(NamedTuple):
 def examine_views(conn: Connection, pipeline: Pipeline, survey: Survey) -> Examined:
     """Check the views as `migrate` and `register` do, but for replica identities, which `migrate`
     sets. Views of refused tables are left out, since they can't be checked yet.
+
+    Raises SourceError: a table stays locked.
     """
     resolution = resolve(pipeline, survey.tables)
-    refused = {
-        **resolution.refused,
-        **refused_by_source(conn, pipeline, resolution.views, identities=False),
-    }
+    with bounded_locks(conn):
+        by_source = refused_by_source(conn, pipeline, resolution.views, identities=False)
+    refused = {**resolution.refused, **by_source}
     known = {
         name for name, view in pipeline.views.items() if not survey.refused.keys() & tables_of(view)
     }

@@ -26,8 +26,10 @@ events = structlog.get_logger()
 UUID = "[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}"
 OUR_FILES = re.compile(rf"(^|/)(part-{UUID}\.parquet|deletion_vector_{UUID}\.bin)$")
 """Names of files that only we write: of rows, and deletion vectors."""
-HIDDEN = re.compile(r"(^|/)[._]")
-"""Names of files that are no files of a table's rows, or in a folder of such: of its log, checksums."""
+HIDDEN = re.compile(r"(^|/)(\.|_(?!change_data/))")
+"""Names of files that are no files of a table's rows, or in a folder of such: of its log, checksums. Files of
+Delta's change feed are in `_change_data`; VACUUM removes them, too.
+"""
 TEMPORARY_NAME = re.compile(rf"(^|/)\.{UUID}{re.escape(TEMPORARY)}$")
 CHECKPOINT_COMMITS = 20
 """Commits between two checkpoints: a reader reads the files of so many, and a checkpoint takes 13 ms."""

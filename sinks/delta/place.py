@@ -35,7 +35,7 @@ STORE_HINT = (
     "see that the bucket exists, and the credentials, region and endpoint in the environment of the run and of"
     " Spark's executors; it is tried again"
 )
-OS_ERROR = re.compile(r"([A-Z][A-Za-z ]+) \(os error \d+\)|\[[Ee]rrno \d+\] ([A-Z][A-Za-z ]+)")
+OS_ERROR = re.compile(r"([A-Z][A-Za-z -]+) \(os error \d+\)|\[[Ee]rrno \d+\] ([A-Z][A-Za-z -]+)")
 """How Rust, Python and Arrow quote an error of the operating system. Arrow puts a word of its own before it."""
 
 

@@ -388,7 +388,7 @@ def test_a_floor_waits_for_who_has_written_below_it(
     monkeypatch.setattr(truncation_floor, "LOCK_TIMEOUT", "200ms")
     with psycopg.connect(shop.pipeline.source.dsn) as application:
         application.execute("UPDATE shop.counters SET n = 0")
-        with pytest.raises(SourceError, match="stayed locked"):
+        with pytest.raises(SourceError, match=r"One of shop\.counters stayed locked"):
             resend(
                 shop.conn,
                 shop.table("shop.counters"),

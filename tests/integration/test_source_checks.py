@@ -8,8 +8,9 @@ import pytest
 from cdc.errors import SourceError
 from cdc.migrations import migrate, prepare_source
 from cdc.postgres import source
-from cdc.postgres.table_survey import read_source
+from cdc.postgres.table_survey import read_source, survey
 from cdc.readiness.checks import check_source
+from cdc.views.source_checks import examine_views
 from tests.integration.test_comparison import alter_publication, prepared, requirements
 from tests.support.pipelines import pipeline
 
@@ -111,4 +112,26 @@ def test_a_locked_table_is_not_waited_for_without_end(postgres_dsn: str, unique:
         application.execute("ALTER TABLE shop.wide ADD more int")
         with pytest.raises(SourceError, match="stayed locked"):
             faults(postgres_dsn, unique)
+        application.rollback()
+
+
+VIEWS = {"notes": {"root": WIDE, "to": ["topic"]}}
+STATE = {"type": "redis", "url": "redis://127.0.0.1:1/2", "prefix": "notes"}
+
+
+@pytest.mark.timeout(300)
+def test_a_view_of_a_locked_table_is_not_waited_for_without_end(
+    postgres_dsn: str, unique: str
+) -> None:
+    described = pipeline(unique, postgres_dsn, *TABLES, views=VIEWS, state=STATE)
+    with (
+        prepared(postgres_dsn, unique, SCHEMA, *TABLES),
+        source.connect(postgres_dsn) as connection,
+        psycopg.connect(postgres_dsn) as application,
+    ):
+        surveyed = survey(connection, described)
+        assert examine_views(connection, described, surveyed).refused == {}
+        application.execute("ALTER TABLE shop.wide ADD more int")
+        with pytest.raises(SourceError, match="stayed locked"):
+            examine_views(connection, described, surveyed)
         application.rollback()

@@ -64,6 +64,8 @@ def test_a_row_group_of_nulls_leaves_the_bounds_of_the_others(tmp_path: Path) ->
             "Generic LocalFileSystem error\n ↳ Unable to copy\n ↳ File too large (os error 27)\n",
             "File too large",
         ),
+        ("[Errno 30] Read-only file system: '/w/part-1.parquet'", "Read-only file system"),
+        ("IO error: Read-only file system (os error 30)", "Read-only file system"),
         ("something with a value in it", "Exception"),
     ],
 )
