@@ -80,9 +80,12 @@ def find_table(conn: Connection, schema: str, name: str) -> tuple[int, bool]:
         )
     oid, kind, has_children = relation
     if kind not in ("r", "p"):
+        hint = "list the tables that it is made from under source.tables"
+        if kind == "f":
+            hint = "capture it on the server that has its rows, with another pipeline file"
         raise TableRefused(
             f"{table} is {KINDS.get(kind, 'no table')}; the replication log has rows of tables only.",
-            hint="list the tables that it is made from under source.tables",
+            hint=hint,
             table=table,
         )
     return oid, has_children

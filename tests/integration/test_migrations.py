@@ -595,14 +595,14 @@ def test_a_table_is_published_without_those_that_inherit_from_it(
             "CREATE MATERIALIZED VIEW shop.v AS SELECT 1 AS id",
             "shop.v",
             "a materialized view",
-            "capture the",
+            "list the tables that it is made from",
         ),
         (
             "CREATE FOREIGN DATA WRAPPER w; CREATE SERVER s FOREIGN DATA WRAPPER w;"
             "CREATE FOREIGN TABLE shop.f (id int) SERVER s",
             "shop.f",
             "shop.f is a foreign table",
-            "capture the tables",
+            "on the server that has its rows",
         ),
         ("SELECT 1", "qqq.zzzzz", "There is no table qqq.zzzzz", "create it, or"),
         (
