@@ -118,7 +118,7 @@ def test_of_two_with_one_name_the_one_that_is_listed_is_meant() -> None:
     alike = [Candidate("public", "AUDIT"), Candidate("public", "audit")]
     choice = choose_tables(pipeline("shop", "", "public.*", "public.audit"), alike)
     assert choice.names == ("public.audit",)
-    assert "that of public.audit" in choice.left_out["public.AUDIT"]
+    assert "the same name as public.audit" in choice.left_out["public.AUDIT"]
 
 
 def test_a_table_that_comes_later_waits() -> None:
