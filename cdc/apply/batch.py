@@ -26,10 +26,14 @@ from cdc.sink.lane_run import run_on_executors
 from cdc.sink.rejection import Rejection, Stop
 from cdc.spark.lane_records import LoggedRecords
 
-LEAST, MOST = 10_000, 1_000_000
-"""Offsets: the bounds of a batch's limit."""
-FIRST, FIRST_BYTES = 500_000, 64 << 20
-"""Of a sink's first batch, at most: offsets, and bytes as the broker keeps them, compressed."""
+LEAST = 10_000
+"""The smallest limit of a batch, in offsets."""
+MOST = 1_000_000
+"""The largest limit of a batch, in offsets."""
+FIRST = 500_000
+"""The most offsets of a sink's first batch."""
+FIRST_BYTES = 64 << 20
+"""The most bytes of a sink's first batch, as the broker keeps them: compressed."""
 TARGET_S = 10.0
 Rows = Mapping[QuarantineKey, str]
 """The id of each entry's row."""

@@ -25,10 +25,10 @@ from cdc.postgres.table_definition import Definition
 from cdc.postgres.table_survey import UnknownExclude
 from cdc.sink.remedy import classify
 
-PATIENCE_S, TABLE_S = 30.0, 0.5
-"""How long Postgres may take to describe tables, in all and for each: a run that is stopped waits
-no longer.
-"""
+PATIENCE_S = 30.0
+"""Seconds that Postgres may take to describe tables: a run that is stopped waits no longer."""
+TABLE_S = 0.5
+"""Seconds in addition for each table."""
 log = structlog.get_logger()
 DescribeTables = Callable[
     [Sequence[Definition], Registration], tuple[Sequence[Table], Mapping[str, list[str]]]

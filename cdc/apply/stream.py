@@ -63,15 +63,19 @@ LOOK_S = 1.0
 """Seconds between checks of the control topics while idle. A busy stream checks before each
 batch.
 """
-POLL_S, IDLE_POLL_S = 0.05, 0.2
-"""Seconds between requests for the topics' ends; the second one after `IDLE_S` without a batch."""
+POLL_S = 0.05
+"""Seconds between requests for the topics' ends."""
+IDLE_POLL_S = 0.2
+"""The same after `IDLE_S` without a batch."""
 IDLE_S = 2.0
 LOOK_SHARE = 0.05
 """The largest share of a core that these requests take. With hundreds of tables, one takes longer
 than a millisecond.
 """
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.25, 10.0
-"""The first pause after a failure, and the longest."""
+FIRST_PAUSE_S = 0.25
+"""The first pause after a failure."""
+LONGEST_PAUSE_S = 10.0
+"""The longest pause after repeated failures."""
 STALE_S = 30.0
 """How long a lag of 0 stays valid after the last look at the topics' ends."""
 WINDOW_S = 5.0
@@ -515,7 +519,8 @@ class Lag:
         self._ends = ends
         self._looked_at = seen_at
         if self._unreached:
-            (first_at, _), (last_at, last_ends) = self._unreached[0], self._unreached[-1]
+            first_at, _ = self._unreached[0]
+            last_at, last_ends = self._unreached[-1]
             if ends == last_ends:
                 return
             # Never those that have waited longest: they would never be reached under a steady load.
@@ -554,5 +559,6 @@ class Lag:
         self._rows.append((now, rows))
         while len(self._rows) > 2 and self._rows[1][0] < now - WINDOW_S:
             self._rows.popleft()
-        (start, first_count), (end, last_count) = self._rows[0], self._rows[-1]
+        start, first_count = self._rows[0]
+        end, last_count = self._rows[-1]
         return (last_count - first_count) / (end - start) if end > start else 0.0

@@ -27,10 +27,10 @@ from cdc.sink.remedy import classify
 if TYPE_CHECKING:
     from cdc.apply.stream import Stream
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 10.0, 600.0
-"""The first pause before a start, which doubles, and the longest. A stream that has worked for longer
-than the longest begins with the first again.
-"""
+FIRST_PAUSE_S = 10.0
+"""The first pause before a stream starts again. The next ones double."""
+LONGEST_PAUSE_S = 600.0
+"""The longest such pause. A stream that has worked for longer begins with the first pause again."""
 FINAL = (SettingsError, Fenced, Interrupted)
 """Errors after which a start would change nothing until a person has acted, or would do harm: two
 writers would end each other for ever.

@@ -22,9 +22,8 @@ from cdc.codec.decode_options import DecodeOptions
 from cdc.codec.log_rows import FOREIGN, KEYLESS, TOMBSTONE, UNREADABLE, RecordClassifier
 from cdc.config.settings import Pipeline
 from cdc.control.control_topics import Control
-from cdc.errors import ConnectorError
 from cdc.kafka.log_continuity import RETENTION, Continuity
-from cdc.kafka.log_refusals import Discontinued, check_shape
+from cdc.kafka.log_refusals import Discontinued, shape_errors
 from cdc.kafka.topic_specs import COMPACTION_LAG, topic_specs
 from cdc.kafka.topics import Topics
 from cdc.model.position import Position, ViewCheckpoint
@@ -270,16 +269,9 @@ def view_flaws(
 
 
 def _shape_flaws(topic: str, partitions: int, start: Position, policy: str) -> Iterator[Flaw]:
-    count = start.partition_count
-    # Two checks, so that either mistake is a finding of its own: each lets the other one pass.
-    for kind, expected, actual_policy in (
-        ("partitions", partitions, "compact"),
-        ("policy", count, policy),
-    ):
-        try:
-            check_shape(topic, expected, count, actual_policy)
-        except ConnectorError as error:
-            yield Flaw(kind, 1, error.message, error.hint)
+    for error in shape_errors(topic, partitions, start.partition_count, policy):
+        kind = str(error.finding_key).partition("/")[2]
+        yield Flaw(kind, 1, error.message, error.hint)
     if lost := sum(offset > 0 for offset in start.offsets):
         yield Flaw(
             "start",

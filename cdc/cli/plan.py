@@ -219,16 +219,13 @@ def _shapes(
 ) -> "Iterator[Refusal]":
     """Find topics whose number of partitions differs from the file: a refusal for each."""
     from cdc.control.change_plan import Refusal
-    from cdc.errors import ConnectorError
-    from cdc.kafka.log_refusals import check_shape
+    from cdc.kafka.log_refusals import shape_errors
     from cdc.kafka.topic_specs import topic_specs
 
     partitions = topic_specs(pipeline)
     existing = kafka.existing(table.topic for table in tables)
     for topic, end in kafka.ends(sorted(existing)).items():
-        try:
-            check_shape(topic, partitions[topic], end.partition_count, "compact")
-        except ConnectorError as error:
+        for error in shape_errors(topic, partitions[topic], end.partition_count, "compact"):
             yield Refusal.of(error)
 
 

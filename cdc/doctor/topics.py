@@ -4,9 +4,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from cdc.config.settings import Pipeline
-from cdc.errors import ConnectorError
 from cdc.kafka.log_continuity import RETENTION
-from cdc.kafka.log_refusals import check_shape, renewal, renewed_name
+from cdc.kafka.log_refusals import renewal, renewed_name, shape_errors
 from cdc.kafka.topic_specs import COMPACTION_LAG, FOREVER_MS, topic_settings, topic_specs
 from cdc.kafka.topics import Topics
 from cdc.model.finding import Finding, find, find_setting
@@ -100,15 +99,8 @@ def check_log(facts: LogFacts) -> Iterator[Finding]:
 
 def _check_shape(topic: str, facts: TopicFacts, of_table: bool) -> Iterator[Finding]:
     policy = facts.settings.get("cleanup.policy", "compact")
-    # Two checks, so that either mistake is a finding of its own: each lets the other one pass.
-    for code, expected, actual in (
-        ("topic-unfit/partitions", facts.expected_partitions, "compact"),
-        ("topic-unfit/policy", facts.partitions, policy),
-    ):
-        try:
-            check_shape(topic, expected, facts.partitions, actual)
-        except ConnectorError as error:
-            yield find(code, topic, error.message, error.hint)
+    for error in shape_errors(topic, facts.expected_partitions, facts.partitions, policy):
+        yield find(str(error.finding_key), topic, error.message, error.hint)
     if of_table and facts.truncated:
         message = f"{facts.truncated} partitions of {topic} no longer hold their first records."
         name = renewed_name(topic) or topic

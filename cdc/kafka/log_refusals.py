@@ -3,6 +3,7 @@
 Out: Discontinued or ConnectorError, with a hint that repairs.
 """
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from cdc.config.view_settings import STATE
@@ -157,10 +158,11 @@ def unfilled_topic(table: Table) -> Discontinued:
     )
 
 
-def check_shape(
+def shape_errors(
     topic: str, partitions: int, actual: int, policy: str, original: int | None = None
-) -> None:
-    """Refuse a topic that differs from what `ensure_topics` creates. Raises ConnectorError.
+) -> Iterator[ConnectorError]:
+    """Yield why a topic is refused that differs from what `ensure_topics` creates: for its number of
+    partitions, and for its cleanup policy.
 
     `original`: the number of partitions that it was created with; None if unknown.
     """
@@ -174,22 +176,22 @@ def check_shape(
         else f"the topic is the pipeline's own: delete it by kafka-topics.sh, then: {register}"
     )
     if actual != (original or actual):
-        raise ConnectorError(
+        yield ConnectorError(
             f"Topic {topic} has {actual} partitions, it was made with {original}: keys have moved, their records"
             " have no order.",
             finding_key="topic-unfit/partitions",
             hint=renewed,
             topic=topic,
         )
-    if actual != partitions:
-        raise ConnectorError(
+    elif actual != partitions:
+        yield ConnectorError(
             f"Topic {topic} has {actual} partitions, the pipeline file says {partitions}.",
             finding_key="topic-unfit/partitions",
             hint=f"{renewed}; or write partitions: {actual} again" if name else renewed,
             topic=topic,
         )
     if policy != "compact":
-        raise ConnectorError(
+        yield ConnectorError(
             f"Topic {topic} has cleanup.policy {policy}, the pipeline takes compact: it may have lost records.",
             finding_key="topic-unfit/policy",
             hint=renewed

@@ -13,7 +13,7 @@ from cdc.config.settings import Pipeline
 from cdc.errors import ConnectorError
 from cdc.kafka.clients import kafka, translated_errors
 from cdc.kafka.ledger import Ledger, TopicShape
-from cdc.kafka.log_refusals import check_shape, missing_topic, renewal, renewed_name
+from cdc.kafka.log_refusals import missing_topic, renewal, renewed_name, shape_errors
 from cdc.kafka.topic_admin import TopicAdmin, topic_id
 from cdc.kafka.topic_specs import topic_settings, topic_specs
 from cdc.kafka.topics import Topics, retry_briefly
@@ -112,7 +112,8 @@ def refuse_others(broker: Topics, pipeline: Pipeline, renewed: Collection[str]) 
     names = [renewed_name(str(refusal.details["topic"])) for refusal in refusals]
     for refusal, name in zip(refusals, names, strict=True):
         if name is not None:
-            together = filter(None, [*map(renewed_name, renewed), *names])
+            # A topic may be refused for two reasons.
+            together = dict.fromkeys(filter(None, [*map(renewed_name, renewed), *names]))
             refusal.hint = f"{renewal(*together)}; then rebuild their views"
         raise refusal
 
@@ -128,10 +129,8 @@ def _refusals(
         if topic in existing:
             policy = settings[topic]["cleanup.policy"]
             partitions = _original_partitions(original.get(topic), existing[topic])
-            try:
-                check_shape(topic, count, len(existing[topic]["partitions"]), policy, partitions)
-            except ConnectorError as refusal:
-                yield refusal
+            actual = len(existing[topic]["partitions"])
+            yield from shape_errors(topic, count, actual, policy, partitions)
 
 
 def _original_shapes(broker: Topics, pipeline: Pipeline) -> dict[str, TopicShape]:

@@ -43,8 +43,10 @@ LOOKS = re.compile(
     re.DOTALL,
 )
 """Commands that change nothing."""
-LOOK_AGAIN, AUDIT_AGAIN = "cdc -p FILE doctor", "cdc -p FILE topics audit"
-"""The commands to run next where only a sentence says what is to be done."""
+LOOK_AGAIN = "cdc -p FILE doctor"
+"""The command to run next where only a sentence says what is to be done."""
+AUDIT_AGAIN = "cdc -p FILE topics audit"
+"""The same for a finding of `topics audit`."""
 
 
 @dataclass(frozen=True)

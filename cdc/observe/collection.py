@@ -47,10 +47,10 @@ from cdc.sink.remedy import classify
 log = structlog.get_logger()
 Positions = Mapping[str, Callable[[Sequence[Table]], Mapping[str, ViewCheckpoint | None]]]
 """By sink, a function that reads the checkpoints of its views: `cdc.sink.contract.positions`."""
-ANSWER_S, TABLE_S = 4.0, 0.02
-"""Seconds to wait for any answer: `ANSWER_S`, or `TABLE_S` a table where that is more (above 200
-tables).
-"""
+ANSWER_S = 4.0
+"""The least seconds to wait for an answer."""
+TABLE_S = 0.02
+"""Seconds to wait for each table, where that is more: above 200 tables."""
 SERVERS = {"postgres": "Postgres", "connect": "Kafka Connect", "kafka": "Kafka"}
 UNREACHABLE = {
     "postgres": "source-unreachable",

@@ -172,7 +172,7 @@ def _find_sink_troubles(status: Status, sink: SinkStatus) -> Iterator[Finding]:
         message = f"{hop} can't be judged: it hasn't answered for {sink.looked_s:.0f} s."
         yield find("sink-silent", name, message, LOOK_AGAIN, sink=name)
     elif _stands_still(status, sink):
-        message = f"{hop} stands still: its batch has moved no position for {sink.stands_s:.0f} s{_behind(sink)}."
+        message = f"{hop} is stuck: its batch has moved no position for {sink.stands_s:.0f} s{_behind(sink)}."
         yield find("sink-stuck", name, message, LOOK_AGAIN, sink=name)
     elif sink.state in IDLE:
         message = f"{hop} has stopped: no `cdc run` is at work on it{_behind(sink)}."

@@ -17,15 +17,17 @@ from cdc.errors import CdcError
 from cdc.model.trace import kind, trace
 
 T = TypeVar("T")
-PAUSE_S, IDLE_PAUSE_S = 1.0, 4.0
-"""Seconds between two looks, at least, while somebody watches and while nobody does. A look that
-takes longer is followed by as long a pause. A server that hangs costs a look 4 s, so that within
-10 s everybody who shows a trouble shows the same.
+PAUSE_S = 1.0
+"""The least seconds between two looks while somebody watches. A look that takes longer is followed
+by as long a pause. A server that hangs costs a look 4 s, so that within 10 s everybody who shows a
+trouble shows the same.
 """
-LATE_S, SILENT_S = 20.0, 30.0
-"""Seconds without an end of a look after which what was seen is called old, and after which the
-thread counts as hung.
-"""
+IDLE_PAUSE_S = 4.0
+"""The same while nobody watches."""
+LATE_S = 20.0
+"""Seconds without an end of a look after which what was seen is called old."""
+SILENT_S = 30.0
+"""Seconds without an end of a look after which the thread counts as hung."""
 log = structlog.get_logger()
 
 

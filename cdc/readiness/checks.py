@@ -161,9 +161,8 @@ def _check_place(facts: SourceFacts) -> Iterator[Fault]:
 
 
 def _check_limits(facts: SourceFacts) -> Iterator[Fault]:
-    slots, senders = (
-        int(facts.settings.get(name, 1)) for name in ("max_replication_slots", "max_wal_senders")
-    )
+    slots = int(facts.settings.get("max_replication_slots", 1))
+    senders = int(facts.settings.get("max_wal_senders", 1))
     if facts.slot is None and len(facts.slots) >= slots:
         message = f"All of the {slots} slots are taken, so that none can be made for the connector."
         fix = f"ALTER SYSTEM SET max_replication_slots = {slots + 4};"

@@ -148,7 +148,7 @@ ORDER BY position
 class SourceRequirements:
     """Requirements of a pipeline for its source database. `tables` are (schema, table).
 
-    `keys` names, by schema.table, columns of a unique index that stand for a primary key. `events`:
+    `keys` names, by schema.table, columns of a unique index that serve as the primary key. `events`:
     the tables, by the same name, whose rows are events.
     """
 
@@ -385,11 +385,10 @@ def read_publication(conn: Connection, name: str) -> PublicationFacts | None:
 
 def read_tables(conn: Connection, requirements: SourceRequirements) -> list[TableFacts]:
     """Read the captured tables that exist, in the order given."""
-    schemas, names = ([pair[at] for pair in requirements.tables] for at in (0, 1))
     parameters = {
         "role": requirements.role,
-        "schemas": schemas,
-        "names": names,
+        "schemas": [schema for schema, _ in requirements.tables],
+        "names": [name for _, name in requirements.tables],
         "events": list(requirements.events),
     }
     with conn.cursor(row_factory=class_row(TableFacts)) as cursor:
@@ -421,11 +420,11 @@ def read_role(conn: Connection, requirements: SourceRequirements) -> RoleFacts |
     row = conn.execute(ROLE, [requirements.role]).fetchone()
     if row is None:
         return None
-    schemas, tables, words = (list(part) for part in zip(*requirements.privileges, strict=True))
+    privileges = requirements.privileges
     parameters = {
-        "schemas": schemas,
-        "tables": tables,
-        "words": words,
+        "schemas": [schema for schema, _, _ in privileges],
+        "tables": [table for _, table, _ in privileges],
+        "words": [word for _, _, word in privileges],
         "role": requirements.role,
     }
     unreadable = conn.execute(UNREADABLE, parameters).fetchall()

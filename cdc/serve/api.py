@@ -24,8 +24,10 @@ from cdc.observe.status import Status
 from cdc.serve.dashboard import ControlState, Dashboard
 from cdc.serve.lag_history import SPANS
 
-POLL_S, SILENCE_S = 0.25, 15.0
-"""Seconds between two looks for something new, and after which an empty event is sent."""
+POLL_S = 0.25
+"""Seconds between two looks for something new."""
+SILENCE_S = 15.0
+"""Seconds of silence after which an empty event is sent."""
 
 
 def dashboard_of(request: Request) -> Dashboard:

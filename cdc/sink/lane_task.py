@@ -43,10 +43,12 @@ in the same task.
 """
 SOURCE_BYTES = 200
 """Memory of a record without its key and value."""
-ASSUMED_FILLED_BYTES, MIN_FILLED_BYTES, FILLED_MARGIN = 100_000, 2_000, 8
-"""Assumed size of a row that still misses large values: at first; at least; as a multiple of the
-mean.
-"""
+ASSUMED_FILLED_BYTES = 100_000
+"""Assumed size of a row that still misses large values, until one has been filled."""
+MIN_FILLED_BYTES = 2_000
+"""The least size that is assumed later."""
+FILLED_MARGIN = 8
+"""The size that is assumed later, as a multiple of the mean of filled rows."""
 Decoded = tuple[Change, Any, Source, bool]
 """A change, its row in the view's form (None for a delete), its record, and whether the change is
 dead.

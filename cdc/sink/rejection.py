@@ -9,10 +9,12 @@ from typing import Protocol
 
 import msgspec
 
-DECODE, UNHOLDABLE, REFUSED = "decode", "unholdable", "refused"
-"""Kinds of rejection: the connector doesn't write such a record; no view of this sort can hold it;
-this view won't take it.
-"""
+DECODE = "decode"
+"""Kind of rejection: the connector doesn't write such a record."""
+UNHOLDABLE = "unholdable"
+"""No view of this sort can hold it."""
+REFUSED = "refused"
+"""This view won't take it."""
 
 
 class Rejected(msgspec.Struct, frozen=True):

@@ -32,8 +32,12 @@ from cdc.views.scalar.expression import Expression
 from cdc.views.scalar.instants import microseconds
 from cdc.views.scalar.ordering import order_text, reversed_order, sort_key
 
-GROUP, RECORD, UNIT = "\x1d", "\x1e", "\x1f"
-"""Separators: within an entry, between the parts of a row, between entries."""
+GROUP = "\x1d"
+"""Separates the parts of an entry."""
+RECORD = "\x1e"
+"""Separates the parts of a row."""
+UNIT = "\x1f"
+"""Separates entries."""
 LISTING = "l"
 TALLY = "c"
 CLOSING = "w"

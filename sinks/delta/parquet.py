@@ -15,8 +15,10 @@ from cdc.errors import SinkUnavailable
 from cdc.sinks.delta.log import DataFile
 from cdc.sinks.delta.place import place
 
-GROUP_ROWS, GROUP_BYTES = 100_000, 64 * 2**20
-"""Limits of a row group: one is in memory at once."""
+GROUP_ROWS = 100_000
+"""The most rows of a row group. One group is in memory at once."""
+GROUP_BYTES = 64 * 2**20
+"""The most bytes of a row group."""
 SAMPLE_ROWS = 10_000
 """By so many rows it is seen whether a column's values repeat."""
 BOUND_CHARACTERS = 32

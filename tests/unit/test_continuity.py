@@ -8,7 +8,7 @@ import pytest
 from cdc.config.view_settings import STATE
 from cdc.errors import ConnectorError
 from cdc.kafka.ledger import Hole
-from cdc.kafka.log_refusals import Discontinued, check_shape, refuse_gap
+from cdc.kafka.log_refusals import Discontinued, refuse_gap, shape_errors
 from cdc.kafka.unread_records import Log, hole_behind, safe_until, uncertain_records
 from cdc.model.finding import find_error
 from cdc.model.generation import generation_time, new_generation
@@ -41,9 +41,13 @@ def judge(
 def test_a_topic_of_another_shape_has_a_command_that_takes_it(
     topic: str, partitions: int, policy: str, fix: str
 ) -> None:
-    with pytest.raises(ConnectorError) as caught:
-        check_shape(topic, 1, partitions, policy)
-    assert find_error(str(caught.value.finding_key), topic, caught.value).fix == fix
+    (error,) = shape_errors(topic, 1, partitions, policy)
+    assert find_error(str(error.finding_key), topic, error).fix == fix
+
+
+def test_both_mistakes_of_a_topic_are_named() -> None:
+    keys = [error.finding_key for error in shape_errors("shop.public.items", 1, 2, "delete", 3)]
+    assert keys == ["topic-unfit/partitions", "topic-unfit/policy"]
 
 
 def test_what_the_log_continues_is_accepted() -> None:

@@ -16,7 +16,7 @@ from cdc.control import registrations
 from cdc.control.registrations import Captured, Registration
 from cdc.doctor.examination import Examination
 from cdc.errors import CdcError
-from cdc.kafka.log_refusals import check_shape, missing_topic, refuse_gap, unfilled_topic
+from cdc.kafka.log_refusals import missing_topic, refuse_gap, shape_errors, unfilled_topic
 from cdc.model.finding import LOOK_AGAIN, Finding, find, find_error, is_command, only_looks
 from cdc.model.finding_codes import KINDS, code_of
 from cdc.model.generation import GENERATION
@@ -82,7 +82,7 @@ def of_status() -> Iterator[Finding]:
     at_risk = replace(SLOT, safe_wal_size=10)
     view = ViewStatus(TABLE, 5, 90.0, generation=GENERATION)
     statuses = [
-        # What a status is given besides is made up.
+        # Everything else that a status gets is invented.
         *(status for status in STATUSES.values() if not status.findings),
         replace(GOOD, documents=replace(LOADING, limit_bytes=1)),
         *(with_clock(at) for at in (NOW - 90, NOW + 90)),
@@ -141,7 +141,8 @@ def of_log() -> Iterator[Finding]:
             ("topic-unfit/partitions", 2, "compact"),
             ("topic-unfit/policy", 1, "delete"),
         ):
-            yield raised(code, check_shape, f"shop.{name}", 1, partitions, policy)
+            (mistake,) = shape_errors(f"shop.{name}", 1, partitions, policy)
+            yield find_error(code, f"shop.{name}", mistake)
     yield find_error("table-waiting", TABLE, SchemaMismatch(table, "cache"), sink="cache")
 
 

@@ -170,9 +170,9 @@ STATUSES = {
     "a sink has failed": with_cache(1, "failed", error="Full."),
     "a sink waits": with_cache(1, "waiting", error="Away.", hint="nothing to do"),
     "a sink is silent": with_cache(1, looked_s=40.0),
-    "a batch stands still": with_cache(90, stands_s=40.0),
+    "a batch is stuck": with_cache(90, stands_s=40.0),
     "a batch takes its time": with_cache(90, stands_s=9.0),
-    "a batch stands still, for its sink is away": replace(with_cache(1, stands_s=40.0), findings=(CACHE_AWAY,)),
+    "a batch is stuck, for its sink is away": replace(with_cache(1, stands_s=40.0), findings=(CACHE_AWAY,)),
     "a view has stopped": with_cache(9, views=(ViewStatus("t", problem="It is gone.", hint="cdc rebuild cache"),)),
     "a table waits": with_cache(900, aside=ASIDE, aside_since={"public.orders": 7.0}),
     "a record in quarantine": with_cache(0, views=(ViewStatus("public.orders", 0, 0.0, quarantined=2),)),
@@ -188,7 +188,7 @@ sentence. `python -m tests.unit.test_status_unit` writes it.
 
 
 def sentences() -> str:
-    """What a person and a monitor are told of each status."""
+    """What a person and a monitor see of each status."""
     lines = []
     for name, status in STATUSES.items():
         diagnosis = diagnose(status)

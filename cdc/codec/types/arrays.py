@@ -7,8 +7,10 @@ from typing import Any
 from cdc.codec.types import temporal
 from cdc.codec.types.kind import Convert, TypeCodec
 
-ROW_OF_NULLS, JAVA_ARRAY = "[null", "[Ljava."
-"""What the connector makes of the inner arrays of a two-dimensional one."""
+ROW_OF_NULLS = "[null"
+"""What the connector makes of an inner array of nulls, in a two-dimensional array."""
+JAVA_ARRAY = "[Ljava."
+"""What it makes of any other inner array."""
 JAVA = re.compile(r"\[+L[\w.]+;@[0-9a-f]+", re.ASCII)
 
 

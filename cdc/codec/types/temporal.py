@@ -11,14 +11,18 @@ from functools import lru_cache
 from cdc.codec.types.kind import TypeCodec
 from cdc.codec.types.numeric import BIGINT
 
-FIRST_DAY, LAST_DAY = -2440588, 2145042905
-"""4714-11-24 BC and 5874897-12-31: Postgres' range of dates."""
+FIRST_DAY = -2440588
+"""4714-11-24 BC, Postgres' first date."""
+LAST_DAY = 2145042905
+"""5874897-12-31, Postgres' last date."""
 SNAPSHOT_DAYS = (-622191234, -625821272)
 """Infinity and -infinity as JDBC's dates overflow, in snapshots and in arrays."""
 FOREVER = 2**63 - 1
 NEVER = -(2**63)
-FOREVER_DAY, NEVER_DAY = 2**31 - 1, -(2**31)
-"""Infinity as the last and the first day of a warehouse, both beyond Postgres' own."""
+FOREVER_DAY = 2**31 - 1
+"""Infinity as the last day of a warehouse, which is beyond Postgres' last date."""
+NEVER_DAY = -(2**31)
+"""-infinity as its first day, which is before Postgres' first date."""
 FIRST_MOMENT = -210866803200000000
 ARRAY_NEVER = "+292269055-12-02T23:00:00.000000Z"
 """-infinity in an array of time stamps with a zone."""

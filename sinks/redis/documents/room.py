@@ -17,9 +17,13 @@ from cdc.sinks.redis.server import shell_command, view_key
 from cdc.views.plan import StatePlan, Values
 from cdc.views.state import StateSizes, StateTooLarge
 
-KEY, MEMBER, MARK = 80, 12, 60
-"""What the server takes for a key with its value, beyond the bytes of both, for a member of an index, and for the
-mark of a document: none is sent before all rows are there, so each is marked then.
+KEY = 80
+"""Bytes that the server takes for a key with its value, in addition to the bytes of both."""
+MEMBER = 12
+"""Bytes that it takes for a member of an index."""
+MARK = 60
+"""Bytes that it takes for the mark of a document. No document is sent before all rows are there, so each
+is marked then.
 """
 TEXTS = {"timestamp with time zone": 29, "timestamp without time zone": 16, "uuid": 38}
 """Lengths of values that are longer in a record than in Postgres, which has them in 8 or 16 bytes."""
