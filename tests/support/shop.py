@@ -15,6 +15,7 @@ from cdc.capture.connector import register
 from cdc.config.settings import Pipeline
 from cdc.config.source_settings import TableSettings
 from cdc.connectors.client import Connect
+from cdc.control import registrations
 from cdc.control.control_topics import Control
 from cdc.control.floors import Floors
 from cdc.errors import CdcError, SourceError
@@ -113,6 +114,12 @@ class Shop:
 
     def floors(self) -> Floors:
         return self._control().floors
+
+    def aside(self) -> set[str]:
+        """The tables that are set aside."""
+        with Topics(self.kafka) as topics:
+            registration = registrations.read(topics, self.pipeline)
+        return set(registration.aside) if registration else set()
 
     def living(self, table: str) -> list[Change]:
         """The records of a table with one partition that aren't dead."""
