@@ -41,7 +41,7 @@ from cdc.model.table import Table
 from cdc.sink.contract import Archive, SchemaMismatch, Sink, positions
 from cdc.sink.promotion import GenerationReplaced
 
-TOPICS_S = 1.0
+TOPICS_S = 5.0
 """Seconds between checks that control topics are still the same topics: one that was created again
 may have as many records.
 """

@@ -64,14 +64,20 @@ LOOK_S = 1.0
 batch.
 """
 POLL_S = 0.05
-"""Seconds between requests for the topics' ends."""
+"""Seconds between requests for the topics' ends, once the next batch is due."""
 IDLE_POLL_S = 0.2
-"""The same after `IDLE_S` without a batch."""
+"""The same after `IDLE_S` without a batch. All streams ask at the same times then, so that one request
+answers all.
+"""
+SHARED_S = 0.02
+"""How old an answer to another stream may be."""
 IDLE_S = 2.0
 LOOK_SHARE = 0.05
 """The largest share of a core that these requests take. With hundreds of tables, one takes longer
 than a millisecond.
 """
+LEAST_PAUSE_S = 0.001
+"""The rest of a pause may be too small to change the time."""
 FIRST_PAUSE_S = 0.25
 """The first pause after a failure."""
 LONGEST_PAUSE_S = 10.0
@@ -102,8 +108,12 @@ class Environment:
     clock: Clock
 
     @classmethod
-    def on_spark(cls, spark: "SparkSession", bootstrap: str) -> "Environment":
-        return cls(Topics(bootstrap), LogEnds(bootstrap), LoggedRecords(spark, bootstrap), Clock())
+    def on_spark(
+        cls, spark: "SparkSession", bootstrap: str, ends: LogEnds | None = None
+    ) -> "Environment":
+        """`ends`: shared by the streams of a run."""
+        records = LoggedRecords(spark, bootstrap)
+        return cls(Topics(bootstrap), ends or LogEnds(bootstrap), records, Clock())
 
 
 class BackgroundWorker(Protocol):
@@ -159,6 +169,8 @@ class Stream:
         self._worker = worker
         self._is_working = False
         """Whether the worker has more to do."""
+        self._resumed_at = 0.0
+        """When the plan had been loaded: its positions may be ahead of ends that are older."""
         kafka = environment.kafka
         self._views = Views(sink, pipeline, kafka, describe, placeholder, names, self._clock)
         self._stopping = threading.Event()
@@ -254,7 +266,7 @@ class Stream:
         """
         decision: Decision = Continue()
         due_at = 0.0
-        applied_at = looked_at = self._clock.monotonic()
+        applied_at = looked_at = self._resumed_at = self._clock.monotonic()
         while isinstance(decision, Continue | WaitForPromotion):
             if self._stopping.is_set():
                 return Stop(RunState.STOPPED)
@@ -283,9 +295,13 @@ class Stream:
                     self._is_working = self._worker.work(self._views.plan.positions)
             is_busy = self._is_working or last_ends is not None or size >= LEAST
             if not is_busy:
-                is_idle = self._clock.monotonic() - applied_at > IDLE_S
-                pause_s = IDLE_POLL_S if is_idle else POLL_S
-                self._clock.wait(self._stopping, min(LOOK_S, max(pause_s, look_s / LOOK_SHARE)))
+                now = self._clock.monotonic()
+                if now - applied_at > IDLE_S:
+                    pause_s = IDLE_POLL_S - now % IDLE_POLL_S
+                else:
+                    pause_s = due_at - now if now < due_at else POLL_S
+                pause_s = max(LEAST_PAUSE_S, pause_s, look_s / LOOK_SHARE)
+                self._clock.wait(self._stopping, min(LOOK_S, pause_s))
         return decision
 
     def _see_ends(self) -> Ends | None:
@@ -295,7 +311,8 @@ class Stream:
         try:
             shapes = self._views.plan.shapes
             ends = self._environment.ends.read(
-                {name: shape.partition_count for name, shape in shapes.items()}
+                {name: shape.partition_count for name, shape in shapes.items()},
+                since=max(self._resumed_at, self._clock.monotonic() - SHARED_S),
             )
         except KafkaUnavailable as error:
             self._report_unread(error)

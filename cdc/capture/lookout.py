@@ -25,6 +25,7 @@ from cdc.control.registrations import Registration
 from cdc.control.repetition import repeating
 from cdc.errors import CdcError, SourceError
 from cdc.kafka.topics import Topics
+from cdc.model.position import Position
 from cdc.postgres import source, table_survey
 
 LOOK_S = 2.0
@@ -47,16 +48,21 @@ log = structlog.get_logger()
 def looking_out(load: Callable[[], Pipeline]) -> Iterator[None]:
     """Look at the connector every few seconds, in a separate thread."""
     lookout = _Lookout(load)
-    with repeating(lookout.look, LOOK_S, subject="the connector", report=_log_failure):
+    with repeating(
+        lookout.look, LOOK_S, subject="the connector", report=_log_failure, close=lookout.close
+    ):
         yield
 
 
 class _Lookout:
     def __init__(self, load: Callable[[], Pipeline]) -> None:
         self._load = load
-        self._beats = 0
         self._moved = time.monotonic()
         self._stuck = StuckTransaction(load())
+        self._topics: Topics | None = None
+        self._ends: Mapping[str, Position] = {}
+        """Where the topics of heartbeats and of the registration ended at the last look."""
+        self._registration: Registration | None = None
 
     def look(self) -> None:
         pipeline = self._load()
@@ -66,9 +72,11 @@ class _Lookout:
                 log.info("connector_restarted", because="its transaction was ended")
                 connect.restart_failed(pipeline.pipeline)
                 return
-        with Topics(pipeline.kafka) as topics:
-            registration = registrations.read(topics, pipeline)
-            late = self._is_late(pipeline, topics)
+        try:
+            registration, late = self._read(pipeline)
+        except CdcError:
+            self.close()
+            raise
         if registration is None:
             return
         if _can_act(state, pipeline) or (state.running and late):
@@ -82,14 +90,30 @@ class _Lookout:
                 if is_ours:
                     _take_back(pipeline, registration)
 
-    def _is_late(self, pipeline: Pipeline, topics: Topics) -> bool:
-        """Whether the next heartbeat is overdue."""
-        topic = pipeline.heartbeat_topic
-        beats = sum(topics.ends([topic])[topic].offsets)
-        if beats != self._beats:
-            self._beats = beats
+    def close(self) -> None:
+        """Close the connection to the broker; the next look opens another."""
+        if self._topics:
+            self._topics.close()
+        self._topics = None
+
+    def _read(self, pipeline: Pipeline) -> tuple[Registration | None, bool]:
+        """Read the registration if there is another, and whether the next heartbeat is overdue.
+
+        The connection is kept: to open one takes more CPU than all else in a look.
+        """
+        if self._topics is None or self._topics.bootstrap != pipeline.kafka:
+            self.close()
+            self._topics = Topics(pipeline.kafka)
+        heartbeats = pipeline.heartbeat_topic
+        registered = pipeline.registered_topic
+        ends = self._topics.ends([heartbeats, registered])
+        if ends[registered] != self._ends.get(registered):
+            self._registration = registrations.read(self._topics, pipeline)
+        if ends[heartbeats] != self._ends.get(heartbeats):
             self._moved = time.monotonic()
-        return time.monotonic() - self._moved > pipeline.source.heartbeat_s + LATE_S
+        self._ends = ends
+        overdue_s = time.monotonic() - self._moved - pipeline.source.heartbeat_s
+        return self._registration, overdue_s > LATE_S
 
     @contextmanager
     def _turn(self, pipeline: Pipeline) -> Iterator[bool]:

@@ -19,10 +19,12 @@ def repeating(
     *,
     subject: str,
     report: Callable[[CdcError], object],
+    close: Callable[[], object] = lambda: None,
 ) -> Iterator[None]:
     """Call `step` every `every_s` seconds until the block ends, and `report` with its failures.
 
-    `subject` names the step in messages.
+    `subject` names the step in messages. `close` is called in the same thread after the last step, which may
+    end later than the block.
     """
     stopping = threading.Event()
 
@@ -37,6 +39,7 @@ def repeating(
                 if failure.message != reported:
                     report(failure)
                 reported = failure.message
+        close()
 
     threading.Thread(target=repeat, name=subject, daemon=True).start()
     try:

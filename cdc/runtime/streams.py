@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from cdc.apply.schema_follower import DescribeTables, SchemaFollower
     from cdc.apply.stream import Stream
     from cdc.control.registrations import Registration
+    from cdc.kafka.log_ends import LogEnds
     from cdc.postgres.table_definition import Definition
     from cdc.runtime.context import Context
     from cdc.sink.contract import Sink
@@ -42,6 +43,13 @@ class Streams:
                 self.context.load, table_survey.survey(connection, pipeline).tables
             )
 
+    @cached_property
+    def ends(self) -> "LogEnds":
+        """Asks for the ends of topics, for all streams of a run."""
+        from cdc.kafka.log_ends import LogEnds
+
+        return LogEnds(self.context.pipeline.kafka)
+
     def of_sinks(self, spark: "SparkSession", sinks: "Sequence[Sink]") -> "list[Stream]":
         """Make a stream per sink, which applies all tables and follows the file and the table
         definitions.
@@ -50,7 +58,7 @@ class Streams:
 
         return [
             Stream(
-                Environment.on_spark(spark, self.context.pipeline.kafka),
+                Environment.on_spark(spark, self.context.pipeline.kafka, self.ends),
                 sink,
                 self.context.pipeline,
                 self.describe(sink.name),
@@ -112,7 +120,7 @@ class Streams:
             return used, {**of_tables, **waiting}
 
         return Stream(
-            Environment.on_spark(spark, pipeline.kafka),
+            Environment.on_spark(spark, pipeline.kafka, self.ends),
             state,
             pipeline,
             describe,

@@ -7,6 +7,7 @@ import random
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
 
@@ -300,6 +301,37 @@ def test_a_broker_that_is_away_is_reported_and_read_again_later(
     monkeypatch.setattr("cdc.kafka.log_ends.TIMEOUT_S", 1.0)
     with pytest.raises(KafkaUnavailable):
         LogEnds("127.0.0.1:1").read({"t": 1})
+
+
+def test_threads_share_an_answer_that_is_new_enough(broker: Broker) -> None:
+    """A stream resumes from positions that may be ahead of an older answer: it doesn't get that one."""
+    topic = broker.topic(1)
+    ends = LogEnds(broker.address)
+    before = time.monotonic()
+    assert ends.read({topic: 1}, since=before) == {topic: (0,)}
+    broker.written_by(topic, 3)
+    assert ends.read({topic: 1}, since=before) == {topic: (0,)}
+    assert ends.read({topic: 1}) == {topic: (4,)}
+    assert ends.read({topic: 1}, since=time.monotonic()) == {topic: (4,)}
+    assert ends.read({topic: 1}, since=before, is_committed=False) == {topic: (4,)}
+
+
+def test_a_broker_that_is_away_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four streams that ask at the same time: the last doesn't wait for four attempts."""
+    monkeypatch.setattr("cdc.kafka.log_ends.TIMEOUT_S", 1.0)
+    ends = LogEnds("127.0.0.1:1")
+    since = time.monotonic()
+    failures = []
+
+    def ask(_: int) -> None:
+        with pytest.raises(KafkaUnavailable) as raised:
+            ends.read({"t": 1}, since=since)
+        failures.append(raised.value)
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(ask, range(4)))
+    assert len(failures) == 4
+    assert len({id(failure) for failure in failures}) == 1, "each has asked for itself"
 
 
 def test_a_read_that_is_ended_early_leaves_nothing_for_the_next(broker: Broker) -> None:

@@ -174,6 +174,7 @@ class MemoryEnds(LogEnds):
         partitions: Mapping[str, int],
         *,
         is_committed: bool = True,
+        since: float | None = None,
     ) -> dict[str, tuple[int, ...]]:
         if self.away.intersection(partitions):
             raise KafkaUnavailable("Kafka doesn't answer.", hint="wait", server="kafka")
