@@ -451,7 +451,7 @@ def test_random_commits_are_read_right(
 ) -> None:
     """By Spark in some versions, because each takes a second."""
     monkeypatch.setattr(mirror, "SMALL_FILES", 6)
-    by_version = commit_at_random(tmp_path, seed, 60 * SCALE)
+    by_version = commit_at_random(tmp_path, seed, 30 * SCALE)
     for version in [*list(by_version)[5::12], max(by_version)]:
         assert read_offsets(spark, str(tmp_path), version) == by_version[version]
 

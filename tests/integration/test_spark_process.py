@@ -55,9 +55,9 @@ def vanish() -> None:
 
 def idle() -> None:
     """Leave Python workers that wait for a task."""
-    with spark_on("local[8]") as spark:
+    with spark_on("local[2]") as spark:
         print(
-            len(spark.range(0, 8, 1, 8).mapInArrow(lambda batches: batches, "id long").collect()),
+            len(spark.range(0, 2, 1, 2).mapInArrow(lambda batches: batches, "id long").collect()),
             "rows",
         )
 
@@ -107,7 +107,7 @@ def test_what_a_batch_keeps_may_be_more_than_its_memory() -> None:
 
 
 def test_spark_starts_and_idle_workers_end_without_a_word() -> None:
-    assert run("idle") == "8 rows\n"
+    assert run("idle") == "2 rows\n"
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import redis
 from cdc import client
 from cdc.kafka.topics import Topics
 from tests.scenarios.test_document_engine import StateServer
-from tests.scenarios.test_documents import cached, compare, shop
+from tests.scenarios.test_documents import cached, compare, shop, without_other_sinks
 from tests.support.shop import read
 from tests.support.wait import wait_until
 
@@ -92,6 +92,7 @@ def test_no_document_lacks_a_row_that_was_there_at_the_beginning(world: "World")
     writer = threading.Thread(target=write, daemon=True)
 
     def begin(world: "World") -> None:
+        without_other_sinks(world)
         world.sql(
             "INSERT INTO customers SELECT n, 'C' FROM generate_series(200, 999) n",
             "INSERT INTO products VALUES (300, 'P', 1)",

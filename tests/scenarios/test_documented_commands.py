@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partialmethod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ from pyspark.sql import SparkSession
 
 from cdc.cli import verbs
 from cdc.compose.wheels import postgres_bin
+from cdc.removal.destroy import Removal
 from tests.support import pages
 from tests.support.bad_records import produce
 from tests.support.wait import wait_until
@@ -138,6 +140,8 @@ def reader(world: "World", monkeypatch: pytest.MonkeyPatch) -> Reader:
     (world.folder / "shop.yaml").write_text(world.file.read_text())
     monkeypatch.setenv("CDC_STATE", str(world.folder))
     monkeypatch.setattr(SparkSession, "stop", lambda _: None)
+    # A slot that a worker makes again while `destroy` watches it: test_destroy.
+    monkeypatch.setattr(Removal, "run", partialmethod(Removal.run, watch_s=0.0))
     return Reader(world, monkeypatch)
 
 

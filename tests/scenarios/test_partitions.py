@@ -4,7 +4,6 @@ what repairs it.
 
 import json
 import random
-import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -19,7 +18,7 @@ from cdc.kafka.clients import kafka
 from cdc.kafka.topic_setup import check_topics, ensure_topics
 from cdc.kafka.topics import Topics
 from cdc.verify import barrier
-from tests.scenarios.test_documents import change, compare, shop
+from tests.scenarios.test_documents import change, compare, shop, without_other_sinks
 from tests.scenarios.test_exact import begin
 from tests.scenarios.test_retention import catch_up
 from tests.support import bad_records
@@ -160,8 +159,3 @@ def test_partitions_of_a_root_are_changed_together_with_its_views(world: "World"
         change(world, random.Random(2), 30)
         world.rebuild("cache")
         compare(world)
-
-
-def without_other_sinks(world: "World") -> None:
-    text = re.sub(r"  (search|warehouse): \{.*\n", "", world.file.read_text())
-    world.file.write_text(text.replace("[search, cache, warehouse]", "[cache]"))
