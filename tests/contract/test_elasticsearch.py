@@ -272,7 +272,9 @@ def test_a_late_bulk_brings_nothing_back(
     harness: Harness, proxy: Proxy, server: httpx.Client
 ) -> None:
     """Nor one of the same run, which has tried again since."""
-    answers = late_bulk(harness, proxy, server, lambda bulk: bulk)
+    answers = late_bulk(
+        harness, proxy, server, lambda bulk: replace(bulk, path="/_bulk?require_alias=true")
+    )
     assert all(
         "error" in next(iter(item.values())) for answer in answers for item in answer["items"]
     )
@@ -288,9 +290,7 @@ def test_planted_bulks_that_name_the_index(
         assert isinstance(sink, Elasticsearch)
         target = bulk.body.partition(b'"_index":"')[2].partition(b'"')[0]
         body = bulk.body.replace(target, quoted(sink, harness.table).encode())
-        return replace(
-            bulk, body=body, path=bulk.path.replace("require_alias=true", "require_alias=false")
-        )
+        return replace(bulk, body=body, path="/_bulk")
 
     with pytest.raises(AssertionError, match="risen"):
         late_bulk(harness, proxy, server, direct)
