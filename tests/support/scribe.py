@@ -68,7 +68,9 @@ class Scribe:
         self._nulls[packed(key)] = {name for name, value in row.items() if value in (None, "null")}
         for column in self.table.columns:
             if (
-                column.name not in nulls
+                # A snapshot has all values.
+                op != "r"
+                and column.name not in nulls
                 and column.name not in key
                 and self.rng.random() < lacking
                 and (shapes := masks(column.type))

@@ -138,7 +138,9 @@ class Twin:
         return change if op == "d" else self._with_row(change, table, after)
 
     def _with_row(self, bare: Change, table: Table, after: Row) -> Change:
-        missing = frozenset(name for name, value in after.items() if value in self.shapes)
+        # A snapshot selects its rows: it has all values.
+        shapes = [] if bare.op == "r" else self.shapes
+        missing = frozenset(name for name, value in after.items() if value in shapes)
         row = {name: None if name in missing else value for name, value in after.items()}
         if not all(_fits(column, row.get(column.name), self.form) for column in table.columns):
             return replace(bare, wrong=True)

@@ -178,6 +178,17 @@ def test_every_shape_is_a_placeholder(kind: str, ascii_only: bool) -> None:
     assert twin.loads((change.row or b"").decode()) == {**row, "k": "1", "a": None, "é": None}
 
 
+@pytest.mark.parametrize(("op", "missing"), [("u", ("v",)), ("c", ("v",)), ("r", ())])
+def test_a_row_of_a_snapshot_misses_nothing(op: str, missing: tuple[str, ...]) -> None:
+    """It is selected, so what looks like the placeholder is the user's text. A create may come from an
+    update of a key, which carries as little as any update.
+    """
+    row = {**ROW, "v": PLACEHOLDER}
+    change = decoder().decode(ITEMS.topic, KEY, packed(envelope(op, None, row)))
+    assert change.missing == missing
+    assert json.loads(change.row or b"") == (row if op == "r" else {**row, "v": None})
+
+
 @pytest.mark.parametrize("reshaped", [False, True])
 def test_a_column_that_the_table_has_no_more_is_not_missing(reshaped: bool) -> None:
     """Its views leave it out, so that nothing could complete it; a table that isn't reshaped may
