@@ -1,8 +1,8 @@
 """Requests to the index, from driver and executors: anything but the server's own good answer is an
 error.
 
-Elastic's transport carries them, with bytes both ways. Retries are ours, since each item of a bulk
-is read.
+Elastic's transport carries them, with bytes both ways. Retries are ours, since they are
+of single items of a bulk.
 """
 
 import ssl

@@ -1,6 +1,4 @@
-"""The index's writer on executors: bulks of bytes to each writer's alias; the answer of every item
-is read.
-"""
+"""The index's writer on executors: bulks of bytes to each writer's alias; every refused item counts."""
 
 import json
 import re

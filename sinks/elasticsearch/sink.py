@@ -1,8 +1,8 @@
 """Elasticsearch: a document per row in the index behind the alias <pipeline>-<schema>.<table>.
 
 Whole documents by `index` and `delete` with version_type=external_gte and version = Kafka offset,
-so an older change never wins, whoever sends it. The executors make the bulks, send them, and read
-every item's answer. Positions are documents of the index `cdc-position`, one for each index,
+so an older change never wins, whoever sends it. The executors make the bulks and send them, and know
+of every item that was refused. Positions are documents of the index `cdc-position`, one for each index,
 changed by if_seq_no compare-and-set: before the first bulk of a batch it says how far rows may be
 visible, after the last one how far they are. A generation is an index <alias>@<generation>; the
 alias says which one readers see. The versions of deleted documents are forgotten after

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 PICTURES = ROOT / "build" / "screenshots"
-"""Screenshots of every page, made anew by each run."""
+"""Screenshots of every page, made again by each run."""
 PHONE, DESKTOP = {"width": 390, "height": 844}, {"width": 1280, "height": 900}
 
 

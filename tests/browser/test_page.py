@@ -115,7 +115,7 @@ def test_a_stuck_hop_is_shown_within_five_seconds_without_a_click(
     wait_for_text(tab, "shop is well")
 
 
-def test_a_server_that_ends_is_told(tab: Tab) -> None:
+def test_a_server_that_ends_is_reported(tab: Tab) -> None:
     with serve_page(Scene()) as served:
         tab.page.goto(served.url)
         wait_for_text(tab, "shop is well")

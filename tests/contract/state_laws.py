@@ -93,7 +93,7 @@ class Harness:
         self.begin()
 
     def begin(self, plan: StatePlan = PLAN, **needs: str) -> None:
-        """Begin as a run does: adopt a plan, begin tables anew that lack something, make all ready.
+        """Begin as a run does: adopt a plan, start over tables that lack something, make all ready.
 
         needs: by table, other than "1".
         """
@@ -654,7 +654,7 @@ def what_is_current_is_noted(harness: Harness) -> None:
     assert harness.state.noted_clocks() == {AUTHOR_VIEW: 8, BOOK_VIEW: 6}
 
 
-# Tables that begin anew, and other files
+# Tables that start over, and other files
 
 
 def a_cleared_table_is_undone(harness: Harness) -> None:
@@ -681,7 +681,7 @@ def a_cleared_table_is_undone(harness: Harness) -> None:
     assert contents(harness)["rows"]["lib.books"] == 3
 
 
-def another_need_begins_a_table_anew(harness: Harness) -> None:
+def another_need_starts_a_table_over(harness: Harness) -> None:
     """Also when the file is changed back before its rows are there; nothing else is read again."""
     harness.library()
     note_all(harness)
@@ -799,7 +799,7 @@ LAWS = [
     another_turn_forgets_no_mark,
     what_is_current_is_noted,
     a_cleared_table_is_undone,
-    another_need_begins_a_table_anew,
+    another_need_starts_a_table_over,
     only_rows_that_were_undone_count_for_another_need,
     a_view_that_is_no_more_leaves_nothing,
     views_that_wait_are_told,

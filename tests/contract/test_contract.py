@@ -169,7 +169,7 @@ def test_beside_a_promoted_view_that_is_emptied_lies_what_it_replaced(
 
 @pytest.mark.parametrize("harness", ["elasticsearch"], indirect=True)
 def test_an_index_that_is_gone_is_made_again(harness: laws.Harness) -> None:
-    """Somebody has deleted it; the stream is told to start again from where the view stands, which
+    """Somebody has deleted it; the stream has to start again from where the view stands, which
     is nowhere.
     """
     laws.fill(harness)

@@ -327,7 +327,7 @@ def test_what_somebody_else_has_changed_is_refused_until_a_rebuild(
     }
 
 
-def test_events_of_a_topic_that_was_made_anew_all_come(harness: Harness) -> None:
+def test_events_of_a_topic_that_was_recreated_all_come(harness: Harness) -> None:
     harness.apply()
     first = expected(harness)
     harness.topic, harness.topic_id = Topic(harness.table), "topic-2"
@@ -500,7 +500,7 @@ def no_room() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
-def test_a_disk_that_takes_no_more_is_told(harness: Harness, tmp_path: Path) -> None:
+def test_a_disk_that_takes_no_more_is_reported(harness: Harness, tmp_path: Path) -> None:
     """As that, not as another writer's commit; and it is gone on when there is room."""
     batch = harness.batch(None, harness.topic.ends, "one")
     with no_room(), pytest.raises(SinkUnavailable, match="File too large") as caught:
@@ -511,7 +511,7 @@ def test_a_disk_that_takes_no_more_is_told(harness: Harness, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("step", ["write", "write_new"])
-def test_a_disk_that_fills_during_a_merge_is_told(harness: Harness, step: str) -> None:
+def test_a_disk_that_fills_during_a_merge_is_reported(harness: Harness, step: str) -> None:
     """When the marks are written, or the commit."""
     harness.apply()
     harness.topic.add("u", row("k0", 1, "changed"))

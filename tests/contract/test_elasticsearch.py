@@ -517,7 +517,7 @@ def test_an_index_that_is_closed_is_waited_for(
         server.post(f"/{index}/_open").raise_for_status()
 
 
-def test_a_user_who_may_not_write_is_told_once(harness: Harness, proxy: Proxy) -> None:
+def test_a_user_who_may_not_write_is_reported_once(harness: Harness, proxy: Proxy) -> None:
     fill(harness)
     harness.apply()
     harness.topic.add("u", row("k0", 0, "second"))
@@ -616,7 +616,7 @@ def test_a_block_that_a_killed_promotion_has_left_is_lifted(
 def test_a_block_that_a_killed_promotion_has_left_on_the_standby_is_lifted(
     harness: Harness, proxy: Proxy, server: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Readers see the new index by then. A run makes its standby anew after every failure, so none
+    """Readers see the new index by then. A run makes its standby again after every failure, so none
     of them lives until a running promotion would be over.
     """
     live, items = harness.sink, harness.table
@@ -647,7 +647,7 @@ def test_a_block_that_a_killed_promotion_has_left_on_the_standby_is_lifted(
 
 
 def test_the_index_of_a_table_without_records_is_made_once(harness: Harness, proxy: Proxy) -> None:
-    """Whatever a run loads its plan for; as soon as it was written to, it is made anew."""
+    """Whatever a run loads its plan for; as soon as it was written to, it is recreated."""
     sink, items = harness.sink, harness.table
     assert isinstance(sink, Elasticsearch)
 
@@ -672,7 +672,7 @@ def test_the_index_of_a_table_without_records_is_made_once(harness: Harness, pro
     assert harness.view() == {}
 
 
-def test_an_index_of_another_layout_is_made_anew(harness: Harness) -> None:
+def test_an_index_of_another_layout_is_recreated(harness: Harness) -> None:
     """Also by a clear that finds no document in it."""
     sink, items = harness.sink, harness.table
     assert isinstance(sink, Elasticsearch)
@@ -683,7 +683,7 @@ def test_an_index_of_another_layout_is_made_anew(harness: Harness) -> None:
     assert quoted(sink, items) != index
 
 
-def test_an_index_whose_record_alone_was_removed_is_made_anew(
+def test_an_index_whose_record_alone_was_removed_is_recreated(
     harness: Harness, server: httpx.Client
 ) -> None:
     """As by a clear that was killed in between: its rows would be no table's."""

@@ -127,7 +127,7 @@ def test_a_group_is_read_as_each_of_its_views(shelf: Shelf) -> None:
 
 
 def test_a_planted_difference_is_one_view_s(shelf: Shelf) -> None:
-    """Each fault is told of its own view, and by the comparison of that one table as what it is;
+    """Each fault is reported for its own view, and by the comparison of that one table as what it is;
     once it is undone, of none.
     """
     (stored,) = [row for row in shelf.harnesses[0].topic.model().values() if row["a"] == "k1"]

@@ -370,7 +370,7 @@ def test_a_restored_dump_goes_on_from_its_own_position(harness: Harness, own_ser
     assert_goes_on(harness, "two")
 
 
-def test_a_view_that_another_has_made_anew_is_not_emptied(harness: Harness) -> None:
+def test_a_view_that_another_has_recreated_is_not_emptied(harness: Harness) -> None:
     """Of one that was stopped between its look at a position and what that led to."""
     fill(harness)
     harness.apply()
@@ -398,7 +398,7 @@ def test_a_colon_in_a_name_is_no_end_of_it(harness: Harness, unique: str) -> Non
 
 
 def other_topic(harness: Harness, end: tuple[int, ...], sink: Any) -> None:
-    """The same records, as those of a topic that was made anew."""
+    """The same records, as those of a topic that was recreated."""
     batch = harness.batch(None, end, "another")
     sink.apply(replace(batch, advances=(Advance(harness.table, None, Position("topic-2", end)),)))
 

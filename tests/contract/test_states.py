@@ -276,9 +276,9 @@ class FirstPage(MemoryState):
         (PositionApart, MemoryState, laws.rows_and_position_move_in_one_step),
         (RowsApart, MemoryState, laws.rows_and_position_move_in_one_step),
         (StaysCurrent, MemoryState, laws.a_cleared_table_is_undone),
-        (StaysCurrent, MemoryState, laws.another_need_begins_a_table_anew),
+        (StaysCurrent, MemoryState, laws.another_need_starts_a_table_over),
         (StaysCurrent, MemoryState, laws.a_view_that_is_no_more_leaves_nothing),
-        (ForgetsOthers, MemoryState, laws.another_need_begins_a_table_anew),
+        (ForgetsOthers, MemoryState, laws.another_need_starts_a_table_over),
         (
             VouchesForFormerRows,
             MemoryState,

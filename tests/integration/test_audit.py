@@ -327,7 +327,7 @@ def test_a_topic_that_is_not_there(broker: Broker, spark: "SparkSession") -> Non
     assert {finding.code for finding in audit.findings} == {"topic-missing"}
 
 
-def test_what_is_found_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_found_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     keys = tuple(map(str, range(100)))
     damaged = Audit(
         "public.items", "t.public.items", (row_flaw("unknown", 123, keys),), 20_000, 150, 3

@@ -405,7 +405,7 @@ def test_what_status_advises_about_the_capture_ends_it(clinic: Clinic) -> None:
             )
 
 
-def test_a_second_reader_of_the_slot_is_told(clinic: Clinic) -> None:
+def test_a_second_reader_of_the_slot_is_reported(clinic: Clinic) -> None:
     """A slot of the pipeline's name that another program made."""
     shop = clinic.shop
     shop.migrate()

@@ -715,7 +715,7 @@ def test_a_round_that_took_long_is_the_last_when_nothing_is_left(
 
 
 def test_a_fan_out_is_found_in_pages(history: History, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And anew after a crash amid it: the changed row is pending until all of them are marked."""
+    """And again after a crash during it: the changed row is pending until all of them are marked."""
     library(history, REVIEW_DOCS)
     history.do(
         "INSERT INTO lib.authors VALUES (1, 'A')",

@@ -1072,7 +1072,7 @@ def events(prepare: Prepare, conn: psycopg.Connection) -> psycopg.Connection:
         ("TRUNCATE log.low", "TRUNCATE PARTITION", "low"),
     ],
 )
-def test_what_a_partition_does_is_told_of_its_table(
+def test_what_a_partition_does_is_reported_of_its_table(
     events: psycopg.Connection, statement: str, command: str, partitions: str
 ) -> None:
     earlier = journal(events)
@@ -1147,7 +1147,7 @@ def test_a_partition_that_nobody_adopted_is_found(
         ("ALTER TABLE shop.counters SET UNLOGGED", False),
     ],
 )
-def test_a_rewrite_is_told_before_the_definition(
+def test_a_rewrite_is_reported_before_the_definition(
     shop: psycopg.Connection, statement: str, rewritten: bool
 ) -> None:
     publish(shop, "shop.counters")

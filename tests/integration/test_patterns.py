@@ -170,7 +170,7 @@ def test_what_is_captured_is_decided_once(
     assert plan["register"][0].startswith("create the connector")
     assert plan["refused"] == []
 
-    # Who only looks is told what can be known.
+    # Who only looks learns what can be known.
     file.write_text(text.replace(shop.kafka, NOWHERE))
     assert {finding["code"] for finding in cdc("status", code=None)["findings"]} >= {
         "kafka-unreachable"

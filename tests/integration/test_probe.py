@@ -1,4 +1,4 @@
-"""A watch of the sample's latency that fails is told when the probe ends, and ends nothing else."""
+"""A watch of the sample's latency that fails is reported when the probe ends, and ends nothing else."""
 
 from collections.abc import Mapping
 from datetime import UTC, datetime
@@ -9,7 +9,7 @@ from cdc.sample.probe import Probe, Watch
 from tests.support.wait import wait_until
 
 
-def test_a_watch_that_fails_is_told(postgres_dsn: str) -> None:
+def test_a_watch_that_fails_is_reported(postgres_dsn: str) -> None:
     now = datetime.now(UTC)
 
     def failing_find(_: list[str]) -> Mapping[str, datetime]:

@@ -367,7 +367,7 @@ def test_a_table_of_the_state_is_read_again_once_its_topic_has_all_rows(
 def test_a_state_that_a_floor_empties_waits_for_the_rows_that_were_requested_with_it(
     topics: Topics, shop: Pipeline
 ) -> None:
-    """Of a topic that was made anew, and of one whose keys were changed. After a TRUNCATE none come."""
+    """Of a topic that was recreated, and of one whose keys were changed. After a TRUNCATE none come."""
     ensure_topics(topics, shop)
     orders = table(shop.topic("public.orders"), "orders")
     end = topics.ends([orders.topic])[orders.topic]
@@ -401,7 +401,7 @@ def test_a_state_that_a_floor_empties_waits_for_the_rows_that_were_requested_wit
 
     assert (is_refused(current), is_refused(former)) == (False, True)
     request("c", 150)
-    # A TRUNCATE after it: what comes by the log is all there is, unless the topic was made anew.
+    # A TRUNCATE after it: what comes by the log is all there is, unless the topic was recreated.
     raise_floor(200)
     assert (is_refused(current), is_refused(former)) == (False, True)
     # Another key: the floor and the request are of one transaction.

@@ -31,7 +31,7 @@ def topic(stack: "Stack", unique: str) -> Iterator[str]:
 
 @pytest.mark.parametrize("records", [1, 5000], ids=["a record", "more than a request"])
 def test_a_writer_that_was_replaced_is_fenced(stack: "Stack", topic: str, records: int) -> None:
-    """It is told so also while it sends: the client then answers with a general error."""
+    """It learns so also while it sends: the client then answers with a general error."""
     value = os.urandom(1000)
     outgoing = [Outgoing(topic, b"%d" % number, value) for number in range(records)]
     writer = TransactionalWriter(stack.endpoints.kafka, topic)

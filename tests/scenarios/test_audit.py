@@ -1,5 +1,5 @@
 """`cdc topics audit` on a real log: rows that only a compacted log lacks, found, sent again, and
-the view made anew.
+the view made again.
 """
 
 import re

@@ -153,7 +153,7 @@ def test_tables_come_go_and_change_their_partitions(world: "World") -> None:
         wait_until(
             lambda: all("public.late" in tables for tables in aside(world).values()),
             120,
-            "the rename is told",
+            "the rename is reported",
         )
         assert "public.later" in aside(world)["cache"]["public.late"][0]
         # Under its new name it is another table, with views of its own; the run takes it up without

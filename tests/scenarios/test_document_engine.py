@@ -389,14 +389,14 @@ def test_a_move_that_the_state_lost_is_looked_for_in_the_topic(
     assert stale == ([] if recovers else [2])
 
 
-@pytest.mark.parametrize("begun", ["before it is told", "after it is told"])
+@pytest.mark.parametrize("begun", ["before it is reported", "after it is reported"])
 def test_a_state_that_goes_back_under_a_running_engine_is_noticed(
     history: History, server: StateServer, spark: "SparkSession", begun: str
 ) -> None:
     engine = Engine(spark, history)
     fill(history)
     history.apply()
-    if begun == "after it is told":
+    if begun == "after it is reported":
         engine.work()
     # Something is dirty when it is saved.
     bump(history, 1)

@@ -56,7 +56,7 @@ def test_documents_outlive_kills_of_workers_and_of_the_broker(world: "World") ->
     def is_amid_a_fan_out() -> bool:
         return bool(read_sizes()["dirty"]["order_docs"])
 
-    def is_told() -> bool:
+    def is_reported() -> bool:
         """Kill workers until a stream has lost one in the middle of its work, and tells so."""
         if pause.over and is_amid_a_fan_out() and kill_workers():
             pause.begin()
@@ -72,7 +72,7 @@ def test_documents_outlive_kills_of_workers_and_of_the_broker(world: "World") ->
             wait_for_documents(world, products)
             assert cached(world, "product_docs", "50")["name"] == "seen"
             products.close()
-            wait_until(is_told, 60, "a stream to lose a worker")
+            wait_until(is_reported, 60, "a stream to lose a worker")
         change(world, random.Random(5), 30)
         with psycopg.connect(world.dsn, autocommit=True) as connection:
             rename(connection, LAST)
@@ -130,7 +130,7 @@ RENEW = ("topics", "renew", "--table", "public.orders")
 
 
 def test_a_topic_that_cannot_continue_the_state_is_read_again(world: "World") -> None:
-    """It may have lost deletes, or was made anew: documents are made again, those of rows that went
+    """It may have lost deletes, or was recreated: documents are made again, those of rows that went
     meanwhile go.
     """
     shop(world, without_other_sinks)

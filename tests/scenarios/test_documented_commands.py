@@ -184,7 +184,7 @@ def test_every_documented_command_works(world: "World", reader: Reader, tmp_path
         with reader.background("serve", "serve --port 9000"):
             for port in (8350, 9000):
                 await_answer(f"http://127.0.0.1:{port}/livez")
-    # A topic made anew ends the streams that read it.
+    # A recreated topic ends the streams that read it.
     reader.type_all("topics")
     reader.type_all("destroy")
     assert reader.remaining == []

@@ -424,5 +424,5 @@ def test_a_redrive_tells_what_was_tried_of_what_was_asked_for(world: "World") ->
             redriven = run_with_spark(world.words("quarantine", "redrive", waits.place, "--json"))
         answer = json.loads(redriven.stdout)
         assert answer == {"asked": 1, "left": [waits.place], "waiting": True}
-        # Nobody begins anew for a request that can't be answered.
+        # Nobody starts over for a request that can't be answered.
         assert world.progress()["cache"].restarts["quarantine"] == 1

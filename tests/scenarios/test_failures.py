@@ -142,7 +142,7 @@ def assert_started_again(world: "World") -> None:
     assert streams[0].progress.restarts["error"] >= 1
 
 
-def test_a_sink_that_is_away_is_told_and_no_secret_with_it(
+def test_a_sink_that_is_away_is_reported_and_no_secret_with_it(
     world: "World", capfd: pytest.CaptureFixture[str]
 ) -> None:
     """The warehouse goes on; all that is printed, logged and written names neither password."""

@@ -21,7 +21,7 @@ TABLES, ROWS = 5 if SCALE == 1 else 25 * SCALE, 20
 LIMIT_S, SLOWNESS = 60, 2
 """What a step may take on two cores that do nothing else; how much slower a machine may be."""
 PATIENCE_S = 900
-"""What a step is given to end, so that its time is told."""
+"""What a step is given to end, so that its time is known."""
 Timed = Callable[..., AbstractContextManager[None]]
 
 
@@ -45,7 +45,7 @@ def timed(capsys: pytest.CaptureFixture[str]) -> Iterator[Timed]:
 
 
 def verify(world: "World", code: int) -> list[Any]:
-    """Verify all tables; returns what is told of each view."""
+    """Verify all tables; returns what is reported of each view."""
     if SCALE == 1:
         return list(world.json("verify", code=code)["views"])
     process = subprocess.run(

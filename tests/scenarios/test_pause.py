@@ -1,4 +1,4 @@
-"""`cdc pause`, `cdc resume`: one sink stands still, through restarts, and the others go on."""
+"""`cdc pause`, `cdc resume`: one sink is stopped, through restarts, and the others go on."""
 
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
@@ -26,7 +26,7 @@ def sink_status(world: "World", name: str) -> dict[str, Any]:
     return dict(status)
 
 
-def assert_a_batch_that_hangs_is_told(world: "World") -> None:
+def assert_a_batch_that_hangs_is_reported(world: "World") -> None:
     """A cache that answers, but lets writes wait, is what stands still; no other sink is."""
 
     def stuck() -> set[str | None]:
@@ -90,7 +90,7 @@ def test_a_paused_sink_stands_still_and_the_others_go_on(
         assert world.json("resume", "cache") == {"sink": "cache", "resumed": False}
         wait_until(lambda: sink_status(world, "cache")["state"] == "running", 20, "it to be told")
         monkeypatch.setattr(diagnosis, "STILL_S", 3.0)
-        assert_a_batch_that_hangs_is_told(world)
+        assert_a_batch_that_hangs_is_reported(world)
     world.assert_equal()
     entries = world.json("operations")["operations"]
     assert [entry["verb"] for entry in entries] == [

@@ -33,7 +33,7 @@ def shop(stack: Any, postgres_dsn: str, unique: str) -> Iterator[Shop]:
 
 
 def restarted(shop: Shop) -> None:
-    """Connect starts the task anew."""
+    """Connect starts the task again."""
     with Connect(shop.connect) as connect:
         wait_until(
             lambda: connect.state(shop.pipeline.pipeline).running, 30, "the connector to run"

@@ -526,7 +526,7 @@ class History:
             )
 
     def clear(self, name: str) -> None:
-        """Begin a table anew, as after a TRUNCATE, whose floor is the next change."""
+        """Start a table over, as after a TRUNCATE, whose floor is the next change."""
         table = next(table for table in self.plan.tables if table.name == name)
         self.floors[table.topic] = self.lsn + 1
         self.sink.clear(table)

@@ -1,5 +1,5 @@
 """The reference that states of documents are tested against: rows and marks in dictionaries. Indexes,
-lists and tallies are made of the rows anew for each question.
+lists and tallies are made of the rows again for each question.
 """
 
 import time

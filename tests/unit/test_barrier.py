@@ -42,7 +42,7 @@ def test_a_sink_that_starts_is_waited_for() -> None:
     assert not sink.refusals_left
 
 
-def test_one_that_stays_away_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_that_stays_away_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(barrier, "AWAY_S", 0.1)
     with pytest.raises(SinkUnavailable, match="loading"):
         await_barrier(
@@ -50,7 +50,7 @@ def test_one_that_stays_away_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
         )
 
 
-def test_a_view_that_never_gets_there_is_told() -> None:
+def test_a_view_that_never_gets_there_is_reported() -> None:
     sink = Starting(0)
     sink.stored.clear()
     with pytest.raises(ConnectorError, match="3 offsets behind"):

@@ -1,4 +1,4 @@
-"""Why a server can't be used is told, once and at once: each client's own words mean the same to
+"""Why a server can't be used is reported, once and at once: each client's own words mean the same to
 its user.
 """
 

@@ -119,7 +119,7 @@ WRONG: list[tuple[bytes | None, bytes | None, str]] = [
 
 
 @pytest.mark.parametrize(("key", "value", "expected"), WRONG)
-def test_a_record_of_another_writer_is_told(
+def test_a_record_of_another_writer_is_reported(
     key: bytes | None, value: bytes | None, expected: str
 ) -> None:
     assert problem(key, value) == expected

@@ -30,7 +30,7 @@ def test_without_a_terminal_nobody_agrees(monkeypatch: pytest.MonkeyPatch) -> No
     require_consent("All of it goes", "shop", yes=True)
 
 
-def test_register_asks_before_it_begins_anew(
+def test_register_asks_before_it_starts_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = unreachable_file(tmp_path, "public.orders")

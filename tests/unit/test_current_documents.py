@@ -51,7 +51,7 @@ def test_topics_in_which_documents_are_late(
     [
         ([at(5, 7)], at(5, 7)),
         ([at(5, 7), at(6, 2)], at(5, 2)),
-        # A view that has never been current, and one of a topic that was made anew.
+        # A view that has never been current, and one of a topic that was recreated.
         ([at(5, 7), None], None),
         ([at(5, 7), at(5, 7, topic_id="2")], None),
         ([at(5, 7), at(5)], None),

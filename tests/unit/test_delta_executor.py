@@ -179,7 +179,7 @@ def test_rows_of_several_chunks(folder: Path) -> None:
     assert not run(view(folder, topic), topic, rows=1)[1].repeated
 
 
-def test_a_folder_that_takes_no_more_is_told(tmp_path: Path) -> None:
+def test_a_folder_that_takes_no_more_is_reported(tmp_path: Path) -> None:
     topic = Topic(ITEMS, 1)
     topic.add("c", row("k"))
     (report,), staged = run(view(tmp_path, topic), topic)

@@ -69,7 +69,7 @@ def test_a_row_group_of_nulls_leaves_the_bounds_of_the_others(tmp_path: Path) ->
         ("something with a value in it", "Exception"),
     ],
 )
-def test_what_a_disk_says_is_told_and_nothing_else(text: str, reason: str) -> None:
+def test_what_a_disk_says_is_reported_and_nothing_else(text: str, reason: str) -> None:
     assert (
         write_failure("/w", Exception(text)).message
         == f"The warehouse folder /w can't be written: {reason}."

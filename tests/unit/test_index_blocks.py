@@ -108,7 +108,7 @@ def test_the_shell_expands_nothing_of_a_name(name: str) -> None:
         assert fix.count("$") == 1
 
 
-def test_a_block_is_told_from_a_server_without_room() -> None:
+def test_a_block_differs_from_a_server_without_room() -> None:
     """A full disk's has the status of one that is busy."""
     kind = "cluster_block_exception"
     assert is_blocked(403, kind)

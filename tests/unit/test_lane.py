@@ -321,7 +321,7 @@ def test_a_batch_that_is_to_stop_writes_nothing_more() -> None:
     assert [record.offset for record in report.rejected] == [1]
 
 
-def test_a_failure_is_told_and_ends_the_task() -> None:
+def test_a_failure_is_reported_and_ends_the_task() -> None:
     topic = two_rows()
     (report,) = run(lane_of(topic, Writer(fails=True)), raws(topic))
     assert (report.failure, report.message) == ("unavailable", "away")

@@ -243,7 +243,7 @@ class SeenEnds(dict[str, tuple[int, ...]]):
 
 
 def test_a_long_catch_up_under_writes_keeps_few_of_the_ends_that_it_has_seen() -> None:
-    """What is told of its lag is right within a twentieth, and never too little."""
+    """What is reported as its lag is right within a twentieth, and never too little."""
     clock = SimulatedClock()
     lag = Lag(clock)
     now = clock.time()

@@ -133,7 +133,7 @@ def test_what_a_change_means(
     assert "secret" not in str(steps)
 
 
-def test_what_is_refused_is_told_first_and_with_what_repairs_it() -> None:
+def test_what_is_refused_is_reported_first_and_with_what_repairs_it() -> None:
     stuck = Refusal(
         "Topic shop.public.items has 2 partitions, the pipeline file says 4.",
         "cdc -p FILE topics renew",
@@ -155,7 +155,7 @@ def test_what_is_refused_is_told_first_and_with_what_repairs_it() -> None:
     assert list(lines(Plan())) == ["nothing to do"]
 
 
-def test_a_former_name_is_told_where_everything_is_new() -> None:
+def test_a_former_name_is_reported_where_everything_is_new() -> None:
     assert plan(current(idle=["old"]), requested()).idle == ()
     printed = list(
         lines(

@@ -68,7 +68,7 @@ def test_offsets_of_another_topic_mean_nothing() -> None:
         ({"exclude": ["a", "b"], "events": True}, "`events`"),
     ],
 )
-def test_a_file_that_was_not_registered_is_told(entry: dict[str, Any], message: str) -> None:
+def test_a_file_that_was_not_registered_is_reported(entry: dict[str, Any], message: str) -> None:
     registration = Registration(tables={"public.items": Captured(("a", "b"))})
     changed = pipeline("shop", "", {"table": "public.items", **entry}, "public.new")
     if not message:
@@ -92,7 +92,7 @@ def test_another_server_is_refused_by_name() -> None:
     assert "register --another-server" in caught.value.hint
 
 
-def test_a_promoted_standby_is_told() -> None:
+def test_a_promoted_standby_is_reported() -> None:
     """It may lack the end of the log that the connector has sent, and nothing in the log says
     so.
     """

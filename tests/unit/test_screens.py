@@ -66,7 +66,7 @@ def test_planted_a_screen_that_takes_unknown_for_nothing(monkeypatch: pytest.Mon
         test_what_nobody_has_read_is_unknown_and_never_zero(STARTING)
 
 
-def test_what_has_been_read_is_told() -> None:
+def test_what_has_been_read_is_reported() -> None:
     (_, line) = shown(
         draw_progress([replace(RUNNING, lag_records=12, lag_seconds=4.0)])
     ).splitlines()
@@ -277,7 +277,7 @@ def test_the_file_may_be_named_behind_the_verb(words: list[str], expected: list[
     assert hoist_global_options(words) == expected
 
 
-def test_the_version_is_told() -> None:
+def test_the_version_is_reported() -> None:
     command = [sys.executable, "-m", "cdc.entry", "--version"]
     process = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT)
     assert re.fullmatch(r"cdc \d+\.\d+\S*\n", process.stdout)

@@ -313,7 +313,7 @@ def test_tables_without_deletion_vectors_are_of_the_file(
         load(tmp_path, text)
 
 
-def test_no_mistake_is_told_in_words_of_the_library(tmp_path: Path) -> None:
+def test_no_mistake_is_reported_in_words_of_the_library(tmp_path: Path) -> None:
     refused = []
     for tree in mistaken(yaml.safe_load(GOOD)):
         try:

@@ -228,7 +228,7 @@ def test_a_sink_that_starts_again_by_itself_says_when() -> None:
 UNREACHABLE = {"source-unreachable", "connect-unreachable", "kafka-unreachable"}
 
 
-def test_what_hangs_is_said_to_give_no_answer_and_the_rest_is_told() -> None:
+def test_what_hangs_is_said_to_give_no_answer_and_the_rest_is_reported() -> None:
     """A sink, and a server that takes connections and says nothing: as a stopped process does."""
     release = threading.Event()
 
@@ -261,7 +261,7 @@ def test_what_hangs_is_said_to_give_no_answer_and_the_rest_is_told() -> None:
 def test_a_server_that_begins_to_hang_during_a_look_is_named_by_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Postgres has told of its slot, and then nothing of its definitions."""
+    """Postgres has answered about its slot, and then nothing of its definitions."""
     release = threading.Event()
     monkeypatch.setattr(collection, "ANSWER_S", 2.0)
     monkeypatch.setattr(collection, "read_slot", lambda _: GOOD.slot)
@@ -447,7 +447,9 @@ def test_patterns_without_an_answer_hide_nothing_of_a_registration(
     assert "was promoted" in promoted.message
 
 
-def test_a_registration_that_could_not_be_read_is_told(judge: Callable[..., list[Finding]]) -> None:
+def test_a_registration_that_could_not_be_read_is_reported(
+    judge: Callable[..., list[Finding]],
+) -> None:
     (unread,) = judge(
         "public.*",
         registration=ORDERS,
@@ -474,7 +476,7 @@ def test_a_pattern_that_means_nothing_registered_is_not_well(
         (replace(PRESENT[0], keyed=False), "no primary key"),
     ],
 )
-def test_a_captured_table_that_slips_out_of_a_pattern_is_told(
+def test_a_captured_table_that_slips_out_of_a_pattern_is_reported(
     judge: Callable[..., list[Finding]], now: catalog.Candidate, why: str
 ) -> None:
     items = catalog.Candidate("public", "items")

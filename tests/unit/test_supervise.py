@@ -1,4 +1,4 @@
-"""Streams side by side: one that dies of anything is told at once, one that hangs keeps nobody else
+"""Streams side by side: one that dies of anything is reported at once, one that hangs keeps nobody else
 from telling.
 """
 
@@ -151,7 +151,7 @@ def assert_told_at_once(run: Any, patience: float = 10.0) -> None:
     assert run.thread.is_alive()
 
 
-def test_a_stream_that_dies_of_anything_is_told_while_the_others_work(runs: Any) -> None:
+def test_a_stream_that_dies_of_anything_is_reported_while_the_others_work(runs: Any) -> None:
     bad, good = Feed("cache", ValueError(SECRET_ROW)), Feed("search")
     run = runs(bad, good)
     assert_told_at_once(run)
@@ -224,7 +224,7 @@ def test_a_sink_that_never_answers_does_not_stop_the_reports_of_the_others(
 
 
 def test_a_long_batch_is_no_sink_that_never_answers(runs: Any, hung: Hung) -> None:
-    """What was behind when it began is told as behind for longer all the time."""
+    """What was behind when it began is reported as behind for longer all the time."""
     hung.busy, hung.progress = True, replace(hung.progress, lag_seconds=5.0)
     run = runs(hung)
     wait_until(
@@ -334,7 +334,7 @@ def test_a_run_ends_once_its_seconds_are_over() -> None:
     assert not limits().is_over(lambda: True)()
 
 
-def test_pauses_double_up_to_ten_minutes_and_begin_anew_after_a_long_run() -> None:
+def test_pauses_double_up_to_ten_minutes_and_start_over_after_a_long_run() -> None:
     now = 0.0
     back_off = BackOff(lambda: now)
     pauses = [back_off.next_pause_s() for _ in range(9)]
