@@ -200,19 +200,17 @@ def item(key: Any, offset: int, row: dict[str, Any] | None) -> list[bytes]:
 
 
 def _bulk(client: httpx.Client, index: str, body: bytes) -> None:
-    headers, options = (
-        {"Content-Type": "application/x-ndjson"},
-        {"filter_path": "errors,items.*.status"},
-    )
-    answer = (
-        client.post(f"/{index}/_bulk", content=body, headers=headers, params=options)
-        .raise_for_status()
-        .json()
-    )
-    # 409: the view has this version or a later one. 404: what is to be deleted isn't there.
-    if answer["errors"] and any(
+    def post(fields: str) -> dict[str, Any]:
+        headers = {"Content-Type": "application/x-ndjson"}
+        path = f"/{index}/_bulk?filter_path={fields}"
+        answer = client.post(path, content=body, headers=headers).raise_for_status()
+        return dict(answer.json())
+
+    # The same bulk again, since it does no harm: the answers of all items take a tenth of its time.
+    if post("errors")["errors"] and any(
+        # 409: the view has this version or a later one. 404: what is to be deleted isn't there.
         answer["status"] not in (200, 201, 404, 409)
-        for entry in answer["items"]
+        for entry in post("items.*.status")["items"]
         for answer in entry.values()
     ):
         raise SystemExit("a document was refused")

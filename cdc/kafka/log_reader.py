@@ -15,6 +15,7 @@ tests/integration/test_log_reader.py compares this with what kafka-python reads.
 import os
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from functools import cached_property
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -74,7 +75,6 @@ Record = tuple[bytes | None, bytes | None, int]
 """Key, value, offset."""
 Block = tuple[str, int, list[Record]]
 """Topic, partition, and some of its records in the order of offsets."""
-_clients: dict[tuple[str, int, bool], tuple["Consumer", "AdminClient"]] = {}
 
 
 class OffsetRange(NamedTuple):
@@ -120,7 +120,8 @@ def read_records(bootstrap: str, ranges: Sequence[OffsetRange]) -> Generator[Blo
     from confluent_kafka import TopicPartition
 
     is_bulk = sum(asked.size for asked in ranges) > BULK
-    consumer, admin = _clients_of(bootstrap, is_bulk)
+    clients = _clients_of(bootstrap)
+    consumer = clients.consumer(is_bulk)
     topic_ids = {asked.topic: asked.topic_id for asked in ranges if asked.topic_id}
     held: list[Block] = []
     held_at = time.monotonic()
@@ -136,20 +137,19 @@ def read_records(bootstrap: str, ranges: Sequence[OffsetRange]) -> Generator[Blo
             if is_at_end and is_bulk and unread:
                 consumer.incremental_unassign([TopicPartition(*place)])
             if unread and time.monotonic() - held_at > HOLD_S:
-                _require_topics(admin, topic_ids)
+                _require_topics(clients.admin, topic_ids)
                 yield from held
                 held.clear()
                 held_at = time.monotonic()
         # Not `pause`, which would outlast the next `assign`.
         consumer.unassign()
-        _require_topics(admin, topic_ids)
+        _require_topics(clients.admin, topic_ids)
         yield from held
     except LogUnread as error:
-        # The client's metadata of the brokers may be out of date: the next read gets a new client.
-        del _clients[bootstrap, os.getpid(), is_bulk]
+        # The clients' metadata of the brokers may be out of date: the next read gets new ones.
         topic = error.details["topic"]
         hides = is_hidden(consumer, topic)
-        consumer.close()
+        _clients.pop((bootstrap, os.getpid())).close()
         if hides:
             raise forbidden(bootstrap, "Read", topic) from None
         raise
@@ -158,21 +158,42 @@ def read_records(bootstrap: str, ranges: Sequence[OffsetRange]) -> Generator[Blo
         raise
 
 
-def _clients_of(bootstrap: str, is_bulk: bool) -> tuple["Consumer", "AdminClient"]:
-    """Return the clients of this process, which are kept for later reads. While idle the consumer
-    has no partitions and fetches nothing. Each process has its own, because the clients' threads
-    don't survive a fork.
+class _Clients:
+    """The clients of one process, which are kept for later reads. While idle a consumer has no
+    partitions and fetches nothing.
     """
-    place = bootstrap, os.getpid(), is_bulk
-    if place not in _clients:
-        from confluent_kafka import Consumer
+
+    def __init__(self, bootstrap: str) -> None:
+        self._connection = {"bootstrap.servers": bootstrap}
+        self._consumers: dict[bool, Consumer] = {}
+
+    def consumer(self, is_bulk: bool) -> "Consumer":
+        if is_bulk not in self._consumers:
+            from confluent_kafka import Consumer
+
+            settings = BULK_SETTINGS if is_bulk else SETTINGS
+            self._consumers[is_bulk] = Consumer({**self._connection, **settings})
+        return self._consumers[is_bulk]
+
+    @cached_property
+    def admin(self) -> "AdminClient":
         from confluent_kafka.admin import AdminClient
 
-        connection = {"bootstrap.servers": bootstrap}
-        _clients[place] = (
-            Consumer({**connection, **(BULK_SETTINGS if is_bulk else SETTINGS)}),
-            AdminClient({**connection, **ADMIN_SETTINGS}),
-        )
+        return AdminClient({**self._connection, **ADMIN_SETTINGS})
+
+    def close(self) -> None:
+        for consumer in self._consumers.values():
+            consumer.close()
+
+
+_clients: dict[tuple[str, int], _Clients] = {}
+"""By broker and process: the clients' threads don't survive a fork."""
+
+
+def _clients_of(bootstrap: str) -> _Clients:
+    place = bootstrap, os.getpid()
+    if place not in _clients:
+        _clients[place] = _Clients(bootstrap)
     return _clients[place]
 
 

@@ -48,7 +48,8 @@ from cdc.sinks.elasticsearch.ids import OWN_ID, document_id
 CHUNK = ChunkLimits(rows=20_000, bytes=20_000_000)
 """Memory of a chunk, of which a quarter is sent: records and documents both count."""
 RETRY_S = (0.1, 0.3, 1.0, 3.0)
-"""Pauses before items that the server had no room for (429, 503) are sent again.
+"""Pauses before items that the server had no room for (429, 503) are sent again; the first one is also
+before a bulk is sent again for its answers.
 
 After the last one the batch is repeated.
 """
@@ -213,8 +214,10 @@ class ElasticsearchWriter(Writer):
         of a bulk's time.
         """
         body = b"".join([item.line for item in items])
-        if not self._send(body, "errors").get("errors", True):
+        if self._send(body, "errors").get("errors") is False:
             return
+        # It may have no room.
+        time.sleep(RETRY_S[0])
         answers = self._send(body, FIELDS).get("items", [])
         if len(answers) != len(items):
             raise unavailable(

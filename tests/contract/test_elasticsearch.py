@@ -527,7 +527,8 @@ def test_a_user_who_may_not_write_is_reported_once(harness: Harness, proxy: Prox
             return None
         error = {"type": "security_exception", "reason": "action is unauthorized"}
         count = request.body.count(b'"_index"')
-        return json_answer(200, {"items": [{"index": {"status": 403, "error": error}}] * count})
+        items = [{"index": {"status": 403, "error": error}}] * count
+        return json_answer(200, {"errors": True, "items": items})
 
     proxy.rule = forbid
     with pytest.raises(SinkRejected, match="refuses the user") as caught:

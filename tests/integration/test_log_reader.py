@@ -107,6 +107,12 @@ def broker(stack: Any, unique: str) -> Iterator[Broker]:
     broker.remove_all()
 
 
+@pytest.fixture(params=[log_reader.BULK, 0], ids=["small", "bulk"])
+def each_client(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read by the client of small reads, and by the client of large ones."""
+    monkeypatch.setattr(log_reader, "BULK", request.param)
+
+
 def read(address: str, ranges: Sequence[OffsetRange]) -> dict[tuple[str, int], list[Record]]:
     records: dict[tuple[str, int], list[Record]] = defaultdict(list)
     for topic, partition, block in read_records(address, ranges):
@@ -176,7 +182,11 @@ def write_at_random(chance: random.Random, broker: Broker, topic: str, partition
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_random_ranges_of_random_logs(broker: Broker, seed: int) -> None:
+def test_random_ranges_of_random_logs(
+    broker: Broker, seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if seed >= 3:
+        monkeypatch.setattr(log_reader, "BULK", 0)
     chance = random.Random(seed)
     partitions = chance.choice([1, 2, 4])
     topic = broker.topic(partitions, **(COMPACTED if seed % 2 else {}))
@@ -227,6 +237,7 @@ def read_all(broker: Broker, topic: str, ends: dict[int, int]) -> list[Record]:
     return [record for block in read(broker.address, ranges).values() for record in block]
 
 
+@pytest.mark.usefixtures("each_client")
 def test_what_the_log_no_longer_has_is_an_error(broker: Broker) -> None:
     topic = broker.topic(1)
     broker.written_by(topic, 10)
@@ -251,6 +262,7 @@ def test_a_topic_that_was_made_again_is_no_part_of_the_log(broker: Broker) -> No
     assert len(read(broker.address, [OffsetRange(topic, 0, 0, 4)])[topic, 0]) == 3
 
 
+@pytest.mark.usefixtures("each_client")
 def test_no_record_of_a_topic_that_was_created_again_is_returned(broker: Broker) -> None:
     """The new topic has more records than the former one: no offset shows that it is another."""
     topic = broker.topic(1)
@@ -276,6 +288,7 @@ def is_missing(broker: Broker, topic: str) -> bool:
     return False
 
 
+@pytest.mark.usefixtures("each_client")
 def test_what_is_not_there_is_not_taken_for_empty(
     broker: Broker, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -334,17 +347,20 @@ def test_a_broker_that_is_away_is_waited_for_once(monkeypatch: pytest.MonkeyPatc
     assert len({id(failure) for failure in failures}) == 1, "each has asked for itself"
 
 
-def test_a_read_that_is_ended_early_leaves_nothing_for_the_next(broker: Broker) -> None:
+@pytest.mark.parametrize("records", [log_reader.BULK - 200, log_reader.BULK + 200])
+def test_a_read_that_is_ended_early_leaves_nothing_for_the_next(
+    broker: Broker, records: int
+) -> None:
     first = broker.topic(1)
     second = broker.topic(1)
     for topic in (first, second):
-        broker.written_by(topic, 5000)
-    blocks = read_records(broker.address, [OffsetRange(first, 0, 0, 5001)])
+        broker.written_by(topic, records)
+    blocks = read_records(broker.address, [OffsetRange(first, 0, 0, records + 1)])
     next(blocks)
     blocks.close()
-    records = read(broker.address, [OffsetRange(second, 0, 100, 5001)])
-    assert list(records) == [(second, 0)]
-    assert [record[2] for record in records[second, 0]] == list(range(100, 5000))
+    blocks_read = read(broker.address, [OffsetRange(second, 0, 100, records + 1)])
+    assert list(blocks_read) == [(second, 0)]
+    assert [record[2] for record in blocks_read[second, 0]] == list(range(100, records))
 
 
 def test_many_partitions_and_a_large_record(broker: Broker) -> None:

@@ -68,13 +68,16 @@ def test_rows_for_which_there_is_no_room_are_sent_again(
     rows = {row_id: FoldedRow(row_id, 5, b"{}", (), []) for row_id in ("1", "2")}
     sent: list[list[str]] = []
 
-    def send(_url: str, _method: str, _path: str, body: bytes, _query: object) -> Answer:
-        sent.append(re.findall('"_id":"(.)"', body.decode()))
-        has_room = len(sent) > room_after
-        items = [
-            {"index": {"status": 201 if row_id == "1" or has_room else 429}} for row_id in sent[-1]
-        ]
-        return Answer(None, json.dumps({"items": items}).encode())  # type: ignore[arg-type]
+    def send(_url: str, _method: str, _path: str, body: bytes, query: dict[str, str]) -> Answer:
+        ids = re.findall('"_id":"(.)"', body.decode())
+        refused = {"2"} if len(sent) < room_after else set()
+        if query["filter_path"] == "errors":
+            return answer({"errors": bool(refused.intersection(ids))})
+        sent.append(ids)
+        busy = {"status": 429, "error": {"type": "es_rejected_execution_exception"}}
+        return answer(
+            {"items": [{"index": busy if i in refused else {"status": 201}} for i in ids]}
+        )
 
     monkeypatch.setattr(executor, "send_request", send)
     monkeypatch.setattr(time, "sleep", lambda _: None)
@@ -82,12 +85,27 @@ def test_rows_for_which_there_is_no_room_are_sent_again(
     part = Part(advance, 0, 0, PartitionOutcome("t", 0), 6, rows)
     if room_after == 2:
         assert writer.write([part]) == [Verdicts()]
-        assert sent == [["1", "2"], ["2"], ["2"]]
+        assert sent == [["1", "2"], ["2"]]
         return
     with pytest.raises(Failure, match="no room for 1 writes") as caught:
         writer.write([part])
     assert caught.value.kind == "unavailable"
     assert len(sent) == 1 + len(executor.RETRY_S)
+
+
+def test_an_answer_that_names_fewer_rows_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    advance = Advance(TABLE, None, Position("id", (9,)))
+    rows = {row_id: FoldedRow(row_id, 5, b"{}", (), []) for row_id in ("1", "2")}
+    items = [{"index": {"status": 201}}]
+    monkeypatch.setattr(executor, "send_request", lambda *_: answer({"items": items}))
+    part = Part(advance, 0, 0, PartitionOutcome("t", 0), 6, rows)
+    with pytest.raises(Failure, match="answered for 1 of 2 rows") as caught:
+        ElasticsearchWriter(NOBODY, {"t": "i"}).write([part])
+    assert caught.value.kind == "unavailable"
+
+
+def answer(body: object) -> Answer:
+    return Answer(None, json.dumps(body).encode())  # type: ignore[arg-type]
 
 
 def test_an_id_that_the_server_does_not_take_is_hashed() -> None:
