@@ -324,14 +324,8 @@ def find_switched(plan: ResumePlan, views: Mapping[str, ViewCheckpoint | None]) 
 def find_reshaped(plan: ResumePlan, topics: Mapping[str, Position]) -> str | None:
     """Find a table whose topic was recreated, or has partitions that the stream doesn't read."""
     for table in plan.tables:
-        planned = plan.shapes[table.topic]
         current = topics.get(table.topic)
-        if current is None:
-            continue
-        if (current.topic_id, current.partition_count) != (
-            planned.topic_id,
-            planned.partition_count,
-        ):
+        if current and not distance(current, plan.shapes[table.topic]).comparable:
             return table.qualified
     return None
 

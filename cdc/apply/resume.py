@@ -305,7 +305,7 @@ class Views:
             )
 
     def _refuse_replaced(self) -> None:
-        """Raise Replaced if the generation was removed: preparing it again would leave it behind
+        """Raise GenerationReplaced if the generation was removed: preparing it again would leave it behind
         unused.
         """
         work = self.sink_generations.work
@@ -381,7 +381,7 @@ class Views:
             facts["views"] = self._live_checkpoints()
         except SchemaMismatch as error:
             # Set aside when the plan is loaded again.
-            facts["unheld"] = str(error.details.get("table") or self.sink.name)
+            facts["unheld"] = str(error.details["table"])
         if overdue:
             facts["unblocked"] = facts["unblocked"] or self._redescribed()
             facts["topics"] = self.kafka.ends(list(self.plan.shapes))

@@ -30,12 +30,10 @@ PATIENCE_S = 30.0
 TABLE_S = 0.5
 """Seconds in addition for each table."""
 log = structlog.get_logger()
-DescribeTables = Callable[
-    [Sequence[Definition], Registration], tuple[Sequence[Table], Mapping[str, list[str]]]
-]
-"""Takes the journal of definitions and the registration; returns the tables as they are now, and
-problems by table.
-"""
+Described = tuple[Sequence[Table], Mapping[str, list[str]]]
+"""Tables as they are now, and problems by table."""
+DescribeTables = Callable[[Sequence[Definition], Registration], Described]
+"""Takes the journal of definitions and the registration."""
 
 
 def patience_s(pipeline: Pipeline) -> float:

@@ -18,7 +18,7 @@ from cdc.connectors.client import Connect
 from cdc.control import registrations
 from cdc.control.heartbeat import Heartbeat
 from cdc.control.registrations import Captured, Registration
-from cdc.kafka.topic_setup import CreatedTopic, ensure_topics
+from cdc.kafka.topic_setup import ensure_topics
 from cdc.kafka.topics import Topics
 from cdc.migrations.removal import drop_slot
 from cdc.migrations.runner import require_capturable
@@ -102,11 +102,7 @@ def register(
             unpublished=unpublished,
         )
         connect.validate(config)
-        created = [
-            topic.topic
-            for topic in ensure_topics(topics, pipeline)
-            if isinstance(topic, CreatedTopic)
-        ]
+        created = [topic for topic, is_new in ensure_topics(topics, pipeline).items() if is_new]
         progress(f"{len(created)} topics created")
         registration = registrations.describe(
             topics, pipeline, server, registrations.captured_tables(pipeline, unpublished)

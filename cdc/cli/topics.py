@@ -40,16 +40,16 @@ def topics(context: typer.Context, as_json: Json = False) -> None:
     pipeline = context.obj.pipeline
     with Topics(pipeline.kafka, PATIENCE_S) as kafka:
         ensured = ensure_topics(kafka, pipeline)
-        ends = kafka.ends([topic.topic for topic in ensured])
+        ends = kafka.ends(list(ensured))
     rows = [
         {
-            "topic": topic.topic,
-            "partitions": ends[topic.topic].partition_count,
-            "created": type(topic).__name__ == "CreatedTopic",
-            "topic_id": ends[topic.topic].topic_id,
-            "end_offsets": list(ends[topic.topic].offsets),
+            "topic": topic,
+            "partitions": ends[topic].partition_count,
+            "created": is_new,
+            "topic_id": ends[topic].topic_id,
+            "end_offsets": list(ends[topic].offsets),
         }
-        for topic in ensured
+        for topic, is_new in ensured.items()
     ]
     if as_json:
         return print_json({"topics": rows})

@@ -8,7 +8,7 @@ many there are.
 
 import contextlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -93,50 +93,23 @@ class Records:
                 self._producer = None
                 raise
 
-    def last_record(
-        self, topic: str, start: int, end: int, accept: Callable[[Record], bool]
-    ) -> Record | None:
-        """The newest record of partition 0 in [start, end) that `accept` takes.
-
-        Reads ever longer tails: the last offsets of a topic are transaction markers, not records.
-        """
-        tail = 16
-        while end > start:
-            first = max(start, end - tail)
-            records = [record for record in self.read(topic, first, end) if accept(record)]
-            if records or first == start:
-                return records[-1] if records else None
-            tail *= 16
-        return None
-
     def first_records(
-        self, places: list[RecordAddress], ends: Mapping[str, Position]
-    ) -> dict[RecordAddress, tuple[int, int]]:
-        """The first record at or after each place: its offset, and when it was written in Unix
-        milliseconds.
-
-        Left out: places after which no record is committed, and those not answered within 2 s.
-        """
-        deadline = time.monotonic() + TIMES_S
-        answers: dict[RecordAddress, tuple[int, int]] = {}
-        with translated_errors(self._bootstrap, "Read"):
-            for batch in _rounds(places, ends):
-                batch_answers = self._first(batch, ends, deadline)
-                answers |= {address: record for address, record in batch_answers.items() if record}
-        return answers
-
-    def next_records(
-        self, places: Iterable[RecordAddress], ends: Mapping[str, Position]
+        self, places: Iterable[RecordAddress], ends: Mapping[str, Position], *, patient: bool
     ) -> dict[RecordAddress, tuple[int, int] | None]:
-        """As `first_records`, for every address: None where no record is left."""
+        """The first record at or after each place: its offset, and when it was written in Unix
+        milliseconds. None where no record is left.
+
+        patient: every place is answered within 30 s, or an error is raised. Otherwise those that
+        aren't answered within 2 s are None, too.
+        """
         answers: dict[RecordAddress, tuple[int, int] | None] = dict.fromkeys(places)
-        deadline = time.monotonic() + NEXT_S
+        deadline = time.monotonic() + (NEXT_S if patient else TIMES_S)
         with translated_errors(self._bootstrap, "Read"):
             for batch in _rounds(answers, ends):
-                batch_answers = self._first(batch, ends, deadline)
-                if len(batch_answers) < len(batch):
+                found = self._first(batch, ends, deadline)
+                if patient and len(found) < len(batch):
                     raise kafka.errors.KafkaTimeoutError
-                answers |= batch_answers
+                answers |= found
         return answers
 
     def _reader(self, places: Mapping[Any, int]) -> Any:

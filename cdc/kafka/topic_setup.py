@@ -6,7 +6,6 @@ Invariant: `ensure_topics` checks every topic before it creates the first.
 """
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from cdc.config.settings import Pipeline
@@ -22,27 +21,8 @@ UNSETTLED = (kafka.errors.TopicAlreadyExistsError, kafka.errors.UnknownTopicOrPa
 """Errors for a topic that is being created or deleted at this moment."""
 
 
-@dataclass(frozen=True)
-class CreatedTopic:
-    """A topic that `ensure_topics` has created."""
-
-    topic: str
-    partitions: int
-
-
-@dataclass(frozen=True)
-class ExistingTopic:
-    """A topic that existed. `changed` names the settings that `ensure_topics` has set to the
-    pipeline file's.
-    """
-
-    topic: str
-    partitions: int
-    changed: tuple[str, ...] = ()
-
-
-def ensure_topics(broker: Topics, pipeline: Pipeline) -> list[CreatedTopic | ExistingTopic]:
-    """Create missing topics and set their settings.
+def ensure_topics(broker: Topics, pipeline: Pipeline) -> dict[str, bool]:
+    """Create missing topics and set their settings. Returns for each topic whether it was missing.
 
     Creates none if one of them exists with another number of partitions.
     """
@@ -53,17 +33,11 @@ def ensure_topics(broker: Topics, pipeline: Pipeline) -> list[CreatedTopic | Exi
         existing = retry_briefly(*UNSETTLED)(
             _create_missing, broker.admin, topics, settings, shapes
         )
-        changed = {
-            topic: dict(settings[topic].items() - existing[topic].items()) for topic in existing
-        }
-        broker.admin.alter(changed)
+        broker.admin.alter(
+            {topic: dict(settings[topic].items() - existing[topic].items()) for topic in existing}
+        )
         _save_shapes(broker, pipeline, shapes)
-    return [
-        ExistingTopic(topic, count, tuple(changed[topic]))
-        if topic in existing
-        else CreatedTopic(topic, count)
-        for topic, count in topics.items()
-    ]
+    return {topic: topic not in existing for topic in topics}
 
 
 def ensure_topic(broker: Topics, pipeline: Pipeline, topic: str) -> None:

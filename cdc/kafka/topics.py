@@ -7,7 +7,6 @@ Out: positions of topics, settings, single records and their times; ConnectorErr
 import uuid
 from base64 import urlsafe_b64decode
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from types import TracebackType
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
@@ -33,12 +32,7 @@ class Topics:
     def __enter__(self) -> "Topics":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -193,10 +187,19 @@ class Topics:
     ) -> Record | None:
         """The newest committed record of a one-partition topic that `accept` takes; None if there
         is none.
+
+        Reads ever longer tails: the last offsets of a topic are transaction markers, not records.
         """
         end = self.ends([topic])[topic].offsets[0]
         start = self.starts([topic])[topic].offsets[0]
-        return self._records.last_record(topic, start, end, accept)
+        tail = 16
+        while end > start:
+            first = max(start, end - tail)
+            records = [record for record in self.iterate_range(topic, first, end) if accept(record)]
+            if records or first == start:
+                return records[-1] if records else None
+            tail *= 16
+        return None
 
     def write_times(self, addresses: Iterable[RecordAddress]) -> dict[RecordAddress, int]:
         """When the first record at or after each address was written, in Unix milliseconds.
@@ -207,10 +210,8 @@ class Topics:
         if not places:
             return {}
         ends = self.ends(sorted({topic for topic, _, _ in places}))
-        return {
-            address: written_ms
-            for address, (_, written_ms) in self._records.first_records(places, ends).items()
-        }
+        found = self._records.first_records(places, ends, patient=False)
+        return {address: record[1] for address, record in found.items() if record}
 
     def next_records(
         self, places: Collection[RecordAddress]
@@ -223,7 +224,7 @@ class Topics:
         if not places:
             return {}
         ends = self.log_ends(sorted({topic for topic, _, _ in places}))
-        return self._uncommitted_records.next_records(places, ends)
+        return self._uncommitted_records.first_records(places, ends, patient=True)
 
     def remove(self, topics: Sequence[str]) -> None:
         """Delete topics, and wait until the broker no longer lists them. Topics that don't exist

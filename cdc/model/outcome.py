@@ -32,11 +32,6 @@ class Advance:
         """Whether the step has no length: its rows are written, and the position stays."""
         return self.start == self.end
 
-    @property
-    def offsets(self) -> int:
-        """How many offsets the step covers: an upper bound of its records."""
-        return sum(self.end.offsets) - sum(self.start_offsets)
-
 
 @dataclass
 class Applied:

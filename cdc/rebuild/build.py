@@ -22,7 +22,7 @@ from pyspark.sql import SparkSession
 from cdc.apply.progress import Progress as StreamProgress
 from cdc.apply.progress import RunState
 from cdc.apply.resume import Views
-from cdc.apply.schema_follower import DescribeTables
+from cdc.apply.schema_follower import Described, DescribeTables
 from cdc.apply.stream import Environment, Stream
 from cdc.config.settings import Pipeline
 from cdc.control.registrations import Registration
@@ -270,9 +270,7 @@ class Rebuild:
 
 def only_tables(describe: DescribeTables, names: Collection[str]) -> DescribeTables:
 
-    def describe_subset(
-        history: Sequence[Definition], registration: Registration
-    ) -> tuple[Sequence[Table], Mapping[str, list[str]]]:
+    def describe_subset(history: Sequence[Definition], registration: Registration) -> Described:
         tables, blocked = describe(history, registration)
         subset = [table for table in tables if table.qualified in names]
         return subset, {name: reasons for name, reasons in blocked.items() if name in names}

@@ -60,6 +60,6 @@ def spark_on(master: str, modules: Sequence[str] = ()) -> "Iterator[SparkSession
     except CdcError:
         raise
     except Exception as error:
-        if failure := exit_error(spark):
+        if failure := exit_error(spark.sparkContext._gateway):
             raise failure from error
         raise

@@ -1,6 +1,6 @@
 """The streams of a run: one for each sink, and one that keeps documents of several tables."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ from cdc.sink import factory
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from cdc.apply.schema_follower import DescribeTables, SchemaFollower
+    from cdc.apply.schema_follower import Described, DescribeTables, SchemaFollower
     from cdc.apply.stream import Stream
     from cdc.control.registrations import Registration
     from cdc.kafka.log_ends import LogEnds
@@ -76,9 +76,7 @@ class Streams:
             return self.follower
         from cdc.views.tables import with_views
 
-        def describe(
-            history: "Sequence[Definition]", registration: "Registration"
-        ) -> "tuple[Sequence[Table], Mapping[str, list[str]]]":
+        def describe(history: "Sequence[Definition]", registration: "Registration") -> "Described":
             captured, problems = self.follower(history, registration)
             tables, broken = with_views(self.context.pipeline, captured, sink)
             return tables, {**problems, **broken}
@@ -110,9 +108,7 @@ class Streams:
 
         engine = DocumentEngine(spark, state, pipeline, resolve_now)
 
-        def describe(
-            history: "Sequence[Definition]", registration: "Registration"
-        ) -> "tuple[Sequence[Table], Mapping[str, list[str]]]":
+        def describe(history: "Sequence[Definition]", registration: "Registration") -> "Described":
             captured, problems = self.follower(history, registration)
             used, waiting = engine.tables(captured)
             names = {table.qualified for table in used}

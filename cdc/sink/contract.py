@@ -298,6 +298,7 @@ class SchemaMismatch(SinkRejected):
             or f"The view of {table.qualified} in {sink} was made for columns of other types than the table has now.",
             hint=hint or f"cdc -p FILE rebuild {sink} --table {table.qualified}",
             sink=sink,
+            table=table.qualified,
         )
 
 

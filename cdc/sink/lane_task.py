@@ -81,6 +81,7 @@ class LaneRun:
             [advance.table for advance in lane.advances], lane.reading.placeholder
         )
         self._partitions: dict[tuple[str, int], PartitionState] = {}
+        self._reports: dict[tuple[str, int], PartitionOutcome] = {}
         self._chunk: dict[tuple[str, int], PartitionState] = {}
         """The partitions of the chunk at hand."""
         self._rows = 0
@@ -105,47 +106,38 @@ class LaneRun:
             )
             self._fold_changes(state, self._decode_changes(state, records))
         except Failure as failure:
-            self._fail(topic, partition, failure)
+            self.fail(failure, (topic, partition))
 
-    def fail(self, failure: Failure) -> None:
-        """End the task: its records can't be read to the end."""
+    def fail(self, failure: Failure, place: tuple[str, int] | None = None) -> None:
+        """End the task: records can't be read or written to the end; of this partition, as far as is
+        known.
+        """
+        self.stopped = True
         first_topic = self._lane.advances[0].table.topic
-        self._fail(*next(iter(self._partitions), (first_topic, 0)), failure)
+        place = place or next(iter(self._reports), (first_topic, 0))
+        report = self._reports.setdefault(place, PartitionOutcome(*place))
+        report.failure = failure.kind
+        report.message = failure.message
 
     def finish(self) -> list[PartitionOutcome]:
         """Write the last chunk; returns what became of each partition's records."""
-        first_partition = next(iter(self._partitions), ("", 0))
         try:
             if not self.stopped:
                 self._flush()
             if not self.stopped:
                 for topic, results in self._writer.finish().items():
-                    state = next(s for (name, _), s in self._partitions.items() if name == topic)
-                    state.part.report.writer_results.extend(results)
+                    report = next(r for r in self._reports.values() if r.topic == topic)
+                    report.writer_results.extend(results)
         except Failure as failure:
-            self._fail(*first_partition, failure)
-        return [state.part.report for state in self._partitions.values()]
-
-    def _fail(self, topic: str, partition: int, failure: Failure) -> None:
-        self.stopped = True
-        if (topic, partition) not in self._partitions:
-            report = PartitionOutcome(topic, partition)
-            self._partitions[topic, partition] = PartitionState(
-                self._lane, Part(self._advances[topic], partition, 0, report), None
-            )
-        report = self._partitions[topic, partition].part.report
-        report.failure = failure.kind
-        report.message = failure.message
+            self.fail(failure)
+        return list(self._reports.values())
 
     def _open_partition(self, advance: Advance, partition: int) -> PartitionState:
         topic = advance.table.topic
-        report = PartitionOutcome(topic, partition)
         view_offset = self._writer.start_offset(advance, partition)
-        state = PartitionState(
-            self._lane,
-            Part(advance, partition, view_offset, report, view_offset),
-            self._writer.form,
-        )
+        report = self._reports[topic, partition] = PartitionOutcome(topic, partition)
+        part = Part(advance, partition, view_offset, report, view_offset)
+        state = PartitionState(self._lane, part, self._writer.form)
         self._partitions[topic, partition] = state
         return state
 
@@ -398,7 +390,7 @@ class PartitionState:
     now, entries.
     """
 
-    def __init__(self, lane: Lane, part: Part, form: Form | None) -> None:
+    def __init__(self, lane: Lane, part: Part, form: Form) -> None:
         advance = part.advance
         partition = part.partition
         topic = part.topic
@@ -421,7 +413,7 @@ class PartitionState:
             row_id for row_id, offsets in self.entries.items() if min(offsets) < self.view_offset
         }
         self.only = lane.only.get(topic)
-        self.convert: Callable[[bytes], Any] = form.converter(advance.table) if form else bytes
+        self.convert: Callable[[bytes], Any] = form.converter(advance.table)
 
     def cure(self, row_id: str, below: int) -> None:
         """Clear a row's taint: all of its values are known as of that offset."""

@@ -56,7 +56,19 @@ class LoggedRecords:
             return run_task(lane, blocks)
 
     def _ranges(self, lane: Lane) -> Sequence[OffsetRange]:
-        return ranges_of(lane) if self.ranges is None else self.ranges
+        """The ranges that were asked for; else from the start to the end of each of the lane's
+        steps.
+        """
+        if self.ranges is not None:
+            return self.ranges
+        return [
+            OffsetRange(step.table.topic, partition, start, end, step.end.topic_id)
+            for step in lane.advances
+            for partition, (start, end) in enumerate(
+                zip(step.start_offsets, step.end.offsets, strict=True)
+            )
+            if start < end
+        ]
 
 
 def _run_blocks(lane: Lane, blocks: Blocks) -> bytes:
@@ -83,38 +95,21 @@ def read_on_executors(
     return _numbers(spark.sparkContext, len(parts)).mapPartitionsWithIndex(task).collect()
 
 
+@dataclass(frozen=True)
 class _Task:
     """A task: works on the ranges with its index."""
 
-    def __init__(
-        self,
-        work: Callable[[Blocks], bytes],
-        read: Callable[[Sequence[OffsetRange]], Generator[Block]],
-        parts: Sequence[Sequence[OffsetRange]],
-    ) -> None:
-        self._work = work
-        self._read = read
-        self._parts = parts
+    work: Callable[[Blocks], bytes]
+    read: Callable[[Sequence[OffsetRange]], Generator[Block]]
+    parts: Sequence[Sequence[OffsetRange]]
 
     def __call__(self, index: int, numbers: Iterable[int]) -> Iterator[bytes]:
         for _ in numbers:
             # Spark discards a Python worker that hasn't read all of its input.
             pass
-        with closing(self._read(self._parts[index])) as blocks:
-            yield self._work(blocks)
-        freeze_gc(getattr(self._work, "func", self._work).__qualname__)
-
-
-def ranges_of(lane: Lane) -> list[OffsetRange]:
-    """The ranges from the start to the end of each of a lane's steps."""
-    return [
-        OffsetRange(step.table.topic, partition, start, end, step.end.topic_id)
-        for step in lane.advances
-        for partition, (start, end) in enumerate(
-            zip(step.start_offsets, step.end.offsets, strict=True)
-        )
-        if start < end
-    ]
+        with closing(self.read(self.parts[index])) as blocks:
+            yield self.work(blocks)
+        freeze_gc(getattr(self.work, "func", self.work).__qualname__)
 
 
 def balanced(ranges: Sequence[OffsetRange], tasks: int) -> list[list[OffsetRange]]:

@@ -83,9 +83,9 @@ SETTINGS = {
     "spark.sql.maxPlanStringLength": "0",
     # Latency: over TCP each job of a Python worker waits 40 ms for a delayed acknowledgement.
     "spark.python.unix.domain.socket.enabled": "true",
-    "spark.driver.bindAddress": "127.0.0.1",
 }
 LOCAL = {
+    "spark.driver.bindAddress": "127.0.0.1",
     "spark.driver.host": "127.0.0.1",
     "spark.driver.memory": os.environ.get("SPARK_DRIVER_MEMORY", "1g"),
 }
@@ -149,7 +149,20 @@ def session(
             error.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    if master.startswith("local"):
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    conf = SparkConf().setMaster(master).setAppName("cdc")
+    conf.setAll([*{**settings_for(master, jars, modules), **(settings or {})}.items()])
+    if SparkContext._gateway is None:
+        _start_context(conf)
+    spark = SparkSession.builder.config(conf=conf).getOrCreate()
+    if not master.startswith("local["):
+        spark.sparkContext.addPyFile(str(_archive()))
+    return spark
+
+
+def settings_for(master: str, jars: Sequence[Path], modules: Sequence[str]) -> dict[str, str]:
+    """Spark's settings for a master; only a local driver keeps to the loopback address."""
     tasks = str(os.cpu_count() or 2)
     settings_of_process = {
         "spark.sql.shuffle.partitions": tasks,
@@ -158,19 +171,11 @@ def session(
             [QUIET, *jvm_options.default_options(), *archive_options()]
         ),
     }
-    is_local = master.startswith("local[")
-    if is_local:
+    if master.startswith("local["):
         settings_of_process["spark.python.daemon.module"] = "cdc.spark.python_worker"
         settings_of_process[f"spark.executorEnv.{MODULES}"] = ",".join((*WORKER_MODULES, *modules))
     local = LOCAL if master.startswith("local") else {}
-    conf = SparkConf().setMaster(master).setAppName("cdc")
-    conf.setAll([*{**SETTINGS, **settings_of_process, **local, **(settings or {})}.items()])
-    if SparkContext._gateway is None:
-        _start_context(conf)
-    spark = SparkSession.builder.config(conf=conf).getOrCreate()
-    if not is_local:
-        spark.sparkContext.addPyFile(str(_archive()))
-    return spark
+    return {**SETTINGS, **settings_of_process, **local}
 
 
 def archive_options(archive: Path = ARCHIVE) -> list[str]:
@@ -188,7 +193,7 @@ def _start_context(conf: SparkConf) -> None:
     try:
         SparkContext(conf=conf, gateway=gateway)
     except Exception as error:
-        if failure := _exit_error(gateway):
+        if failure := exit_error(gateway):
             raise failure from error
         raise
 
@@ -244,15 +249,11 @@ def is_running(spark: SparkSession) -> bool:
     return process is None or process.poll() is None
 
 
-def exit_error(spark: SparkSession) -> SparkError | None:
+def exit_error(gateway: Any) -> SparkError | None:
     """Say why Spark's process has ended; None while it runs.
 
     py4j itself only says that nobody answers.
     """
-    return _exit_error(spark.sparkContext._gateway)
-
-
-def _exit_error(gateway: Any) -> SparkError | None:
     process = getattr(gateway, "proc", None)
     if process is None:  # started by spark-submit
         return None

@@ -10,7 +10,7 @@ import psutil
 from cdc.errors import SparkError
 from cdc.runtime.servers import spark_on
 from cdc.spark.failures import explain
-from cdc.spark.session import is_running
+from cdc.spark.session import is_running, settings_for
 from tests.support.wait import wait_until
 
 TOO_LONG = 1_500_000_000
@@ -91,6 +91,19 @@ def test_spark_that_runs_out_of_memory_says_so() -> None:
 
 def test_spark_whose_process_ends_while_it_is_being_stopped_says_so() -> None:
     assert "9 Spark's process was ended (exit code -9)." in run("vanish")
+
+
+def test_only_a_local_driver_keeps_to_the_loopback_address() -> None:
+    """Executors on other hosts couldn't reach it there."""
+    for master, is_local in {
+        "local[2]": True,
+        "local-cluster[1,1,1]": True,
+        "spark://h:1": False,
+    }.items():
+        loopback = [
+            value for value in settings_for(master, [], []).values() if value == "127.0.0.1"
+        ]
+        assert bool(loopback) == is_local, master
 
 
 def test_spark_that_cannot_start_says_so_and_why() -> None:

@@ -24,11 +24,6 @@ def test_what_is_stored_comes_back() -> None:
     assert stored.to_json().startswith(ViewCheckpoint.JSON_START)
 
 
-def test_a_step_counts_its_offsets() -> None:
-    assert STEP.offsets == 2
-    assert Advance(TABLE, None, END).offsets == 5
-
-
 CHECKPOINT = ViewCheckpoint(Position("id", (3, 2)), floor=7)
 
 

@@ -22,8 +22,9 @@ from cdc.generations.registry import Registry, RetainedView
 from cdc.kafka.log_refusals import Discontinued
 from cdc.kafka.records import Record
 from cdc.kafka.tail import ABSENT_S, Tail
+from cdc.model.position import ViewCheckpoint
 from cdc.model.table import Table
-from cdc.sink.contract import Batch, Outcome
+from cdc.sink.contract import Batch, Outcome, SchemaMismatch
 from cdc.sinks.memory import Memory
 from tests.support.envelopes import PLACEHOLDER, Topic, encoded, table
 from tests.support.pipelines import pipeline
@@ -45,6 +46,12 @@ class Cache(Memory):
         self.away_until = 0.0
         self.record_s = 0.0
         self.on_apply: Callable[[], object] = lambda: None
+        self.fits = True
+
+    def position(self, table: Table) -> ViewCheckpoint | None:
+        if not self.fits:
+            raise SchemaMismatch(table, self.name)
+        return super().position(table)
 
     def apply(self, batch: Batch) -> Outcome:
         self.batches.append((self._clock.now, 0))
@@ -343,6 +350,20 @@ def test_no_record_of_a_topic_that_was_created_again_is_applied() -> None:
         run.stream.run()
     assert run.view == views[0] == run.topic.model()
     assert run.stream.progress.restarts == {"failure": 1}
+
+
+def test_a_view_that_no_longer_fits_is_named_by_its_table() -> None:
+    """Somebody has put another view in its place. The table is set aside, and says which one it is."""
+
+    def act(run: Simulation) -> None:
+        if run.elapsed_s < 1:
+            run.change("c", len(run.topic.records))
+        run.sink.fits = not 2 < run.elapsed_s < 60
+
+    run = Simulation(act, seconds=50)
+    run.stream.run()
+    assert run.stream.progress.restarted == f"view ({ITEMS.qualified})"
+    assert list(run.stream.progress.aside) == [ITEMS.qualified]
 
 
 @pytest.mark.parametrize("topic", [ITEMS.topic, SHOP.generations_topic])
