@@ -12,7 +12,7 @@ from cdc.codec.forms import Documents
 from cdc.model.generation import new_generation
 from cdc.model.outcome import Advance
 from cdc.model.position import ViewCheckpoint
-from cdc.model.table import RowFormat, Table
+from cdc.model.table import Table
 from cdc.sink.contract import Batch, Outcome
 from cdc.sink.fencing import checkpoint_after, must_apply
 from cdc.sink.lane import ChunkLimits, FoldedRow, Part, Verdicts, Writer
@@ -55,7 +55,6 @@ class MemoryWriter(Writer):
 class Memory:
     """Views as {table: {id: document text}}."""
 
-    row_format: RowFormat = "documents"
     promotes_all_tables = False
 
     def __init__(self, name: str, generation: str | None = None) -> None:

@@ -187,7 +187,8 @@ class BatchWriter:
             CdcError: from the broker.
         """
         entries = self._quarantine.entries(step.table.topic for step in steps)
-        spans: dict[tuple[str, int], tuple[int, int, str]] = {}
+        starts = self._views.kafka.starts(sorted({topic for topic, _ in entries}))
+        ranges = []
         for step in steps:
             topic = step.table.topic
             for partition, (start, end) in enumerate(
@@ -195,19 +196,13 @@ class BatchWriter:
             ):
                 if offsets := entries.get((topic, partition)):
                     # Only what comes after an entry can cure its row.
-                    first = max(start, min(offsets) + 1)
-                    spans[topic, partition] = first, end, step.end.topic_id
-        topics = sorted({topic for topic, _ in spans})
-        starts = self._views.kafka.starts(topics) if topics else {}
-        ranges = tuple(
-            OffsetRange(topic, partition, first, end, topic_id)
-            for (topic, partition), (start, end, topic_id) in spans.items()
-            if (first := max(start, starts[topic].offsets[partition])) < end
-        )
+                    first = max(start, min(offsets) + 1, starts[topic].offsets[partition])
+                    if first < end:
+                        ranges.append(OffsetRange(topic, partition, first, end, step.end.topic_id))
         if not ranges:
             return {}
         lane = Lane(tuple(steps), self._views.reading, PassedWriter(), Stop(), entries)
-        records = replace(self._records, ranges=ranges)
+        records = replace(self._records, ranges=tuple(ranges))
         return run_on_executors(lane, records, self._views.sink.name, {}).cured
 
     def _redrive(self, requests: Collection[QuarantineKey]) -> None:

@@ -125,7 +125,11 @@ class Account:
         if not applied.read:
             return
         self.total.add(applied)
-        name = table if table in self._tables or len(self._own) < TABLES else OTHERS
+        name = (
+            table
+            if table in self._tables or len(self._tables.keys() - {OTHERS}) < TABLES
+            else OTHERS
+        )
         self._tables.setdefault(name, Applied()).add(applied)
 
     @contextmanager
@@ -144,7 +148,3 @@ class Account:
     @property
     def seconds(self) -> Mapping[str, float]:
         return dict(self._seconds)
-
-    @property
-    def _own(self) -> list[str]:
-        return [name for name in self._tables if name != OTHERS]

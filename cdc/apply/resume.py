@@ -8,6 +8,7 @@ Out: `ResumePlan`; ConnectorError if the log can't continue a view; a `Decision`
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from threading import Event
 from typing import Any
 
@@ -23,11 +24,11 @@ from cdc.apply.machine import (
     decide,
     find_switched,
 )
-from cdc.apply.schema_follower import DescribeTables, description_errors
+from cdc.apply.schema_follower import DescribeTables
 from cdc.codec.decode_options import DecodeOptions
 from cdc.config.settings import Pipeline
 from cdc.control.control_topics import Control
-from cdc.errors import SinkRejected
+from cdc.errors import CdcError, SinkRejected, SourceError
 from cdc.generations.registry import GenerationBuild, Generations, Pause, Registry, RetainedView
 from cdc.generations.standby import StandbySink
 from cdc.kafka.log_continuity import Continuity
@@ -200,7 +201,12 @@ class Views:
         blocked = dict(troubled)
         unheld = set(troubled)
         waiting = list[Table]()
-        refusals = list(description_errors(tables, troubled))
+        described = {table.qualified for table in tables}
+        refusals: list[CdcError] = [
+            SourceError(problem, hint=hint, table=name)
+            for name, (problem, hint) in sorted(troubled.items())
+            if name not in described
+        ]
         fine = list[Table]()
         for table in tables:
             if table.topic not in existing:
@@ -257,9 +263,7 @@ class Views:
         sink = self.sink.live
         stored = standing[name] if name in standing else sink.position(table)
 
-        def refuse(view: ViewCheckpoint | None) -> None:
-            self._continuity.refuse(sink.name, table, view)
-
+        refuse = partial(self._continuity.refuse, sink.name, table)
         self.refuse_unfilled(self._continuity, table, stored)
         stored = prepare(sink, table, stored, self._floor(table), refuse)
         if self._continuity.resume(sink.name, table, stored) == stored:
@@ -284,10 +288,7 @@ class Views:
 
         A standby that the log can't continue is removed: a rollback would show wrong rows.
         """
-
-        def refuse(table: Table, view: ViewCheckpoint | None) -> None:
-            self._continuity.refuse(self.sink.name, table, view, complete=True)
-
+        refuse = partial(self._continuity.refuse, self.sink.name, complete=True)
         try:
             self.sink.resume(standby, views, self._floor, refuse)
         except Discontinued as error:

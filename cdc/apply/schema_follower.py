@@ -7,6 +7,7 @@ correct.
 
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import psycopg
@@ -15,7 +16,7 @@ import structlog
 from cdc.config.settings import Pipeline
 from cdc.control import definitions
 from cdc.control.registrations import Captured, Registration, refuse_another, refuse_meaningless
-from cdc.errors import AnotherServer, CdcError, SettingsError, SourceError, SourceUnavailable
+from cdc.errors import AnotherServer, SettingsError, SourceError, SourceUnavailable
 from cdc.model.table import Table
 from cdc.postgres import row_identity, source, table_survey
 from cdc.postgres.incremental_snapshot import resend
@@ -36,18 +37,12 @@ DescribeTables = Callable[[Sequence[Definition], Registration], Described]
 """Takes the journal of definitions and the registration."""
 
 
-def patience_s(pipeline: Pipeline) -> float:
-    """How long Postgres may take to describe the tables of a pipeline, in seconds."""
-    return PATIENCE_S + len(pipeline.source.tables) * TABLE_S
-
-
-def description_errors(
-    tables: Sequence[Table], problems: Mapping[str, list[str]]
-) -> Iterator[CdcError]:
-    """Make the errors of tables that aren't among those that could be described."""
-    for name in sorted(problems.keys() - {table.qualified for table in tables}):
-        problem, hint = problems[name]
-        yield SourceError(problem, hint=hint, table=name)
+@contextmanager
+def describing(pipeline: Pipeline) -> Iterator[Connection]:
+    """Connect to Postgres for as long as it may take to describe the tables of a pipeline."""
+    patience_s = PATIENCE_S + len(pipeline.source.tables) * TABLE_S
+    with source.connect(pipeline.source.dsn) as connection, source.within(connection, patience_s):
+        yield connection
 
 
 class SchemaFollower:
@@ -91,10 +86,7 @@ class SchemaFollower:
                 self._described = newest
                 self._registered = registration
             try:
-                with (
-                    source.connect(self._pipeline.source.dsn) as connection,
-                    source.within(connection, patience_s(self._pipeline)),
-                ):
+                with describing(self._pipeline) as connection:
                     refuse_another(registration, source.server(connection), self._pipeline)
                     _compare(connection)
                     self._describe(connection, vanished)

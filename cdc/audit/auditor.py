@@ -29,7 +29,7 @@ from cdc.kafka.topics import Topics
 from cdc.model.position import Position, ViewCheckpoint
 from cdc.model.table import Table
 from cdc.postgres.schema_changes import last_silent_change_lsn
-from cdc.sink.contract import Sink
+from cdc.sink.contract import Archive, Sink
 from cdc.sink.lane_run import freeze_gc_after
 from cdc.spark import kafka_source
 from cdc.verify.backfill import backfill
@@ -74,7 +74,7 @@ class Auditor:
         self._sinks = sinks
         self._placeholder = placeholder
         # Values that only a warehouse can't hold are no defect where there is no warehouse.
-        self._warehouse = any(sink.row_format == "events" for sink in sinks)
+        self._warehouse = any(isinstance(sink, Archive) for sink in sinks)
 
     def audit(self, table: Table, repair_s: float | None = None) -> Audit:
         """Audit a table's topic: find what would make a rebuild of its views wrong.

@@ -64,30 +64,6 @@ class TopicAdmin:
             if allowed and operation.upper() not in {name.replace("_", "") for name in allowed}:
                 raise forbidden(self._bootstrap, operation, topic)
 
-    def replicas(self, topics: Iterable[str]) -> dict[str, list[Replicas]]:
-        """Describe the copies of each partition. Topics that don't exist are left out."""
-        return {
-            topic: [
-                Replicas(
-                    len(partition["replica_nodes"]),
-                    len(partition["isr_nodes"]),
-                    partition["leader_id"] >= 0,
-                )
-                for partition in description["partitions"]
-            ]
-            for topic, description in self.describe(topics).items()
-        }
-
-    def brokers(self) -> tuple[int, dict[str, str]]:
-        """Return the number of brokers, and the settings of one of them."""
-        nodes = self.client.describe_cluster()["brokers"]
-        (number, *_) = (node["broker_id"] for node in nodes)
-        resource = kafka.admin.ConfigResource(kafka.admin.ConfigResourceType.BROKER, str(number))
-        (entries,) = self.client.describe_configs([resource], config_filter="all")[
-            "broker"
-        ].values()
-        return len(nodes), {name: entry["value"] for name, entry in entries.items()}
-
     def positions(self, specs: Mapping[str, int], isolation: Isolation) -> dict[str, Position]:
         """Return a position of each topic; `specs`: Kafka's offset spec by topic, or a time in Unix
         milliseconds. Also raises ConnectorError: a topic is missing.

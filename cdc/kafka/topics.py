@@ -66,12 +66,28 @@ class Topics:
     def replicas(self, topics: Iterable[str]) -> dict[str, list[Replicas]]:
         """The copies of each partition. Topics that don't exist are left out."""
         with translated_errors(self.bootstrap):
-            return self.admin.replicas(topics)
+            descriptions = self.admin.describe(topics)
+        return {
+            topic: [
+                Replicas(
+                    len(partition["replica_nodes"]),
+                    len(partition["isr_nodes"]),
+                    partition["leader_id"] >= 0,
+                )
+                for partition in description["partitions"]
+            ]
+            for topic, description in descriptions.items()
+        }
 
     def brokers(self) -> tuple[int, dict[str, str]]:
         """The number of brokers, and the settings of one of them."""
+        kind = kafka.admin.ConfigResourceType.BROKER
         with translated_errors(self.bootstrap):
-            return self.admin.brokers()
+            nodes = self.admin.client.describe_cluster()["brokers"]
+            resource = kafka.admin.ConfigResource(kind, str(nodes[0]["broker_id"]))
+            described = self.admin.client.describe_configs([resource], config_filter="all")
+        (entries,) = described["broker"].values()
+        return len(nodes), {name: entry["value"] for name, entry in entries.items()}
 
     def topic_name(self, topic_id: str) -> str | None:
         """The name of the topic with this id; None if there is none."""

@@ -72,11 +72,7 @@ def safe_until(
     """
     if stored is None:
         return log.read_at + log.retention_s
-    unseen = [
-        _unseen_since(log, address, stored, following)
-        for address in pending_records(topic, stored, log.end)
-    ]
-    return max(created_at, min(unseen, default=log.read_at)) + log.retention_s
+    return max(created_at, _unseen_since(log, topic, stored, following)) + log.retention_s
 
 
 def hole_behind(
@@ -86,29 +82,22 @@ def hole_behind(
     `removable` needn't stay.
     """
     end = tuple(map(max, stored.position.offsets, removable.offsets))
-    unseen = [
-        _unseen_since(log, address, stored, following)
-        for address in pending_records(topic, stored, log.end)
-    ]
-    oldest = min(unseen, default=log.read_at)
+    oldest = _unseen_since(log, topic, stored, following)
     latest = max(oldest, log.read_at - log.retention_s)
     return Hole(stored.position, Position(removable.topic_id, end), oldest, latest)
 
 
-def _unseen_since(
-    log: Log, address: RecordAddress, stored: ViewCheckpoint, following: NextRecords
-) -> float:
-    """The earliest time at which the records from an address on may have been written, in Unix
-    seconds.
-    """
-    _, partition, offset = address
-    if offset >= log.recent.offsets[partition]:
-        earliest = log.read_at - log.retention_s / 2
-    else:
+def _unseen_since(log: Log, topic: str, stored: ViewCheckpoint, following: NextRecords) -> float:
+    """The earliest time at which records that the view lacks may have been written, in Unix seconds."""
+    times = []
+    for address in pending_records(topic, stored, log.end):
+        _, partition, offset = address
+        if offset >= log.recent.offsets[partition]:
+            times.append(log.read_at - log.retention_s / 2)
+            continue
         next_offset, written_ms = following[address] or (None, log.read_at * 1000)
-        earliest = written_ms / 1000
-        if next_offset != offset:
-            # Compaction removed the records in between, so their times are unknown. The view
-            # stored its checkpoint before they were written.
-            earliest = min(earliest, stored.changed_at)
-    return earliest
+        # Where compaction removed the records in between, their times are unknown. The view stored its
+        # checkpoint before they were written.
+        latest = stored.changed_at if next_offset != offset else float("inf")
+        times.append(min(written_ms / 1000, latest))
+    return min(times, default=log.read_at)

@@ -3,14 +3,10 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
 CONTROL_TABLES = ("cdc.heartbeat", "cdc.truncation", "cdc.ddl", "cdc.signal")
 """The pipeline's own tables in the source, captured like any other."""
-RowFormat = Literal["events", "documents"]
-"""What a sink takes: every change with its row as the connector wrote it, or rows as documents of a
-view.
-"""
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING
 
 from cdc.model.table import Table
-from cdc.postgres import source, table_survey
+from cdc.postgres import table_survey
 from cdc.sink import factory
 
 if TYPE_CHECKING:
@@ -32,16 +32,12 @@ class Streams:
     @cached_property
     def follower(self) -> "SchemaFollower":
         """Follows the pipeline file and the table definitions, for all streams of a run."""
-        from cdc.apply.schema_follower import SchemaFollower, patience_s
+        from cdc.apply.schema_follower import SchemaFollower, describing
 
         pipeline = self.context.pipeline
-        with (
-            source.connect(pipeline.source.dsn) as connection,
-            source.within(connection, patience_s(pipeline)),
-        ):
-            return SchemaFollower(
-                self.context.load, table_survey.survey(connection, pipeline).tables
-            )
+        with describing(pipeline) as connection:
+            tables = table_survey.survey(connection, pipeline).tables
+        return SchemaFollower(self.context.load, tables)
 
     @cached_property
     def ends(self) -> "LogEnds":
@@ -85,7 +81,7 @@ class Streams:
 
     def of_documents(self, spark: "SparkSession") -> "Stream":
         """Make the stream that keeps the state of documents, and sends them."""
-        from cdc.apply.schema_follower import patience_s
+        from cdc.apply.schema_follower import describing
         from cdc.apply.stream import Environment, Stream
         from cdc.views.engine import DocumentEngine
         from cdc.views.resolve import Resolution, resolve
@@ -93,10 +89,7 @@ class Streams:
 
         state = factory.build_state(self.context.pipeline)
         pipeline = self.context.pipeline
-        with (
-            source.connect(pipeline.source.dsn) as connection,
-            source.within(connection, patience_s(pipeline)),
-        ):
+        with describing(pipeline) as connection:
             tables = table_survey.survey(connection, pipeline).tables
             refused = refused_by_source(connection, pipeline, resolve(pipeline, tables).views)
 

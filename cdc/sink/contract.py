@@ -27,7 +27,7 @@ from cdc.errors import SinkRejected, SinkUnavailable
 from cdc.model.finding import Finding
 from cdc.model.outcome import Advance, Applied
 from cdc.model.position import ViewCheckpoint
-from cdc.model.table import RowFormat, Table
+from cdc.model.table import Table
 from cdc.sink.lane import BatchRecords, Entries, Lane, Writer
 from cdc.sink.rejection import Rejected, Rejection, Stop
 
@@ -55,8 +55,6 @@ class Sink(Protocol):
 
     name: str
     """Name of the sink in the pipeline file; stands in messages, logs and metrics."""
-    row_format: RowFormat
-    """What the views hold: documents, or every change as an event. Constant."""
     promotes_all_tables: bool
     """Whether `promote` can only switch all views of the pipeline at once. Constant."""
 

@@ -22,7 +22,7 @@ from cdc.errors import SinkUnavailable
 from cdc.model.finding import Finding, find
 from cdc.model.outcome import Applied
 from cdc.model.position import ViewCheckpoint
-from cdc.model.table import RowFormat, Table
+from cdc.model.table import Table
 from cdc.sink.contract import Batch, Outcome, SchemaMismatch
 from cdc.sink.promotion import require_free_space
 from cdc.sinks.delta import generations
@@ -68,7 +68,6 @@ class Delta:
     support deletion vectors.
     """
 
-    row_format: RowFormat = "events"
     promotes_all_tables = False
 
     def __init__(

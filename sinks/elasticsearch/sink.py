@@ -19,7 +19,7 @@ from uuid import uuid4
 from cdc.errors import Fenced, SinkBlocked, SinkError
 from cdc.model.finding import Finding
 from cdc.model.position import ViewCheckpoint
-from cdc.model.table import RowFormat, Table
+from cdc.model.table import Table
 from cdc.sink.contract import Batch, Outcome
 from cdc.sink.fencing import mismatch
 from cdc.sink.lane_run import run_on_executors
@@ -49,7 +49,6 @@ if TYPE_CHECKING:
 class Elasticsearch:
     """The index as a sink, see `cdc.sink.contract.Sink`."""
 
-    row_format: RowFormat = "documents"
     promotes_all_tables = False
 
     def __init__(

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from cdc.errors import SinkRejected
 from cdc.model.finding import Finding
 from cdc.model.position import ViewCheckpoint
-from cdc.model.table import RowFormat, Table
+from cdc.model.table import Table
 from cdc.sink.contract import Batch, Outcome, positions
 from cdc.sink.lane_run import run_on_executors
 from cdc.sink.promotion import are_live, wait_until_caught_up, would_go_back
@@ -51,7 +51,6 @@ class Redis:
     Generations change places as a whole database.
     """
 
-    row_format: RowFormat = "documents"
     promotes_all_tables = True
 
     def __init__(

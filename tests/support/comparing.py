@@ -11,13 +11,13 @@ from cdc.codec.record import RecordDecoder, Unreadable
 from cdc.codec.table import codec
 from cdc.model.outcome import Advance
 from cdc.model.position import Position
-from cdc.model.table import RowFormat, Table
+from cdc.model.table import Table
 from cdc.sink.lane import ChunkLimits, Lane
 from cdc.sink.rejection import Stop
 from tests.support import twin
 from tests.support.envelopes import PLACEHOLDER
 from tests.support.lanes import Writer, run
-from tests.support.twin import Raw, Twin
+from tests.support.twin import Raw, RowFormat, Twin
 
 
 def assert_as_the_twin(

@@ -8,12 +8,14 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal, InvalidOperation
 from hashlib import md5
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 from uuid import UUID
 
-from cdc.model.table import Column, RowFormat, Table, row_id
+from cdc.model.table import Column, Table, row_id
 
 Row = dict[str, Any]
+RowFormat = Literal["events", "documents"]
+"""What a view takes: every change as the connector wrote its row, or rows as documents."""
 UNKNOWN = object()
 """A value in a view that no record has ever told."""
 INTEGERS = {"smallint": 16, "integer": 32, "bigint": 64}

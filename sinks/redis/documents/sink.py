@@ -16,7 +16,7 @@ from cdc.config.view_settings import STATE
 from cdc.errors import SinkRejected, SinkUnavailable
 from cdc.model.finding import Finding
 from cdc.model.position import ViewCheckpoint
-from cdc.model.table import RowEstimate, RowFormat, Table
+from cdc.model.table import RowEstimate, Table
 from cdc.sink.contract import Batch, Outcome
 from cdc.sink.lane_run import run_on_executors
 from cdc.sinks.redis import health
@@ -52,7 +52,6 @@ class _Database(Database):
 class DocumentState:
     """The state as a sink, see `cdc.views.state.StateSink`."""
 
-    row_format: RowFormat = "documents"
     promotes_all_tables = True
 
     name = STATE
