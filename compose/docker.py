@@ -6,9 +6,8 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from cdc.compose import versions
 from cdc.compose.endpoints import Endpoints
-from cdc.compose.server_version import ServerVersion, require_readable
+from cdc.compose.server_version import SERVER_VERSIONS, require_readable
 from cdc.compose.stack_state import locked_state
 from cdc.errors import StackError
 
@@ -20,12 +19,6 @@ PORTS = {
     "connect": 18083,
     "elasticsearch": 19200,
     "redis": 16379,
-}
-SERVER_VERSIONS = {
-    "postgres": ServerVersion("Postgres", versions.POSTGRES),
-    "kafka": ServerVersion("Kafka", versions.KAFKA),
-    "elasticsearch": ServerVersion("Elasticsearch", versions.ELASTICSEARCH),
-    "redis": ServerVersion("Valkey", versions.VALKEY),
 }
 
 

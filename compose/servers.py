@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from string import Template
 
-from cdc.compose import health, versions
+from cdc.compose import health
 from cdc.compose.artifacts import Servers
 from cdc.compose.host import STATE_HINT, User, change_owner, require_searchable, unprivileged
 from cdc.compose.process import end_leftovers, run
-from cdc.compose.server_version import ServerVersion
+from cdc.compose.server_version import SERVER_VERSIONS, ServerVersion
 from cdc.compose.wheels import cache_version
 from cdc.errors import StackError
 from cdc.model import jvm_options
@@ -121,7 +121,7 @@ class Server:
         """Return the version that is about to write this server's data; None for a server without
         data.
         """
-        return None
+        return SERVER_VERSIONS.get(self.name)
 
     def run(self, dirs: ServerDirs, *command: str | Path) -> None:
         """Run a preparing command as the server's user."""
@@ -173,9 +173,6 @@ class Postgres(Server):
 
     def ready(self, ports: Mapping[str, int]) -> bool:
         return health.postgres(ports[self.name])
-
-    def version(self, dirs: ServerDirs) -> ServerVersion | None:  # noqa: ARG002
-        return ServerVersion("Postgres", versions.POSTGRES)
 
 
 class JavaServer(Server):
@@ -239,9 +236,6 @@ class Kafka(JavaServer):
     def ready(self, ports: Mapping[str, int]) -> bool:
         return health.kafka(ports[self.name])
 
-    def version(self, dirs: ServerDirs) -> ServerVersion | None:  # noqa: ARG002
-        return ServerVersion("Kafka", versions.KAFKA)
-
 
 class Connect(JavaServer):
     """A worker of Kafka Connect with Debezium's plugin."""
@@ -293,9 +287,6 @@ class Elasticsearch(Server):
 
     def ready(self, ports: Mapping[str, int]) -> bool:
         return health.elasticsearch(ports[self.name])
-
-    def version(self, dirs: ServerDirs) -> ServerVersion | None:  # noqa: ARG002
-        return ServerVersion("Elasticsearch", versions.ELASTICSEARCH)
 
 
 class Redis(Server):

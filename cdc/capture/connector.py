@@ -7,8 +7,7 @@ Invariant: everything that can be checked is checked before the first topic is c
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 from cdc.capture import new_tables
 from cdc.capture.arrival import DEADLINE_S, Arrival
@@ -52,10 +51,6 @@ class RegistrationResult:
     """
     waited_s: float
     beat: Heartbeat
-
-    def to_dict(self) -> dict[str, Any]:
-        """The outcome as plain data, for JSON."""
-        return asdict(self)
 
 
 def register(

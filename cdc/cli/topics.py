@@ -93,7 +93,7 @@ def renew(
         renewed = select_renewed(kafka, pipeline, tables, table, forget=forget)
     registered = renew_topics(pipeline, tables, renewed, progress=say)
     if as_json:
-        return print_json(registered.to_dict())
+        return print_json(registered)
     for captured in renewed:
         for sink in filter(captured.is_in, pipeline.sinks):
             out.print(

@@ -226,7 +226,7 @@ def register(
             catalog_context.pipeline, catalog_context.tables, progress=say
         )
     if as_json:
-        return print_json(registered.to_dict())
+        return print_json(registered)
     out.print(f"connector {context.obj.pipeline.pipeline} is running, its heartbeat has arrived")
     return None
 

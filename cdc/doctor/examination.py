@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import structlog
@@ -71,14 +72,14 @@ class Examination:
             ("connect-unreachable", "Kafka Connect", self._connect),
             ("kafka-unreachable", "Kafka", self._log),
             ("registration-unreadable", "the registration", self._registration),
-            ("machine-unfit", "this machine", self._machine),
+            ("machine-unfit", "this machine", lambda: check_machine(read_machine(self.state))),
         ]
         if self.pipeline.views:
             parts.append(("sink-unreachable", STATE, self._room))
         sinks = [*self.sinks, *([build_state(self.pipeline)] if self.pipeline.state else [])]
-        with ThreadPoolExecutor(len(parts) + len(sinks)) as pool:
+        parts += [("sink-unreachable", sink.name, partial(self._sink, sink)) for sink in sinks]
+        with ThreadPoolExecutor(len(parts)) as pool:
             answers = [pool.submit(_examine, *part) for part in parts]
-            answers += [pool.submit(self._sink, sink) for sink in sinks]
             findings = [finding for answer in answers for finding in answer.result()]
         return worst_first(without_consequences(findings))
 
@@ -140,13 +141,7 @@ class Examination:
         else:
             yield from [risk] if risk else []
 
-    def _machine(self) -> Iterator[Finding]:
-        yield from check_machine(read_machine(self.state))
-
-    def _sink(self, sink: Sink) -> list[Finding]:
-        return _examine("sink-unreachable", sink.name, lambda: self._examine_sink(sink))
-
-    def _examine_sink(self, sink: Sink) -> Iterator[Finding]:
+    def _sink(self, sink: Sink) -> Iterator[Finding]:
         tables = (
             *table_survey.tables_by_name_only(self.pipeline),
             *table_survey.views_by_name_only(self.pipeline),

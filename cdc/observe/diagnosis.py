@@ -3,7 +3,7 @@ run next.
 """
 
 from collections.abc import Collection, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from cdc.apply.progress import WORKING
@@ -60,7 +60,7 @@ def document(status: Status) -> dict[str, Any]:
         "exit_code": exit_code(status.findings),
         "slow_hop": slow_hop(status),
     }
-    return {**status.to_dict(), **judgement}
+    return {**asdict(status), **judgement}
 
 
 def slow_hop(status: Status) -> str:

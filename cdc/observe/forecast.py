@@ -33,8 +33,9 @@ def catch_up_s(
     samples: its lag, oldest first. now: Unix seconds. None also where it has caught up, or falls
     behind.
     """
-    waiting = _waiting_records(views)
-    if not waiting:
+    lags = [view.lag_records for view in views]
+    waiting = sum(lag or 0 for lag in lags)
+    if None in lags or not waiting:
         return None
     earlier = [
         sample
@@ -107,9 +108,3 @@ def find_memory_risk(status: Status) -> Iterator[Finding]:
             f" {needed >> 20:,} MiB, and maxmemory is {limit >> 20:,} MiB."
         )
         yield find("state-too-large/estimate", STATE, message, LOOK_AGAIN, sink=STATE)
-
-
-def _waiting_records(views: Sequence[ViewStatus]) -> int | None:
-    """Return the records that wait for all views; None where one of them isn't known."""
-    lags = [view.lag_records for view in views]
-    return None if None in lags else sum(lag or 0 for lag in lags)

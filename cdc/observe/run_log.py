@@ -133,19 +133,14 @@ class RunLog:
 
     def _write(self, entries: Sequence[Entry], failed_before: bool) -> bool:
         """Write entries; returns whether the broker has taken them."""
+        encoded = [(json.dumps(key).encode(), json.dumps(value).encode()) for key, value in entries]
         try:
-            _write_entries(self._records, self._topic, entries)
+            self._records.write(self._topic, encoded)
         except CdcError as error:
             if not failed_before:
                 log.warning("progress_not_published", error=error.message)
             return False
         return True
-
-
-def _write_entries(records: Records, topic: str, entries: Sequence[Entry]) -> None:
-    """Write entries to the topic; they are durable on return. Raises ConnectorError."""
-    encoded = [(json.dumps(key).encode(), json.dumps(value).encode()) for key, value in entries]
-    records.write(topic, encoded)
 
 
 @contextmanager

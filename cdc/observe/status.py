@@ -5,8 +5,7 @@ Invariant: every number is one that a server holds itself. What wasn't read is N
 """
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 from cdc.control.definitions import Watch
 from cdc.model.finding import Finding
@@ -203,7 +202,3 @@ class Status:
     """Seconds until Postgres gives the slot up, see `cdc.observe.forecast`."""
     snapshot_records: int | None = None
     """About as many records as the first snapshot has sent by now; None when it isn't under way."""
-
-    def to_dict(self) -> dict[str, Any]:
-        """The status as plain data, for JSON."""
-        return asdict(self)

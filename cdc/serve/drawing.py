@@ -288,7 +288,7 @@ def lay_out_wide(hops: Hops) -> Picture:
         arrows.append(Arrow(path, branch.hop, label_x, y, "middle", head, AROUND))
         if branch.returns:
             path_back = f"M {sinks_x} {y + 36} H {bend - 10} V {middle + 30} H {start + 8}"
-            arrows.append(_returning(branch, path_back, _left(start, middle + 30)))
+            arrows.append(_returning(branch, path_back, _head(start, middle + 30, -1)))
     return Picture("wide", sinks_x + box_width + 2, height, boxes, arrows)
 
 
@@ -298,7 +298,7 @@ def lay_out_tall(hops: Hops) -> Picture:
     indent = 44
     boxes = [Box(2, 2, width - 4, 88, hops.source)]
     arrows = [
-        Arrow("M 22 90 V 160", hops.capture, indent, 108, "start", _down(22, 168)),
+        Arrow("M 22 90 V 160", hops.capture, indent, 108, "start", _head(22, 168, 0, 1)),
     ]
     boxes.append(Box(2, 168, width - 4, 88, hops.kafka))
     y = 256
@@ -312,7 +312,8 @@ def lay_out_tall(hops: Hops) -> Picture:
         box_height = _box_height(branch.sink)
         boxes.append(Box(indent, box_y, width - indent - 2, box_height, branch.sink))
         if branch.returns:
-            arrows.append(_returning(branch, f"M {indent} {middle + 24} H 10 V 266", _up(10, 258)))
+            path_back = f"M {indent} {middle + 24} H 10 V 266"
+            arrows.append(_returning(branch, path_back, _head(10, 258, 0, -1)))
         y = box_y + box_height
     return Picture("tall", width, y + 4, boxes, arrows)
 
@@ -326,24 +327,11 @@ def _returning(branch: Branch, path: str, head: str) -> Arrow:
     return Arrow(path, branch.hop, 0, 0, "start", head, returning=True)
 
 
-def _head(x: int, y: int) -> str:
-    """The head of an arrow that ends at (x, y) from the left."""
-    return f"M {x - 10} {y - 6} L {x} {y} L {x - 10} {y + 6} Z"
-
-
-def _down(x: int, y: int) -> str:
-    """The head of an arrow that ends at (x, y) from above."""
-    return f"M {x - 6} {y - 10} L {x} {y} L {x + 6} {y - 10} Z"
-
-
-def _left(x: int, y: int) -> str:
-    """The head of an arrow that ends at (x, y) from the right."""
-    return f"M {x + 10} {y - 6} L {x} {y} L {x + 10} {y + 6} Z"
-
-
-def _up(x: int, y: int) -> str:
-    """The head of an arrow that ends at (x, y) from below."""
-    return f"M {x - 6} {y + 10} L {x} {y} L {x + 6} {y + 10} Z"
+def _head(x: int, y: int, right: int = 1, down: int = 0) -> str:
+    """The head of an arrow that ends at (x, y), and leads to the right (1, 0) or elsewhere."""
+    tail_x, tail_y = x - 10 * right, y - 10 * down
+    w, h = 6 * abs(down), 6 * abs(right)
+    return f"M {tail_x - w} {tail_y - h} L {x} {y} L {tail_x + w} {tail_y + h} Z"
 
 
 def _cut(text: str) -> str:

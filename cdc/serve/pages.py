@@ -23,6 +23,7 @@ from cdc.model.generation import generation_time
 from cdc.model.wording import clock, duration, full_stopped
 from cdc.observe.diagnosis import LATE_S, slow_hop
 from cdc.observe.status import SinkStatus, Status, ViewStatus
+from cdc.serve.api import dashboard_of
 from cdc.serve.dashboard import Dashboard
 from cdc.serve.drawing import (
     HEIGHT,
@@ -94,7 +95,7 @@ def _environment() -> Environment:
 
 async def overview(request: Request) -> Response:
     """What is the matter, the picture, the lag of the last hour and day."""
-    dashboard = _dashboard(request)
+    dashboard = dashboard_of(request)
     status = _status(dashboard)
     series = {name: dashboard.history.series(span, time.time()) for name, span in SPANS.items()}
     plots: dict[str, dict[str, Any]] = {}
@@ -132,14 +133,14 @@ async def tables(request: Request) -> Response:
         query.get("sort", "worst") if query.get("sort") in SORTS else "worst",
         int(page) if page.isascii() and page.isdigit() and len(page) < 6 else 1,
     )
-    status = _status(_dashboard(request))
+    status = _status(dashboard_of(request))
     page_of_rows = select_rows(all_rows(status), selection) if status else None
     return show(request, "tables.html", "Tables", selection=selection, shown=page_of_rows)
 
 
 async def generations(request: Request) -> Response:
     """The live generation of each view, and those kept for a rollback."""
-    status = _status(_dashboard(request))
+    status = _status(dashboard_of(request))
     return show(request, "generations.html", "Generations", sinks=status.sinks if status else ())
 
 
@@ -161,7 +162,7 @@ def show(
     request: Request, template: str, title: str, status_code: int = 200, **values: Any
 ) -> Response:
     """Render a template with what every page has."""
-    dashboard = _dashboard(request)
+    dashboard = dashboard_of(request)
     status = dashboard.status
     control = dashboard.control
     last_status = status.sample.value if status.sample else None
@@ -184,11 +185,6 @@ def show(
 def show_error(request: Request, status_code: int, reason: str) -> Response:
     """A page that says why there is none."""
     return show(request, "error.html", "Not possible", status_code, reason=reason)
-
-
-def _dashboard(request: Request) -> Dashboard:
-    dashboard: Dashboard = request.app.state.dashboard
-    return dashboard
 
 
 def _status(dashboard: Dashboard) -> Status | None:

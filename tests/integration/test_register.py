@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import asdict
 from typing import Any
 
 import httpx
@@ -53,7 +54,7 @@ def test_a_registered_pipeline_carries_the_snapshot_and_the_log(shop: Shop, uniq
     assert result.changed
     assert len(result.created) == len(topic_specs(shop.pipeline))
     assert result.beat.delay_s < 30
-    assert json.loads(json.dumps(result.to_dict()))["connector"] == unique
+    assert json.loads(json.dumps(asdict(result)))["connector"] == unique
     assert "connector RUNNING, task RUNNING" in heard
     assert shop.rows("shop.orders") == {
         n: {"id": n, "note": "a", "total": n + 1} for n in range(1, 101)
@@ -71,7 +72,7 @@ def test_a_registered_pipeline_carries_the_snapshot_and_the_log(shop: Shop, uniq
 
     wait_until(arrived, 20, "the update and the deletion")
     wait_until(lambda: shop.rows("shop.counters").get(11) == {"id": 11, "n": 11}, 20, "the insert")
-    assert PASSWORD not in " ".join(heard) + json.dumps(result.to_dict())
+    assert PASSWORD not in " ".join(heard) + json.dumps(asdict(result))
 
 
 def test_registering_again_restarts_nothing(shop: Shop, unique: str) -> None:
