@@ -10,7 +10,7 @@ import itertools
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import reduce
 
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
@@ -38,20 +38,6 @@ IDS_PER_BACKFILL = 1000
 COUNTED_KINDS = (KEYLESS, FOREIGN, UNREADABLE)
 CONTROL_TABLES = ("cdc.truncation", "cdc.ddl")
 """Tables of the control schema whose topics a replay reads as well."""
-
-
-@dataclass(frozen=True)
-class TopicFold:
-    """The result of one pass over a topic.
-
-    wrong   by kind, where there are any: frames of id string, the rows that a rebuild would get
-            wrong
-    counts  of records, tombstones and keys, and of records with a defect of their own, by
-            COUNTED_KINDS
-    """
-
-    wrong: Mapping[str, DataFrame]
-    counts: Mapping[str, int]
 
 
 class Auditor:
@@ -92,20 +78,20 @@ class Auditor:
         checkpoints = {sink.name: sink.position(table) for sink in self._sinks}
         flaws += view_flaws(self._kafka, self._pipeline, table, checkpoints)
         with ExitStack() as frames:
-            fold = self._fold_topic(table, frames)
-            damaged = [ids for kind, ids in fold.wrong.items() if kind in REPAIRABLE_KINDS]
+            wrong, counts = self._fold_topic(table, frames)
+            damaged = [ids for kind, ids in wrong.items() if kind in REPAIRABLE_KINDS]
             repaired = 0
             if damaged and repair_s is not None:
                 repaired = self._backfill_damaged(table, damaged, repair_s)
             if not repaired:
-                flaws += [_key_flaw(kind, ids) for kind, ids in fold.wrong.items()]
+                flaws += [_key_flaw(kind, ids) for kind, ids in wrong.items()]
         if repaired:
             return replace(self.audit(table), repaired=repaired)
-        flaws += [row_flaw(kind, fold.counts[kind]) for kind in COUNTED_KINDS if fold.counts[kind]]
+        flaws += [row_flaw(kind, counts[kind]) for kind in COUNTED_KINDS if counts[kind]]
         flaws = [flaw.for_table(table.qualified) for flaw in flaws]
         flaws.sort(key=lambda flaw: not flaw.defect)
-        counts = (fold.counts[name] for name in ("records", "keys", "tombstones"))
-        return Audit(table.qualified, table.topic, tuple(flaws), *counts)
+        numbers = (counts[name] for name in ("records", "keys", "tombstones"))
+        return Audit(table.qualified, table.topic, tuple(flaws), *numbers)
 
     def _backfill_damaged(
         self, table: Table, damaged: Sequence[DataFrame], timeout_s: float
@@ -118,7 +104,13 @@ class Auditor:
             total += backfill(self._pipeline, self._kafka, table, ids, timeout_s=remaining_s)
         return total
 
-    def _fold_topic(self, table: Table, frames: ExitStack) -> TopicFold:
+    def _fold_topic(
+        self, table: Table, frames: ExitStack
+    ) -> tuple[Mapping[str, DataFrame], Mapping[str, int]]:
+        """Read a topic once. Returns by kind, where there are any, frames of id string: the rows that a
+        rebuild would get wrong; and counts of records, tombstones and keys, and of records with a
+        defect of their own, by COUNTED_KINDS.
+        """
         assessments = self._persist(frames, self._assess(table))
         observation = Observation()
         rows = self._persist(
@@ -139,7 +131,7 @@ class Auditor:
             places = rows.groupBy("id").agg(F.count("*").alias("places"))
             wrong["moved"] = places.where("places > 1").select("id")
         wrong = {kind: ids for kind, ids in wrong.items() if not ids.isEmpty()}
-        return TopicFold(wrong, {**observation.get, "keys": counts["keys"]})
+        return wrong, {**observation.get, "keys": counts["keys"]}
 
     def _assess(self, table: Table) -> DataFrame:
         """Assess each record of the topic by itself: `log_rows.SUMMARY`."""
@@ -167,7 +159,7 @@ class Auditor:
 
 
 def _count_columns() -> list[Column]:
-    """Columns of `TopicFold.counts`, over frames of `log_rows.SUMMARY`."""
+    """Columns that count records, over frames of `log_rows.SUMMARY`."""
     conditions = {"records": F.lit(True), f"{TOMBSTONE}s": F.col("says") == TOMBSTONE}
     conditions |= {kind: F.col("says") == kind for kind in COUNTED_KINDS}
     return [F.count_if(condition).alias(name) for name, condition in conditions.items()]

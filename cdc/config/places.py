@@ -4,19 +4,10 @@ Two sinks at one location would move each other's positions and overwrite each o
 is refused.
 """
 
-from collections.abc import Hashable, Mapping
-from itertools import combinations
+from collections.abc import Mapping
 from urllib.parse import urlsplit
 
 LOCAL = ("localhost", "127.0.0.1", "::1", "")
-
-
-def first_shared(places: dict[str, Hashable]) -> tuple[str, str] | None:
-    """The first two sinks at the same location; None if there are none."""
-    pairs = combinations(places, 2)
-    return next(
-        ((first, second) for first, second in pairs if places[first] == places[second]), None
-    )
 
 
 def server(url: str, ports: Mapping[str, int]) -> tuple[str, int]:

@@ -6,6 +6,7 @@ import os
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import cache, lru_cache, reduce
+from itertools import combinations
 from operator import or_
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -20,7 +21,7 @@ from pydantic import (
     field_validator,
 )
 
-from cdc.config import mistakes, places
+from cdc.config import mistakes
 from cdc.config.mistakes import InvalidSetting
 from cdc.config.references import References
 from cdc.config.section import Section, Web
@@ -127,11 +128,12 @@ class Pipeline(Section):
     @field_validator("sinks")
     @classmethod
     def _check_locations(cls, sinks: dict[str, SinkSettings]) -> dict[str, SinkSettings]:
-        if pair := places.first_shared({name: sink.place for name, sink in sinks.items()}):
-            raise InvalidSetting(
-                f"{pair[0]} and {pair[1]} are on one place, so each would overwrite what the other writes",
-                f"give {pair[1]} another {sinks[pair[0]].location_setting}, or take it out",
-            )
+        for first, second in combinations(sinks, 2):
+            if sinks[first].place == sinks[second].place:
+                raise InvalidSetting(
+                    f"{first} and {second} are on one place, so each would overwrite what the other writes",
+                    f"give {second} another {sinks[first].location_setting}, or take it out",
+                )
         return sinks
 
     @field_validator("sinks")

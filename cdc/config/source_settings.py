@@ -6,9 +6,7 @@ from typing import Annotated, Any
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     BeforeValidator,
-    ConfigDict,
     Field,
     SecretStr,
     ValidationInfo,
@@ -71,10 +69,8 @@ def _index_settings(settings: dict[str, Any]) -> dict[str, Any]:
     return flat
 
 
-class IndexSettings(BaseModel):
+class IndexSettings(Section):
     """The search index of a table, as far as the types of its columns don't decide it."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     fields: Annotated[
         dict[str, dict[str, Any]], AfterValidator(_plain), AfterValidator(_index_fields)

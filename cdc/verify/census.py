@@ -22,6 +22,7 @@ from cdc.model.table import Table
 from cdc.postgres import source
 from cdc.postgres.row_query import BUCKETS, Sample, row_query, sample_condition
 from cdc.sink.contract import GroupScanner, Sink
+from cdc.verify.bucket_hashes import Work, record_batch
 from cdc.verify.comparison import Comparison, View
 from cdc.verify.row_equality import SOURCE, Comparable, RowSums, bucket_digest, comparable, sum_rows
 from cdc.verify.source_rows import (
@@ -36,11 +37,9 @@ from cdc.verify.source_rows import (
 if TYPE_CHECKING:
     import pyarrow as pa
 
-SCHEMA = "side string, table string, unread boolean, rows long, folded long, total long"
-SUM_COLUMNS = ["side", "table", "unread", "rows", "folded", "total"]
+SCHEMA = "side string, table string, rows long, folded long, total long"
 SumsByView = dict[View, RowSums | None]
 """None: the view couldn't be read. A view without an entry has no rows."""
-Read = Callable[[Iterator["pa.RecordBatch"]], Iterator["pa.RecordBatch"]]
 SMALL_BYTES = 512 << 10
 """Largest table that is read together with others: reading a larger one takes longer than starting
 a job for it."""
@@ -161,8 +160,8 @@ def sum_sides(
     rules = {table.qualified: comparable(table) for table in tables}
     summed = reduce(DataFrame.unionByName, sides).mapInArrow(_sum_parts(rules, sample), SCHEMA)
     sums: SumsByView = {}
-    for side, table_name, unread, rows, folded, total in summed.collect():
-        add_sums(sums, (side, table_name), None if unread else RowSums(rows, folded, total))
+    for side, table_name, *values in summed.collect():
+        add_sums(sums, (side, table_name), None if None in values else RowSums(*values))
     return sums
 
 
@@ -172,24 +171,21 @@ def add_sums(sums: SumsByView, view: View, row_sums: RowSums | None) -> None:
     sums[view] = None if sum_so_far is None or row_sums is None else sum_so_far.plus(row_sums)
 
 
-def _sum_parts(rules: Mapping[str, Comparable], sample: Sample | None) -> Read:
-    """Build the function that gives a row of sums for each side and table of a task."""
+def _sum_parts(rules: Mapping[str, Comparable], sample: Sample | None) -> Work:
+    """Build the function that gives a row of sums for each side and table of a task: NULL for a view
+    that couldn't be read.
+    """
 
     def read(parts: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
-        import pyarrow as pa
-
         sums: SumsByView = {}
         for part in parts:
             for view, rows in _by_view(part, sample).items():
                 add_sums(sums, view, None if rows is None else sum_rows(rows, rules[view[1]]))
         records = [
-            (*view, row_sums is None, *astuple(row_sums or RowSums()))
+            (*view, *((None, None, None) if row_sums is None else astuple(row_sums)))
             for view, row_sums in sums.items()
         ]
-        if records:
-            yield pa.RecordBatch.from_arrays(
-                [pa.array(column) for column in zip(*records, strict=True)], names=SUM_COLUMNS
-            )
+        yield record_batch(SCHEMA, records)
 
     return read
 
@@ -289,8 +285,5 @@ def _read_tables(
                 )
         except (psycopg.ProgrammingError, psycopg.DataError):
             # Dropped, altered or forbidden: reading the table by itself shows which.
-            null = pa.array([None], "string")
-            yield pa.RecordBatch.from_arrays(
-                [pa.array([table], "string"), null, null], names=["table", "id", "document"]
-            )
+            yield record_batch(GROUP_SCHEMA, [(table, None, None)])
         connection.execute("ROLLBACK")

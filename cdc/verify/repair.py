@@ -10,8 +10,7 @@ import json
 import time
 from collections.abc import Sequence
 
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql import SparkSession
 
 from cdc.codec.table import codec
 from cdc.config.settings import Pipeline
@@ -26,6 +25,7 @@ from cdc.sink.lane import Failure
 from cdc.sink.lane_run import reported_error
 from cdc.verify import recent_changes
 from cdc.verify.backfill import backfill
+from cdc.verify.bucket_hashes import rows_with_ids
 from cdc.verify.comparison import MAX_DIFFERENCES, Comparison, Options
 from cdc.verify.verification import verify_rows
 
@@ -89,10 +89,7 @@ def _tombstone_keys(
     """
     if not ids:
         return []
-    listed_ids: DataFrame = spark.createDataFrame([(row_id,) for row_id in ids], "id string")
-    listed = recent_changes.keys(spark, pipeline.kafka, table).join(
-        F.broadcast(listed_ids), "id", "left_semi"
-    )
+    listed = rows_with_ids(recent_changes.keys(spark, pipeline.kafka, table), ids)
     topic_keys = {row["id"]: bytes(row["key"]) for row in listed.collect()}
     built = ((row_id, _connector_key(table, row_id)) for row_id in ids if row_id not in topic_keys)
     return [*topic_keys.values(), *(key for _, key in built if key is not None)]

@@ -241,14 +241,8 @@ class Emission:
 def _reported(report: Report) -> Iterator[None]:
     try:
         yield
-    except Failure as failure:
-        report.failure = failure.kind
-        report.message = failure.message
-    except Fenced as error:
-        report.failure = "fenced"
-        report.message = error.message
-    except ConnectorError as error:
-        report.failure = error.kind
+    except (Failure, Fenced, ConnectorError) as error:
+        report.failure = "fenced" if isinstance(error, Fenced) else error.kind
         report.message = error.message
 
 

@@ -17,7 +17,6 @@ from cdc.sinks.elasticsearch.index.layout import Layout
 from cdc.sinks.elasticsearch.index.write_block import WriteBlock
 from cdc.sinks.elasticsearch.positions import Positions
 from cdc.sinks.elasticsearch.server import Server
-from cdc.sinks.elasticsearch.tables import Tables
 
 
 def promote(
@@ -71,21 +70,6 @@ def promote(
         for table in switched
         if table.qualified in live_indices
     }
-
-
-def drop_unreferenced(
-    views: Tables, positions: Positions, tables: Sequence[Table], keep: Mapping[str, str]
-) -> None:
-    """Delete the indices that are neither live nor kept, their positions first."""
-    names_by_table = positions.indices.generations(tables)
-    candidates = ((table, name) for table in tables for name in names_by_table[table.qualified][1:])
-    views.remove(
-        [
-            positions.indices.name(table, name)
-            for table, name in candidates
-            if name != keep.get(table.qualified)
-        ]
-    )
 
 
 def _prepare_for_readers(

@@ -168,7 +168,14 @@ class Elasticsearch:
 
     def drop_unreferenced(self, tables: Sequence[Table], keep: Mapping[str, str]) -> None:
         """Delete the indices that are neither live nor kept, their positions first."""
-        generations.drop_unreferenced(self._tables, self._positions, tables, keep)
+        names = self._indices.generations(tables)
+        unused = [
+            self._indices.name(table, name)
+            for table in tables
+            for name in names[table.qualified][1:]
+            if name != keep.get(table.qualified)
+        ]
+        self._tables.remove(unused)
 
     def remains(self, tables: Sequence[Table]) -> list[str]:
         return [f"index {index}" for index in self._indices.names(tables)]

@@ -88,14 +88,10 @@ class Tables:
     def _make(self, table: Table) -> None:
         """Create an index; readers see it unless it is of another generation."""
         generation = self._indices.generation(table)
+        index = self._indices.name(table, generation or new_generation())
+        body = Layout.of(table).body(is_live=generation is None)
         if generation is not None:
-            index = self._indices.name(table, generation)
-            return self._create(table, index, Layout.of(table).body(is_live=False))
-        return self._make_live(table)
-
-    def _make_live(self, table: Table) -> None:
-        index = self._indices.name(table, new_generation())
-        body = Layout.of(table).body(is_live=True)
+            return self._create(table, index, body)
         live = {name: place.index for name, place in self._indices.find([table]).items()}
         if not live:
             # Created with its alias: each change of the cluster's state costs as much as the rest

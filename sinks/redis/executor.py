@@ -51,21 +51,6 @@ class PendingAdvance(NamedTuple):
         identity = (end.topic_id, self.writer, self.generation)
         return [*identity, now, end.partition_count, count, *self.extra_fields, *values]
 
-    def moved_to(
-        self, topic_id: str | None, writer: str | None, generation: str | None, offset: str | None
-    ) -> int:
-        """Return the offset at which a position has a partition; 0 when it isn't this writer's own.
-
-        Its fields are as the server has them, None for one that isn't there.
-        """
-        end = self.advance.end
-        is_own = (topic_id, writer, generation or "") == (
-            end.topic_id,
-            self.writer,
-            self.generation,
-        )
-        return int(offset or 0) if is_own else 0
-
     def offset(self, answer: Sequence[str], least: int, most: int) -> int:
         """Return how far this writer itself has moved a partition, after a script answered `moved`.
 
@@ -166,7 +151,9 @@ class RedisWriter(ChunkWriter):
         documents: dict[str, bytes | Superseded] = {
             row.id: text.encode() for row, text in zip(rows, texts, strict=True) if text is not None
         }
-        moved_to = pending.moved_to(*stored)
+        topic_id, writer, generation, offset = stored
+        own = (pending.advance.end.topic_id, pending.writer, pending.generation)
+        moved_to = int(offset or 0) if (topic_id, writer, generation or "") == own else 0
         # A repair reads records from below the position; those are none of another try.
         written = (row.id for row in rows if part.view_offset <= row.offset < moved_to)
         return documents | dict.fromkeys(written, SUPERSEDED)

@@ -25,19 +25,13 @@ log = structlog.get_logger()
 
 def examine(sink: str, url: str) -> list[Finding]:
     """Read what the server reports about itself, and judge it."""
-    info = read_info(sink, url)
-    return [info] if isinstance(info, Finding) else list(check_info(sink, url, info))
-
-
-def read_info(sink: str, url: str) -> Info | Finding:
-    """Read what the server reports about itself; a finding where it can't be asked."""
     try:
-        return dict(client(url).info())
+        info = dict(client(url).info())
     except redis.exceptions.RedisError as error:
         message = failure(error, url, "INFO").message
-        return find(
-            "sink-unreachable", sink, message, "is the server up? cdc -p FILE status", sink=sink
-        )
+        fix = "is the server up? cdc -p FILE status"
+        return [find("sink-unreachable", sink, message, fix, sink=sink)]
+    return list(check_info(sink, url, info))
 
 
 def check_info(sink: str, url: str, info: Info) -> Iterator[Finding]:

@@ -1,7 +1,7 @@
 """How far each table has got in a database: read, taken over by a writer, and moved by it."""
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import redis
 
@@ -9,11 +9,13 @@ from cdc.model.generation import new_generation
 from cdc.model.outcome import Advance, Applied
 from cdc.model.position import ViewCheckpoint, distance
 from cdc.model.table import Table
+from cdc.sink.contract import Batch, Outcome
 from cdc.sink.fencing import checkpoint_after, mismatch, must_apply
+from cdc.sink.lane_run import run_on_executors
 from cdc.sink.promotion import GenerationReplaced
 from cdc.sinks.redis.checkpoint import checkpoint_of, extra_fields
 from cdc.sinks.redis.database import Database
-from cdc.sinks.redis.executor import PendingAdvance
+from cdc.sinks.redis.executor import ChunkWriter, PendingAdvance
 from cdc.sinks.redis.scripts import FINISH, TAKE
 
 
@@ -72,6 +74,23 @@ class Positions:
             self._checked(table, fields)
             for table, fields in zip(tables, self.database.ask(ask), strict=True)
         ]
+
+    def apply(
+        self, batch: Batch, writer: Callable[[str, str, Mapping[str, PendingAdvance]], ChunkWriter]
+    ) -> Outcome:
+        """Take over the positions, run the lane, and move partitions that had no rows."""
+        pending = [step for advance in batch.advances if (step := self.take(advance, batch.writer))]
+        if not pending:
+            return Outcome()
+        database = self.database
+        remaining = {step.advance.table.topic: step for step in pending}
+        lane = batch.lane(
+            writer(database.url, database.prefix, remaining), [step.advance for step in pending]
+        )
+        outcome = run_on_executors(lane, batch.records, database.sink, database.hints)
+        for step in pending:
+            self.finish(step)
+        return outcome
 
     def take(self, advance: Advance, writer: str) -> PendingAdvance | None:
         """Become the writer that moves a position, and return the rest of an advance.

@@ -21,7 +21,6 @@ from cdc.model.finding import Finding
 from cdc.model.position import ViewCheckpoint
 from cdc.model.table import Table
 from cdc.sink.contract import Batch, Outcome, positions
-from cdc.sink.lane_run import run_on_executors
 from cdc.sink.promotion import are_live, wait_until_caught_up, would_go_back
 from cdc.sinks.redis import health
 from cdc.sinks.redis.checkpoint import checkpoint_of, expected_fields
@@ -90,26 +89,7 @@ class Redis:
         return self._positions.checkpoint(table)
 
     def apply(self, batch: Batch) -> Outcome:
-        """Take over the positions, run the lane, and move partitions that had no rows."""
-        pending = [
-            step
-            for advance in batch.advances
-            if (step := self._positions.take(advance, batch.writer))
-        ]
-        if not pending:
-            return Outcome()
-        writer = RedisWriter(
-            self.url, self.prefix, {step.advance.table.topic: step for step in pending}
-        )
-        outcome = run_on_executors(
-            batch.lane(writer, [step.advance for step in pending]),
-            batch.records,
-            self.name,
-            self._database.hints,
-        )
-        for step in pending:
-            self._positions.finish(step)
-        return outcome
+        return self._positions.apply(batch, RedisWriter)
 
     def clear(self, table: Table) -> None:
         """Empty the view; what another generation has left in this database makes room for it."""
@@ -166,7 +146,9 @@ class Redis:
             self.name,
             lagging,
         )
-        retained = ((table, self._spare_position(table)) for table in tables)
+        # The previous generation, whatever its name.
+        previous = Positions(self._spare_database, None)
+        retained = ((table, previous.checkpoint(table)) for table in tables)
         return {
             table.qualified: checkpoint.generation for table, checkpoint in retained if checkpoint
         }
@@ -177,8 +159,15 @@ class Redis:
         return [name for name in names if name]
 
     def drop_unreferenced(self, tables: Sequence[Table], keep: Mapping[str, str]) -> None:
-        """Empty the tables of the spare database that are not kept."""
-        drop_unreferenced(self._spare_database, tables, keep)
+        """Empty the tables of the spare database that are not kept, and drop those that are no view's
+        any more.
+        """
+        spare = self._spare_database
+        for table in tables:
+            if table.qualified not in keep:
+                empty_table(spare, table.qualified, "")
+        for name in other_tables(spare, {*keep, *(table.qualified for table in tables)}):
+            drop_table(spare, name)
 
     def remains(self, tables: Sequence[Table]) -> list[str]:  # noqa: ARG002  # all of its keys
         """Count the pipeline's keys in both databases, whatever table they are of."""
@@ -202,10 +191,6 @@ class Redis:
     @property
     def _spare_database(self) -> Database:
         return self._database.at(self.spare)
-
-    def _spare_position(self, table: Table) -> ViewCheckpoint | None:
-        """Read the checkpoint of the generation in the spare database, whatever its name."""
-        return Positions(self._spare_database, None).checkpoint(table)
 
 
 def bring_along(names: Collection[str], live: Database, candidate: Database) -> None:
@@ -248,14 +233,3 @@ def exchange(
     ]
     arguments = (live.database.number, candidate.database.number, json.dumps(expectations))
     return bool(live.database.ask(lambda server: server.eval(EXCHANGE, 0, *arguments)))
-
-
-def drop_unreferenced(spare: Database, tables: Sequence[Table], keep: Collection[str]) -> None:
-    """Empty the tables of the spare database that are not kept, and drop those that are no view's
-    any more.
-    """
-    for table in tables:
-        if table.qualified not in keep:
-            empty_table(spare, table.qualified, "")
-    for name in other_tables(spare, {*keep, *(table.qualified for table in tables)}):
-        drop_table(spare, name)

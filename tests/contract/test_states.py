@@ -44,7 +44,7 @@ def in_redis(cluster_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make
 
         def make() -> laws.Harness:
             harness = laws.Harness(lambda: DocumentState(cluster_url, "lib"))
-            monkeypatch.setattr(sink, "run_on_executors", harness.run)
+            monkeypatch.setattr("cdc.sinks.redis.positions.run_on_executors", harness.run)
             return harness
 
         yield make

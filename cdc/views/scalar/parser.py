@@ -231,12 +231,16 @@ class _Parser:
         return self._compared(operator, self.term(node.this), self.term(node.expression))
 
     def _compared(self, operator: str, left: Term, right: Term) -> Term:
+        """Compare two terms, of which a text in quotes gets the group of the other."""
         for side, other in ((left, right), (right, left)):
             if side.operator == "now" and (
                 other.group != terms.TIMESTAMPTZ or other.reads_clock or not other.columns()
             ):
                 raise CLOCK_MISUSED
-        return compared(operator, left, right)
+        group = common_group([left.group, right.group])
+        if operator not in ("=", "<>") and group == terms.ENUM:
+            raise InvalidSetting("the order of an enum isn't in the log", "compare with = or IN")
+        return Term(operator, terms.BOOLEAN, (settle(left, group), settle(right, group)))
 
     def _like(self, node: exp.Like) -> Term:
         _require_only(node, "this", "expression", "negate")
@@ -398,16 +402,6 @@ def common_group(groups: Sequence[str]) -> str:
             f"{' and '.join(sorted(typed))} can't be compared", "compare values of one type"
         )
     return typed.pop()
-
-
-def compared(operator: str, left: Term, right: Term) -> Term:
-    """Compare two terms, of which a text in quotes gets the group of the other. Raises
-    InvalidSetting.
-    """
-    group = common_group([left.group, right.group])
-    if operator not in ("=", "<>") and group == terms.ENUM:
-        raise InvalidSetting("the order of an enum isn't in the log", "compare with = or IN")
-    return Term(operator, terms.BOOLEAN, (settle(left, group), settle(right, group)))
 
 
 def settle(term: Term, group: str) -> Term:

@@ -18,7 +18,6 @@ from cdc.model.finding import Finding
 from cdc.model.position import ViewCheckpoint
 from cdc.model.table import RowEstimate, Table
 from cdc.sink.contract import Batch, Outcome
-from cdc.sink.lane_run import run_on_executors
 from cdc.sinks.redis import health
 from cdc.sinks.redis.checkpoint import checkpoint_of
 from cdc.sinks.redis.database import Database
@@ -140,27 +139,7 @@ class DocumentState:
         }
 
     def apply(self, batch: Batch) -> Outcome:
-        """Take over the positions, run the lane, and move partitions that had no rows."""
-        pending = [
-            step
-            for advance in batch.advances
-            if (step := self._positions.take(advance, batch.writer))
-        ]
-        if not pending:
-            return Outcome()
-        remaining = {step.advance.table.topic: step for step in pending}
-        outcome = run_on_executors(
-            batch.lane(
-                StateWriter(self.url, self.prefix, remaining, self.plan),
-                [step.advance for step in pending],
-            ),
-            batch.records,
-            self.name,
-            self._database.hints,
-        )
-        for step in pending:
-            self._positions.finish(step)
-        return outcome
+        return self._positions.apply(batch, partial(StateWriter, plan=self.plan))
 
     def clear(self, table: Table) -> None:
         """Undo all rows of a table, so that documents which hold them are made again; then forget

@@ -62,6 +62,9 @@ SCANNED_SETS = 500
 """Index sets that are scanned at once. The server answers with small ones as a whole."""
 CLOCK = "now()"
 """No name of a topic has parentheses."""
+OF_VIEW: tuple[KeyName, ...] = ("dirty", "gone", "due", "sent", "late")
+BY_VIEW: tuple[KeyName, ...] = ("clocks", "closed", "late", "seen")
+"""What there is of a view: keys, and fields of hashes."""
 REFUSALS = {
     "fenced": ("fenced", "Another run sends the documents of this pipeline now."),
     "rewound": ("rewound", "The state of documents has lost its last writes."),
@@ -472,19 +475,10 @@ class RedisState:
             # Only now: with a view's marks goes what is to be sent of it. Its root has other needs.
             former = server.hget(documents, "views")
             for view in set(json.loads(former or "[]")).difference(self.views):
-                dirty = self._key("dirty", view)
-                server.unlink(
-                    dirty,
-                    self._key("gone", view),
-                    self._key("due", view),
-                    self._key("sent", view),
-                    self._key("late", view),
-                )
-                server.hdel(self._key("clocks"), view)
-                server.hdel(self._key("closed"), view)
-                server.hdel(self._key("late"), view)
-                server.hdel(self._key("seen"), view)
-                server.srem(self._key("unsent"), dirty)
+                server.unlink(*(self._key(name, view) for name in OF_VIEW))
+                for name in BY_VIEW:
+                    server.hdel(self._key(name), view)
+                server.srem(self._key("unsent"), self._key("dirty", view))
             server.hset(documents, "views", json.dumps(self.views))
             server.hsetnx(documents, "began", f"{time.time():.3f}")
 
