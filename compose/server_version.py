@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from cdc.compose import versions
 from cdc.errors import StackError
 
 REDIS_READABLE = (7, 2)
@@ -29,6 +30,15 @@ class ServerVersion:
     def numbers(self) -> tuple[int, ...]:
         """The parts of the version, to compare."""
         return tuple(int(part) for part in re.findall(r"\d+", self.version))
+
+
+SERVER_VERSIONS: Mapping[str, ServerVersion] = {
+    "postgres": ServerVersion("Postgres", versions.POSTGRES),
+    "kafka": ServerVersion("Kafka", versions.KAFKA),
+    "elasticsearch": ServerVersion("Elasticsearch", versions.ELASTICSEARCH),
+    "redis": ServerVersion("Valkey", versions.VALKEY),
+}
+"""By server; the connector has no data."""
 
 
 def readable(previous: ServerVersion, current: ServerVersion) -> bool:
