@@ -11,7 +11,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from py4j.java_gateway import java_import
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkRuntimeError
 from pyspark.java_gateway import launch_gateway
@@ -105,15 +104,6 @@ MEMORY_HINT = (
     "give it more: SPARK_DRIVER_MEMORY=2g cdc -p FILE run; views go on from where they stand"
 )
 QUIET = f"-Dlog4j2.configurationFile={Path(__file__).with_name('log4j2.properties').as_uri()}"
-JOB_CLASSES = (
-    "org.apache.spark.api.python.PythonRDD",
-    "org.apache.spark.api.python.PythonUtils",
-    "org.apache.spark.api.python.SimplePythonFunction",
-)
-"""What PySpark asks Java for by its short name with every job. Java looks for a short name in six
-packages and 300 jars, unless the class itself is imported: a sixth of the CPU of a job that does
-nothing.
-"""
 STARTUP_NOISE = (
     "Picked up ",
     "WARNING: Using incubator modules",
@@ -225,8 +215,6 @@ def _quiet_gateway(conf: SparkConf) -> Any:
         ) from error
     finally:
         os.close(output_of_spark)
-    for name in JOB_CLASSES:
-        java_import(gateway.jvm, name)
     # Not for local-cluster: executors would inherit the ignored signal, and Spark ends them by it.
     if not conf.get("spark.master", "").startswith("local-cluster"):
         signals = gateway.jvm.sun.misc
