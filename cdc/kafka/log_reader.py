@@ -37,9 +37,9 @@ HOLD_S = 0.02
 takes 0.6 ms of CPU for one topic, 1.5 ms for ten.
 """
 BULK = 5000
-"""A read of more offsets than this has a client of its own, see `BULK_SETTINGS`. Each partition is
-released once its range is complete, so that the client doesn't fetch beyond it. In a small read,
-releasing costs more than it saves.
+"""A read of more offsets than this uses the client with `BULK_SETTINGS`. Each partition is released
+once its range is complete, so that the client doesn't fetch beyond it. In a small read, releasing
+costs more than it saves.
 """
 SETTINGS = {
     # The client requires a group, and looks up its coordinator. It doesn't join the group, and

@@ -328,10 +328,16 @@ def _returning(branch: Branch, path: str, head: str) -> Arrow:
 
 
 def _head(x: int, y: int, right: int = 1, down: int = 0) -> str:
-    """The head of an arrow that ends at (x, y), and leads to the right (1, 0) or elsewhere."""
-    tail_x, tail_y = x - 10 * right, y - 10 * down
-    w, h = 6 * abs(down), 6 * abs(right)
-    return f"M {tail_x - w} {tail_y - h} L {x} {y} L {tail_x + w} {tail_y + h} Z"
+    """The head of an arrow that ends at (x, y). (right, down) is its direction: (1, 0) is to the
+    right, (0, -1) is up.
+    """
+    back_x = x - 10 * right
+    back_y = y - 10 * down
+    side_x = 6 * abs(down)
+    side_y = 6 * abs(right)
+    return (
+        f"M {back_x - side_x} {back_y - side_y} L {x} {y} L {back_x + side_x} {back_y + side_y} Z"
+    )
 
 
 def _cut(text: str) -> str:

@@ -398,7 +398,7 @@ def test_a_colon_in_a_name_is_no_end_of_it(harness: Harness, unique: str) -> Non
 
 
 def other_topic(harness: Harness, end: tuple[int, ...], sink: Any) -> None:
-    """The same records, as those of a topic that was recreated."""
+    """The same records, from a topic that was recreated."""
     batch = harness.batch(None, end, "another")
     sink.apply(replace(batch, advances=(Advance(harness.table, None, Position("topic-2", end)),)))
 

@@ -130,8 +130,8 @@ RENEW = ("topics", "renew", "--table", "public.orders")
 
 
 def test_a_topic_that_cannot_continue_the_state_is_read_again(world: "World") -> None:
-    """It may have lost deletes, or was recreated: documents are made again, those of rows that went
-    meanwhile go.
+    """It may have lost deletes, or was recreated: documents are made again, and documents of
+    rows that were deleted meanwhile are removed.
     """
     shop(world, without_other_sinks)
     world.sql("INSERT INTO orders SELECT n, NULL, now(), true FROM generate_series(50, 53) n")

@@ -571,7 +571,9 @@ def _wait_until_all_views_fit(world: "World") -> None:
 def _follow_without_customer_docs(
     world: "World", orders: client.View, customers: client.View, name: str
 ) -> None:
-    """Documents of orders follow a change; those of customers stay, and who waits for them gets an error."""
+    """Documents of orders follow a change. Documents of customers stay, and who waits for one gets an
+    error.
+    """
     former = cached(world, "customer_docs", "51")
     world.sql(f"UPDATE customers SET name = '{name}' WHERE id = 51")
     token = wait_for_documents(world, orders)
