@@ -39,7 +39,7 @@ from cdc.model.column_names import refusal_error
 from cdc.model.outcome import Advance
 from cdc.model.position import Position, ViewCheckpoint
 from cdc.model.table import Table
-from cdc.sink.contract import Archive, SchemaMismatch, Sink, positions
+from cdc.sink.contract import Applier, Archive, SchemaMismatch, Sink, positions
 from cdc.sink.promotion import GenerationReplaced
 
 TOPICS_S = 5.0
@@ -77,7 +77,7 @@ class Views:
 
     def __init__(
         self,
-        sink: Sink,
+        sink: Applier,
         pipeline: Pipeline,
         kafka: Topics,
         describe: DescribeTables,
@@ -326,7 +326,8 @@ class Views:
         not a rollback.
         """
         self.registry.forget_retained(self.sink.name, [table.qualified for table in tables])
-        self.sink.live.drop_unreferenced(tables, {})
+        if isinstance(self.sink.live, Sink):
+            self.sink.live.drop_unreferenced(tables, {})
         self.registry.read()
 
     def look(
@@ -449,7 +450,7 @@ class Views:
 
 
 def prepare(
-    sink: Sink,
+    sink: Applier,
     table: Table,
     stored: ViewCheckpoint | None,
     floor: int,

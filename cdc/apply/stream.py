@@ -51,7 +51,7 @@ from cdc.kafka.log_ends import LogEnds
 from cdc.kafka.topics import Topics
 from cdc.model.outcome import Applied
 from cdc.model.position import Position
-from cdc.sink.contract import Sink
+from cdc.sink.contract import Applier
 from cdc.sink.remedy import Patience, Remedy, remedy
 from cdc.spark.failures import explain
 from cdc.spark.lane_records import LoggedRecords
@@ -147,7 +147,7 @@ class Stream:
     def __init__(
         self,
         environment: Environment,
-        sink: Sink,
+        sink: Applier,
         pipeline: Pipeline,
         describe: DescribeTables,
         placeholder: str,

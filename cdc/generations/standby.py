@@ -18,6 +18,7 @@ from cdc.model.outcome import Advance
 from cdc.model.position import Position, ViewCheckpoint, distance
 from cdc.model.table import Table
 from cdc.sink.contract import (
+    Applier,
     Batch,
     Outcome,
     PositionLost,
@@ -44,7 +45,7 @@ class StandbySink:
     `live_at` and `standby_at` are the positions of the views of each, by topic. One thread uses it.
     """
 
-    def __init__(self, live: Sink) -> None:
+    def __init__(self, live: Applier) -> None:
         self.live = live
         self.name = live.name
         self.live_at: dict[str, Position | None] = {}
@@ -76,7 +77,7 @@ class StandbySink:
         standby_tables = [
             table for table, live in views.items() if _is_standby(names.get(table.qualified), live)
         ]
-        if not standby_tables:
+        if not standby_tables or not isinstance(self.live, Sink):
             return
         self._standby = standby = self.live.for_generation(names)
         try:

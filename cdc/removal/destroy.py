@@ -25,7 +25,7 @@ from cdc.model.position import Position
 from cdc.model.table import Table
 from cdc.observe.run_log import read_runs
 from cdc.postgres import source
-from cdc.sink.contract import SchemaMismatch, Sink, positions
+from cdc.sink.contract import Applier, SchemaMismatch, positions
 
 WATCH_S = 60.0
 """Seconds in which a worker that was busy may make the slot again."""
@@ -124,7 +124,7 @@ def _database(pipeline: Pipeline) -> Part:
     return Part("Postgres", find, remove)
 
 
-def _views(sink: Sink, tables: Sequence[Table]) -> Part:
+def _views(sink: Applier, tables: Sequence[Table]) -> Part:
     """The views in a sink, of all generations, with their positions."""
     return Part(sink.name, partial(sink.remains, tables), partial(sink.remove, tables))
 
@@ -191,7 +191,7 @@ class Removal:
             time.sleep(POLL_S)
 
 
-def prepare(pipeline: Pipeline, sinks: Sequence[Sink]) -> Removal:
+def prepare(pipeline: Pipeline, sinks: Sequence[Applier]) -> Removal:
     """Find out what belongs to the pipeline. `sinks`: all of its file, and the state of documents
     where it has one.
 
@@ -234,7 +234,7 @@ def _refuse_at_work(pipeline: Pipeline, kafka: Topics) -> None:
         )
 
 
-def _refuse_foreign(kafka: Topics, sink: Sink, tables: Sequence[Table]) -> None:
+def _refuse_foreign(kafka: Topics, sink: Applier, tables: Sequence[Table]) -> None:
     """Raise Discontinued where a view is another pipeline's."""
     for table in tables:
         # A view that doesn't fit its table any more, or isn't there, is nobody else's.

@@ -35,14 +35,11 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-class Sink(Protocol):
-    """One destination: all views of a pipeline in one index, cache or warehouse.
+class Applier(Protocol):
+    """What changes are applied to: a sink, or the state that documents are made from. What holds the rows
+    of one table is called its view here, whoever reads it.
 
-    A view has one generation that readers see, and at most one beside it: a build in progress, or
-    the standby. `for_generation` gives a sink for that one; all its methods mean those views.
-
-    Threads: an instance needs no locks. In `cdc run` the thread that owns the sink's stream makes
-    every call.
+    Threads: an instance needs no locks. In `cdc run` the thread that owns the stream makes every call.
     Other verbs use an instance of their own in their main thread, as a rule in another process and
     while `cdc run` writes. So whatever a method compares and then changes, it has to compare and
     change in one step at the destination.
@@ -54,9 +51,7 @@ class Sink(Protocol):
     """
 
     name: str
-    """Name of the sink in the pipeline file; stands in messages, logs and metrics."""
-    promotes_all_tables: bool
-    """Whether `promote` can only switch all views of the pipeline at once. Constant."""
+    """Name of the sink in the pipeline file; used in messages, logs and metrics."""
 
     def refusals(self, table: Table) -> list[str]:
         """Say why no view of a table can be made here: a sentence for each column concerned; empty
@@ -110,6 +105,34 @@ class Sink(Protocol):
         after the topic was recreated, or when a standby starts again. `prepare` follows.
         """
 
+    def remains(self, tables: Sequence[Table]) -> list[str]:
+        """List what exists of these views, in any generation, and of the pipeline itself: one line
+        for each index, folder or group of keys. Changes nothing.
+
+        Called by `cdc destroy`, before `remove` and after it. Needs no Spark.
+        """
+
+    def remove(self, tables: Sequence[Table]) -> None:
+        """Remove all that `remains` lists; does nothing where that is nothing.
+
+        Called by `cdc destroy`, once nobody writes any more. May be repeated.
+        """
+
+    def close(self) -> None:
+        """Give connections back. Called once, at the end of a process or a wait; raises nothing."""
+
+
+@runtime_checkable
+class Sink(Applier, Protocol):
+    """One destination that people read: all views of a pipeline in one index, cache or warehouse.
+
+    A view has one generation that readers see, and at most one beside it: a build in progress, or
+    the standby. `for_generation` gives a sink for that one; all its methods mean those views.
+    """
+
+    promotes_all_tables: bool
+    """Whether `promote` can only switch all views of the pipeline at once. Constant."""
+
     def scan(
         self, table: Table, spark: SparkSession, ids: Sequence[str] | None = None
     ) -> DataFrame:
@@ -120,9 +143,6 @@ class Sink(Protocol):
         Called by `verify`, once or twice per table; the frame is lazy and is evaluated before the
         next scan of the same view.
         """
-
-    def close(self) -> None:
-        """Give connections back. Called once, at the end of a process or a wait; raises nothing."""
 
     def for_generation(self, names: Mapping[str, str]) -> Sink:
         """Build a sink of the same destination for the generations of these names; by table.
@@ -165,19 +185,6 @@ class Sink(Protocol):
 
         Called after a rebuild or rollback, by `cdc generations --clean`, and by a stream when
         nothing is retained any more.
-        """
-
-    def remains(self, tables: Sequence[Table]) -> list[str]:
-        """List what exists of these views, in any generation, and of the pipeline itself: one line
-        for each index, folder or group of keys. Changes nothing.
-
-        Called by `cdc destroy`, before `remove` and after it. Needs no Spark.
-        """
-
-    def remove(self, tables: Sequence[Table]) -> None:
-        """Remove all that `remains` lists; does nothing where that is nothing.
-
-        Called by `cdc destroy`, once nobody writes any more. May be repeated.
         """
 
 
@@ -244,13 +251,11 @@ class Archive(Protocol):
         """
 
 
-def positions(sink: Sink, tables: Sequence[Table]) -> Mapping[str, ViewCheckpoint | None]:
-    """Read the checkpoint of each view, by table name, in as few requests as the sink can do
-    with.
-    """
-    if isinstance(sink, PositionReader):
-        return sink.positions(tables)
-    return {table.qualified: sink.position(table) for table in tables}
+def positions(applier: Applier, tables: Sequence[Table]) -> Mapping[str, ViewCheckpoint | None]:
+    """Read the checkpoint of each view, by table name, in as few requests as possible."""
+    if isinstance(applier, PositionReader):
+        return applier.positions(tables)
+    return {table.qualified: applier.position(table) for table in tables}
 
 
 class PositionLost(SinkUnavailable):

@@ -16,7 +16,7 @@ from cdc.model.position import Position, Reach, ViewCheckpoint, distance
 from cdc.model.table import Table
 from cdc.model.wording import full_stopped
 from cdc.postgres import source
-from cdc.sink.contract import Sink, positions
+from cdc.sink.contract import Applier, positions
 from cdc.sink.factory import late_topics, open_clocks, open_documents
 from cdc.verify.comparison import View
 
@@ -92,7 +92,7 @@ class Barrier:
     ends: Mapping[str, Position]
     floors: Floors
 
-    def problem(self, sink: Sink, table: Table) -> str | None:
+    def problem(self, sink: Applier, table: Table) -> str | None:
         """Say what the view lacks of this barrier, in words. None: the view has passed it.
 
         Raises:
@@ -101,7 +101,7 @@ class Barrier:
         return self._problem(sink, table, positions(sink, [table])[table.qualified])
 
     def sort(
-        self, sink: Sink, tables: Sequence[Table]
+        self, sink: Applier, tables: Sequence[Table]
     ) -> tuple[dict[Table, str], dict[Table, CdcError]]:
         """Return the views that haven't passed yet, each with its `problem`, and those that never
         will, each with its error. Makes as few requests as the sink allows.
@@ -130,7 +130,7 @@ class Barrier:
                 problems[table] = problem
         return problems, stopped
 
-    def _problem(self, sink: Sink, table: Table, stored: ViewCheckpoint | None) -> str | None:
+    def _problem(self, sink: Applier, table: Table, stored: ViewCheckpoint | None) -> str | None:
         lag = distance(stored, self.ends[table.topic], self.floors.number(table.qualified))
         refuse_incomparable(sink.name, table, lag)
         if lag.reached:
@@ -142,7 +142,7 @@ class Barrier:
 def wait_until_current(
     pipeline: Pipeline,
     tables: Sequence[Table],
-    sinks: Sequence[Sink],
+    sinks: Sequence[Applier],
     *,
     timeout_s: float,
     on_poll: Callable[[], object] = lambda: None,
@@ -260,7 +260,7 @@ def _await_clocks(pipeline: Pipeline, clocks: Mapping[str, int], options: WaitOp
 
 
 def await_barrier(
-    barrier: Barrier, tables: Sequence[Table], sinks: Sequence[Sink], options: WaitOptions
+    barrier: Barrier, tables: Sequence[Table], sinks: Sequence[Applier], options: WaitOptions
 ) -> dict[View, CdcError]:
     """Wait until every view has passed a barrier.
 

@@ -7,7 +7,7 @@ from cdc.errors import SinkRejected
 from cdc.model.finding import Finding
 from cdc.model.position import ViewCheckpoint
 from cdc.model.table import RowEstimate
-from cdc.sink.contract import Sink
+from cdc.sink.contract import Applier
 from cdc.views.plan import StatePlan
 from cdc.views.rows import Entries, StoredRow
 
@@ -317,7 +317,7 @@ class State(Protocol):
         """Read which views wait, as last passed to `StateSink.adopt`."""
 
 
-class StateSink(Sink, Protocol):
+class StateSink(Applier, Protocol):
     """A state as the destination of a stream.
 
     plan   which tables the state has, and what it keeps of their rows

@@ -1,4 +1,4 @@
-"""The state as the loop sees it: a sink whose views are the tables that documents are made from.
+"""The state as the loop sees it: what applies the tables that documents are made from.
 
 Rows get in as into the cache: one Lua call per part of a chunk, together with the position. The
 state has one generation; what the file's views need of a table is noted beside its position, and a
@@ -7,13 +7,12 @@ table of which something else is needed by now is read again from offset zero.
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 import redis
 import structlog
 
 from cdc.config.view_settings import STATE
-from cdc.errors import SinkRejected, SinkUnavailable
+from cdc.errors import SinkUnavailable
 from cdc.model.finding import Finding
 from cdc.model.position import ViewCheckpoint
 from cdc.model.table import RowEstimate, Table
@@ -32,9 +31,6 @@ from cdc.sinks.redis.server import COMMANDS, Failure, forget, view_key
 from cdc.sinks.redis.tables import add_name, empty_table, list_keys, other_tables, remove_keys
 from cdc.views.plan import StatePlan
 
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
-
 log = structlog.get_logger()
 STATE_COMMANDS = (
     "set getdel incr hdel hkeys hlen smembers sscan sismember zadd zrem zmscore zrange zcard"
@@ -49,9 +45,7 @@ class _Database(Database):
 
 
 class DocumentState:
-    """The state as a sink, see `cdc.views.state.StateSink`."""
-
-    promotes_all_tables = True
+    """See `cdc.views.state.StateSink`."""
 
     name = STATE
 
@@ -189,32 +183,6 @@ class DocumentState:
     def close(self) -> None:
         forget(self.url)
 
-    # What there is of readers and generations: none.
-
-    def scan(
-        self,
-        table: Table,  # noqa: ARG002
-        spark: "SparkSession",  # noqa: ARG002
-        ids: Sequence[str] | None = None,  # noqa: ARG002
-    ) -> "DataFrame":
-        raise self._refusal
-
-    def for_generation(self, names: Mapping[str, str]) -> "DocumentState":  # noqa: ARG002
-        raise self._refusal
-
-    def check_capacity(self, tables: Sequence[Table]) -> None:  # noqa: ARG002
-        raise self._refusal
-
-    def promote(self, tables: Sequence[Table], names: Mapping[str, str]) -> Mapping[str, str]:  # noqa: ARG002
-        raise self._refusal
-
-    def generations(self, table: Table) -> list[str]:
-        checkpoint = self.position(table)
-        return [checkpoint.generation] if checkpoint else []
-
-    def drop_unreferenced(self, tables: Sequence[Table], keep: Mapping[str, str]) -> None:
-        pass
-
     def remains(self, tables: Sequence[Table]) -> list[str]:  # noqa: ARG002  # all of its keys
         return list_keys(self._pipeline_keys)
 
@@ -225,13 +193,5 @@ class DocumentState:
         return SinkUnavailable(
             f"The rows of {name} have another generation by now.",
             hint="no action needed; retried automatically",
-            sink=self.name,
-        )
-
-    @property
-    def _refusal(self) -> SinkRejected:
-        return SinkRejected(
-            "The state of documents isn't a view: nobody reads it, and it has one generation.",
-            hint="name a sink of the pipeline file",
             sink=self.name,
         )
