@@ -210,7 +210,7 @@ class Stage:
 
     def stream(self, sink: Sink) -> Watched:
         return Watched(
-            Environment.on_spark(self.spark, self.pipeline.kafka),
+            Environment.on_spark(self.spark, self.pipeline.kafka, self._wiring.ends),
             sink,
             self.pipeline,
             self._wiring.describe(sink.name),

@@ -178,6 +178,12 @@ class ReadTimeout(SinkUnavailable):
     """A view, or the log before it, hasn't reached the token within the reader's timeout."""
 
 
+class HeldUp(SinkUnavailable):
+    """A job that several sinks share takes too long for another one of them. It is no failure of this
+    sink, so it is not reported: its batch is repeated without the others.
+    """
+
+
 class SinkRejected(SinkError):
     """The destination refuses for good: a mapping conflict, an oversized document, a wrong
     setting.

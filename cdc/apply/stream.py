@@ -16,6 +16,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from math import ceil
 from typing import TYPE_CHECKING, Any, Protocol
 from uuid import uuid4
 
@@ -45,7 +46,7 @@ from cdc.apply.progress import Progress, RunState
 from cdc.apply.resume import Clock, Views
 from cdc.apply.schema_follower import DescribeTables
 from cdc.config.settings import Pipeline
-from cdc.errors import CdcError, Fenced, KafkaForbidden, KafkaUnavailable
+from cdc.errors import CdcError, Fenced, HeldUp, KafkaForbidden, KafkaUnavailable
 from cdc.generations.pause import paused_error
 from cdc.kafka.log_ends import LogEnds
 from cdc.kafka.topics import Topics
@@ -281,7 +282,7 @@ class Stream:
             if batch_ends and (size >= LEAST or last_ends or began >= due_at):
                 decision = self._apply(batch_ends)
                 # No pause after a large batch, because more has arrived meanwhile.
-                due_at = 0.0 if size >= LEAST else began + self._trigger_s
+                due_at = 0.0 if size >= LEAST else self._next_start(began)
                 applied_at = looked_at = self._clock.monotonic()
                 is_turn = True
             elif last_ends is not None:
@@ -303,6 +304,14 @@ class Stream:
                 pause_s = max(LEAST_PAUSE_S, pause_s, look_s / LOOK_SHARE)
                 self._clock.wait(self._stopping, min(LOOK_S, pause_s))
         return decision
+
+    def _next_start(self, began: float) -> float:
+        """When the next batch may start: at a multiple of `trigger_s`, half of it from now at least.
+
+        So all sinks with the same interval start at the same time, and can share a job.
+        """
+        interval_s = self._trigger_s
+        return ceil(began / interval_s + 0.5) * interval_s if interval_s else began
 
     def _see_ends(self) -> Ends | None:
         """Read the topics' ends. None while the broker can't be reached, which is published. Raises
@@ -496,7 +505,7 @@ class Recovery:
 
     def _report_attempt(self, state: RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome else None
-        if isinstance(error, CdcError):
+        if isinstance(error, CdcError) and not isinstance(error, HeldUp):
             self._report_waiting(error, state.attempt_number)
 
     def _report_waiting(self, error: CdcError, attempt: int) -> None:

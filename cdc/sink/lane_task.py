@@ -35,7 +35,7 @@ from cdc.sink.lane import (
 )
 from cdc.sink.rejection import DECODE, REFUSED, UNHOLDABLE, Rejected, Source
 
-Records = Iterable[tuple[bytes | None, bytes | None, int]]
+Records = Sequence[tuple[bytes | None, bytes | None, int]]
 """Key, value, offset."""
 Blocks = Iterable[tuple[str, int, Records]]
 """Topic, partition, and some of its records in the order of offsets. All records of a partition are
@@ -55,19 +55,23 @@ dead.
 """
 
 
-def run_task(lane: Lane, blocks: Blocks) -> list[PartitionOutcome]:
-    """Run a lane over one task's records. Returns what became of each partition's records, also
-    where they can't be read to the end.
+def run_task(lanes: Sequence[Lane], blocks: Blocks) -> list[list[PartitionOutcome]]:
+    """Run lanes over one task's records. Returns, for each lane, what became of each partition's
+    records, also where they can't be read to the end. A lane that fails doesn't stop the others.
     """
-    lane_run = LaneRun(lane)
+    runs = [LaneRun(lane) for lane in lanes]
     try:
         for topic, partition, records in blocks:
-            lane_run.fold(topic, partition, records)
-            if lane_run.stopped:
+            for run in runs:
+                if not run.stopped:
+                    run.fold(topic, partition, records)
+            if all(run.stopped for run in runs):
                 break
     except ConnectorError as error:
-        lane_run.fail(Failure(error.kind, error.message))
-    return lane_run.finish()
+        for run in runs:
+            if not run.stopped:
+                run.fail(Failure(error.kind, error.message))
+    return [run.finish() for run in runs]
 
 
 class LaneRun:

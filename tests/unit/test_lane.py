@@ -26,6 +26,7 @@ from cdc.sink.lane import (
     PartitionOutcome,
     PassedWriter,
 )
+from cdc.sink.lane_task import run_task
 from cdc.sink.rejection import DECODE, REFUSED, Rejected, Skip, Source, Stop
 from tests.support import twin
 from tests.support.budget import budget
@@ -325,6 +326,22 @@ def test_a_failure_is_reported_and_ends_the_task() -> None:
     topic = two_rows()
     (report,) = run(lane_of(topic, Writer(fails=True)), raws(topic))
     assert (report.failure, report.message) == ("unavailable", "away")
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_lane_that_fails_leaves_the_others_of_its_task_alone(failing: int) -> None:
+    topic = two_rows()
+    writers = [Writer(limits=ChunkLimits(1, 10**6), fails=place == failing) for place in (0, 1)]
+    records = [(record.key, record.value, record.offset) for record in raws(topic)]
+    blocks = [(ITEMS.topic, 0, records[:1]), (ITEMS.topic, 0, records[1:])]
+    reports = run_task([lane_of(topic, writer) for writer in writers], blocks)
+    assert [(report.failure, report.message) for report in reports[failing]] == [
+        ("unavailable", "away")
+    ]
+    assert [report.failure for report in reports[1 - failing]] == [None]
+    alone = Writer()
+    run(lane_of(topic, alone), raws(topic))
+    assert shown(writers[1 - failing]) == shown(alone)
 
 
 def test_what_an_earlier_try_has_rejected_and_passed_taints_its_row() -> None:
