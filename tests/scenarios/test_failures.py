@@ -183,24 +183,3 @@ def test_a_sink_that_is_away_is_reported_and_no_secret_with_it(
     for path in world.folder.rglob("*"):
         if path.is_file() and path != world.file:
             assert SECRET.encode() not in path.read_bytes(), path
-
-
-def test_an_index_that_hangs_holds_up_the_cache_for_seconds(world: "World") -> None:
-    """The two share the jobs of small batches. An index has a minute to answer."""
-    world.write_file("public.items")
-    world.sql("CREATE TABLE items (id int PRIMARY KEY, v int)")
-    world.cdc("migrate")
-    world.cdc("register")
-    with world.running():
-        for number in range(20):
-            world.sql(f"INSERT INTO items VALUES ({number}, 0)")
-        world.settle()
-        with world.stack.servers.frozen("elasticsearch"):
-            for number in range(20, 40):
-                world.sql(f"INSERT INTO items VALUES ({number}, 0)")
-                time.sleep(0.1)
-            world.settle(30, ["cache"])
-            cache = world.progress()["cache"]
-            assert (cache.state, cache.error, cache.retries) == ("running", None, {})
-        world.settle()
-        world.assert_equal()
