@@ -5,7 +5,6 @@ judges.
 Invariant: reads only. Any role may run it; what it may not see counts as there.
 """
 
-import ipaddress
 import shutil
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -18,6 +17,7 @@ from psycopg import sql
 from psycopg.rows import class_row
 
 from cdc.errors import SourceError
+from cdc.model.address import is_loopback
 from cdc.readiness.key_index import Index
 from cdc.readiness.replication_slot import Slot, slots
 
@@ -393,16 +393,6 @@ def read_tables(conn: Connection, requirements: SourceRequirements) -> list[Tabl
     }
     with conn.cursor(row_factory=class_row(TableFacts)) as cursor:
         return cursor.execute(TABLES, parameters).fetchall()
-
-
-def is_loopback(host: str) -> bool:
-    """Say whether a host's name or address, or a socket's folder, is this machine itself."""
-    if host == "localhost" or host.startswith(("/", "@")):
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _row(conn: Connection, query: Any) -> Any:

@@ -2,7 +2,6 @@
 
 import hashlib
 import hmac
-import ipaddress
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,6 +11,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cdc.errors import SettingsError
+from cdc.model.address import is_loopback
 
 TOKEN_VARIABLE = "CDC_SERVE_TOKEN"  # noqa: S105  # the name of the variable
 SHORTEST_TOKEN = 16
@@ -58,7 +58,7 @@ def read_access(
             needs a name; a token that is too short or can't be read.
     """
     token = _token(token_file, environment)
-    local = address == "localhost" or _is_loopback(address)
+    local = is_loopback(address)
     if not local and token is None:
         raise SettingsError(f"Others can reach {address}, so a token is needed.", hint=MAKING)
     if address in ANYWHERE and not names:
@@ -69,13 +69,6 @@ def read_access(
     shown = f"[{address}]" if ":" in address else address
     defaults = LOOPBACK if local else LOOPBACK + ((shown,) if address not in ANYWHERE else ())
     return Access(address, (*defaults, *names), token)
-
-
-def _is_loopback(address: str) -> bool:
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return False
 
 
 def _token(token_file: Path | None, environment: Mapping[str, str]) -> str | None:

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import asdict
 from typing import Any
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import generate_latest
 from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 from starlette.exceptions import HTTPException
@@ -119,7 +119,8 @@ async def _events(dashboard: Dashboard) -> AsyncIterator[str]:
 
 async def metrics(request: Request) -> Response:
     """Figures for Prometheus."""
-    return Response(metrics_text(dashboard_of(request)), media_type="text/plain; version=0.0.4")
+    text = generate_latest(_Figures(dashboard_of(request)))
+    return Response(text, media_type="text/plain; version=0.0.4")
 
 
 async def live(request: Request) -> Response:
@@ -162,10 +163,3 @@ class _Figures(Collector):
         """Yield every metric. Called by each scrape."""
         yield build_info()
         yield from metrics_of_looks(self._dashboard.status)
-
-
-def metrics_text(dashboard: Dashboard) -> bytes:
-    """Return all figures in the text format of Prometheus."""
-    registry = CollectorRegistry()
-    registry.register(_Figures(dashboard))
-    return generate_latest(registry)

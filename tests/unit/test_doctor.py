@@ -21,6 +21,7 @@ from cdc.doctor.examination import without_consequences
 from cdc.doctor.machine import MachineFacts, check_clock, check_machine
 from cdc.doctor.topics import LogFacts, TopicFacts, check_log
 from cdc.errors import TableRefused
+from cdc.model.address import is_loopback
 from cdc.model.finding import Finding, find, is_command, worst_first
 from cdc.model.finding_codes import DOCTOR, KINDS, code_of
 from cdc.model.table import CONTROL_TABLES
@@ -30,7 +31,6 @@ from cdc.readiness.facts import (
     RoleFacts,
     SourceFacts,
     TableFacts,
-    is_loopback,
 )
 from cdc.readiness.replication_slot import Slot
 from cdc.sinks.delta.sink import WarehouseFacts, check_folder
