@@ -13,11 +13,15 @@ from contextlib import contextmanager
 
 import structlog
 
-from cdc.capture.aside import INCLUDED, choose_left_out, set_aside
+from cdc.capture.aside import (
+    INCLUDED,
+    StuckTransaction,
+    choose_left_out,
+    read_causes,
+    set_aside,
+)
 from cdc.capture.configuration import configuration
 from cdc.capture.connector import register
-from cdc.capture.stuck import StuckTransaction
-from cdc.capture.unsendable import read_causes
 from cdc.config.settings import Pipeline
 from cdc.connectors.client import Connect, ConnectorState
 from cdc.control import registrations

@@ -16,10 +16,10 @@ from typing import Any
 
 import structlog
 
-from cdc.capture.new_tables import takes_snapshot
-from cdc.capture.unsendable import read_causes
+from cdc.capture.aside import read_causes
 from cdc.config.settings import Pipeline
 from cdc.config.view_settings import COMMIT, STATE
+from cdc.connectors.client import Connect, takes_snapshot
 from cdc.control.definitions import Watch, watch
 from cdc.errors import CdcError, Unexpected
 from cdc.kafka.pool import TopicsPool
@@ -281,8 +281,6 @@ def read_definitions(pipeline: Pipeline) -> Watch:
 
 
 def read_connector(pipeline: Pipeline) -> ConnectorStatus:
-    from cdc.connectors.client import Connect
-
     with Connect(pipeline.connect) as connect:
         state = connect.state(pipeline.pipeline)
     change = read_causes(state.causes, pipeline.pipeline)
@@ -291,8 +289,6 @@ def read_connector(pipeline: Pipeline) -> ConnectorStatus:
 
 
 def _takes_snapshot(pipeline: Pipeline) -> bool:
-    from cdc.connectors.client import Connect
-
     with Connect(pipeline.connect) as connect:
         return takes_snapshot(connect.offsets(pipeline.pipeline))
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from cdc.apply.progress import WORKING
-from cdc.capture.arrival import ALIKE
+from cdc.capture.connector import ALIKE
 from cdc.config.view_settings import SCHEMA, STATE
 from cdc.model.finding import LOOK_AGAIN, Finding, exit_code, find, verdict, worst_first
 from cdc.model.wording import UNKNOWN, clock, duration
