@@ -1,11 +1,11 @@
 """Findings on the registration: how it differs from the file, the catalog and the server."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from cdc.config.settings import Pipeline
 from cdc.control import registrations
-from cdc.errors import CdcError, Unexpected
+from cdc.errors import CdcError
 from cdc.kafka.pool import TopicsPool
 from cdc.model.finding import Finding, find, find_error
 from cdc.model.obstacle import Obstacle
@@ -27,16 +27,10 @@ def find_registration_troubles(pipeline: Pipeline, pool: TopicsPool) -> list[Fin
             return [choice] if isinstance(choice, Finding) else []
         captured = registration.names
         findings = [
-            *_refusal(
-                "another-server", registrations.refuse_another, registration, server, pipeline
-            ),
-            *_refusal("file-changed", registrations.refuse_changed, registration, pipeline),
-            *_refusal(
-                "tables-undecided/pattern", registrations.refuse_meaningless, captured, pipeline
-            ),
-            *_refusal(
-                "server-promoted", registrations.refuse_promoted, registration, server, pipeline
-            ),
+            *_refusal(registrations.refuse_another, registration, server, pipeline),
+            *_refusal(registrations.refuse_changed, registration, pipeline),
+            *_refusal(registrations.refuse_meaningless, captured, pipeline),
+            *_refusal(registrations.refuse_promoted, registration, server, pipeline),
         ]
         findings += [
             find_aside(table, obstacle)
@@ -50,25 +44,9 @@ def find_registration_troubles(pipeline: Pipeline, pool: TopicsPool) -> list[Fin
             if not any(finding.code == choice.code for finding in findings):
                 findings.append(choice)
             return findings
-        findings += _refusal("table-slipped", catalog.refuse_slipped, captured, choice, pipeline)
-        findings += _refusal(
-            "file-changed/tables", registrations.refuse_waiting, registration, choice.names
-        )
+        findings += _refusal(catalog.refuse_slipped, captured, choice, pipeline)
+        findings += _refusal(registrations.refuse_waiting, registration, choice.names)
     return findings
-
-
-def choose_findings(
-    registration: tuple[list[Finding] | None, Finding | None], unread: Sequence[Finding | None]
-) -> list[Finding]:
-    """Choose the findings on the registration. A server that is silent is reported by the request
-    to that server.
-    """
-    changed, unsure = registration
-    codes = {finding.code for finding in unread if finding}
-    silent = {"source-unreachable", "kafka-unreachable"} & codes
-    if unsure:
-        return [unsure] if unsure.exit_code == Unexpected.exit_code or not silent else []
-    return changed or []
 
 
 def find_aside(table: str, obstacle: Obstacle) -> Finding:
@@ -86,14 +64,11 @@ def _choose_tables(conn: source.Connection, pipeline: Pipeline) -> catalog.Choic
         return find_error("tables-undecided", "source.tables", error)
 
 
-def _refusal(key: str, check: Callable[..., None], *arguments: Any) -> list[Finding]:
+def _refusal(check: Callable[..., None], *arguments: Any) -> list[Finding]:
     """Run a check that raises, and make a finding of its error."""
     try:
         check(*arguments)
     except CdcError as error:
-        return [find_error(key, _subject(error), error)]
+        subject = str(error.details.get("table") or "the registration")
+        return [find_error(str(error.finding_key), subject, error)]
     return []
-
-
-def _subject(error: CdcError) -> str:
-    return str(error.details.get("table") or "the registration")
