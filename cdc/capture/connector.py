@@ -29,9 +29,8 @@ from cdc.model.session_settings import WORKER_ZONE
 from cdc.model.table import Table
 from cdc.postgres import row_identity, source, table_survey
 from cdc.quarantine.log import settle_topics
-from cdc.readiness import replication_slot
 from cdc.readiness.checks import check_source, refuse
-from cdc.readiness.facts import bounded_locks, read_source
+from cdc.readiness.facts import Slot, bounded_locks, read_slot, read_source
 
 RELEASE_S = 10.0
 """Seconds until Postgres notices that a deleted connector is gone."""
@@ -200,7 +199,7 @@ class _RegistrationAttempt:
         config: dict[str, str],
         previous_config: dict[str, str] | None,
         created: list[str],
-        slot: replication_slot.Slot | None,
+        slot: Slot | None,
     ) -> list[str]:
         """Put the configuration if it has changed, and restart failed tasks.
 
@@ -277,7 +276,7 @@ class _RegistrationAttempt:
         if not state.running or end <= self.min_offset:
             return None
         if self.old_pid is not None:
-            slot = replication_slot.slot(self.conn, self.pipeline.pipeline)
+            slot = read_slot(self.conn, self.pipeline.pipeline)
             if slot and slot.active and slot.active_pid != self.old_pid:
                 self.old_pid = None
                 self.min_offset = end
@@ -414,7 +413,7 @@ def _remove_connector(
 
 def _require_ready(
     conn: source.Connection, pipeline: Pipeline, tables: Sequence[Table], *, connected: bool
-) -> replication_slot.Slot | None:
+) -> Slot | None:
     """Check the source, and return the slot if it exists. `connected`: Connect has the connector.
 
     Raises:
@@ -424,7 +423,7 @@ def _require_ready(
     while (
         not connected
         and time.monotonic() < deadline
-        and (existing := replication_slot.slot(conn, pipeline.pipeline))
+        and (existing := read_slot(conn, pipeline.pipeline))
         and existing.active
     ):
         time.sleep(0.25)

@@ -42,7 +42,7 @@ from cdc.observe.topic_report import (
     unmeasured_views,
 )
 from cdc.postgres import source
-from cdc.readiness import replication_slot
+from cdc.readiness import facts
 from cdc.sink.remedy import classify
 
 log = structlog.get_logger()
@@ -260,9 +260,9 @@ def _unreachable(part: str, failure: CdcError) -> Finding:
     return find(code, subject, message, failure.hint, sink=sink)
 
 
-def read_slot(pipeline: Pipeline) -> replication_slot.Slot | None:
+def read_slot(pipeline: Pipeline) -> facts.Slot | None:
     with source.connect(pipeline.source.dsn) as conn:
-        return replication_slot.slot(conn, pipeline.pipeline)
+        return facts.read_slot(conn, pipeline.pipeline)
 
 
 def read_definitions(pipeline: Pipeline) -> Watch:

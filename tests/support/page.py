@@ -19,7 +19,7 @@ from cdc.observe.status import (
     ViewStatus,
 )
 from cdc.quarantine.log import QuarantinedRecord, QuarantineKey
-from cdc.readiness.replication_slot import Slot
+from cdc.readiness.facts import Slot
 from cdc.serve.access import LOOPBACK, Access
 from cdc.serve.dashboard import (
     BuildProgress,

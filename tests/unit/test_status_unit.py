@@ -38,7 +38,7 @@ from cdc.observe.status import (
 )
 from cdc.observe.topic_report import find_tombstones_at_risk, measure
 from cdc.postgres import catalog, source
-from cdc.readiness.replication_slot import Slot
+from cdc.readiness.facts import Slot
 from tests.support.pipelines import pipeline, position_by_table
 from tests.support.wait import answer_within
 
