@@ -129,7 +129,7 @@ def collect(
                 pipeline, positions=positions, sizes=sizes, connections=own, started=started
             )
     state = _Request("state", sizes, started) if sizes else None
-    runs = _Request("runs", lambda: connections.activity.read(pipeline), started)
+    runs = _Request("runs", lambda: connections.read_activity(pipeline), started)
     tables = _tables_by_sink(pipeline, positions, runs)
     answers = _ask_servers(pipeline, tables, positions, connections.topics, started)
     report: TopicReport = answers["kafka"][0] or TopicReport()

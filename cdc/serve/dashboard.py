@@ -74,14 +74,27 @@ class ControlReader:
             if self._open is None:
                 self._open = self._connect()
                 lags = read_runs(self._open[3], self._open[0]).lags
-            _, records, registry, pipeline = self._open
-            entries = list(records.read())
+            _, quarantine, registry, pipeline = self._open
+            entries = list(quarantine.read())
             registry.read()
             by_sink = {name: registry.for_sink(name) for name in pipeline.sinks}
         except Exception:
             self.close()
             raise
-        return _control_state(entries, by_sink, lags)
+        records = [record for record in entries if not record.entry.redrive]
+        return ControlState(
+            tuple(sorted(records, key=lambda record: record.entry.order)),
+            tuple(
+                build for sink, registered in by_sink.items() if (build := _build(sink, registered))
+            ),
+            tuple(
+                RetainedGeneration(sink, table, view.name, view.until)
+                for sink, registered in by_sink.items()
+                for table, view in sorted(registered.retained.items())
+            ),
+            len(entries) - len(records),
+            lags,
+        )
 
     def close(self) -> None:
         """Close the connection; the next `read` makes another."""
@@ -93,25 +106,6 @@ class ControlReader:
         pipeline = self._load()
         topics = Topics(pipeline.kafka, PATIENCE_S)
         return topics, QuarantineLog(topics, pipeline), Registry(pipeline, topics), pipeline
-
-
-def _control_state(
-    entries: Sequence[QuarantinedRecord],
-    by_sink: Mapping[str, Generations],
-    lags: Mapping[str, Sequence[LagSample]],
-) -> ControlState:
-    records = [record for record in entries if not record.entry.redrive]
-    return ControlState(
-        tuple(sorted(records, key=lambda record: record.entry.order)),
-        tuple(build for sink, registered in by_sink.items() if (build := _build(sink, registered))),
-        tuple(
-            RetainedGeneration(sink, table, view.name, view.until)
-            for sink, registered in by_sink.items()
-            for table, view in sorted(registered.retained.items())
-        ),
-        len(entries) - len(records),
-        lags,
-    )
 
 
 def _build(sink: str, registered: Generations) -> BuildProgress | None:

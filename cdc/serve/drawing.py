@@ -19,8 +19,6 @@ UNREAD = "could not be read"
 SYMBOLS = {"ok": "✓", "info": "✓", "warning": "!", "degraded": "!", "down": "✕", "unknown": "?"}
 """The sign of each state, so that colour isn't its only mark."""
 UNREAD_CODES = {"source-unreachable", "connect-unreachable", "kafka-unreachable"}
-LONGEST = 26
-"""Most characters of a line in a box; longer ones are cut, and the list beside has them whole."""
 LINE = 18
 """Distance of two lines of text."""
 LINES = 3
@@ -46,11 +44,6 @@ class Part:
     name: str
     state: str
     lines: tuple[str, ...]
-
-    @property
-    def symbol(self) -> str:
-        """The sign of its state."""
-        return SYMBOLS[self.state]
 
 
 @dataclass(frozen=True)
@@ -204,18 +197,6 @@ class Box:
     height: int
     part: Part
 
-    @property
-    def lines(self) -> list[tuple[int, str]]:
-        """Its lines, with the y of each."""
-        return [
-            (self.y + 46 + number * LINE, _cut(line)) for number, line in enumerate(self.part.lines)
-        ]
-
-    @property
-    def title(self) -> str:
-        """Its name."""
-        return _cut(self.part.name)
-
 
 @dataclass(frozen=True)
 class Arrow:
@@ -228,16 +209,9 @@ class Arrow:
     anchor: str
     head: str
     shifts: tuple[int, ...] = (0, LINE, 2 * LINE)
-    """How far below `y` each line stands."""
+    """How far below `y` each line stands; there are no more lines than these."""
     returning: bool = False
-
-    @property
-    def lines(self) -> list[tuple[int, str]]:
-        """Its lines, with the y of each."""
-        lines = () if self.returning else self.part.lines
-        return [
-            (self.y + shift, _cut(line)) for shift, line in zip(self.shifts, lines, strict=False)
-        ]
+    """The way of documents back into Kafka: dashed, without lines."""
 
 
 @dataclass(frozen=True)
@@ -288,7 +262,17 @@ def lay_out_wide(hops: Hops) -> Picture:
         arrows.append(Arrow(path, branch.hop, label_x, y, "middle", head, AROUND))
         if branch.returns:
             path_back = f"M {sinks_x} {y + 36} H {bend - 10} V {middle + 30} H {start + 8}"
-            arrows.append(_returning(branch, path_back, _head(start, middle + 30, -1)))
+            arrows.append(
+                Arrow(
+                    path_back,
+                    branch.hop,
+                    0,
+                    0,
+                    "start",
+                    _head(start, middle + 30, -1),
+                    returning=True,
+                )
+            )
     return Picture("wide", sinks_x + box_width + 2, height, boxes, arrows)
 
 
@@ -313,18 +297,15 @@ def lay_out_tall(hops: Hops) -> Picture:
         boxes.append(Box(indent, box_y, width - indent - 2, box_height, branch.sink))
         if branch.returns:
             path_back = f"M {indent} {middle + 24} H 10 V 266"
-            arrows.append(_returning(branch, path_back, _head(10, 258, 0, -1)))
+            arrows.append(
+                Arrow(path_back, branch.hop, 0, 0, "start", _head(10, 258, 0, -1), returning=True)
+            )
         y = box_y + box_height
     return Picture("tall", width, y + 4, boxes, arrows)
 
 
 def _box_height(part: Part) -> int:
     return BOX + LINE * max(0, len(part.lines) - LINES)
-
-
-def _returning(branch: Branch, path: str, head: str) -> Arrow:
-    """The way of documents back into Kafka, dashed, without numbers."""
-    return Arrow(path, branch.hop, 0, 0, "start", head, returning=True)
 
 
 def _head(x: int, y: int, right: int = 1, down: int = 0) -> str:
@@ -338,10 +319,6 @@ def _head(x: int, y: int, right: int = 1, down: int = 0) -> str:
     return (
         f"M {back_x - side_x} {back_y - side_y} L {x} {y} L {back_x + side_x} {back_y + side_y} Z"
     )
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 
 
 @dataclass(frozen=True)

@@ -27,6 +27,7 @@ from cdc.serve.api import dashboard_of
 from cdc.serve.dashboard import Dashboard
 from cdc.serve.drawing import (
     HEIGHT,
+    LINE,
     SYMBOLS,
     UNREAD,
     WIDTH,
@@ -46,6 +47,8 @@ TITLES = {
     "/quarantine": "Quarantine",
 }
 LONGEST_SEARCH = 100
+LONGEST_LINE = 26
+"""Most characters of a line in a picture; longer ones are cut, and the list beside has them whole."""
 FOLDER = Path(__file__).parent / "runbooks"
 LINK = re.compile(r'href="([a-z-]+)\.md"')
 PAGE = 100
@@ -70,6 +73,7 @@ def _environment() -> Environment:
         ago=lambda moment: f"{duration(max(0.0, time.time() - moment))} ago",
         ahead=lambda moment: f"in {duration(max(0.0, moment - time.time()))}",
         full_stopped=full_stopped,
+        cut=lambda text: text if len(text) <= LONGEST_LINE else f"{text[: LONGEST_LINE - 1]}…",
         made=generation_time,
     )
     environment.globals.update(
@@ -79,6 +83,7 @@ def _environment() -> Environment:
         TITLES=TITLES,
         WIDTH=WIDTH,
         HEIGHT=HEIGHT,
+        LINE=LINE,
     )
     return environment
 

@@ -24,7 +24,7 @@ from cdc.model.position import Position, Server, ViewCheckpoint
 from cdc.model.table import Table
 from cdc.model.wording import clock
 from cdc.observe import collection
-from cdc.observe.activity import ActivityReader, stands_s
+from cdc.observe.activity import LookConnections, stands_s
 from cdc.observe.collection import collect
 from cdc.observe.diagnosis import diagnose, document, slow_hop
 from cdc.observe.status import (
@@ -408,7 +408,7 @@ def judge(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Finding]]:
 
         for part in ("read_slot", "read_connector", "read_definitions", "read_topics"):
             monkeypatch.setattr(collection, part, lambda *_: None)
-        monkeypatch.setattr(ActivityReader, "read", lambda *_: None)
+        monkeypatch.setattr(LookConnections, "read_activity", lambda *_: None)
         monkeypatch.setattr(TopicsPool, "borrowed", lambda *_: Silent())
         monkeypatch.setattr(source, "connect", lambda _: Silent())
         monkeypatch.setattr(source, "server", answer)
