@@ -317,8 +317,10 @@ class _RegistrationAttempt:
             self._stop_connector()
             if takes_snapshot(self.connect.offsets(name)):
                 replaced = [table for table in self.tables if table.qualified not in events]
+                # Control topics have entries of the other server; the snapshot sends this one's.
+                control = ("cdc.truncation", "cdc.ddl") if self.server_changed else ()
                 if void_ends := new_tables.set_floor_before_snapshot(
-                    self.conn, self.topics, replaced, self._void_control_topics()
+                    self.conn, self.topics, replaced, [*map(self.pipeline.topic, control)]
                 ):
                     self.progress(f"a new snapshot replaces what is in {', '.join(void_ends)}")
                 return [], void_ends
@@ -355,16 +357,6 @@ class _RegistrationAttempt:
         self.connect.delete_offsets(self.pipeline.pipeline)
         for line in carry_out(self.conn, reset_floors(self.conn)).messages:
             self.progress(line)
-
-    def _void_control_topics(self) -> list[str]:
-        """The control topics with entries of another server. The snapshot sends the new server's
-        entries.
-        """
-        return (
-            [self.pipeline.topic(table) for table in ("cdc.truncation", "cdc.ddl")]
-            if self.server_changed
-            else []
-        )
 
     def _stop_connector(self) -> None:
         if not self.stopped:

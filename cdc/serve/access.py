@@ -2,7 +2,7 @@
 
 import hashlib
 import hmac
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -39,8 +39,8 @@ HEADERS = {
 
 @dataclass(frozen=True)
 class Access:
-    """An address, the names in the Host header that are answered, and the token; None: none is
-    needed.
+    """An address, the names in the Host header that are answered, without a port, and the token;
+    None: everybody may see the page.
     """
 
     address: str
@@ -94,11 +94,10 @@ def _token(token_file: Path | None, environment: Mapping[str, str]) -> str | Non
 class Guard:
     """Middleware that refuses what must not reach the pages."""
 
-    def __init__(self, app: ASGIApp, token: str | None, hosts: Collection[str]) -> None:
-        """`token` None: everybody may see the page. `hosts`: names of this server, without a port."""
+    def __init__(self, app: ASGIApp, access: Access) -> None:
         self._app = app
-        self._token = None if token is None else _digest(token)
-        self._hosts = {host.lower() for host in hosts}
+        self._token = None if access.token is None else _digest(access.token)
+        self._hosts = {host.lower() for host in access.hosts}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer or pass on one request."""

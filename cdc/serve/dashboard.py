@@ -72,8 +72,11 @@ class ControlReader:
         try:
             lags: Mapping[str, Sequence[LagSample]] = {}
             if self._open is None:
-                self._open = self._connect()
-                lags = read_runs(self._open[3], self._open[0]).lags
+                pipeline = self._load()
+                topics = Topics(pipeline.kafka, PATIENCE_S)
+                quarantine = QuarantineLog(topics, pipeline)
+                self._open = topics, quarantine, Registry(pipeline, topics), pipeline
+                lags = read_runs(pipeline, topics).lags
             _, quarantine, registry, pipeline = self._open
             entries = list(quarantine.read())
             registry.read()
@@ -101,11 +104,6 @@ class ControlReader:
         if self._open:
             self._open[0].close()
         self._open = None
-
-    def _connect(self) -> tuple[Topics, QuarantineLog, Registry, Pipeline]:
-        pipeline = self._load()
-        topics = Topics(pipeline.kafka, PATIENCE_S)
-        return topics, QuarantineLog(topics, pipeline), Registry(pipeline, topics), pipeline
 
 
 def _build(sink: str, registered: Generations) -> BuildProgress | None:

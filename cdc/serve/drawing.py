@@ -147,7 +147,10 @@ def _branch(status: Status, sink: SinkStatus) -> Branch:
     if unread:
         lines: tuple[str, ...] = (f"lag {UNREAD}",)
     else:
-        lines = (_lag(sink), f"{sum(measured):,} records waiting")
+        lag = (
+            f"lag {UNREAD}" if sink.lag_seconds is None else f"{lag_text(sink.lag_seconds)} behind"
+        )
+        lines = (lag, f"{sum(measured):,} records waiting")
     if sink.state in WORKING and sink.rows_per_s:
         remaining = "" if sink.catch_up_s is None else f", {duration(sink.catch_up_s)} left"
         lines = (*lines, f"{sink.rows_per_s:,.0f} changes/s{remaining}")
@@ -174,12 +177,6 @@ def _sink_lines(status: Status, sink: SinkStatus, *, unread: bool) -> Iterator[s
             views_by_time.setdefault(clock(status_of_clock.at), []).append(view)
         for time, views in views_by_time.items():
             yield f"clock {time}: {', '.join(views)}"
-
-
-def _lag(sink: SinkStatus) -> str:
-    if sink.lag_seconds is None:
-        return f"lag {UNREAD}"
-    return f"{lag_text(sink.lag_seconds)} behind"
 
 
 def lag_text(seconds: float) -> str:
@@ -335,7 +332,8 @@ class Plot:
 
 def lay_out_plot(series: Series) -> Plot:
     """Make the path of a series, and say it in words."""
-    top = _top(series.worst or 0.0)
+    worst = series.worst or 0.0
+    top = float(next((top for top in TOPS if top >= worst), worst))
     pieces = _pieces(series.values)
     lines = [_line(piece, top) for piece in pieces]
     return Plot(
@@ -358,11 +356,6 @@ def _summary(series: Series) -> str:
     latest = series.values[-1] if series.values[-1] is not None else series.values[-2]
     current = "not measured now" if latest is None else f"now {lag_text(latest)}"
     return f"{current}, at most {lag_text(max(measured))}"
-
-
-def _top(worst: float) -> float:
-    """Choose the top of the scale: the next round figure."""
-    return float(next((top for top in TOPS if top >= worst), worst))
 
 
 def _pieces(values: Sequence[float | None]) -> list[list[tuple[float, float]]]:

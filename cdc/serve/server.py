@@ -86,7 +86,7 @@ class PageServer:
         app = Starlette(routes=ROUTES, exception_handlers={HTTPException: _show_refusal})
         app.state.dashboard = dashboard
         config = uvicorn.Config(
-            Guard(app, access.token, access.hosts),
+            Guard(app, access),
             log_config=None,
             access_log=False,
             server_header=False,
