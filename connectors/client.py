@@ -7,7 +7,7 @@ Invariant: what a password field of a configuration holds never appears in a mes
 import re
 import ssl
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from types import TracebackType
@@ -253,6 +253,17 @@ class Connect:
             hint=missing if response.status_code == 404 else "look at the worker's log",
             server=self.server,
         )
+
+
+def takes_snapshot(offsets: Sequence[Mapping[str, object]]) -> bool:
+    """Whether a connector with these offsets begins with a snapshot, because it has never finished
+    one.
+    """
+    # A blocking snapshot was requested after the first one, and isn't restarted.
+    return not any(
+        offset.get("snapshot") in (None, "BLOCKING") or offset.get("snapshot_completed")
+        for offset in offsets
+    )
 
 
 def redacted(text: str, config: Mapping[str, str] | None = None) -> str:

@@ -1,17 +1,20 @@
 """Set a table aside: the connector resumes from its stored offset without the table, and the other
 tables continue.
 
-In:  a connector whose task has failed. Out: its settings without the table, and a registration that
-has the reason.
+In:  a connector whose task has failed; the causes in the task's trace; the slot, which still has the
+change. Out: its settings without the table, and a registration that has the reason.
 Invariant: the registration lists a table as set aside before the connector passes a change of it. A
-table that is captured again is treated as new: a floor is set, and all of its rows are sent.
+table that is captured again is treated as new: a floor is set, and all of its rows are sent. For an
+unknown cause no table is set aside.
 """
 
+import re
 import time
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 
-from cdc.capture.stuck import StuckTransaction
-from cdc.capture.unsendable import find_table, read_causes
+import psycopg
+
 from cdc.config.settings import Pipeline
 from cdc.connectors.client import Connect, ConnectorState
 from cdc.connectors.debezium import name_patterns, parse_names
@@ -19,6 +22,7 @@ from cdc.control import registrations
 from cdc.control.heartbeat import last_heartbeat
 from cdc.errors import ConnectorError
 from cdc.kafka.topics import Topics
+from cdc.kafka.transactions import OpenTransaction, end_transaction, find_open
 from cdc.model.obstacle import Obstacle
 from cdc.postgres import source, table_survey
 
@@ -27,6 +31,74 @@ STILL_S = 60.0
 """Seconds without a heartbeat after which a resumed connector counts as stuck."""
 INCLUDED = "table.include.list"
 LSN = "SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn"
+RELEASE_S = 10.0
+"""Seconds within which Postgres releases the slot of a task that has ended."""
+KEYLESS_TOPIC = re.compile(r"without key in topic partition (\S+)-\d+'")
+EVENT_LSN = re.compile(r"Error while processing event at offset \{.*?\blsn=(\d+)", re.DOTALL)
+# Bytes 2 to 5 of a message hold the relation's oid; the first is the kind of change.
+PENDING = """
+SELECT n.nspname || '.' || c.relname
+FROM pg_logical_slot_peek_binary_changes(%(slot)s::text::name, NULL, NULL, 'proto_version', '1',
+                                         'publication_names', quote_ident(%(slot)s::text)) AS change
+JOIN pg_class c ON c.oid::bigint = ('x' || encode(substr(change.data, 2, 4), 'hex'))::bit(32)::bigint
+JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE chr(get_byte(change.data, 0)) IN ('I', 'U', 'D')
+      AND (%(lsn)s::numeric IS NULL OR change.lsn = '0/0'::pg_lsn + %(lsn)s::numeric)
+ORDER BY length(change.data) DESC LIMIT 1
+"""
+OPEN_S = 3.0
+"""Seconds after which an open transaction counts as stuck. It has one batch of the connector, and
+normally takes milliseconds.
+"""
+FAILS_S = 5.0
+"""Seconds within which a task fails whose transaction was aborted, and Connect reports it."""
+LONGEST_S = 60.0
+"""Seconds after which the broker aborts an open transaction."""
+
+
+class StuckTransaction:
+    """Finds a transaction of the pipeline that stays open, and aborts it. Not thread-safe.
+
+    A task that fails while it commits records reads its stored offsets before it gives up its
+    transaction. That read waits for open transactions, and so for the task's own. Until the broker
+    aborts it, after a minute, Connect reports the task as RUNNING. The worker's other connectors wait
+    too, because the offsets of all are in one topic.
+
+    A healthy task loses a transaction only if it was open for seconds. The task then reads the same
+    changes again.
+    """
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._bootstrap = pipeline.kafka
+        self._name = pipeline.pipeline
+        self._seen: OpenTransaction | None = None
+        self._since = 0.0
+        self._patience_s = OPEN_S
+        self._fails_until = 0.0
+
+    def look(self) -> bool:
+        """Look once, and abort a transaction that has been open for too long. Returns whether to
+        look again soon: a transaction stays open, or was just aborted and the task is about to
+        fail.
+
+        Raises:
+            KafkaUnavailable: the broker can't be reached, or refuses.
+        """
+        # Connect's name for the writer of a task: its group, the connector, the task's number.
+        opened = find_open(self._bootstrap, f"-{self._name}-0", f"{self._name}.")
+        former = self._seen
+        self._seen = opened[0] if opened else None
+        if self._seen is None:
+            return time.monotonic() < self._fails_until
+        if self._seen != former:
+            self._since = time.monotonic()
+            return former is None
+        if time.monotonic() - self._since >= self._patience_s:
+            end_transaction(self._bootstrap, self._seen.name)
+            self._fails_until = time.monotonic() + FAILS_S
+            # If the task was healthy after all, its next transaction gets more time.
+            self._patience_s = min(2 * self._patience_s, LONGEST_S)
+        return True
 
 
 def set_aside(
@@ -130,3 +202,51 @@ def _wait_until_passed(
         if state.running:
             stuck.look()
         time.sleep(POLL_S)
+
+
+@dataclass(frozen=True)
+class Unsendable:
+    """A change that can't be sent. The trace has its `table`, its `lsn`, or neither."""
+
+    obstacle: Obstacle
+    table: str | None = None
+    lsn: int | None = None
+
+
+def read_causes(causes: str, pipeline: str) -> Unsendable | None:
+    """Find the change that failed a task in the causes of its trace. None if there is none."""
+    if named := KEYLESS_TOPIC.search(causes):
+        return Unsendable(Obstacle.KEYLESS, named[1].removeprefix(f"{pipeline}."))
+    if "RecordTooLargeException" in causes:
+        return Unsendable(Obstacle.TOO_LARGE)
+    if event := EVENT_LSN.search(causes):
+        return Unsendable(Obstacle.UNREADABLE, lsn=int(event[1]))
+    return None
+
+
+def find_table(
+    conn: source.Connection, slot: str, change: Unsendable, captured: Collection[str]
+) -> str | None:
+    """Find the table of a change that can't be sent. None if it isn't one of `captured`, or if the
+    role of `conn` may not read the slot.
+
+    If the trace didn't name the table, this searches the slot for the change at its LSN, or else
+    for the largest change. That decodes everything that the connector hasn't confirmed.
+    """
+    table = change.table or _find_pending(conn, slot, change.lsn)
+    return table if table in captured else None
+
+
+def _find_pending(conn: source.Connection, slot: str, lsn: int | None) -> str | None:
+    deadline = time.monotonic() + RELEASE_S
+    while True:
+        try:
+            row = conn.execute(PENDING, {"slot": slot, "lsn": lsn}).fetchone()
+        except psycopg.errors.ObjectInUse:
+            if time.monotonic() > deadline:
+                return None
+            time.sleep(POLL_S)
+            continue
+        except (psycopg.errors.InsufficientPrivilege, psycopg.errors.UndefinedObject):
+            return None
+        return row[0] if row else None

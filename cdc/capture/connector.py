@@ -1,22 +1,23 @@
-"""Register the connector, and wait until a change has come through it.
+"""Register the connector, and wait until a heartbeat has come through it.
 
 In:  the pipeline file and its tables. Out: `RegistrationResult`, or the first error, with the
 command that repairs the cause.
-Invariant: everything that can be checked is checked before the first topic is created.
+Invariant: everything that can be checked is checked before the first topic is created. A heartbeat
+counts only if the task with the new configuration has sent it.
 """
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from cdc.capture import new_tables
-from cdc.capture.arrival import DEADLINE_S, Arrival
 from cdc.capture.configuration import configuration
 from cdc.config.settings import Pipeline
-from cdc.connectors.client import Connect
+from cdc.connectors.client import Connect, ConnectorState, takes_snapshot
 from cdc.control import registrations
-from cdc.control.heartbeat import Heartbeat
+from cdc.control.heartbeat import Heartbeat, last_heartbeat
 from cdc.control.registrations import Captured, Registration
+from cdc.errors import ConnectorError
 from cdc.kafka.topic_setup import ensure_topics
 from cdc.kafka.topics import Topics
 from cdc.migrations.removal import drop_slot
@@ -24,15 +25,50 @@ from cdc.migrations.runner import require_capturable
 from cdc.migrations.statement import carry_out
 from cdc.migrations.truncation import reset_floors
 from cdc.model.position import Position
+from cdc.model.session_settings import WORKER_ZONE
 from cdc.model.table import Table
 from cdc.postgres import row_identity, source, table_survey
 from cdc.quarantine.log import settle_topics
-from cdc.readiness import replication_slot
 from cdc.readiness.checks import check_source, refuse
-from cdc.readiness.facts import bounded_locks, read_source
+from cdc.readiness.facts import Slot, bounded_locks, read_slot, read_source
 
 RELEASE_S = 10.0
 """Seconds until Postgres notices that a deleted connector is gone."""
+DEADLINE_S = 60.0
+"""Seconds without any progress after which a registration fails. There is no limit while a snapshot
+progresses or topics are being created.
+"""
+STALE_S = 10.0
+"""Seconds for which Connect may still report a failure of a task after it was asked to restart it.
+"""
+SILENT_S = 4.0
+"""Seconds between two messages while waiting for the heartbeat."""
+POLL_S = 0.25
+ALIKE = "columns that differ only by case"
+"""Part of the message with which Debezium refuses a table, even one that it doesn't capture."""
+
+HINTS = (
+    (
+        ALIKE,
+        "rename one of them, then: cdc -p FILE register --new-snapshot, because the log keeps the description"
+        " of the table that the connector refuses",
+    ),
+    (
+        "no longer available on the server",
+        "the slot has lost changes, which only a new snapshot makes up for: cdc -p FILE register --new-snapshot",
+    ),
+    (
+        "password authentication failed",
+        "check source.replication_password, then: cdc -p FILE migrate",
+    ),
+    (WORKER_ZONE, "the worker goes on once it is started with that option"),
+    ("publication", "cdc -p FILE migrate"),
+    ("permission denied", "cdc -p FILE migrate"),
+    (
+        "RecordTooLarge",
+        "a row exceeds the largest message (16 MiB): shorten it, or leave its column out with `exclude`",
+    ),
+)
 
 
 @dataclass(frozen=True)
@@ -114,14 +150,16 @@ def register(
             another_server,
         )
         backfilled = attempt.put(config, previous_config, created, slot)
-        beat = attempt.arrival.wait()
+        beat = attempt.wait()
     waited_s = round(time.monotonic() - started, 3)
     return RegistrationResult(name, config != previous_config, created, backfilled, waited_s, beat)
 
 
 @dataclass
 class _RegistrationAttempt:
-    """A registration in progress: its connections, and what it has done so far."""
+    """A registration in progress: its connections, what it has done so far, and which heartbeats
+    count. One thread uses it.
+    """
 
     pipeline: Pipeline
     tables: Sequence[Table]
@@ -134,15 +172,18 @@ class _RegistrationAttempt:
     progress: Callable[[str], None]
     another_server: bool
     """Whether Postgres may have been replaced since the last registration."""
-    arrival: Arrival = field(init=False)
-    """The wait for the first heartbeat. `put` sets which heartbeats count."""
     stopped: bool = False
     """Whether this registration has stopped the connector."""
-
-    def __post_init__(self) -> None:
-        self.arrival = Arrival(
-            self.pipeline, self.tables, self.conn, self.connect, self.topics, self.progress
-        )
+    min_offset: int = 0
+    """Offset in the heartbeat topic: a heartbeat at or after it is newer than the registration."""
+    old_pid: int | None = None
+    """The process that reads the slot for the old task. Heartbeats don't count until another
+    process reads it.
+    """
+    stale_until: float = 0.0
+    """Until then, by the monotonic clock, failures are ignored: tasks were just asked to restart."""
+    state: ConnectorState | None = None
+    """The last one that was seen while waiting."""
 
     @property
     def server_changed(self) -> bool:
@@ -158,7 +199,7 @@ class _RegistrationAttempt:
         config: dict[str, str],
         previous_config: dict[str, str] | None,
         created: list[str],
-        slot: replication_slot.Slot | None,
+        slot: Slot | None,
     ) -> list[str]:
         """Put the configuration if it has changed, and restart failed tasks.
 
@@ -176,10 +217,10 @@ class _RegistrationAttempt:
         backfilled, void_ends = self._send_missing_rows(
             captured, created, restarts=failed or config != previous_config or self.server_changed
         )
-        self.arrival.begin()
+        self.min_offset = self._end_offset()
         if previous_config is not None and config != previous_config:
             self.connect.put(name, config)
-            self.arrival.old_pid = slot.active_pid if slot else None
+            self.old_pid = slot.active_pid if slot else None
         # A redrive of their quarantine entries would overwrite the rows that are sent now.
         settle_topics(self.topics, self.pipeline, self._new_topics(created) | void_ends.keys())
         # Last, so that a registration that is killed before finds the same backfills again.
@@ -197,8 +238,59 @@ class _RegistrationAttempt:
         # A stop ends failed tasks, a pause doesn't.
         if failed and not self.stopped:
             self.connect.restart_failed(name)
-            self.arrival.excuse_failures()
+            self.stale_until = time.monotonic() + STALE_S
         return backfilled
+
+    def wait(self) -> Heartbeat:
+        """Wait for a heartbeat that the new task has sent. Raises ConnectorError."""
+        deadline = time.monotonic() + DEADLINE_S
+        previous_records = self._count_records()
+        reported_at = time.monotonic()
+        while True:
+            beat = self._check_heartbeat()
+            if beat is not None:
+                return beat
+            records = self._count_records()
+            if records != previous_records:
+                previous_records = records
+                deadline = time.monotonic() + DEADLINE_S
+            if time.monotonic() > reported_at + SILENT_S:
+                self.progress(
+                    f"waiting for a heartbeat to come through; {records} records in the topics"
+                )
+                reported_at = time.monotonic()
+            if time.monotonic() > deadline:
+                raise _timeout_error(self.pipeline, self.state or ConnectorState("MISSING"))
+            time.sleep(POLL_S)
+
+    def _check_heartbeat(self) -> Heartbeat | None:
+        state = self.connect.state(self.pipeline.pipeline)
+        if state != self.state:
+            self.progress(
+                f"connector {state.connector}, task {', '.join(state.tasks) or 'not started'}"
+            )
+            self.state = state
+        if state.failed and time.monotonic() > self.stale_until:
+            raise _failure_error(self.pipeline, state)
+        end = self._end_offset()
+        if not state.running or end <= self.min_offset:
+            return None
+        if self.old_pid is not None:
+            slot = read_slot(self.conn, self.pipeline.pipeline)
+            if slot and slot.active and slot.active_pid != self.old_pid:
+                self.old_pid = None
+                self.min_offset = end
+            return None
+        beat = last_heartbeat(self.topics, self.pipeline)
+        return beat if beat and beat.offset >= self.min_offset else None
+
+    def _end_offset(self) -> int:
+        topic = self.pipeline.heartbeat_topic
+        return self.topics.ends([topic])[topic].offsets[0]
+
+    def _count_records(self) -> int:
+        ends = self.topics.ends([table.topic for table in self.tables])
+        return sum(sum(end.offsets) for end in ends.values())
 
     def _send_missing_rows(
         self, previous: Mapping[str, Captured], created: list[str], *, restarts: bool
@@ -217,16 +309,18 @@ class _RegistrationAttempt:
             for name, captured in current.items()
             if captured.events and known_keys.get(name, captured.key) == captured.key
         }
-        if new_tables.takes_snapshot(self.connect.offsets(name)):
+        if takes_snapshot(self.connect.offsets(name)):
             if not restarts:
                 return [], {}
             # Checked again with the task stopped: if the snapshot has just ended, a floor would
             # make all of its records dead.
             self._stop_connector()
-            if new_tables.takes_snapshot(self.connect.offsets(name)):
+            if takes_snapshot(self.connect.offsets(name)):
                 replaced = [table for table in self.tables if table.qualified not in events]
+                # Control topics have entries of the other server; the snapshot sends this one's.
+                control = ("cdc.truncation", "cdc.ddl") if self.server_changed else ()
                 if void_ends := new_tables.set_floor_before_snapshot(
-                    self.conn, self.topics, replaced, self._void_control_topics()
+                    self.conn, self.topics, replaced, [*map(self.pipeline.topic, control)]
                 ):
                     self.progress(f"a new snapshot replaces what is in {', '.join(void_ends)}")
                 return [], void_ends
@@ -264,20 +358,36 @@ class _RegistrationAttempt:
         for line in carry_out(self.conn, reset_floors(self.conn)).messages:
             self.progress(line)
 
-    def _void_control_topics(self) -> list[str]:
-        """The control topics with entries of another server. The snapshot sends the new server's
-        entries.
-        """
-        return (
-            [self.pipeline.topic(table) for table in ("cdc.truncation", "cdc.ddl")]
-            if self.server_changed
-            else []
-        )
-
     def _stop_connector(self) -> None:
         if not self.stopped:
             self.connect.stop(self.pipeline.pipeline)
             self.stopped = True
+
+
+def _failure_error(pipeline: Pipeline, state: ConnectorState) -> ConnectorError:
+    trace = (state.trace or "it gives no reason").rstrip(".")
+    hint = next(
+        (hint for word, hint in HINTS if word in trace),
+        "look at the worker's log, then run: cdc -p FILE register",
+    )
+    return ConnectorError(
+        f"The connector {pipeline.pipeline} has failed: {trace}.",
+        hint=hint,
+        connector=pipeline.pipeline,
+    )
+
+
+def _timeout_error(pipeline: Pipeline, state: ConnectorState) -> ConnectorError:
+    missing = f"no heartbeat has arrived in {pipeline.heartbeat_topic}"
+    if not state.running:
+        missing = (
+            f"it doesn't run (connector {state.connector}, task {', '.join(state.tasks) or 'none'})"
+        )
+    return ConnectorError(
+        f"The connector {pipeline.pipeline} was put, but nothing moved for {DEADLINE_S:.0f} s: {missing}.",
+        hint="run cdc -p FILE status, and look at the worker's log",
+        connector=pipeline.pipeline,
+    )
 
 
 def _remove_connector(
@@ -295,7 +405,7 @@ def _remove_connector(
 
 def _require_ready(
     conn: source.Connection, pipeline: Pipeline, tables: Sequence[Table], *, connected: bool
-) -> replication_slot.Slot | None:
+) -> Slot | None:
     """Check the source, and return the slot if it exists. `connected`: Connect has the connector.
 
     Raises:
@@ -305,7 +415,7 @@ def _require_ready(
     while (
         not connected
         and time.monotonic() < deadline
-        and (existing := replication_slot.slot(conn, pipeline.pipeline))
+        and (existing := read_slot(conn, pipeline.pipeline))
         and existing.active
     ):
         time.sleep(0.25)

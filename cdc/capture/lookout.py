@@ -10,16 +10,21 @@ import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 
 import structlog
 
-from cdc.capture.aside import INCLUDED, choose_left_out, set_aside
+from cdc.capture.aside import (
+    INCLUDED,
+    StuckTransaction,
+    choose_left_out,
+    read_causes,
+    set_aside,
+)
 from cdc.capture.configuration import configuration
 from cdc.capture.connector import register
-from cdc.capture.stuck import StuckTransaction
-from cdc.capture.unsendable import read_causes
 from cdc.config.settings import Pipeline
-from cdc.connectors.client import Connect, ConnectorState
+from cdc.connectors.client import Connect
 from cdc.control import registrations
 from cdc.control.registrations import Registration
 from cdc.control.repetition import repeating
@@ -79,16 +84,19 @@ class _Lookout:
             raise
         if registration is None:
             return
-        if _can_act(state, pipeline) or (state.running and late):
-            with self._turn(pipeline) as is_ours:
-                if is_ours:
-                    set_aside(pipeline, stuck=self._stuck, progress=_log_progress)
-        elif state.running and any(
-            obstacle.in_definition for obstacle in registration.aside.values()
-        ):
-            with self._turn(pipeline) as is_ours:
-                if is_ours:
-                    _take_back(pipeline, registration)
+        can_return = any(obstacle.in_definition for obstacle in registration.aside.values())
+        is_known = state.failed and read_causes(state.causes, pipeline.pipeline) is not None
+        act: Callable[[], object]
+        if is_known or (state.running and late):
+            act = partial(set_aside, pipeline, stuck=self._stuck, progress=_log_progress)
+        elif state.running and can_return:
+            act = partial(_take_back, pipeline, registration)
+        else:
+            return
+        with source.connect(pipeline.source.dsn) as conn, conn.transaction():
+            row = conn.execute(LOCK, [pipeline.pipeline]).fetchone()
+            if row == (True,):
+                act()
 
     def close(self) -> None:
         """Close the connection to the broker; the next look opens another."""
@@ -114,16 +122,6 @@ class _Lookout:
         self._ends = ends
         overdue_s = time.monotonic() - self._moved - pipeline.source.heartbeat_s
         return self._registration, overdue_s > LATE_S
-
-    @contextmanager
-    def _turn(self, pipeline: Pipeline) -> Iterator[bool]:
-        with source.connect(pipeline.source.dsn) as conn, conn.transaction():
-            row = conn.execute(LOCK, [pipeline.pipeline]).fetchone()
-            yield row == (True,)
-
-
-def _can_act(state: ConnectorState, pipeline: Pipeline) -> bool:
-    return state.failed and read_causes(state.causes, pipeline.pipeline) is not None
 
 
 def _log_failure(failure: CdcError) -> None:

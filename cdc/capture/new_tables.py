@@ -33,20 +33,6 @@ class Backfill:
     reset_floor: bool
 
 
-def takes_snapshot(offsets: Sequence[Mapping[str, object]]) -> bool:
-    """Whether a connector with these offsets begins with a snapshot, because it has never finished
-    one.
-    """
-
-    def finished(offset: Mapping[str, object]) -> bool:
-        # A blocking snapshot was requested after the first one, and isn't restarted.
-        return offset.get("snapshot") in (None, "BLOCKING") or bool(
-            offset.get("snapshot_completed")
-        )
-
-    return not any(finished(offset) for offset in offsets)
-
-
 def find_backfills(
     topics: Topics,
     tables: Sequence[Table],

@@ -31,13 +31,6 @@ out = Console(soft_wrap=True) if sys.stdout.isatty() else Console(width=WIDE, he
 err = Console(stderr=True) if sys.stderr.isatty() else Console(stderr=True, width=WIDE, height=25)
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
 
-MetricsAddress = Annotated[
-    str,
-    typer.Option(
-        help="The address of --metrics. On any but a loopback one others can read it, without a token."
-    ),
-]
-
 Master = Annotated[
     str,
     typer.Option(help="Spark master, such as local[4] or spark://host:7077.", envvar="CDC_MASTER"),

@@ -24,7 +24,7 @@ def doctor(context: typer.Context, as_json: Json = False) -> None:
     and the command to run next. Exit 0 when there is nothing but remarks, otherwise the exit code of
     the worst finding's class.
     """
-    from cdc.doctor.examination import Examination
+    from cdc.observe.examination import Examination
 
     configured = context.obj.pipeline_to_examine
     findings = Examination(configured, context.obj.sinks(None), context.obj.state).findings()

@@ -14,7 +14,6 @@ from cdc.runtime.context import Context
 if TYPE_CHECKING:
     from cdc.apply.progress import Progress
     from cdc.observe.activity import LookConnections
-    from cdc.observe.http_server import Listener
     from cdc.observe.sampler import Sampler
     from cdc.observe.status import Status
 
@@ -75,13 +74,13 @@ def checking_health(
 
 @contextmanager
 def observed(
-    context: Context, listener: "Listener | None", spark_lives: Callable[[], bool]
+    context: Context, port: int | None, address: str, spark_lives: Callable[[], bool]
 ) -> Iterator["Publish"]:
     """Look at the pipeline while the block runs, where it is served or `notify` has an address: a
     function that takes the progress of the run for that server.
     """
     pipeline = context.load()
-    if listener is None and not pipeline.notify:
+    if port is None and not pipeline.notify:
         yield lambda _: None
         return
     from cdc.observe.webhook import Webhook
@@ -97,11 +96,11 @@ def observed(
                 webhook.take(status.findings, time.time())
 
         looks = stack.enter_context(checking_health(context, post))
-        if listener is None:
+        if port is None:
             yield lambda _: None
             return
         from cdc.observe.run_endpoint import RunEndpoint
 
-        endpoint = stack.enter_context(closing(RunEndpoint(listener, looks, spark_lives)))
+        endpoint = stack.enter_context(closing(RunEndpoint(looks, spark_lives, port, address)))
         say(f"serving {endpoint.url}/metrics, /livez and /readyz")
         yield endpoint.publish

@@ -2,7 +2,7 @@
 
 import os
 import time
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,10 +13,11 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from cdc.cli.console import Json, Master, MetricsAddress, err, print_error, print_json, say
+from cdc.cli.console import Json, Master, err, print_error, print_json, say
 from cdc.cli.health import observed
 from cdc.cli.screen import Grid, with_advice, with_since
 from cdc.config.view_settings import STATE
+from cdc.errors import SettingsError
 from cdc.model.trace import kind
 from cdc.model.wording import UNKNOWN, clock, duration
 from cdc.runtime.servers import spark_on
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
     from cdc.apply.supervisor import AfterError
     from cdc.config.settings import Pipeline
     from cdc.errors import CdcError
-    from cdc.observe.http_server import Listener
     from cdc.runtime.context import Context
 
 SinkNames = Annotated[list[str] | None, typer.Option("--sink", help="Only this sink. Repeatable.")]
@@ -42,6 +42,7 @@ OCCASIONALLY_S = 10.0
 """Seconds between two lines about the same sink, where only its numbers change and output is no
 terminal.
 """
+LOOPBACK = "127.0.0.1"
 HUNG_S = 10.0
 """Seconds after which a measurement counts as unknown."""
 COLOURS = {
@@ -74,7 +75,12 @@ def run(
         int | None,
         typer.Option(help="Serve /metrics, /livez and /readyz on this port."),
     ] = None,
-    metrics_address: MetricsAddress = "127.0.0.1",
+    metrics_address: Annotated[
+        str,
+        typer.Option(
+            help="The address of --metrics. On any but a loopback one others can read it, without a token."
+        ),
+    ] = LOOPBACK,
     fail_fast: Annotated[
         bool,
         typer.Option(
@@ -90,12 +96,13 @@ def run(
     again after a pause of 10 s, which doubles up to 10 min; the others go on.
     """
     from cdc.apply.supervisor import stop_on_signal
-    from cdc.observe.http_server import read_listener
 
-    listener = read_listener(metrics, metrics_address)
+    require_port(metrics, metrics_address)
     with stop_on_signal() as stopping:
         try:
-            limits = RunLimits(stopping, until_caught_up, for_s, listener, fail_fast)
+            limits = RunLimits(
+                stopping, until_caught_up, for_s, metrics, metrics_address, fail_fast
+            )
             progress, errors = _apply(context.obj, sink, master, limits, quiet=as_json)
         except Exception as error:
             if not stopping.is_set():
@@ -113,6 +120,15 @@ def run(
         raise errors[0]
 
 
+def require_port(port: int | None, address: str) -> None:
+    """Refuse --metrics-address without --metrics. Raises SettingsError."""
+    if port is None and address != LOOPBACK:
+        raise SettingsError(
+            "--metrics-address is for the port of --metrics.",
+            hint=f"add --metrics PORT: --metrics 9104 --metrics-address {address}",
+        )
+
+
 @dataclass(frozen=True)
 class RunLimits:
     """Limits of a run: a signal, having caught up, or a number of seconds; and where it is served."""
@@ -120,7 +136,9 @@ class RunLimits:
     stopping: "Event"
     until_caught_up: bool
     for_s: float | None
-    listener: "Listener | None" = None
+    port: int | None = None
+    """Of /metrics and the probes; None: they aren't served."""
+    address: str = LOOPBACK
     fail_fast: bool = False
     """Whether it ends with the first sink that fails."""
 
@@ -150,7 +168,7 @@ def _apply(
     from cdc.apply.supervisor import supervise
     from cdc.capture.lookout import looking_out
     from cdc.control.definitions import compare_periodically
-    from cdc.observe.run_log import writing_runs
+    from cdc.observe.run_log import RunLog
     from cdc.spark.session import is_running
 
     stopping = limits.stopping
@@ -164,7 +182,7 @@ def _apply(
     say("starting Spark; the first rows are applied in some 20 seconds")
     with (
         spark_on(master, context.executors(names)) as spark,
-        observed(context, limits.listener, partial(is_running, spark)) as serve,
+        observed(context, limits.port, limits.address, partial(is_running, spark)) as serve,
     ):
         wiring = Streams(context)
         streams = [] if stopping.is_set() else wiring.of_sinks(spark, sinks)
@@ -174,7 +192,7 @@ def _apply(
         with (
             compare_periodically(context.load) as uncompared_s,
             looking_out(context.load),
-            writing_runs(pipeline) as run_log,
+            closing(RunLog(pipeline)) as run_log,
             show_progress(err, quiet=quiet) as show,
         ):
 

@@ -44,26 +44,25 @@ def serve(
     """
     from cdc.observe.activity import LookConnections
     from cdc.serve.access import read_access
-    from cdc.serve.app import make_app
     from cdc.serve.server import PageServer
 
     access = read_access(address, name or [], token_file, os.environ)
     with closing(LookConnections()) as connections:
         dashboard = _dashboard(context.obj, connections)
-        app = make_app(dashboard, access.token, access.hosts)
-        server = PageServer(app, dashboard, access.address, port)
+        server = PageServer(dashboard, access, port)
         say(f"serving {server.url}{'' if access.token is None else ', with the token'}")
         server.run()
 
 
 def _dashboard(context: "Context", connections: "LookConnections") -> "Dashboard":
     from cdc.config import settings
-    from cdc.serve.dashboard import Collectors, ControlReader, Dashboard
+    from cdc.serve.dashboard import ControlReader, Dashboard
 
     reader = ControlReader(lambda: replace(context).load())
     return Dashboard(
         settings.name_of(context.path),
         # A context of its own for each look: tables come and go.
-        Collectors(lambda: check_health(replace(context), connections), reader.read),
+        lambda: check_health(replace(context), connections),
+        reader.read,
         call.complete_commands,
     )

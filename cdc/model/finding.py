@@ -90,6 +90,8 @@ def find(
     *,
     table: str | None = None,
     sink: str | None = None,
+    since: float | None = None,
+    count: int = 1,
 ) -> Finding:
     """Make a finding of a key of the catalogue, which has its severity, hop and consequence. Where
     `fix` is more than a command, its sentence joins the message. If the command only shows
@@ -114,6 +116,8 @@ def find(
         kind.failure.exit_code,
         table,
         sink,
+        since,
+        count,
     )
 
 

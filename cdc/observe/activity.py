@@ -39,22 +39,30 @@ class Activity(NamedTuple):
         return progress.sent_per_s if progress and progress.state in WORKING else None
 
 
-class ActivityReader:
-    """Reads through a connection that stays open. Any thread may call it, while none is at it."""
+class LookConnections:
+    """What stays open from look to look. Any thread may use it."""
 
     def __init__(self) -> None:
+        self.topics = TopicsPool()
         self._lock = Lock()
         self._address: tuple[str, str] | None = None
-        self._topics: tuple[Topics, RunTopic, Registry] | None = None
+        self._published: tuple[Topics, RunTopic, Registry] | None = None
 
-    def read(self, pipeline: Pipeline) -> Activity:
+    def read_activity(self, pipeline: Pipeline) -> Activity:
         """Read what is new. Raises ConnectorError: the broker is away, or the last call hasn't
         ended.
         """
         if not self._lock.acquire(blocking=False):
             raise ConnectorError("The last look at the topic of runs hasn't ended.", hint="wait")
         try:
-            kafka, run_topic, registry = self._connected(pipeline)
+            address = (pipeline.kafka, pipeline.pipeline)
+            if self._published is None or self._address != address:
+                # The file names other servers now.
+                self._disconnect()
+                kafka = Topics(pipeline.kafka)
+                self._published = kafka, RunTopic(pipeline, kafka), Registry(pipeline, kafka)
+                self._address = address
+            kafka, run_topic, registry = self._published
             kafka.require_reachable()
             runs = run_topic.read()
             registry.read()
@@ -66,39 +74,17 @@ class ActivityReader:
         finally:
             self._lock.release()
 
-    def _connected(self, pipeline: Pipeline) -> tuple[Topics, RunTopic, Registry]:
-        """Return the topics, through another connection if the file names other servers now."""
-        address = (pipeline.kafka, pipeline.pipeline)
-        if self._topics is None or self._address != address:
-            self._disconnect()
-            kafka = Topics(pipeline.kafka)
-            self._topics = kafka, RunTopic(pipeline, kafka), Registry(pipeline, kafka)
-            self._address = address
-        return self._topics
-
     def close(self) -> None:
-        """Close the connection, unless a `read` hangs at it. The next one makes another."""
+        """Close what nobody uses at this moment. The next look opens it again."""
+        self.topics.close()
         if self._lock.acquire(blocking=False):
             self._disconnect()
             self._lock.release()
 
     def _disconnect(self) -> None:
-        if self._topics:
-            self._topics[0].close()
-        self._topics = None
-
-
-class LookConnections:
-    """What stays open from look to look. Any thread may use it."""
-
-    def __init__(self) -> None:
-        self.topics = TopicsPool()
-        self.activity = ActivityReader()
-
-    def close(self) -> None:
-        """Close what nobody uses at this moment."""
-        self.topics.close()
-        self.activity.close()
+        if self._published:
+            self._published[0].close()
+        self._published = None
 
 
 def describe_sink(

@@ -7,8 +7,9 @@ Invariant: reads only.
 """
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import closing
 from dataclasses import replace
 from functools import partial
 from threading import Thread
@@ -16,22 +17,22 @@ from typing import Any
 
 import structlog
 
-from cdc.capture.new_tables import takes_snapshot
-from cdc.capture.unsendable import read_causes
+from cdc.capture.aside import read_causes
 from cdc.config.settings import Pipeline
 from cdc.config.view_settings import COMMIT, STATE
+from cdc.connectors.client import Connect, takes_snapshot
 from cdc.control.definitions import Watch, watch
 from cdc.errors import CdcError, Unexpected
 from cdc.kafka.pool import TopicsPool
 from cdc.model.finding import Finding, find
 from cdc.model.finding_codes import APPLY, CAPTURE
-from cdc.model.position import Position, ViewCheckpoint
+from cdc.model.position import ViewCheckpoint
 from cdc.model.table import Table
 from cdc.model.trace import trace
 from cdc.observe.activity import Activity, LookConnections, describe_sink
 from cdc.observe.forecast import slot_loss_s
-from cdc.observe.registration_findings import choose_findings, find_registration_troubles
-from cdc.observe.status import ConnectorStatus, DocumentsStatus, Status
+from cdc.observe.registration_findings import find_registration_troubles
+from cdc.observe.status import ConnectorStatus, Status
 from cdc.observe.topic_report import (
     TopicReport,
     describe_documents,
@@ -41,7 +42,7 @@ from cdc.observe.topic_report import (
     unmeasured_views,
 )
 from cdc.postgres import source
-from cdc.readiness import replication_slot
+from cdc.readiness import facts
 from cdc.sink.remedy import classify
 
 log = structlog.get_logger()
@@ -69,6 +70,42 @@ still be measured from them.
 
 
 Answer = tuple[Any, Finding | None]
+"""What a part has answered, or why it hasn't."""
+
+
+class _Request:
+    """A question to a part, in a daemon thread: one that hangs ends with the program, and nobody
+    waits for it.
+    """
+
+    def __init__(self, part: str, ask: Callable[[], Any], started: float) -> None:
+        self._part = part
+        self._started = started
+        self._answer: Future[Answer] = Future()
+        work = partial(self._work, ask)
+        Thread(target=work, name=f"ask-{part}", daemon=True).start()
+
+    def answer(self, patience_s: float) -> Answer:
+        """Return the answer, if it comes within so many seconds from the begin of the look."""
+        try:
+            return self._answer.result(max(0.0, self._started + patience_s - time.monotonic()))
+        except TimeoutError:
+            return None, _silence(self._part, patience_s)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether there is an answer."""
+        return self._answer.done()
+
+    def _work(self, ask: Callable[[], Any]) -> None:
+        try:
+            self._answer.set_result((ask(), None))
+        except Exception as error:
+            failure = classify(error, self._part, "cdc -p FILE status")
+            if isinstance(failure, Unexpected):
+                log.error("status_not_read", part=self._part, exception=trace(error))
+            finding = replace(_unreachable(self._part, failure), exit_code=failure.exit_code)
+            self._answer.set_result((None, finding))
 
 
 def collect(
@@ -85,32 +122,19 @@ def collect(
     `sizes` reads what the state of documents holds. `connections`: open ones that repeated looks
     share. `started`: when the caller began, by the monotonic clock.
     """
-    own = connections or LookConnections()
-    try:
-        return _collect(pipeline, positions, sizes, own, started or time.monotonic())
-    finally:
-        if connections is None:
-            own.close()
-
-
-def _collect(
-    pipeline: Pipeline,
-    positions: Positions,
-    sizes: Callable[[], Mapping[str, Any]] | None,
-    connections: LookConnections,
-    started: float,
-) -> Status:
-    documents = _start_request("state", sizes) if sizes else None
-    runs = _start_request("runs", lambda: connections.activity.read(pipeline))
-    waiting = _find_waiting(runs, started) if pipeline.views else ()
-    tables = {name: tables_of_sink(pipeline, name, waiting) for name in positions}
+    started = started or time.monotonic()
+    if connections is None:
+        with closing(LookConnections()) as own:
+            return collect(
+                pipeline, positions=positions, sizes=sizes, connections=own, started=started
+            )
+    state = _Request("state", sizes, started) if sizes else None
+    runs = _Request("runs", lambda: connections.read_activity(pipeline), started)
+    tables = _tables_by_sink(pipeline, positions, runs)
     answers = _ask_servers(pipeline, tables, positions, connections.topics, started)
     report: TopicReport = answers["kafka"][0] or TopicReport()
-    activity: Activity | None = _await_answer("runs", runs, started, ANSWER_S)[0]
-    registration = answers.pop("registration")
-    (definitions, _) = answers.pop("definitions")
+    activity: Activity | None = runs.answer(ANSWER_S)[0]
     unread = [answers[part][1] for part in (*SERVERS, *positions)]
-    changed = choose_findings(registration, unread)
     sinks = tuple(
         describe_sink(
             name,
@@ -119,61 +143,62 @@ def _collect(
         )
         for name in positions
     )
-    at_risk = find_tombstones_at_risk(pipeline, sinks, time.time())
+    findings = (
+        *unread,
+        *_registration_findings(answers["registration"], unread),
+        *find_tombstones_at_risk(pipeline, sinks, time.time()),
+    )
+    # That the sizes can't be read is a problem of the state's positions already.
+    held = state.answer(ANSWER_S)[0] if state else None
+    documents = None
+    if held is not None:
+        clocks = {name: view.clock for name, view in pipeline.views.items() if view.clock != COMMIT}
+        sent_per_s = activity.sent_per_s if activity else None
+        documents = describe_documents(held, tables.get(STATE, ()), report.ends, sent_per_s, clocks)
+    connector: ConnectorStatus | None = answers["connect"][0]
+    slot = answers["postgres"][0]
+    snapshot_records = None
+    # Connect reads all offsets for an answer: it is asked for them only until the first heartbeat.
+    if connector and connector.running and answers["kafka"][0] and not report.heartbeat:
+        snapshot = _Request("connect", lambda: _takes_snapshot(pipeline), started)
+        snapshot_records = report.records if snapshot.answer(ANSWER_S)[0] else None
     return Status(
         pipeline.pipeline,
-        answers["connect"][0],
-        answers["postgres"][0],
+        connector,
+        slot,
         report.heartbeat,
         sinks,
-        tuple(finding for finding in (*unread, *changed, *at_risk) if finding),
-        definitions,
-        _documents_status(
-            documents,
-            activity,
-            started,
-            report.ends,
-            tables.get(STATE, ()),
-            {name: view.clock for name, view in pipeline.views.items() if view.clock != COMMIT},
-        )
-        if documents
-        else None,
-        slot_loss_s(answers["postgres"][0], report.heartbeat),
-        _snapshot_records(pipeline, answers["connect"][0], answers["kafka"][0], started),
+        tuple(filter(None, findings)),
+        answers["definitions"][0],
+        documents,
+        slot_loss_s(slot, report.heartbeat),
+        snapshot_records,
     )
 
 
-def _snapshot_records(
-    pipeline: Pipeline,
-    connector: ConnectorStatus | None,
-    report: TopicReport | None,
-    started: float,
-) -> int | None:
-    """How many records there are of the first snapshot, while it is under way. Connect is asked for
-    that only until the first heartbeat: it reads all offsets for an answer.
+def _tables_by_sink(
+    pipeline: Pipeline, sinks: Iterable[str], runs: _Request
+) -> dict[str, tuple[Table, ...]]:
+    """The tables that each sink is asked for. Of the state they depend on the views whose documents
+    aren't made, if the topic of runs is read in time.
     """
-    if connector is None or not connector.running or report is None or report.heartbeat:
-        return None
-    answer = _start_request("connect", lambda: _takes_snapshot(pipeline))
-    return report.records if _await_answer("connect", answer, started, ANSWER_S)[0] else None
+    activity: Activity | None = runs.answer(RUNS_S)[0] if pipeline.views else None
+    stream = activity.progress.get(STATE) if activity else None
+    waiting = stream.aside if stream else ()
+    return {name: tables_of_sink(pipeline, name, waiting) for name in sinks}
 
 
-def _documents_status(
-    answer: "Future[Answer]",
-    activity: Activity | None,
-    started: float,
-    ends: Mapping[str, Position],
-    tables: Sequence[Table],
-    clock_columns: Mapping[str, str],
-) -> DocumentsStatus | None:
-    """The sizes, how many records of these tables wait for the state, and the clocks; that it can't be
-    read is a problem of its positions already.
+def _registration_findings(
+    registration: Answer, unread: Iterable[Finding | None]
+) -> Sequence[Finding]:
+    """Choose the findings on the registration. A server that is silent is reported by the request
+    to that server.
     """
-    sizes, _ = _await_answer("state", answer, started, ANSWER_S)
-    if sizes is None:
-        return None
-    sent_per_s = activity.sent_per_s if activity else None
-    return describe_documents(sizes, tables, ends, sent_per_s, clock_columns)
+    changed, unsure = registration
+    if unsure is None:
+        return changed or ()
+    silent = {"source-unreachable", "kafka-unreachable"} & {part.code for part in unread if part}
+    return [unsure] if unsure.exit_code == Unexpected.exit_code or not silent else ()
 
 
 def _ask_servers(
@@ -182,78 +207,43 @@ def _ask_servers(
     positions: Positions,
     pool: TopicsPool,
     started: float,
-) -> "dict[str, Answer]":
+) -> dict[str, Answer]:
     """The answers of sinks by name, and of postgres, connect, kafka, registration and
     definitions.
     """
     patience_s = max([ANSWER_S, *(len(of_sink) * TABLE_S for of_sink in tables.values())])
-    requests = {
-        name: _start_request(name, partial(_read_positions, position, tables[name]))
-        for name, position in positions.items()
-    }
 
     def stored_in_time() -> dict[str, dict[str, ViewCheckpoint | None]]:
         """The positions of the sinks that answered in time, by sink and topic."""
         share_s = patience_s * POSITIONS_SHARE
-        stored = {
-            name: _await_answer(name, requests[name], started, share_s)[0] for name in positions
-        }
+        stored = {name: requests[name].answer(share_s)[0] for name in positions}
         return {name: by_topic for name, by_topic in stored.items() if by_topic is not None}
 
-    requests |= {
-        "postgres": _start_request("postgres", lambda: read_slot(pipeline)),
-        "connect": _start_request("connect", lambda: read_connector(pipeline)),
-        "registration": _start_request(
-            "registration", lambda: find_registration_troubles(pipeline, pool)
-        ),
-        "definitions": _start_request("definitions", lambda: read_definitions(pipeline)),
-        "kafka": _start_request(
-            "kafka", lambda: read_topics(pipeline, tables, stored_in_time, pool)
-        ),
+    questions: dict[str, Callable[[], Any]] = {
+        **{
+            name: partial(_read_positions, position, tables[name])
+            for name, position in positions.items()
+        },
+        "postgres": lambda: read_slot(pipeline),
+        "connect": lambda: read_connector(pipeline),
+        "registration": lambda: find_registration_troubles(pipeline, pool),
+        "definitions": lambda: read_definitions(pipeline),
     }
-    answers = {
-        part: _await_answer(part, request, started, patience_s)
-        for part, request in requests.items()
-    }
+    requests = {part: _Request(part, ask, started) for part, ask in questions.items()}
+    read = partial(read_topics, pipeline, tables, stored_in_time, pool)
+    requests["kafka"] = _Request("kafka", read, started)
+    answers = {part: request.answer(patience_s) for part, request in requests.items()}
     slot, unread = answers["postgres"]
-    if unread is None and not requests["definitions"].done():
+    if unread is None and not requests["definitions"].is_done:
         # It has begun to hang during this look, and the next one would say so only seconds later.
         answers["postgres"] = slot, _silence("postgres", patience_s)
     return answers
-
-
-def _start_request(part: str, ask: Callable[[], Any]) -> "Future[Answer]":
-    """Send a request in a daemon thread: one that hangs ends with the program, and nobody waits for
-    it.
-    """
-    answer: Future[Answer] = Future()
-    Thread(
-        target=lambda: answer.set_result(_ask(part, ask)), name=f"ask-{part}", daemon=True
-    ).start()
-    return answer
-
-
-def _await_answer(part: str, answer: "Future[Answer]", started: float, patience_s: float) -> Answer:
-    try:
-        return answer.result(max(0.0, started + patience_s - time.monotonic()))
-    except TimeoutError:
-        return None, _silence(part, patience_s)
 
 
 def _silence(part: str, patience_s: float) -> Finding:
     message = f"{SERVERS.get(part, part)} gives no answer within {patience_s:.0f} s."
     hint = "look at that server, and at the network to it: it takes connections, or did, and doesn't answer"
     return _unreachable(part, CdcError(message, hint=hint))
-
-
-def _ask(part: str, ask: Callable[[], Any]) -> Answer:
-    try:
-        return ask(), None
-    except Exception as error:
-        failure = classify(error, part, "cdc -p FILE status")
-        if isinstance(failure, Unexpected):
-            log.error("status_not_read", part=part, exception=trace(error))
-        return None, replace(_unreachable(part, failure), exit_code=failure.exit_code)
 
 
 def _unreachable(part: str, failure: CdcError) -> Finding:
@@ -270,9 +260,9 @@ def _unreachable(part: str, failure: CdcError) -> Finding:
     return find(code, subject, message, failure.hint, sink=sink)
 
 
-def read_slot(pipeline: Pipeline) -> replication_slot.Slot | None:
+def read_slot(pipeline: Pipeline) -> facts.Slot | None:
     with source.connect(pipeline.source.dsn) as conn:
-        return replication_slot.slot(conn, pipeline.pipeline)
+        return facts.read_slot(conn, pipeline.pipeline)
 
 
 def read_definitions(pipeline: Pipeline) -> Watch:
@@ -281,8 +271,6 @@ def read_definitions(pipeline: Pipeline) -> Watch:
 
 
 def read_connector(pipeline: Pipeline) -> ConnectorStatus:
-    from cdc.connectors.client import Connect
-
     with Connect(pipeline.connect) as connect:
         state = connect.state(pipeline.pipeline)
     change = read_causes(state.causes, pipeline.pipeline)
@@ -291,8 +279,6 @@ def read_connector(pipeline: Pipeline) -> ConnectorStatus:
 
 
 def _takes_snapshot(pipeline: Pipeline) -> bool:
-    from cdc.connectors.client import Connect
-
     with Connect(pipeline.connect) as connect:
         return takes_snapshot(connect.offsets(pipeline.pipeline))
 
@@ -304,11 +290,3 @@ def _read_positions(
     """Read the checkpoints of a sink's views, by topic."""
     stored = positions(tables)
     return {table.topic: stored[table.qualified] for table in tables}
-
-
-def _find_waiting(runs: "Future[Answer]", started: float) -> Collection[str]:
-    """The views whose documents aren't made, if the run's topic is read in time. Which tables the
-    state is asked for depends on them.
-    """
-    activity, _ = _await_answer("runs", runs, started, RUNS_S)
-    return activity.progress[STATE].aside if activity and STATE in activity.progress else ()

@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from cdc.apply.progress import WORKING
-from cdc.capture.arrival import ALIKE
+from cdc.capture.connector import ALIKE
 from cdc.config.view_settings import SCHEMA, STATE
 from cdc.model.finding import LOOK_AGAIN, Finding, exit_code, find, verdict, worst_first
 from cdc.model.wording import UNKNOWN, clock, duration
@@ -157,8 +157,8 @@ def _find_sink_troubles(status: Status, sink: SinkStatus) -> Iterator[Finding]:
     name = sink.name
     if sink.paused_by:
         message = f"{hop} is paused by {sink.paused_by}{_behind(sink)}."
-        trouble = find("sink-paused", name, message, f"cdc -p FILE resume {name}", sink=name)
-        yield replace(trouble, since=sink.since)
+        fix = f"cdc -p FILE resume {name}"
+        yield find("sink-paused", name, message, fix, sink=name, since=sink.since)
     elif sink.error:
         code, words = (
             ("sink-waiting", "waits") if sink.state == "waiting" else ("sink-failed", "has stopped")
@@ -166,8 +166,8 @@ def _find_sink_troubles(status: Status, sink: SinkStatus) -> Iterator[Finding]:
         if sink.restart_at:
             words += f", and starts again by itself at {clock(sink.restart_at)}"
         following = sink.hint or f"cdc -p FILE run --sink {name}"
-        trouble = find(code, name, f"{hop} {words}: {sink.error}", following, sink=name)
-        yield replace(trouble, since=sink.since)
+        message = f"{hop} {words}: {sink.error}"
+        yield find(code, name, message, following, sink=name, since=sink.since)
     elif sink.looked_s > HUNG_S and sink.state == "running":
         message = f"{hop} can't be judged: it hasn't answered for {sink.looked_s:.0f} s."
         yield find("sink-silent", name, message, LOOK_AGAIN, sink=name)
@@ -176,8 +176,8 @@ def _find_sink_troubles(status: Status, sink: SinkStatus) -> Iterator[Finding]:
         yield find("sink-stuck", name, message, LOOK_AGAIN, sink=name)
     elif sink.state in IDLE:
         message = f"{hop} has stopped: no `cdc run` is at work on it{_behind(sink)}."
-        trouble = find("sink-not-running", name, message, _start(status, sink), sink=name)
-        yield replace(trouble, since=sink.since)
+        fix = _start(status, sink)
+        yield find("sink-not-running", name, message, fix, sink=name, since=sink.since)
     else:
         yield from _find_lag(status, sink)
     yield from _find_table_troubles(status, sink)
@@ -237,21 +237,25 @@ def _find_table_troubles(status: Status, sink: SinkStatus) -> Iterator[Finding]:
             message = f"Kafka -> {name} has stopped for {table}: {view.problem}"
             yield find("view-stopped", table, message, view.hint or "", table=table, sink=name)
         if view.quarantined:
-            count = f"{view.quarantined} record{'s' if view.quarantined > 1 else ''}"
-            message = f"{table} in {name}: {count} in quarantine."
+            count = view.quarantined
+            records = f"{count} record{'s' if count > 1 else ''}"
+            message = f"{table} in {name}: {records} in quarantine."
             listing = "cdc -p FILE quarantine list"
-            trouble = find("records-quarantined", table, message, listing, table=table, sink=name)
-            yield replace(trouble, count=view.quarantined)
+            yield find(
+                "records-quarantined", table, message, listing, table=table, sink=name, count=count
+            )
+    stopped = {view.table for view in sink.views if view.problem}
     for table, (reason, hint) in sink.aside.items():
-        if table in unmade:
-            if name == STATE:
-                message = f"No document of {table} is made: {reason}"
-                trouble = find("documents-waiting", table, message, hint, table=table, sink=name)
-                yield replace(trouble, since=sink.aside_since.get(table))
-        elif not any(view.table == table and view.problem for view in sink.views):
+        if table in unmade and name == STATE:
+            code = "documents-waiting"
+            message = f"No document of {table} is made: {reason}"
+        elif table not in unmade and table not in stopped:
+            code = "table-waiting"
             message = f"Kafka -> {name} has stopped for {table}: {reason}"
-            trouble = find("table-waiting", table, message, hint, table=table, sink=name)
-            yield replace(trouble, since=sink.aside_since.get(table))
+        else:
+            continue
+        since = sink.aside_since.get(table)
+        yield find(code, table, message, hint, table=table, sink=name, since=since)
 
 
 def _find_clock_troubles(status: Status, found: Collection[Finding]) -> Iterator[Finding]:
@@ -286,8 +290,8 @@ def _find_clock_troubles(status: Status, found: Collection[Finding]) -> Iterator
         else:
             continue
         table = f"{SCHEMA}.{view}"
-        trouble = find("clock-stands", table, message, fix, table=table, sink=STATE)
-        yield replace(trouble, since=clock_status.at)
+        since = clock_status.at
+        yield find("clock-stands", table, message, fix, table=table, sink=STATE, since=since)
 
 
 def _hold_of(stream: SinkStatus) -> tuple[str, str]:

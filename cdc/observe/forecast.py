@@ -11,7 +11,7 @@ from cdc.control.heartbeat import Heartbeat
 from cdc.model.finding import LOOK_AGAIN, Finding, find
 from cdc.observe.run_log import LagSample
 from cdc.observe.status import DocumentsStatus, HeartbeatStatus, Status, ViewStatus
-from cdc.readiness.replication_slot import Slot
+from cdc.readiness.facts import Slot
 
 WINDOW_S = 600.0
 """How far back a pace is looked for: an older one says little of the next minutes."""

@@ -4,182 +4,152 @@ Series are bounded: of the views of a sink only the worst are shown. What isn't 
 """
 
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from importlib.metadata import version
 
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
 
-from cdc.model.finding import Finding
 from cdc.model.generation import generation_time
 from cdc.observe.sampler import Sampler
-from cdc.observe.status import SinkStatus, Status, ViewStatus
+from cdc.observe.status import SinkStatus, Status
 
 VIEWS = 50
 """Most views of a sink that have series of their own: the worst."""
-
-
-def build_info() -> Metric:
-    """Make the metric that names the version."""
-    build = GaugeMetricFamily("cdc_build_info", "The version of cdc.", labels=["version"])
-    build.add_metric([version("cdc")], 1)
-    return build
-
-
-def metrics_of_looks(looks: Sampler[Status]) -> Iterator[Metric]:
-    """Yield every metric of what was last seen, and how old that is."""
-    yield from _gauge("cdc_look_up", "1 while looks succeed.", float(looks.trouble is None))
-    if looks.sample:
-        age_s = time.time() - looks.sample.taken_at
-        yield from _gauge("cdc_look_age_seconds", "Since the last look.", age_s)
-        yield from metrics_of(looks.sample.value)
-
-
-def metrics_of(status: Status) -> Iterator[Metric]:
-    """Yield every metric of a diagnosed status."""
-    yield from _of_pipeline(status)
-    yield from _of_views(status)
-    if status.documents:
-        late = GaugeMetricFamily(
-            "cdc_late_changes",
-            "Changes that came after the windows of a view had closed.",
-            labels=["view"],
-        )
-        for view, number in status.documents.late.items():
-            late.add_metric([view], number)
-        yield late
-        clocks = GaugeMetricFamily(
-            "cdc_view_clock_seconds",
-            "The clock of a view, Unix time: what now() is in it.",
-            labels=["view"],
-        )
-        for view, clock in status.documents.clocks.items():
-            clocks.add_metric([view], clock.at)
-        yield clocks
-    yield from _of_builds(status.sinks)
-
-
-def _gauge(name: str, text: str, value: float | None) -> Iterator[Metric]:
-    """Yield a gauge, unless its value isn't known."""
-    if value is not None:
-        yield GaugeMetricFamily(name, text, value=value)
-
-
-def _of_pipeline(status: Status) -> Iterator[Metric]:
-    slot = status.slot
-    heartbeat = status.heartbeat
-    connector = status.connector
-    if slot:
-        yield from _gauge("cdc_slot_active", "1 while the slot is read.", float(slot.active))
-        yield from _gauge("cdc_slot_lag_bytes", "Log not confirmed yet.", slot.lag_bytes)
-        yield from _gauge(
-            "cdc_slot_retained_bytes", "Log that Postgres keeps for the slot.", slot.retained_bytes
-        )
-        yield from _gauge(
-            "cdc_slot_safe_bytes", "Log until the slot is given up.", slot.safe_wal_size
-        )
-        yield from _gauge(
-            "cdc_slot_loss_seconds",
-            "Until the slot is given up, at the present pace; none while nothing holds it back.",
-            status.slot_loss_s,
-        )
-    if connector:
-        yield from _gauge(
-            "cdc_connector_up", "1 while connector and task run.", float(connector.running)
-        )
-    if heartbeat:
-        yield from _gauge(
-            "cdc_heartbeat_age_seconds", "Since the last heartbeat came.", heartbeat.age_s
-        )
-        yield from _gauge(
-            "cdc_heartbeat_delay_seconds", "From its commit to Kafka.", heartbeat.delay_s
-        )
-        yield from _gauge(
-            "cdc_heartbeat_interval_seconds", "Between two heartbeats.", heartbeat.interval_s
-        )
-    yield _of_findings(status.findings)
-
-
-def _of_findings(findings: Iterable[Finding]) -> Metric:
-    counts: dict[tuple[str, str, str], int] = {}
-    for finding in findings:
-        labels = (finding.code, finding.severity.value, finding.hop)
-        counts[labels] = counts.get(labels, 0) + 1
-    metric = GaugeMetricFamily(
-        "cdc_findings", "Findings of `cdc status`.", labels=["code", "severity", "hop"]
-    )
-    for labels, count in counts.items():
-        metric.add_metric(labels, count)
-    return metric
-
-
-def _of_views(status: Status) -> Iterator[Metric]:
-    """Yield the lag of each sink, and of its worst views."""
-    sinks = GaugeMetricFamily(
-        "cdc_sink_lag_seconds", "Age of the oldest change that isn't applied.", labels=["sink"]
-    )
-    seconds = GaugeMetricFamily(
-        "cdc_view_lag_seconds",
-        "The same of a view; the worst views only.",
-        labels=["sink", "table"],
-    )
-    records = GaugeMetricFamily(
-        "cdc_view_lag_records",
-        "Offsets that a view is behind; the worst views only.",
-        labels=["sink", "table"],
-    )
-    quarantined = GaugeMetricFamily(
-        "cdc_quarantined_records", "Records in quarantine.", labels=["sink"]
-    )
-    catch_up = GaugeMetricFamily(
-        "cdc_sink_catch_up_seconds",
+Descriptions = Mapping[str, tuple[str, ...]]
+"""By name of a metric: what it says, then the names of its labels."""
+GAUGES: Descriptions = {
+    "cdc_build_info": ("The version of cdc.", "version"),
+    "cdc_look_up": ("1 while looks succeed.",),
+    "cdc_look_age_seconds": ("Since the last look.",),
+    "cdc_slot_active": ("1 while the slot is read.",),
+    "cdc_slot_lag_bytes": ("Log not confirmed yet.",),
+    "cdc_slot_retained_bytes": ("Log that Postgres keeps for the slot.",),
+    "cdc_slot_safe_bytes": ("Log until the slot is given up.",),
+    "cdc_slot_loss_seconds": (
+        "Until the slot is given up, at the present pace; none while nothing holds it back.",
+    ),
+    "cdc_connector_up": ("1 while connector and task run.",),
+    "cdc_heartbeat_age_seconds": ("Since the last heartbeat came.",),
+    "cdc_heartbeat_delay_seconds": ("From its commit to Kafka.",),
+    "cdc_heartbeat_interval_seconds": ("Between two heartbeats.",),
+    "cdc_findings": ("Findings of `cdc status`.", "code", "severity", "hop"),
+    "cdc_sink_paused": ("1 while somebody has paused the sink.", "sink"),
+    "cdc_sink_lag_seconds": ("Age of the oldest change that isn't applied.", "sink"),
+    "cdc_sink_catch_up_seconds": (
         "Until the sink has caught up, at the pace of the last minutes; none where it falls behind.",
-        labels=["sink"],
-    )
-    paused = GaugeMetricFamily(
-        "cdc_sink_paused", "1 while somebody has paused the sink.", labels=["sink"]
-    )
-    begun = GaugeMetricFamily(
-        "cdc_view_generation_timestamp_seconds",
+        "sink",
+    ),
+    "cdc_quarantined_records": ("Records in quarantine.", "sink"),
+    "cdc_view_lag_seconds": ("The same of a view; the worst views only.", "sink", "table"),
+    "cdc_view_lag_records": (
+        "Offsets that a view is behind; the worst views only.",
+        "sink",
+        "table",
+    ),
+    "cdc_view_generation_timestamp_seconds": (
         "When the build of the live generation began, Unix time; the worst views only, and none for"
         " a first generation.",
-        labels=["sink", "table"],
+        "sink",
+        "table",
+    ),
+    "cdc_rebuild_up": ("1 while its command is alive.", "sink", "phase"),
+    "cdc_rebuild_done_records": ("Records replayed.", "sink", "phase"),
+    "cdc_rebuild_total_records": ("Records to replay.", "sink", "phase"),
+    "cdc_late_changes": (
+        "Changes that came after the windows of a view had closed.",
+        "view",
+    ),
+    "cdc_view_clock_seconds": ("The clock of a view, Unix time: what now() is in it.", "view"),
+}
+
+
+class Figures:
+    """Metrics that are filled sample by sample."""
+
+    def __init__(self, gauges: Descriptions, counters: Descriptions | None = None) -> None:
+        self._families: dict[str, GaugeMetricFamily | CounterMetricFamily] = {
+            name: GaugeMetricFamily(name, text, labels=labels)
+            for name, (text, *labels) in gauges.items()
+        }
+        for name, (text, *labels) in (counters or {}).items():
+            self._families[name] = CounterMetricFamily(name, text, labels=labels)
+
+    def add(self, name: str, value: float | None, *labels: str) -> None:
+        """Add a sample, unless its value isn't known."""
+        if value is not None:
+            self._families[name].add_metric(labels, float(value))
+
+    def metrics(self) -> Iterator[Metric]:
+        """Yield the metrics that have samples."""
+        return (family for family in self._families.values() if family.samples)
+
+
+class LookMetrics(Collector):
+    """The metrics of what was last seen, and how old that is; and the version."""
+
+    def __init__(self, looks: Sampler[Status]) -> None:
+        self._looks = looks
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every metric. Called by each scrape."""
+        figures = Figures(GAUGES)
+        figures.add("cdc_build_info", 1, version("cdc"))
+        figures.add("cdc_look_up", self._looks.trouble is None)
+        if sample := self._looks.sample:
+            figures.add("cdc_look_age_seconds", time.time() - sample.taken_at)
+            _add_status(figures, sample.value)
+        return figures.metrics()
+
+
+def _add_status(figures: Figures, status: Status) -> None:
+    """Add what a diagnosed status has."""
+    if slot := status.slot:
+        figures.add("cdc_slot_active", slot.active)
+        figures.add("cdc_slot_lag_bytes", slot.lag_bytes)
+        figures.add("cdc_slot_retained_bytes", slot.retained_bytes)
+        figures.add("cdc_slot_safe_bytes", slot.safe_wal_size)
+        figures.add("cdc_slot_loss_seconds", status.slot_loss_s)
+    if status.connector:
+        figures.add("cdc_connector_up", status.connector.running)
+    if heartbeat := status.heartbeat:
+        figures.add("cdc_heartbeat_age_seconds", heartbeat.age_s)
+        figures.add("cdc_heartbeat_delay_seconds", heartbeat.delay_s)
+        figures.add("cdc_heartbeat_interval_seconds", heartbeat.interval_s)
+    counts = Counter(
+        (finding.code, finding.severity.value, finding.hop) for finding in status.findings
     )
+    for labels, count in counts.items():
+        figures.add("cdc_findings", count, *labels)
     for sink in status.sinks:
-        paused.add_metric([sink.name], float(sink.paused_by is not None))
-        if sink.lag_seconds is not None:
-            sinks.add_metric([sink.name], sink.lag_seconds)
-        if sink.catch_up_s is not None:
-            catch_up.add_metric([sink.name], sink.catch_up_s)
-        # Without Kafka neither is known.
-        if any(view.lag_records is not None for view in sink.views):
-            quarantined.add_metric([sink.name], sum(view.quarantined for view in sink.views))
-        for view in _worst(sink):
-            if view.lag_seconds is not None:
-                seconds.add_metric([sink.name, view.table], view.lag_seconds)
-            if view.lag_records is not None:
-                records.add_metric([sink.name, view.table], view.lag_records)
-            if view.generation:
-                begun.add_metric([sink.name, view.table], generation_time(view.generation))
-    yield from (paused, sinks, catch_up, seconds, records, quarantined, begun)
+        _add_sink(figures, sink)
+    if documents := status.documents:
+        for view, number in documents.late.items():
+            figures.add("cdc_late_changes", number, view)
+        for view, clock in documents.clocks.items():
+            figures.add("cdc_view_clock_seconds", clock.at, view)
 
 
-def _of_builds(sinks: Iterable[SinkStatus]) -> Iterator[Metric]:
-    """Yield how far rebuilds and rollbacks are that aren't complete."""
-    labels = ["sink", "phase"]
-    up = GaugeMetricFamily("cdc_rebuild_up", "1 while its command is alive.", labels=labels)
-    done = GaugeMetricFamily("cdc_rebuild_done_records", "Records replayed.", labels=labels)
-    total = GaugeMetricFamily("cdc_rebuild_total_records", "Records to replay.", labels=labels)
-    for sink in sinks:
-        if build := sink.build:
-            place = [sink.name, build.phase]
-            up.add_metric(place, float(build.at_work))
-            done.add_metric(place, build.done)
-            total.add_metric(place, build.total)
-    yield from (up, done, total)
-
-
-def _worst(sink: SinkStatus) -> Sequence[ViewStatus]:
+def _add_sink(figures: Figures, sink: SinkStatus) -> None:
+    """Add the lag of a sink, its worst views, and how far its rebuild or rollback is."""
+    figures.add("cdc_sink_paused", sink.paused_by is not None, sink.name)
+    figures.add("cdc_sink_lag_seconds", sink.lag_seconds, sink.name)
+    figures.add("cdc_sink_catch_up_seconds", sink.catch_up_s, sink.name)
+    # Without Kafka neither lag nor quarantine is known.
+    if any(view.lag_records is not None for view in sink.views):
+        quarantined = sum(view.quarantined for view in sink.views)
+        figures.add("cdc_quarantined_records", quarantined, sink.name)
     ranked = sorted(
         sink.views, key=lambda view: (view.lag_seconds or 0, view.lag_records or 0), reverse=True
     )
-    return ranked[:VIEWS]
+    for view in ranked[:VIEWS]:
+        place = (sink.name, view.table)
+        begun = generation_time(view.generation) if view.generation else None
+        figures.add("cdc_view_lag_seconds", view.lag_seconds, *place)
+        figures.add("cdc_view_lag_records", view.lag_records, *place)
+        figures.add("cdc_view_generation_timestamp_seconds", begun, *place)
+    if build := sink.build:
+        figures.add("cdc_rebuild_up", build.at_work, sink.name, build.phase)
+        figures.add("cdc_rebuild_done_records", build.done, sink.name, build.phase)
+        figures.add("cdc_rebuild_total_records", build.total, sink.name, build.phase)

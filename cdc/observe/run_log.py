@@ -16,10 +16,10 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
+import psutil
 import structlog
 
 from cdc.apply.progress import LIVING, Progress, RunState
@@ -94,8 +94,8 @@ class ProgressSelection:
 
 
 class RunLog:
-    """Writes the progress of one run, in a thread of its own: a broker that is away holds up
-    nothing.
+    """Writes the progress of one run until `close`, in a thread of its own: a broker that is away
+    holds up nothing.
     """
 
     def __init__(self, pipeline: Pipeline) -> None:
@@ -141,16 +141,6 @@ class RunLog:
                 log.warning("progress_not_published", error=error.message)
             return False
         return True
-
-
-@contextmanager
-def writing_runs(pipeline: Pipeline) -> Iterator[RunLog]:
-    """Open the log of a run, and write its last state at the end."""
-    run_log = RunLog(pipeline)
-    try:
-        yield run_log
-    finally:
-        run_log.close()
 
 
 class RunTopic:
@@ -220,23 +210,13 @@ def _progress(value: Mapping[str, Any], now: float) -> Progress:
 
 
 def _is_alive(value: Mapping[str, Any], now: float) -> bool:
-    """Whether a run lives: it has written lately, and its process exists or can't be checked."""
-    return now - value["at"] < ALIVE_S and _process_exists(value)
-
-
-def _process_exists(value: Mapping[str, Any]) -> bool:
-    """Whether the process of an entry exists; True where that can't be checked from here, on
-    another host or in another container.
+    """Whether a run lives: it has written lately, and its process exists or can't be checked from
+    here, on another host or in another container.
     """
-    if (value["host"], value["processes"]) != (socket.gethostname(), _process_space()):
-        return True
-    try:
-        os.kill(value["pid"], 0)
-    except ProcessLookupError:
+    if now - value["at"] >= ALIVE_S:
         return False
-    except PermissionError:
-        return True
-    return True
+    is_near = (value["host"], value["processes"]) == (socket.gethostname(), _process_space())
+    return psutil.pid_exists(value["pid"]) if is_near else True
 
 
 def _process_space() -> int | None:

@@ -11,7 +11,7 @@ from cdc.control.definitions import Watch
 from cdc.model.finding import Finding
 from cdc.model.outcome import Applied
 from cdc.model.wording import UNKNOWN
-from cdc.readiness import replication_slot
+from cdc.readiness.facts import Slot
 
 NEVER_RUN = "never run"
 """The state of a sink that no run has reported on yet."""
@@ -190,7 +190,7 @@ class Status:
 
     pipeline: str
     connector: ConnectorStatus | None = None
-    slot: replication_slot.Slot | None = None
+    slot: Slot | None = None
     heartbeat: HeartbeatStatus | None = None
     sinks: tuple[SinkStatus, ...] = ()
     findings: tuple[Finding, ...] = ()

@@ -240,11 +240,12 @@ def describe_documents(
     """
     stored = {name: checkpoint for name, checkpoint in sizes["applied"].items() if checkpoint}
     applied = {name: sum(checkpoint.position.offsets) for name, checkpoint in stored.items()}
-    waiting = {
-        table.qualified: _count_waiting(stored.get(table.qualified), ends[table.topic])
-        for table in tables
-        if table.topic in ends
-    }
+    waiting = {}
+    for table in tables:
+        if end := ends.get(table.topic):
+            gap = distance(stored.get(table.qualified), end)
+            # All records wait where the view is of another topic.
+            waiting[table.qualified] = gap.offsets if gap.comparable else sum(end.offsets)
     clocks = {
         view: ClockStatus(now / 1_000_000, clock_columns.get(view))
         for view, now in sizes["clocks"].items()
@@ -255,9 +256,3 @@ def describe_documents(
         sent_per_s=sent_per_s,
         waiting=waiting if ends else None,
     )
-
-
-def _count_waiting(stored: ViewCheckpoint | None, end: Position) -> int:
-    """Count the waiting records up to an end: all of them where the view is of another topic."""
-    gap = distance(stored, end)
-    return gap.offsets if gap.comparable else sum(end.offsets)

@@ -17,10 +17,10 @@ from cdc.readiness.facts import (
     RESTRICTIVE,
     PublicationFacts,
     RoleFacts,
+    Slot,
     SourceFacts,
     TableFacts,
 )
-from cdc.readiness.replication_slot import Slot
 
 MIGRATE = "cdc -p FILE migrate"
 NEW_SNAPSHOT = "cdc -p FILE register --new-snapshot"

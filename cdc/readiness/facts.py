@@ -5,7 +5,6 @@ judges.
 Invariant: reads only. Any role may run it; what it may not see counts as there.
 """
 
-import ipaddress
 import shutil
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -18,8 +17,8 @@ from psycopg import sql
 from psycopg.rows import class_row
 
 from cdc.errors import SourceError
+from cdc.model.address import is_loopback
 from cdc.readiness.key_index import Index
-from cdc.readiness.replication_slot import Slot, slots
 
 Connection = psycopg.Connection[Any]
 
@@ -42,6 +41,20 @@ SENDERS = """
 SELECT pg_is_in_recovery(), count(*), count(*) FILTER (WHERE NOT EXISTS (
     SELECT FROM pg_replication_slots s WHERE s.active_pid = r.pid AND s.slot_type = 'logical'))
 FROM pg_stat_replication r
+"""
+# Only a transaction that has written holds the slot back; to_jsonb reads what older servers lack.
+SLOTS = """
+SELECT s.active, s.active_pid, s.restart_lsn::text, s.confirmed_flush_lsn::text, s.wal_status,
+       pg_wal_lsn_diff(pg_current_wal_lsn(), s.confirmed_flush_lsn)::bigint AS lag_bytes,
+       pg_wal_lsn_diff(pg_current_wal_lsn(), s.restart_lsn)::bigint AS retained_bytes,
+       s.safe_wal_size, s.plugin::text, s.database::text,
+       to_jsonb(s) ->> 'invalidation_reason' AS lost_because,
+       (SELECT extract(epoch FROM clock_timestamp() - min(started))::float8 FROM (
+            SELECT xact_start AS started FROM pg_stat_activity WHERE backend_xid IS NOT NULL
+            UNION ALL SELECT prepared FROM pg_prepared_xacts) AS writing) AS oldest_transaction_s,
+       s.slot_name::text AS name, (to_jsonb(s) ->> 'failover')::bool AS failover
+FROM pg_replication_slots s
+WHERE %(name)s::text IS NULL OR s.slot_name = %(name)s
 """
 TRANSACTIONS = """
 SELECT (SELECT extract(epoch FROM clock_timestamp() - min(xact_start))::float8 FROM pg_stat_activity
@@ -250,6 +263,32 @@ class PublicationFacts:
 
 
 @dataclass(frozen=True)
+class Slot:
+    """A replication slot as the server reports it; bytes are of WAL, None where it gives none."""
+
+    active: bool
+    active_pid: int | None
+    restart_lsn: str | None
+    confirmed_flush_lsn: str | None
+    wal_status: str | None
+    lag_bytes: int | None
+    """Written by the server, not yet confirmed by the connector."""
+    retained_bytes: int | None
+    safe_wal_size: int | None
+    """Bytes that may still be written before the slot is lost; None without
+    max_slot_wal_keep_size.
+    """
+    plugin: str | None
+    database: str | None
+    lost_because: str | None
+    oldest_transaction_s: float | None
+    """Age of the oldest open transaction that has written: the connector can't get past it."""
+    name: str = ""
+    failover: bool | None = None
+    """Whether it is copied to standbys; None before Postgres 17."""
+
+
+@dataclass(frozen=True)
 class SourceFacts:
     """What was read of the source. A part that doesn't exist is None."""
 
@@ -341,7 +380,7 @@ def read_source(
         conn.info.user,
         in_recovery,
         dict(conn.execute(SETTINGS).fetchall()),
-        () if in_recovery else slots(conn),
+        () if in_recovery else read_slots(conn),
         senders,
         standbys,
         transaction_s,
@@ -366,6 +405,17 @@ def read_server(conn: Connection) -> tuple[int, str, str]:
     """Read `server_version_num`, `wal_level` and `server_encoding`."""
     version, wal_level, encoding = _row(conn, SERVER)
     return version, wal_level, encoding
+
+
+def read_slots(conn: Connection, name: str | None = None) -> tuple[Slot, ...]:
+    """Read all slots of the server, of any database, or only the slot of a name."""
+    with conn.cursor(row_factory=class_row(Slot)) as cursor:
+        return tuple(cursor.execute(SLOTS, {"name": name}).fetchall())
+
+
+def read_slot(conn: Connection, name: str) -> Slot | None:
+    """Read the slot of that name, in any database; None if there is none."""
+    return next(iter(read_slots(conn, name)), None)
 
 
 def read_control(conn: Connection, name: str) -> tuple[bool, bool]:
@@ -393,16 +443,6 @@ def read_tables(conn: Connection, requirements: SourceRequirements) -> list[Tabl
     }
     with conn.cursor(row_factory=class_row(TableFacts)) as cursor:
         return cursor.execute(TABLES, parameters).fetchall()
-
-
-def is_loopback(host: str) -> bool:
-    """Say whether a host's name or address, or a socket's folder, is this machine itself."""
-    if host == "localhost" or host.startswith(("/", "@")):
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _row(conn: Connection, query: Any) -> Any:

@@ -2,8 +2,7 @@
 
 import hashlib
 import hmac
-import ipaddress
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cdc.errors import SettingsError
+from cdc.model.address import is_loopback
 
 TOKEN_VARIABLE = "CDC_SERVE_TOKEN"  # noqa: S105  # the name of the variable
 SHORTEST_TOKEN = 16
@@ -39,8 +39,8 @@ HEADERS = {
 
 @dataclass(frozen=True)
 class Access:
-    """An address, the names in the Host header that are answered, and the token; None: none is
-    needed.
+    """An address, the names in the Host header that are answered, without a port, and the token;
+    None: everybody may see the page.
     """
 
     address: str
@@ -58,7 +58,7 @@ def read_access(
             needs a name; a token that is too short or can't be read.
     """
     token = _token(token_file, environment)
-    local = address == "localhost" or _is_loopback(address)
+    local = is_loopback(address)
     if not local and token is None:
         raise SettingsError(f"Others can reach {address}, so a token is needed.", hint=MAKING)
     if address in ANYWHERE and not names:
@@ -69,13 +69,6 @@ def read_access(
     shown = f"[{address}]" if ":" in address else address
     defaults = LOOPBACK if local else LOOPBACK + ((shown,) if address not in ANYWHERE else ())
     return Access(address, (*defaults, *names), token)
-
-
-def _is_loopback(address: str) -> bool:
-    try:
-        return ipaddress.ip_address(address).is_loopback
-    except ValueError:
-        return False
 
 
 def _token(token_file: Path | None, environment: Mapping[str, str]) -> str | None:
@@ -101,11 +94,10 @@ def _token(token_file: Path | None, environment: Mapping[str, str]) -> str | Non
 class Guard:
     """Middleware that refuses what must not reach the pages."""
 
-    def __init__(self, app: ASGIApp, token: str | None, hosts: Collection[str]) -> None:
-        """`token` None: everybody may see the page. `hosts`: names of this server, without a port."""
+    def __init__(self, app: ASGIApp, access: Access) -> None:
         self._app = app
-        self._token = None if token is None else _digest(token)
-        self._hosts = {host.lower() for host in hosts}
+        self._token = None if access.token is None else _digest(access.token)
+        self._hosts = {host.lower() for host in access.hosts}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer or pass on one request."""

@@ -5,20 +5,18 @@ All of it is what was last seen; `/api/sample` says when that was.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import asdict
 from typing import Any
 
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import Metric
-from prometheus_client.registry import Collector
+from prometheus_client import generate_latest
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 
 from cdc.model.wording import completed_document
 from cdc.observe.diagnosis import document
-from cdc.observe.pipeline_metrics import build_info, metrics_of_looks
+from cdc.observe.pipeline_metrics import LookMetrics
 from cdc.observe.sampler import Sampler
 from cdc.observe.status import Status
 from cdc.serve.dashboard import ControlState, Dashboard
@@ -119,7 +117,8 @@ async def _events(dashboard: Dashboard) -> AsyncIterator[str]:
 
 async def metrics(request: Request) -> Response:
     """Figures for Prometheus."""
-    return Response(metrics_text(dashboard_of(request)), media_type="text/plain; version=0.0.4")
+    text = generate_latest(LookMetrics(dashboard_of(request).status))
+    return Response(text, media_type="text/plain; version=0.0.4")
 
 
 async def live(request: Request) -> Response:
@@ -152,20 +151,3 @@ def _freshness(sampler: Sampler[Any]) -> dict[str, Any]:
         "took_s": round(sample.took_s, 3) if sample else None,
         "failure": asdict(trouble) if trouble else None,
     }
-
-
-class _Figures(Collector):
-    def __init__(self, dashboard: Dashboard) -> None:
-        self._dashboard = dashboard
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield every metric. Called by each scrape."""
-        yield build_info()
-        yield from metrics_of_looks(self._dashboard.status)
-
-
-def metrics_text(dashboard: Dashboard) -> bytes:
-    """Return all figures in the text format of Prometheus."""
-    registry = CollectorRegistry()
-    registry.register(_Figures(dashboard))
-    return generate_latest(registry)

@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from cdc.config.settings import Pipeline
 from cdc.generations.registry import Generations, Registry
@@ -12,7 +12,7 @@ from cdc.observe.run_log import LagSample, read_runs
 from cdc.observe.sampler import SILENT_S, Sample, Sampler
 from cdc.observe.status import Status
 from cdc.quarantine.log import QuarantinedRecord, QuarantineLog
-from cdc.serve.lag_history import HopLags, LagHistory, sample_of
+from cdc.serve.lag_history import LagHistory, lags_of
 
 PATIENCE_S = 5.0
 """Seconds to wait for a broker that is away."""
@@ -53,7 +53,7 @@ class ControlState:
     quarantine: tuple[QuarantinedRecord, ...] = ()
     builds: tuple[BuildProgress, ...] = ()
     retained: tuple[RetainedGeneration, ...] = ()
-    redrives: int = field(default=0)
+    redrives: int = 0
     """Redrives that were requested and not tried yet."""
     lags: Mapping[str, Sequence[LagSample]] = field(default_factory=dict)
     """Samples of runs by sink, in the first state of a connection only: the page measures on."""
@@ -72,44 +72,38 @@ class ControlReader:
         try:
             lags: Mapping[str, Sequence[LagSample]] = {}
             if self._open is None:
-                self._open = self._connect()
-                lags = read_runs(self._open[3], self._open[0]).lags
-            _, records, registry, pipeline = self._open
-            entries = list(records.read())
+                pipeline = self._load()
+                topics = Topics(pipeline.kafka, PATIENCE_S)
+                quarantine = QuarantineLog(topics, pipeline)
+                self._open = topics, quarantine, Registry(pipeline, topics), pipeline
+                lags = read_runs(pipeline, topics).lags
+            _, quarantine, registry, pipeline = self._open
+            entries = list(quarantine.read())
             registry.read()
             by_sink = {name: registry.for_sink(name) for name in pipeline.sinks}
         except Exception:
             self.close()
             raise
-        return replace(make_state(entries, by_sink), lags=lags)
+        records = [record for record in entries if not record.entry.redrive]
+        return ControlState(
+            tuple(sorted(records, key=lambda record: record.entry.order)),
+            tuple(
+                build for sink, registered in by_sink.items() if (build := _build(sink, registered))
+            ),
+            tuple(
+                RetainedGeneration(sink, table, view.name, view.until)
+                for sink, registered in by_sink.items()
+                for table, view in sorted(registered.retained.items())
+            ),
+            len(entries) - len(records),
+            lags,
+        )
 
     def close(self) -> None:
         """Close the connection; the next `read` makes another."""
         if self._open:
             self._open[0].close()
         self._open = None
-
-    def _connect(self) -> tuple[Topics, QuarantineLog, Registry, Pipeline]:
-        pipeline = self._load()
-        topics = Topics(pipeline.kafka, PATIENCE_S)
-        return topics, QuarantineLog(topics, pipeline), Registry(pipeline, topics), pipeline
-
-
-def make_state(
-    entries: "list[QuarantinedRecord]", by_sink: Mapping[str, Generations]
-) -> ControlState:
-    """Make the state of the entries of the quarantine and the generations of each sink."""
-    records = [record for record in entries if not record.entry.redrive]
-    return ControlState(
-        tuple(sorted(records, key=lambda record: record.entry.order)),
-        tuple(build for sink, registered in by_sink.items() if (build := _build(sink, registered))),
-        tuple(
-            RetainedGeneration(sink, table, view.name, view.until)
-            for sink, registered in by_sink.items()
-            for table, view in sorted(registered.retained.items())
-        ),
-        len(entries) - len(records),
-    )
 
 
 def _build(sink: str, registered: Generations) -> BuildProgress | None:
@@ -129,32 +123,25 @@ def _build(sink: str, registered: Generations) -> BuildProgress | None:
     )
 
 
-@dataclass(frozen=True)
-class Collectors:
-    """The functions that look at the servers; each is called in a thread of its own, repeatedly."""
-
-    status: Callable[[], Status]
-    """Collects and diagnoses the state of every hop."""
-    control: Callable[[], ControlState]
-    """Reads quarantine and generations."""
-
-
 class Dashboard:
     """The last samples, and the lag of the last day. Any thread may read it."""
 
     def __init__(
         self,
         pipeline: str,
-        collectors: Collectors,
-        complete: Callable[[str], str] = lambda text: text,
+        check_health: Callable[[], Status],
+        read_control: Callable[[], ControlState],
+        complete: Callable[[str], str],
     ) -> None:
-        """`complete` completes the commands in a text, so that they can be pasted."""
+        """`check_health` and `read_control` look at the servers; each is called in a thread of its own,
+        repeatedly. `complete` completes the commands in a text, so that they can be pasted.
+        """
         self.pipeline = pipeline
         self.complete = complete
         self.history = LagHistory()
-        self.status: Sampler[Status] = Sampler("the servers", collectors.status, self._note)
+        self.status: Sampler[Status] = Sampler("the servers", check_health, self._note)
         self.control: Sampler[ControlState] = Sampler(
-            "the control topics", collectors.control, self._note_stored
+            "the control topics", read_control, self._note_stored
         )
         self.closing = threading.Event()
         """Set when the server ends: streams of events end then."""
@@ -189,10 +176,10 @@ class Dashboard:
         return is_ready, "there is a first look" if is_ready else "the first look is under way"
 
     def _note(self, sample: Sample[Status]) -> None:
-        self.history.add(sample_of(sample.value, sample.taken_at))
+        self.history.add(sample.taken_at, lags_of(sample.value))
 
     def _note_stored(self, sample: Sample[ControlState]) -> None:
         """Take over what runs measured before this page began."""
         for sink, lags in sample.value.lags.items():
             for stored in lags:
-                self.history.add(HopLags(stored.at, {f"Kafka -> {sink}": stored.lag_seconds}))
+                self.history.add(stored.at, {f"Kafka -> {sink}": stored.lag_seconds})

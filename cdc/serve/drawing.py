@@ -19,8 +19,6 @@ UNREAD = "could not be read"
 SYMBOLS = {"ok": "✓", "info": "✓", "warning": "!", "degraded": "!", "down": "✕", "unknown": "?"}
 """The sign of each state, so that colour isn't its only mark."""
 UNREAD_CODES = {"source-unreachable", "connect-unreachable", "kafka-unreachable"}
-LONGEST = 26
-"""Most characters of a line in a box; longer ones are cut, and the list beside has them whole."""
 LINE = 18
 """Distance of two lines of text."""
 LINES = 3
@@ -46,11 +44,6 @@ class Part:
     name: str
     state: str
     lines: tuple[str, ...]
-
-    @property
-    def symbol(self) -> str:
-        """The sign of its state."""
-        return SYMBOLS[self.state]
 
 
 @dataclass(frozen=True)
@@ -154,7 +147,10 @@ def _branch(status: Status, sink: SinkStatus) -> Branch:
     if unread:
         lines: tuple[str, ...] = (f"lag {UNREAD}",)
     else:
-        lines = (_lag(sink), f"{sum(measured):,} records waiting")
+        lag = (
+            f"lag {UNREAD}" if sink.lag_seconds is None else f"{lag_text(sink.lag_seconds)} behind"
+        )
+        lines = (lag, f"{sum(measured):,} records waiting")
     if sink.state in WORKING and sink.rows_per_s:
         remaining = "" if sink.catch_up_s is None else f", {duration(sink.catch_up_s)} left"
         lines = (*lines, f"{sink.rows_per_s:,.0f} changes/s{remaining}")
@@ -183,12 +179,6 @@ def _sink_lines(status: Status, sink: SinkStatus, *, unread: bool) -> Iterator[s
             yield f"clock {time}: {', '.join(views)}"
 
 
-def _lag(sink: SinkStatus) -> str:
-    if sink.lag_seconds is None:
-        return f"lag {UNREAD}"
-    return f"{lag_text(sink.lag_seconds)} behind"
-
-
 def lag_text(seconds: float) -> str:
     """A lag as people say it; what is next to nothing is 0 s."""
     return duration(seconds) if seconds >= 0.05 else "0 s"
@@ -204,18 +194,6 @@ class Box:
     height: int
     part: Part
 
-    @property
-    def lines(self) -> list[tuple[int, str]]:
-        """Its lines, with the y of each."""
-        return [
-            (self.y + 46 + number * LINE, _cut(line)) for number, line in enumerate(self.part.lines)
-        ]
-
-    @property
-    def title(self) -> str:
-        """Its name."""
-        return _cut(self.part.name)
-
 
 @dataclass(frozen=True)
 class Arrow:
@@ -228,16 +206,9 @@ class Arrow:
     anchor: str
     head: str
     shifts: tuple[int, ...] = (0, LINE, 2 * LINE)
-    """How far below `y` each line stands."""
+    """How far below `y` each line stands; there are no more lines than these."""
     returning: bool = False
-
-    @property
-    def lines(self) -> list[tuple[int, str]]:
-        """Its lines, with the y of each."""
-        lines = () if self.returning else self.part.lines
-        return [
-            (self.y + shift, _cut(line)) for shift, line in zip(self.shifts, lines, strict=False)
-        ]
+    """The way of documents back into Kafka: dashed, without lines."""
 
 
 @dataclass(frozen=True)
@@ -288,7 +259,17 @@ def lay_out_wide(hops: Hops) -> Picture:
         arrows.append(Arrow(path, branch.hop, label_x, y, "middle", head, AROUND))
         if branch.returns:
             path_back = f"M {sinks_x} {y + 36} H {bend - 10} V {middle + 30} H {start + 8}"
-            arrows.append(_returning(branch, path_back, _head(start, middle + 30, -1)))
+            arrows.append(
+                Arrow(
+                    path_back,
+                    branch.hop,
+                    0,
+                    0,
+                    "start",
+                    _head(start, middle + 30, -1),
+                    returning=True,
+                )
+            )
     return Picture("wide", sinks_x + box_width + 2, height, boxes, arrows)
 
 
@@ -313,18 +294,15 @@ def lay_out_tall(hops: Hops) -> Picture:
         boxes.append(Box(indent, box_y, width - indent - 2, box_height, branch.sink))
         if branch.returns:
             path_back = f"M {indent} {middle + 24} H 10 V 266"
-            arrows.append(_returning(branch, path_back, _head(10, 258, 0, -1)))
+            arrows.append(
+                Arrow(path_back, branch.hop, 0, 0, "start", _head(10, 258, 0, -1), returning=True)
+            )
         y = box_y + box_height
     return Picture("tall", width, y + 4, boxes, arrows)
 
 
 def _box_height(part: Part) -> int:
     return BOX + LINE * max(0, len(part.lines) - LINES)
-
-
-def _returning(branch: Branch, path: str, head: str) -> Arrow:
-    """The way of documents back into Kafka, dashed, without numbers."""
-    return Arrow(path, branch.hop, 0, 0, "start", head, returning=True)
 
 
 def _head(x: int, y: int, right: int = 1, down: int = 0) -> str:
@@ -338,10 +316,6 @@ def _head(x: int, y: int, right: int = 1, down: int = 0) -> str:
     return (
         f"M {back_x - side_x} {back_y - side_y} L {x} {y} L {back_x + side_x} {back_y + side_y} Z"
     )
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
 
 
 @dataclass(frozen=True)
@@ -358,7 +332,8 @@ class Plot:
 
 def lay_out_plot(series: Series) -> Plot:
     """Make the path of a series, and say it in words."""
-    top = _top(series.worst or 0.0)
+    worst = series.worst or 0.0
+    top = float(next((top for top in TOPS if top >= worst), worst))
     pieces = _pieces(series.values)
     lines = [_line(piece, top) for piece in pieces]
     return Plot(
@@ -381,11 +356,6 @@ def _summary(series: Series) -> str:
     latest = series.values[-1] if series.values[-1] is not None else series.values[-2]
     current = "not measured now" if latest is None else f"now {lag_text(latest)}"
     return f"{current}, at most {lag_text(max(measured))}"
-
-
-def _top(worst: float) -> float:
-    """Choose the top of the scale: the next round figure."""
-    return float(next((top for top in TOPS if top >= worst), worst))
 
 
 def _pieces(values: Sequence[float | None]) -> list[list[tuple[float, float]]]:

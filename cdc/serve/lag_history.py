@@ -17,25 +17,20 @@ Lags = Mapping[str, float | None]
 
 
 @dataclass(frozen=True)
-class HopLags:
-    """The lag of every hop at a moment, in Unix seconds."""
-
-    at: float
-    lags: Lags
-
-
-@dataclass(frozen=True)
 class Span:
     """A stretch of time that is plotted, in slots of `slot_s` seconds: the worst of each."""
 
     name: str
-    length_s: float
-    slot_s: float
+    length_s: int
+    slot_s: int
+
+    @property
+    def slots(self) -> int:
+        """How many slots it has."""
+        return self.length_s // self.slot_s
 
 
-HOUR = Span("hour", 3600, 20)
-DAY = Span("day", 86_400, 240)
-SPANS: Mapping[str, Span] = {span.name: span for span in (HOUR, DAY)}
+SPANS = {span.name: span for span in (Span("hour", 3600, 20), Span("day", 86_400, 240))}
 
 
 @dataclass(frozen=True)
@@ -53,12 +48,12 @@ class Series:
         return max((value for value in self.values if value is not None), default=None)
 
 
-def sample_of(status: Status, at: float) -> HopLags:
+def lags_of(status: Status) -> Lags:
     """Take the lag of each hop from a status."""
     beat = status.heartbeat
     captured = None if beat is None else beat.age_s if beat.late else beat.delay_s
     by_sink = {f"Kafka -> {sink.name}": sink.lag_seconds for sink in status.sinks}
-    return HopLags(at, {CAPTURE: captured, **by_sink})
+    return {CAPTURE: captured, **by_sink}
 
 
 class LagHistory:
@@ -68,23 +63,24 @@ class LagHistory:
         self._lock = threading.Lock()
         self._slots: dict[str, dict[int, dict[str, float | None]]] = {name: {} for name in SPANS}
 
-    def add(self, sample: HopLags) -> None:
-        """Add a sample, and drop those that are too old to be plotted."""
+    def add(self, at: float, lags: Lags) -> None:
+        """Add the lags at a moment, in Unix seconds, and drop those that are too old to be plotted."""
         with self._lock:
             for name, span in SPANS.items():
                 slots = self._slots[name]
-                number = int(sample.at // span.slot_s)
+                number = int(at // span.slot_s)
                 slot = slots.setdefault(number, {})
-                for hop, lag in sample.lags.items():
-                    slot[hop] = _worse(slot.get(hop), lag)
-                oldest = number - _count(span)
+                for hop, lag in lags.items():
+                    measured = [value for value in (slot.get(hop), lag) if value is not None]
+                    slot[hop] = max(measured, default=None)
+                oldest = number - span.slots
                 for old_number in [key for key in slots if key <= oldest]:
                     del slots[old_number]
 
     def series(self, span: Span, now: float) -> list[Series]:
         """Return the series of all hops that were ever measured within a span."""
         last = int(now // span.slot_s)
-        numbers = range(last - _count(span) + 1, last + 1)
+        numbers = range(last - span.slots + 1, last + 1)
         with self._lock:
             slots = {number: dict(self._slots[span.name].get(number, {})) for number in numbers}
         hops = {hop: None for slot in slots.values() for hop in slot}
@@ -92,12 +88,3 @@ class LagHistory:
         return [
             Series(hop, span, until, [slots[number].get(hop) for number in numbers]) for hop in hops
         ]
-
-
-def _count(span: Span) -> int:
-    return int(span.length_s / span.slot_s)
-
-
-def _worse(first: float | None, second: float | None) -> float | None:
-    measured = [value for value in (first, second) if value is not None]
-    return max(measured, default=None)

@@ -27,6 +27,7 @@ from cdc.serve.api import dashboard_of
 from cdc.serve.dashboard import Dashboard
 from cdc.serve.drawing import (
     HEIGHT,
+    LINE,
     SYMBOLS,
     UNREAD,
     WIDTH,
@@ -46,20 +47,12 @@ TITLES = {
     "/quarantine": "Quarantine",
 }
 LONGEST_SEARCH = 100
+LONGEST_LINE = 26
+"""Most characters of a line in a picture; longer ones are cut, and the list beside has them whole."""
 FOLDER = Path(__file__).parent / "runbooks"
 LINK = re.compile(r'href="([a-z-]+)\.md"')
 PAGE = 100
 """Rows of a page."""
-SORT_NAMES = {
-    "worst": "worst first",
-    "table": "table",
-    "sink": "sink",
-    "behind": "behind",
-    "waiting": "waiting",
-    "changes": "changes",
-    "changed": "last change",
-    "quarantined": "quarantine",
-}
 RISING = ("table", "sink")
 """Orders that begin with the least; all others begin with the greatest."""
 
@@ -80,15 +73,17 @@ def _environment() -> Environment:
         ago=lambda moment: f"{duration(max(0.0, time.time() - moment))} ago",
         ahead=lambda moment: f"in {duration(max(0.0, moment - time.time()))}",
         full_stopped=full_stopped,
+        cut=lambda text: text if len(text) <= LONGEST_LINE else f"{text[: LONGEST_LINE - 1]}…",
         made=generation_time,
     )
     environment.globals.update(
-        SORT_NAMES=SORT_NAMES,
+        SORT_NAMES={sort: name for sort, (name, _) in SORTS.items()},
         SYMBOLS=SYMBOLS,
         UNREAD=UNREAD,
         TITLES=TITLES,
         WIDTH=WIDTH,
         HEIGHT=HEIGHT,
+        LINE=LINE,
     )
     return environment
 
@@ -103,6 +98,7 @@ async def overview(request: Request) -> Response:
         for lag in measured:
             plots.setdefault(lag.hop, {})[name] = lay_out_plot(lag)
     hops = describe_hops(status) if status else None
+    groups = folded(status.findings) if status else []
     return show(
         request,
         "overview.html",
@@ -110,32 +106,26 @@ async def overview(request: Request) -> Response:
         hops=hops,
         pictures=[lay_out_wide(hops), lay_out_tall(hops)] if hops else [],
         plots=plots,
-        **_findings(dashboard, status),
+        findings=groups[:SHOWN],
+        further=len(groups) - SHOWN,
+        sentence=dashboard.complete(slow_hop(status)) if status else "",
     )
-
-
-def _findings(dashboard: Dashboard, status: Status | None) -> Mapping[str, Any]:
-    """The findings that are shown, folded, and how many more there are."""
-    groups = folded(status.findings) if status else []
-    return {
-        "findings": groups[:SHOWN],
-        "further": len(groups) - SHOWN,
-        "sentence": dashboard.complete(slow_hop(status)) if status else "",
-    }
 
 
 async def tables(request: Request) -> Response:
     """The views of all sinks."""
     query = request.query_params
-    page = query.get("page", "1")
-    selection = Selection(
-        query.get("search", "")[:LONGEST_SEARCH],
-        query.get("sort", "worst") if query.get("sort") in SORTS else "worst",
-        int(page) if page.isascii() and page.isdigit() and len(page) < 6 else 1,
-    )
+    search = query.get("search", "")[:LONGEST_SEARCH]
+    order = query.get("sort", "worst")
+    order = order if order in SORTS else "worst"
+    text = query.get("page", "1")
+    page = int(text) if text.isascii() and text.isdigit() and len(text) < 6 else 1
     status = _status(dashboard_of(request))
-    page_of_rows = select_rows(all_rows(status), selection) if status else None
-    return show(request, "tables.html", "Tables", selection=selection, shown=page_of_rows)
+    shown = None
+    if status:
+        rows = [_row(sink, view) for sink in status.sinks for view in sink.views]
+        shown = _select_rows(rows, search, order, page)
+    return show(request, "tables.html", "Tables", search=search, order=order, shown=shown)
 
 
 async def generations(request: Request) -> Response:
@@ -204,77 +194,63 @@ def runbook(code: str) -> str | None:
 
 @dataclass(frozen=True)
 class Row:
-    """A view. `state` is a severity, `ok`, or `unknown` where its lag could not be measured."""
+    """A view. `state` is `degraded`, `ok`, or `unknown` where its lag could not be measured."""
 
-    table: str
     sink: str
+    view: ViewStatus
     state: str
     trouble: str
-    waiting: int | None
-    behind_s: float | None
-    changes: int | None
-    changed_at: float | None
-    quarantined: int
-    generation: str | None
+
+    @property
+    def name(self) -> tuple[str, str]:
+        """Table and sink."""
+        return self.view.table, self.sink
+
+    @property
+    def waiting(self) -> int | None:
+        """Records that wait. Offsets without a record, such as marks of transactions, don't."""
+        return 0 if self.view.lag_seconds == 0 else self.view.lag_records
 
     @property
     def rank(self) -> tuple[bool, bool, float, int]:
         """Rank a state for sorting: the worse it is, the greater the number."""
-        troubled = self.state in ("down", "degraded")
-        return troubled, self.behind_s is None, self.behind_s or 0.0, self.waiting or 0
+        behind_s = self.view.lag_seconds
+        return self.state == "degraded", behind_s is None, behind_s or 0.0, self.waiting or 0
 
 
-SORTS: Mapping[str, Callable[[Row], Any]] = {
-    "worst": lambda row: row.rank,
-    "table": lambda row: (row.table, row.sink),
-    "sink": lambda row: (row.sink, row.table),
-    "waiting": lambda row: -1 if row.waiting is None else row.waiting,
-    "behind": lambda row: -1.0 if row.behind_s is None else row.behind_s,
-    "changes": lambda row: -1 if row.changes is None else row.changes,
-    "changed": lambda row: row.changed_at or 0.0,
-    "quarantined": lambda row: row.quarantined,
+SORTS: Mapping[str, tuple[str, Callable[[Row], Any]]] = {
+    "worst": ("worst first", lambda row: row.rank),
+    "table": ("table", lambda row: row.name),
+    "sink": ("sink", lambda row: row.name[::-1]),
+    "behind": ("behind", lambda row: _or_least(row.view.lag_seconds)),
+    "waiting": ("waiting", lambda row: _or_least(row.waiting)),
+    "changes": ("changes", lambda row: _or_least(row.view.changes)),
+    "changed": ("last change", lambda row: row.view.at or 0.0),
+    "quarantined": ("quarantine", lambda row: row.view.quarantined),
 }
-"""Sort keys by the name of the order."""
+"""The name of each order for people, and its key."""
 
 
-@dataclass(frozen=True)
-class Selection:
-    """What a reader of the table wants to see."""
-
-    search: str = ""
-    sort: str = "worst"
-    page: int = 1
+def _or_least(value: float | None) -> float:
+    """Place what isn't known below 0."""
+    return -1 if value is None else value
 
 
-@dataclass(frozen=True)
-class RowPage:
-    """The rows of a page, of how many that match, of how many there are."""
-
-    rows: Sequence[Row]
-    matching: int
-    total: int
-    page: int
-    pages: int
-
-
-def all_rows(status: Status) -> list[Row]:
-    """Make a row of each view."""
-    return [_row(sink, view) for sink in status.sinks for view in sink.views]
-
-
-def select_rows(rows: Sequence[Row], selection: Selection) -> RowPage:
+def _select_rows(rows: Sequence[Row], search: str, order: str, page: int) -> Mapping[str, Any]:
     """Choose and sort rows. Every word of the search has to occur in the name of table or sink."""
-    words = selection.search.lower().split()
-    matching = [
-        row for row in rows if all(word in f"{row.table} {row.sink}".lower() for word in words)
-    ]
-    order = selection.sort if selection.sort in SORTS else "worst"
-    matching.sort(key=lambda row: (row.table, row.sink))
-    matching.sort(key=SORTS[order], reverse=order not in RISING)
+    words = search.lower().split()
+    matching = [row for row in rows if all(word in " ".join(row.name).lower() for word in words)]
+    matching.sort(key=lambda row: row.name)
+    matching.sort(key=SORTS[order][1], reverse=order not in RISING)
     pages = max(1, -(-len(matching) // PAGE))
-    page = min(max(1, selection.page), pages)
-    shown = matching[(page - 1) * PAGE : page * PAGE]
-    return RowPage(shown, len(matching), len(rows), page, pages)
+    page = min(max(1, page), pages)
+    return {
+        "rows": matching[(page - 1) * PAGE : page * PAGE],
+        "matching": len(matching),
+        "total": len(rows),
+        "page": page,
+        "pages": pages,
+    }
 
 
 def _row(sink: SinkStatus, view: ViewStatus) -> Row:
@@ -289,15 +265,4 @@ def _row(sink: SinkStatus, view: ViewStatus) -> Row:
         state = "degraded"
     else:
         state = "unknown" if view.lag_records is None else "ok"
-    return Row(
-        view.table,
-        sink.name,
-        state,
-        trouble,
-        0 if view.lag_seconds == 0 else view.lag_records,
-        view.lag_seconds,
-        view.changes,
-        view.at,
-        view.quarantined,
-        view.generation,
-    )
+    return Row(sink.name, view, state, trouble)

@@ -1,22 +1,58 @@
-"""Serves the application on a port until a signal, or until `close`."""
+"""Serves the pages on a port until a signal, or until `close`: which path is answered by which function,
+behind the guard.
+"""
 
 import asyncio
 import contextlib
 import signal
 import socket
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import uvicorn
-from starlette.types import ASGIApp
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
 
 from cdc.errors import SettingsError
+from cdc.serve import api, pages
+from cdc.serve.access import Access, Guard
 from cdc.serve.dashboard import Dashboard
 
 MOST = 200
 """Most requests at a time; further ones are refused."""
 ENDING_S = 0.05
 """Seconds for connections that are being closed."""
+STATIC = Path(__file__).parent / "static"
+ROUTES = [
+    Route("/", pages.overview),
+    Route("/tables", pages.tables),
+    Route("/generations", pages.generations),
+    Route("/quarantine", pages.quarantine),
+    Route("/runbooks/{code}", pages.runbook_page),
+    Route("/api/status", api.status),
+    Route("/api/sample", api.sample),
+    Route("/api/lag/{span}", api.lag),
+    Route("/api/generations", api.generations),
+    Route("/api/quarantine", api.quarantine),
+    Route("/events", api.events),
+    Route("/metrics", api.metrics),
+    Route("/livez", api.live),
+    Route("/readyz", api.ready),
+    Mount("/static", StaticFiles(directory=STATIC)),
+]
+
+
+async def _show_refusal(request: Request, error: Exception) -> Response:
+    """Answer with an error page, or for programs with a document."""
+    assert isinstance(error, HTTPException)
+    if request.url.path.startswith("/api/"):
+        return JSONResponse({"error": error.detail}, error.status_code)
+    return pages.show_error(request, error.status_code, error.detail)
 
 
 class _Server(uvicorn.Server):
@@ -40,15 +76,17 @@ class _Server(uvicorn.Server):
 class PageServer:
     """A server of one dashboard. It listens from the start, and answers while it runs."""
 
-    def __init__(self, app: ASGIApp, dashboard: Dashboard, address: str, port: int) -> None:
+    def __init__(self, dashboard: Dashboard, access: Access, port: int) -> None:
         """Listen on the port; 0: a free one.
 
         Raises:
             SettingsError: the port is taken, or the address isn't this machine's.
         """
         self._dashboard = dashboard
+        app = Starlette(routes=ROUTES, exception_handlers={HTTPException: _show_refusal})
+        app.state.dashboard = dashboard
         config = uvicorn.Config(
-            app,
+            Guard(app, access),
             log_config=None,
             access_log=False,
             server_header=False,
@@ -62,6 +100,7 @@ class PageServer:
             timeout_graceful_shutdown=5,
         )
         self._server = _Server(config, dashboard)
+        address = access.address
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         self._socket = socket.socket(family, socket.SOCK_STREAM)
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -18,7 +18,6 @@ import redis
 import yaml
 
 from cdc.connectors.client import Connect
-from cdc.doctor.examination import Examination
 from cdc.errors import SourceError
 from cdc.kafka.clients import kafka
 from cdc.kafka.topics import Topics
@@ -26,6 +25,7 @@ from cdc.model.finding import Finding, Severity, only_looks
 from cdc.model.finding_codes import KINDS, code_of
 from cdc.observe.collection import collect
 from cdc.observe.diagnosis import diagnose
+from cdc.observe.examination import Examination
 from cdc.observe.status import Status
 from cdc.postgres import source
 from cdc.postgres.table_survey import read_source

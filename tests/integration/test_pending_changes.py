@@ -1,6 +1,6 @@
 """The table of a change that the connector couldn't send, found in what its slot still holds."""
 
-from cdc.capture.unsendable import Unsendable, find_table
+from cdc.capture.aside import Unsendable, find_table
 from cdc.model.obstacle import Obstacle
 from tests.support.shop import Shop
 

@@ -26,7 +26,7 @@ from cdc.model.position import Position, ViewCheckpoint
 from cdc.observe.collection import collect
 from cdc.observe.diagnosis import diagnose
 from cdc.observe.status import Status
-from cdc.readiness import replication_slot
+from cdc.readiness.facts import read_slot
 from tests.support.pipelines import NOWHERE, pipeline, position_by_table
 from tests.support.postgres import strict_postgres
 from tests.support.shop import PASSWORD, Shop, shop_on
@@ -78,9 +78,9 @@ def test_a_registered_pipeline_carries_the_snapshot_and_the_log(shop: Shop, uniq
 def test_registering_again_restarts_nothing(shop: Shop, unique: str) -> None:
     shop.migrate()
     first = shop.register()
-    old_slot = replication_slot.slot(shop.conn, unique)
+    old_slot = read_slot(shop.conn, unique)
     result = shop.register()
-    slot = replication_slot.slot(shop.conn, unique)
+    slot = read_slot(shop.conn, unique)
     assert (result.changed, result.created) == (False, [])
     assert result.beat.offset > first.beat.offset
     assert old_slot is not None
@@ -123,9 +123,9 @@ def test_a_changed_file_restarts_the_task_and_waits_for_it(shop: Shop, unique: s
         shop.pipeline.source.model_copy(update={"heartbeat_s": beat}) for beat in (0.05, 0.06)
     )
     shop.register(source=quick)
-    old_slot = replication_slot.slot(shop.conn, unique)
+    old_slot = read_slot(shop.conn, unique)
     result = shop.register(source=slower)
-    slot = replication_slot.slot(shop.conn, unique)
+    slot = read_slot(shop.conn, unique)
     assert result.changed
     assert old_slot is not None
     assert slot is not None
@@ -364,7 +364,7 @@ def test_a_lost_slot_fails_loudly(shop: Shop, unique: str, recreated: bool) -> N
     assert "no longer available" in caught.value.message
     assert "register --new-snapshot" in caught.value.hint
     # It didn't make itself a new slot either, from which the next start would have gone on.
-    assert (replication_slot.slot(shop.conn, unique) is not None) == recreated
+    assert (read_slot(shop.conn, unique) is not None) == recreated
 
     register(shop.pipeline, shop.tables, new_snapshot=True)
     assert {row["note"] for row in shop.rows("shop.orders").values()} == {"unseen"}

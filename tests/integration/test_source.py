@@ -12,7 +12,7 @@ from cdc.migrations import migrate
 from cdc.migrations.runner import require_capturable
 from cdc.model.table import CONTROL_TABLES, Column
 from cdc.postgres import catalog, source, table_survey
-from cdc.readiness import replication_slot
+from cdc.readiness.facts import read_slot
 from tests.support.pipelines import NOWHERE, pipeline
 from tests.support.postgres import PASSWORD, strict_postgres
 from tests.support.wait import wait_until
@@ -147,14 +147,14 @@ def test_a_key_that_the_file_names(conn: source.Connection, unique: str) -> None
 def test_a_slot_as_the_server_has_it(
     conn: source.Connection, postgres_dsn: str, unique: str
 ) -> None:
-    assert replication_slot.slot(conn, unique) is None
+    assert read_slot(conn, unique) is None
     conn.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [unique])
-    old_slot = replication_slot.slot(conn, unique)
+    old_slot = read_slot(conn, unique)
     assert old_slot is not None
     assert (old_slot.active, old_slot.active_pid, old_slot.plugin) == (False, None, "pgoutput")
     assert old_slot.wal_status == "reserved"
     conn.execute("CREATE TABLE shop.grow AS SELECT 1")
-    slot = replication_slot.slot(conn, unique)
+    slot = read_slot(conn, unique)
     assert slot is not None
     assert old_slot.lag_bytes is not None
     assert (slot.lag_bytes or 0) > old_slot.lag_bytes
@@ -170,7 +170,7 @@ def test_a_transaction_that_holds_the_slot_back(
         writer.execute("INSERT INTO shop.keyless VALUES (1)")
 
         def old_enough() -> bool:
-            slot = replication_slot.slot(conn, unique)
+            slot = read_slot(conn, unique)
             return slot is not None and (slot.oldest_transaction_s or 0) > 0.2
 
         wait_until(old_enough, 5, "the open transaction's age")

@@ -6,9 +6,8 @@ from typing import Any
 import psycopg
 import pytest
 
-from cdc.capture.new_tables import takes_snapshot
 from cdc.capture.renewal import renew
-from cdc.connectors.client import Connect
+from cdc.connectors.client import Connect, takes_snapshot
 from tests.support.shop import Shop
 from tests.support.wait import wait_until
 

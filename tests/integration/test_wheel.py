@@ -148,7 +148,7 @@ except StackError as error:
         ("spark", "cdc.spark.session"),
         ("local", "cdc.compose.stack"),
         ("sample", "cdc.sample.nyc2013"),
-        ("serve", "cdc.serve.app"),
+        ("serve", "cdc.serve.server"),
     ],
 )
 def test_each_extra_is_enough_for_what_it_is_for(

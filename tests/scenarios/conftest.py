@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -32,7 +32,7 @@ from cdc.generations.registry import GenerationBuild, Registry, RetainedView
 from cdc.generations.rollback import rollback
 from cdc.kafka.topics import Topics
 from cdc.model.table import Table
-from cdc.observe.run_log import read_runs, writing_runs
+from cdc.observe.run_log import RunLog, read_runs
 from cdc.postgres import source, table_survey
 from cdc.runtime.context import Context
 from cdc.runtime.streams import Streams
@@ -186,7 +186,7 @@ class World:
             streams = wiring.of_sinks(self.spark, context.sinks(list(names) or None))
             if context.pipeline.views and not names:
                 streams.append(wiring.of_documents(self.spark))
-            with compare_periodically(context.load), writing_runs(context.pipeline) as run_log:
+            with compare_periodically(context.load), closing(RunLog(context.pipeline)) as run_log:
                 return supervise(streams, stopping, on_tick=run_log.publish)
 
         with ThreadPoolExecutor(1) as pool:

@@ -4,6 +4,7 @@ import json
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import TYPE_CHECKING, Any
 from unittest import mock
 
@@ -14,7 +15,7 @@ import redis
 from cdc.apply import supervisor
 from cdc.apply.supervisor import AfterError, supervise
 from cdc.cli.console import configure_logging
-from cdc.observe.run_log import writing_runs
+from cdc.observe.run_log import RunLog
 from cdc.runtime.context import Context
 from cdc.runtime.streams import Streams
 from cdc.spark.session import is_running
@@ -110,7 +111,7 @@ def assert_started_again(world: "World") -> None:
     server = redis.Redis.from_url(world.cache)
     with (
         ThreadPoolExecutor(1) as pool,
-        writing_runs(context.pipeline) as run_log,
+        closing(RunLog(context.pipeline)) as run_log,
         mock.patch.object(supervisor, "FIRST_PAUSE_S", 3.0),
     ):
         server.config_set("maxmemory-policy", "allkeys-lru")
@@ -168,7 +169,7 @@ def test_a_sink_that_is_away_is_reported_and_no_secret_with_it(
         expected = {"search": "waiting", "cache": "waiting", "warehouse": "running"}
         return status if states == expected else {}
 
-    with ThreadPoolExecutor(1) as pool, writing_runs(context.pipeline) as run_log:
+    with ThreadPoolExecutor(1) as pool, closing(RunLog(context.pipeline)) as run_log:
         work = pool.submit(supervise, streams, stopping, on_tick=run_log.publish)
         try:
             world.wait_for("warehouse", 1)

@@ -19,17 +19,14 @@ from cdc.observe.status import (
     ViewStatus,
 )
 from cdc.quarantine.log import QuarantinedRecord, QuarantineKey
-from cdc.readiness.replication_slot import Slot
-from cdc.serve.access import LOOPBACK
-from cdc.serve.app import make_app
+from cdc.readiness.facts import Slot
+from cdc.serve.access import LOOPBACK, Access
 from cdc.serve.dashboard import (
     BuildProgress,
-    Collectors,
     ControlState,
     Dashboard,
     RetainedGeneration,
 )
-from cdc.serve.lag_history import HopLags
 from cdc.serve.server import PageServer
 from tests.support.wait import wait_until
 
@@ -143,7 +140,7 @@ def fill_history(dashboard: Dashboard, hops: Sequence[str]) -> None:
             lag = None
         elif 1200 < age_s < 2400 or 50_000 < age_s < 52_000:
             lag = 40.0 + age_s % 50
-        dashboard.history.add(HopLags(now - age_s, dict.fromkeys(hops, lag)))
+        dashboard.history.add(now - age_s, dict.fromkeys(hops, lag))
 
 
 @contextmanager
@@ -151,11 +148,11 @@ def serve_page(scene: Scene, token: str | None = None) -> Iterator[ServedPage]:
     """Serve a scene on a free port. Looks are ten times as frequent as for people."""
     dashboard = Dashboard(
         "shop",
-        Collectors(scene.see_status, scene.see_control),
+        scene.see_status,
+        scene.see_control,
         lambda text: text.replace("-p FILE", "-p shop.yaml"),
     )
-    app = make_app(dashboard, token, LOOPBACK)
-    server = PageServer(app, dashboard, "127.0.0.1", 0)
+    server = PageServer(dashboard, Access("127.0.0.1", LOOPBACK, token), 0)
     thread = threading.Thread(target=server.answer)
     pauses = patch.multiple(sampler, PAUSE_S=0.1, IDLE_PAUSE_S=0.1)
     pauses.start()

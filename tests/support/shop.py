@@ -23,7 +23,7 @@ from cdc.kafka.clients import kafka
 from cdc.kafka.topics import Topics
 from cdc.model.table import Table
 from cdc.postgres import source, table_survey
-from cdc.readiness import replication_slot
+from cdc.readiness.facts import read_slot
 from tests.support.pipelines import pipeline
 from tests.support.wait import wait_until
 
@@ -146,7 +146,7 @@ class Shop:
         with Connect(self.connect) as client:
             client.reset(name) if forget else client.delete(name)
         wait_until(
-            lambda: not (slot := replication_slot.slot(self.conn, name)) or not slot.active,
+            lambda: not (slot := read_slot(self.conn, name)) or not slot.active,
             60,
             f"slot {name} is let go",
         )

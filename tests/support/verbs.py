@@ -22,7 +22,7 @@ FORKS.set_forkserver_preload(
         "cdc.cli.verbs",
         "cdc.capture.connector",
         "cdc.control.operations",
-        "cdc.doctor.examination",
+        "cdc.observe.examination",
         "cdc.generations.registry",
         "cdc.migrations",
         "cdc.observe.collection",

@@ -29,7 +29,7 @@ from cdc.observe.status import (
     Status,
     ViewStatus,
 )
-from cdc.readiness.replication_slot import Slot
+from cdc.readiness.facts import Slot
 from tests.support.pages import ROOT
 
 RULES = ROOT / "compose" / "alerts.yml"

@@ -16,23 +16,30 @@ import pytest
 from cdc.cli import console, verbs
 from cdc.cli.doctor import document
 from cdc.connectors.debezium import TEMPLATE
-from cdc.doctor.connect import DANGEROUS, ConnectFacts, check_connect
-from cdc.doctor.examination import without_consequences
-from cdc.doctor.machine import MachineFacts, check_clock, check_machine
-from cdc.doctor.topics import LogFacts, TopicFacts, check_log
 from cdc.errors import TableRefused
+from cdc.model.address import is_loopback
 from cdc.model.finding import Finding, find, is_command, worst_first
 from cdc.model.finding_codes import DOCTOR, KINDS, code_of
 from cdc.model.table import CONTROL_TABLES
+from cdc.observe.examination import without_consequences
+from cdc.observe.fitness import (
+    DANGEROUS,
+    LogFacts,
+    MachineFacts,
+    TopicFacts,
+    check_clock,
+    check_connect,
+    check_log,
+    check_machine,
+)
 from cdc.readiness.checks import check_source
 from cdc.readiness.facts import (
     PublicationFacts,
     RoleFacts,
+    Slot,
     SourceFacts,
     TableFacts,
-    is_loopback,
 )
-from cdc.readiness.replication_slot import Slot
 from cdc.sinks.delta.sink import WarehouseFacts, check_folder
 from cdc.sinks.elasticsearch.health import IndexFacts, check_cluster
 from cdc.sinks.redis.health import check_info
@@ -177,11 +184,11 @@ SOURCE_FAULTS: Faults = {
 }
 
 CONFIG = {**TEMPLATE, "heartbeat.interval.ms": "2000", "heartbeat.action.query": "UPDATE"}
-CONNECT = ConnectFacts("shop", "3.7.0.Final", None, CONFIG, CONFIG)
+CONNECT = {"plugin": "3.7.0.Final", "refusal": None, "current": CONFIG, "expected": CONFIG}
 
 
 def connect(**changes: Any) -> Iterable[Finding]:
-    return check_connect(replace(CONNECT, **changes))
+    return check_connect("shop", **{**CONNECT, **changes})
 
 
 def setting(name: str, value: str = "another") -> Iterable[Finding]:

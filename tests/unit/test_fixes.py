@@ -14,7 +14,6 @@ from cdc.cli.verify import report
 from cdc.config.view_settings import STATE
 from cdc.control import registrations
 from cdc.control.registrations import Captured, Registration
-from cdc.doctor.examination import Examination
 from cdc.errors import CdcError
 from cdc.kafka.log_refusals import missing_topic, refuse_gap, shape_errors, unfilled_topic
 from cdc.model.finding import LOOK_AGAIN, Finding, find, find_error, is_command, only_looks
@@ -25,6 +24,7 @@ from cdc.model.position import Position, Server
 from cdc.model.table import Table
 from cdc.observe.collection import collect
 from cdc.observe.diagnosis import diagnose
+from cdc.observe.examination import Examination
 from cdc.observe.registration_findings import find_aside
 from cdc.observe.status import (
     ViewStatus,

@@ -17,7 +17,7 @@ from cdc.observe.forecast import (
 from cdc.observe.run_log import LagSample
 from cdc.observe.status import DocumentsStatus, HeartbeatStatus, SinkStatus, ViewStatus
 from cdc.readiness.checks import check_slot_risk
-from cdc.readiness.replication_slot import Slot
+from cdc.readiness.facts import Slot
 from cdc.serve.drawing import describe_hops
 from tests.support.page import good_status
 from tests.unit.test_screens import shown

@@ -182,7 +182,7 @@ def test_a_run_posts_what_it_finds_and_the_next_run_posts_it_again(
             settings.write(f"notify: [{entry}" if url != receiver.url else f", {entry}]\n")
     for _ in range(2):
         receiver.bodies.clear()
-        with observed(Context(file, tmp_path), None, lambda: True):
+        with observed(Context(file, tmp_path), None, "127.0.0.1", lambda: True):
             wait_until(
                 lambda: ("opened", "kafka-unreachable") in receiver.events, 60, "what is away"
             )

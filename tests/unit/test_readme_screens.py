@@ -16,7 +16,7 @@ from cdc.model import wording
 from cdc.model.outcome import Applied
 from cdc.observe.diagnosis import diagnose, slow_hop
 from cdc.observe.status import ConnectorStatus, HeartbeatStatus, SinkStatus, Status, ViewStatus
-from cdc.readiness.replication_slot import Slot
+from cdc.readiness.facts import Slot
 from docs.generate import FOLDER
 from tests.support import pages
 

@@ -18,7 +18,6 @@ from cdc.model.generation import generation_time
 from cdc.model.outcome import Applied
 from cdc.observe import run_endpoint
 from cdc.observe.diagnosis import diagnose
-from cdc.observe.http_server import Listener
 from cdc.observe.run_endpoint import RunEndpoint
 from cdc.observe.sampler import Sample, Sampler
 from cdc.observe.status import (
@@ -29,7 +28,7 @@ from cdc.observe.status import (
     Status,
     ViewStatus,
 )
-from cdc.readiness.replication_slot import Slot
+from cdc.readiness.facts import Slot
 from tests.support import http
 from tests.support.pages import ROOT
 
@@ -72,6 +71,7 @@ RUNNING = Progress(
     restarts={"truncate": 2},
     retries={"SinkUnavailable": 3},
 )
+LOOPBACK = "127.0.0.1"
 METRIC = re.compile(r"\bcdc_[a-z_]+")
 
 
@@ -84,7 +84,7 @@ def looks(status: Status = STATUS) -> Sampler[Status]:
 
 @pytest.fixture
 def endpoint() -> Iterator[RunEndpoint]:
-    with closing(RunEndpoint(Listener(0), looks())) as served:
+    with closing(RunEndpoint(looks(), lambda: True, 0, LOOPBACK)) as served:
         yield served
 
 
@@ -136,7 +136,7 @@ def test_of_500_tables_only_the_worst_have_series(endpoint: RunEndpoint) -> None
 
 def test_what_is_not_known_has_no_series() -> None:
     away = Status("shop", sinks=(SinkStatus("cache", views=(ViewStatus("public.orders"),)),))
-    with closing(RunEndpoint(Listener(0), looks(away))) as served:
+    with closing(RunEndpoint(looks(away), lambda: True, 0, LOOPBACK)) as served:
         served.publish([RUNNING])
         values = series(served)
     unknown = ("cdc_slot", "cdc_heartbeat", "cdc_connector", "cdc_quarantined", "cdc_view")
@@ -164,7 +164,7 @@ def test_a_run_that_doesnt_tick_is_not_alive(
 
 def test_a_run_whose_spark_has_ended_is_not_alive() -> None:
     lives = [True]
-    with closing(RunEndpoint(Listener(0), looks(), lambda: lives[0])) as served:
+    with closing(RunEndpoint(looks(), lambda: lives[0], 0, LOOPBACK)) as served:
         served.publish([RUNNING])
         assert fetched(served, "/livez").status_code == 200
         lives[0] = False

@@ -17,7 +17,9 @@ from cdc.model.finding_codes import CODES
 from cdc.observe import sampler as sampling
 from cdc.observe.run_log import LagSample
 from cdc.observe.sampler import Sampler
+from cdc.serve.access import LOOPBACK, Access
 from cdc.serve.pages import runbook
+from cdc.serve.server import PageServer
 from docs.generate import FOLDER
 from tests.support import http
 from tests.support.page import (
@@ -242,11 +244,9 @@ def test_a_look_that_hangs_is_loud_and_not_alive(
 
 
 def test_a_port_that_is_taken_is_named(page: ServedPage) -> None:
-    from cdc.serve.server import PageServer
-
     port = int(page.url.rpartition(":")[2])
     with pytest.raises(SettingsError, match=str(port)):
-        PageServer(lambda *_: None, page.dashboard, "127.0.0.1", port)  # type: ignore[arg-type]
+        PageServer(page.dashboard, Access("127.0.0.1", LOOPBACK, None), port)
 
 
 def test_nobody_watches_and_the_servers_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,7 +24,7 @@ from cdc.model.position import Position, Server, ViewCheckpoint
 from cdc.model.table import Table
 from cdc.model.wording import clock
 from cdc.observe import collection
-from cdc.observe.activity import ActivityReader, stands_s
+from cdc.observe.activity import LookConnections, stands_s
 from cdc.observe.collection import collect
 from cdc.observe.diagnosis import diagnose, document, slow_hop
 from cdc.observe.status import (
@@ -38,7 +38,7 @@ from cdc.observe.status import (
 )
 from cdc.observe.topic_report import find_tombstones_at_risk, measure
 from cdc.postgres import catalog, source
-from cdc.readiness.replication_slot import Slot
+from cdc.readiness.facts import Slot
 from tests.support.pipelines import pipeline, position_by_table
 from tests.support.wait import answer_within
 
@@ -408,7 +408,7 @@ def judge(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[Finding]]:
 
         for part in ("read_slot", "read_connector", "read_definitions", "read_topics"):
             monkeypatch.setattr(collection, part, lambda *_: None)
-        monkeypatch.setattr(ActivityReader, "read", lambda *_: None)
+        monkeypatch.setattr(LookConnections, "read_activity", lambda *_: None)
         monkeypatch.setattr(TopicsPool, "borrowed", lambda *_: Silent())
         monkeypatch.setattr(source, "connect", lambda _: Silent())
         monkeypatch.setattr(source, "server", answer)

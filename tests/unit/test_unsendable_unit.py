@@ -2,7 +2,7 @@
 
 import pytest
 
-from cdc.capture.unsendable import Unsendable, read_causes
+from cdc.capture.aside import Unsendable, read_causes
 from cdc.control.registrations import Captured, Registration, refuse_waiting
 from cdc.model.obstacle import Obstacle
 from cdc.model.position import Position

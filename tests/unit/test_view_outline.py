@@ -7,7 +7,8 @@ from pathlib import Path
 from cdc.cli.status import draw_status
 from cdc.cli.views import draw_late, draw_view
 from cdc.model.wording import clock
-from cdc.observe.pipeline_metrics import metrics_of
+from cdc.observe.pipeline_metrics import LookMetrics
+from cdc.observe.sampler import Sample, Sampler
 from cdc.observe.status import ClockStatus, DocumentsStatus, SinkStatus, Status
 from cdc.serve.drawing import describe_hops
 from cdc.views.outline import outline, state_outline
@@ -86,9 +87,11 @@ def test_clocks_are_shown_beside_their_views() -> None:
     ]
     assert f"clock {clock(now)}: overdue" in box.lines
     assert f"clock {clock(1_359_750_000.0)}: arrivals" in box.lines
+    looks = Sampler("the servers", lambda: status)
+    looks.sample = Sample(status, now, 0.1)
     figures = {
         (sample.name, sample.labels["view"]): sample.value
-        for metric in metrics_of(status)
+        for metric in LookMetrics(looks).collect()
         for sample in metric.samples
         if sample.name == "cdc_view_clock_seconds"
     }

@@ -17,14 +17,20 @@ from cdc.capture.configuration import configuration
 from cdc.config.settings import Pipeline
 from cdc.config.view_settings import SCHEMA, STATE
 from cdc.connectors.client import Connect
-from cdc.doctor.connect import check_connect, read_connect
-from cdc.doctor.machine import check_clock, check_machine, read_machine
-from cdc.doctor.topics import check_log, read_log
-from cdc.errors import CdcError, SettingsError, Unexpected
+from cdc.connectors.debezium import PLUGIN
+from cdc.errors import CdcError, ConnectorError, SettingsError, Unexpected
 from cdc.kafka.pool import TopicsPool
 from cdc.kafka.topics import Topics
 from cdc.model.finding import Finding, Severity, find_error, worst_first
 from cdc.model.trace import trace
+from cdc.observe.fitness import (
+    check_clock,
+    check_connect,
+    check_log,
+    check_machine,
+    read_log,
+    read_machine,
+)
 from cdc.observe.registration_findings import find_registration_troubles
 from cdc.postgres import source, table_survey
 from cdc.readiness.checks import check_source
@@ -100,7 +106,7 @@ class Examination:
     def _connect(self) -> Iterator[Finding]:
         pipeline = self.pipeline
         with Connect(pipeline.connect) as connect:
-            connect.config(pipeline.pipeline)
+            current = connect.config(pipeline.pipeline)
             try:
                 with source.connect(pipeline.source.dsn) as conn, Topics(pipeline.kafka) as topics:
                     expected = configuration(
@@ -115,7 +121,20 @@ class Examination:
                 return
             except CdcError:
                 return  # A server that is away is a finding of its own part.
-            yield from check_connect(read_connect(connect, pipeline.pipeline, expected))
+            plugin = connect.plugins().get(PLUGIN)
+            refusal = None
+            if plugin is not None:
+                try:
+                    connect.validate(expected)
+                except ConnectorError as error:
+                    refusal = error.message
+            yield from check_connect(
+                pipeline.pipeline,
+                plugin=plugin,
+                refusal=refusal,
+                current=current,
+                expected=expected,
+            )
 
     def _log(self) -> Iterator[Finding]:
         with Topics(self.pipeline.kafka) as topics:
