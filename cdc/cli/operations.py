@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from cdc.cli.console import Json, out, print_json
+from cdc.cli.console import Json, answer
 from cdc.cli.screen import Grid
 from cdc.model.wording import clock, duration
 
@@ -19,11 +19,6 @@ UNRECORDED = ("context", "as_json", "master")
 """Parameters of verbs that say nothing of what is changed."""
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the verb to the command line."""
-    app.command()(operations)
-
-
 def operations(context: typer.Context, as_json: Json = False) -> None:
     """List who ran which changing command, when, with what result."""
     from cdc.control.operations import read
@@ -32,10 +27,8 @@ def operations(context: typer.Context, as_json: Json = False) -> None:
     pipeline = context.obj.load()
     with Topics(pipeline.kafka) as kafka:
         entries = read(pipeline, kafka)
-    if as_json:
-        return print_json({"operations": entries})
-    out.print(draw_operations(entries) if entries else "nothing is recorded")
-    return None
+    screen = draw_operations(entries) if entries else "nothing is recorded"
+    answer(as_json, {"operations": entries}, screen)
 
 
 def recorded(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from cdc.cli.console import Json, call, out, print_json
+from cdc.cli.console import Json, answer, call
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -27,11 +27,6 @@ WHERE NOT s.active AND s.database = current_database() AND h.pipeline <> %s ORDE
 """
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the verb to the command line."""
-    app.command()(plan)
-
-
 def plan(context: typer.Context, as_json: Json = False) -> None:
     """Show what the pipeline file would change; change nothing.
 
@@ -39,11 +34,7 @@ def plan(context: typer.Context, as_json: Json = False) -> None:
     refuse.
     """
     change_plan = _make_plan(context.obj.from_catalog())
-    if as_json:
-        print_json(change_plan)
-        return
-    for line in lines(change_plan):
-        out.print(call.complete_commands(line), highlight=False, markup=False, soft_wrap=True)
+    answer(as_json, change_plan, call.complete_commands("\n".join(lines(change_plan))))
 
 
 def lines(change_plan: "Plan") -> "Iterator[str]":

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console, RenderableType
 from rich.status import Status as Spinner
 
-from cdc.cli.console import Json, Master, call, err, out, print_json
+from cdc.cli.console import Json, Master, SinkName, TableName, answer, call, err
 from cdc.cli.operations import recorded
 from cdc.cli.screen import Grid
 from cdc.runtime.servers import spark_on
@@ -32,21 +32,13 @@ killed.
 """
 SILENT_S = 4.0
 """Seconds between two progress lines of a rebuild where output is no terminal."""
-SinkName = Annotated[str, typer.Argument(help="A sink of the pipeline file.")]
-TableName = Annotated[str | None, typer.Option("--table", help="Only this table, as schema.table.")]
 Keep = Annotated[
     float,
     typer.Option(help="Hours that the previous generation is kept current for a rollback.", min=0),
 ]
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the verbs to the command line."""
-    for verb in (rebuild, rollback):
-        app.command()(recorded(verb.__name__)(verb))
-    app.command()(recorded("generations", lambda options: options["clean"])(generations))
-
-
+@recorded("rebuild")
 def rebuild(
     context: typer.Context,
     sink: SinkName,
@@ -127,6 +119,7 @@ def build(
         ).run()
 
 
+@recorded("rollback")
 def rollback(
     context: typer.Context, sink: SinkName, keep: Keep = 1.0, as_json: Json = False
 ) -> None:
@@ -147,6 +140,7 @@ def rollback(
     _print_result(sink, retained, as_json, "readers see the previous generation")
 
 
+@recorded("generations", lambda options: options["clean"])
 def generations(
     context: typer.Context,
     clean: Annotated[
@@ -175,10 +169,7 @@ def generations(
             for sink in sinks
             for table in context.obj.tables_in(sink.name)
         ]
-    if as_json:
-        return print_json({"generations": rows})
-    out.print(draw_generations(rows))
-    return None
+    answer(as_json, {"generations": rows}, draw_generations(rows))
 
 
 def _clean(registry: "Registry", sink: "Sink", tables: "Sequence[Table]") -> None:
@@ -209,13 +200,11 @@ def _to_row(generations: "Generations", sink: "Sink", table: "Table") -> "dict[s
 def _print_result(
     sink: str, retained: "Mapping[str, RetainedView]", as_json: bool, outcome: str
 ) -> None:
-    if as_json:
-        names = {table: generation.name for table, generation in retained.items()}
-        keep_until = max((generation.until for generation in retained.values()), default=None)
-        return print_json({"sink": sink, "kept": names, "keep_until": keep_until})
+    names = {table: generation.name for table, generation in retained.items()}
+    keep_until = max((generation.until for generation in retained.values()), default=None)
+    document = {"sink": sink, "kept": names, "keep_until": keep_until}
     advice = call.complete_commands(f"; cdc rollback {sink} goes back") if retained else ""
-    out.print(f"{sink}: {outcome}{advice}", highlight=False)
-    return None
+    answer(as_json, document, f"{sink}: {outcome}{advice}")
 
 
 def draw_generations(rows: "Sequence[Mapping[str, Any]]") -> RenderableType:
@@ -249,19 +238,14 @@ def show_build(console: Console, *, quiet: bool) -> "Iterator[Callable[[Generati
             nonlocal printed_at
             if build.phase not in phases:
                 phases.append(build.phase)
-                console.print(f"{build.sink}: {build.phase}", highlight=False)
-            remaining = (
-                f", {build.remaining_s:.0f} s left"
-                if build.remaining_s is not None and build.phase == "replay"
-                else ""
-            )
-            counts = (
-                f"{build.done:,} of {build.total:,} records, {build.rows_per_s:,.0f}/s{remaining}"
-            )
+                console.print(f"{build.sink}: {build.phase}")
+            counts = f"{build.done:,} of {build.total:,} records, {build.rows_per_s:,.0f}/s"
             line = f"{build.sink}: {build.phase} {counts}"
+            if build.remaining_s is not None and build.phase == "replay":
+                line += f", {build.remaining_s:.0f} s left"
             status.update(line)
             if not console.is_terminal and time.monotonic() > printed_at + SILENT_S:
                 printed_at = time.monotonic()
-                console.print(line, highlight=False)
+                console.print(line)
 
         yield show

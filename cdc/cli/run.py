@@ -1,4 +1,6 @@
-"""Verb `cdc run`: apply changes to the views, sink by sink, and keep the documents of several tables."""
+"""Verb `cdc run`: apply changes to the views, sink by sink, and keep the documents of several tables. Verbs
+`cdc pause`, `cdc resume`: have it apply nothing to a sink for a while.
+"""
 
 import os
 import time
@@ -13,8 +15,19 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from cdc.cli.console import Json, Master, MetricsAddress, err, print_error, print_json, say
+from cdc.cli.console import (
+    Json,
+    Master,
+    SinkName,
+    SinkNames,
+    answer,
+    err,
+    print_error,
+    print_json,
+    say,
+)
 from cdc.cli.health import observed
+from cdc.cli.operations import recorded
 from cdc.cli.screen import Grid, with_advice, with_since
 from cdc.config.view_settings import STATE
 from cdc.model.trace import kind
@@ -33,7 +46,6 @@ if TYPE_CHECKING:
     from cdc.observe.http_server import Listener
     from cdc.runtime.context import Context
 
-SinkNames = Annotated[list[str] | None, typer.Option("--sink", help="Only this sink. Repeatable.")]
 LOCAL = f"local[{3 * (os.cpu_count() or 2)}]"
 """Three slots a core: most of a task is waiting, and a long warehouse task must not hold up the
 cache.
@@ -55,11 +67,6 @@ COLOURS = {
 log = structlog.get_logger()
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the verb to the command line."""
-    app.command()(run)
-
-
 def run(
     context: typer.Context,
     sink: SinkNames = None,
@@ -74,7 +81,12 @@ def run(
         int | None,
         typer.Option(help="Serve /metrics, /livez and /readyz on this port."),
     ] = None,
-    metrics_address: MetricsAddress = "127.0.0.1",
+    metrics_address: Annotated[
+        str,
+        typer.Option(
+            help="The address of --metrics. On any but a loopback one others can read it, without a token."
+        ),
+    ] = "127.0.0.1",
     fail_fast: Annotated[
         bool,
         typer.Option(
@@ -271,7 +283,7 @@ def show_progress(
 
         def show(sinks: "Sequence[Progress]") -> None:
             for line in progress_log.lines(sinks, time.time()):
-                console.print(line, highlight=False, markup=False, soft_wrap=True)
+                console.print(line, soft_wrap=True)
 
         yield show
 
@@ -305,3 +317,34 @@ def _line(sink: "Progress") -> str:
     behind = "" if _behind(sink) in (UNKNOWN, "-") else f" for {_behind(sink)}"
     applied = f"{sink.applied.rows:,} changes applied, {sink.rows_per_s:,.0f}/s"
     return f"{sink.sink} {sink.state}: {applied}; waiting: {waiting_text(sink)}{behind}"
+
+
+@recorded("pause")
+def pause(context: typer.Context, sink: SinkName, as_json: Json = False) -> None:
+    """Apply nothing to a sink until `resume`; other sinks go on.
+
+    It takes effect within seconds, after the batch at hand, and holds for every host and through
+    restarts.
+    """
+    from cdc.control.operations import current_operator
+    from cdc.generations import pause as pauses
+    from cdc.kafka.topics import Topics
+
+    pipeline = context.obj.pipeline
+    with Topics(pipeline.kafka) as kafka:
+        current = pauses.pause(pipeline, kafka, sink, current_operator())
+    document = {"sink": sink, "paused_since": current.since, "paused_by": current.by}
+    answer(as_json, document, f"{sink} is paused since {clock(current.since)} by {current.by}")
+
+
+@recorded("resume")
+def resume(context: typer.Context, sink: SinkName, as_json: Json = False) -> None:
+    """Let a paused sink go on from where it stopped."""
+    from cdc.generations import pause as pauses
+    from cdc.kafka.topics import Topics
+
+    pipeline = context.obj.pipeline
+    with Topics(pipeline.kafka) as kafka:
+        previous = pauses.resume(pipeline, kafka, sink)
+    outcome = "goes on from where it stopped" if previous else "wasn't paused"
+    answer(as_json, {"sink": sink, "resumed": previous is not None}, f"{sink} {outcome}")

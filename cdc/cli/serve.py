@@ -17,11 +17,6 @@ if TYPE_CHECKING:
     from cdc.serve.dashboard import Dashboard
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the verb to the command line."""
-    app.command()(serve)
-
-
 def serve(
     context: typer.Context,
     port: Annotated[int, typer.Option(help="The port.", min=0, max=65535)] = 8350,

@@ -6,7 +6,7 @@ import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from cdc.cli.console import Json, Master, call, out, print_json, say
+from cdc.cli.console import Json, Master, TableName, answer, call, out, print_json, print_lines, say
 from cdc.cli.operations import recorded
 from cdc.cli.screen import Grid, with_advice
 from cdc.errors import DivergenceError, SettingsError
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from cdc.audit.finding import Audit
 
 app = typer.Typer(help="Create, show, renew and audit the topics.", rich_markup_mode=None)
-TableName = Annotated[str | None, typer.Option("--table", help="Only this table, as schema.table.")]
 SHOWN = 5
 """Most keys on one line."""
 
@@ -32,7 +31,7 @@ def topics(context: typer.Context, as_json: Json = False) -> None:
                 "--json goes after the verb.",
                 hint=f"cdc topics {context.invoked_subcommand} --json",
             )
-        return None
+        return
     from cdc.kafka.topic_admin import PATIENCE_S
     from cdc.kafka.topic_setup import ensure_topics
     from cdc.kafka.topics import Topics
@@ -51,11 +50,7 @@ def topics(context: typer.Context, as_json: Json = False) -> None:
         }
         for topic, is_new in ensured.items()
     ]
-    if as_json:
-        return print_json({"topics": rows})
-
-    out.print(draw_topics(rows))
-    return None
+    answer(as_json, {"topics": rows}, draw_topics(rows))
 
 
 @app.command()
@@ -94,15 +89,11 @@ def renew(
     registered = renew_topics(pipeline, tables, renewed, progress=say)
     if as_json:
         return print_json(registered)
-    for captured in renewed:
-        for sink in filter(captured.is_in, pipeline.sinks):
-            out.print(
-                call.complete_commands(
-                    f"next: cdc -p FILE rebuild {sink} --table {captured.qualified}"
-                ),
-                highlight=False,
-            )
-    return None
+    return print_lines(
+        call.complete_commands(f"next: cdc -p FILE rebuild {sink} --table {captured.qualified}")
+        for captured in renewed
+        for sink in filter(captured.is_in, pipeline.sinks)
+    )
 
 
 @app.command()
@@ -146,17 +137,13 @@ def report(results: "Sequence[Audit]", *, as_json: bool) -> None:
     """
     repaired = sum(result.repaired for result in results)
     defective = [result for result in results if result.defects]
-    if as_json:
-        print_json(
-            {
-                "replayable": all(result.replayable for result in results),
-                "topics": [result.to_dict() for result in results],
-            }
-        )
-    else:
-        if repaired:
-            out.print(f"{repaired:,} rows were sent again", highlight=False)
-        out.print(draw_audits(results))
+    document = {
+        "replayable": all(result.replayable for result in results),
+        "topics": [result.to_dict() for result in results],
+    }
+    if repaired and not as_json:
+        out.print(f"{repaired:,} rows were sent again")
+    answer(as_json, document, draw_audits(results))
     if defective:
         unreplayable = [result for result in defective if not result.replayable]
         problem = "can't make their views again" if unreplayable else "can't continue their views"

@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 from rich.tree import Tree
 
-from cdc.cli.console import Json, out, print_json
+from cdc.cli.console import Json, answer
 from cdc.cli.screen import Grid, age
 from cdc.config.view_settings import TIME_KINDS
 from cdc.errors import SettingsError
@@ -42,10 +42,7 @@ def list_views(context: typer.Context, as_json: Json = False) -> None:
         for table in table_survey.views_by_name_only(context.obj.pipeline)
         if table.derivation
     ]
-    if as_json:
-        return print_json({"views": rows})
-    out.print(draw_views(rows) if rows else "the pipeline file has no views")
-    return None
+    answer(as_json, {"views": rows}, draw_views(rows) if rows else "the pipeline file has no views")
 
 
 @app.command()
@@ -75,10 +72,7 @@ def show(context: typer.Context, name: ViewName, as_json: Json = False) -> None:
     (view,) = [view for view in plan.views if view.name == name]
     names = [node.table.qualified for node in view.root.walk()]
     described = {**outline(view), "state": state_outline(plan, names)}
-    if as_json:
-        return print_json(described)
-    out.print(draw_view(described))
-    return None
+    answer(as_json, described, draw_view(described))
 
 
 @app.command()
@@ -99,10 +93,10 @@ def late(context: typer.Context, name: ViewName, as_json: Json = False) -> None:
             hint="for example: window: {tumbling: 1 hour, time: placed, lateness: 1 hour}",
         )
     changes = state_reader(pipeline, lambda state: state.late(name))()
-    if as_json:
-        return print_json({"changes": [change._asdict() for change in changes]})
-    out.print(draw_late(changes) if changes else f"no change of {name} came too late")
-    return None
+    document = {"changes": [change._asdict() for change in changes]}
+    answer(
+        as_json, document, draw_late(changes) if changes else f"no change of {name} came too late"
+    )
 
 
 @app.command()
@@ -116,10 +110,11 @@ def plan(context: typer.Context, as_json: Json = False) -> None:
         refused = context.obj.resolution.refused
         rows["waiting"] = {name: error.message for name, error in refused.items()}
         rows["tables"], rows["views"] = _rebuilds(context.obj)
-    if as_json:
-        return print_json(rows)
-    out.print(draw_views_plan(rows) if pipeline.views else "the pipeline file has no views")
-    return None
+    answer(
+        as_json,
+        rows,
+        draw_views_plan(rows) if pipeline.views else "the pipeline file has no views",
+    )
 
 
 def _rebuilds(context: "Context") -> tuple[dict[str, bool], dict[str, bool]]:

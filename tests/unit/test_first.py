@@ -96,7 +96,7 @@ def test_a_file_that_is_there_stays(tmp_path: Path) -> None:
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> Any:
-    monkeypatch.setattr(console, "documents", console.Documents())
+    monkeypatch.setattr(console.call, "answered", False)
     monkeypatch.setattr(sys, "argv", ["cdc", *words])
     with pytest.raises(SystemExit) as exit_info:
         verbs.main()
