@@ -6,20 +6,27 @@ Starting and stopping it is stack.py's work.
 """
 
 import base64
+import json
 import os
 import shlex
 import shutil
 import signal
+import socket
+import struct
+import subprocess
 import uuid
 from collections.abc import Mapping
+from contextlib import closing, suppress
 from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
+from pwd import struct_passwd
 from string import Template
+from typing import Any
 
-from cdc.compose import health
 from cdc.compose.artifacts import Servers
-from cdc.compose.host import STATE_HINT, User, change_owner, require_searchable, unprivileged
-from cdc.compose.process import end_leftovers, run
+from cdc.compose.host import STATE_HINT, change_owner, require_searchable, unprivileged
+from cdc.compose.process import end_leftovers, options
 from cdc.compose.server_version import SERVER_VERSIONS, ServerVersion
 from cdc.compose.wheels import cache_version
 from cdc.errors import StackError
@@ -27,6 +34,10 @@ from cdc.model import jvm_options
 
 TEMPLATES = Path(__file__).parent / "conf"
 FOLDERS = ("data", "conf", "log", "tmp")
+DEBEZIUM = "io.debezium.connector.postgresql.PostgresConnector"
+READY_S = 3.0
+"""Seconds in which a server that is ready answers."""
+PREPARE_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -56,6 +67,17 @@ class ServerDirs:
         return self.home / "conf"
 
 
+def last_lines(log: Path, count: int = 15) -> str:
+    """Return the end of a log, indented."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - 16_384))
+            lines = file.read().decode(errors="replace").splitlines()
+    except FileNotFoundError:
+        return ""
+    return "\n".join(f"    {line[:400]}" for line in lines[-count:])
+
+
 class Server:
     """A server of the stack; a subclass for each kind. `stack.py` starts each server in a thread of
     its own.
@@ -74,7 +96,7 @@ class Server:
         """Return the names of its ports, the one that clients use first."""
         return (self.name, *self.extra_ports)
 
-    def user(self) -> User | None:
+    def user(self) -> struct_passwd | None:
         """Return the account to run as; None means the caller's own."""
         return unprivileged() if self.refuses_root else None
 
@@ -114,7 +136,9 @@ class Server:
         return {"PATH": os.defpath, "HOME": tmp, "TMPDIR": tmp, "LANG": "C.UTF-8", "TZ": "UTC"}
 
     def ready(self, ports: Mapping[str, int]) -> bool:
-        """Return whether the server answers a real request."""
+        """Return whether the server answers a real request: False, never an error, while it is away or
+        still starts.
+        """
         raise NotImplementedError
 
     def version(self, dirs: ServerDirs) -> ServerVersion | None:  # noqa: ARG002
@@ -125,13 +149,19 @@ class Server:
 
     def run(self, dirs: ServerDirs, *command: str | Path) -> None:
         """Run a preparing command as the server's user."""
-        status = run(
-            command, home=dirs.home, log=dirs.log, env=self.environment(dirs), user=self.user()
-        )
-        if status != 0:
+        with dirs.log.open("ab") as log:
+            ended = subprocess.run(
+                command,
+                stdout=log,
+                stderr=log,
+                timeout=PREPARE_S,
+                check=False,
+                **options(dirs.home, self.environment(dirs), self.user()),
+            )
+        if ended.returncode != 0:
             raise StackError(
-                f"{self.name}: {Path(command[0]).name} ended with status {status}\n"
-                + health.last_lines(dirs.log),
+                f"{self.name}: {Path(command[0]).name} ended with status {ended.returncode}\n"
+                + last_lines(dirs.log),
                 hint=f"the whole log: {dirs.log}",
                 service=self.name,
             )
@@ -172,7 +202,15 @@ class Postgres(Server):
         ]
 
     def ready(self, ports: Mapping[str, int]) -> bool:
-        return health.postgres(ports[self.name])
+        import psycopg
+
+        address = f"host=127.0.0.1 port={ports[self.name]} user=postgres dbname=postgres"
+        with (
+            suppress(psycopg.Error),
+            psycopg.connect(f"{address} connect_timeout={READY_S:.0f}") as connection,
+        ):
+            return connection.execute("select 1").fetchone() == (1,)
+        return False
 
 
 class JavaServer(Server):
@@ -234,7 +272,23 @@ class Kafka(JavaServer):
         )
 
     def ready(self, ports: Mapping[str, int]) -> bool:
-        return health.kafka(ports[self.name])
+        """Ask for metadata (version 1, all topics): ready when the broker lists itself.
+
+        Written by hand, because eight bytes of the answer are enough, and a client library takes
+        longer to load.
+        """
+        client = b"cdc"
+        request = struct.pack(f">hhih{len(client)}si", 3, 1, 7, len(client), client, 0)
+        with (
+            suppress(OSError),
+            socket.create_connection(("127.0.0.1", ports[self.name]), READY_S) as connection,
+        ):
+            connection.sendall(struct.pack(">i", len(request)) + request)
+            head = connection.recv(12, socket.MSG_WAITALL)
+            if len(head) == 12:
+                _, correlation, brokers = struct.unpack(">iii", head)
+                return bool(correlation == 7 and brokers > 0)
+        return False
 
 
 class Connect(JavaServer):
@@ -252,7 +306,13 @@ class Connect(JavaServer):
         return parts.connect_jars
 
     def ready(self, ports: Mapping[str, int]) -> bool:
-        return health.connect(ports[self.name])
+        """Ask the worker for its plugins, and for its connectors, which it knows once it has joined its
+        group.
+        """
+        plugins = _get(ports[self.name], "/connector-plugins") or []
+        if not any(plugin.get("class") == DEBEZIUM for plugin in plugins):
+            return False
+        return _get(ports[self.name], "/connectors") is not None
 
 
 class Elasticsearch(Server):
@@ -286,7 +346,9 @@ class Elasticsearch(Server):
         }
 
     def ready(self, ports: Mapping[str, int]) -> bool:
-        return health.elasticsearch(ports[self.name])
+        """Ask for the cluster's health (this distribution answers GET / with 405)."""
+        health = _get(ports[self.name], "/_cluster/health")
+        return bool(health) and health.get("status") in {"yellow", "green"}
 
 
 class Redis(Server):
@@ -299,11 +361,31 @@ class Redis(Server):
         return [dirs.parts.redis_server, dirs.conf / "redis.conf"]
 
     def ready(self, ports: Mapping[str, int]) -> bool:
-        return health.redis(ports[self.name])
+        """PING; a server that still loads its file answers with an error."""
+        import redis
+
+        client = redis.Redis(
+            port=ports[self.name], socket_timeout=READY_S, socket_connect_timeout=READY_S
+        )
+        with suppress(redis.RedisError), client:
+            return bool(client.ping())
+        return False
 
     def version(self, dirs: ServerDirs) -> ServerVersion | None:
         # Asked of the program, because it may be the machine's own.
         return cache_version(dirs.parts.redis_server)
+
+
+def _get(port: int, path: str) -> Any:
+    """Ask with a plain connection: a client library would read the system's certificates for each
+    request, which took more CPU than a server's start.
+    """
+    connection = HTTPConnection("127.0.0.1", port, timeout=READY_S)
+    with closing(connection), suppress(OSError, HTTPException, ValueError):
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return json.load(answer) if answer.status == 200 else None
+    return None
 
 
 # In the order of starting; stopped in reverse.

@@ -11,15 +11,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
-from cdc.compose import artifacts, host, ports, process
-from cdc.compose.endpoints import Endpoints
-from cdc.compose.health import last_lines
+from cdc.compose import artifacts, host, process
 from cdc.compose.host import STATE_HINT
 from cdc.compose.server_version import require_readable
-from cdc.compose.servers import ALL, BY_NAME, Server, ServerDirs
-from cdc.compose.stack_state import StackState, locked_state
+from cdc.compose.servers import ALL, BY_NAME, Server, ServerDirs, last_lines
+from cdc.compose.stack_state import Endpoints, StackState, locked_state
 from cdc.errors import StackError
 
 START_DEADLINE_S = 120.0
@@ -48,9 +45,9 @@ def up(state: Path, *, progress: Progress) -> Endpoints:
         record.claim("embedded")
         unhealthy = _find_unhealthy(record)
         for server in reversed(unhealthy):
-            _stop(record, [server.name])
+            stop(record, [server.name])
         if unhealthy:
-            _start(record, unhealthy, progress)
+            start(record, unhealthy, progress)
         return record.endpoints()
 
 
@@ -63,9 +60,9 @@ def down(state: Path, *, progress: Progress) -> list[str]:
         if "connect" in running_names:
             # First and alone: without Kafka it would wait out its own deadline.
             progress("stopping connect")
-            _stop(record, ["connect"])
+            stop(record, ["connect"])
         progress("stopping the other servers")
-        _stop(record, [server.name for server in reversed(ALL) if server.name != "connect"])
+        stop(record, [server.name for server in reversed(ALL) if server.name != "connect"])
         return running_names
 
 
@@ -83,52 +80,6 @@ def running(state: Path) -> Endpoints | None:
     """Return the endpoints when every server's process lives; asks no server, so it is quick."""
     record = StackState.load(state.absolute())
     return record.endpoints() if all(record.alive(server.name) for server in ALL) else None
-
-
-def status(state: Path) -> dict[str, dict[str, Any]]:
-    """Return pid, port, alive and rss_bytes (child processes included) of each server of the
-    stack.
-    """
-    record = StackState.load(state.absolute())
-    return {name: _status(record, name) for name in BY_NAME if name in record.ports}
-
-
-def stop_one(state: Path, name: str) -> None:
-    """Stop one server as `down` does."""
-    with locked_state(state.absolute(), _silent) as record:
-        _stop(record, [name])
-
-
-def kill_one(state: Path, name: str) -> None:
-    """Kill one server with everything it started, without warning."""
-    with locked_state(state.absolute(), _silent) as record:
-        if leader := record.processes.get(name):
-            process.kill(leader)
-        record.remove_process(name)
-
-
-def start_one(state: Path, name: str) -> None:
-    """Start one server on its old ports and data; return when it is ready. Nothing happens when it
-    runs.
-    """
-    with locked_state(state.absolute(), _silent) as record:
-        if not record.alive(name):
-            _start(record, [BY_NAME[name]], _silent)
-
-
-def _silent(_: str) -> None:
-    pass
-
-
-def _status(record: StackState, name: str) -> dict[str, Any]:
-    leader = record.processes.get(name)
-    alive = record.alive(name)
-    return {
-        "pid": leader.pid if leader and alive else None,
-        "port": record.ports[name],
-        "alive": alive,
-        "rss_bytes": leader.rss_bytes() if leader and alive else 0,
-    }
 
 
 def _find_unhealthy(record: StackState) -> list[Server]:
@@ -152,7 +103,7 @@ def _healthy(record: StackState, server: Server) -> bool:
     return False
 
 
-def _stop(record: StackState, names: Iterable[str]) -> None:
+def stop(record: StackState, names: Iterable[str]) -> None:
     """Ask servers to end, all at once; kill those that don't end in time."""
     trees = []
     for name in names:
@@ -163,7 +114,7 @@ def _stop(record: StackState, names: Iterable[str]) -> None:
         record.remove_process(name)
 
 
-def _start(record: StackState, chosen: list[Server], progress: Progress) -> None:
+def start(record: StackState, chosen: list[Server], progress: Progress) -> None:
     """Start servers in parallel. When one fails, stop the others of this call and raise its
     error.
     """
@@ -174,11 +125,11 @@ def _start(record: StackState, chosen: list[Server], progress: Progress) -> None
     if missing := [
         name for server in ALL for name in server.port_names if name not in record.ports
     ]:
-        record.ports |= ports.choose(missing, record.ports.values())
+        record.ports |= host.choose_ports(missing, record.ports.values())
         record.save()
     for server in chosen:
         for name in server.port_names:
-            ports.require_free(name, record.ports[name])
+            host.require_free_port(name, record.ports[name])
     dirs_by_server = {
         server: ServerDirs(record.state / server.name, record.ports, parts, java)
         for server in chosen
@@ -188,7 +139,7 @@ def _start(record: StackState, chosen: list[Server], progress: Progress) -> None
     try:
         launch.run(dirs_by_server)
     except BaseException:
-        _stop(record, [server.name for server in reversed(chosen)])
+        stop(record, [server.name for server in reversed(chosen)])
         raise
 
 

@@ -1,4 +1,5 @@
-"""State of a stack, `stack.json` in its state folder.
+"""State of a stack, `stack.json` in its state folder; and the addresses of its servers, which is all that the
+rest of the project knows of them.
 
 Its kind, its ports and the versions that wrote its data are kept for good, processes while they
 run.
@@ -11,14 +12,43 @@ import shutil
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from cdc.compose.artifacts import make_shared
-from cdc.compose.endpoints import Endpoints
 from cdc.compose.host import STATE_HINT
 from cdc.compose.process import Process
 from cdc.compose.server_version import ServerVersion
 from cdc.errors import StackError
+
+STATE_DATABASE = "/8"
+"""Path of the database, on the cache's server, for the state of documents. A cache begins at 0 and
+takes the next one for a rebuild, so that this one stays free.
+"""
+
+
+@dataclass(frozen=True)
+class Endpoints:
+    """Addresses and folders of a running stack. `postgres` logs in as an administrator."""
+
+    postgres: str
+    kafka: str
+    connect: str
+    elasticsearch: str
+    redis: str
+    warehouse: str
+    state: str
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables that a pipeline file may refer to."""
+        addresses = {
+            f"CDC_{name.upper()}": value for name, value in asdict(self).items() if name != "state"
+        }
+        return {
+            **addresses,
+            "CDC_DOCUMENTS": urlsplit(self.redis)._replace(path=STATE_DATABASE).geturl(),
+        }
 
 
 class StackState:

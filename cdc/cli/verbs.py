@@ -145,11 +145,10 @@ def up(
     Does nothing when they run already.
     """
     endpoints = local_stack(stack, context.obj.state).up(context.obj.state, progress=say)
-    document = endpoints.to_dict()
     addresses = Grid("", "")
-    for name, value in document.items():
+    for name, value in vars(endpoints).items():
         addresses.add_row(name, value)
-    answer(as_json, document, addresses)
+    answer(as_json, endpoints, addresses)
 
 
 @app.command()

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cdc.cli import console, verbs
-from cdc.compose.endpoints import Endpoints
+from cdc.compose.stack_state import Endpoints
 from cdc.config import settings
 from cdc.config.draft import PipelineDraft, name_for, reference, text, write
 from cdc.errors import SettingsError
