@@ -10,7 +10,6 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -86,12 +85,7 @@ class Connect:
     def __enter__(self) -> "Connect":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._client.close()
 
     def validate(self, config: Mapping[str, str]) -> None:

@@ -10,6 +10,7 @@ from cdc.cli.console import Json, Master, TableName, answer, call, out, print_js
 from cdc.cli.operations import recorded
 from cdc.cli.screen import Grid, with_advice
 from cdc.errors import DivergenceError, SettingsError
+from cdc.postgres.table_survey import table_named
 from cdc.runtime.servers import spark_on
 
 if TYPE_CHECKING:
@@ -120,7 +121,9 @@ def audit(
     from cdc.kafka.topics import Topics
 
     pipeline = context.obj.pipeline
-    tables = context.obj.select_tables(table)
+    tables = context.obj.tables
+    if table is not None:
+        tables = (table_named(tables, table),)
     with Topics(pipeline.kafka) as kafka, spark_on(master) as spark:
         from cdc.audit.auditor import Auditor
 

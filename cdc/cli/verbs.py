@@ -14,6 +14,7 @@ import typer
 
 from cdc.cli import (
     destroy,
+    health,
     init,
     migrate,
     operations,
@@ -21,7 +22,6 @@ from cdc.cli import (
     quarantine,
     rebuild,
     run,
-    serve,
     status,
     topics,
     verify,
@@ -66,7 +66,7 @@ for verb in (
     plan.plan,
     status.doctor,
     status.status,
-    serve.serve,
+    health.serve,
     migrate.migrate,
     run.run,
     run.pause,

@@ -113,23 +113,26 @@ def _select(
 ) -> "tuple[Sequence[Table], list[Comparison]]":
     """Select what is compared, and say of views that wait why they aren't. Raises SettingsError."""
     from cdc.verify.comparison import Comparison
+    from cdc.views.tables import view_table
 
+    pipeline = context.pipeline
     waiting = context.waiting_views
     if name is not None and name not in waiting:
         return context.select_views(name), []
-    views = [view for view in context.fitting_views if view.qualified not in waiting]
-    unfit = [
-        Comparison(
-            sink,
-            view.qualified,
-            problem=waiting[view.qualified][0],
-            hint=waiting[view.qualified][1],
-        )
-        for view in table_survey.views_by_name_only(context.pipeline)
-        for sink in sinks
-        if view.qualified in waiting and name in (None, view.qualified) and view.is_in(sink)
-    ]
-    return [] if name else [*context.tables, *views], unfit
+    unfit = []
+    for view in table_survey.views_by_name_only(pipeline):
+        if view.qualified in waiting and name in (None, view.qualified):
+            problem, hint = waiting[view.qualified]
+            unfit += [
+                Comparison(sink, view.qualified, problem=problem, hint=hint)
+                for sink in sinks
+                if view.is_in(sink)
+            ]
+    if name:
+        return [], unfit
+    resolved = context.resolution.views if pipeline.views else ()
+    views = [view_table(pipeline, view) for view in resolved]
+    return [*context.tables, *(view for view in views if view.qualified not in waiting)], unfit
 
 
 def check_connector(pipeline: "Pipeline", sinks: "Sequence[str]", timeout_s: float) -> None:

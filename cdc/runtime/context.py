@@ -188,15 +188,6 @@ class Context:
         return tuple(view_tables(self.pipeline, self.tables)) if self.pipeline.views else ()
 
     @cached_property
-    def fitting_views(self) -> tuple[Table, ...]:
-        """The views that fit their tables."""
-        if not self.pipeline.views:
-            return ()
-        from cdc.views.tables import view_table
-
-        return tuple(view_table(self.pipeline, view) for view in self.resolution.views)
-
-    @cached_property
     def waiting_views(self) -> "Waiting":
         """The views that don't fit their tables, or that the run has found not to."""
         if not self.pipeline.views:
@@ -228,12 +219,6 @@ class Context:
         views = resolve_views(self.pipeline, tables)
         check_views(connection, self.pipeline, views)
         return missing_indexes(connection, views)
-
-    def select_tables(self, name: str | None) -> tuple[Table, ...]:
-        """Select a captured table by its name, schema.table; all tables for None. Raises
-        SettingsError.
-        """
-        return self.tables if name is None else (table_survey.table_named(self.tables, name),)
 
     def select_views(self, name: str | None) -> tuple[Table, ...]:
         """Select what sinks have views of, captured tables and views of several, by its name; all
