@@ -27,7 +27,7 @@ from typing import Any
 from cdc.compose.artifacts import Servers
 from cdc.compose.host import STATE_HINT, change_owner, require_searchable, unprivileged
 from cdc.compose.process import end_leftovers, options
-from cdc.compose.server_version import SERVER_VERSIONS, ServerVersion
+from cdc.compose.versions import SERVER_VERSIONS, ServerVersion
 from cdc.compose.wheels import cache_version
 from cdc.errors import StackError
 from cdc.model import jvm_options

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from cdc.compose import artifacts, host, process
 from cdc.compose.host import STATE_HINT
-from cdc.compose.server_version import require_readable
 from cdc.compose.servers import ALL, BY_NAME, Server, ServerDirs, last_lines
 from cdc.compose.stack_state import Endpoints, StackState, locked_state
+from cdc.compose.versions import require_readable
 from cdc.errors import StackError
 
 START_DEADLINE_S = 120.0

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from cdc.compose import artifacts, versions
 from cdc.compose.host import require_disk, require_searchable, share
-from cdc.compose.server_version import ServerVersion
+from cdc.compose.versions import ServerVersion
 from cdc.errors import StackError
 from cdc.model.installation import install_command
 

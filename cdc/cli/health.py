@@ -64,7 +64,7 @@ def checking_health(
     from cdc.observe.sampler import Sampler
 
     connections = LookConnections()
-    # A context of its own for each look: tables come and go.
+    # A new context for each look: tables come and go.
     looks = Sampler(
         "the servers",
         lambda: check_health(replace(context), connections),
@@ -145,7 +145,7 @@ def serve(
     with closing(LookConnections()) as connections:
         dashboard = Dashboard(
             settings.name_of(context.obj.path),
-            # A context of its own for each look: tables come and go.
+            # A new context for each look: tables come and go.
             Collectors(lambda: check_health(replace(context.obj), connections), reader.read),
             call.complete_commands,
         )

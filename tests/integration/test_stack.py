@@ -19,8 +19,8 @@ import pytest
 import redis
 
 from cdc.compose import host, stack
-from cdc.compose.server_version import ServerVersion
 from cdc.compose.stack_state import Endpoints, StackState
+from cdc.compose.versions import ServerVersion
 from cdc.errors import StackError
 from tests.support.server_control import ProcessControl
 from tests.support.wait import wait_until

@@ -30,8 +30,8 @@ from cdc.compose import (
     wheels,
 )
 from cdc.compose.process import Process
-from cdc.compose.server_version import ServerVersion, require_readable
 from cdc.compose.stack_state import Endpoints, StackState
+from cdc.compose.versions import ServerVersion, require_readable
 from cdc.errors import StackError
 from cdc.model import jvm_options
 from tests.support.wait import wait_until
