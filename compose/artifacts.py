@@ -3,8 +3,8 @@ user.
 
 A group (servers, Spark jars) is built in a temporary folder and renamed into place when every file
 has passed, so what lies in the cache is whole and a second use needs no network. `python -m
-compose.artifacts` fetches both groups ahead of use; with `--pin` it writes new checksums, after a
-change of versions.
+cdc.compose.artifacts` fetches both groups ahead of use; with `--pin` it writes new checksums, after
+a change of versions.
 """
 
 import fcntl
@@ -18,14 +18,12 @@ import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Event, Thread
 
 from tenacity import retry, retry_if_exception_type, stop_after_attempt
 
-from cdc.compose import versions
 from cdc.compose.host import java, require_disk, share
 from cdc.errors import StackError
 
@@ -36,18 +34,6 @@ PINS = FOLDER / "artifacts.sha256"
 FETCH_TIMEOUT_S = 900
 SILENT_S = 4.0
 """Seconds between two messages about the progress of a fetch."""
-
-
-@dataclass(frozen=True)
-class Servers:
-    """Folders and programs of the embedded servers."""
-
-    kafka_jars: Path
-    connect_jars: Path
-    plugins: Path
-    elasticsearch: Path
-    postgres_bin: Path
-    redis_server: Path
 
 
 def say(line: str) -> None:
@@ -76,19 +62,11 @@ def spark_jars() -> list[Path]:
     return sorted((_group("spark") / "spark").glob("*.jar"))
 
 
-def servers() -> Servers:
-    """Return the parts of the servers, fetching them first when the cache lacks them."""
-    from cdc.compose.wheels import postgres_bin, redis_server
-
-    home = _group("servers", _unpack)
-    return Servers(
-        kafka_jars=home / "kafka",
-        connect_jars=home / "connect",
-        plugins=home / "debezium",
-        elasticsearch=home / "elasticsearch" / f"elasticsearch-{versions.ELASTICSEARCH}",
-        postgres_bin=postgres_bin(),
-        redis_server=redis_server(),
-    )
+def servers() -> Path:
+    """Return the folder of the servers' files, fetching them first when the cache lacks them: `kafka`
+    and `connect` with jars, `debezium` with Connect's plugins, `elasticsearch`.
+    """
+    return _group("servers", _unpack)
 
 
 def _group(name: str, finish: Callable[[Path], None] = lambda _: None) -> Path:

@@ -24,11 +24,10 @@ from pwd import struct_passwd
 from string import Template
 from typing import Any
 
-from cdc.compose.artifacts import Servers
 from cdc.compose.host import STATE_HINT, change_owner, require_searchable, unprivileged
 from cdc.compose.process import end_leftovers, options
-from cdc.compose.versions import SERVER_VERSIONS, ServerVersion
-from cdc.compose.wheels import cache_version
+from cdc.compose.versions import ELASTICSEARCH, SERVER_VERSIONS, ServerVersion
+from cdc.compose.wheels import cache_version, postgres_bin, redis_server
 from cdc.errors import StackError
 from cdc.model import jvm_options
 
@@ -42,13 +41,13 @@ PREPARE_S = 120.0
 
 @dataclass(frozen=True)
 class ServerDirs:
-    """Folders and resources of a server: its folder, the ports of the stack, the fetched parts, the
+    """Folders and resources of a server: its folder, the ports of the stack, the fetched files, the
     Java to use.
     """
 
     home: Path
     ports: Mapping[str, int]
-    parts: Servers
+    files: Path
     java: Path
 
     @property
@@ -122,7 +121,7 @@ class Server:
     def settings(self, dirs: ServerDirs) -> dict[str, object]:
         """Return the variables of the templates."""
         ports = {name.replace("-", "_"): port for name, port in dirs.ports.items()}
-        return {**ports, "home": dirs.home, "plugins": dirs.parts.plugins}
+        return {**ports, "home": dirs.home, "plugins": dirs.files / "debezium"}
 
     def command(self, dirs: ServerDirs) -> list[str | Path]:
         """Return the command line."""
@@ -141,7 +140,7 @@ class Server:
         """
         raise NotImplementedError
 
-    def version(self, dirs: ServerDirs) -> ServerVersion | None:  # noqa: ARG002
+    def version(self) -> ServerVersion | None:
         """Return the version that is about to write this server's data; None for a server without
         data.
         """
@@ -176,14 +175,14 @@ class Postgres(Server):
     refuses_root = True
 
     def create(self, dirs: ServerDirs) -> None:
-        end_leftovers(dirs.data, dirs.parts.postgres_bin / "postgres")
+        end_leftovers(dirs.data, postgres_bin() / "postgres")
         if dirs.data.joinpath("PG_VERSION").exists():
             return
         fresh = dirs.home / "tmp" / "initdb"
         shutil.rmtree(fresh, ignore_errors=True)
         self.run(
             dirs,
-            dirs.parts.postgres_bin / "initdb",
+            postgres_bin() / "initdb",
             *("-D", fresh, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-instructions"),
             *("--locale=C", "--locale-provider=builtin", "--builtin-locale=C.UTF-8"),
         )
@@ -193,13 +192,7 @@ class Postgres(Server):
 
     def command(self, dirs: ServerDirs) -> list[str | Path]:
         config = dirs.conf / "postgresql.conf"
-        return [
-            dirs.parts.postgres_bin / "postgres",
-            "-D",
-            dirs.data,
-            "-c",
-            f"config_file={config}",
-        ]
+        return [postgres_bin() / "postgres", "-D", dirs.data, "-c", f"config_file={config}"]
 
     def ready(self, ports: Mapping[str, int]) -> bool:
         import psycopg
@@ -220,10 +213,6 @@ class JavaServer(Server):
     heap: tuple[str, ...]
     stop_deadline_s = 60.0
 
-    def jars(self, parts: Servers) -> Path:
-        """Return the folder of its class path."""
-        raise NotImplementedError
-
     def jvm(self, dirs: ServerDirs) -> list[str | Path]:
         """Return java with the options of a small server that leaves nothing outside its folder."""
         return [
@@ -240,7 +229,7 @@ class JavaServer(Server):
             *("-Djava.awt.headless=true", "-Djava.net.preferIPv4Stack=true"),
             f"-Djava.io.tmpdir={dirs.home / 'tmp'}",
             f"-Dlog4j2.configurationFile={dirs.conf / 'log4j2.properties'}",
-            *("-cp", f"{self.jars(dirs.parts)}/*"),
+            *("-cp", f"{dirs.files / self.name}/*"),
         ]
 
     def command(self, dirs: ServerDirs) -> list[str | Path]:
@@ -255,9 +244,6 @@ class Kafka(JavaServer):
     templates = ("kafka.server.properties", "kafka.log4j2.properties")
     main = "kafka.Kafka"
     heap = ("-Xmx512m",)
-
-    def jars(self, parts: Servers) -> Path:
-        return parts.kafka_jars
 
     def create(self, dirs: ServerDirs) -> None:
         if dirs.data.joinpath("meta.properties").exists():
@@ -302,9 +288,6 @@ class Connect(JavaServer):
     # time was collection.
     heap = ("-Xmx768m", "-Xmn450m")
 
-    def jars(self, parts: Servers) -> Path:
-        return parts.connect_jars
-
     def ready(self, ports: Mapping[str, int]) -> bool:
         """Ask the worker for its plugins, and for its connectors, which it knows once it has joined its
         group.
@@ -329,7 +312,8 @@ class Elasticsearch(Server):
     stop_deadline_s = 60.0
 
     def command(self, dirs: ServerDirs) -> list[str | Path]:
-        return [dirs.parts.elasticsearch / "bin" / "elasticsearch"]
+        folder = dirs.files / "elasticsearch" / f"elasticsearch-{ELASTICSEARCH}"
+        return [folder / "bin" / "elasticsearch"]
 
     def environment(self, dirs: ServerDirs) -> dict[str, str]:
         tmp = dirs.home / "tmp"
@@ -358,7 +342,7 @@ class Redis(Server):
     templates = ("redis.redis.conf",)
 
     def command(self, dirs: ServerDirs) -> list[str | Path]:
-        return [dirs.parts.redis_server, dirs.conf / "redis.conf"]
+        return [redis_server(), dirs.conf / "redis.conf"]
 
     def ready(self, ports: Mapping[str, int]) -> bool:
         """PING; a server that still loads its file answers with an error."""
@@ -371,9 +355,9 @@ class Redis(Server):
             return bool(client.ping())
         return False
 
-    def version(self, dirs: ServerDirs) -> ServerVersion | None:
+    def version(self) -> ServerVersion | None:
         # Asked of the program, because it may be the machine's own.
-        return cache_version(dirs.parts.redis_server)
+        return cache_version(redis_server())
 
 
 def _get(port: int, path: str) -> Any:

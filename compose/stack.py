@@ -8,7 +8,7 @@ fails.
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from cdc.compose.host import STATE_HINT
 from cdc.compose.servers import ALL, BY_NAME, Server, ServerDirs, last_lines
 from cdc.compose.stack_state import Endpoints, StackState, locked_state
 from cdc.compose.versions import require_readable
+from cdc.compose.wheels import postgres_bin
 from cdc.errors import StackError
 
 START_DEADLINE_S = 120.0
@@ -91,7 +92,6 @@ def _find_unhealthy(record: StackState) -> list[Server]:
 
 def _healthy(record: StackState, server: Server) -> bool:
     deadline = time.monotonic() + HEALTHY_DEADLINE_S
-    never = threading.Event()
     while record.alive(server.name):
         if server.ready(record.ports):
             return True
@@ -99,7 +99,7 @@ def _healthy(record: StackState, server: Server) -> bool:
         # moment.
         if time.monotonic() > deadline:
             return False
-        never.wait(POLL_S)
+        time.sleep(POLL_S)
     return False
 
 
@@ -121,41 +121,31 @@ def start(record: StackState, chosen: list[Server], progress: Progress) -> None:
     host.require_disk(record.state, "the state folder")
     host.require_searchable(record.state, STATE_HINT)
     java = host.java()
-    parts = artifacts.servers()
+    files = artifacts.servers()
+    # Refuses before anything is started where a wheel is missing.
+    postgres_bin()
+    versions = {server.name: version for server in chosen if (version := server.version())}
+    require_readable(record.state, record.versions, versions)
     if missing := [
         name for server in ALL for name in server.port_names if name not in record.ports
     ]:
         record.ports |= host.choose_ports(missing, record.ports.values())
-        record.save()
     for server in chosen:
         for name in server.port_names:
             host.require_free_port(name, record.ports[name])
     dirs_by_server = {
-        server: ServerDirs(record.state / server.name, record.ports, parts, java)
+        server: ServerDirs(record.state / server.name, record.ports, files, java)
         for server in chosen
     }
-    _record_versions(record, dirs_by_server)
+    # Before the start, because a server may write before it is ready.
+    record.versions |= versions
+    record.save()
     launch = _Launch(record, progress)
     try:
         launch.run(dirs_by_server)
     except BaseException:
         stop(record, [server.name for server in reversed(chosen)])
         raise
-
-
-def _record_versions(record: StackState, dirs_by_server: Mapping[Server, ServerDirs]) -> None:
-    """Record the versions that are about to write, once it is clear that each can read its data.
-
-    This comes before the start, because a server may write before it is ready.
-    """
-    versions = {
-        server.name: version
-        for server, dirs in dirs_by_server.items()
-        if (version := server.version(dirs))
-    }
-    require_readable(record.state, record.versions, versions)
-    record.versions |= versions
-    record.save()
 
 
 class _Launch:

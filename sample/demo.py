@@ -186,12 +186,13 @@ class Demo:
         return sum(position.rows for position in stored if position)
 
     def live(self) -> tuple[Replayed, Probe]:
-        by_type: dict[str, Callable[[Any], Any]] = {
-            "redis": lambda s: redis_watch(s.url, s.prefix, WATCHED),
-            "elasticsearch": lambda s: elasticsearch_watch(s.url, self.pipeline.pipeline, WATCHED),
-            "delta": lambda s: delta_watch(s.path, WATCHED),
+        sinks: Mapping[str, Any] = self.pipeline.sinks
+        search, cache = sinks["search"], sinks["cache"]
+        watches = {
+            "search": elasticsearch_watch(search.url, self.pipeline.pipeline, WATCHED),
+            "cache": redis_watch(cache.url, cache.prefix, WATCHED),
+            "warehouse": delta_watch(sinks["warehouse"].path, WATCHED),
         }
-        watches = {name: by_type[sink.type](sink) for name, sink in self.pipeline.sinks.items()}
         moving = Moving(self)
 
         def on_commit(change: Change, committed_at: datetime) -> None:

@@ -5,7 +5,7 @@
 import os
 import time
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -118,7 +118,7 @@ def run(
             progress = []
             errors = []
     if as_json:
-        print_json({"sinks": [asdict(sink_progress) for sink_progress in progress]})
+        print_json({"sinks": progress})
     if errors:
         for failure in errors[1:]:
             print_error(failure)

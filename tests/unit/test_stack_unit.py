@@ -253,7 +253,7 @@ def test_options_for_all_java_reach_the_servers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-Dgiven=1 -Dother=2")
-    place = servers.ServerDirs(tmp_path, {}, artifacts.Servers(*[tmp_path] * 6), Path("java"))
+    place = servers.ServerDirs(tmp_path, {}, tmp_path, Path("java"))
     for name in ("kafka", "connect"):
         assert {"-Dgiven=1", "-Dother=2"} <= set(servers.BY_NAME[name].command(place))
     assert (
