@@ -155,7 +155,6 @@ class _Launch:
         self.record = record
         self.progress = progress
         self.cancelled = threading.Event()
-        self.failure: BaseException | None = None
         self.started_at = time.monotonic()
 
     def run(self, dirs_by_server: dict[Server, ServerDirs]) -> None:
@@ -170,15 +169,9 @@ class _Launch:
                     )
                 for future in futures.values():
                     future.result()
-            except BaseException as error:
-                self._cancel(error)
-        if self.failure:
-            raise self.failure
-
-    def _cancel(self, error: BaseException) -> None:
-        if not self.cancelled.is_set():
-            self.failure = error
-            self.cancelled.set()
+            except BaseException:
+                self.cancelled.set()
+                raise
 
     def _start_server(
         self, server: Server, dirs: ServerDirs, dependency: Future[None] | None
@@ -189,8 +182,8 @@ class _Launch:
                 dependency.result()
             if not self.cancelled.is_set():
                 self._launch(server, dirs)
-        except BaseException as error:
-            self._cancel(error)
+        except BaseException:
+            self.cancelled.set()
             raise
 
     def _launch(self, server: Server, dirs: ServerDirs) -> None:

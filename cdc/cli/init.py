@@ -109,20 +109,14 @@ def _ask_tables(usable: "Sequence[str]", unusable: "Mapping[str, str]") -> list[
         say(f"{number:>3}  {table}")
     for table, why in unusable.items():
         say(f"  -  {table}: {why}")
-    answer = typer.prompt(
+    typed = typer.prompt(
         "Which tables? Numbers, names or patterns, separated by commas", default="all", err=True
     )
-    if answer.strip() == "all":
+    if typed.strip() == "all":
         return list(usable)
-    words = [word.strip() for word in answer.split(",") if word.strip()]
-    return [_resolve_number(word, usable) for word in words]
-
-
-def _resolve_number(word: str, usable: "Sequence[str]") -> str:
-    """Replace a number of the list by its table; any other word is a name or a pattern."""
-    if word.isdecimal() and 0 < int(word) <= len(usable):
-        return usable[int(word) - 1]
-    return word
+    numbers = {str(number): table for number, table in enumerate(usable, 1)}
+    words = [word.strip() for word in typed.split(",")]
+    return [numbers.get(word, word) for word in words if word]
 
 
 def _checked_pipeline(name: str, dsn: str, tables: "Sequence[str]") -> "Pipeline":
