@@ -38,7 +38,8 @@ def java() -> Path:
         problem = f"JAVA_HOME={home} holds no bin/java" if home else "no java on PATH"
         raise StackError(f"Java {versions.JAVA_MIN} or newer is needed: {problem}", hint=JAVA_HINT)
     path = Path(candidate)
-    major = java_major(path)
+    match = re.search(r'version "(?:1\.)?(\d+)', ask_version([path, "-version"]))
+    major = int(match[1]) if match else 0
     if major < versions.JAVA_MIN:
         raise StackError(
             f"{path} is Java {major}, but {versions.JAVA_MIN} or newer is needed", hint=JAVA_HINT
@@ -47,16 +48,13 @@ def java() -> Path:
     return path.resolve()
 
 
-def java_major(path: Path) -> int:
-    """Ask a Java for its major version; 0 when it prints none."""
+def ask_version(command: list[str | Path]) -> str:
+    """Return what a program prints of its version; nothing when it can't be run or doesn't end."""
     try:
-        run = subprocess.run(
-            [path, "-version"], capture_output=True, text=True, timeout=30, check=False
-        )
+        run = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired):
-        return 0
-    match = re.search(r'version "(?:1\.)?(\d+)', run.stderr + run.stdout)
-    return int(match.group(1)) if match else 0
+        return ""
+    return run.stdout + run.stderr
 
 
 def require_disk(folder: Path, label: str) -> None:

@@ -5,12 +5,11 @@ without one.
 import os
 import re
 import shutil
-import subprocess
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 from cdc.compose import artifacts, versions
-from cdc.compose.host import require_disk, require_searchable, share
+from cdc.compose.host import ask_version, require_disk, require_searchable, share
 from cdc.compose.versions import ServerVersion
 from cdc.errors import StackError
 from cdc.model.installation import install_command
@@ -52,13 +51,7 @@ def pinned_cache() -> Path | None:
 
 def cache_version(binary: Path) -> ServerVersion | None:
     """Ask a cache server for its kind and version; None when it prints neither."""
-    try:
-        run = subprocess.run(
-            [binary, "--version"], capture_output=True, text=True, timeout=10, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    match = re.match(r"(\w+) server v=(\d+(?:\.\d+)*)", run.stdout)
+    match = re.match(r"(\w+) server v=(\d+(?:\.\d+)*)", ask_version([binary, "--version"]))
     return ServerVersion(match[1], match[2]) if match else None
 
 

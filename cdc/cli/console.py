@@ -11,7 +11,7 @@ import json
 import re
 import shlex
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -62,21 +62,17 @@ class Call:
 
     file: Path | None = None
     state: Path | None = None
-    worker_log: Path | None = None
-    """The log of Kafka Connect's worker, where that is a server of the local stack."""
+    find_worker_log: Callable[[], Path | None] = staticmethod(lambda: None)
+    """Finds the log of Kafka Connect's worker, where that is a server of the local stack."""
     answered = False
     """Whether it has printed its JSON document."""
-
-    def set_worker_log(self, path: Path | None) -> None:
-        """Remember the log that hints call the worker's log; None where Connect runs elsewhere."""
-        self.worker_log = path
 
     def complete_commands(self, text: str) -> str:
         """Complete a hint: each command gets the pipeline file, and the state folder if one was
         given.
         """
-        if self.worker_log:
-            text = text.replace(LOG, f"{LOG} ({self.worker_log})")
+        if LOG in text and (path := self.find_worker_log()):
+            text = text.replace(LOG, f"{LOG} ({path})")
         if self.file is None:
             return text
         short = f"cdc -p {shlex.quote(str(self.file))}"

@@ -273,10 +273,12 @@ def _hops(snapshot: "Status") -> RenderableType:
         bytes_ = (
             f"{_size(slot.lag_bytes)} not yet confirmed, {_size(slot.retained_bytes)} of log kept"
         )
+        loss_s = snapshot.slot_loss_s
+        loss = "" if loss_s is None else f", given up in {duration(loss_s)} at this pace"
         grid.add_row(
             "slot",
             "active" if slot.active else Text("not read", "red"),
-            f"{bytes_}, {slot.wal_status}{_slot_loss(snapshot)}",
+            f"{bytes_}, {slot.wal_status}{loss}",
         )
     else:
         grid.add_row("slot", Text(UNKNOWN if "source-unreachable" in unread else "missing", "red"))
@@ -305,11 +307,6 @@ def _hops(snapshot: "Status") -> RenderableType:
             _activity(sink),
         )
     return grid
-
-
-def _slot_loss(snapshot: "Status") -> str:
-    loss_s = snapshot.slot_loss_s
-    return "" if loss_s is None else f", given up in {duration(loss_s)} at this pace"
 
 
 def _activity(sink: "SinkStatus") -> str:

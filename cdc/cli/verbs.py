@@ -129,7 +129,8 @@ def options(
     ] = False,
 ) -> None:
     """Take the options that all verbs share."""
-    context.obj = Context(pipeline, state, on_worker_log=call.set_worker_log)
+    context.obj = Context(pipeline, state)
+    call.find_worker_log = context.obj.worker_log
     call.file = pipeline
     call.state = state
 

@@ -16,7 +16,6 @@ from cdc.postgres import table_survey
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from cdc.runtime.context import Context
     from cdc.views.state import LateChange
 
 app = typer.Typer(help="Show the views of several tables.", rich_markup_mode=None)
@@ -104,35 +103,28 @@ def plan(context: typer.Context, as_json: Json = False) -> None:
     """Show what the next `cdc run` makes again, where the file differs from what the state was made
     for.
     """
-    pipeline = context.obj.pipeline
-    rows: dict[str, dict[str, Any]] = {"tables": {}, "views": {}, "waiting": {}}
-    if pipeline.views:
-        refused = context.obj.resolution.refused
-        rows["waiting"] = {name: error.message for name, error in refused.items()}
-        rows["tables"], rows["views"] = _rebuilds(context.obj)
-    answer(
-        as_json,
-        rows,
-        draw_views_plan(rows) if pipeline.views else "the pipeline file has no views",
-    )
-
-
-def _rebuilds(context: "Context") -> tuple[dict[str, bool], dict[str, bool]]:
-    """Say which tables' topics the next run reads again, and which views it makes again."""
     from cdc.kafka.topics import Topics
     from cdc.sink.factory import build_state
     from cdc.views.needs import all_needs, rebuilds, topic_ids
     from cdc.views.plan import StatePlan
 
-    pipeline = context.pipeline
-    state = build_state(context.pipeline)
-    state.plan = StatePlan(context.resolution.views)
-    sources = [table.topic for table in state.plan.tables]
-    with Topics(pipeline.kafka) as kafka:
-        ends = kafka.ends(list(kafka.existing(sources)))
-        ids = topic_ids(pipeline, state.plan, kafka)
-    empty = {topic for topic, end in ends.items() if not any(end.offsets)}
-    return rebuilds(state, all_needs(state.plan, ids), empty)
+    pipeline = context.obj.pipeline
+    rows: dict[str, dict[str, Any]] = {"tables": {}, "views": {}, "waiting": {}}
+    if pipeline.views:
+        resolution = context.obj.resolution
+        rows["waiting"] = {name: error.message for name, error in resolution.refused.items()}
+        state = build_state(pipeline)
+        state.plan = StatePlan(resolution.views)
+        with Topics(pipeline.kafka) as kafka:
+            ends = kafka.ends(list(kafka.existing(table.topic for table in state.plan.tables)))
+            ids = topic_ids(pipeline, state.plan, kafka)
+        empty = {topic for topic, end in ends.items() if not any(end.offsets)}
+        rows["tables"], rows["views"] = rebuilds(state, all_needs(state.plan, ids), empty)
+    answer(
+        as_json,
+        rows,
+        draw_views_plan(rows) if pipeline.views else "the pipeline file has no views",
+    )
 
 
 def draw_views(rows: "Sequence[Mapping[str, Any]]") -> RenderableType:

@@ -59,10 +59,6 @@ class Context:
     """Whether patterns match the catalog now; otherwise they mean the registered tables, once there
     are any.
     """
-    on_worker_log: Callable[[Path | None], None] = lambda _: None
-    """Called with the path of Connect's log each time the file is loaded; None where Connect isn't
-    a local server.
-    """
     left_out: Collection[str] = ()
     """Tables to leave out of `pipeline`: they are set aside, and can't be captured yet."""
 
@@ -70,6 +66,11 @@ class Context:
     def state(self) -> Path:
         """The state folder: of the option --state, else of the pipeline's name."""
         return self.state_option or stack.state_dir(settings.name_of(self.path))
+
+    def worker_log(self) -> Path | None:
+        """Find the log of Kafka Connect's worker; None where that isn't a local server."""
+        log = self.state / "connect" / "log" / "connect.log"
+        return log if log.exists() else None
 
     @cached_property
     def pipeline(self) -> settings.Pipeline:
@@ -142,8 +143,6 @@ class Context:
         """Read the pipeline file as it is now, with the addresses of the local servers."""
         # Addresses of servers that are down count, too: `cdc status` must show which one is.
         endpoints = stack_state.known_endpoints(self.state)
-        log = self.state / "connect" / "log" / "connect.log"
-        self.on_worker_log(log if log.exists() else None)
         stack_variables = endpoints.environment() if endpoints else {}
         return settings.load(self.path, {**stack_variables, **os.environ})
 

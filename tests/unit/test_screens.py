@@ -256,7 +256,7 @@ def test_a_hint_names_the_state_that_the_caller_named() -> None:
 
 def test_a_hint_names_the_log_that_it_speaks_of() -> None:
     call = Call()
-    call.worker_log = Path("/srv/state/connect/log/connect.log")
+    call.find_worker_log = lambda: Path("/srv/state/connect/log/connect.log")
     assert (
         call.complete_commands("then at the worker's log")
         == "then at the worker's log (/srv/state/connect/log/connect.log)"
