@@ -12,7 +12,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Iterable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -144,17 +144,14 @@ def print_failure(error: CdcError) -> None:
     """Print the JSON document of a failure, unless the verb has printed a document already."""
     if not call.answered:
         failure = {"message": error.message, "hint": error.hint, "exit_code": error.exit_code}
-        print_json({"error": failure, **_finding_of(error)})
-
-
-def _finding_of(error: CdcError) -> dict[str, Any]:
-    """What `doctor` or `status` would say of it, for programs; nothing where they have no word."""
-    if error.finding_key is None:
-        return {}
-    table = error.details.get("table")
-    subject = str(next(iter(error.details.values()), "the pipeline"))
-    finding = find_error(error.finding_key, subject, error)
-    return {"finding": asdict(replace(finding, table=str(table) if table else None))}
+        document: dict[str, Any] = {"error": failure}
+        if error.finding_key is not None:
+            # What `doctor` or `status` would say of it.
+            table = error.details.get("table")
+            subject = str(next(iter(error.details.values()), "the pipeline"))
+            finding = find_error(error.finding_key, subject, error)
+            document["finding"] = replace(finding, table=str(table) if table else None)
+        print_json(document)
 
 
 def require_consent(warning: str, word: str, *, yes: bool) -> None:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.status import Status as Spinner
 
 from cdc.cli.console import Json, Master, SinkName, TableName, answer, call, err
@@ -169,7 +169,13 @@ def generations(
             for sink in sinks
             for table in context.obj.tables_in(sink.name)
         ]
-    answer(as_json, {"generations": rows}, draw_generations(rows))
+    grid = Grid("sink", "table", "live", "beside", "")
+    for row in rows:
+        live, *others = row["generations"] or [""]
+        grid.add_row(
+            row["sink"], row["table"], live or "first", ", ".join(others), row["phase"] or ""
+        )
+    answer(as_json, {"generations": rows}, grid)
 
 
 def _clean(registry: "Registry", sink: "Sink", tables: "Sequence[Table]") -> None:
@@ -184,7 +190,7 @@ def _clean(registry: "Registry", sink: "Sink", tables: "Sequence[Table]") -> Non
         sink.drop_unreferenced(tables, held_claim.generations.needed_names())
 
 
-def _to_row(generations: "Generations", sink: "Sink", table: "Table") -> "dict[str, object]":
+def _to_row(generations: "Generations", sink: "Sink", table: "Table") -> "dict[str, Any]":
     work = generations.work
     retained = generations.retained.get(table.qualified)
     phase = work.phase if work and table.qualified in work.names else ("kept" if retained else None)
@@ -205,21 +211,6 @@ def _print_result(
     document = {"sink": sink, "kept": names, "keep_until": keep_until}
     advice = call.complete_commands(f"; cdc rollback {sink} goes back") if retained else ""
     answer(as_json, document, f"{sink}: {outcome}{advice}")
-
-
-def draw_generations(rows: "Sequence[Mapping[str, Any]]") -> RenderableType:
-    """Draw the generations of each view: the live one, the others, and why they are there."""
-    grid = Grid("sink", "table", "live", "beside", "")
-    for row in rows:
-        live, *other_generations = row["generations"] or [""]
-        grid.add_row(
-            row["sink"],
-            row["table"],
-            live or "first",
-            ", ".join(other_generations),
-            row["phase"] or "",
-        )
-    return grid
 
 
 @contextmanager

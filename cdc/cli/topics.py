@@ -1,6 +1,6 @@
 """Verbs of `cdc topics`: create, show, renew and audit the topics."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Group, RenderableType
@@ -14,7 +14,7 @@ from cdc.postgres.table_survey import table_named
 from cdc.runtime.servers import spark_on
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from cdc.audit.finding import Audit
 
@@ -51,7 +51,12 @@ def topics(context: typer.Context, as_json: Json = False) -> None:
         }
         for topic, is_new in ensured.items()
     ]
-    answer(as_json, {"topics": rows}, draw_topics(rows))
+    grid = Grid("topic", ">partitions", ">end offsets", "")
+    for topic, is_new in ensured.items():
+        end = ends[topic]
+        created = "created" if is_new else ""
+        grid.add_row(topic, str(end.partition_count), f"{sum(end.offsets):,}", created)
+    answer(as_json, {"topics": rows}, grid)
 
 
 @app.command()
@@ -155,19 +160,6 @@ def report(results: "Sequence[Audit]", *, as_json: bool) -> None:
             f"{len(unreplayable or defective)} of {len(results)} topics {problem}.",
             hint=first.defects[0].hint,
         )
-
-
-def draw_topics(rows: "Sequence[Mapping[str, Any]]") -> RenderableType:
-    """Draw the topics with their partitions and ends."""
-    grid = Grid("topic", ">partitions", ">end offsets", "")
-    for row in rows:
-        grid.add_row(
-            row["topic"],
-            str(row["partitions"]),
-            f"{sum(row['end_offsets']):,}",
-            "created" if row["created"] else "",
-        )
-    return grid
 
 
 def draw_audits(results: "Sequence[Audit]") -> RenderableType:

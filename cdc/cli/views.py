@@ -30,7 +30,7 @@ def list_views(context: typer.Context, as_json: Json = False) -> None:
     wait, since they don't fit their tables.
     """
     refused = context.obj.resolution.refused
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "view": table.name,
             "tables": [name for name, _ in table.derivation.tables],
@@ -41,7 +41,14 @@ def list_views(context: typer.Context, as_json: Json = False) -> None:
         for table in table_survey.views_by_name_only(context.obj.pipeline)
         if table.derivation
     ]
-    answer(as_json, {"views": rows}, draw_views(rows) if rows else "the pipeline file has no views")
+    grid = Grid("view", "made of", "in")
+    for row in rows:
+        sinks = ", ".join(row["sinks"]) or "its topic only"
+        for number, table_name in enumerate(row["tables"]):
+            grid.add_row(*((row["view"], table_name, sinks) if number == 0 else ("", table_name)))
+    waiting = [Text(f"{row['view']} waits: {row['waits']}") for row in rows if row["waits"]]
+    screen = Group(grid, *waiting) if rows else Text("the pipeline file has no views")
+    answer(as_json, {"views": rows}, screen)
 
 
 @app.command()
@@ -120,22 +127,14 @@ def plan(context: typer.Context, as_json: Json = False) -> None:
             ids = topic_ids(pipeline, state.plan, kafka)
         empty = {topic for topic, end in ends.items() if not any(end.offsets)}
         rows["tables"], rows["views"] = rebuilds(state, all_needs(state.plan, ids), empty)
-    answer(
-        as_json,
-        rows,
-        draw_views_plan(rows) if pipeline.views else "the pipeline file has no views",
-    )
-
-
-def draw_views(rows: "Sequence[Mapping[str, Any]]") -> RenderableType:
-    """Draw views of several tables, with what they are made of."""
-    table = Grid("view", "made of", "in")
-    for row in rows:
-        sinks = ", ".join(row["sinks"]) or "its topic only"
-        for number, name in enumerate(row["tables"]):
-            table.add_row(*((row["view"], name, sinks) if number == 0 else ("", name, "")))
-    waiting = [Text(f"{row['view']} waits: {row['waits']}") for row in rows if row["waits"]]
-    return Group(table, *waiting)
+    grid = Grid("", "", "by the next cdc run")
+    for name, is_remade in rows["views"].items():
+        grid.add_row("view", name, "all documents are made again" if is_remade else "goes on")
+    for name, is_remade in rows["tables"].items():
+        grid.add_row("table", name, "read again from its topic" if is_remade else "goes on")
+    waiting = [Text(f"view {name} waits: {reason}") for name, reason in rows["waiting"].items()]
+    screen = Group(grid, *waiting) if pipeline.views else Text("the pipeline file has no views")
+    answer(as_json, rows, screen)
 
 
 def draw_view(described: "Mapping[str, Any]") -> RenderableType:
@@ -207,14 +206,3 @@ def draw_late(changes: "Sequence[LateChange]") -> RenderableType:
     for change in changes:
         grid.add_row(Text(change.id), Text(change.pane), age(change.at))
     return grid
-
-
-def draw_views_plan(rows: "Mapping[str, Mapping[str, Any]]") -> RenderableType:
-    """Draw what the next run makes again, and which views wait."""
-    grid = Grid("", "", "by the next cdc run")
-    for name, is_remade in rows["views"].items():
-        grid.add_row("view", name, "all documents are made again" if is_remade else "goes on")
-    for name, is_remade in rows["tables"].items():
-        grid.add_row("table", name, "read again from its topic" if is_remade else "goes on")
-    waiting = [Text(f"view {name} waits: {reason}") for name, reason in rows["waiting"].items()]
-    return Group(grid, *waiting)
