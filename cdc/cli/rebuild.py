@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from cdc.generations.registry import GenerationBuild, Generations, Registry, RetainedView
+    from cdc.generations.registry import GenerationBuild, Generations, RetainedView
     from cdc.model.table import Table
     from cdc.runtime.context import Context
     from cdc.sink.contract import Sink
@@ -153,7 +153,9 @@ def generations(
 
     Shows which one is live, and which are being built or retained for a rollback.
     """
+    from cdc.generations.claim import claim
     from cdc.generations.registry import Registry
+    from cdc.generations.rollback import settle_rollback
     from cdc.kafka.topics import Topics
 
     pipeline = context.obj.pipeline
@@ -162,7 +164,11 @@ def generations(
         registry = Registry(pipeline, kafka)
         if clean:
             for sink in sinks:
-                _clean(registry, sink, context.obj.tables_in(sink.name))
+                tables = context.obj.tables_in(sink.name)
+                settle_rollback(registry, sink, tables, KEPT_S)
+                # A generation of a killed rebuild stays: the next rebuild continues it.
+                with claim(registry, sink.name) as held_claim:
+                    sink.drop_unreferenced(tables, held_claim.generations.needed_names())
         registry.read()
         rows = [
             _to_row(registry.for_sink(sink.name), sink, table)
@@ -176,18 +182,6 @@ def generations(
             row["sink"], row["table"], live or "first", ", ".join(others), row["phase"] or ""
         )
     answer(as_json, {"generations": rows}, grid)
-
-
-def _clean(registry: "Registry", sink: "Sink", tables: "Sequence[Table]") -> None:
-    """Remove generations that nobody needs. One of a killed rebuild stays: the next rebuild
-    continues it.
-    """
-    from cdc.generations.claim import claim
-    from cdc.generations.rollback import settle_rollback
-
-    settle_rollback(registry, sink, tables, KEPT_S)
-    with claim(registry, sink.name) as held_claim:
-        sink.drop_unreferenced(tables, held_claim.generations.needed_names())
 
 
 def _to_row(generations: "Generations", sink: "Sink", table: "Table") -> "dict[str, Any]":

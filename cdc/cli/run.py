@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 
     from cdc.apply.progress import Progress
     from cdc.apply.supervisor import AfterError
-    from cdc.config.settings import Pipeline
     from cdc.errors import CdcError
     from cdc.observe.http_server import Listener
     from cdc.runtime.context import Context
@@ -161,7 +160,10 @@ def _apply(
     """
     from cdc.apply.supervisor import supervise
     from cdc.capture.lookout import looking_out
+    from cdc.control import registrations
     from cdc.control.definitions import compare_periodically
+    from cdc.kafka.topic_setup import check_topics
+    from cdc.kafka.topics import Topics
     from cdc.observe.run_log import writing_runs
     from cdc.spark.session import is_running
 
@@ -170,7 +172,9 @@ def _apply(
     keeps_documents = bool(pipeline.views) and (not chosen or STATE in chosen)
     names = [name for name in chosen or pipeline.sinks if name != STATE or not pipeline.views]
     sinks = context.sinks(names) if names else []
-    _check_log(pipeline)
+    with Topics(pipeline.kafka) as kafka:
+        check_topics(kafka, pipeline)
+        registrations.refuse_changed(registrations.read(kafka, pipeline), pipeline)
     if stopping.is_set():
         return [], []
     say("starting Spark; the first rows are applied in some 20 seconds")
@@ -211,17 +215,6 @@ def _apply(
     for sink in sinks:
         sink.close()
     return [stream.progress for stream in (*streams, *documents)], errors
-
-
-def _check_log(pipeline: "Pipeline") -> None:
-    """Refuse topics that aren't as the file says."""
-    from cdc.control import registrations
-    from cdc.kafka.topic_setup import check_topics
-    from cdc.kafka.topics import Topics
-
-    with Topics(pipeline.kafka) as kafka:
-        check_topics(kafka, pipeline)
-        registrations.refuse_changed(registrations.read(kafka, pipeline), pipeline)
 
 
 def draw_progress(sinks: "Sequence[Progress]") -> RenderableType:
