@@ -24,7 +24,7 @@ from bench.stage import Stage
 from bench.workload import Data
 from cdc.codec.record import RecordDecoder
 from cdc.codec.table import codec
-from cdc.compose import artifacts
+from cdc.compose.wheels import postgres_bin
 from cdc.connectors.client import Connect
 from cdc.errors import DivergenceError
 from cdc.sink.contract import Sink
@@ -72,7 +72,7 @@ def capture(stage: Stage, rows: int, changes: int, times: int) -> Iterator[Figur
 
 
 def _received(stage: Stage, slot: str, end: str) -> float:
-    program = artifacts.servers().postgres_bin / "pg_recvlogical"
+    program = postgres_bin() / "pg_recvlogical"
     words = [
         "-d",
         stage.dsn,

@@ -18,6 +18,7 @@ from bench.workload import Data
 from cdc.apply.stream import Environment, Stream
 from cdc.apply.supervisor import supervise
 from cdc.compose import artifacts, stack
+from cdc.compose.stack_state import StackState
 from cdc.config import settings
 from cdc.config.view_settings import STATE
 from cdc.connectors.client import Connect
@@ -70,13 +71,9 @@ class Servers:
         stack.down(self.folder / "stack", progress=lambda _: None)
 
     def meter(self) -> Meter:
-        return Meter(
-            {
-                name: server["pid"]
-                for name, server in stack.status(self.folder / "stack").items()
-                if server["pid"]
-            }
-        )
+        record = StackState.load(self.folder / "stack")
+        alive = filter(record.alive, record.processes)
+        return Meter({name: record.processes[name].pid for name in alive})
 
 
 class Stage:
@@ -97,7 +94,7 @@ class Stage:
         self.folder, self.endpoints, self.spark = servers.folder, servers.endpoints, servers.spark
         self.dsn, self.meter = self.endpoints.postgres, servers.meter
         self.file = self.folder / f"{name}.yaml"
-        text = FILE.format(pipeline=name, tables=", ".join(tables), **self.endpoints.to_dict())
+        text = FILE.format(pipeline=name, tables=", ".join(tables), **vars(self.endpoints))
         state = self.endpoints.environment()["CDC_DOCUMENTS"]
         self.file.write_text(
             text + STATE_LINE.format(state=state, pipeline=name) + views if views else text

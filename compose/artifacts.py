@@ -3,8 +3,8 @@ user.
 
 A group (servers, Spark jars) is built in a temporary folder and renamed into place when every file
 has passed, so what lies in the cache is whole and a second use needs no network. `python -m
-compose.artifacts` fetches both groups ahead of use; with `--pin` it writes new checksums, after a
-change of versions.
+cdc.compose.artifacts` fetches both groups ahead of use; with `--pin` it writes new checksums, after
+a change of versions.
 """
 
 import fcntl
@@ -18,14 +18,12 @@ import tempfile
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from threading import Event, Thread
 
 from tenacity import retry, retry_if_exception_type, stop_after_attempt
 
-from cdc.compose import versions
 from cdc.compose.host import java, require_disk, share
 from cdc.errors import StackError
 
@@ -36,18 +34,6 @@ PINS = FOLDER / "artifacts.sha256"
 FETCH_TIMEOUT_S = 900
 SILENT_S = 4.0
 """Seconds between two messages about the progress of a fetch."""
-
-
-@dataclass(frozen=True)
-class Servers:
-    """Folders and programs of the embedded servers."""
-
-    kafka_jars: Path
-    connect_jars: Path
-    plugins: Path
-    elasticsearch: Path
-    postgres_bin: Path
-    redis_server: Path
 
 
 def say(line: str) -> None:
@@ -76,19 +62,11 @@ def spark_jars() -> list[Path]:
     return sorted((_group("spark") / "spark").glob("*.jar"))
 
 
-def servers() -> Servers:
-    """Return the parts of the servers, fetching them first when the cache lacks them."""
-    from cdc.compose.wheels import postgres_bin, redis_server
-
-    home = _group("servers", _unpack)
-    return Servers(
-        kafka_jars=home / "kafka",
-        connect_jars=home / "connect",
-        plugins=home / "debezium",
-        elasticsearch=home / "elasticsearch" / f"elasticsearch-{versions.ELASTICSEARCH}",
-        postgres_bin=postgres_bin(),
-        redis_server=redis_server(),
-    )
+def servers() -> Path:
+    """Return the folder of the servers' files, fetching them first when the cache lacks them: `kafka`
+    and `connect` with jars, `debezium` with Connect's plugins, `elasticsearch`.
+    """
+    return _group("servers", _unpack)
 
 
 def _group(name: str, finish: Callable[[Path], None] = lambda _: None) -> Path:
@@ -98,24 +76,42 @@ def _group(name: str, finish: Callable[[Path], None] = lambda _: None) -> Path:
     pins = pinned(name)
     key = hashlib.sha256(repr(sorted(pins.items())).encode()).hexdigest()[:12]
     home = cache_dir() / f"{name}-{key}"
-    if home.is_dir():
-        return home
-    with locked(cache_dir()):
-        if not home.is_dir():
-            _fetch(name, home, pins, finish)
+
+    def fetch(work: Path) -> Path:
+        say(f"fetching {name}: {len(pins)} files, once per user")
+        with _reporting(name, work):
+            retrieve(name, work)
+            verify(work / "lib", pins)
+            finish(work / "lib")
+        return work / "lib"
+
+    if make_once(home, fetch):
+        say(f"fetched {name} into {home}")
     return home
 
 
-def _fetch(name: str, home: Path, pins: dict[str, str], finish: Callable[[Path], None]) -> None:
-    require_disk(home.parent, "the cache")
-    say(f"fetching {name}: {len(pins)} files, once per user")
-    with scratch(home.parent) as work, _reporting(name, work):
-        retrieve(name, work)
-        verify(work / "lib", pins)
-        finish(work / "lib")
-        share(work / "lib")
-        (work / "lib").rename(home)
-    say(f"fetched {name} into {home}")
+def make_once(home: Path, make: Callable[[Path], Path]) -> bool:
+    """Make a folder of the cache unless it is there; return whether it has been made now. `make` gets
+    a work folder, and returns the one in it that becomes `home` when it is whole.
+    """
+    if home.is_dir():
+        return False
+    cache = home.parent
+    with _locked(cache):
+        if home.is_dir():
+            return False
+        require_disk(cache, "the cache")
+        # Of one that was killed: the lock says that none is at work.
+        for leftover in cache.glob(".fetch-*"):
+            shutil.rmtree(leftover, ignore_errors=True)
+        # On the cache's filesystem, so that a rename is enough.
+        with tempfile.TemporaryDirectory(
+            prefix=".fetch-", dir=cache, ignore_cleanup_errors=True
+        ) as work:
+            made = make(Path(work))
+            share(made)
+            made.rename(home)
+    return True
 
 
 @contextmanager
@@ -246,7 +242,7 @@ def _unpack(lib: Path) -> None:
 
 
 @contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def _locked(folder: Path) -> Iterator[None]:
     """Hold a folder's lock. The kernel releases it when the process ends, however it ends."""
     try:
         make_shared(folder)
@@ -270,22 +266,6 @@ def make_shared(folder: Path) -> None:
         make_shared(folder.parent)
         folder.mkdir(exist_ok=True)
         folder.chmod(0o755)
-
-
-@contextmanager
-def scratch(cache: Path) -> Iterator[Path]:
-    """Make a work folder on the cache's filesystem, so that a rename is enough. The caller holds
-    the cache's lock.
-    """
-    for leftover in cache.glob(
-        ".fetch-*"
-    ):  # of a fetch that was killed: the lock says that none is at work
-        shutil.rmtree(leftover, ignore_errors=True)
-    work = Path(tempfile.mkdtemp(prefix=".fetch-", dir=cache))
-    try:
-        yield work
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
 
 
 def pin() -> None:

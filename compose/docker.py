@@ -6,9 +6,8 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from cdc.compose.endpoints import Endpoints
-from cdc.compose.server_version import SERVER_VERSIONS, require_readable
-from cdc.compose.stack_state import locked_state
+from cdc.compose.stack_state import Endpoints, locked_state
+from cdc.compose.versions import SERVER_VERSIONS, require_readable
 from cdc.errors import StackError
 
 FILE = Path(__file__).parent / "docker-compose.yml"

@@ -1,15 +1,19 @@
-"""Requirements of the machine: a Java, disk space and, for root, an account that can read the
-servers' files.
+"""Requirements of the machine: a Java, disk space, free ports and, for root, an account that can
+read the servers' files.
 """
 
 import os
 import pwd
+import random
 import re
 import shutil
+import socket
 import stat
 import subprocess
-from dataclasses import dataclass
+from collections.abc import Iterable
 from pathlib import Path
+
+import psutil
 
 from cdc.compose import versions
 from cdc.errors import StackError
@@ -17,6 +21,10 @@ from cdc.errors import StackError
 GIB = 1 << 30
 DISK_MIN_BYTES = 3 * GIB
 STATE_HINT = "choose a folder that every user may search: cdc -p FILE --state /var/lib/cdc/NAME up"
+# Below the range that the kernel hands to outgoing connections: a client that keeps knocking at a
+# stopped server could otherwise be given that very port, connect to itself, and keep the server
+# from coming back.
+PORTS = range(15_000, 32_000)
 JAVA_HINT = (
     "install one (apt install openjdk-17-jre-headless, or brew install openjdk@17) or set JAVA_HOME"
 )
@@ -30,7 +38,8 @@ def java() -> Path:
         problem = f"JAVA_HOME={home} holds no bin/java" if home else "no java on PATH"
         raise StackError(f"Java {versions.JAVA_MIN} or newer is needed: {problem}", hint=JAVA_HINT)
     path = Path(candidate)
-    major = java_major(path)
+    match = re.search(r'version "(?:1\.)?(\d+)', ask_version([path, "-version"]))
+    major = int(match[1]) if match else 0
     if major < versions.JAVA_MIN:
         raise StackError(
             f"{path} is Java {major}, but {versions.JAVA_MIN} or newer is needed", hint=JAVA_HINT
@@ -39,16 +48,13 @@ def java() -> Path:
     return path.resolve()
 
 
-def java_major(path: Path) -> int:
-    """Ask a Java for its major version; 0 when it prints none."""
+def ask_version(command: list[str | Path]) -> str:
+    """Return what a program prints of its version; nothing when it can't be run or doesn't end."""
     try:
-        run = subprocess.run(
-            [path, "-version"], capture_output=True, text=True, timeout=30, check=False
-        )
+        run = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     except (OSError, subprocess.TimeoutExpired):
-        return 0
-    match = re.search(r'version "(?:1\.)?(\d+)', run.stderr + run.stdout)
-    return int(match.group(1)) if match else 0
+        return ""
+    return run.stdout + run.stderr
 
 
 def require_disk(folder: Path, label: str) -> None:
@@ -63,29 +69,18 @@ def require_disk(folder: Path, label: str) -> None:
         )
 
 
-@dataclass(frozen=True)
-class User:
-    """The account that a server runs as."""
-
-    uid: int
-    gid: int
-
-
-def unprivileged() -> User | None:
+def unprivileged() -> pwd.struct_passwd | None:
     """Return the account for servers that refuse to run as root; None when the caller isn't
     root.
     """
-    if os.geteuid() != 0:
-        return None
-    nobody = pwd.getpwnam("nobody")
-    return User(nobody.pw_uid, nobody.pw_gid)
+    return pwd.getpwnam("nobody") if os.geteuid() == 0 else None
 
 
-def change_owner(folder: Path, user: User | None) -> None:
+def change_owner(folder: Path, user: pwd.struct_passwd | None) -> None:
     """Give a folder and its content to a user."""
     if user:
         for path in (folder, *folder.rglob("*")):
-            os.chown(path, user.uid, user.gid, follow_symlinks=False)
+            os.chown(path, user.pw_uid, user.pw_gid, follow_symlinks=False)
 
 
 def share(folder: Path) -> None:
@@ -109,3 +104,50 @@ def require_searchable(path: Path, hint: str) -> None:
                 hint=hint,
                 path=str(path),
             )
+
+
+def choose_ports(names: Iterable[str], reserved: Iterable[int] = ()) -> dict[str, int]:
+    """Give each name a port of its own that is free on 127.0.0.1 now and isn't among `reserved`."""
+    candidates = random.sample(PORTS, len(PORTS))
+    free = (port for port in candidates if port not in set(reserved) and is_free_port(port))
+    return dict(zip(names, free, strict=False))
+
+
+def is_free_port(port: int) -> bool:
+    """Return whether a server could listen on a port of 127.0.0.1."""
+    with socket.socket() as probe:
+        # As the servers do: connections of the last run that are still closing don't count.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+    return True
+
+
+def require_free_port(name: str, port: int) -> None:
+    """Refuse to start a server whose port somebody else has taken meanwhile."""
+    if is_free_port(port):
+        return
+    pid = _port_owner(port)
+    holder = f"process {pid}" if pid else "another user's process"
+    raise StackError(
+        f"port {port} of {name} is taken by {holder}",
+        hint=f"stop that process ({f'kill {pid}' if pid else f'ss -ltnp sport = :{port}'}), then: cdc up",
+        service=name,
+        port=port,
+    )
+
+
+def _port_owner(port: int) -> int | None:
+    """Return the pid that listens on a port, when the caller may see it."""
+    try:
+        connections = psutil.net_connections(kind="tcp")
+    except psutil.AccessDenied:
+        return None
+    listening = (
+        c.pid
+        for c in connections
+        if c.status == psutil.CONN_LISTEN and c.laddr and c.laddr.port == port
+    )
+    return next(listening, None)

@@ -8,10 +8,10 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from pwd import struct_passwd
+from typing import Any
 
 import psutil
-
-from cdc.compose.host import User
 
 # psutil derives the start time from the clock, which may be set a little meanwhile.
 CLOCK_SLACK_S = 5.0
@@ -72,19 +72,15 @@ class Process:
                 continue
         return orphans
 
-    def rss_bytes(self) -> int:
-        """Sum the tree's memory, counting what its processes share once."""
-        private = 0
-        shared = 0
-        for process in self.tree():
-            try:
-                memory = process.memory_info()
-            except psutil.NoSuchProcess:
-                continue
-            common = getattr(memory, "shared", 0)
-            private += memory.rss - common
-            shared = max(shared, common)
-        return private + shared
+
+def options(home: Path, env: Mapping[str, str], user: struct_passwd | None) -> dict[str, Any]:
+    """Return what every process of a server is started with: its folder, its environment, no input,
+    and the account, None for the caller's own.
+    """
+    account = (
+        {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []} if user is not None else {}
+    )
+    return {"cwd": home, "env": env, "stdin": subprocess.DEVNULL, **account}
 
 
 def spawn(
@@ -93,49 +89,19 @@ def spawn(
     home: Path,
     log: Path,
     env: Mapping[str, str],
-    user: User | None,
+    user: struct_passwd | None,
 ) -> Process:
     """Start a server in a session of its own, writing to `log`."""
     with log.open("ab") as output:
         child = subprocess.Popen(
             command,
-            cwd=home,
-            env=env,
-            stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            user=user.uid if user else None,
-            group=user.gid if user else None,
-            extra_groups=[] if user else None,
+            **options(home, env, user),
         )
     _children[child.pid] = child
     return Process(child.pid, psutil.Process(child.pid).create_time())
-
-
-def run(
-    command: Sequence[str | Path],
-    *,
-    home: Path,
-    log: Path,
-    env: Mapping[str, str],
-    user: User | None,
-) -> int:
-    """Run a preparing command to its end, writing to `log`; return its exit status."""
-    with log.open("ab") as output:
-        return subprocess.run(
-            command,
-            cwd=home,
-            env=env,
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            timeout=120,
-            check=False,
-            user=user.uid if user else None,
-            group=user.gid if user else None,
-            extra_groups=[] if user else None,
-        ).returncode
 
 
 def request_end(process: Process, stop_signal: signal.Signals) -> list[psutil.Process]:

@@ -6,38 +6,48 @@ Starting and stopping it is stack.py's work.
 """
 
 import base64
+import json
 import os
 import shlex
 import shutil
 import signal
+import socket
+import struct
+import subprocess
 import uuid
 from collections.abc import Mapping
+from contextlib import closing, suppress
 from dataclasses import dataclass
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
+from pwd import struct_passwd
 from string import Template
+from typing import Any
 
-from cdc.compose import health
-from cdc.compose.artifacts import Servers
-from cdc.compose.host import STATE_HINT, User, change_owner, require_searchable, unprivileged
-from cdc.compose.process import end_leftovers, run
-from cdc.compose.server_version import SERVER_VERSIONS, ServerVersion
-from cdc.compose.wheels import cache_version
+from cdc.compose.host import STATE_HINT, change_owner, require_searchable, unprivileged
+from cdc.compose.process import end_leftovers, options
+from cdc.compose.versions import ELASTICSEARCH, SERVER_VERSIONS, ServerVersion
+from cdc.compose.wheels import cache_version, postgres_bin, redis_server
 from cdc.errors import StackError
 from cdc.model import jvm_options
 
 TEMPLATES = Path(__file__).parent / "conf"
 FOLDERS = ("data", "conf", "log", "tmp")
+DEBEZIUM = "io.debezium.connector.postgresql.PostgresConnector"
+READY_S = 3.0
+"""Seconds in which a server that is ready answers."""
+PREPARE_S = 120.0
 
 
 @dataclass(frozen=True)
 class ServerDirs:
-    """Folders and resources of a server: its folder, the ports of the stack, the fetched parts, the
+    """Folders and resources of a server: its folder, the ports of the stack, the fetched files, the
     Java to use.
     """
 
     home: Path
     ports: Mapping[str, int]
-    parts: Servers
+    files: Path
     java: Path
 
     @property
@@ -54,6 +64,17 @@ class ServerDirs:
     def conf(self) -> Path:
         """The folder of the settings, written before every start."""
         return self.home / "conf"
+
+
+def last_lines(log: Path, count: int = 15) -> str:
+    """Return the end of a log, indented."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - 16_384))
+            lines = file.read().decode(errors="replace").splitlines()
+    except FileNotFoundError:
+        return ""
+    return "\n".join(f"    {line[:400]}" for line in lines[-count:])
 
 
 class Server:
@@ -74,7 +95,7 @@ class Server:
         """Return the names of its ports, the one that clients use first."""
         return (self.name, *self.extra_ports)
 
-    def user(self) -> User | None:
+    def user(self) -> struct_passwd | None:
         """Return the account to run as; None means the caller's own."""
         return unprivileged() if self.refuses_root else None
 
@@ -100,7 +121,7 @@ class Server:
     def settings(self, dirs: ServerDirs) -> dict[str, object]:
         """Return the variables of the templates."""
         ports = {name.replace("-", "_"): port for name, port in dirs.ports.items()}
-        return {**ports, "home": dirs.home, "plugins": dirs.parts.plugins}
+        return {**ports, "home": dirs.home, "plugins": dirs.files / "debezium"}
 
     def command(self, dirs: ServerDirs) -> list[str | Path]:
         """Return the command line."""
@@ -114,10 +135,12 @@ class Server:
         return {"PATH": os.defpath, "HOME": tmp, "TMPDIR": tmp, "LANG": "C.UTF-8", "TZ": "UTC"}
 
     def ready(self, ports: Mapping[str, int]) -> bool:
-        """Return whether the server answers a real request."""
+        """Return whether the server answers a real request: False, never an error, while it is away or
+        still starts.
+        """
         raise NotImplementedError
 
-    def version(self, dirs: ServerDirs) -> ServerVersion | None:  # noqa: ARG002
+    def version(self) -> ServerVersion | None:
         """Return the version that is about to write this server's data; None for a server without
         data.
         """
@@ -125,13 +148,19 @@ class Server:
 
     def run(self, dirs: ServerDirs, *command: str | Path) -> None:
         """Run a preparing command as the server's user."""
-        status = run(
-            command, home=dirs.home, log=dirs.log, env=self.environment(dirs), user=self.user()
-        )
-        if status != 0:
+        with dirs.log.open("ab") as log:
+            ended = subprocess.run(
+                command,
+                stdout=log,
+                stderr=log,
+                timeout=PREPARE_S,
+                check=False,
+                **options(dirs.home, self.environment(dirs), self.user()),
+            )
+        if ended.returncode != 0:
             raise StackError(
-                f"{self.name}: {Path(command[0]).name} ended with status {status}\n"
-                + health.last_lines(dirs.log),
+                f"{self.name}: {Path(command[0]).name} ended with status {ended.returncode}\n"
+                + last_lines(dirs.log),
                 hint=f"the whole log: {dirs.log}",
                 service=self.name,
             )
@@ -146,14 +175,14 @@ class Postgres(Server):
     refuses_root = True
 
     def create(self, dirs: ServerDirs) -> None:
-        end_leftovers(dirs.data, dirs.parts.postgres_bin / "postgres")
+        end_leftovers(dirs.data, postgres_bin() / "postgres")
         if dirs.data.joinpath("PG_VERSION").exists():
             return
         fresh = dirs.home / "tmp" / "initdb"
         shutil.rmtree(fresh, ignore_errors=True)
         self.run(
             dirs,
-            dirs.parts.postgres_bin / "initdb",
+            postgres_bin() / "initdb",
             *("-D", fresh, "-U", "postgres", "-A", "trust", "-E", "UTF8", "--no-instructions"),
             *("--locale=C", "--locale-provider=builtin", "--builtin-locale=C.UTF-8"),
         )
@@ -163,16 +192,18 @@ class Postgres(Server):
 
     def command(self, dirs: ServerDirs) -> list[str | Path]:
         config = dirs.conf / "postgresql.conf"
-        return [
-            dirs.parts.postgres_bin / "postgres",
-            "-D",
-            dirs.data,
-            "-c",
-            f"config_file={config}",
-        ]
+        return [postgres_bin() / "postgres", "-D", dirs.data, "-c", f"config_file={config}"]
 
     def ready(self, ports: Mapping[str, int]) -> bool:
-        return health.postgres(ports[self.name])
+        import psycopg
+
+        address = f"host=127.0.0.1 port={ports[self.name]} user=postgres dbname=postgres"
+        with (
+            suppress(psycopg.Error),
+            psycopg.connect(f"{address} connect_timeout={READY_S:.0f}") as connection,
+        ):
+            return connection.execute("select 1").fetchone() == (1,)
+        return False
 
 
 class JavaServer(Server):
@@ -181,10 +212,6 @@ class JavaServer(Server):
     main: str
     heap: tuple[str, ...]
     stop_deadline_s = 60.0
-
-    def jars(self, parts: Servers) -> Path:
-        """Return the folder of its class path."""
-        raise NotImplementedError
 
     def jvm(self, dirs: ServerDirs) -> list[str | Path]:
         """Return java with the options of a small server that leaves nothing outside its folder."""
@@ -202,7 +229,7 @@ class JavaServer(Server):
             *("-Djava.awt.headless=true", "-Djava.net.preferIPv4Stack=true"),
             f"-Djava.io.tmpdir={dirs.home / 'tmp'}",
             f"-Dlog4j2.configurationFile={dirs.conf / 'log4j2.properties'}",
-            *("-cp", f"{self.jars(dirs.parts)}/*"),
+            *("-cp", f"{dirs.files / self.name}/*"),
         ]
 
     def command(self, dirs: ServerDirs) -> list[str | Path]:
@@ -218,9 +245,6 @@ class Kafka(JavaServer):
     main = "kafka.Kafka"
     heap = ("-Xmx512m",)
 
-    def jars(self, parts: Servers) -> Path:
-        return parts.kafka_jars
-
     def create(self, dirs: ServerDirs) -> None:
         if dirs.data.joinpath("meta.properties").exists():
             return
@@ -234,7 +258,23 @@ class Kafka(JavaServer):
         )
 
     def ready(self, ports: Mapping[str, int]) -> bool:
-        return health.kafka(ports[self.name])
+        """Ask for metadata (version 1, all topics): ready when the broker lists itself.
+
+        Written by hand, because eight bytes of the answer are enough, and a client library takes
+        longer to load.
+        """
+        client = b"cdc"
+        request = struct.pack(f">hhih{len(client)}si", 3, 1, 7, len(client), client, 0)
+        with (
+            suppress(OSError),
+            socket.create_connection(("127.0.0.1", ports[self.name]), READY_S) as connection,
+        ):
+            connection.sendall(struct.pack(">i", len(request)) + request)
+            head = connection.recv(12, socket.MSG_WAITALL)
+            if len(head) == 12:
+                _, correlation, brokers = struct.unpack(">iii", head)
+                return bool(correlation == 7 and brokers > 0)
+        return False
 
 
 class Connect(JavaServer):
@@ -248,11 +288,14 @@ class Connect(JavaServer):
     # time was collection.
     heap = ("-Xmx768m", "-Xmn450m")
 
-    def jars(self, parts: Servers) -> Path:
-        return parts.connect_jars
-
     def ready(self, ports: Mapping[str, int]) -> bool:
-        return health.connect(ports[self.name])
+        """Ask the worker for its plugins, and for its connectors, which it knows once it has joined its
+        group.
+        """
+        plugins = _get(ports[self.name], "/connector-plugins") or []
+        if not any(plugin.get("class") == DEBEZIUM for plugin in plugins):
+            return False
+        return _get(ports[self.name], "/connectors") is not None
 
 
 class Elasticsearch(Server):
@@ -269,7 +312,8 @@ class Elasticsearch(Server):
     stop_deadline_s = 60.0
 
     def command(self, dirs: ServerDirs) -> list[str | Path]:
-        return [dirs.parts.elasticsearch / "bin" / "elasticsearch"]
+        folder = dirs.files / "elasticsearch" / f"elasticsearch-{ELASTICSEARCH}"
+        return [folder / "bin" / "elasticsearch"]
 
     def environment(self, dirs: ServerDirs) -> dict[str, str]:
         tmp = dirs.home / "tmp"
@@ -286,7 +330,9 @@ class Elasticsearch(Server):
         }
 
     def ready(self, ports: Mapping[str, int]) -> bool:
-        return health.elasticsearch(ports[self.name])
+        """Ask for the cluster's health (this distribution answers GET / with 405)."""
+        health = _get(ports[self.name], "/_cluster/health")
+        return bool(health) and health.get("status") in {"yellow", "green"}
 
 
 class Redis(Server):
@@ -296,14 +342,34 @@ class Redis(Server):
     templates = ("redis.redis.conf",)
 
     def command(self, dirs: ServerDirs) -> list[str | Path]:
-        return [dirs.parts.redis_server, dirs.conf / "redis.conf"]
+        return [redis_server(), dirs.conf / "redis.conf"]
 
     def ready(self, ports: Mapping[str, int]) -> bool:
-        return health.redis(ports[self.name])
+        """PING; a server that still loads its file answers with an error."""
+        import redis
 
-    def version(self, dirs: ServerDirs) -> ServerVersion | None:
+        client = redis.Redis(
+            port=ports[self.name], socket_timeout=READY_S, socket_connect_timeout=READY_S
+        )
+        with suppress(redis.RedisError), client:
+            return bool(client.ping())
+        return False
+
+    def version(self) -> ServerVersion | None:
         # Asked of the program, because it may be the machine's own.
-        return cache_version(dirs.parts.redis_server)
+        return cache_version(redis_server())
+
+
+def _get(port: int, path: str) -> Any:
+    """Ask with a plain connection: a client library would read the system's certificates for each
+    request, which took more CPU than a server's start.
+    """
+    connection = HTTPConnection("127.0.0.1", port, timeout=READY_S)
+    with closing(connection), suppress(OSError, HTTPException, ValueError):
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return json.load(answer) if answer.status == 200 else None
+    return None
 
 
 # In the order of starting; stopped in reverse.

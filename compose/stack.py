@@ -8,18 +8,16 @@ fails.
 import os
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
-from cdc.compose import artifacts, host, ports, process
-from cdc.compose.endpoints import Endpoints
-from cdc.compose.health import last_lines
+from cdc.compose import artifacts, host, process
 from cdc.compose.host import STATE_HINT
-from cdc.compose.server_version import require_readable
-from cdc.compose.servers import ALL, BY_NAME, Server, ServerDirs
-from cdc.compose.stack_state import StackState, locked_state
+from cdc.compose.servers import ALL, BY_NAME, Server, ServerDirs, last_lines
+from cdc.compose.stack_state import Endpoints, StackState, locked_state
+from cdc.compose.versions import require_readable
+from cdc.compose.wheels import postgres_bin
 from cdc.errors import StackError
 
 START_DEADLINE_S = 120.0
@@ -48,9 +46,9 @@ def up(state: Path, *, progress: Progress) -> Endpoints:
         record.claim("embedded")
         unhealthy = _find_unhealthy(record)
         for server in reversed(unhealthy):
-            _stop(record, [server.name])
+            stop(record, [server.name])
         if unhealthy:
-            _start(record, unhealthy, progress)
+            start(record, unhealthy, progress)
         return record.endpoints()
 
 
@@ -63,9 +61,9 @@ def down(state: Path, *, progress: Progress) -> list[str]:
         if "connect" in running_names:
             # First and alone: without Kafka it would wait out its own deadline.
             progress("stopping connect")
-            _stop(record, ["connect"])
+            stop(record, ["connect"])
         progress("stopping the other servers")
-        _stop(record, [server.name for server in reversed(ALL) if server.name != "connect"])
+        stop(record, [server.name for server in reversed(ALL) if server.name != "connect"])
         return running_names
 
 
@@ -85,52 +83,6 @@ def running(state: Path) -> Endpoints | None:
     return record.endpoints() if all(record.alive(server.name) for server in ALL) else None
 
 
-def status(state: Path) -> dict[str, dict[str, Any]]:
-    """Return pid, port, alive and rss_bytes (child processes included) of each server of the
-    stack.
-    """
-    record = StackState.load(state.absolute())
-    return {name: _status(record, name) for name in BY_NAME if name in record.ports}
-
-
-def stop_one(state: Path, name: str) -> None:
-    """Stop one server as `down` does."""
-    with locked_state(state.absolute(), _silent) as record:
-        _stop(record, [name])
-
-
-def kill_one(state: Path, name: str) -> None:
-    """Kill one server with everything it started, without warning."""
-    with locked_state(state.absolute(), _silent) as record:
-        if leader := record.processes.get(name):
-            process.kill(leader)
-        record.remove_process(name)
-
-
-def start_one(state: Path, name: str) -> None:
-    """Start one server on its old ports and data; return when it is ready. Nothing happens when it
-    runs.
-    """
-    with locked_state(state.absolute(), _silent) as record:
-        if not record.alive(name):
-            _start(record, [BY_NAME[name]], _silent)
-
-
-def _silent(_: str) -> None:
-    pass
-
-
-def _status(record: StackState, name: str) -> dict[str, Any]:
-    leader = record.processes.get(name)
-    alive = record.alive(name)
-    return {
-        "pid": leader.pid if leader and alive else None,
-        "port": record.ports[name],
-        "alive": alive,
-        "rss_bytes": leader.rss_bytes() if leader and alive else 0,
-    }
-
-
 def _find_unhealthy(record: StackState) -> list[Server]:
     """Return the servers that don't run or don't answer, in the order of starting."""
     with ThreadPoolExecutor(len(ALL)) as pool:
@@ -140,7 +92,6 @@ def _find_unhealthy(record: StackState) -> list[Server]:
 
 def _healthy(record: StackState, server: Server) -> bool:
     deadline = time.monotonic() + HEALTHY_DEADLINE_S
-    never = threading.Event()
     while record.alive(server.name):
         if server.ready(record.ports):
             return True
@@ -148,11 +99,11 @@ def _healthy(record: StackState, server: Server) -> bool:
         # moment.
         if time.monotonic() > deadline:
             return False
-        never.wait(POLL_S)
+        time.sleep(POLL_S)
     return False
 
 
-def _stop(record: StackState, names: Iterable[str]) -> None:
+def stop(record: StackState, names: Iterable[str]) -> None:
     """Ask servers to end, all at once; kill those that don't end in time."""
     trees = []
     for name in names:
@@ -163,48 +114,38 @@ def _stop(record: StackState, names: Iterable[str]) -> None:
         record.remove_process(name)
 
 
-def _start(record: StackState, chosen: list[Server], progress: Progress) -> None:
+def start(record: StackState, chosen: list[Server], progress: Progress) -> None:
     """Start servers in parallel. When one fails, stop the others of this call and raise its
     error.
     """
     host.require_disk(record.state, "the state folder")
     host.require_searchable(record.state, STATE_HINT)
     java = host.java()
-    parts = artifacts.servers()
+    files = artifacts.servers()
+    # Refuses before anything is started where a wheel is missing.
+    postgres_bin()
+    versions = {server.name: version for server in chosen if (version := server.version())}
+    require_readable(record.state, record.versions, versions)
     if missing := [
         name for server in ALL for name in server.port_names if name not in record.ports
     ]:
-        record.ports |= ports.choose(missing, record.ports.values())
-        record.save()
+        record.ports |= host.choose_ports(missing, record.ports.values())
     for server in chosen:
         for name in server.port_names:
-            ports.require_free(name, record.ports[name])
+            host.require_free_port(name, record.ports[name])
     dirs_by_server = {
-        server: ServerDirs(record.state / server.name, record.ports, parts, java)
+        server: ServerDirs(record.state / server.name, record.ports, files, java)
         for server in chosen
     }
-    _record_versions(record, dirs_by_server)
+    # Before the start, because a server may write before it is ready.
+    record.versions |= versions
+    record.save()
     launch = _Launch(record, progress)
     try:
         launch.run(dirs_by_server)
     except BaseException:
-        _stop(record, [server.name for server in reversed(chosen)])
+        stop(record, [server.name for server in reversed(chosen)])
         raise
-
-
-def _record_versions(record: StackState, dirs_by_server: Mapping[Server, ServerDirs]) -> None:
-    """Record the versions that are about to write, once it is clear that each can read its data.
-
-    This comes before the start, because a server may write before it is ready.
-    """
-    versions = {
-        server.name: version
-        for server, dirs in dirs_by_server.items()
-        if (version := server.version(dirs))
-    }
-    require_readable(record.state, record.versions, versions)
-    record.versions |= versions
-    record.save()
 
 
 class _Launch:
@@ -214,7 +155,6 @@ class _Launch:
         self.record = record
         self.progress = progress
         self.cancelled = threading.Event()
-        self.failure: BaseException | None = None
         self.started_at = time.monotonic()
 
     def run(self, dirs_by_server: dict[Server, ServerDirs]) -> None:
@@ -229,15 +169,9 @@ class _Launch:
                     )
                 for future in futures.values():
                     future.result()
-            except BaseException as error:
-                self._cancel(error)
-        if self.failure:
-            raise self.failure
-
-    def _cancel(self, error: BaseException) -> None:
-        if not self.cancelled.is_set():
-            self.failure = error
-            self.cancelled.set()
+            except BaseException:
+                self.cancelled.set()
+                raise
 
     def _start_server(
         self, server: Server, dirs: ServerDirs, dependency: Future[None] | None
@@ -248,8 +182,8 @@ class _Launch:
                 dependency.result()
             if not self.cancelled.is_set():
                 self._launch(server, dirs)
-        except BaseException as error:
-            self._cancel(error)
+        except BaseException:
+            self.cancelled.set()
             raise
 
     def _launch(self, server: Server, dirs: ServerDirs) -> None:

@@ -1,4 +1,5 @@
-"""State of a stack, `stack.json` in its state folder.
+"""State of a stack, `stack.json` in its state folder; and the addresses of its servers, which is all that the
+rest of the project knows of them.
 
 Its kind, its ports and the versions that wrote its data are kept for good, processes while they
 run.
@@ -9,37 +10,59 @@ import json
 import os
 import shutil
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from cdc.compose.artifacts import make_shared
-from cdc.compose.endpoints import Endpoints
 from cdc.compose.host import STATE_HINT
 from cdc.compose.process import Process
-from cdc.compose.server_version import ServerVersion
+from cdc.compose.versions import ServerVersion
 from cdc.errors import StackError
 
+STATE_DATABASE = "/8"
+"""Path of the database, on the cache's server, for the state of documents. A cache begins at 0 and
+takes the next one for a rebuild, so that this one stays free.
+"""
 
+
+@dataclass(frozen=True)
+class Endpoints:
+    """Addresses and folders of a running stack. `postgres` logs in as an administrator."""
+
+    postgres: str
+    kafka: str
+    connect: str
+    elasticsearch: str
+    redis: str
+    warehouse: str
+    state: str
+
+    def environment(self) -> dict[str, str]:
+        """Return the variables that a pipeline file may refer to."""
+        addresses = {
+            f"CDC_{name.upper()}": value for name, value in asdict(self).items() if name != "state"
+        }
+        return {
+            **addresses,
+            "CDC_DOCUMENTS": urlsplit(self.redis)._replace(path=STATE_DATABASE).geturl(),
+        }
+
+
+@dataclass
 class StackState:
     """The record of a stack. It is written to a new file and renamed, so that a reader never sees
     half of it.
     """
 
-    def __init__(
-        self,
-        state: Path,
-        ports: Mapping[str, int],
-        processes: Mapping[str, Process],
-        versions: Mapping[str, ServerVersion] | None = None,
-        stack: str | None = None,
-    ) -> None:
-        self.state = state
-        self.ports = dict(ports)
-        self.processes = dict(processes)
-        self.versions = dict(versions or {})
-        self.stack = stack
-        self._lock = threading.Lock()
+    state: Path
+    ports: dict[str, int] = field(default_factory=dict)
+    processes: dict[str, Process] = field(default_factory=dict)
+    versions: dict[str, ServerVersion] = field(default_factory=dict)
+    stack: str | None = None
+    _lock: threading.Lock = field(default_factory=threading.Lock)
 
     @classmethod
     def load(cls, state: Path) -> "StackState":
@@ -50,7 +73,7 @@ class StackState:
             versions = {name: ServerVersion(**entry) for name, entry in document["written"].items()}
             return cls(state, document["ports"], processes, versions, document["stack"])
         except (FileNotFoundError, NotADirectoryError):
-            return cls(state, {}, {})
+            return cls(state)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise StackError(
                 f"{state / 'stack.json'} isn't what cdc up writes: {error}",

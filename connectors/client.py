@@ -10,12 +10,17 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from types import TracebackType
 from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
-from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_random_exponential
+from tenacity import (
+    RetryError,
+    Retrying,
+    retry_if_result,
+    stop_after_delay,
+    wait_random_exponential,
+)
 
 from cdc.errors import ConnectorError
 
@@ -64,10 +69,6 @@ def _certificates() -> ssl.SSLContext:
     return httpx.create_ssl_context()
 
 
-class _RebalancingError(Exception):
-    """Status 409: the workers are rebalancing, so the same request succeeds in a moment."""
-
-
 class Connect:
     """A Connect cluster, reached through one of its workers. Every method may raise
     ConnectorError.
@@ -86,12 +87,7 @@ class Connect:
     def __enter__(self) -> "Connect":
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._client.close()
 
     def validate(self, config: Mapping[str, str]) -> None:
@@ -208,14 +204,14 @@ class Connect:
         missing: Any = ...,
     ) -> Any:
         retrying = Retrying(
-            retry=retry_if_exception_type(_RebalancingError),
+            # The workers are rebalancing: the same request succeeds in a moment.
+            retry=retry_if_result(lambda response: response.status_code == 409),
             stop=stop_after_delay(REBALANCE_S),
             wait=wait_random_exponential(multiplier=0.2, max=2),
-            reraise=True,
         )
         try:
             response: httpx.Response = retrying(self._send, method, path, body or config)
-        except _RebalancingError:
+        except RetryError:
             raise ConnectorError(
                 f"Kafka Connect at {self.server} has been rebalancing for {REBALANCE_S:.0f} s.",
                 hint="look at the workers' logs, then run the command again",
@@ -228,9 +224,7 @@ class Connect:
 
     def _send(self, method: str, path: str, body: Mapping[str, Any] | None) -> httpx.Response:
         try:
-            response = self._client.request(
-                method, path, json=dict(body) if body is not None else None
-            )
+            return self._client.request(method, path, json=dict(body) if body is not None else None)
         except httpx.HTTPError as error:
             raise ConnectorError(
                 f"Kafka Connect at {self.server} can't be reached: {type(error).__name__}.",
@@ -238,9 +232,6 @@ class Connect:
                 hint="check `connect` in the pipeline file; the local stack is started by: cdc -p FILE up",
                 server=self.server,
             ) from None
-        if response.status_code == 409:
-            raise _RebalancingError
-        return response
 
     def _refused(self, response: httpx.Response, config: Mapping[str, str]) -> ConnectorError:
         try:

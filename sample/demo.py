@@ -10,9 +10,11 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -112,12 +114,12 @@ class Demo:
         console.print(f"         after {time.monotonic() - began:.1f} s")
         self.stop_run()
         self.step("verifying: every row and column of every view against Postgres")
-        comparisons, busiest = self.verify()
+        comparisons = self.verify()
         read_late = state_reader(self.pipeline, lambda state: state.late("arrivals_by_hour"))
         self.late = len(read_late())
         show_views(comparisons)
         show_latency(result, probe)
-        show_reads(self, busiest)
+        show_reads(self)
         wrong = [comparison for comparison in comparisons if not comparison.equal]
         if wrong:
             raise DivergenceError(
@@ -127,33 +129,19 @@ class Demo:
 
     def verb(self, *words: str) -> None:
         """Run a verb of the command line as a user would; its error is the demo's."""
-        command = [
-            sys.executable,
-            "-m",
-            "cdc.entry",
-            "-p",
-            str(PIPELINE),
-            "--state",
-            str(self.state),
-            *words,
-        ]
-        process = subprocess.run(command, check=False, stdout=subprocess.DEVNULL)
+        process = subprocess.run(self.command(*words), check=False, stdout=subprocess.DEVNULL)
         if process.returncode:
             sys.exit(process.returncode)
 
+    def command(self, *words: str) -> list[str]:
+        options = ["-p", str(PIPELINE), "--state", str(self.state)]
+        return [sys.executable, "-m", "cdc.entry", *options, *words]
+
     def start_run(self) -> None:
-        command = [
-            sys.executable,
-            "-m",
-            "cdc.entry",
-            "-p",
-            str(PIPELINE),
-            "--state",
-            str(self.state),
-            "run",
-        ]
         with (self.state / "run.log").open("ab") as log:
-            self.run = subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
+            self.run = subprocess.Popen(
+                self.command("run"), stdout=log, stderr=log, start_new_session=True
+            )
 
     def running(self) -> None:
         if self.run is not None and self.run.poll() is not None:
@@ -198,12 +186,13 @@ class Demo:
         return sum(position.rows for position in stored if position)
 
     def live(self) -> tuple[Replayed, Probe]:
-        by_type: dict[str, Callable[[Any], Any]] = {
-            "redis": lambda s: redis_watch(s.url, s.prefix, WATCHED),
-            "elasticsearch": lambda s: elasticsearch_watch(s.url, self.pipeline.pipeline, WATCHED),
-            "delta": lambda s: delta_watch(s.path, WATCHED),
+        sinks: Mapping[str, Any] = self.pipeline.sinks
+        search, cache = sinks["search"], sinks["cache"]
+        watches = {
+            "search": elasticsearch_watch(search.url, self.pipeline.pipeline, WATCHED),
+            "cache": redis_watch(cache.url, cache.prefix, WATCHED),
+            "warehouse": delta_watch(sinks["warehouse"].path, WATCHED),
         }
-        watches = {name: by_type[sink.type](sink) for name, sink in self.pipeline.sinks.items()}
         moving = Moving(self)
 
         def on_commit(change: Change, committed_at: datetime) -> None:
@@ -227,14 +216,14 @@ class Demo:
         assert row is not None
         return "{} {} {}-{}".format(*row)
 
-    def verify(self) -> tuple[list[Comparison], list[Any]]:
+    def verify(self) -> list[Comparison]:
         from cdc.spark.session import session
 
         spark = session("local[*]", artifacts.spark_jars())
         clocks = open_clocks(self.pipeline)().noted
         comparisons = compare(spark, self.tables, self.dsn, self.sinks, clocks)
         spark.stop()
-        return comparisons, self.busiest()
+        return comparisons
 
     def busiest(self) -> list[Any]:
         """Read the mirror of the flights as an application would, with a call that supports deletion
@@ -244,6 +233,22 @@ class Demo:
         query = deltalake.QueryBuilder().register("flights", deltalake.DeltaTable(path))
         rows = pa.table(query.execute(BUSIEST).read_all())
         return list(zip(*(column.to_pylist() for column in rows.columns), strict=True))
+
+    def find(
+        self, view: str, query: Mapping[str, Any] | None = None, most: str | None = None
+    ) -> "Found":
+        """Search an index as an application would, those first that have `most` of a column."""
+        search: Any = self.pipeline.sinks["search"]
+        body = {
+            "query": query or {"match_all": {}},
+            "size": 3,
+            "track_total_hits": True,
+            "sort": [{most: {"order": "desc"}}] if most else [],
+        }
+        url = f"{search.url}/{self.pipeline.pipeline}-{view}/_search"
+        hits = httpx.post(url, json=body).raise_for_status().json()["hits"]
+        rows = [hit["_source"] for hit in hits["hits"]]
+        return Found(rows, [hit["_id"] for hit in hits["hits"]], hits["total"]["value"])
 
 
 class Moving:
@@ -340,132 +345,94 @@ def show_latency(result: Replayed, probe: Probe) -> None:
     console.print(grid)
 
 
-def show_reads(demo: Demo, busiest: Sequence[Any]) -> None:
+def show_reads(demo: Demo) -> None:
     """Print one read per view, as an application would make it."""
-    search = demo.pipeline.sinks["search"]
-    cache = demo.pipeline.sinks["cache"]
-    airports = find(search, demo, "public.airports", {"match": {"name": "kennedy"}})
-    windy = {
-        "bool": {
-            "filter": [
-                {"match": {"plane.manufacturer": "airbus"}},
-                {"range": {"weather.wind_speed": {"gte": 25}}},
-            ]
-        }
-    }
-    flights = find(search, demo, "view.flight_docs", windy)
-    late = {
-        "bool": {
-            "filter": [
-                {"term": {"departures.dest.keyword": "BOS"}},
-                {"range": {"departures.dep_delay": {"gte": 15}}},
-            ]
-        }
-    }
-    origins = find(
-        search, demo, "view.airport_docs", {"nested": {"path": "departures", "query": late}}
-    )
-    latest = [{"dep_time": {"order": "desc"}}]
-    infected = find(search, demo, "view.knock_on", {"range": {"dep_delay": {"gte": 120}}}, latest)
-    repeated = find(search, demo, "view.late_aircraft", {"match_all": {}}, latest)
-    overdue = find(search, demo, "view.overdue", {"match_all": {}}, latest)
-    worst = find(
-        search,
-        demo,
-        "view.delay_by_airport",
-        {"range": {"flights": {"gte": 10}}},
-        [{"mean_delay": {"order": "desc"}}],
-    )
-    runs = find(
-        search,
-        demo,
-        "view.disruptions",
-        {"match_all": {}},
-        [{"minutes": {"order": "desc"}}],
-    )
-    fullest = [{"flights": {"order": "desc"}}]
-    hours = find(search, demo, "view.departures_by_hour", {"match_all": {}}, fullest)
-    recorded = find(search, demo, "view.recorded_by_hour", {"match_all": {}}, fullest)
-    closed = find(search, demo, "view.arrivals_by_hour", {"term": {"final": True}})
+    airports = demo.find("public.airports", {"match": {"name": "kennedy"}})
+    windy = [
+        {"match": {"plane.manufacturer": "airbus"}},
+        {"range": {"weather.wind_speed": {"gte": 25}}},
+    ]
+    flights = demo.find("view.flight_docs", {"bool": {"filter": windy}})
+    late = [
+        {"term": {"departures.dest.keyword": "BOS"}},
+        {"range": {"departures.dep_delay": {"gte": 15}}},
+    ]
+    departures = {"path": "departures", "query": {"bool": {"filter": late}}}
+    origins = demo.find("view.airport_docs", {"nested": departures})
+    infected = demo.find("view.knock_on", {"range": {"dep_delay": {"gte": 120}}}, "dep_time")
+    repeated = demo.find("view.late_aircraft", most="dep_time")
+    overdue = demo.find("view.overdue", most="dep_time")
+    busy = {"range": {"flights": {"gte": 10}}}
+    worst = demo.find("view.delay_by_airport", busy, "mean_delay")
+    runs = demo.find("view.disruptions", most="minutes")
+    hours = demo.find("view.departures_by_hour", most="flights")
+    recorded = demo.find("view.recorded_by_hour", most="flights")
+    closed = demo.find("view.arrivals_by_hour", {"term": {"final": True}})
     key = f"{demo.pipeline.pipeline}:public.planes:N14228"
-    plane = redis.Redis.from_url(cache.url, decode_responses=True).get(key)  # type: ignore[attr-defined]
+    cache: Any = demo.pipeline.sinks["cache"]
+    plane = redis.Redis.from_url(cache.url, decode_responses=True).get(key)
     console.print("\n[bold]One read of each[/]")
-    names = ", ".join(hit["_source"]["name"] for hit in airports["hits"])
-    late_names = ", ".join(sorted(hit["_id"] for hit in origins["hits"]))
+    names = ", ".join(row["name"] for row in airports.rows)
+    late_names = ", ".join(sorted(origins.ids))
     console.print(
         f"search     airports named kennedy: {names}\n"
-        f"           flights of an Airbus in winds over 25 mph: {flights['total']['value']:,}\n"
+        f"           flights of an Airbus in winds over 25 mph: {flights.total:,}\n"
         f"           airports with a late one to Boston in their last 50: {late_names or 'none'}\n"
-        f"windows    {worst_hour(worst)}\n"
-        f"           {longest_run(runs)}\n"
-        f"           departures in {hours['total']['value']:,} hours by their time, {fullest_of(hours)}\n"
-        f"           in {recorded['total']['value']:,} by when they were recorded, {fullest_of(recorded)}\n"
-        f"           {closed['total']['value']:,} hours of arrivals are closed;"
+        f"windows    {worst.first(worst_hour)}\n"
+        f"           {runs.first(partial(longest_run, runs.total))}\n"
+        f"           departures in {hours.total:,} hours by their time, {hours.first(fullest)}\n"
+        f"           in {recorded.total:,} by when they were recorded, {recorded.first(fullest)}\n"
+        f"           {closed.total:,} hours of arrivals are closed;"
         f" changes that came too late: {demo.late:,}\n"
-        f"alerts     two hours late after a late plane: {infected['total']['value']:,},"
-        f" the last {flight(infected)}\n"
-        f"           late for the third time in a row: {repeated['total']['value']:,},"
-        f" the last {flight(repeated)}\n"
-        f"           left 12 hours ago, never arrived: {overdue['total']['value']:,},"
-        f" the last {flight(overdue)}\n"
+        f"alerts     two hours late after a late plane: {infected.total:,},"
+        f" the last {infected.first(flight)}\n"
+        f"           late for the third time in a row: {repeated.total:,},"
+        f" the last {repeated.first(flight)}\n"
+        f"           left 12 hours ago, never arrived: {overdue.total:,},"
+        f" the last {overdue.first(flight)}\n"
         f"           withdrawn, since it arrived after all: {demo.withdrawn}"
     )
     console.print(f"cache      GET {key}\n           {str(plane)[:66]}...")
-    console.print(
-        "warehouse  flights, minutes late: " + ", ".join(f"{c} {n:,}, {d}" for c, n, d in busiest)
-    )
+    busiest = ", ".join(f"{carrier} {n:,}, {mean}" for carrier, n, mean in demo.busiest())
+    console.print(f"warehouse  flights, minutes late: {busiest}")
     console.print(f"           {READ_MIRROR}", markup=False)
 
 
-def worst_hour(found: Any) -> str:
-    """Describe the first window that was found."""
-    if not found["hits"]:
-        return "none"
-    row = found["hits"][0]["_source"]
-    begin = row["window_start"].replace("T", " ")[:16]
+@dataclass(frozen=True)
+class Found:
+    """Documents that a search has found, three at most, their ids, and the number of all."""
+
+    rows: list[dict[str, Any]]
+    ids: list[str]
+    total: int
+
+    def first(self, describe: Callable[[dict[str, Any]], str]) -> str:
+        return describe(self.rows[0]) if self.rows else "none"
+
+
+def worst_hour(window: Mapping[str, Any]) -> str:
+    begin = window["window_start"].replace("T", " ")[:16]
     return (
-        f"the worst hour begins {begin} in {row['origin']}:"
-        f" {row['late']} of {row['flights']} late, {float(row['mean_delay']):.0f} min"
+        f"the worst hour begins {begin} in {window['origin']}:"
+        f" {window['late']} of {window['flights']} late, {float(window['mean_delay']):.0f} min"
     )
 
 
-def longest_run(hits: Any) -> str:
-    """Describe the first session that was found."""
-    if not hits["hits"]:
-        return "none"
-    row = hits["hits"][0]["_source"]
-    begin = datetime.fromisoformat(row["window_start"])
-    end = datetime.fromisoformat(row["window_end"])
+def longest_run(count: int, session: Mapping[str, Any]) -> str:
+    begin = datetime.fromisoformat(session["window_start"])
+    end = datetime.fromisoformat(session["window_end"])
     return (
-        f"the longest of {hits['total']['value']} disruptions: {row['origin']} {begin:%d %b %H:%M}"
-        f" to {end:%H:%M}, {row['flights']} flights"
+        f"the longest of {count} disruptions: {session['origin']} {begin:%d %b %H:%M}"
+        f" to {end:%H:%M}, {session['flights']} flights"
     )
 
 
-def fullest_of(hits: Any) -> str:
-    """Say how many flights the first window has."""
-    return f"at most {hits['hits'][0]['_source']['flights']:,} in one" if hits["hits"] else "none"
+def fullest(window: Mapping[str, Any]) -> str:
+    return f"at most {window['flights']:,} in one"
 
 
-def flight(found: Any) -> str:
-    """Name the first flight that was found."""
-    if not found["hits"]:
-        return "none"
-    row = found["hits"][0]["_source"]
+def flight(row: Mapping[str, Any]) -> str:
     return f"{row['carrier']} {row['flight']} {row['origin']}-{row['dest']}"
-
-
-def find(
-    search: Any,
-    demo: Demo,
-    table: str,
-    query: dict[str, Any],
-    order: Sequence[dict[str, Any]] = (),
-) -> Any:
-    """Search an index as an application would; return the hits, three at most, and their total."""
-    url = f"{search.url}/{demo.pipeline.pipeline}-{table}/_search"
-    body = {"query": query, "size": 3, "track_total_hits": True, "sort": list(order)}
-    return httpx.post(url, json=body).raise_for_status().json()["hits"]
 
 
 def show_next(demo: Demo) -> None:

@@ -7,35 +7,23 @@ Invariant: one transaction; what is there already is left as it is, so loading t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from datetime import date, datetime
-from typing import Annotated
+from datetime import date
 
 import pandas as pd
 import psycopg
-import typer
 from psycopg import sql
 
-from cdc.errors import CdcError, SourceError
+from cdc.errors import SourceError
 from cdc.sample import nyc2013
 
-Database = Annotated[str, typer.Argument(help="DSN of the database that has the sample schema")]
-FirstDay = Annotated[
-    datetime, typer.Option("--from", formats=["%Y-%m-%d"], help="first day, in 2013")
-]
-LastDay = Annotated[datetime, typer.Option("--to", formats=["%Y-%m-%d"], help="last day, included")]
 CHUNK_ROWS = 50_000
 
 
-def load(
-    dsn: str, start: date, end: date, *, progress: Callable[[str, int], None] | None = None
-) -> dict[str, int]:
+def load(dsn: str, start: date, end: date) -> dict[str, int]:
     """Load the reference tables, and flights and weather of the days; returns the rows added per
     table.
 
-    `progress` is called for each table as it is done. Raises SourceError: no such schema, no such
-    privilege.
+    Raises SourceError: no such schema, no such privilege.
     """
     frames = {
         "airlines": nyc2013.airlines(),
@@ -44,16 +32,11 @@ def load(
         "weather": nyc2013.weather(start, end),
         "flights": nyc2013.flights(start, end),
     }
-    added: dict[str, int] = {}
     try:
         with psycopg.connect(dsn) as conn:
-            for table, frame in frames.items():
-                added[table] = _copy(conn, table, frame)
-                if progress is not None:
-                    progress(table, added[table])
+            return {table: _copy(conn, table, frame) for table, frame in frames.items()}
     except psycopg.Error as error:
         raise failed(error) from error
-    return added
 
 
 def failed(error: psycopg.Error) -> SourceError:
@@ -98,29 +81,3 @@ def _copy(conn: psycopg.Connection, table: str, frame: pd.DataFrame) -> int:
             )
         )
         return cursor.rowcount
-
-
-@contextmanager
-def explained() -> Iterator[None]:
-    """Print an error that a person can act on as such, and exit with its code."""
-    try:
-        yield
-    except CdcError as error:
-        typer.echo(f"error: {error.message}\n hint: {error.hint}", err=True)
-        raise typer.Exit(error.exit_code) from error
-
-
-def main(dsn: Database, start: FirstDay, end: LastDay) -> None:
-    """Load days of New York's flights of 2013 as existing rows."""
-
-    def report(table: str, rows: int) -> None:
-        typer.echo(f"  {table:<9} {rows:>8,} rows added")
-
-    with explained():
-        typer.echo(f"Loading {start:%Y-%m-%d} to {end:%Y-%m-%d}")
-        added = load(dsn, start.date(), end.date(), progress=report)
-        typer.echo(f"Done: {sum(added.values()):,} rows")
-
-
-if __name__ == "__main__":
-    typer.run(main)

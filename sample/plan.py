@@ -28,6 +28,7 @@ KEYS = {
     "weather": ("origin", "time_hour"),
     "flights": ("carrier", "flight", "origin", "sched_dep"),
 }
+Operation = Literal["insert", "update", "delete"]
 BANK = timedelta(minutes=10)
 REMARKS = (
     "late inbound aircraft",
@@ -44,7 +45,7 @@ class Change:
     """A change of one row; `values` are all columns of an insert, the changed ones of an update."""
 
     table: str
-    op: Literal["insert", "update", "delete"]
+    op: Operation
     key: tuple[Any, ...]
     values: dict[str, Any]
 
@@ -122,27 +123,24 @@ class _Flight:
         self.steps.append(Transaction(max(time, earliest), kind, self.lane, changes))
 
     def insert(self, time: datetime, kind: str) -> None:
-        self._step(time, kind, self._inserted())
+        self._step(time, kind, self._change("insert", self.row))
 
     def update(self, time: datetime, kind: str, **values: Any) -> None:
-        change = Change("flights", "update", _key("flights", self.row), values)
+        change = self._change("update", values)
         self.row = self.row | values
         self._step(time, kind, change)
 
     def delete(self, time: datetime, kind: str) -> None:
-        self._step(time, kind, self._deleted())
+        self._step(time, kind, self._change("delete", {}))
 
     def exchange(self, time: datetime, kind: str, **values: Any) -> None:
         """Delete the row and insert it again under the same key, in one transaction."""
-        deleted = self._deleted()
+        deleted = self._change("delete", {})
         self.row = self.row | values
-        self._step(time, kind, deleted, self._inserted())
+        self._step(time, kind, deleted, self._change("insert", self.row))
 
-    def _inserted(self) -> Change:
-        return Change("flights", "insert", _key("flights", self.row), self.row)
-
-    def _deleted(self) -> Change:
-        return Change("flights", "delete", _key("flights", self.row), {})
+    def _change(self, op: Operation, values: dict[str, Any]) -> Change:
+        return Change("flights", op, _key("flights", self.row), values)
 
 
 UNKNOWN_YET = dict.fromkeys(

@@ -15,7 +15,7 @@ import pytest
 
 from cdc.compose import artifacts, versions
 from cdc.compose import stack as servers
-from cdc.compose.endpoints import Endpoints
+from cdc.compose.stack_state import Endpoints
 from tests.__main__ import CONTAINER_TESTS
 from tests.support import buckets
 from tests.support.server_control import ProcessControl, ServerControl

@@ -11,13 +11,15 @@ import json
 import re
 import shlex
 import sys
-from dataclasses import asdict, is_dataclass, replace
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
 import structlog
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.text import Text
 
 from cdc.cli.workflow import ORDER
 from cdc.errors import CdcError, SettingsError
@@ -26,11 +28,21 @@ from cdc.model.finding_codes import code_of
 from cdc.model.wording import completed_document
 
 WIDE = 100_000
-out = Console(soft_wrap=True) if sys.stdout.isatty() else Console(width=WIDE, height=25)
-# On a terminal the live display has to know the width, because it redraws its own lines.
-err = Console(stderr=True) if sys.stderr.isatty() else Console(stderr=True, width=WIDE, height=25)
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
 
+
+def _console(terminal: bool, **options: Any) -> Console:
+    """Make a console that prints texts as they are, and that is wide where it is no terminal."""
+    size: dict[str, Any] = {} if terminal else {"width": WIDE, "height": 25}
+    return Console(highlight=False, markup=False, emoji=False, **options, **size)
+
+
+out = _console(sys.stdout.isatty(), soft_wrap=True)
+# On a terminal the live display has to know the width, because it redraws its own lines.
+err = _console(sys.stderr.isatty(), stderr=True)
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
+SinkName = Annotated[str, typer.Argument(help="A sink of the pipeline file.")]
+SinkNames = Annotated[list[str] | None, typer.Option("--sink", help="Only this sink. Repeatable.")]
+TableName = Annotated[str | None, typer.Option("--table", help="Only this table, as schema.table.")]
 Master = Annotated[
     str,
     typer.Option(help="Spark master, such as local[4] or spark://host:7077.", envvar="CDC_MASTER"),
@@ -43,22 +55,6 @@ left out.
 LOG = "the worker's log"
 
 
-class Documents:
-    """Prints JSON documents on standard output, and counts them."""
-
-    printed = 0
-
-    def print(self, document: Any) -> None:
-        """Print one document.
-
-        Raises:
-            TypeError, ValueError: the document holds something that has no JSON form, which is a
-                bug.
-        """
-        print(json.dumps(document, default=_plain, ensure_ascii=False, allow_nan=False), flush=True)
-        self.printed += 1
-
-
 class Call:
     """The options this program was called with, so that the commands in its hints can be copied and
     run.
@@ -66,38 +62,25 @@ class Call:
 
     file: Path | None = None
     state: Path | None = None
-    worker_log: Path | None = None
-    """The log of Kafka Connect's worker, where that is a server of the local stack."""
-
-    def set_worker_log(self, path: Path | None) -> None:
-        """Remember the log that hints call the worker's log; None where Connect runs elsewhere."""
-        self.worker_log = path
+    find_worker_log: Callable[[], Path | None] = staticmethod(lambda: None)
+    """Finds the log of Kafka Connect's worker, where that is a server of the local stack."""
+    answered = False
+    """Whether it has printed its JSON document."""
 
     def complete_commands(self, text: str) -> str:
         """Complete a hint: each command gets the pipeline file, and the state folder if one was
         given.
         """
-        if self.worker_log:
-            text = text.replace(LOG, f"{LOG} ({self.worker_log})")
+        if LOG in text and (path := self.find_worker_log()):
+            text = text.replace(LOG, f"{LOG} ({path})")
         if self.file is None:
             return text
         short = f"cdc -p {shlex.quote(str(self.file))}"
         full = f"{short} --state {shlex.quote(str(self.state))}" if self.state else short
         return COMMAND.sub(lambda match: short if match[1] == "--state" else full, text)
 
-    def complete_document(self, node: Any) -> Any:
-        """Complete the commands of a document, see `completed_document`."""
-        return completed_document(node, self.complete_commands)
 
-
-documents = Documents()
 call = Call()
-
-
-def _plain(node: object) -> Any:
-    if is_dataclass(node) and not isinstance(node, type):
-        return asdict(node)
-    raise TypeError(f"{type(node).__name__} has no JSON")
 
 
 def configure_logging() -> None:
@@ -109,7 +92,7 @@ def configure_logging() -> None:
             structlog.contextvars.merge_contextvars,
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=not people),
-            lambda _, __, event: call.complete_document(event),
+            lambda _, __, event: completed_document(event, call.complete_commands),
             renderer,
         ],
         # Looked up again for each event: on a terminal rich replaces sys.stderr while its live
@@ -121,45 +104,54 @@ def configure_logging() -> None:
 
 def say(line: str) -> None:
     """Print a line for people on standard error."""
-    err.print(line, highlight=False, markup=False, soft_wrap=True)
+    err.print(line, soft_wrap=True)
+
+
+def print_lines(lines: Iterable[str]) -> None:
+    """Print lines on standard output."""
+    for line in lines:
+        out.print(line)
 
 
 def print_json(document: Any) -> None:
-    """Print the document of a verb, with complete commands in its hints."""
-    documents.print(call.complete_document(document))
+    """Print the document of a verb, with complete commands in its hints.
+
+    Raises:
+        TypeError, ValueError: the document holds something that has no JSON form, which is a bug.
+    """
+    completed = completed_document(document, call.complete_commands)
+    print(json.dumps(completed, ensure_ascii=False, allow_nan=False), flush=True)
+    call.answered = True
+
+
+def answer(as_json: bool, document: Any, screen: RenderableType) -> None:
+    """Print the result of a verb: a document for programs, or a screen for people."""
+    if as_json:
+        print_json(document)
+    else:
+        out.print(screen)
 
 
 def print_error(error: CdcError) -> None:
     """Print an error and its hint on standard error, as a paragraph without a traceback."""
     code = f" ({code_of(error.finding_key)})" if error.finding_key else ""
-    text = _escaped(f"{error.message}{code}")
-    err.print(f"[bold red]error:[/] {text}", highlight=False, soft_wrap=True)
-    err.print(
-        f"[bold]hint:[/] {_escaped(call.complete_commands(error.hint))}",
-        highlight=False,
-        soft_wrap=True,
-    )
+    hint = call.complete_commands(error.hint)
+    err.print(Text.assemble(("error:", "bold red"), f" {error.message}{code}"), soft_wrap=True)
+    err.print(Text.assemble(("hint:", "bold"), f" {hint}"), soft_wrap=True)
 
 
 def print_failure(error: CdcError) -> None:
     """Print the JSON document of a failure, unless the verb has printed a document already."""
-    if not documents.printed:
+    if not call.answered:
         failure = {"message": error.message, "hint": error.hint, "exit_code": error.exit_code}
-        print_json({"error": failure, **_finding_of(error)})
-
-
-def _finding_of(error: CdcError) -> dict[str, Any]:
-    """What `doctor` or `status` would say of it, for programs; nothing where they have no word."""
-    if error.finding_key is None:
-        return {}
-    table = error.details.get("table")
-    subject = str(next(iter(error.details.values()), "the pipeline"))
-    finding = find_error(error.finding_key, subject, error)
-    return {"finding": asdict(replace(finding, table=str(table) if table else None))}
-
-
-def _escaped(text: str) -> str:
-    return text.replace("[", "\\[")
+        document: dict[str, Any] = {"error": failure}
+        if error.finding_key is not None:
+            # What `doctor` or `status` would say of it.
+            table = error.details.get("table")
+            subject = str(next(iter(error.details.values()), "the pipeline"))
+            finding = find_error(error.finding_key, subject, error)
+            document["finding"] = replace(finding, table=str(table) if table else None)
+        print_json(document)
 
 
 def require_consent(warning: str, word: str, *, yes: bool) -> None:

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cdc.cli.console import Json, out, print_json, require_consent, say
+from cdc.cli.console import Json, out, print_json, print_lines, require_consent, say
 
 if TYPE_CHECKING:
     from cdc.removal.destroy import Removal
@@ -14,11 +14,6 @@ DryRun = Annotated[
     bool, typer.Option("--dry-run", help="List what would be removed; change nothing.")
 ]
 Yes = Annotated[bool, typer.Option("--yes", help="Don't ask.")]
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the verb to the command line."""
-    app.command()(destroy)
 
 
 def destroy(
@@ -33,7 +28,8 @@ def destroy(
     removal = prepare(context.obj)
     parts = removal.find()
     if not as_json and not (yes and parts):
-        _print_parts(parts)
+        listed = [f"{place}: {line}" for place, lines in parts.items() for line in lines]
+        print_lines(listed or ["nothing is there"])
     name = removal.pipeline.pipeline
     removed = list[str]()
     if parts and not dry_run:
@@ -43,7 +39,7 @@ def destroy(
         def report(line: str) -> None:
             removed.append(line)
             if not as_json:
-                out.print(line, highlight=False, markup=False, soft_wrap=True)
+                out.print(line)
 
         removal.run(report)
     if as_json:
@@ -60,11 +56,3 @@ def prepare(context: "Context") -> "Removal":
     if pipeline.views:
         sinks = [*sinks, factory.build_state(pipeline)]
     return removals.prepare(pipeline, sinks)
-
-
-def _print_parts(parts: dict[str, list[str]]) -> None:
-    if not parts:
-        out.print("nothing is there")
-    for place, lines in parts.items():
-        for line in lines:
-            out.print(f"{place}: {line}", highlight=False, markup=False, soft_wrap=True)

@@ -1,11 +1,17 @@
-"""Wires one look at every hop: `cdc status` shows it, `cdc run` and `cdc serve` repeat it."""
+"""Wires one look at every hop: `cdc status` shows it, `cdc run` and `cdc serve` repeat it. Verb `cdc serve`: a page
+and a JSON API about a pipeline.
+"""
 
+import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
 
 from cdc.cli.console import call, say
 from cdc.config.view_settings import STATE
@@ -57,7 +63,7 @@ def checking_health(
     from cdc.observe.sampler import Sampler
 
     connections = LookConnections()
-    # A context of its own for each look: tables come and go.
+    # A new context for each look: tables come and go.
     looks = Sampler(
         "the servers",
         lambda: check_health(replace(context), connections),
@@ -104,3 +110,44 @@ def observed(
         endpoint = stack.enter_context(closing(RunEndpoint(looks, spark_lives, port, address)))
         say(f"serving {endpoint.url}/metrics, /livez and /readyz")
         yield endpoint.publish
+
+
+def serve(
+    context: typer.Context,
+    port: Annotated[int, typer.Option(help="The port.", min=0, max=65535)] = 8350,
+    address: Annotated[
+        str, typer.Option(help="The address to listen on. Any but a loopback one needs a token.")
+    ] = "127.0.0.1",
+    name: Annotated[
+        list[str] | None,
+        typer.Option(help="A name by which browsers reach this server. Repeatable."),
+    ] = None,
+    token_file: Annotated[
+        Path | None,
+        typer.Option(help="A file with the token. Default: the variable CDC_SERVE_TOKEN."),
+    ] = None,
+) -> None:
+    """Show the pipeline on a page, until stopped.
+
+    The page has what status shows, live, and the lag of the last day. It needs no `cdc run`, and
+    shows servers that are away as such.
+    """
+    from cdc.config import settings
+    from cdc.observe.activity import LookConnections
+    from cdc.serve.access import read_access
+    from cdc.serve.dashboard import ControlReader, Dashboard
+    from cdc.serve.server import PageServer
+
+    access = read_access(address, name or [], token_file, os.environ)
+    reader = ControlReader(lambda: replace(context.obj).load())
+    with closing(LookConnections()) as connections:
+        dashboard = Dashboard(
+            settings.name_of(context.obj.path),
+            # A new context for each look: tables come and go.
+            lambda: check_health(replace(context.obj), connections),
+            reader.read,
+            call.complete_commands,
+        )
+        server = PageServer(dashboard, access, port)
+        say(f"serving {server.url}{'' if access.token is None else ', with the token'}")
+        server.run()

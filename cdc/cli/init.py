@@ -5,13 +5,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cdc.cli.console import Json, out, print_json, say
+from cdc.cli.console import Json, answer, say
 from cdc.config import draft
 from cdc.errors import SettingsError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
-    from pathlib import Path
 
     from cdc.config.settings import Pipeline
     from cdc.postgres.source import Connection
@@ -24,11 +23,6 @@ TableOptions = Annotated[
     list[str] | None,
     typer.Option("--tables", help="Table, or a pattern like 'public.*'. Repeatable."),
 ]
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the verb to the command line."""
-    app.command()(init)
 
 
 def init(
@@ -49,17 +43,22 @@ def init(
     pipeline_draft = _draft_from_database(name, dsn, patterns) if dsn else stack_draft
     draft.write(path, draft.text(pipeline_draft).replace("cdc -p FILE", f"cdc -p {path}"))
     captured = [table for table in pipeline_draft.tables if table not in pipeline_draft.refused]
-    if as_json:
-        refused = {table: why for table, (why, _) in pipeline_draft.refused.items()}
-        print_json(
-            {
-                "file": str(path),
-                "tables": captured,
-                "left_out": {**pipeline_draft.left_out, **refused},
-            }
+    refused = {table: why for table, (why, _) in pipeline_draft.refused.items()}
+    left_out = {**pipeline_draft.left_out, **refused}
+    lines = [
+        f"wrote {path}: {', '.join(captured)}",
+        *(f"left out {table}: {why}" for table, why in left_out.items()),
+    ]
+    variable = f"{pipeline_draft.pipeline.upper()}_POSTGRES"
+    if dsn and pipeline_draft.dsn == f"${{{variable}}}":
+        lines.append(
+            f"then: export {variable}=... (the value of --dsn: its password isn't in the file)"
         )
-        return
-    _print_result(path, pipeline_draft, captured, dsn)
+    lines.append(
+        f"then: cdc -p {path} up, or your own servers in the file; then migrate, register, run"
+    )
+    document = {"file": str(path), "tables": captured, "left_out": left_out}
+    answer(as_json, document, "\n".join(lines))
 
 
 def _draft_from_database(name: str, dsn: str, patterns: "Sequence[str]") -> draft.PipelineDraft:
@@ -110,20 +109,14 @@ def _ask_tables(usable: "Sequence[str]", unusable: "Mapping[str, str]") -> list[
         say(f"{number:>3}  {table}")
     for table, why in unusable.items():
         say(f"  -  {table}: {why}")
-    answer = typer.prompt(
+    typed = typer.prompt(
         "Which tables? Numbers, names or patterns, separated by commas", default="all", err=True
     )
-    if answer.strip() == "all":
+    if typed.strip() == "all":
         return list(usable)
-    words = [word.strip() for word in answer.split(",") if word.strip()]
-    return [_resolve_number(word, usable) for word in words]
-
-
-def _resolve_number(word: str, usable: "Sequence[str]") -> str:
-    """Replace a number of the list by its table; any other word is a name or a pattern."""
-    if word.isdecimal() and 0 < int(word) <= len(usable):
-        return usable[int(word) - 1]
-    return word
+    numbers = {str(number): table for number, table in enumerate(usable, 1)}
+    words = [word.strip() for word in typed.split(",")]
+    return [numbers.get(word, word) for word in words if word]
 
 
 def _checked_pipeline(name: str, dsn: str, tables: "Sequence[str]") -> "Pipeline":
@@ -172,26 +165,3 @@ def _find_refused(
         if table not in names or table not in existing or len(refused) == len(names):
             raise error
     return {table: (error.message, error.hint) for table, error in refused.items()}
-
-
-def _print_result(
-    path: "Path", pipeline_draft: draft.PipelineDraft, captured: "Sequence[str]", dsn: str | None
-) -> None:
-    left_out = {
-        **pipeline_draft.left_out,
-        **{table: why for table, (why, _) in pipeline_draft.refused.items()},
-    }
-    lines = [
-        f"wrote {path}: {', '.join(captured)}",
-        *(f"left out {table}: {why}" for table, why in left_out.items()),
-    ]
-    variable = f"{pipeline_draft.pipeline.upper()}_POSTGRES"
-    if dsn and pipeline_draft.dsn == f"${{{variable}}}":
-        lines.append(
-            f"then: export {variable}=... (the value of --dsn: its password isn't in the file)"
-        )
-    lines.append(
-        f"then: cdc -p {path} up, or your own servers in the file; then migrate, register, run"
-    )
-    for line in lines:
-        out.print(line, highlight=False, markup=False, soft_wrap=True)

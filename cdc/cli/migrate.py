@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from cdc.cli.console import Json, out, print_json
+from cdc.cli.console import Json, answer, print_json, print_lines
 from cdc.cli.operations import recorded
 from cdc.errors import SettingsError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from cdc.migrations.statement import Statement
     from cdc.postgres.source import Connection
-    from cdc.readiness.facts import SourceRequirements
     from cdc.runtime.context import Context
 
 Sample = Annotated[bool, typer.Option("--sample", help="Create the tables of the sample as well.")]
@@ -25,12 +27,7 @@ Sql = Annotated[
 ]
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the verb to the command line."""
-    changes = recorded("migrate", lambda options: not (options["dry_run"] or options["sql"]))
-    app.command()(changes(migrate))
-
-
+@recorded("migrate", lambda options: not (options["dry_run"] or options["sql"]))
 def migrate(
     context: typer.Context,
     sample: Sample = False,
@@ -43,6 +40,7 @@ def migrate(
     Creates the control schema, the connector's role, the publication and the triggers. What exists
     already is left as it is, so running it twice is safe.
     """
+    from cdc import migrations
     from cdc.postgres import catalog, source, table_survey
 
     if sample and (dry_run or sql):
@@ -56,10 +54,15 @@ def migrate(
             return _run(catalog_context, connection, sample, as_json)
         catalog.refuse_published(connection, catalog_context.pipeline)
         catalog_context.require_supported_columns(connection)
-        print_missing = _print_sql if sql else _print_plan
-        return print_missing(
-            connection, table_survey.requirements(catalog_context.pipeline), as_json
-        )
+        requirements = table_survey.requirements(catalog_context.pipeline)
+        missing = migrations.plan(connection, requirements)
+        if not sql:
+            return _print_plan(connection, missing, as_json)
+        text = migrations.script(connection, requirements, missing)
+        if as_json:
+            return print_json({"sql": text})
+        sys.stdout.write(text)
+        return None
 
 
 def _run(context: "Context", connection: "Connection", sample: bool, as_json: bool) -> None:
@@ -73,13 +76,14 @@ def _run(context: "Context", connection: "Connection", sample: bool, as_json: bo
     findings = catalog.find_tables(connection, context.pipeline).findings
     context.require_supported_columns(connection)
     now = [migration.name for migration in applied if migration.now]
+    applied_lines = [f"applied {name}" for name in now]
     try:
         messages = migrations.prepare_source(
             connection, table_survey.requirements(context.pipeline)
         )
     except migrations.Unprivileged as error:
         if not as_json:
-            _print_lines([*(f"applied {name}" for name in now), *error.messages])
+            print_lines([*applied_lines, *error.messages])
         raise
     # Once the tables have their replica identity.
     context.check_views(connection)
@@ -88,55 +92,19 @@ def _run(context: "Context", connection: "Connection", sample: bool, as_json: bo
         return print_json(
             {"applied": now, "recorded": recorded, "done": messages, "findings": findings}
         )
-    _print_lines([*(f"applied {name}" for name in now), *messages])
+    lines = [*applied_lines, *messages]
     if not now and all(line.startswith("note: ") for line in messages):
-        out.print("nothing to do")
-    _print_lines(
-        [f"{finding.severity:<9}{finding.message} ({finding.code})" for finding in findings]
-    )
-    return None
+        lines.append("nothing to do")
+    lines += [f"{finding.severity:<9}{finding.message} ({finding.code})" for finding in findings]
+    return print_lines(lines)
 
 
-def _print_plan(
-    connection: "Connection", requirements: "SourceRequirements", as_json: bool
-) -> None:
-    from cdc import migrations
+def _print_plan(connection: "Connection", missing: "Sequence[Statement]", as_json: bool) -> None:
+    from cdc.migrations import describe_statement
 
-    missing = migrations.plan(connection, requirements)
-    if as_json:
-        return print_json(
-            {
-                "would": [
-                    {"done": statement.lines, "sql": statement.text(connection)}
-                    for statement in missing
-                ]
-            }
-        )
-    out.print(
-        "Nothing has been done. What cdc migrate would say, and run:"
-        if missing
-        else "nothing to do"
-    )
-    _print_lines(
-        [
-            line
-            for statement in missing
-            for line in migrations.describe_statement(connection, statement)
-        ]
-    )
-    return None
-
-
-def _print_sql(connection: "Connection", requirements: "SourceRequirements", as_json: bool) -> None:
-    from cdc import migrations
-
-    text = migrations.script(connection, requirements, migrations.plan(connection, requirements))
-    if as_json:
-        return print_json({"sql": text})
-    sys.stdout.write(text)
-    return None
-
-
-def _print_lines(lines: list[str]) -> None:
-    for line in lines:
-        out.print(line, highlight=False, markup=False, soft_wrap=True)
+    would = [{"done": entry.lines, "sql": entry.text(connection)} for entry in missing]
+    heading = "Nothing has been done. What cdc migrate would say, and run:"
+    lines = [heading if missing else "nothing to do"]
+    for entry in missing:
+        lines += describe_statement(connection, entry)
+    answer(as_json, {"would": would}, "\n".join(lines))

@@ -1,27 +1,17 @@
 """Verb `cdc operations`, and what has the other verbs write to the operation log."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
-from cdc.cli.console import Json, out, print_json
+from cdc.cli.console import Json, answer
 from cdc.cli.screen import Grid
 from cdc.model.wording import clock, duration
 
-if TYPE_CHECKING:
-    from rich.console import RenderableType
-
-    from cdc.control.operations import Operation
-
 UNRECORDED = ("context", "as_json", "master")
 """Parameters of verbs that say nothing of what is changed."""
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the verb to the command line."""
-    app.command()(operations)
 
 
 def operations(context: typer.Context, as_json: Json = False) -> None:
@@ -32,10 +22,17 @@ def operations(context: typer.Context, as_json: Json = False) -> None:
     pipeline = context.obj.load()
     with Topics(pipeline.kafka) as kafka:
         entries = read(pipeline, kafka)
-    if as_json:
-        return print_json({"operations": entries})
-    out.print(draw_operations(entries) if entries else "nothing is recorded")
-    return None
+    grid = Grid("when", "who", "command", ">took", "result")
+    for entry in entries:
+        words = [f"{name}={value}" for name, value in entry.arguments.items()]
+        grid.add_row(
+            clock(entry.at),
+            entry.by,
+            " ".join([entry.verb, *words]),
+            duration(entry.took_s),
+            entry.result,
+        )
+    answer(as_json, {"operations": entries}, grid if entries else "nothing is recorded")
 
 
 def recorded(
@@ -64,18 +61,3 @@ def recorded(
         return run
 
     return decorate
-
-
-def draw_operations(operations: "Sequence[Operation]") -> "RenderableType":
-    """Draw a line for each operation, the oldest first."""
-    grid = Grid("when", "who", "command", ">took", "result")
-    for operation in operations:
-        words = [f"{name}={value}" for name, value in operation.arguments.items()]
-        grid.add_row(
-            clock(operation.at),
-            operation.by,
-            " ".join([operation.verb, *words]),
-            duration(operation.took_s),
-            operation.result,
-        )
-    return grid

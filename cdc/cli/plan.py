@@ -2,19 +2,19 @@
 Writes nothing.
 """
 
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from cdc.cli.console import Json, call, out, print_json
+from cdc.cli.console import Json, answer, call
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Sequence
 
     from cdc.config.settings import Pipeline
-    from cdc.control.change_plan import CurrentState, Plan, Refusal, RequestedState
-    from cdc.errors import CdcError
+    from cdc.control.change_plan import Plan, Refusal
     from cdc.kafka.topics import Topics
     from cdc.model.table import Table
     from cdc.postgres.source import Connection
@@ -27,11 +27,6 @@ WHERE NOT s.active AND s.database = current_database() AND h.pipeline <> %s ORDE
 """
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the verb to the command line."""
-    app.command()(plan)
-
-
 def plan(context: typer.Context, as_json: Json = False) -> None:
     """Show what the pipeline file would change; change nothing.
 
@@ -39,11 +34,7 @@ def plan(context: typer.Context, as_json: Json = False) -> None:
     refuse.
     """
     change_plan = _make_plan(context.obj.from_catalog())
-    if as_json:
-        print_json(change_plan)
-        return
-    for line in lines(change_plan):
-        out.print(call.complete_commands(line), highlight=False, markup=False, soft_wrap=True)
+    answer(as_json, change_plan, call.complete_commands("\n".join(lines(change_plan))))
 
 
 def lines(change_plan: "Plan") -> "Iterator[str]":
@@ -64,13 +55,32 @@ def lines(change_plan: "Plan") -> "Iterator[str]":
 
 
 def _make_plan(context: "Context") -> "Plan":
+    from cdc import migrations
+    from cdc.capture.configuration import configuration
     from cdc.connectors.client import Connect
+    from cdc.control import registrations
+    from cdc.control.change_plan import CurrentState, Refusal, RequestedState
     from cdc.control.change_plan import plan as compare
+    from cdc.errors import CdcError, SinkError, SourceError
+    from cdc.kafka.log_refusals import shape_errors
+    from cdc.kafka.topic_specs import topic_settings, topic_specs
     from cdc.kafka.topics import Topics
-    from cdc.postgres import source, table_survey
+    from cdc.postgres import catalog, source, table_survey
+    from cdc.sink.factory import build_state
+    from cdc.views.needs import examine_room
     from cdc.views.source_checks import examine_views
+    from cdc.views.state import StateTooLarge
 
     pipeline = context.pipeline
+    troubles = list[CdcError]()
+
+    @contextmanager
+    def noting(kind: type[CdcError]) -> "Iterator[None]":
+        try:
+            yield
+        except kind as error:
+            troubles.append(error)
+
     with (
         source.connect(pipeline.source.dsn) as conn,
         Topics(pipeline.kafka) as kafka,
@@ -78,131 +88,62 @@ def _make_plan(context: "Context") -> "Plan":
     ):
         survey = table_survey.survey(conn, pipeline, context.refusals)
         views = examine_views(conn, pipeline, survey)
-        troubles: list[CdcError] = [*survey.refused.values(), *views.refused.values()]
+        troubles += [*survey.refused.values(), *views.refused.values()]
+        if pipeline.views:
+            # A server that can't be asked leaves open whether the state of documents has room.
+            with suppress(SinkError), noting(StateTooLarge):
+                examine_room(pipeline, build_state(pipeline), kafka, survey.tables, views.refused)
         tables = (*survey.tables, *views.tables)
-        troubles += _room_troubles(pipeline, kafka, survey.tables, views.refused)
-        state_before = _state_before(
-            context, conn, kafka, connect.config(pipeline.pipeline), tables, troubles
+        present_config = connect.config(pipeline.pipeline)
+        registration = registrations.read(kafka, pipeline)
+        for refuse in (registrations.refuse_another, registrations.refuse_promoted):
+            with noting(CdcError):
+                refuse(registration, source.server(conn), pipeline)
+        existing = kafka.existing(table.topic for table in tables)
+        present = [table for table in tables if table.topic in existing]
+        overrides = kafka.overrides([table.topic for table in present])
+        requirements = replace(
+            table_survey.requirements(pipeline),
+            tables=[(table.schema, table.name) for table in survey.tables],
         )
-        return compare(state_before, _state_after(pipeline, conn, kafka, tables, troubles))
-
-
-def _room_troubles(
-    pipeline: "Pipeline",
-    kafka: "Topics",
-    captured: "Sequence[Table]",
-    refused: "Collection[str]",
-) -> "Iterator[CdcError]":
-    """Find out whether the state of documents has room for what the next run reads. A server that
-    can't be asked leaves that open.
-    """
-    from cdc.errors import SinkError
-    from cdc.sink.factory import build_state
-    from cdc.views.needs import examine_room
-    from cdc.views.state import StateTooLarge
-
-    if pipeline.views:
-        try:
-            examine_room(pipeline, build_state(pipeline), kafka, captured, refused)
-        except StateTooLarge as error:
-            yield error
-        except SinkError:
-            return
-
-
-def _captured(tables: "Sequence[Table]") -> "list[Table]":
-    """Select the captured tables among these, which may be views of several as well."""
-    return [table for table in tables if table.derivation is None]
-
-
-def _state_before(
-    context: "Context",
-    conn: "Connection",
-    kafka: "Topics",
-    config: "Mapping[str, str] | None",
-    tables: "Sequence[Table]",
-    troubles: "list[CdcError]",
-) -> "CurrentState":
-    from cdc.control import registrations
-    from cdc.control.change_plan import CurrentState
-    from cdc.errors import CdcError
-    from cdc.postgres import source
-
-    pipeline = context.pipeline
-    registration = registrations.read(kafka, pipeline)
-    for refuse in (registrations.refuse_another, registrations.refuse_promoted):
-        try:
-            refuse(registration, source.server(conn), pipeline)
-        except CdcError as error:
-            troubles.append(error)
-    existing = kafka.existing(table.topic for table in tables)
-    present = [table for table in tables if table.topic in existing]
-    settings = kafka.overrides([table.topic for table in present])
-    return CurrentState(
-        _unprepared(context, conn, _captured(tables), troubles),
-        registration,
-        config,
-        {table.qualified: settings[table.topic] for table in present},
-        _views(context.sinks(None), pipeline, kafka, tables, existing),
-        _idle(conn, pipeline.pipeline),
-    )
-
-
-def _state_after(
-    pipeline: "Pipeline",
-    conn: "Connection",
-    kafka: "Topics",
-    tables: "Sequence[Table]",
-    troubles: "list[CdcError]",
-) -> "RequestedState":
-    from cdc.capture.configuration import configuration
-    from cdc.control import registrations
-    from cdc.control.change_plan import Refusal, RequestedState
-    from cdc.errors import SourceError
-    from cdc.kafka.topic_specs import topic_settings
-    from cdc.postgres import catalog, table_survey
-
-    try:
-        catalog.refuse_published(conn, pipeline)
-    except SourceError as error:
-        troubles.append(error)
-    unpublished = table_survey.unreplicated_columns(conn, pipeline)
-    captured = registrations.captured_tables(pipeline, unpublished)
-    config = configuration(
-        pipeline,
-        tables=_captured(tables),
-        server_version=conn.info.server_version,
-        cluster_id=kafka.cluster_id(),
-        unpublished=unpublished,
-    )
-    settings = topic_settings(pipeline, [table.topic for table in tables])
-    return RequestedState(
-        {table.qualified: captured[table.qualified] for table in _captured(tables)},
-        config,
-        {table.qualified: settings[table.topic] for table in tables},
-        [*map(Refusal.of, troubles), *_shapes(pipeline, kafka, tables)],
-        catalog.find_tables(conn, pipeline).left_out,
-    )
-
-
-def _unprepared(
-    context: "Context", conn: "Connection", tables: "Sequence[Table]", troubles: "list[CdcError]"
-) -> list[str]:
-    from cdc import migrations
-    from cdc.errors import SourceError
-    from cdc.postgres import table_survey
-
-    requirements = replace(
-        table_survey.requirements(context.pipeline),
-        tables=[(table.schema, table.name) for table in tables],
-    )
-    try:
-        return [
-            line for statement in migrations.plan(conn, requirements) for line in statement.lines
+        unprepared = list[str]()
+        with noting(SourceError):
+            for statement in migrations.plan(conn, requirements):
+                unprepared += statement.lines
+        current = CurrentState(
+            unprepared,
+            registration,
+            present_config,
+            {table.qualified: overrides[table.topic] for table in present},
+            _views(context.sinks(None), pipeline, kafka, tables, existing),
+            _idle(conn, pipeline.pipeline),
+        )
+        with noting(SourceError):
+            catalog.refuse_published(conn, pipeline)
+        unpublished = table_survey.unreplicated_columns(conn, pipeline)
+        captured = registrations.captured_tables(pipeline, unpublished)
+        config = configuration(
+            pipeline,
+            tables=survey.tables,
+            server_version=conn.info.server_version,
+            cluster_id=kafka.cluster_id(),
+            unpublished=unpublished,
+        )
+        specs = topic_specs(pipeline)
+        shapes = [
+            Refusal.of(error)
+            for topic, end in kafka.ends(sorted(existing)).items()
+            for error in shape_errors(topic, specs[topic], end.partition_count, "compact")
         ]
-    except SourceError as error:
-        troubles.append(error)
-        return []
+        settings = topic_settings(pipeline, [table.topic for table in tables])
+        requested = RequestedState(
+            {table.qualified: captured[table.qualified] for table in survey.tables},
+            config,
+            {table.qualified: settings[table.topic] for table in tables},
+            [*map(Refusal.of, troubles), *shapes],
+            catalog.find_tables(conn, pipeline).left_out,
+        )
+        return compare(current, requested)
 
 
 def _idle(conn: "Connection", name: str) -> list[str]:
@@ -212,21 +153,6 @@ def _idle(conn: "Connection", name: str) -> list[str]:
     if conn.execute("SELECT to_regclass('cdc.heartbeat')").fetchone() == (None,):
         return []
     return [pipeline for (pipeline,) in conn.execute(IDLE, [name])]
-
-
-def _shapes(
-    pipeline: "Pipeline", kafka: "Topics", tables: "Sequence[Table]"
-) -> "Iterator[Refusal]":
-    """Find topics whose number of partitions differs from the file: a refusal for each."""
-    from cdc.control.change_plan import Refusal
-    from cdc.kafka.log_refusals import shape_errors
-    from cdc.kafka.topic_specs import topic_specs
-
-    partitions = topic_specs(pipeline)
-    existing = kafka.existing(table.topic for table in tables)
-    for topic, end in kafka.ends(sorted(existing)).items():
-        for error in shape_errors(topic, partitions[topic], end.partition_count, "compact"):
-            yield Refusal.of(error)
 
 
 def _views(

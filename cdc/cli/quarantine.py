@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import RenderableType
 
-from cdc.cli.console import Json, out, print_json
+from cdc.cli.console import Json, answer, out
 from cdc.cli.operations import recorded
 from cdc.cli.screen import Grid, age
 from cdc.errors import SettingsError
@@ -44,11 +44,8 @@ def list_(context: typer.Context, as_json: Json = False) -> None:
     """
     with _open_log(context) as (_, quarantine_log):
         records = _read_records(quarantine_log)
-    if as_json:
-        return print_json({"quarantine": [_to_row(record) for record in records]})
-
-    out.print(draw_quarantine(records) if records else "nothing is in quarantine")
-    return None
+    document = {"quarantine": [_to_row(record) for record in records]}
+    answer(as_json, document, draw_quarantine(records) if records else "nothing is in quarantine")
 
 
 @app.command()
@@ -63,11 +60,8 @@ def show(context: typer.Context, place: Place, as_json: Json = False) -> None:
     key, value = (
         None if raw is None else raw.decode("utf-8", "backslashreplace") for raw in record
     )
-    if as_json:
-        return print_json({**_to_row(entry_record), "key": key, "value": value})
-    for name, text in {**_to_row(entry_record), "key": key, "value": value}.items():
-        out.print(f"{name}: {text}", markup=False, highlight=False, soft_wrap=True)
-    return None
+    document = {**_to_row(entry_record), "key": key, "value": value}
+    answer(as_json, document, "\n".join(f"{name}: {text}" for name, text in document.items()))
 
 
 @app.command()
@@ -91,24 +85,15 @@ def redrive(context: typer.Context, places: Places = None, as_json: Json = False
             remaining = entries & keys
             # Requests of others may be for a sink that isn't run.
             untried = {entry for entry in remaining if replace(entry, redrive=True) in keys}
-    if as_json:
-        return print_json(
-            {
-                "asked": len(entries),
-                "left": sorted(entry.place for entry in remaining),
-                "waiting": bool(untried),
-            }
-        )
+    document = {
+        "asked": len(entries),
+        "left": sorted(entry.place for entry in remaining),
+        "waiting": bool(untried),
+    }
+    outcome = f"{len(entries) - len(remaining)} of {len(entries)} could be applied"
     if untried:
-        out.print(
-            f"requested {len(entries)}; no cdc run has tried {len(untried)} of them yet, the next one will",
-            highlight=False,
-        )
-    else:
-        out.print(
-            f"{len(entries) - len(remaining)} of {len(entries)} could be applied", highlight=False
-        )
-    return None
+        outcome = f"requested {len(entries)}; no cdc run has tried {len(untried)} of them yet, the next one will"
+    answer(as_json, document, outcome)
 
 
 @app.command()
@@ -126,7 +111,7 @@ def discard(
     with _open_log(context) as (kafka, quarantine_log):
         chosen = _select(_read_records(quarantine_log), places)
         settle_entries(kafka, context.obj.pipeline, [record.entry for record in chosen])
-    out.print(f"discarded {len(chosen)}", highlight=False)
+    out.print(f"discarded {len(chosen)}")
 
 
 @contextmanager

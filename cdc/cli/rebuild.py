@@ -7,10 +7,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.status import Status as Spinner
 
-from cdc.cli.console import Json, Master, call, err, out, print_json
+from cdc.cli.console import Json, Master, SinkName, TableName, answer, call, err
 from cdc.cli.operations import recorded
 from cdc.cli.screen import Grid
 from cdc.runtime.servers import spark_on
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from cdc.generations.registry import GenerationBuild, Generations, Registry, RetainedView
+    from cdc.generations.registry import GenerationBuild, Generations, RetainedView
     from cdc.model.table import Table
     from cdc.runtime.context import Context
     from cdc.sink.contract import Sink
@@ -32,21 +32,13 @@ killed.
 """
 SILENT_S = 4.0
 """Seconds between two progress lines of a rebuild where output is no terminal."""
-SinkName = Annotated[str, typer.Argument(help="A sink of the pipeline file.")]
-TableName = Annotated[str | None, typer.Option("--table", help="Only this table, as schema.table.")]
 Keep = Annotated[
     float,
     typer.Option(help="Hours that the previous generation is kept current for a rollback.", min=0),
 ]
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the verbs to the command line."""
-    for verb in (rebuild, rollback):
-        app.command()(recorded(verb.__name__)(verb))
-    app.command()(recorded("generations", lambda options: options["clean"])(generations))
-
-
+@recorded("rebuild")
 def rebuild(
     context: typer.Context,
     sink: SinkName,
@@ -127,6 +119,7 @@ def build(
         ).run()
 
 
+@recorded("rollback")
 def rollback(
     context: typer.Context, sink: SinkName, keep: Keep = 1.0, as_json: Json = False
 ) -> None:
@@ -147,6 +140,7 @@ def rollback(
     _print_result(sink, retained, as_json, "readers see the previous generation")
 
 
+@recorded("generations", lambda options: options["clean"])
 def generations(
     context: typer.Context,
     clean: Annotated[
@@ -159,7 +153,9 @@ def generations(
 
     Shows which one is live, and which are being built or retained for a rollback.
     """
+    from cdc.generations.claim import claim
     from cdc.generations.registry import Registry
+    from cdc.generations.rollback import settle_rollback
     from cdc.kafka.topics import Topics
 
     pipeline = context.obj.pipeline
@@ -168,32 +164,27 @@ def generations(
         registry = Registry(pipeline, kafka)
         if clean:
             for sink in sinks:
-                _clean(registry, sink, context.obj.tables_in(sink.name))
+                tables = context.obj.tables_in(sink.name)
+                settle_rollback(registry, sink, tables, KEPT_S)
+                # A generation of a killed rebuild stays: the next rebuild continues it.
+                with claim(registry, sink.name) as held_claim:
+                    sink.drop_unreferenced(tables, held_claim.generations.needed_names())
         registry.read()
         rows = [
             _to_row(registry.for_sink(sink.name), sink, table)
             for sink in sinks
             for table in context.obj.tables_in(sink.name)
         ]
-    if as_json:
-        return print_json({"generations": rows})
-    out.print(draw_generations(rows))
-    return None
+    grid = Grid("sink", "table", "live", "beside", "")
+    for row in rows:
+        live, *others = row["generations"] or [""]
+        grid.add_row(
+            row["sink"], row["table"], live or "first", ", ".join(others), row["phase"] or ""
+        )
+    answer(as_json, {"generations": rows}, grid)
 
 
-def _clean(registry: "Registry", sink: "Sink", tables: "Sequence[Table]") -> None:
-    """Remove generations that nobody needs. One of a killed rebuild stays: the next rebuild
-    continues it.
-    """
-    from cdc.generations.claim import claim
-    from cdc.generations.rollback import settle_rollback
-
-    settle_rollback(registry, sink, tables, KEPT_S)
-    with claim(registry, sink.name) as held_claim:
-        sink.drop_unreferenced(tables, held_claim.generations.needed_names())
-
-
-def _to_row(generations: "Generations", sink: "Sink", table: "Table") -> "dict[str, object]":
+def _to_row(generations: "Generations", sink: "Sink", table: "Table") -> "dict[str, Any]":
     work = generations.work
     retained = generations.retained.get(table.qualified)
     phase = work.phase if work and table.qualified in work.names else ("kept" if retained else None)
@@ -209,28 +200,11 @@ def _to_row(generations: "Generations", sink: "Sink", table: "Table") -> "dict[s
 def _print_result(
     sink: str, retained: "Mapping[str, RetainedView]", as_json: bool, outcome: str
 ) -> None:
-    if as_json:
-        names = {table: generation.name for table, generation in retained.items()}
-        keep_until = max((generation.until for generation in retained.values()), default=None)
-        return print_json({"sink": sink, "kept": names, "keep_until": keep_until})
+    names = {table: generation.name for table, generation in retained.items()}
+    keep_until = max((generation.until for generation in retained.values()), default=None)
+    document = {"sink": sink, "kept": names, "keep_until": keep_until}
     advice = call.complete_commands(f"; cdc rollback {sink} goes back") if retained else ""
-    out.print(f"{sink}: {outcome}{advice}", highlight=False)
-    return None
-
-
-def draw_generations(rows: "Sequence[Mapping[str, Any]]") -> RenderableType:
-    """Draw the generations of each view: the live one, the others, and why they are there."""
-    grid = Grid("sink", "table", "live", "beside", "")
-    for row in rows:
-        live, *other_generations = row["generations"] or [""]
-        grid.add_row(
-            row["sink"],
-            row["table"],
-            live or "first",
-            ", ".join(other_generations),
-            row["phase"] or "",
-        )
-    return grid
+    answer(as_json, document, f"{sink}: {outcome}{advice}")
 
 
 @contextmanager
@@ -249,19 +223,14 @@ def show_build(console: Console, *, quiet: bool) -> "Iterator[Callable[[Generati
             nonlocal printed_at
             if build.phase not in phases:
                 phases.append(build.phase)
-                console.print(f"{build.sink}: {build.phase}", highlight=False)
-            remaining = (
-                f", {build.remaining_s:.0f} s left"
-                if build.remaining_s is not None and build.phase == "replay"
-                else ""
-            )
-            counts = (
-                f"{build.done:,} of {build.total:,} records, {build.rows_per_s:,.0f}/s{remaining}"
-            )
+                console.print(f"{build.sink}: {build.phase}")
+            counts = f"{build.done:,} of {build.total:,} records, {build.rows_per_s:,.0f}/s"
             line = f"{build.sink}: {build.phase} {counts}"
+            if build.remaining_s is not None and build.phase == "replay":
+                line += f", {build.remaining_s:.0f} s left"
             status.update(line)
             if not console.is_terminal and time.monotonic() > printed_at + SILENT_S:
                 printed_at = time.monotonic()
-                console.print(line, highlight=False)
+                console.print(line)
 
         yield show

@@ -1,9 +1,11 @@
-"""Verb `cdc run`: apply changes to the views, sink by sink, and keep the documents of several tables."""
+"""Verb `cdc run`: apply changes to the views, sink by sink, and keep the documents of several tables. Verbs
+`cdc pause`, `cdc resume`: have it apply nothing to a sink for a while.
+"""
 
 import os
 import time
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,8 +15,19 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from cdc.cli.console import Json, Master, err, print_error, print_json, say
+from cdc.cli.console import (
+    Json,
+    Master,
+    SinkName,
+    SinkNames,
+    answer,
+    err,
+    print_error,
+    print_json,
+    say,
+)
 from cdc.cli.health import observed
+from cdc.cli.operations import recorded
 from cdc.cli.screen import Grid, with_advice, with_since
 from cdc.config.view_settings import STATE
 from cdc.errors import SettingsError
@@ -29,11 +42,9 @@ if TYPE_CHECKING:
 
     from cdc.apply.progress import Progress
     from cdc.apply.supervisor import AfterError
-    from cdc.config.settings import Pipeline
     from cdc.errors import CdcError
     from cdc.runtime.context import Context
 
-SinkNames = Annotated[list[str] | None, typer.Option("--sink", help="Only this sink. Repeatable.")]
 LOCAL = f"local[{3 * (os.cpu_count() or 2)}]"
 """Three slots a core: most of a task is waiting, and a long warehouse task must not hold up the
 cache.
@@ -54,11 +65,6 @@ COLOURS = {
     "failed": "red",
 }
 log = structlog.get_logger()
-
-
-def add_to(app: typer.Typer) -> None:
-    """Add the verb to the command line."""
-    app.command()(run)
 
 
 def run(
@@ -113,7 +119,7 @@ def run(
             progress = []
             errors = []
     if as_json:
-        print_json({"sinks": [asdict(sink_progress) for sink_progress in progress]})
+        print_json({"sinks": progress})
     if errors:
         for failure in errors[1:]:
             print_error(failure)
@@ -167,7 +173,10 @@ def _apply(
     """
     from cdc.apply.supervisor import supervise
     from cdc.capture.lookout import looking_out
+    from cdc.control import registrations
     from cdc.control.definitions import compare_periodically
+    from cdc.kafka.topic_setup import check_topics
+    from cdc.kafka.topics import Topics
     from cdc.observe.run_log import RunLog
     from cdc.spark.session import is_running
 
@@ -176,7 +185,9 @@ def _apply(
     keeps_documents = bool(pipeline.views) and (not chosen or STATE in chosen)
     names = [name for name in chosen or pipeline.sinks if name != STATE or not pipeline.views]
     sinks = context.sinks(names) if names else []
-    _check_log(pipeline)
+    with Topics(pipeline.kafka) as kafka:
+        check_topics(kafka, pipeline)
+        registrations.refuse_changed(registrations.read(kafka, pipeline), pipeline)
     if stopping.is_set():
         return [], []
     say("starting Spark; the first rows are applied in some 20 seconds")
@@ -217,17 +228,6 @@ def _apply(
     for sink in sinks:
         sink.close()
     return [stream.progress for stream in (*streams, *documents)], errors
-
-
-def _check_log(pipeline: "Pipeline") -> None:
-    """Refuse topics that aren't as the file says."""
-    from cdc.control import registrations
-    from cdc.kafka.topic_setup import check_topics
-    from cdc.kafka.topics import Topics
-
-    with Topics(pipeline.kafka) as kafka:
-        check_topics(kafka, pipeline)
-        registrations.refuse_changed(registrations.read(kafka, pipeline), pipeline)
 
 
 def draw_progress(sinks: "Sequence[Progress]") -> RenderableType:
@@ -289,7 +289,7 @@ def show_progress(
 
         def show(sinks: "Sequence[Progress]") -> None:
             for line in progress_log.lines(sinks, time.time()):
-                console.print(line, highlight=False, markup=False, soft_wrap=True)
+                console.print(line, soft_wrap=True)
 
         yield show
 
@@ -323,3 +323,34 @@ def _line(sink: "Progress") -> str:
     behind = "" if _behind(sink) in (UNKNOWN, "-") else f" for {_behind(sink)}"
     applied = f"{sink.applied.rows:,} changes applied, {sink.rows_per_s:,.0f}/s"
     return f"{sink.sink} {sink.state}: {applied}; waiting: {waiting_text(sink)}{behind}"
+
+
+@recorded("pause")
+def pause(context: typer.Context, sink: SinkName, as_json: Json = False) -> None:
+    """Apply nothing to a sink until `resume`; other sinks go on.
+
+    It takes effect within seconds, after the batch at hand, and holds for every host and through
+    restarts.
+    """
+    from cdc.control.operations import current_operator
+    from cdc.generations import pause as pauses
+    from cdc.kafka.topics import Topics
+
+    pipeline = context.obj.pipeline
+    with Topics(pipeline.kafka) as kafka:
+        current = pauses.pause(pipeline, kafka, sink, current_operator())
+    document = {"sink": sink, "paused_since": current.since, "paused_by": current.by}
+    answer(as_json, document, f"{sink} is paused since {clock(current.since)} by {current.by}")
+
+
+@recorded("resume")
+def resume(context: typer.Context, sink: SinkName, as_json: Json = False) -> None:
+    """Let a paused sink go on from where it stopped."""
+    from cdc.generations import pause as pauses
+    from cdc.kafka.topics import Topics
+
+    pipeline = context.obj.pipeline
+    with Topics(pipeline.kafka) as kafka:
+        previous = pauses.resume(pipeline, kafka, sink)
+    outcome = "goes on from where it stopped" if previous else "wasn't paused"
+    answer(as_json, {"sink": sink, "resumed": previous is not None}, f"{sink} {outcome}")

@@ -1,8 +1,10 @@
-"""Verb `cdc status`: what is wrong, and the state of each hop, once or again and again."""
+"""Verbs `cdc status`, what is wrong and the state of each hop, once or again and again; and `cdc doctor`, whether
+every server is fit for the pipeline, before `register` and after.
+"""
 
 import time
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console, Group, RenderableType
@@ -11,12 +13,12 @@ from rich.live import Live
 from rich.text import Text
 
 from cdc.apply.progress import WORKING
-from cdc.cli.console import Json, call, out, print_json
+from cdc.cli.console import Json, answer, call, out
 from cdc.cli.health import check_health, checking_health
 from cdc.cli.run import COLOURS
 from cdc.cli.screen import Grid, age, with_advice, with_since
 from cdc.errors import SettingsError
-from cdc.model.finding import folded, verdict
+from cdc.model.finding import exit_code, folded, verdict
 from cdc.model.wording import UNKNOWN, clock, duration, since_text
 
 if TYPE_CHECKING:
@@ -43,11 +45,6 @@ POLL_S = 0.1
 """Seconds between two questions whether a look has ended."""
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the verb to the command line."""
-    app.command()(status)
-
-
 def status(
     context: typer.Context,
     watch: Annotated[
@@ -61,7 +58,6 @@ def status(
     hangs. Exit 0 when all is well, otherwise the exit code of the worst finding's class; with
     --watch 0.
     """
-    from cdc.model.finding import exit_code
     from cdc.observe.diagnosis import document, slow_hop
 
     if watch and as_json:
@@ -72,11 +68,47 @@ def status(
     if watch:
         return _watch(context.obj)
     health = check_health(context.obj)
-    if as_json:
-        print_json(document(health))
-    else:
-        out.print(draw_status(health, slow_hop(health)))
+    answer(as_json, document(health), draw_status(health, slow_hop(health)))
     raise typer.Exit(exit_code(health.findings))
+
+
+def doctor(context: typer.Context, as_json: Json = False) -> None:
+    """Examine the source, Kafka Connect, the topics, the sinks and this machine; change nothing.
+
+    Says before `register` what it would meet. Each finding has a code, with a page in the runbooks,
+    and the command to run next. Exit 0 when there is nothing but remarks, otherwise the exit code of
+    the worst finding's class.
+    """
+    from cdc.observe.examination import Examination
+
+    configured = context.obj.pipeline_to_examine
+    findings = Examination(configured, context.obj.sinks(None), context.obj.state).findings()
+    answer(as_json, doctor_document(configured.pipeline, findings), draw_doctor(findings))
+    raise typer.Exit(exit_code(findings))
+
+
+def doctor_document(pipeline: str, findings: "tuple[Finding, ...]") -> dict[str, Any]:
+    """Make the document of `cdc doctor --json`."""
+    return {
+        "pipeline": pipeline,
+        "verdict": verdict(findings),
+        "exit_code": exit_code(findings),
+        "findings": findings,
+    }
+
+
+def draw_doctor(findings: "Sequence[Finding]") -> RenderableType:
+    """Draw all findings of `cdc doctor`: each with its consequence and the command to run next."""
+    judgement = verdict(findings)
+    lines = [Text(judgement, f"bold {COLOURS_OF_VERDICTS[judgement]}")]
+    for finding in findings:
+        severity = (f"{finding.severity:<9}", COLOURS_OF_VERDICTS[finding.severity])
+        lines += [
+            Text.assemble(severity, f"{call.complete_commands(finding.message)} ({finding.code})"),
+            Text(f"{'':9}{finding.why}", "dim"),
+            Text(f"{'':9}{call.complete_commands(finding.fix)}"),
+        ]
+    return Group(*lines)
 
 
 def _watch(context: "Context") -> None:
@@ -241,10 +273,12 @@ def _hops(snapshot: "Status") -> RenderableType:
         bytes_ = (
             f"{_size(slot.lag_bytes)} not yet confirmed, {_size(slot.retained_bytes)} of log kept"
         )
+        loss_s = snapshot.slot_loss_s
+        loss = "" if loss_s is None else f", given up in {duration(loss_s)} at this pace"
         grid.add_row(
             "slot",
             "active" if slot.active else Text("not read", "red"),
-            f"{bytes_}, {slot.wal_status}{_slot_loss(snapshot)}",
+            f"{bytes_}, {slot.wal_status}{loss}",
         )
     else:
         grid.add_row("slot", Text(UNKNOWN if "source-unreachable" in unread else "missing", "red"))
@@ -273,11 +307,6 @@ def _hops(snapshot: "Status") -> RenderableType:
             _activity(sink),
         )
     return grid
-
-
-def _slot_loss(snapshot: "Status") -> str:
-    loss_s = snapshot.slot_loss_s
-    return "" if loss_s is None else f", given up in {duration(loss_s)} at this pace"
 
 
 def _activity(sink: "SinkStatus") -> str:

@@ -1,24 +1,24 @@
 """Verbs of `cdc topics`: create, show, renew and audit the topics."""
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from cdc.cli.console import Json, Master, call, out, print_json, say
+from cdc.cli.console import Json, Master, TableName, answer, call, out, print_json, print_lines, say
 from cdc.cli.operations import recorded
 from cdc.cli.screen import Grid, with_advice
 from cdc.errors import DivergenceError, SettingsError
+from cdc.postgres.table_survey import table_named
 from cdc.runtime.servers import spark_on
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from cdc.audit.finding import Audit
 
 app = typer.Typer(help="Create, show, renew and audit the topics.", rich_markup_mode=None)
-TableName = Annotated[str | None, typer.Option("--table", help="Only this table, as schema.table.")]
 SHOWN = 5
 """Most keys on one line."""
 
@@ -32,7 +32,7 @@ def topics(context: typer.Context, as_json: Json = False) -> None:
                 "--json goes after the verb.",
                 hint=f"cdc topics {context.invoked_subcommand} --json",
             )
-        return None
+        return
     from cdc.kafka.topic_admin import PATIENCE_S
     from cdc.kafka.topic_setup import ensure_topics
     from cdc.kafka.topics import Topics
@@ -51,11 +51,12 @@ def topics(context: typer.Context, as_json: Json = False) -> None:
         }
         for topic, is_new in ensured.items()
     ]
-    if as_json:
-        return print_json({"topics": rows})
-
-    out.print(draw_topics(rows))
-    return None
+    grid = Grid("topic", ">partitions", ">end offsets", "")
+    for topic, is_new in ensured.items():
+        end = ends[topic]
+        created = "created" if is_new else ""
+        grid.add_row(topic, str(end.partition_count), f"{sum(end.offsets):,}", created)
+    answer(as_json, {"topics": rows}, grid)
 
 
 @app.command()
@@ -94,15 +95,11 @@ def renew(
     registered = renew_topics(pipeline, tables, renewed, progress=say)
     if as_json:
         return print_json(registered)
-    for captured in renewed:
-        for sink in filter(captured.is_in, pipeline.sinks):
-            out.print(
-                call.complete_commands(
-                    f"next: cdc -p FILE rebuild {sink} --table {captured.qualified}"
-                ),
-                highlight=False,
-            )
-    return None
+    return print_lines(
+        call.complete_commands(f"next: cdc -p FILE rebuild {sink} --table {captured.qualified}")
+        for captured in renewed
+        for sink in filter(captured.is_in, pipeline.sinks)
+    )
 
 
 @app.command()
@@ -129,7 +126,9 @@ def audit(
     from cdc.kafka.topics import Topics
 
     pipeline = context.obj.pipeline
-    tables = context.obj.select_tables(table)
+    tables = context.obj.tables
+    if table is not None:
+        tables = (table_named(tables, table),)
     with Topics(pipeline.kafka) as kafka, spark_on(master) as spark:
         from cdc.audit.auditor import Auditor
 
@@ -146,17 +145,13 @@ def report(results: "Sequence[Audit]", *, as_json: bool) -> None:
     """
     repaired = sum(result.repaired for result in results)
     defective = [result for result in results if result.defects]
-    if as_json:
-        print_json(
-            {
-                "replayable": all(result.replayable for result in results),
-                "topics": [result.to_dict() for result in results],
-            }
-        )
-    else:
-        if repaired:
-            out.print(f"{repaired:,} rows were sent again", highlight=False)
-        out.print(draw_audits(results))
+    document = {
+        "replayable": all(result.replayable for result in results),
+        "topics": [result.to_dict() for result in results],
+    }
+    if repaired and not as_json:
+        out.print(f"{repaired:,} rows were sent again")
+    answer(as_json, document, draw_audits(results))
     if defective:
         unreplayable = [result for result in defective if not result.replayable]
         problem = "can't make their views again" if unreplayable else "can't continue their views"
@@ -165,19 +160,6 @@ def report(results: "Sequence[Audit]", *, as_json: bool) -> None:
             f"{len(unreplayable or defective)} of {len(results)} topics {problem}.",
             hint=first.defects[0].hint,
         )
-
-
-def draw_topics(rows: "Sequence[Mapping[str, Any]]") -> RenderableType:
-    """Draw the topics with their partitions and ends."""
-    grid = Grid("topic", ">partitions", ">end offsets", "")
-    for row in rows:
-        grid.add_row(
-            row["topic"],
-            str(row["partitions"]),
-            f"{sum(row['end_offsets']):,}",
-            "created" if row["created"] else "",
-        )
-    return grid
 
 
 def draw_audits(results: "Sequence[Audit]") -> RenderableType:

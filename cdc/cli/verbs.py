@@ -14,16 +14,14 @@ import typer
 
 from cdc.cli import (
     destroy,
-    doctor,
+    health,
     init,
     migrate,
     operations,
-    pause,
     plan,
     quarantine,
     rebuild,
     run,
-    serve,
     status,
     topics,
     verify,
@@ -31,12 +29,14 @@ from cdc.cli import (
 )
 from cdc.cli.console import (
     Json,
+    answer,
     call,
     configure_logging,
     out,
     print_error,
     print_failure,
     print_json,
+    print_lines,
     require_consent,
     say,
 )
@@ -61,18 +61,24 @@ app = typer.Typer(
 app.add_typer(quarantine.app, name="quarantine")
 app.add_typer(topics.app, name="topics")
 app.add_typer(views.app, name="views")
-init.add_to(app)
-plan.add_to(app)
-doctor.add_to(app)
-status.add_to(app)
-serve.add_to(app)
-migrate.add_to(app)
-run.add_to(app)
-pause.add_to(app)
-destroy.add_to(app)
-operations.add_to(app)
-rebuild.add_to(app)
-verify.add_to(app)
+for verb in (
+    init.init,
+    plan.plan,
+    status.doctor,
+    status.status,
+    health.serve,
+    migrate.migrate,
+    run.run,
+    run.pause,
+    run.resume,
+    destroy.destroy,
+    operations.operations,
+    rebuild.rebuild,
+    rebuild.rollback,
+    rebuild.generations,
+    verify.verify,
+):
+    app.command()(verb)
 EXTRAS = {
     "pyspark": "spark",
     "delta": "spark",
@@ -101,7 +107,7 @@ USAGE_HINT = "cdc --help lists the verbs, cdc VERB --help the options of one"
 def show_version(requested: bool) -> None:
     """Print the version and exit, if that was asked for."""
     if requested:
-        out.print(f"cdc {version('cdc')}", highlight=False)
+        out.print(f"cdc {version('cdc')}")
         raise typer.Exit
 
 
@@ -123,7 +129,8 @@ def options(
     ] = False,
 ) -> None:
     """Take the options that all verbs share."""
-    context.obj = Context(pipeline, state, on_worker_log=call.set_worker_log)
+    context.obj = Context(pipeline, state)
+    call.find_worker_log = context.obj.worker_log
     call.file = pipeline
     call.state = state
 
@@ -139,14 +146,10 @@ def up(
     Does nothing when they run already.
     """
     endpoints = local_stack(stack, context.obj.state).up(context.obj.state, progress=say)
-    if as_json:
-        return print_json(endpoints.to_dict())
-
     addresses = Grid("", "")
-    for name, value in endpoints.to_dict().items():
+    for name, value in vars(endpoints).items():
         addresses.add_row(name, value)
-    out.print(addresses)
-    return None
+    answer(as_json, endpoints, addresses)
 
 
 @app.command()
@@ -160,19 +163,16 @@ def down(
     as_json: Json = False,
 ) -> None:
     """Stop the local servers; their data stays, unless it is purged."""
+    state = context.obj.state
     if purge:
-        require_consent(f"All data in {context.obj.state} will be removed", "purge", yes=yes)
-        removed = local_stack(stack, context.obj.state).purge(context.obj.state, progress=say)
+        require_consent(f"All data in {state} will be removed", "purge", yes=yes)
+        removed = local_stack(stack, state).purge(state, progress=say)
         if as_json:
             return print_json({"removed": removed})
-        for thing in removed:
-            out.print(f"removed {thing}", highlight=False, markup=False, soft_wrap=True)
-        return None
-    stopped = local_stack(stack, context.obj.state).down(context.obj.state, progress=say)
-    if as_json:
-        return print_json({"stopped": stopped})
-    out.print(f"stopped: {', '.join(stopped)}" if stopped else "nothing was running")
-    return None
+        return print_lines(f"removed {thing}" for thing in removed)
+    stopped = local_stack(stack, state).down(state, progress=say)
+    outcome = f"stopped: {', '.join(stopped)}" if stopped else "nothing was running"
+    return answer(as_json, {"stopped": stopped}, outcome)
 
 
 @app.command()
@@ -225,10 +225,8 @@ def register(
         registered = register_connector(
             catalog_context.pipeline, catalog_context.tables, progress=say
         )
-    if as_json:
-        return print_json(registered)
-    out.print(f"connector {context.obj.pipeline.pipeline} is running, its heartbeat has arrived")
-    return None
+    name = catalog_context.pipeline.pipeline
+    answer(as_json, registered, f"connector {name} is running, its heartbeat has arrived")
 
 
 def _capturable(context: Context, *, starts_over: bool) -> Context:

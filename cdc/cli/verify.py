@@ -9,7 +9,7 @@ import typer
 from rich.console import Group, RenderableType
 from rich.text import Text
 
-from cdc.cli.console import Json, Master, out, print_json, say
+from cdc.cli.console import Json, Master, SinkNames, TableName, answer, say
 from cdc.cli.operations import recorded
 from cdc.cli.screen import Grid, with_advice
 from cdc.errors import (
@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from cdc.runtime.context import Context
     from cdc.verify.comparison import Comparison
 
-SinkNames = Annotated[list[str] | None, typer.Option("--sink", help="Only this sink. Repeatable.")]
-TableName = Annotated[str | None, typer.Option(help="Only this table, as schema.table.")]
 Sample = Annotated[
     float | None,
     typer.Option(
@@ -56,11 +54,7 @@ UNITS_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 VERDICTS = {"equal": "green", "differs": "red", "undecided": "yellow"}
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the verb to the command line."""
-    app.command()(recorded("verify", lambda options: options["repair"])(verify))
-
-
+@recorded("verify", lambda options: options["repair"])
 def verify(
     context: typer.Context,
     sink: SinkNames = None,
@@ -119,23 +113,26 @@ def _select(
 ) -> "tuple[Sequence[Table], list[Comparison]]":
     """Select what is compared, and say of views that wait why they aren't. Raises SettingsError."""
     from cdc.verify.comparison import Comparison
+    from cdc.views.tables import view_table
 
+    pipeline = context.pipeline
     waiting = context.waiting_views
     if name is not None and name not in waiting:
         return context.select_views(name), []
-    views = [view for view in context.fitting_views if view.qualified not in waiting]
-    unfit = [
-        Comparison(
-            sink,
-            view.qualified,
-            problem=waiting[view.qualified][0],
-            hint=waiting[view.qualified][1],
-        )
-        for view in table_survey.views_by_name_only(context.pipeline)
-        for sink in sinks
-        if view.qualified in waiting and name in (None, view.qualified) and view.is_in(sink)
-    ]
-    return [] if name else [*context.tables, *views], unfit
+    unfit = []
+    for view in table_survey.views_by_name_only(pipeline):
+        if view.qualified in waiting and name in (None, view.qualified):
+            problem, hint = waiting[view.qualified]
+            unfit += [
+                Comparison(sink, view.qualified, problem=problem, hint=hint)
+                for sink in sinks
+                if view.is_in(sink)
+            ]
+    if name:
+        return [], unfit
+    resolved = context.resolution.views if pipeline.views else ()
+    views = [view_table(pipeline, view) for view in resolved]
+    return [*context.tables, *(view for view in views if view.qualified not in waiting)], unfit
 
 
 def check_connector(pipeline: "Pipeline", sinks: "Sequence[str]", timeout_s: float) -> None:
@@ -152,7 +149,7 @@ def check_connector(pipeline: "Pipeline", sinks: "Sequence[str]", timeout_s: flo
     if state.connector == "MISSING":
         message = f"There is no connector {pipeline.pipeline}: no change reaches the views."
         raise ConnectorError(message, hint="cdc -p FILE register")
-    if "FAILED" in (state.connector, *state.tasks):
+    if state.failed:
         message = f"Connector {pipeline.pipeline} has failed: {state.trace or 'its worker gives no reason'}"
         raise ConnectorError(full_stopped(message), hint="cdc -p FILE register")
     runs_by_sink = _read_progress(pipeline)
@@ -208,17 +205,12 @@ def report(results: "Sequence[Comparison]", as_json: bool) -> None:
         UndecidedError: none differs, but one couldn't be proved equal, or there was none.
     """
     undecided = sum(result.undecided for result in results)
-    if as_json:
-        views = [result.to_dict() for result in results]
-        print_json(
-            {
-                "equal": bool(results) and all(result.equal for result in results),
-                "undecided": undecided,
-                "views": views,
-            }
-        )
-    else:
-        out.print(draw_comparisons(results))
+    document = {
+        "equal": bool(results) and all(result.equal for result in results),
+        "undecided": undecided,
+        "views": [result.to_dict() for result in results],
+    }
+    answer(as_json, document, draw_comparisons(results))
     if different := [result for result in results if result.verdict == "differs"]:
         first = different[0]
         raise DivergenceError(
@@ -260,34 +252,19 @@ def draw_comparisons(results: "Sequence[Comparison]") -> RenderableType:
         grid.add_row(
             result.table, result.sink, *(f"{count:,}" for count in counts), _verdict(result)
         )
-    samples = [
-        Text(
-            f"{result.table} in {result.sink}: {difference.kind} {difference.id}"
-            + (f", column {difference.column}" if difference.column else "")
-        )
-        for result in results
-        for difference in result.sample
-    ]
-    closed = [
-        Text(
-            f"{result.table} in {result.sink}: {result.closed:,} windows are closed, and weren't compared"
-        )
-        for result in results
-        if result.closed
-    ]
-    purged = [
-        Text(
-            f"{result.table} in {result.sink}: {result.purged:,} rows of purged events weren't compared"
-        )
-        for result in results
-        if result.purged
-    ]
-    waiting = [
-        Text(with_advice(f"{result.table} in {result.sink}: {result.problem}", result.hint or ""))
-        for result in results
-        if result.problem
-    ]
-    return Group(grid, *samples, *closed, *purged, *waiting)
+    samples, closed, purged, waiting = [], [], [], []
+    for result in results:
+        view = f"{result.table} in {result.sink}"
+        for difference in result.sample:
+            column = f", column {difference.column}" if difference.column else ""
+            samples.append(f"{view}: {difference.kind} {difference.id}{column}")
+        if result.closed:
+            closed.append(f"{view}: {result.closed:,} windows are closed, and weren't compared")
+        if result.purged:
+            purged.append(f"{view}: {result.purged:,} rows of purged events weren't compared")
+        if result.problem:
+            waiting.append(with_advice(f"{view}: {result.problem}", result.hint or ""))
+    return Group(grid, *map(Text, [*samples, *closed, *purged, *waiting]))
 
 
 def _verdict(result: "Comparison") -> Text:

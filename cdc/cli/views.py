@@ -7,7 +7,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 from rich.tree import Tree
 
-from cdc.cli.console import Json, out, print_json
+from cdc.cli.console import Json, answer
 from cdc.cli.screen import Grid, age
 from cdc.config.view_settings import TIME_KINDS
 from cdc.errors import SettingsError
@@ -16,7 +16,6 @@ from cdc.postgres import table_survey
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from cdc.runtime.context import Context
     from cdc.views.state import LateChange
 
 app = typer.Typer(help="Show the views of several tables.", rich_markup_mode=None)
@@ -31,7 +30,7 @@ def list_views(context: typer.Context, as_json: Json = False) -> None:
     wait, since they don't fit their tables.
     """
     refused = context.obj.resolution.refused
-    rows = [
+    rows: list[dict[str, Any]] = [
         {
             "view": table.name,
             "tables": [name for name, _ in table.derivation.tables],
@@ -42,10 +41,14 @@ def list_views(context: typer.Context, as_json: Json = False) -> None:
         for table in table_survey.views_by_name_only(context.obj.pipeline)
         if table.derivation
     ]
-    if as_json:
-        return print_json({"views": rows})
-    out.print(draw_views(rows) if rows else "the pipeline file has no views")
-    return None
+    grid = Grid("view", "made of", "in")
+    for row in rows:
+        sinks = ", ".join(row["sinks"]) or "its topic only"
+        for number, table_name in enumerate(row["tables"]):
+            grid.add_row(*((row["view"], table_name, sinks) if number == 0 else ("", table_name)))
+    waiting = [Text(f"{row['view']} waits: {row['waits']}") for row in rows if row["waits"]]
+    screen = Group(grid, *waiting) if rows else Text("the pipeline file has no views")
+    answer(as_json, {"views": rows}, screen)
 
 
 @app.command()
@@ -75,10 +78,7 @@ def show(context: typer.Context, name: ViewName, as_json: Json = False) -> None:
     (view,) = [view for view in plan.views if view.name == name]
     names = [node.table.qualified for node in view.root.walk()]
     described = {**outline(view), "state": state_outline(plan, names)}
-    if as_json:
-        return print_json(described)
-    out.print(draw_view(described))
-    return None
+    answer(as_json, described, draw_view(described))
 
 
 @app.command()
@@ -99,10 +99,10 @@ def late(context: typer.Context, name: ViewName, as_json: Json = False) -> None:
             hint="for example: window: {tumbling: 1 hour, time: placed, lateness: 1 hour}",
         )
     changes = state_reader(pipeline, lambda state: state.late(name))()
-    if as_json:
-        return print_json({"changes": [change._asdict() for change in changes]})
-    out.print(draw_late(changes) if changes else f"no change of {name} came too late")
-    return None
+    document = {"changes": [change._asdict() for change in changes]}
+    answer(
+        as_json, document, draw_late(changes) if changes else f"no change of {name} came too late"
+    )
 
 
 @app.command()
@@ -110,45 +110,31 @@ def plan(context: typer.Context, as_json: Json = False) -> None:
     """Show what the next `cdc run` makes again, where the file differs from what the state was made
     for.
     """
-    pipeline = context.obj.pipeline
-    rows: dict[str, dict[str, Any]] = {"tables": {}, "views": {}, "waiting": {}}
-    if pipeline.views:
-        refused = context.obj.resolution.refused
-        rows["waiting"] = {name: error.message for name, error in refused.items()}
-        rows["tables"], rows["views"] = _rebuilds(context.obj)
-    if as_json:
-        return print_json(rows)
-    out.print(draw_views_plan(rows) if pipeline.views else "the pipeline file has no views")
-    return None
-
-
-def _rebuilds(context: "Context") -> tuple[dict[str, bool], dict[str, bool]]:
-    """Say which tables' topics the next run reads again, and which views it makes again."""
     from cdc.kafka.topics import Topics
     from cdc.sink.factory import build_state
     from cdc.views.needs import all_needs, rebuilds, topic_ids
     from cdc.views.plan import StatePlan
 
-    pipeline = context.pipeline
-    state = build_state(context.pipeline)
-    state.plan = StatePlan(context.resolution.views)
-    sources = [table.topic for table in state.plan.tables]
-    with Topics(pipeline.kafka) as kafka:
-        ends = kafka.ends(list(kafka.existing(sources)))
-        ids = topic_ids(pipeline, state.plan, kafka)
-    empty = {topic for topic, end in ends.items() if not any(end.offsets)}
-    return rebuilds(state, all_needs(state.plan, ids), empty)
-
-
-def draw_views(rows: "Sequence[Mapping[str, Any]]") -> RenderableType:
-    """Draw views of several tables, with what they are made of."""
-    table = Grid("view", "made of", "in")
-    for row in rows:
-        sinks = ", ".join(row["sinks"]) or "its topic only"
-        for number, name in enumerate(row["tables"]):
-            table.add_row(*((row["view"], name, sinks) if number == 0 else ("", name, "")))
-    waiting = [Text(f"{row['view']} waits: {row['waits']}") for row in rows if row["waits"]]
-    return Group(table, *waiting)
+    pipeline = context.obj.pipeline
+    rows: dict[str, dict[str, Any]] = {"tables": {}, "views": {}, "waiting": {}}
+    if pipeline.views:
+        resolution = context.obj.resolution
+        rows["waiting"] = {name: error.message for name, error in resolution.refused.items()}
+        state = build_state(pipeline)
+        state.plan = StatePlan(resolution.views)
+        with Topics(pipeline.kafka) as kafka:
+            ends = kafka.ends(list(kafka.existing(table.topic for table in state.plan.tables)))
+            ids = topic_ids(pipeline, state.plan, kafka)
+        empty = {topic for topic, end in ends.items() if not any(end.offsets)}
+        rows["tables"], rows["views"] = rebuilds(state, all_needs(state.plan, ids), empty)
+    grid = Grid("", "", "by the next cdc run")
+    for name, is_remade in rows["views"].items():
+        grid.add_row("view", name, "all documents are made again" if is_remade else "goes on")
+    for name, is_remade in rows["tables"].items():
+        grid.add_row("table", name, "read again from its topic" if is_remade else "goes on")
+    waiting = [Text(f"view {name} waits: {reason}") for name, reason in rows["waiting"].items()]
+    screen = Group(grid, *waiting) if pipeline.views else Text("the pipeline file has no views")
+    answer(as_json, rows, screen)
 
 
 def draw_view(described: "Mapping[str, Any]") -> RenderableType:
@@ -220,14 +206,3 @@ def draw_late(changes: "Sequence[LateChange]") -> RenderableType:
     for change in changes:
         grid.add_row(Text(change.id), Text(change.pane), age(change.at))
     return grid
-
-
-def draw_views_plan(rows: "Mapping[str, Mapping[str, Any]]") -> RenderableType:
-    """Draw what the next run makes again, and which views wait."""
-    grid = Grid("", "", "by the next cdc run")
-    for name, is_remade in rows["views"].items():
-        grid.add_row("view", name, "all documents are made again" if is_remade else "goes on")
-    for name, is_remade in rows["tables"].items():
-        grid.add_row("table", name, "read again from its topic" if is_remade else "goes on")
-    waiting = [Text(f"view {name} waits: {reason}") for name, reason in rows["waiting"].items()]
-    return Group(grid, *waiting)

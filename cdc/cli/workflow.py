@@ -23,7 +23,8 @@ class WorkflowGroup(TyperGroup):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
-        self.commands = dict(sorted(self.commands.items(), key=lambda item: _rank(item[0])))
+        known = [name for name in HEADING if name in self.commands]
+        self.commands = {name: self.commands[name] for name in (*known, *self.commands)}
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
         """Write a list for each section. Called once for a help text."""
@@ -36,7 +37,3 @@ class WorkflowGroup(TyperGroup):
         for heading, commands in rows.items():
             with formatter.section(heading):
                 formatter.write_dl(commands)
-
-
-def _rank(name: str) -> int:
-    return ORDER.index(name) if name in HEADING else len(ORDER)

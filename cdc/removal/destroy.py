@@ -124,11 +124,6 @@ def _database(pipeline: Pipeline) -> Part:
     return Part("Postgres", find, remove)
 
 
-def _views(sink: Applier, tables: Sequence[Table]) -> Part:
-    """The views in a sink, of all generations, with their positions."""
-    return Part(sink.name, partial(sink.remains, tables), partial(sink.remove, tables))
-
-
 def _topics(pipeline: Pipeline, names: Sequence[str]) -> Part:
     """The topics of these names. The topics that name the others go last."""
     last = {pipeline.settings_topic, pipeline.registered_topic}
@@ -206,7 +201,11 @@ def prepare(pipeline: Pipeline, sinks: Sequence[Applier]) -> Removal:
         for sink in sinks:
             if sink.name in pipeline.sinks:
                 _refuse_foreign(kafka, sink, tables)
-    views = [_views(sink, tables) for sink in sinks]
+    # Of all generations, with their positions.
+    views = [
+        Part(sink.name, partial(sink.remains, tables), partial(sink.remove, tables))
+        for sink in sinks
+    ]
     return Removal(
         pipeline,
         (

@@ -59,10 +59,6 @@ class Context:
     """Whether patterns match the catalog now; otherwise they mean the registered tables, once there
     are any.
     """
-    on_worker_log: Callable[[Path | None], None] = lambda _: None
-    """Called with the path of Connect's log each time the file is loaded; None where Connect isn't
-    a local server.
-    """
     left_out: Collection[str] = ()
     """Tables to leave out of `pipeline`: they are set aside, and can't be captured yet."""
 
@@ -70,6 +66,11 @@ class Context:
     def state(self) -> Path:
         """The state folder: of the option --state, else of the pipeline's name."""
         return self.state_option or stack.state_dir(settings.name_of(self.path))
+
+    def worker_log(self) -> Path | None:
+        """Find the log of Kafka Connect's worker; None where that isn't a local server."""
+        log = self.state / "connect" / "log" / "connect.log"
+        return log if log.exists() else None
 
     @cached_property
     def pipeline(self) -> settings.Pipeline:
@@ -142,8 +143,6 @@ class Context:
         """Read the pipeline file as it is now, with the addresses of the local servers."""
         # Addresses of servers that are down count, too: `cdc status` must show which one is.
         endpoints = stack_state.known_endpoints(self.state)
-        log = self.state / "connect" / "log" / "connect.log"
-        self.on_worker_log(log if log.exists() else None)
         stack_variables = endpoints.environment() if endpoints else {}
         return settings.load(self.path, {**stack_variables, **os.environ})
 
@@ -188,15 +187,6 @@ class Context:
         return tuple(view_tables(self.pipeline, self.tables)) if self.pipeline.views else ()
 
     @cached_property
-    def fitting_views(self) -> tuple[Table, ...]:
-        """The views that fit their tables."""
-        if not self.pipeline.views:
-            return ()
-        from cdc.views.tables import view_table
-
-        return tuple(view_table(self.pipeline, view) for view in self.resolution.views)
-
-    @cached_property
     def waiting_views(self) -> "Waiting":
         """The views that don't fit their tables, or that the run has found not to."""
         if not self.pipeline.views:
@@ -228,12 +218,6 @@ class Context:
         views = resolve_views(self.pipeline, tables)
         check_views(connection, self.pipeline, views)
         return missing_indexes(connection, views)
-
-    def select_tables(self, name: str | None) -> tuple[Table, ...]:
-        """Select a captured table by its name, schema.table; all tables for None. Raises
-        SettingsError.
-        """
-        return self.tables if name is None else (table_survey.table_named(self.tables, name),)
 
     def select_views(self, name: str | None) -> tuple[Table, ...]:
         """Select what sinks have views of, captured tables and views of several, by its name; all

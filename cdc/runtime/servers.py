@@ -11,7 +11,7 @@ from cdc.errors import CdcError, SettingsError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from cdc.compose.endpoints import Endpoints
+    from cdc.compose.stack_state import Endpoints
 
 
 class Stack(Protocol):

@@ -48,7 +48,7 @@ def test_what_is_captured_is_decided_once(
     shop: Shop, file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def cdc(verb: str, code: int | None = 0) -> Any:
-        monkeypatch.setattr(console, "documents", console.Documents())
+        monkeypatch.setattr(console.call, "answered", False)
         monkeypatch.setattr(
             sys, "argv", ["cdc", "-p", str(file), "--state", str(file.parent), verb, "--json"]
         )

@@ -8,7 +8,7 @@ import signal
 import socket
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +18,11 @@ import psycopg
 import pytest
 import redis
 
-from cdc.compose import ports, stack
-from cdc.compose.endpoints import Endpoints
-from cdc.compose.server_version import ServerVersion
-from cdc.compose.stack_state import StackState
+from cdc.compose import host, stack
+from cdc.compose.stack_state import Endpoints, StackState
+from cdc.compose.versions import ServerVersion
 from cdc.errors import StackError
+from tests.support.server_control import ProcessControl
 from tests.support.wait import wait_until
 
 NAMES = ["postgres", "kafka", "elasticsearch", "redis", "connect"]
@@ -45,7 +45,16 @@ def endpoints(state: Path) -> Endpoints:
 
 
 def pids(state: Path) -> dict[str, int]:
-    return {name: entry["pid"] for name, entry in stack.status(state).items()}
+    """The processes that live, by server."""
+    record = StackState.load(state)
+    return {name: record.processes[name].pid for name in NAMES if record.alive(name)}
+
+
+def memory_bytes(processes: Iterable[psutil.Process]) -> int:
+    """Sum the memory of processes, counting what they share once."""
+    memory = [process.memory_info() for process in processes]
+    shared = [info.shared for info in memory]
+    return sum(info.rss for info in memory) - sum(shared) + max(shared)
 
 
 def processes(folder: Path) -> list[psutil.Process]:
@@ -80,13 +89,13 @@ def test_listens_on_loopback_only(state: Path, endpoints: Endpoints) -> None:
         c.laddr for c in connections if c.pid in ours and c.status == psutil.CONN_LISTEN
     ]
     assert {address.ip for address in listening} == {"127.0.0.1"}
-    assert {entry["port"] for entry in stack.status(state).values()} <= {
-        address.port for address in listening
-    }
+    kept = StackState.load(state).ports
+    assert {kept[name] for name in NAMES} <= {address.port for address in listening}
 
 
 def test_all_fit_beside_spark(state: Path, endpoints: Endpoints) -> None:
-    assert sum(entry["rss_bytes"] for entry in stack.status(state).values()) < 3.5 * (1 << 30)
+    trees = [process.tree() for process in StackState.load(state).processes.values()]
+    assert sum(map(memory_bytes, trees)) < 3.5 * (1 << 30)
 
 
 def test_postgres_is_ready_for_logical_decoding(endpoints: Endpoints) -> None:
@@ -186,25 +195,26 @@ def test_killed_server_comes_back_where_it_was(
     assert {server for server in NAMES if new_pids[server] != old_pids[server]} == {name}
 
 
-@pytest.mark.parametrize("end", [stack.stop_one, stack.kill_one])
+@pytest.mark.parametrize("end", [ProcessControl.stop, ProcessControl.kill])
 def test_one_server_stops_and_starts(
-    state: Path, endpoints: Endpoints, end: Callable[[Path, str], None]
+    state: Path, endpoints: Endpoints, end: Callable[[ProcessControl, str], None]
 ) -> None:
-    end(state, "redis")
-    assert not stack.status(state)["redis"]["alive"]
+    servers = ProcessControl(state)
+    end(servers, "redis")
+    assert "redis" not in pids(state)
     assert stack.running(state) is None
-    stack.start_one(state, "redis")
+    servers.start("redis")
     assert stack.running(state) == endpoints
     new_pids = pids(state)
-    stack.start_one(state, "redis")
+    servers.start("redis")
     assert pids(state) == new_pids
 
 
 def test_server_that_dies_at_start_is_named_and_takes_down_what_was_started_with_it(
     state: Path, endpoints: Endpoints
 ) -> None:
-    stack.stop_one(state, "postgres")
-    stack.stop_one(state, "redis")
+    ProcessControl(state).stop("postgres")
+    ProcessControl(state).stop("redis")
     old_pids = pids(state)
     setting = state / "postgres" / "data" / "postgresql.auto.conf"
     good = setting.read_text()
@@ -227,8 +237,8 @@ def test_server_that_dies_at_start_is_named_and_takes_down_what_was_started_with
 
 
 def test_kept_port_that_someone_took_is_refused(state: Path, endpoints: Endpoints) -> None:
-    port = stack.status(state)["redis"]["port"]
-    stack.kill_one(state, "redis")
+    port = StackState.load(state).ports["redis"]
+    ProcessControl(state).kill("redis")
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(("127.0.0.1", port))
@@ -243,7 +253,7 @@ def test_kept_port_that_someone_took_is_refused(state: Path, endpoints: Endpoint
 def test_data_that_something_newer_wrote_is_refused_before_it_starts(
     state: Path, endpoints: Endpoints
 ) -> None:
-    stack.stop_one(state, "redis")
+    ProcessControl(state).stop("redis")
     old_pids, record = pids(state), StackState.load(state)
     version = record.versions["redis"]
     assert version.server == "Valkey"
@@ -270,7 +280,7 @@ def test_down_leaves_no_process_and_frees_the_ports(state: Path, endpoints: Endp
         "postgres",
     ]
     assert processes(state) == []
-    assert all(ports.is_free(entry["port"]) for entry in stack.status(state).values())
+    assert all(map(host.is_free_port, StackState.load(state).ports.values()))
     assert stack.running(state) is None
     assert stack.down(state, progress=print) == []
 
@@ -280,7 +290,7 @@ def test_purged_data_is_gone_and_files_of_others_stay(state: Path) -> None:
 
     Without the fixture of the endpoints, for after the test before one server is enough.
     """
-    stack.start_one(state, "redis")
+    ProcessControl(state).start("redis")
     assert processes(state)
     removed = stack.purge(state, progress=print)
     assert {Path(folder).name for folder in removed} == {*NAMES, "warehouse"}

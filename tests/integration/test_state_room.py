@@ -138,7 +138,7 @@ def verb(
     file = tmp_path / "shop.yaml"
 
     def run(name: str) -> Any:
-        monkeypatch.setattr(console, "documents", console.Documents())
+        monkeypatch.setattr(console.call, "answered", False)
         monkeypatch.setattr(
             sys, "argv", ["cdc", "-p", str(file), "--state", str(tmp_path), name, "--json"]
         )

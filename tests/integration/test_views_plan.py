@@ -259,7 +259,7 @@ views:
 """)
 
     def cdc(verb: str, code: int | None = 0) -> Any:
-        monkeypatch.setattr(console, "documents", console.Documents())
+        monkeypatch.setattr(console.call, "answered", False)
         words = ["cdc", "-p", str(file), "--state", str(tmp_path), verb, "--json"]
         monkeypatch.setattr(sys, "argv", words)
         with pytest.raises(SystemExit) as ended:

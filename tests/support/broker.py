@@ -19,7 +19,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourceType,
 )
 
-from cdc.compose import artifacts, host, ports, process
+from cdc.compose import artifacts, host, process
 from cdc.compose.servers import Kafka, ServerDirs
 from tests.support.wait import wait_until
 
@@ -102,7 +102,7 @@ def acl_broker() -> Iterator[AclBroker]:
     """A new broker, in its own process."""
     home = Path(tempfile.mkdtemp(prefix="cdc-kafka-")) / Kafka.name
     server = Kafka()
-    chosen = ports.choose(list(server.port_names), [])
+    chosen = host.choose_ports(server.port_names)
     dirs = ServerDirs(home, chosen, artifacts.servers(), host.java())
     server.prepare(dirs)
     properties = dirs.conf / "server.properties"

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import redis
 
-from cdc.compose import ports
+from cdc.compose import host
 from cdc.compose.wheels import redis_server
 from tests.support.wait import wait_until
 
@@ -71,7 +71,7 @@ def free_port() -> int:
     """A port that no outgoing connection is given before the server takes it, nor while it is
     away.
     """
-    (port,) = ports.choose(["server"]).values()
+    (port,) = host.choose_ports(["server"]).values()
     return port
 
 

@@ -18,7 +18,7 @@ from testcontainers.core.container import DockerContainer
 from testcontainers.core.wait_strategies import HealthcheckWaitStrategy
 
 from cdc.compose import docker, versions
-from cdc.compose.endpoints import Endpoints
+from cdc.compose.stack_state import Endpoints
 
 PROJECT = "cdc-test"
 STARTUP_TIMEOUT_S = 180

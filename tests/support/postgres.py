@@ -45,8 +45,8 @@ def strict_postgres(wal_level: str) -> Iterator[str]:
             cwd=home,
             check=True,
             stdout=subprocess.DEVNULL,
-            user=user.uid if user else None,
-            group=user.gid if user else None,
+            user=user.pw_uid if user else None,
+            group=user.pw_gid if user else None,
             extra_groups=[] if user else None,
         )
 

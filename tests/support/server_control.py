@@ -9,8 +9,8 @@ from typing import Protocol
 import psutil
 import pytest
 
-from cdc.compose import stack
-from cdc.compose.servers import JavaServer, ServerDirs
+from cdc.compose import process, stack
+from cdc.compose.servers import BY_NAME, JavaServer, ServerDirs
 from cdc.compose.stack_state import locked_state
 
 
@@ -39,26 +39,32 @@ class ProcessControl:
     state: Path
 
     def stop(self, server: str) -> None:
-        stack.stop_one(self.state, server)
+        with locked_state(self.state, print) as record:
+            stack.stop(record, [server])
 
     def kill(self, server: str) -> None:
-        stack.kill_one(self.state, server)
+        with locked_state(self.state, print) as record:
+            if leader := record.processes.get(server):
+                process.kill(leader)
+            record.remove_process(server)
 
     def start(self, server: str) -> None:
-        stack.start_one(self.state, server)
+        with locked_state(self.state, print) as record:
+            if not record.alive(server):
+                stack.start(record, [BY_NAME[server]], print)
 
     @contextmanager
     def frozen(self, server: str) -> Iterator[None]:
         with locked_state(self.state, print) as record:
             leader = psutil.Process(record.processes[server].pid)
         processes = [leader, *leader.children(recursive=True)]
-        for process in processes:
-            process.suspend()
+        for suspended in processes:
+            suspended.suspend()
         try:
             yield
         finally:
-            for process in processes:
-                process.resume()
+            for suspended in processes:
+                suspended.resume()
 
 
 @contextmanager

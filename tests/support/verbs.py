@@ -86,7 +86,7 @@ def run_with_spark(words: Sequence[str], err: io.StringIO | None = None) -> "Com
     from cdc.cli import console, verbs
 
     out, err = io.StringIO(), err or io.StringIO()
-    console.documents.printed = 0
+    console.call.answered = False
     with (
         mock.patch.object(SparkSession, "stop"),
         mock.patch.object(sys, "argv", ["cdc", *words]),

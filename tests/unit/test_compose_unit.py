@@ -13,8 +13,8 @@ from typer.testing import CliRunner
 
 from cdc.cli.verbs import app
 from cdc.compose import docker
-from cdc.compose.server_version import ServerVersion
 from cdc.compose.stack_state import StackState
+from cdc.compose.versions import ServerVersion
 from cdc.errors import CdcError, SourceError, StackError
 from cdc.runtime.context import Context
 

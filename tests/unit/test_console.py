@@ -38,6 +38,14 @@ def test_a_document_holds_objects_not_pythons_text_for_them(
     assert json.loads(capsys.readouterr().out)["applied"]["read"] == 3
 
 
+def test_a_text_is_printed_as_it_is() -> None:
+    text = "of [bold] rows, :smile: and 12"
+    process = spoken(
+        f"from cdc.cli import console; console.out.print({text!r}); console.say({text!r})"
+    )
+    assert (process.stdout, process.stderr) == (f"{text}\n", f"{text}\n")
+
+
 @pytest.mark.parametrize("odd", [object(), {1, 2}, float("nan"), Path()])
 def test_what_has_no_json_is_a_bug_not_a_text(odd: object) -> None:
     with pytest.raises((TypeError, ValueError)):

@@ -14,7 +14,7 @@ import jsonschema  # type: ignore[import-untyped]
 import pytest
 
 from cdc.cli import console, verbs
-from cdc.cli.doctor import document
+from cdc.cli.status import doctor_document
 from cdc.connectors.debezium import TEMPLATE
 from cdc.errors import TableRefused
 from cdc.model.address import is_loopback
@@ -361,7 +361,7 @@ def test_with_every_server_away_a_file_with_patterns_is_examined(
     path = unreachable_file(tmp_path, "public.*")
     words = ["cdc", "-p", str(path), "--state", str(tmp_path), "doctor", "--json"]
     monkeypatch.setattr(sys, "argv", words)
-    monkeypatch.setattr(console, "documents", console.Documents())
+    monkeypatch.setattr(console.call, "answered", False)
     with pytest.raises(SystemExit):
         verbs.main()
     findings = json.loads(capsys.readouterr().out)["findings"]
@@ -411,7 +411,7 @@ def test_hosts_of_this_machine(host: str, expected: bool) -> None:
 def test_the_document_is_as_its_schema_says() -> None:
     findings = worst_first(find(key, "it", "So.", "cdc -p FILE doctor") for key in DOCTOR)
     schema = json.loads((FOLDER / "reference" / "doctor.schema.json").read_text())
-    printed = document("shop", findings)
+    printed = doctor_document("shop", findings)
     printed["findings"] = [vars(finding) for finding in findings]
     jsonschema.validate(json.loads(json.dumps(printed)), schema)
     assert printed["verdict"] == "down"

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cdc.cli.console import Documents, print_error, print_failure
+from cdc.cli.console import call, print_error, print_failure
 from cdc.errors import CdcError, KafkaUnavailable, RecordRefused, SourceError, SourceUnavailable
 from cdc.model.finding_codes import KINDS
 from tests.support.pages import ROOT
@@ -63,7 +63,7 @@ def test_a_class_has_the_key_of_its_errors() -> None:
 def test_people_see_the_code_without_its_case(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cdc.cli.console.documents", Documents())
+    monkeypatch.setattr(call, "answered", False)
     print_error(RecordRefused("Too large.", hint="look"))
     assert "Too large. (setting-differs)" in capsys.readouterr().err
 
@@ -71,7 +71,7 @@ def test_people_see_the_code_without_its_case(
 def test_people_and_programs_get_the_finding(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cdc.cli.console.documents", Documents())
+    monkeypatch.setattr(call, "answered", False)
     print_error(MISSING)
     assert "There is no publication shop. (publication-differs)" in capsys.readouterr().err
     print_failure(MISSING)
@@ -89,6 +89,6 @@ def test_people_and_programs_get_the_finding(
 def test_an_error_without_a_code_is_no_finding(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cdc.cli.console.documents", Documents())
+    monkeypatch.setattr(call, "answered", False)
     print_failure(SourceError("Odd.", hint="look"))
     assert set(json.loads(capsys.readouterr().out)) == {"error"}

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cdc.cli import console, verbs
-from cdc.compose.endpoints import Endpoints
+from cdc.compose.stack_state import Endpoints
 from cdc.config import settings
 from cdc.config.draft import PipelineDraft, name_for, reference, text, write
 from cdc.errors import SettingsError
@@ -96,7 +96,7 @@ def test_a_file_that_is_there_stays(tmp_path: Path) -> None:
 
 
 def run(monkeypatch: pytest.MonkeyPatch, *words: str) -> Any:
-    monkeypatch.setattr(console, "documents", console.Documents())
+    monkeypatch.setattr(console.call, "answered", False)
     monkeypatch.setattr(sys, "argv", ["cdc", *words])
     with pytest.raises(SystemExit) as exit_info:
         verbs.main()

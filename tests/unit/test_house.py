@@ -81,7 +81,7 @@ def test_verbs_that_need_no_spark_start_without_it() -> None:
     names = "cdc.cli.verbs, cdc.observe.collection, cdc.verify.barrier, cdc.compose.stack"
     names += ", cdc.cli.run, cdc.cli.status"
     names += ", cdc.capture.connector, cdc.migrations, cdc.sinks"
-    names += ", cdc.compose.docker, cdc.serve.server, cdc.cli.serve"
+    names += ", cdc.compose.docker, cdc.serve.server, cdc.cli.health"
     names += ", cdc.sinks.redis.sink, cdc.sinks.elasticsearch.sink, cdc.sinks.delta.sink"
     code = f"import {names}, sys; sys.exit('pyspark' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False, cwd=ROOT).returncode == 0

@@ -25,7 +25,7 @@ from cdc.cli.verbs import app, hoist_global_options
 from cdc.errors import SettingsError
 from cdc.model.finding import find
 from cdc.model.outcome import Applied
-from cdc.model.wording import advice, duration, full_stopped
+from cdc.model.wording import advice, completed_document, duration, full_stopped
 from cdc.observe.sampler import Failure, Sample
 from cdc.observe.status import SinkStatus, Status, ViewStatus
 from cdc.quarantine.log import QuarantinedRecord, QuarantineKey
@@ -232,13 +232,16 @@ def test_a_hint_names_the_file_that_the_caller_named(text: str, expected: str) -
     call.file = Path("my shop.yaml")
     assert call.complete_commands(text) == expected
     document = {"hint": text, "rows": [text], "aside": {"t": ["cdc -p", text]}}
-    assert call.complete_document(document) == {
+    assert completed_document(document, call.complete_commands) == {
         "hint": expected,
         "rows": [text],
         "aside": {"t": ["cdc -p", expected]},
     }
     finding = find("table-left-out", "t", "It is a view.", "cdc -p FILE plan")
-    assert call.complete_document([finding])[0]["fix"] == "cdc -p 'my shop.yaml' plan"
+    assert (
+        completed_document([finding], call.complete_commands)[0]["fix"]
+        == "cdc -p 'my shop.yaml' plan"
+    )
 
 
 def test_a_hint_names_the_state_that_the_caller_named() -> None:
@@ -253,7 +256,7 @@ def test_a_hint_names_the_state_that_the_caller_named() -> None:
 
 def test_a_hint_names_the_log_that_it_speaks_of() -> None:
     call = Call()
-    call.worker_log = Path("/srv/state/connect/log/connect.log")
+    call.find_worker_log = lambda: Path("/srv/state/connect/log/connect.log")
     assert (
         call.complete_commands("then at the worker's log")
         == "then at the worker's log (/srv/state/connect/log/connect.log)"

@@ -53,7 +53,7 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def _fresh(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(console, "documents", console.Documents())
+    monkeypatch.setattr(console.call, "answered", False)
     for name in [name for name in os.environ if name.startswith("CDC_")]:
         monkeypatch.delenv(name)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cdc.compose.endpoints import Endpoints
+from cdc.compose.stack_state import Endpoints
 from cdc.config import settings
 from cdc.config.references import STACK_VARIABLES
 from cdc.config.settings import read_tree

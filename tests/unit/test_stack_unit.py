@@ -22,19 +22,16 @@ import yaml
 from cdc.compose import (
     artifacts,
     docker,
-    health,
     host,
-    ports,
     process,
     servers,
     stack,
     versions,
     wheels,
 )
-from cdc.compose.endpoints import Endpoints
 from cdc.compose.process import Process
-from cdc.compose.server_version import ServerVersion, require_readable
-from cdc.compose.stack_state import StackState
+from cdc.compose.stack_state import Endpoints, StackState
+from cdc.compose.versions import ServerVersion, require_readable
 from cdc.errors import StackError
 from cdc.model import jvm_options
 from tests.support.wait import wait_until
@@ -180,15 +177,15 @@ def test_lock_covers_pyproject_and_names_no_place() -> None:
 
 
 def test_ports_are_distinct_free_and_below_the_ephemeral_range() -> None:
-    chosen = ports.choose(["a", "b", "c"], reserved=[])
+    chosen = host.choose_ports(["a", "b", "c"], reserved=[])
     assert len(set(chosen.values())) == 3
-    assert all(port in ports.RANGE and ports.is_free(port) for port in chosen.values())
+    assert all(port in host.PORTS and host.is_free_port(port) for port in chosen.values())
 
 
 def test_kept_ports_are_not_given_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ports, "RANGE", range(20_000, 20_003))
-    monkeypatch.setattr(ports, "is_free", lambda port: True)
-    assert ports.choose(["a"], reserved=[20_000, 20_002]) == {"a": 20_001}
+    monkeypatch.setattr(host, "PORTS", range(20_000, 20_003))
+    monkeypatch.setattr(host, "is_free_port", lambda port: True)
+    assert host.choose_ports(["a"], reserved=[20_000, 20_002]) == {"a": 20_001}
 
 
 def test_taken_port_is_refused_with_server_port_and_owner() -> None:
@@ -197,7 +194,7 @@ def test_taken_port_is_refused_with_server_port_and_owner() -> None:
         listener.listen()
         port = listener.getsockname()[1]
         with pytest.raises(StackError) as caught:
-            ports.require_free("kafka", port)
+            host.require_free_port("kafka", port)
     assert caught.value.details == {"service": "kafka", "port": port}
     assert f"port {port} of kafka is taken by process {os.getpid()}" in caught.value.message
     assert "cdc up" in caught.value.hint
@@ -235,7 +232,6 @@ def test_reused_pid_is_not_the_server() -> None:
 
 def test_nothing_runs_where_nothing_was_started(tmp_path: Path) -> None:
     assert stack.running(tmp_path) is None
-    assert stack.status(tmp_path) == {}
     assert stack.down(tmp_path / "absent", progress=print) == []
 
 
@@ -251,14 +247,13 @@ def test_endpoints_name_the_variables_of_a_pipeline_file() -> None:
         "CDC_WAREHOUSE": "w",
         "CDC_DOCUMENTS": "redis://127.0.0.1:6379/8",
     }
-    assert endpoints.to_dict()["state"] == "s"
 
 
 def test_options_for_all_java_reach_the_servers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JAVA_TOOL_OPTIONS", "-Dgiven=1 -Dother=2")
-    place = servers.ServerDirs(tmp_path, {}, artifacts.Servers(*[tmp_path] * 6), Path("java"))
+    place = servers.ServerDirs(tmp_path, {}, tmp_path, Path("java"))
     for name in ("kafka", "connect"):
         assert {"-Dgiven=1", "-Dother=2"} <= set(servers.BY_NAME[name].command(place))
     assert (
@@ -498,19 +493,16 @@ def test_failed_fetch_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 # health
 
 
-@pytest.mark.parametrize(
-    "ask", [health.postgres, health.kafka, health.connect, health.elasticsearch, health.redis]
-)
-def test_server_that_does_not_listen_is_not_ready(ask: Callable[[int], bool]) -> None:
-    (port,) = ports.choose(["nobody"]).values()
-    assert ask(port) is False
+@pytest.mark.parametrize("server", servers.ALL, ids=lambda server: server.name)
+def test_server_that_does_not_listen_is_not_ready(server: servers.Server) -> None:
+    assert server.ready(host.choose_ports([server.name])) is False
 
 
 def test_last_lines_are_the_last(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("".join(f"line {n}\n" for n in range(5000)))
-    assert health.last_lines(log, 2) == "    line 4998\n    line 4999"
-    assert health.last_lines(tmp_path / "absent") == ""
+    assert servers.last_lines(log, 2) == "    line 4998\n    line 4999"
+    assert servers.last_lines(tmp_path / "absent") == ""
 
 
 def test_child_of_a_dead_leader_is_found_and_ended(tmp_path: Path) -> None:
