@@ -136,7 +136,7 @@ def live(spark: "SparkSession", unique: str, sink: Delta, monkeypatch: pytest.Mo
     warehouse = Warehouse(spark, sink, [world.topic for world in worlds])
     for turn in range(2):
         for number, world in enumerate(worlds):
-            world.write(100 * turn + number, 300)
+            world.write(100 * turn + number, 150)
         warehouse.apply(0.6)
         warehouse.check()
     applied = warehouse.apply()

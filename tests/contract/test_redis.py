@@ -32,8 +32,9 @@ from tests.contract import laws
 from tests.contract.crashes import CutRedis
 from tests.contract.laws import Harness, fill, row
 from tests.contract.switches import Moment
-from tests.support.cache import Road, cache
+from tests.support.cache import cache
 from tests.support.envelopes import table
+from tests.support.proxy import Road
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
-"""Every state of documents keeps the laws; a state that breaks one is caught by it."""
+"""The state of documents keeps the laws; one that breaks a law is caught by it."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,22 +9,20 @@ import redis
 from redis.crc import key_slot
 
 from cdc.errors import SinkRejected
-from cdc.model.position import ViewCheckpoint
 from cdc.model.table import Table
 from cdc.observe import forecast
 from cdc.observe.status import DocumentsStatus
 from cdc.sink.contract import PositionLost
-from cdc.sink.lane import Part, Verdicts
 from cdc.sinks.redis.documents import executor, scripts, sink, state
+from cdc.sinks.redis.documents.keys import state_key
 from cdc.sinks.redis.documents.sink import DocumentState
-from cdc.views.state import Chunk
+from cdc.sinks.redis.documents.state import RedisState
 from tests.contract import state_laws as laws
-from tests.support import memory_state
 from tests.support.cache import cluster
-from tests.support.memory_state import MemoryDocuments, MemoryState, MemoryStateWriter
 
 Law = Callable[[laws.Harness], None]
 MakeHarness = Callable[[], laws.Harness]
+RED = (AssertionError, pytest.fail.Exception)
 
 
 @pytest.fixture(scope="module")
@@ -35,15 +33,15 @@ def cluster_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.fixture
-def in_redis(cluster_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeHarness]:
+def make_harness(cluster_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[MakeHarness]:
     """On a node of a cluster, which takes no command whose keys lie in several slots. It doesn't see
     all keys that a script reaches: so those that are left are looked at, too.
     """
     with redis.Redis.from_url(cluster_url) as server:
         server.flushdb()
 
-        def make() -> laws.Harness:
-            harness = laws.Harness(lambda: DocumentState(cluster_url, "lib"))
+        def make(sink_type: type[DocumentState] = DocumentState) -> laws.Harness:
+            harness = laws.Harness(lambda: sink_type(cluster_url, "lib"))
             monkeypatch.setattr("cdc.sinks.redis.positions.run_on_executors", harness.run)
             return harness
 
@@ -51,24 +49,9 @@ def in_redis(cluster_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Make
         assert len({key_slot(key) for key in server.scan_iter()}) <= 1
 
 
-@pytest.fixture
-def in_memory(monkeypatch: pytest.MonkeyPatch) -> Callable[[type[MemoryDocuments]], laws.Harness]:
-    def make(
-        sink_type: type[MemoryDocuments] = MemoryDocuments,
-        state_type: type[MemoryState] = MemoryState,
-    ) -> laws.Harness:
-        store, stored = state_type(), dict[str, ViewCheckpoint]()
-        harness = laws.Harness(lambda: sink_type(store, stored))
-        monkeypatch.setattr(memory_state, "run_on_executors", harness.run)
-        return harness
-
-    return make
-
-
 @pytest.mark.parametrize("law", laws.LAWS, ids=lambda law: law.__name__)
-@pytest.mark.parametrize("kind", ["in_memory", "in_redis"])
-def test_law(law: Law, kind: str, request: pytest.FixtureRequest) -> None:
-    law(request.getfixturevalue(kind)())
+def test_law(law: Law, make_harness: MakeHarness) -> None:
+    law(make_harness())
 
 
 SCRIPTS: dict[str, tuple[object, str, str, str, Law]] = {
@@ -100,6 +83,13 @@ SCRIPTS: dict[str, tuple[object, str, str, str, Law]] = {
         "if not held or offset(ARGV[first]) ~= ARGV[first + 1] then return moved(ARGV[first]) end",
         "",
         laws.a_stopped_writer_changes_nothing,
+    ),
+    "rows stay": (
+        executor,
+        "APPLY",
+        "for i = rows, #ARGV, 4 do change(i); n = n + 1 end",
+        "",
+        laws.rows_and_position_move_in_one_step,
     ),
     "position stays": (
         executor,
@@ -172,142 +162,114 @@ SCRIPTS: dict[str, tuple[object, str, str, str, Law]] = {
 
 @pytest.mark.parametrize("bug", SCRIPTS)
 def test_a_broken_script_is_caught(
-    bug: str, in_redis: MakeHarness, monkeypatch: pytest.MonkeyPatch
+    bug: str, make_harness: MakeHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     module, name, line, instead, law = SCRIPTS[bug]
     assert line in getattr(module, name)
     monkeypatch.setattr(module, name, getattr(module, name).replace(line, instead))
     with pytest.raises((*RED, PositionLost)):
-        law(in_redis())
-
-
-RED = (AssertionError, pytest.fail.Exception)
+        law(make_harness())
 
 
 def test_keys_without_a_tag_are_caught(
-    in_redis: MakeHarness, cluster_url: str, monkeypatch: pytest.MonkeyPatch
+    make_harness: MakeHarness, cluster_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sink, "shard_prefix", lambda prefix: f"{prefix}:0")
     with pytest.raises(SinkRejected, match="CROSSSLOT"):
-        laws.changed_rows_are_dirty_and_pending(in_redis())
+        laws.changed_rows_are_dirty_and_pending(make_harness())
     with redis.Redis.from_url(cluster_url) as server:
         server.flushdb()
 
 
-class PositionFirst(MemoryStateWriter):
-    def write(self, parts: Sequence[Part]) -> Sequence[Verdicts]:
-        for part in parts:
-            self.move(part)
-            assert self.step
-            self.step()
-            self.write_rows(part)
-        return [Verdicts()] * len(parts)
+class StaysCurrent(DocumentState):
+    """Keeps what is noted as current when a table is cleared."""
+
+    def clear(self, table: Table) -> None:
+        key = state_key(self.prefix, "documents")
+        with redis.Redis.from_url(self.url) as server:
+            notes: Any = server.hgetall(key)
+            super().clear(table)
+            server.hset(key, mapping=notes)
 
 
-class RowsFirst(MemoryStateWriter):
-    def write(self, parts: Sequence[Part]) -> Sequence[Verdicts]:
-        for part in parts:
-            self.write_rows(part)
-            assert self.step
-            self.step()
-            self.move(part)
-        return [Verdicts()] * len(parts)
-
-
-class PositionApart(MemoryDocuments):
-    writer_type = PositionFirst
-
-
-class RowsApart(MemoryDocuments):
-    writer_type = RowsFirst
-
-
-class StaysCurrent(MemoryDocuments):
-    def forget_current(self, is_stale: Callable[[str, str], bool]) -> None:
-        pass
-
-
-class ForgetsOthers(MemoryDocuments):
-    """Takes all views for changed when the table of one is."""
-
-    def forget_current(self, is_stale: Callable[[str, str], bool]) -> None:
-        notes = [(view, topic) for view, note in self.store.reached.items() for topic in note]
-        is_any_stale = any(is_stale(view, topic) for view, topic in notes)
-        super().forget_current(lambda view, topic: is_any_stale)
-
-
-class VouchesForFormerRows(MemoryDocuments):
+class VouchesForFormerRows(DocumentState):
     """Notes what is needed of a table beside rows that were stored for something else."""
 
     def prepare(self, table: Table) -> None:
         super().prepare(table)
-        self.store.needs[table.qualified] = self.needs[table.qualified]
-
-
-class LongestDirtyOnly(MemoryState):
-    def dirty(self, view: str, limit: int) -> dict[str, str]:
-        return dict(list(super().dirty(view, 99).items())[:limit])
-
-
-class AnyTurn(MemoryState):
-    def require_turn(self, turn: object) -> None:
-        pass
-
-
-class ClimbedAtOnce(MemoryState):
-    """Forgets a chunk when it is read."""
-
-    def climbed(self, chunk: Chunk, marks: Mapping[str, Collection[str]]) -> None:
-        self.chunks.clear()
-        for view, ids in marks.items():
-            self.mark_rows(view, ids)
-
-
-class FirstPage(MemoryState):
-    def scan_members(
-        self, table: str, slot: int, texts: Collection[str]
-    ) -> Sequence[Collection[str]]:
-        return [sorted(ids)[:2000] for ids in super().scan_members(table, slot, texts)]
+        key, name = state_key(self.prefix, "needs"), table.qualified
+        with redis.Redis.from_url(self.url) as server:
+            server.hset(key, name, self.needs[name])
 
 
 @pytest.mark.parametrize(
-    ("sink_type", "state_type", "law"),
+    ("sink_type", "law"),
     [
-        (PositionApart, MemoryState, laws.rows_and_position_move_in_one_step),
-        (RowsApart, MemoryState, laws.rows_and_position_move_in_one_step),
-        (StaysCurrent, MemoryState, laws.a_cleared_table_is_undone),
-        (StaysCurrent, MemoryState, laws.another_need_starts_a_table_over),
-        (StaysCurrent, MemoryState, laws.a_view_that_is_no_more_leaves_nothing),
-        (ForgetsOthers, MemoryState, laws.another_need_starts_a_table_over),
-        (
-            VouchesForFormerRows,
-            MemoryState,
-            laws.only_rows_that_were_undone_count_for_another_need,
-        ),
-        (MemoryDocuments, LongestDirtyOnly, laws.no_more_marks_are_read_than_asked_for),
-        (MemoryDocuments, AnyTurn, laws.another_turn_forgets_no_mark),
-        (MemoryDocuments, ClimbedAtOnce, laws.a_chunk_is_climbed_from_once),
-        (MemoryDocuments, FirstPage, laws.all_pages_are_read),
+        (StaysCurrent, laws.a_cleared_table_is_undone),
+        (VouchesForFormerRows, laws.only_rows_that_were_undone_count_for_another_need),
+    ],
+)
+def test_a_broken_sink_is_caught(
+    sink_type: type[DocumentState], law: Law, make_harness: Callable[..., laws.Harness]
+) -> None:
+    with pytest.raises(RED):
+        law(make_harness(sink_type))
+
+
+DIRTY, SCAN_MEMBERS = RedisState.dirty, RedisState.scan_members
+
+
+def none_is_stale(fields: Iterable[str], _: Collection[str]) -> list[str]:
+    return []
+
+
+def all_are_stale(fields: Iterable[str], current: Collection[str]) -> list[str]:
+    """Takes all views for changed when the table of one is."""
+    noted = list(fields)
+    return [field for field in noted if " " in field] if STALE_FIELDS(noted, current) else []
+
+
+STALE_FIELDS = state.stale_fields
+
+
+def longest_dirty_only(self: RedisState, view: str, limit: int) -> dict[str, str]:
+    return dict(list(DIRTY(self, view, 99).items())[:limit])
+
+
+def first_page(self: RedisState, *arguments: Any) -> list[Collection[str]]:
+    return list(SCAN_MEMBERS(self, *arguments))[:1]
+
+
+@pytest.mark.parametrize(
+    ("place", "bug", "law"),
+    [
+        ("stale_fields", none_is_stale, laws.another_need_starts_a_table_over),
+        ("stale_fields", none_is_stale, laws.a_view_that_is_no_more_leaves_nothing),
+        ("stale_fields", all_are_stale, laws.another_need_starts_a_table_over),
+        ("RedisState.dirty", longest_dirty_only, laws.no_more_marks_are_read_than_asked_for),
+        ("RedisState.scan_members", first_page, laws.all_pages_are_read),
     ],
 )
 def test_a_broken_state_is_caught(
-    sink_type: type[MemoryDocuments],
-    state_type: type[MemoryState],
+    place: str,
+    bug: object,
     law: Law,
-    in_memory: Callable[..., laws.Harness],
+    make_harness: MakeHarness,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(f"cdc.sinks.redis.documents.state.{place}", bug)
     with pytest.raises(RED):
-        law(in_memory(sink_type, state_type))
+        law(make_harness())
 
 
 def test_the_memory_that_a_state_takes_is_foretold(
-    in_redis: MakeHarness, monkeypatch: pytest.MonkeyPatch
+    make_harness: MakeHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Half of the rows tell what the other half takes, with keys and indexes; these rows are short,
     so that it is several times their bytes.
     """
     monkeypatch.setattr(forecast, "LEAST_ROWS", FORETOLD)
-    harness = in_redis()
+    harness = make_harness()
     write_books(harness, range(FORETOLD))
     harness.apply()
     books, half = "lib.books", sizes(harness)

@@ -11,15 +11,18 @@ from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
+import redis
 
 from cdc.model.position import Position, distance
 from cdc.sinks.redis.documents import executor
 from cdc.sinks.redis.documents.scripts import APPLY
+from cdc.sinks.redis.documents.sink import STATE_COMMANDS
 from cdc.sinks.redis.documents.state import RedisState
+from cdc.sinks.redis.server import COMMANDS
 from cdc.views import clock, groups, tasks
 from cdc.views.closing import ClosedWindow
 from cdc.views.scalar.instants import microseconds, text_of
-from tests.integration.test_grouped_views import RUNS, TABLES, literal
+from tests.integration.test_grouped_views import RUNS, TABLES, VIEWS, change, literal
 from tests.support.document_history import History, is_final, run_random_history
 from tests.support.verbs import run_verb
 
@@ -68,6 +71,8 @@ def trip_at(rng: random.Random, now: int) -> str:
         f"'{text_of(now - rng.choice([0, 0, 1, 2, 5]) * 1_800_000_000 - rng.randrange(3))}'"
         for _ in range(2)
     ]
+    if rng.random() < 0.03:
+        times[0] = rng.choice(["NULL", "'infinity'", "'-infinity'", "'10000-01-01'"])
     values = {
         "origin": literal(rng, "jfk", 'l"g\u001d'),
         "is_late": literal(rng, "true", "false"),
@@ -123,6 +128,28 @@ def run_closing_history(history: History, seed: int) -> int:
 def test_windows_that_are_closed_stay_as_they_are(history: History, seed: int) -> None:
     assert run_closing_history(history, seed) > 20
     assert history.late("hours") != []
+
+
+def test_the_commands_that_a_hint_names_are_enough(history: History) -> None:
+    """A user of the state's server who may call no others keeps all views of groups."""
+    commands = [f"+{command}" for command in f"{COMMANDS} {STATE_COMMANDS}".split()]
+    with redis.Redis.from_url(history.url) as server:
+        server.execute_command(
+            "ACL", "SETUSER", "narrow", "reset", "on", ">secret", "~*", *commands
+        )
+    history.url = history.url.replace("redis://", "redis://narrow:secret@")
+    rng = random.Random(0)
+    history.connection.execute(TABLES.encode())
+    history.declare(VIEWS + CLOSING)
+    now = microseconds("1969-12-31T20:00:00.000000Z")
+    assert now is not None
+    for _ in range(10):
+        now += 1_800_000_000
+        history.do(*(change(rng) for _ in range(5)))
+        history.apply()
+        clocks = [view.name for view in history.views.values() if view.has_clock and not view.clock]
+        history.clocks |= dict.fromkeys(clocks, now)
+        history.settle()
 
 
 CASES = """

@@ -1,5 +1,5 @@
-"""Documents case by case: what no random history reaches (`test_document_state.py`, `test_time_joins.py`,
-`test_grouped_views.py`). Each is a short history, compared with Postgres' own query.
+"""Documents case by case: what no random history reaches (`test_document_state.py`, `test_document_queries.py`,
+`test_time_joins.py`, `test_grouped_views.py`). Each is a short history, compared with Postgres' own query.
 """
 
 import json
@@ -122,55 +122,6 @@ def test_there_and_back_within_a_batch(history: History) -> None:
     assert history.emitted_ids == []
 
 
-def test_null_foreign_key(history: History) -> None:
-    history.connection.execute(b"""
-        CREATE TABLE lib.seats (a int, b int, name text, PRIMARY KEY (a, b));
-        CREATE TABLE lib.guests (id int PRIMARY KEY, a int, b int)""")
-    history.declare("""
-  guest_docs:
-    root: lib.guests
-    include: {seat: {table: lib.seats, on: {a: a, b: b}, columns: [name]}}
-    to: [topic]
-  seat_docs:
-    root: lib.seats
-    include: {guests: {table: lib.guests, on: {b: b, a: a}, many: true}}
-    to: [topic]
-""")
-    history.do("INSERT INTO lib.seats VALUES (1, 1, 'x'), (1, 2, 'y')")
-    history.do(
-        "INSERT INTO lib.guests VALUES (1, 1, 1), (2, NULL, 1), (3, 1, NULL), (4, NULL, NULL)"
-    )
-    history.settle()
-    assert [history.document("guest_docs", n)["seat"] for n in (2, 3, 4)] == [None] * 3
-    history.do("UPDATE lib.guests SET a = NULL WHERE id = 1")
-    history.settle()
-    history.do("UPDATE lib.guests SET a = 1, b = 2")
-    history.settle()
-    assert len(history.document("seat_docs", "[1,2]")["guests"]) == 4
-
-
-def test_an_empty_text_is_not_null(history: History) -> None:
-    history.connection.execute(b"""
-        CREATE TABLE lib.carriers (code text PRIMARY KEY, name text);
-        CREATE TABLE lib.flights (id int PRIMARY KEY, code text)""")
-    history.declare("""
-  flight_docs:
-    root: lib.flights
-    include: {carrier: {table: lib.carriers, on: {code: code}}}
-    to: [topic]
-  carrier_docs:
-    root: lib.carriers
-    include: {flights: {table: lib.flights, on: {code: code}, many: true}}
-    to: [topic]
-""")
-    history.do("INSERT INTO lib.carriers VALUES ('', 'none'), (' ', 'blank'), ('null', 'word')")
-    history.do("INSERT INTO lib.flights VALUES (1, ''), (2, NULL), (3, ' '), (4, 'null')")
-    history.settle()
-    assert history.document("flight_docs", 1)["carrier"]["name"] == "none"
-    history.do("UPDATE lib.flights SET code = CASE WHEN code = '' THEN NULL ELSE '' END")
-    history.settle()
-
-
 def test_two_rows_swap_a_unique_value(history: History) -> None:
     history.connection.execute(b"""
         CREATE TABLE lib.products (
@@ -190,31 +141,6 @@ def test_two_rows_swap_a_unique_value(history: History) -> None:
         history.batch(("products", first))
         history.batch(("products", 1 - first))
         history.check()
-
-
-def test_the_same_table_twice(history: History) -> None:
-    history.connection.execute(b"""
-        CREATE TABLE lib.airports (faa text PRIMARY KEY, name text);
-        CREATE TABLE lib.flights (id int PRIMARY KEY, origin text, dest text)""")
-    history.declare("""
-  flight_docs:
-    root: lib.flights
-    include:
-      origin_airport: {table: lib.airports, on: {origin: faa}}
-      dest_airport: {table: lib.airports, on: {dest: faa}}
-    to: [topic]
-""")
-    history.do("INSERT INTO lib.airports VALUES ('JFK', 'Kennedy'), ('LGA', 'La Guardia')")
-    history.do("INSERT INTO lib.flights VALUES (1, 'JFK', 'LGA'), (2, 'JFK', 'JFK')")
-    history.settle()
-    history.forget_emitted()
-    history.do("UPDATE lib.airports SET name = 'X' WHERE faa = 'JFK'")
-    history.settle()
-    assert sorted(history.emitted_ids) == ["flight_docs/1", "flight_docs/2"]
-    history.do("UPDATE lib.flights SET origin = dest, dest = origin")
-    history.settle()
-    history.do("DELETE FROM lib.airports WHERE faa = 'LGA'")
-    history.settle()
 
 
 def test_many_children(history: History) -> None:
@@ -286,56 +212,6 @@ def test_a_parent_of_many_changes(history: History) -> None:
     history.check()
 
 
-def test_aggregates(history: History) -> None:
-    library(
-        history,
-        """
-  author_docs:
-    root: lib.authors
-    columns: [name]
-    include:
-      books:
-        table: lib.books
-        on: {id: author_id}
-        many: true
-        show: false
-        aggregates:
-          n: count(*)
-          years: sum(year)
-          dated: count(year)
-          cost: sum(price)
-          mean: avg(price)
-          least: min(price)
-          first: min(title)
-      extremes:
-        table: lib.books
-        on: {id: author_id}
-        many: true
-        show: false
-        where: id <> 4 OR year IS NOT NULL
-        aggregates: {cheap: min(price), dear: max(price), a: min(title), z: max(title), late: max(year)}
-    to: [topic]
-""",
-    )
-    history.do("INSERT INTO lib.authors VALUES (1, 'A'), (2, 'B')")
-    history.settle()
-    history.do(
-        "INSERT INTO lib.books VALUES (1, 1, 'a', 2000, 1.50), (2, 1, NULL, NULL, NULL),"
-        " (3, 2, 'B', 2147483647, 12345678901234567890.123), (4, 2, '', 2147483647, 'NaN')"
-    )
-    history.settle()
-    history.do("UPDATE lib.books SET author_id = 3 - author_id WHERE id IN (1, 3)")
-    history.settle()
-    history.do("UPDATE lib.books SET year = NULL, price = NULL, author_id = NULL WHERE id < 3")
-    history.settle()
-    history.do("DELETE FROM lib.books")
-    history.settle()
-    history.do("DELETE FROM lib.authors")
-    history.settle()
-    # Whatever was added was taken away again.
-    assert history.index_keys() == []
-
-
 def test_a_sum_of_what_was_only_counted(history: History) -> None:
     numbers = "columns: [title], aggregates: {{{}}}}}"
     counted = AUTHOR_DOCS.replace("columns: [title]}", numbers.format("n: count(price)"))
@@ -349,38 +225,6 @@ def test_a_sum_of_what_was_only_counted(history: History) -> None:
     history.declare(AUTHOR_DOCS.replace("columns: [title]}", numbers.format(summed)))
     history.settle()
     assert history.document("author_docs", 1)["cost"] == "1.375"
-
-
-def test_conditions(history: History) -> None:
-    library(
-        history,
-        """
-  author_docs:
-    root: lib.authors
-    where: name <> 'hidden'
-    include:
-      books: {table: lib.books, on: {id: author_id}, many: true, where: year > 2000, include: {
-        reviews: {table: lib.reviews, on: {id: book_id}, many: true, where: stars = 5}}}
-    to: [topic]
-""",
-    )
-    history.do(
-        "INSERT INTO lib.authors VALUES (1, 'A'), (2, NULL), (3, 'hidden')",
-        "INSERT INTO lib.books VALUES (1, 1, 'a', 2001), (2, 1, 'b', NULL), (3, 3, 'c', 2002)",
-        "INSERT INTO lib.reviews VALUES (1, 1, 5), (2, 2, 5), (3, 3, 4)",
-    )
-    history.settle()
-    assert list(history.topics["author_docs"]) == ["1"]
-    for statement in (
-        "UPDATE lib.authors SET name = CASE name WHEN 'hidden' THEN 'seen' ELSE 'hidden' END",
-        "UPDATE lib.books SET year = 4003 - year",
-        "UPDATE lib.authors SET name = NULL",
-        "UPDATE lib.reviews SET stars = 9 - stars",
-        "UPDATE lib.authors SET name = 'all'",
-        "UPDATE lib.books SET year = 2002",
-    ):
-        history.do(statement)
-        history.settle()
 
 
 def test_a_column_that_no_view_uses(history: History) -> None:
@@ -493,39 +337,6 @@ def test_a_value_that_the_log_does_not_carry(history: History) -> None:
     history.settle()
     assert history.document("author_docs", 1)["books"][0]["title"] == "long text"
     assert history.rejection.rejected == []
-
-
-def test_values_survive_splicing(history: History) -> None:
-    history.connection.execute(b"""
-        CREATE TABLE lib.papers (
-            id int PRIMARY KEY, raw json, parsed jsonb, amount numeric, stamp timestamptz, body text);
-        CREATE TABLE lib.folders (id int PRIMARY KEY, paper_id int)""")
-    history.declare("""
-  folder_docs:
-    root: lib.folders
-    include: {paper: {table: lib.papers, on: {paper_id: id}}}
-    to: [topic]
-  paper_docs:
-    root: lib.papers
-    include: {folders: {table: lib.folders, on: {id: paper_id}, many: true}}
-    to: [topic]
-""")
-    texts = ["sep\\x1e\\x1f\\x1d\\x1b", 'q"uo\\\\te', "\\n\\t", "\U0001f388", "{%b}%s", "null", ""]
-    for number, text in enumerate(texts, start=1):
-        escaped = text.replace("'", "''")
-        history.do(
-            f"INSERT INTO lib.papers VALUES ({number},"
-            ' \'{"n": 123456789012345678901234567890.123456789, "z": 1.00, "e": 1e400}\','
-            ' \'{"b": [1.10, null, "\\u00fc"], "a": {}}\','
-            f" {['12345678901234567890.1230', 'NULL', chr(39) + 'NaN' + chr(39)][number % 3]},"
-            f" {['now()', chr(39) + '0044-03-15 12:00:00+01 BC' + chr(39)][number % 2]},"
-            f" E'{escaped}')",
-            f"INSERT INTO lib.folders VALUES ({number}, {number})",
-        )
-    history.settle()
-    nested = history.document("folder_docs", 1)["paper"]
-    assert nested["body"] == "sep\x1e\x1f\x1d\x1b"
-    assert str(nested["raw"]["n"]) == "123456789012345678901234567890.123456789"
 
 
 JOINED = {

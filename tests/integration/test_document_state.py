@@ -37,7 +37,8 @@ from cdc.views.scalar.expression import Expression
 from cdc.views.state import Chunk, Turn
 from cdc.views.tasks import SLICE, Emission, Report
 from tests.support.budget import SCALE
-from tests.support.cache import Road, cache
+from tests.support.cache import cache
+from tests.support.proxy import Road
 from tests.support.wait import wait_until
 
 RUNS, CHANGES = 12 + 21 * (SCALE - 1), 250

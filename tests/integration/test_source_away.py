@@ -18,7 +18,7 @@ from cdc.postgres import source, table_survey
 from cdc.postgres.table_definition import Definition
 from cdc.sink.remedy import Remedy, remedy
 from tests.support.pipelines import pipeline
-from tests.support.proxy import breaking
+from tests.support.proxy import Road
 
 
 @pytest.fixture
@@ -33,11 +33,10 @@ def items(postgres_dsn: str) -> Pipeline:
 def through(items: Pipeline, word: bytes) -> Iterator[Pipeline]:
     """The same pipeline on a way to Postgres that breaks at a word."""
     address = urlsplit(items.source.dsn)
-    with breaking(address.hostname or "", address.port or 0, word) as port:
-        dsn = address._replace(
-            netloc=address.netloc.rpartition("@")[0] + f"@127.0.0.1:{port}"
-        ).geturl()
-        yield pipeline("shop", dsn, "public.items")
+    road = Road(address.port or 0, word)
+    netloc = address.netloc.rpartition("@")[0] + f"@127.0.0.1:{road.port}"
+    yield pipeline("shop", address._replace(netloc=netloc).geturl(), "public.items")
+    road.close()
 
 
 def definition(number: int) -> Definition:

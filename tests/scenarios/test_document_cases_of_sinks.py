@@ -9,8 +9,8 @@ import redis
 
 from cdc import client
 from cdc.kafka.topics import Topics
-from tests.scenarios.test_document_engine import StateServer
 from tests.scenarios.test_documents import cached, compare, shop, without_other_sinks
+from tests.support.cache import CacheServer
 from tests.support.shop import read
 from tests.support.wait import wait_until
 
@@ -123,9 +123,7 @@ def test_a_sink_that_is_down_delays_no_other_and_a_new_one(world: "World", tmp_p
     with world.running():
         applied(world, "cache", "order_docs")
     # A sink that is added later gets the documents from the beginning of their topic.
-    folder = tmp_path / "late"
-    folder.mkdir()
-    late = StateServer(folder)
+    late = CacheServer(tmp_path / "late")
     entry = f'  late: {{type: redis, url: "{late.url}", prefix: late}}\n'
     text = world.file.read_text().replace("  warehouse: {type", f"{entry}  warehouse: {{type", 1)
     world.file.write_text(text.replace("to: [search, cache, ", "to: [late, search, cache, ", 1))

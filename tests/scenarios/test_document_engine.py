@@ -6,9 +6,7 @@ so documents never go back, and become right again.
 
 import json
 import os
-import shutil
 import signal
-import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -21,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import redis
 
-from cdc.compose.wheels import redis_server
 from cdc.control.heartbeat import last_heartbeat
 from cdc.errors import (
     ConnectorError,
@@ -41,7 +38,7 @@ from cdc.views.resolve import resolve
 from cdc.views.state import State
 from cdc.views.tables import view_table
 from cdc.views.tasks import SLICE, Emission, Report, Write
-from tests.support.cache import free_port
+from tests.support.cache import CacheServer
 from tests.support.document_history import Broker, History, repetitions
 from tests.support.shop import read
 from tests.support.wait import wait_until
@@ -73,44 +70,6 @@ CLOSING = """
 Positions = Mapping[str, Position | None]
 
 
-class StateServer:
-    """A server of the state that can be killed, and started again with what it had saved."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder, self._port = folder, free_port()
-        self.url = f"redis://127.0.0.1:{self._port}/1"
-        self.start()
-
-    def save(self) -> None:
-        """Save what the server has now."""
-        with redis.Redis.from_url(self.url) as server:
-            server.save()
-        shutil.copy(self._folder / "dump.rdb", self._folder / "saved.rdb")
-
-    def go_back(self) -> None:
-        """Kill the server and start it with what was saved last."""
-        self.kill()
-        shutil.copy(self._folder / "saved.rdb", self._folder / "dump.rdb")
-        self.start()
-
-    def kill(self) -> None:
-        os.kill(self._process.pid, signal.SIGKILL)
-        self._process.wait()
-
-    def start(self) -> None:
-        """Start it with what is in its folder, if anything."""
-        words: list[str | Path] = [redis_server(), "--port", str(self._port)]
-        words += ["--bind", "127.0.0.1", "--save", "", "--dir", self._folder]
-        self._process = subprocess.Popen(words, stdout=subprocess.DEVNULL)
-
-        def answers() -> bool:
-            with suppress(redis.RedisError), redis.Redis.from_url(self.url) as server:
-                return bool(server.ping())
-            return False
-
-        wait_until(answers, 20, "the state's server to start")
-
-
 class Engine:
     """An engine, and the history whose documents it sends."""
 
@@ -139,17 +98,15 @@ class Engine:
 
 
 @pytest.fixture
-def server(tmp_path: Path) -> Iterator[StateServer]:
-    folder = tmp_path / "state"
-    folder.mkdir()
-    state_server = StateServer(folder)
+def server(tmp_path: Path) -> Iterator[CacheServer]:
+    state_server = CacheServer(tmp_path / "state")
     yield state_server
     state_server.kill()
 
 
 @pytest.fixture
 def history(
-    server: StateServer, postgres_dsn: str, tmp_path: Path, stack: "Stack", unique: str
+    server: CacheServer, postgres_dsn: str, tmp_path: Path, stack: "Stack", unique: str
 ) -> Iterator[History]:
     broker = Broker(unique, stack.endpoints.kafka)
     with source.connect(postgres_dsn) as connection:
@@ -232,7 +189,7 @@ def bump(history: History, author: int) -> None:
     )
 
 
-def lose_a_while(history: History, server: StateServer, engine: Engine) -> None:
+def lose_a_while(history: History, server: CacheServer, engine: Engine) -> None:
     """Documents of A, then of B; then the state is back at A, and the log goes on to C."""
     fill(history)
     history.apply()
@@ -272,7 +229,7 @@ def test_a_build_that_does_not_fit_is_refused_before_anything_is_changed(
 
 
 def test_documents_do_not_go_back_with_the_state(
-    history: History, server: StateServer, spark: "SparkSession"
+    history: History, server: CacheServer, spark: "SparkSession"
 ) -> None:
     lose_a_while(history, server, Engine(spark, history))
     document_count = len(documents(history))
@@ -291,7 +248,7 @@ def test_documents_do_not_go_back_with_the_state(
 
 
 def test_closed_windows_stay_as_they_are_without_their_state(
-    history: History, server: StateServer, spark: "SparkSession"
+    history: History, server: CacheServer, spark: "SparkSession"
 ) -> None:
     """Also where the row that had the latest time has gone with it: the clock begins where the topic's
     windows closed.
@@ -350,7 +307,7 @@ def trips(history: History) -> dict[str, tuple[int, bool]]:
 
 
 def test_without_the_hold_documents_would_go_back(
-    history: History, server: StateServer, spark: "SparkSession"
+    history: History, server: CacheServer, spark: "SparkSession"
 ) -> None:
     """The test above is red when the state is taken for complete."""
     lose_a_while(history, server, Engine(spark, history))
@@ -365,7 +322,7 @@ def test_without_the_hold_documents_would_go_back(
 @pytest.mark.parametrize("recovers", [True, False])
 def test_a_move_that_the_state_lost_is_looked_for_in_the_topic(
     history: History,
-    server: StateServer,
+    server: CacheServer,
     spark: "SparkSession",
     monkeypatch: pytest.MonkeyPatch,
     recovers: bool,
@@ -391,7 +348,7 @@ def test_a_move_that_the_state_lost_is_looked_for_in_the_topic(
 
 @pytest.mark.parametrize("begun", ["before it is reported", "after it is reported"])
 def test_a_state_that_goes_back_under_a_running_engine_is_noticed(
-    history: History, server: StateServer, spark: "SparkSession", begun: str
+    history: History, server: CacheServer, spark: "SparkSession", begun: str
 ) -> None:
     engine = Engine(spark, history)
     fill(history)
@@ -422,7 +379,7 @@ def test_a_state_that_goes_back_under_a_running_engine_is_noticed(
 
 
 def test_what_was_not_sent_is_not_noted_as_sent(
-    history: History, server: StateServer, spark: "SparkSession"
+    history: History, server: CacheServer, spark: "SparkSession"
 ) -> None:
     """The state loses a batch before any document of it is sent: nobody may take it for sent."""
     engine = begin(history, spark)
@@ -445,7 +402,7 @@ def test_what_was_not_sent_is_not_noted_as_sent(
 
 @pytest.mark.parametrize("emptied", ["state", "topic", "both"])
 def test_an_empty_state_or_topic_is_filled_again(
-    history: History, server: StateServer, spark: "SparkSession", emptied: str
+    history: History, server: CacheServer, spark: "SparkSession", emptied: str
 ) -> None:
     engine = begin(history, spark)
     history.do("DELETE FROM lib.authors WHERE id = 3")
@@ -570,7 +527,7 @@ class SlowEmission(Emission):
 
 
 def test_a_view_is_current_amid_the_fan_out_of_another(
-    history: History, server: StateServer, spark: "SparkSession", monkeypatch: pytest.MonkeyPatch
+    history: History, server: CacheServer, spark: "SparkSession", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And stays right when the state loses what came after that."""
     history.declare(BOOK_DOCS + "  author_docs: {root: lib.authors, to: [topic]}\n")
@@ -658,7 +615,7 @@ class Halt:
 
     history: History
     engine: Engine
-    server: StateServer
+    server: CacheServer
     spark: "SparkSession"
     folder: Path
     working: "Future[None]"
@@ -699,7 +656,7 @@ class Halt:
 @pytest.mark.parametrize("kill", [Halt.kill_worker, Halt.take_over, Halt.kill_state])
 def test_a_fan_out_goes_on_after_a_kill_on_its_way(
     history: History,
-    server: StateServer,
+    server: CacheServer,
     spark: "SparkSession",
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,

@@ -7,7 +7,6 @@ import random
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import httpx
 import psycopg
 import pytest
 
@@ -21,7 +20,7 @@ from cdc.verify import barrier
 from tests.scenarios.test_documents import change, compare, shop, without_other_sinks
 from tests.scenarios.test_exact import begin
 from tests.scenarios.test_retention import catch_up
-from tests.support import bad_records
+from tests.support import bad_records, http
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
@@ -39,22 +38,26 @@ def refused(verb: Callable[[], object]) -> CdcError:
 
 
 def test_partitions_that_were_added_are_told_and_repaired(world: "World") -> None:
+    """What is in quarantine of the former topic is settled: its places name other records of the new
+    one, or none, so a redrive would write the former row over the present one, or end the stream.
+    """
     world.sql(
         "CREATE TABLE items (id int PRIMARY KEY, n int)",
-        "INSERT INTO items SELECT n, 0 FROM generate_series(1, 20) n",
+        "INSERT INTO items SELECT n, 0 FROM generate_series(1, 40) n",
     )
-    begin(world, f"{{table: {ITEMS}, partitions: 1}}")
+    begin(world, f"{{table: {ITEMS}, partitions: 2}}")
     topic, bootstrap = f"{world.name}.{ITEMS}", world.stack.endpoints.kafka
     with world.running():
         world.settle()
+        refuse_a_row_of_each_partition(world)
     cache = client.view(world.file, "cache", ITEMS)
     with psycopg.connect(world.dsn) as connection:
         token = client.token(connection)
     with kafka.KafkaAdminClient(bootstrap_servers=bootstrap) as admin:
-        admin.create_partitions({topic: 2})
+        admin.create_partitions({topic: 3})
     with Topics(bootstrap) as topics:
         wait_until(
-            lambda: topics.ends([topic])[topic].partition_count == 2, 10, "the second partition"
+            lambda: topics.ends([topic])[topic].partition_count == 3, 10, "the third partition"
         )
         verbs: list[Callable[[], object]] = [
             lambda: check_topics(topics, world.pipeline),
@@ -70,57 +73,20 @@ def test_partitions_that_were_added_are_told_and_repaired(world: "World") -> Non
         for verb in verbs:
             assert refused(verb).hint.startswith(RENEW)
         # A pipeline file that says the same doesn't give keys back their order.
-        world.file.write_text(world.file.read_text().replace("partitions: 1", "partitions: 2"))
+        world.file.write_text(world.file.read_text().replace("partitions: 2", "partitions: 3"))
         assert "keys have moved" in refused(lambda: ensure_topics(topics, world.pipeline)).message
         log = world.cdc("run", "--until-caught-up", code=5).stderr
         assert RENEW in " ".join(log.split())
     cache.close()
     (view,) = world.json("status")["sinks"][0]["views"]
     assert view["hint"] == f"{RENEW}, then cdc -p FILE rebuild search --table {ITEMS}"
+    world.file.write_text(world.file.read_text().replace("partitions: 3", "partitions: 1"))
     assert world.json("topics", "renew", "--table", ITEMS)["sent"] == [ITEMS]
     world.sql("UPDATE items SET n = 1 WHERE id <= 5", "DELETE FROM items WHERE id > 15")
+    world.sql("INSERT INTO items VALUES (0, 1)")
     assert refused(lambda: catch_up(world, "cache")).hint.startswith(
         f"cdc -p FILE rebuild cache --table {ITEMS}"
     )
-    for name in ("search", "cache", "warehouse"):
-        world.rebuild(name)
-    with world.running():
-        world.settle()
-    world.assert_equal()
-
-
-def test_what_is_in_quarantine_of_a_former_topic_is_settled(world: "World") -> None:
-    """Its places name other records of the new topic, or none: a redrive would write the former row
-    over the present one, or end the stream.
-    """
-    world.sql("CREATE TABLE items (id int PRIMARY KEY, n int)")
-    begin(world, f"{{table: {ITEMS}, partitions: 2}}")
-    alias = f"/{world.name}-{ITEMS}"
-    with (
-        httpx.Client(base_url=world.stack.endpoints.elasticsearch, timeout=30) as search,
-        world.running(),
-    ):
-        world.sql("INSERT INTO items SELECT n, 1 FROM generate_series(1, 40) n")
-        world.settle()
-        # What one index refuses the next one takes.
-        search.put(f"{alias}/_mapping", json={"dynamic": "strict"}).raise_for_status()
-        source = {"schema": "public", "table": "items", "lsn": 2**40, "ts_us": 1}
-        for partition in (0, 1):
-            row = {"id": partition, "n": -1, "more": 1}
-            change = json.dumps({"op": "c", "after": row, "source": source}).encode()
-            key = json.dumps({"id": partition}).encode()
-            bad_records.produce(
-                world.pipeline.kafka, f"{world.name}.{ITEMS}", [(key, change)], partition
-            )
-        world.settle()
-        listed = world.json("quarantine", "list")["quarantine"]
-        assert sorted((entry["sink"], entry["id"]) for entry in listed) == [
-            ("search", "0"),
-            ("search", "1"),
-        ]
-    world.sql("DELETE FROM items WHERE id > 5", "INSERT INTO items VALUES (0, 1)")
-    world.file.write_text(world.file.read_text().replace("partitions: 2", "partitions: 1"))
-    world.cdc("topics", "renew", "--table", ITEMS)
     for name in ("search", "cache", "warehouse"):
         world.rebuild(name)
     with world.running():
@@ -130,6 +96,26 @@ def test_what_is_in_quarantine_of_a_former_topic_is_settled(world: "World") -> N
         world.settle()
         world.assert_equal()
         assert world.json("quarantine", "list")["quarantine"] == []
+
+
+def refuse_a_row_of_each_partition(world: "World") -> None:
+    """What one index refuses the next one takes."""
+    alias = f"{world.stack.endpoints.elasticsearch}/{world.name}-{ITEMS}"
+    http.put(f"{alias}/_mapping", json={"dynamic": "strict"}).raise_for_status()
+    source = {"schema": "public", "table": "items", "lsn": 2**40, "ts_us": 1}
+    for partition in (0, 1):
+        row = {"id": partition, "n": -1, "more": 1}
+        change = json.dumps({"op": "c", "after": row, "source": source}).encode()
+        key = json.dumps({"id": partition}).encode()
+        bad_records.produce(
+            world.pipeline.kafka, f"{world.name}.{ITEMS}", [(key, change)], partition
+        )
+    world.settle()
+    listed = world.json("quarantine", "list")["quarantine"]
+    assert sorted((entry["sink"], entry["id"]) for entry in listed) == [
+        ("search", "0"),
+        ("search", "1"),
+    ]
 
 
 def test_partitions_of_a_root_are_changed_together_with_its_views(world: "World") -> None:

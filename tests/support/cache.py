@@ -1,10 +1,7 @@
-"""A cache server of a test's own, which it may break; and a way to it that can be led elsewhere, as
-a failover does.
-"""
+"""A cache server of a test's own, which it may break."""
 
-import socket
+import shutil
 import subprocess
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -16,33 +13,51 @@ from cdc.compose.wheels import redis_server
 from tests.support.wait import wait_until
 
 
+class CacheServer:
+    """A server that can be killed, and started again with what it had saved; `options` are words of its
+    command line.
+    """
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._folder, self._port, self._options = folder, free_port(), options
+        self.url = f"redis://127.0.0.1:{self._port}/0"
+        self.start()
+
+    def save(self) -> None:
+        """Save what the server has now."""
+        with redis.Redis.from_url(self.url) as server:
+            server.save()
+        shutil.copy(self._folder / "dump.rdb", self._folder / "saved.rdb")
+
+    def go_back(self) -> None:
+        """Kill the server and start it with what was saved last."""
+        self.kill()
+        shutil.copy(self._folder / "saved.rdb", self._folder / "dump.rdb")
+        self.start()
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def start(self) -> None:
+        """Start it with what is in its folder, if anything."""
+        words: list[str | Path] = [redis_server(), "--port", str(self._port)]
+        words += ["--bind", "127.0.0.1", "--save", "", "--dir", self._folder]
+        words += ["--repl-diskless-sync-delay", "0", *self._options]
+        self._process = subprocess.Popen(words, stdout=subprocess.DEVNULL)
+        with redis.Redis.from_url(self.url) as server:
+            wait_until(lambda: _answers(server), 20, "the cache server to start")
+
+
 @contextmanager
 def cache(folder: Path, *options: str) -> Iterator[str]:
-    """Start a cache server and yield its URL; `options` are words of its command line."""
-    folder.mkdir(parents=True, exist_ok=True)
-    port = free_port()
-    command: list[str | Path] = [
-        redis_server(),
-        "--port",
-        str(port),
-        "--bind",
-        "127.0.0.1",
-        "--save",
-        "",
-        "--dir",
-        folder,
-    ]
-    process = subprocess.Popen(
-        [*command, "--repl-diskless-sync-delay", "0", *options], stdout=subprocess.DEVNULL
-    )
-    url = f"redis://127.0.0.1:{port}/0"
+    """Start a cache server and yield its URL."""
+    server = CacheServer(folder, *options)
     try:
-        with redis.Redis.from_url(url) as server:
-            wait_until(lambda: _answers(server), 20, "the cache server to start")
-        yield url
+        yield server.url
     finally:
-        process.kill()
-        process.wait()
+        server.kill()
 
 
 @contextmanager
@@ -73,33 +88,3 @@ def free_port() -> int:
     """
     (port,) = host.choose_ports(["server"]).values()
     return port
-
-
-class Road:
-    """Passes connections on to `target`, a port; those that are open stay where they are."""
-
-    def __init__(self, target: int) -> None:
-        self.target = target
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = int(self._listener.getsockname()[1])
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def close(self) -> None:
-        self._listener.close()
-
-    def _accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                near, _ = self._listener.accept()
-                far = socket.create_connection(("127.0.0.1", self.target))
-                for source, target in ((near, far), (far, near)):
-                    threading.Thread(target=_pass_on, args=(source, target), daemon=True).start()
-
-
-def _pass_on(source: socket.socket, target: socket.socket) -> None:
-    with suppress(OSError):
-        while data := source.recv(1 << 16):
-            target.sendall(data)
-    for end in (source, target):
-        with suppress(OSError):
-            end.shutdown(socket.SHUT_RDWR)

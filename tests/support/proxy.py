@@ -1,62 +1,37 @@
-"""A way to a real server that breaks at a chosen word."""
+"""A way to a server of this machine that can be led elsewhere, as a failover does, or breaks."""
 
 import socket
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-
-CHUNK = 65536
+from contextlib import suppress
 
 
-@contextmanager
-def breaking(host: str, port: int, word: bytes) -> Iterator[int]:
-    """A port that hands everything on to a server, until a client sends `word`: then both
-    connections end.
+class Road:
+    """Passes connections on to `target`, a port; those that are open stay where they are. A connection
+    ends on both sides when a client sends the word `until`.
     """
-    with socket.create_server(("127.0.0.1", 0)) as listener:
 
-        def accept() -> None:
+    def __init__(self, target: int, until: bytes | None = None) -> None:
+        self.target, self._until = target, until
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listener.getsockname()[1])
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
             while True:
-                try:
-                    client, _ = listener.accept()
-                except OSError:
-                    return
-                threading.Thread(
-                    target=_serve, args=(client, (host, port), word), daemon=True
-                ).start()
-
-        thread = threading.Thread(target=accept, daemon=True)
-        thread.start()
-        try:
-            yield listener.getsockname()[1]
-        finally:
-            # Closing alone doesn't wake who waits for the next client.
-            listener.shutdown(socket.SHUT_RDWR)
-            thread.join()
+                near, _ = self._listener.accept()
+                far = socket.create_connection(("127.0.0.1", self.target))
+                for way in ((near, far, self._until), (far, near, None)):
+                    threading.Thread(target=_pass_on, args=way, daemon=True).start()
 
 
-def _serve(client: socket.socket, server_at: tuple[str, int], word: bytes) -> None:
-    with client, socket.create_connection(server_at) as server:
-        answers = threading.Thread(target=_hand_on, args=(server, client, None), daemon=True)
-        answers.start()
-        _hand_on(client, server, word)
-        for end in (client, server):
-            _shut(end)
-        answers.join()
-
-
-def _hand_on(source: socket.socket, target: socket.socket, word: bytes | None) -> None:
-    try:
-        while chunk := source.recv(CHUNK):
-            if word and word in chunk:
-                return
-            target.sendall(chunk)
-    except OSError:
-        return
-
-
-def _shut(end: socket.socket) -> None:
-    try:
-        end.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        return
+def _pass_on(source: socket.socket, target: socket.socket, until: bytes | None) -> None:
+    with suppress(OSError):
+        while (data := source.recv(1 << 16)) and not (until and until in data):
+            target.sendall(data)
+    for end in (source, target):
+        with suppress(OSError):
+            end.shutdown(socket.SHUT_RDWR)

@@ -17,13 +17,6 @@ OF_SINKS = ("codec", "config", "errors", "model", "sink", "views")
 """The rooms that a destination may know."""
 
 
-def test_imports_go_one_way() -> None:
-    program = str(Path(sys.executable).with_name("lint-imports"))
-    command = [program, "--no-cache", "--no-logo"]
-    result = subprocess.run(command, cwd=ROOT, check=False, capture_output=True, text=True)
-    assert result.returncode == 0, result.stdout
-
-
 def test_every_test_file_is_in_one_half() -> None:
     files = [str(path.relative_to(ROOT)) for path in (ROOT / "tests").rglob("test_*.py")]
     for file in files:
