@@ -6,8 +6,6 @@ Out: a statement for each thing that is there; none when nothing is left.
 Invariant: what another pipeline of the database uses stays.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from typing import LiteralString

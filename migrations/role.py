@@ -6,8 +6,6 @@ Out: a statement for each change; none when the role is right already.
 Invariant: REPLICATION lets a role read the whole database's log, so it gets no more than this.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import hmac

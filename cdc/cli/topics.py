@@ -15,7 +15,7 @@ from cdc.runtime.servers import spark_on
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from cdc.audit.finding import Audit
+    from cdc.audit.auditor import Audit
 
 app = typer.Typer(help="Create, show, renew and audit the topics.", rich_markup_mode=None)
 TableName = Annotated[str | None, typer.Option("--table", help="Only this table, as schema.table.")]

@@ -227,7 +227,6 @@ class Continuity:
             raise Discontinued(
                 f"The view of {table.qualified} in {sink} may have missed deletes: it is further behind than tombstones"
                 " last.",
-                kind="deletes",
                 rereadable=True,
                 hint=remaking(sink, table.qualified),
                 topic=table.topic,
