@@ -25,7 +25,7 @@ from cdc.migrations.statement import carry_out
 from cdc.migrations.truncation import reset_floors
 from cdc.model.position import Position
 from cdc.model.table import Table
-from cdc.postgres import row_identity, source, table_survey
+from cdc.postgres import source, table_survey
 from cdc.quarantine.log import settle_topics
 from cdc.readiness import replication_slot
 from cdc.readiness.checks import check_source, refuse
@@ -315,7 +315,7 @@ def _require_ready(
             conn,
             replace(table_survey.requirements(pipeline), tables=captured),
             refused={},
-            unidentified=row_identity.unidentified(conn, tables),
+            unidentified=table_survey.unidentified(conn, tables),
             connected=connected,
         )
     refuse(fault for fault in check_source(facts) if fault.stops)

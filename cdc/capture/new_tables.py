@@ -17,9 +17,8 @@ from cdc.kafka.backfills import request_name
 from cdc.kafka.topics import Topics
 from cdc.model.position import Position
 from cdc.model.table import Table
-from cdc.postgres.incremental_snapshot import resend
+from cdc.postgres.snapshot_request import raise_floor, resend
 from cdc.postgres.source import Connection
-from cdc.postgres.truncation_floor import raise_floor
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from cdc.config.settings import Pipeline
 from cdc.config.source_settings import TOPIC_CHARACTERS, shared_names
 from cdc.errors import SettingsError, SourceError, TableRefused
 from cdc.model.finding import Finding, find
-from cdc.postgres.row_identity import Connection
+from cdc.postgres.source import Connection
 from cdc.readiness.facts import read_publication
 from cdc.readiness.key_index import KINDS
 
