@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cdc.control.registrations import Captured
-from cdc.kafka.backfills import request_name
+from cdc.kafka.log_continuity import request_name
 from cdc.kafka.topics import Topics
 from cdc.model.position import Position
 from cdc.model.table import Table

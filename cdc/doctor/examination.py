@@ -21,8 +21,7 @@ from cdc.doctor.connect import check_connect, read_connect
 from cdc.doctor.machine import check_clock, check_machine, read_machine
 from cdc.doctor.topics import check_log, read_log
 from cdc.errors import CdcError, SettingsError, Unexpected
-from cdc.kafka.pool import TopicsPool
-from cdc.kafka.topics import Topics
+from cdc.kafka.topics import Topics, TopicsPool
 from cdc.model.finding import Finding, Severity, find_error, worst_first
 from cdc.model.trace import trace
 from cdc.observe.registration_findings import find_registration_troubles

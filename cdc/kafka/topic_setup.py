@@ -29,7 +29,7 @@ def ensure_topics(broker: Topics, pipeline: Pipeline) -> dict[str, bool]:
     topics = topic_specs(pipeline)
     settings = topic_settings(pipeline, topics)
     with translated_errors(broker.bootstrap):
-        shapes = _original_shapes(broker, pipeline)
+        shapes = Ledger(pipeline, broker).read().original_shapes
         existing = retry_briefly(*UNSETTLED)(
             _create_missing, broker.admin, topics, settings, shapes
         )
@@ -62,7 +62,7 @@ def check_topics(broker: Topics, pipeline: Pipeline) -> None:
     with translated_errors(broker.bootstrap):
         existing = broker.admin.describe(topics)
         settings = broker.admin.settings(existing)
-        shapes = _original_shapes(broker, pipeline) if pipeline.settings_topic in existing else {}
+        shapes = Ledger(pipeline, broker).read().original_shapes
     # A topic that is being deleted may still be listed, but has no settings.
     if missing := [topic for topic in topics if not settings.get(topic)]:
         raise missing_topic(missing[0])
@@ -80,7 +80,7 @@ def refuse_others(broker: Topics, pipeline: Pipeline, renewed: Collection[str]) 
     with translated_errors(broker.bootstrap):
         existing = broker.admin.describe(topics.keys() - set(renewed))
         settings = broker.admin.settings(existing)
-        shapes = _original_shapes(broker, pipeline)
+        shapes = Ledger(pipeline, broker).read().original_shapes
     settled = {topic: described for topic, described in existing.items() if settings[topic]}
     refusals = list(_refusals(topics, settled, settings, shapes))
     names = [renewed_name(str(refusal.details["topic"])) for refusal in refusals]
@@ -105,11 +105,6 @@ def _refusals(
             partitions = _original_partitions(original.get(topic), existing[topic])
             actual = len(existing[topic]["partitions"])
             yield from shape_errors(topic, count, actual, policy, partitions)
-
-
-def _original_shapes(broker: Topics, pipeline: Pipeline) -> dict[str, TopicShape]:
-    """The shapes with which the topics of tables were created."""
-    return Ledger(pipeline, broker).read().original_shapes
 
 
 def _save_shapes(

@@ -7,6 +7,7 @@ Out: positions of topics, settings, single records and their times; ConnectorErr
 import uuid
 from base64 import urlsafe_b64decode
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 
 from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_fixed
 
@@ -282,6 +283,45 @@ class Topics:
         specs = spec if isinstance(spec, Mapping) else dict.fromkeys(topics, spec)
         with translated_errors(self.bootstrap):
             return self.admin.positions(specs, isolation)
+
+
+class TopicsPool:
+    """Connections that stay open between their uses: making one costs more than most requests. What
+    has failed, in whatever way, is closed and used no more.
+
+    Any thread may borrow from it, and close it. There are as many connections as users at once.
+    """
+
+    def __init__(self) -> None:
+        self._idle: list[Topics] = []
+
+    @contextmanager
+    def borrowed(self, bootstrap: str) -> Iterator[Topics]:
+        """Borrow a connection while the block runs. Raises ConnectorError."""
+        topics = self._take(bootstrap) or Topics(bootstrap)
+        try:
+            topics.require_reachable()
+            yield topics
+        except BaseException:
+            topics.close()
+            raise
+        self._idle.append(topics)
+
+    def close(self) -> None:
+        """Close those that nobody uses. The pool may be used again."""
+        with suppress(IndexError):
+            while True:
+                self._idle.pop().close()
+
+    def _take(self, bootstrap: str) -> Topics | None:
+        """Take one to this broker; those to others are closed: the file names another now."""
+        with suppress(IndexError):
+            while True:
+                topics = self._idle.pop()
+                if topics.bootstrap == bootstrap:
+                    return topics
+                topics.close()
+        return None
 
 
 def retry_briefly(*errors: type[Exception]) -> Retrying:

@@ -19,16 +19,14 @@ from cdc.config.settings import Pipeline
 from cdc.config.view_settings import STATE
 from cdc.errors import ConnectorError, KafkaUnavailable
 from cdc.kafka import clients, records
-from cdc.kafka.backfills import request_name
 from cdc.kafka.clients import kafka
-from cdc.kafka.log_continuity import Continuity
+from cdc.kafka.log_continuity import Continuity, request_name
 from cdc.kafka.log_refusals import Discontinued
-from cdc.kafka.pool import TopicsPool
 from cdc.kafka.records import Record
 from cdc.kafka.topic_admin import PATIENCE_S, TOPICS_AT_ONCE
 from cdc.kafka.topic_setup import check_topics, ensure_topics
 from cdc.kafka.topic_specs import topic_specs
-from cdc.kafka.topics import Topics
+from cdc.kafka.topics import Topics, TopicsPool
 from cdc.model.position import ViewCheckpoint
 from cdc.model.table import Table
 from cdc.rebuild.build import Rebuild

@@ -11,9 +11,9 @@ from cdc.config.view_settings import STATE
 from cdc.errors import ConnectorError, KafkaUnavailable
 from cdc.kafka.clients import translated_errors
 from cdc.kafka.ledger import Hole, Ledger
+from cdc.kafka.log_continuity import Log, hole_behind, safe_until, uncertain_records
 from cdc.kafka.log_refusals import Discontinued, refuse_gap, shape_errors
 from cdc.kafka.records import Record
-from cdc.kafka.unread_records import Log, hole_behind, safe_until, uncertain_records
 from cdc.model.finding import find_error
 from cdc.model.generation import generation_time, new_generation
 from cdc.model.position import Position, ViewCheckpoint
