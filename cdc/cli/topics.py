@@ -33,9 +33,8 @@ def topics(context: typer.Context, as_json: Json = False) -> None:
                 hint=f"cdc topics {context.invoked_subcommand} --json",
             )
         return None
-    from cdc.kafka.topic_admin import PATIENCE_S
     from cdc.kafka.topic_setup import ensure_topics
-    from cdc.kafka.topics import Topics
+    from cdc.kafka.topics import PATIENCE_S, Topics
 
     pipeline = context.obj.pipeline
     with Topics(pipeline.kafka, PATIENCE_S) as kafka:
