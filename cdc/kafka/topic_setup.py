@@ -97,7 +97,9 @@ def _refusals(
     for topic, count in topics.items():
         if topic in existing:
             policy = settings[topic]["cleanup.policy"]
-            partitions = _original_partitions(original.get(topic), existing[topic])
+            shape = original.get(topic)
+            is_same = shape and shape.topic_id == topic_id(existing[topic]["topic_id"])
+            partitions = shape.partitions if shape and is_same else None
             actual = len(existing[topic]["partitions"])
             yield from shape_errors(topic, count, actual, policy, partitions)
 
@@ -146,8 +148,3 @@ def _create_missing(
         broker.validate_creation(shapes)
         broker.create_topics(shapes)
     return in_force
-
-
-def _original_partitions(shape: TopicShape | None, described: Mapping[str, Any]) -> int | None:
-    """The number of partitions that a topic was created with; None if unknown."""
-    return shape.partitions if shape and shape.topic_id == topic_id(described["topic_id"]) else None

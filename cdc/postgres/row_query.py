@@ -159,26 +159,19 @@ def id_condition(table: Table, ids: Sequence[str]) -> sql.Composable:
 
 
 def _cast_row(kinds: Sequence[str], parts: Sequence[str]) -> sql.Composable:
-    casts = [_cast(kind, part) for kind, part in zip(kinds, parts, strict=True)]
+    casts = [
+        sql.SQL("{}::{}").format(sql.Literal(part), sql.SQL(kind))
+        for kind, part in zip(kinds, parts, strict=True)
+    ]
     return sql.SQL("({})").format(sql.SQL(", ").join(casts))
-
-
-def _cast(kind: str, text: str) -> sql.Composable:
-    return sql.SQL("{}::{}").format(sql.Literal(text), sql.SQL(kind))
 
 
 def _castable(kinds: Sequence[str], values: Sequence[str]) -> bool:
     """Whether all values can be cast to the key's types. True for no values: the id of no row."""
-    if not all(kind in CASTABLE for kind in kinds):
-        return False
-    pairs = zip(kinds, values, strict=True) if values else ()
-    return all(_is_castable(kind, text) for kind, text in pairs)
-
-
-def _is_castable(kind: str, text: str) -> bool:
-    if "\0" in text:
-        return False
-    return kind not in DATES or re.match(r"\d{4}-", text) is not None
+    return all(kind in CASTABLE for kind in kinds) and not any(
+        "\0" in text or (kind in DATES and re.match(r"\d{4}-", text) is None)
+        for kind, text in zip(kinds, values, strict=False)
+    )
 
 
 def _key_values(key: str, count: int) -> list[str]:
