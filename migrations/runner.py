@@ -78,7 +78,6 @@ def folder_kind(folder: Path) -> str:
 
 
 def migrations(folder: Path) -> list[Migration]:
-    """Read the folder's files in order."""
     names = sorted(path.name for path in folder.glob("*.sql"))
     return [
         Migration(f"{folder_kind(folder)}/{name}", (folder / name).read_bytes()) for name in names

@@ -142,7 +142,6 @@ class Audit:
 
     @property
     def findings(self) -> list[Finding]:
-        """What was seen, as findings."""
         return [flaw.finding(self.table) for flaw in self.flaws]
 
     @property

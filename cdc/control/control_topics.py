@@ -8,7 +8,6 @@ committed before a change in the batch. The connector writes both in commit orde
 for a transaction that the broker hasn't completed in every topic.
 """
 
-import json
 import time
 from collections.abc import Callable, Mapping
 
@@ -103,9 +102,8 @@ class Truncations:
         self._lsns = {}
 
     def _take(self, record: Record) -> None:
-        if floor := _floor(record):
-            table, lsn = floor
-            self._lsns[table] = record.offset, lsn
+        if row := record.change.get("after"):
+            self._lsns[row["table_name"]] = record.offset, lsn_number(row["lsn"])
 
 
 class Control(Truncations):
@@ -134,9 +132,3 @@ class Control(Truncations):
     def _journal(self, record: Record) -> None:
         if record.offset >= self._start(self._ddl) and (definition := parse(record.value or b"")):
             self._definitions.append((record.offset, definition))
-
-
-def _floor(record: Record) -> tuple[str, int] | None:
-    """The table and its floor in a record; a later record of the table replaces it."""
-    row = (json.loads(record.value).get("after") if record.value else None) or {}
-    return (row["table_name"], lsn_number(row["lsn"])) if row else None

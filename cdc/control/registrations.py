@@ -40,7 +40,6 @@ class Captured:
 
     @property
     def unsent(self) -> frozenset[str]:
-        """All columns that aren't sent."""
         return frozenset(self.exclude) | frozenset(self.unpublished)
 
     def with_withdrawn(self, previous: "Captured") -> "Captured":

@@ -93,7 +93,6 @@ class Ledger:
         """By topic: its shape when it was created, or seen first."""
 
     def read(self) -> "Ledger":
-        """Load all entries."""
         holes: dict[str, list[Hole]] = {}
         shapes: dict[str, TopicShape] = {}
         if self.topic in self._kafka.existing([self.topic]):
@@ -111,7 +110,6 @@ class Ledger:
         return self
 
     def add_shapes(self, shapes: Mapping[str, "TopicShape"]) -> None:
-        """Remember the shapes of topics, by topic."""
         self._write({f"{SHAPES} {topic}": asdict(shape) for topic, shape in shapes.items()})
 
     def holes(self, sink: str, topic: str) -> list[Hole]:

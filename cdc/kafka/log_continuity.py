@@ -336,9 +336,9 @@ def is_filled(
 
     def concerns(record: Record) -> bool:
         return (
-            _op(record) in ("c", "r")
+            record.change.get("op") in ("c", "r")
             and f"-{topic_id}-" in _name(record)
-            and _lsn(record) >= since_lsn
+            and int((record.change.get("source") or {}).get("lsn") or 0) >= since_lsn
         )
 
     request = kafka.last_record(pipeline.topic("cdc.signal"), concerns)
@@ -346,25 +346,16 @@ def is_filled(
         return None
     # Beside the log the mark is the request's own row, read again; with the log held up it is among
     # the heartbeats.
-    return _op(request) == "r" or _is_marked(kafka, pipeline.heartbeat_topic, request)
+    return request.change["op"] == "r" or _is_marked(kafka, pipeline.heartbeat_topic, request)
 
 
 def _is_marked(kafka: "Topics", topic: str, request: Record) -> bool:
     ends = kafka.ends([topic])
     (start,) = kafka.offsets_since({topic: request.timestamp_ms / 1000}, ends)[topic].offsets
     records = kafka.read_range(topic, start, ends[topic].offsets[0])
-    return any(_op(record) == "r" and _name(record) == _name(request) for record in records)
-
-
-def _op(record: Record) -> str:
-    """The kind of change; nothing for a tombstone."""
-    return str(json.loads(record.value).get("op")) if record.value else ""
-
-
-def _lsn(record: Record) -> int:
-    """The place of a change in the log of Postgres; 0 where the record names none."""
-    source = json.loads(record.value or b"{}").get("source") or {}
-    return int(source.get("lsn") or 0)
+    return any(
+        record.change.get("op") == "r" and _name(record) == _name(request) for record in records
+    )
 
 
 def _name(record: Record) -> str:

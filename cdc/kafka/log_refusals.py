@@ -229,7 +229,6 @@ def is_hidden(client: Any, topic: str) -> bool:
 
 
 def missing_topic(topic: str) -> TopicMissing:
-    """The error for a topic that doesn't exist."""
     return TopicMissing(
         f"There is no topic {topic}.",
         hint="create the topics with: cdc -p FILE register",

@@ -66,7 +66,6 @@ class Topics:
         self.close()
 
     def close(self) -> None:
-        """Close all connections to the broker."""
         self._records.close()
         self._uncommitted_records.close()
         self._admin.close()
@@ -79,12 +78,10 @@ class Topics:
             check_reachable(self.bootstrap)
 
     def cluster_id(self) -> str:
-        """The id of the Kafka cluster."""
         with self._errors():
             return str(self._admin.describe_cluster()["cluster_id"])
 
     def existing(self, topics: Iterable[str]) -> set[str]:
-        """Which of the topics exist."""
         return set(self.describe(topics))
 
     def describe(self, topics: Iterable[str]) -> dict[str, dict[str, Any]]:

@@ -59,7 +59,6 @@ class Candidate:
 
     @property
     def qualified(self) -> str:
-        """The name with its schema."""
         return f"{self.schema}.{self.name}"
 
     @property
@@ -89,7 +88,6 @@ class Choice:
 
     @property
     def findings(self) -> list[Finding]:
-        """A remark on each match that isn't captured."""
         return [
             find(
                 "table-left-out",
