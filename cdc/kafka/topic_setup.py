@@ -145,6 +145,6 @@ def _create_missing(
     if shapes:
         # A request isn't all or nothing, and what a broker describes lags behind what its
         # controller knows.
-        broker.validate_creation(shapes)
+        broker.request_topics(shapes, validate_only=True)
         broker.create_topics(shapes)
     return in_force

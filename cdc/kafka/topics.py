@@ -12,13 +12,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
-from tenacity import (
-    Retrying,
-    retry_if_exception,
-    retry_if_exception_type,
-    stop_after_delay,
-    wait_fixed,
-)
+from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_fixed
 
 from cdc.errors import ConnectorError
 from cdc.kafka.clients import TIMEOUT_MS, check_reachable, kafka, translated_errors
@@ -87,7 +81,13 @@ class Topics:
     def describe(self, topics: Iterable[str]) -> dict[str, dict[str, Any]]:
         """Describe the topics that exist, in the words of Kafka's protocol."""
         with self._errors():
-            return self._describe(topics)
+            described = self._admin.describe_topics(list(topics))
+            for topic in described:
+                if topic["error_code"] == kafka.errors.TopicAuthorizationFailedError.errno:
+                    raise forbidden(self.bootstrap, "Describe", topic["name"])
+                if topic["error_code"] not in (0, UNKNOWN_TOPIC):
+                    raise kafka.errors.for_code(topic["error_code"])(topic["name"])
+            return {topic["name"]: topic for topic in described if topic["error_code"] == 0}
 
     def names(self) -> list[str]:
         """The names of all topics of the cluster that this client may see."""
@@ -301,29 +301,27 @@ class Topics:
         """
         remaining = iter(shapes.items())
         while group := dict(islice(remaining, TOPICS_AT_ONCE)):
-            attempts = Retrying(
-                # What a broker answers too late it does nevertheless.
-                retry=retry_if_exception_type(
-                    (kafka.errors.RetriableError, kafka.errors.TopicAlreadyExistsError)
-                ),
-                stop=stop_after_delay(PATIENCE_S),
-                wait=wait_fixed(0.1),
-                reraise=True,
-            )
-            with self._errors():
-                attempts(self._create, group)
+            # What a broker answers too late it does nevertheless.
+            expected = kafka.errors.RetriableError, kafka.errors.TopicAlreadyExistsError
+            retrying(PATIENCE_S, *expected)(self._create, group)
 
-    def validate_creation(self, shapes: Mapping[str, Mapping[str, Any]]) -> None:
-        """Ask whether topics could be created."""
+    def request_topics(
+        self, shapes: Mapping[str, Mapping[str, Any]], *, validate_only: bool = False
+    ) -> None:
+        """Ask for topics once, or only whether they could be created."""
         with self._errors():
-            self._request(shapes, validate_only=True)
+            try:
+                self._admin.create_topics(shapes, validate_only=validate_only)
+            except kafka.errors.AuthorizationError as error:
+                # The client doesn't report which one.
+                raise forbidden(self.bootstrap, "Create", next(iter(shapes))) from error
 
     def remove(self, topics: Sequence[str]) -> None:
         """Delete topics, and wait until the broker no longer lists them. Topics that don't exist
         are skipped.
         """
         with self._errors():
-            if existing := list(self._describe(topics)):
+            if existing := list(self.describe(topics)):
                 try:
                     self._admin.delete_topics(existing)
                 except kafka.errors.AuthorizationError as error:
@@ -349,46 +347,29 @@ class Topics:
     def _errors(self) -> AbstractContextManager[None]:
         return translated_errors(self.bootstrap)
 
-    def _describe(self, topics: Iterable[str]) -> dict[str, dict[str, Any]]:
-        described = self._admin.describe_topics(list(topics))
-        for topic in described:
-            if topic["error_code"] == kafka.errors.TopicAuthorizationFailedError.errno:
-                raise forbidden(self.bootstrap, "Describe", topic["name"])
-            if topic["error_code"] not in (0, UNKNOWN_TOPIC):
-                raise kafka.errors.for_code(topic["error_code"])(topic["name"])
-        return {topic["name"]: topic for topic in described if topic["error_code"] == 0}
-
     def _require(self, operation: str, topics: Iterable[str]) -> None:
         """Raise KafkaForbidden where the ACLs don't allow an operation on a topic. The client
         doesn't report that such a request was refused.
         """
-        for topic, described in self._describe(topics).items():
+        for topic, described in self.describe(topics).items():
             allowed = described["authorized_operations"]
             # A broker before 2.3 doesn't report them.
             if allowed and operation.upper() not in {name.replace("_", "") for name in allowed}:
                 raise forbidden(self.bootstrap, operation, topic)
 
-    def _request(
-        self, shapes: Mapping[str, Mapping[str, Any]], *, validate_only: bool = False
-    ) -> None:
-        try:
-            self._admin.create_topics(shapes, validate_only=validate_only)
-        except kafka.errors.AuthorizationError as error:
-            # The client doesn't report which one.
-            raise forbidden(self.bootstrap, "Create", next(iter(shapes))) from error
-
     def _create(self, shapes: Mapping[str, Mapping[str, Any]]) -> None:
-        described = self._describe(shapes)
+        described = self.describe(shapes)
         if missing := {topic: shapes[topic] for topic in shapes if topic not in described}:
-            self._request(missing)
-            described = self._describe(shapes)
+            self.request_topics(missing)
+            described = self.describe(shapes)
         partitions = {
             kafka.TopicPartition(topic, partition["partition_index"]): kafka.admin.OffsetSpec.LATEST
             for topic, description in described.items()
             for partition in description["partitions"]
         }
-        if len(described) < len(shapes):
-            raise kafka.errors.UnknownTopicOrPartitionError(*(shapes.keys() - described.keys()))
+        if unknown := shapes.keys() - described.keys():
+            with self._errors():
+                raise kafka.errors.UnknownTopicOrPartitionError(*unknown)
         self._offsets(partitions)
 
     def _offsets(
@@ -396,17 +377,17 @@ class Topics:
         places: Mapping[kafka.TopicPartition, int],
         level: kafka.IsolationLevel = kafka.IsolationLevel.READ_UNCOMMITTED,
     ) -> Mapping[kafka.TopicPartition, Any]:
-        """Ask for one offset of each partition. Raises LeaderNotAvailableError: a broker that
-        fell silent has left partitions without a leader until it is back.
-        """
-        try:
-            offsets: Mapping[kafka.TopicPartition, Any] = self._admin.list_partition_offsets(
-                places, level
-            )
-        except kafka.errors.UnknownBrokerIdError as error:
-            # The client takes Kafka's "no leader", -1, for the number of a broker, and doesn't call
-            # its own error one to retry after.
-            raise kafka.errors.LeaderNotAvailableError(str(error)) from error
+        """Ask for one offset of each partition."""
+        with self._errors():
+            try:
+                offsets: Mapping[kafka.TopicPartition, Any] = self._admin.list_partition_offsets(
+                    places, level
+                )
+            except kafka.errors.UnknownBrokerIdError as error:
+                # A broker that fell silent has left partitions without a leader until it is back. The
+                # client takes Kafka's "no leader", -1, for the number of a broker, and doesn't call
+                # its own error one to retry after.
+                raise kafka.errors.LeaderNotAvailableError(str(error)) from error
         return offsets
 
     def _entries(
@@ -445,8 +426,7 @@ class Topics:
             for number in range(counts[topic])
         }
         level = kafka.IsolationLevel[isolation.upper()]
-        with self._errors():
-            offsets = self._offsets(places, level)
+        offsets = self._offsets(places, level)
         return {
             topic: Position(
                 topic_id(described[topic]["topic_id"]),
@@ -498,18 +478,21 @@ class TopicsPool:
         return None
 
 
-def retry_briefly(*errors: type[Exception]) -> Retrying:
-    """Retry what the broker knows only some moments later, for as long as a request may last: after
-    these errors, or ours that stand for one of them.
-    """
+def retrying(limit_s: float, *errors: type[Exception]) -> Retrying:
+    """Retry after these errors, or after ours that stand for one of them."""
     return Retrying(
         retry=retry_if_exception(
             lambda error: isinstance(error, errors) or isinstance(error.__cause__, errors)
         ),
-        stop=stop_after_delay(TIMEOUT_MS / 1000),
+        stop=stop_after_delay(limit_s),
         wait=wait_fixed(0.1),
         reraise=True,
     )
+
+
+def retry_briefly(*errors: type[Exception]) -> Retrying:
+    """Retry what the broker knows only some moments later, for as long as a request may last."""
+    return retrying(TIMEOUT_MS / 1000, *errors)
 
 
 def topic_id(value: object) -> str:

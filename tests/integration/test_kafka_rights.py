@@ -51,7 +51,7 @@ REFUSED: dict[str, tuple[str, Callable[[Topics, str], object]]] = {
     ),
     "creation": (
         "Create",
-        lambda topics, topic: topics.validate_creation({topic: {}}),
+        lambda topics, topic: topics.request_topics({topic: {}}),
     ),
     "removal": ("Delete", lambda topics, topic: topics.remove([topic])),
 }
