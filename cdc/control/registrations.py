@@ -200,12 +200,9 @@ def refuse_promoted(
     changes that the standby hadn't received.
     """
     registered = registration.server if registration else None
-    if (
-        registered is None
-        or server is None
-        or registered == server
-        or registered.system != server.system
-    ):
+    if registered is None or server is None or registered == server:
+        return
+    if registered.system != server.system:
         return
     raise SourceError(
         f"Postgres was promoted since {pipeline.pipeline} was registered: its timeline is {server.timeline}, it was"
