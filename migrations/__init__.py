@@ -3,14 +3,13 @@ destination.
 """
 
 from cdc.migrations.plan import describe_statement, plan, script
-from cdc.migrations.runner import CONTROL, SAMPLE, AppliedMigration, migrate
+from cdc.migrations.runner import CONTROL, SAMPLE, migrate
 from cdc.migrations.source import Unprivileged, heartbeat_query, prepare_source
 from cdc.migrations.statement import Statement
 
 __all__ = [
     "CONTROL",
     "SAMPLE",
-    "AppliedMigration",
     "Statement",
     "Unprivileged",
     "describe_statement",

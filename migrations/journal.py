@@ -6,8 +6,6 @@ each statement. Out: a statement for each thing that is to be changed.
 Invariant: after this the newest entry of every captured table says what the table looks like now.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Sequence
 from typing import LiteralString
 

@@ -5,8 +5,6 @@ Invariant: the transaction is read-only; no password is in a script; running a s
 harm.
 """
 
-from __future__ import annotations
-
 import textwrap
 from collections.abc import Iterator, Sequence
 from itertools import takewhile

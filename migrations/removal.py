@@ -6,8 +6,6 @@ Out: a statement for each thing that is there; none when nothing is left.
 Invariant: what another pipeline of the database uses stays.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from typing import LiteralString
@@ -77,7 +75,7 @@ def remove_from_source(conn: psycopg.Connection, pipeline: str, role: str) -> No
                     f"Role {conn.info.user} may not remove everything of {pipeline}: {statement}.",
                     hint="connect as the owner of the tables in source.dsn, then run the command again",
                 )
-        if role == f"{pipeline}_replication":
+        if has_role(conn, pipeline, role):
             _drop_role(conn, role)
 
 
@@ -189,9 +187,6 @@ def _drop_role(conn: psycopg.Connection, role: str) -> None:
     another database needs it.
     """
     name = sql.Identifier(role)
-    with conn.transaction():
-        if not conn.execute("SELECT 1 FROM pg_roles WHERE rolname = %s", [role]).fetchone():
-            return
     try:
         with conn.transaction():
             conn.execute(sql.SQL("DROP OWNED BY {}").format(name))

@@ -6,8 +6,6 @@ Out: a statement for each change; none when the role is right already.
 Invariant: REPLICATION lets a role read the whole database's log, so it gets no more than this.
 """
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import hmac
@@ -81,7 +79,18 @@ def ensure_role(conn: psycopg.Connection, role: str, password: str | None) -> It
     ).fetchone()
     managed = conn.execute(MANAGED, [role]).fetchone() or (False, False)
     if row is None:
-        yield _creation(role, managed=managed[0])
+        create = sql.SQL("CREATE ROLE {role} WITH {words}")
+        if managed[0]:
+            # Amazon's administrators may not grant the attribute, but membership of a role that
+            # stands for it.
+            create = sql.SQL("CREATE ROLE {role} WITH LOGIN; GRANT rds_replication TO {role}")
+        exists = sql.SQL("SELECT EXISTS (SELECT FROM pg_roles WHERE rolname = {})")
+        yield Statement(
+            create.format(role=sql.Identifier(role), words=_words(list(ATTRIBUTES))),
+            (f"created role {role} ({' '.join(ATTRIBUTES)})",),
+            actor="administrator",
+            done_check=exists.format(sql.Literal(role)),
+        )
     else:
         # Only attributes that differ, because ALTER ROLE with SUPERUSER or NOSUPERUSER takes a
         # superuser.
@@ -100,26 +109,6 @@ def ensure_role(conn: psycopg.Connection, role: str, password: str | None) -> It
             )
     if password is not None and (row is None or not _has_password(conn, role, password)):
         yield _password(conn, role, password)
-
-
-def _creation(role: str, *, managed: bool) -> Statement:
-    name = sql.Identifier(role)
-    run = sql.SQL("CREATE ROLE {} WITH {}").format(name, _words(list(ATTRIBUTES)))
-    if managed:
-        # Amazon's administrators may not grant the attribute, but membership of a role that stands
-        # for it.
-        run = sql.SQL("CREATE ROLE {name} WITH LOGIN; GRANT rds_replication TO {name}").format(
-            name=name
-        )
-    exists = sql.SQL("SELECT EXISTS (SELECT FROM pg_roles WHERE rolname = {})").format(
-        sql.Literal(role)
-    )
-    return Statement(
-        run,
-        (f"created role {role} ({' '.join(ATTRIBUTES)})",),
-        actor="administrator",
-        done_check=exists,
-    )
 
 
 def _password(conn: psycopg.Connection, role: str, password: str) -> Statement:

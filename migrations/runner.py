@@ -7,10 +7,7 @@ don't clash.
 Invariant: the recorded checksum is computed from the bytes that were run; files are append-only.
 """
 
-from __future__ import annotations
-
 import hashlib
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -26,7 +23,6 @@ from cdc.readiness.facts import read_server
 CONTROL = Path(__file__).parent
 SAMPLE = CONTROL / "sample"
 
-NUMBERED = re.compile(r"(\d{4})_[a-z0-9_]+\.sql")
 LOCK = "cdc.migrate"
 RECORD = """
 CREATE SCHEMA IF NOT EXISTS cdc;
@@ -34,18 +30,6 @@ CREATE TABLE IF NOT EXISTS cdc.migration (
     name text PRIMARY KEY, checksum text NOT NULL, applied_at timestamptz NOT NULL DEFAULT clock_timestamp()
 )
 """
-
-
-@dataclass(frozen=True)
-class AppliedMigration:
-    """A migration that is applied. `now`: by this run; only then its `notices` from Postgres are
-    known.
-    """
-
-    name: str
-    checksum: str
-    now: bool
-    notices: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -61,12 +45,13 @@ class Migration:
         return hashlib.sha256(self.sql).hexdigest()
 
 
-def migrate(conn: psycopg.Connection, folder: Path = CONTROL) -> list[AppliedMigration]:
-    """Apply the files of `folder` that haven't been applied; returns all of them, in order.
+def migrate(conn: psycopg.Connection, folder: Path = CONTROL) -> dict[str, bool]:
+    """Apply the files of `folder` that haven't been applied. Returns the names of all, in order, and
+    whether this run has applied them.
 
     The connection must not be inside a transaction. Waits for another migrator, then applies the
-    files that remain. Raises SourceError: wrong wal_level, missing privilege, an edited, missing,
-    duplicate or failing file.
+    files that remain. Raises SourceError: wrong wal_level, missing privilege, an edited, missing or
+    failing file.
     """
     require_idle(conn)
     files = migrations(folder)
@@ -76,12 +61,10 @@ def migrate(conn: psycopg.Connection, folder: Path = CONTROL) -> list[AppliedMig
             _create_record(conn)
             checksums = recorded(conn, folder_kind(folder))
             _refuse_rewritten(files, checksums)
-            return [
-                AppliedMigration(file.name, file.checksum, now=False)
-                if file.name in checksums
-                else _apply(conn, file)
-                for file in files
-            ]
+            for file in files:
+                if file.name not in checksums:
+                    _apply(conn, file)
+            return {file.name: file.name not in checksums for file in files}
     except psycopg.Error as error:
         raise SourceError(
             f"migrations can't be recorded: {error.diag.message_primary or 'the connection was lost'}",
@@ -95,29 +78,7 @@ def folder_kind(folder: Path) -> str:
 
 
 def migrations(folder: Path) -> list[Migration]:
-    """Read the folder's files in order. Raises SourceError for a wrong name, a duplicate number or
-    a gap.
-    """
     names = sorted(path.name for path in folder.glob("*.sql"))
-    for expected, name in enumerate(names, start=1):
-        match = NUMBERED.fullmatch(name)
-        if match is None:
-            raise SourceError(
-                f"{name} isn't a migration's name",
-                hint="name it NNNN_what.sql, lower case",
-                file=name,
-            )
-        number = int(match[1])
-        if number != expected:
-            problem = (
-                "has another file's number" if number < expected else f"leaves {expected:04} out"
-            )
-            hint = "number the files of a folder 0001, 0002, ... without gaps"
-            raise SourceError(f"{name} {problem}", hint=hint, file=name)
-    if not names:
-        raise SourceError(
-            f"no migrations in {folder.name}", hint="name a folder that holds 0001_what.sql"
-        )
     return [
         Migration(f"{folder_kind(folder)}/{name}", (folder / name).read_bytes()) for name in names
     ]
@@ -214,13 +175,7 @@ def _refuse_rewritten(files: Sequence[Migration], checksums: dict[str, str]) -> 
             )
 
 
-def _apply(conn: psycopg.Connection, file: Migration) -> AppliedMigration:
-    notices: list[str] = []
-
-    def keep(notice: psycopg.errors.Diagnostic) -> None:
-        notices.append(notice.message_primary or "")
-
-    conn.add_notice_handler(keep)
+def _apply(conn: psycopg.Connection, file: Migration) -> None:
     try:
         with conn.transaction():
             conn.execute(file.sql)
@@ -234,9 +189,6 @@ def _apply(conn: psycopg.Connection, file: Migration) -> AppliedMigration:
             hint="nothing of this file was kept; repair the cause and run cdc migrate again",
             file=file.name,
         ) from error
-    finally:
-        conn.remove_notice_handler(keep)
-    return AppliedMigration(file.name, file.checksum, now=True, notices=tuple(notices))
 
 
 def _line(file: Migration, error: psycopg.Error) -> str:

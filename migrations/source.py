@@ -7,23 +7,28 @@ with another list of tables moves the source to that list. Statements that the r
 skipped and named; any other failure rolls everything back.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import psycopg
 from psycopg import sql
 
-from cdc.errors import SourceError
+from cdc.errors import SourceError, TableRefused
 from cdc.migrations.journal import (
     ensure_event_triggers,
     ensure_journal,
     ensure_published,
     published,
 )
-from cdc.migrations.preflight import read_captured, require_complete, require_control, require_owner
 from cdc.migrations.role import ensure_entry, ensure_heartbeat, ensure_privileges, ensure_role
-from cdc.migrations.runner import migration_lock, require_capturable, require_idle
+from cdc.migrations.runner import (
+    CONTROL,
+    migration_lock,
+    migrations,
+    recorded,
+    require_capturable,
+    require_idle,
+)
 from cdc.migrations.statement import Outcome, Statement, carry_out
 from cdc.migrations.truncation import ensure_triggers, reset_floors
 from cdc.readiness.checks import check_publication_owner, check_role_use, check_table, refuse
@@ -34,7 +39,9 @@ from cdc.readiness.facts import (
     bounded_locks,
     read_publication,
     read_role,
+    read_tables,
 )
+from cdc.readiness.key_index import find_table, key_index
 
 PUBLISH = "insert, update, delete, truncate"
 # Creating a trigger takes a lock that waits for open transactions, and every later query waits
@@ -77,7 +84,7 @@ def prepare_source(conn: psycopg.Connection, requirements: SourceRequirements) -
     require_capturable(conn)
     try:
         with migration_lock(conn), bounded_locks(conn, LOCK_TIMEOUT):
-            require_complete(conn)
+            _require_complete(conn)
             captured = check_source(conn, requirements)
             outcome = carry_out(conn, required_statements(conn, requirements, captured))
     except psycopg.Error as error:
@@ -119,17 +126,68 @@ def check_source(conn: psycopg.Connection, requirements: SourceRequirements) -> 
     Raises:
         SourceError: a table can't be captured, or something belongs to another role.
     """
-    require_control(conn)
+    _require_control(conn)
     name = requirements.pipeline
     role = requirements.role
     attributes = read_role(conn, requirements)
-    captured = read_captured(conn, requirements)
+    captured = _read_captured(conn, requirements)
     for table in captured:
         refuse(check_table(table, role, attributes))
-        require_owner(conn, table)
+        if not table.owned:
+            raise _foreign_error(conn, TableRefused, table.label, table.owner)
     refuse(check_publication_owner(name, read_publication(conn, name), conn.info.user))
     refuse(check_role_use(role, attributes, conn.info.user, captured))
     return captured
+
+
+def _read_captured(conn: psycopg.Connection, requirements: SourceRequirements) -> list[TableFacts]:
+    """Read the captured tables, in the order given. Raises SourceError for the first that isn't
+    there or has no key.
+    """
+    if not requirements.tables:
+        raise SourceError(
+            "no tables to capture", hint="list them under source.tables of the pipeline file"
+        )
+    for schema, name in requirements.tables:
+        find_table(conn, schema, name)
+    captured = []
+    for table in read_tables(conn, requirements):
+        index = key_index(conn, table.oid, table.label, requirements.keys.get(table.label, ()))
+        captured.append(replace(table, key_index=None if index.primary else index))
+    return captured
+
+
+def _require_complete(conn: psycopg.Connection) -> None:
+    """Check that the control schema is up to date. Raises SourceError."""
+    names = [file.name for file in migrations(CONTROL)]
+    if missing := sorted(set(names) - recorded(conn, "control").keys()):
+        raise SourceError(
+            f"{missing[0]} hasn't been applied",
+            finding_key="control-missing",
+            hint="run cdc migrate first",
+        )
+
+
+def _require_control(conn: psycopg.Connection) -> None:
+    """Check that the control tables belong to this role. Raises SourceError."""
+    foreign = conn.execute(
+        "SELECT c.oid::regclass::text, pg_get_userbyid(c.relowner) FROM pg_class c"
+        " WHERE c.relnamespace = to_regnamespace('cdc') AND c.relname = ANY (%s)"
+        " AND NOT pg_has_role(c.relowner, 'USAGE') ORDER BY c.oid",
+        [list(CONTROL_PRIVILEGES)],
+    ).fetchone()
+    if foreign:
+        raise _foreign_error(conn, SourceError, *foreign)
+
+
+def _foreign_error(
+    conn: psycopg.Connection, kind: type[SourceError], table: str, owner: str
+) -> SourceError:
+    return kind(
+        f"{table} belongs to {owner}, and only its owner may publish it",
+        hint=f"connect as {owner}, or run GRANT {owner} TO {conn.info.user}",
+        table=table,
+    )
 
 
 def required_statements(

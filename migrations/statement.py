@@ -3,8 +3,6 @@
 Invariant: running a statement twice does no harm, or it has a check that leaves it out.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
@@ -57,15 +55,6 @@ class Outcome:
     refused: list[Statement] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
-    def record_refusal(self, statement: Statement) -> None:
-        """Count a statement that the role may not run: as refused, or as a note where it is
-        optional.
-        """
-        if statement.skip_note is None:
-            self.refused.append(statement)
-        elif statement.skip_note not in self.notes:
-            self.notes.append(statement.skip_note)
-
 
 def carry_out(conn: psycopg.Connection, statements: Iterable[Statement]) -> Outcome:
     """Run the statements that the role may run, inside the caller's transaction.
@@ -86,7 +75,10 @@ def carry_out(conn: psycopg.Connection, statements: Iterable[Statement]) -> Outc
                 not _execute(conn, statement, repeated=bool(outcome.refused))
                 or NOT_GRANTED in warnings
             ):
-                outcome.record_refusal(statement)
+                if statement.skip_note is None:
+                    outcome.refused.append(statement)
+                elif statement.skip_note not in outcome.notes:
+                    outcome.notes.append(statement.skip_note)
             else:
                 outcome.messages += statement.lines
     finally:

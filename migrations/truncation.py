@@ -7,8 +7,6 @@ Invariant: every table and partition whose views lose rows with a TRUNCATE has a
 whoever truncates; every table of events one that fires whoever updates.
 """
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Sequence
 
 import psycopg

@@ -18,9 +18,9 @@ from cdc.control import definitions
 from cdc.control.registrations import Captured, Registration, refuse_another, refuse_meaningless
 from cdc.errors import AnotherServer, SettingsError, SourceError, SourceUnavailable
 from cdc.model.table import Table
-from cdc.postgres import row_identity, source, table_survey
-from cdc.postgres.incremental_snapshot import resend
+from cdc.postgres import source, table_survey
 from cdc.postgres.schema_changes import Consequence, consequences
+from cdc.postgres.snapshot_request import resend
 from cdc.postgres.source import Connection
 from cdc.postgres.table_definition import Definition
 from cdc.postgres.table_survey import UnknownExclude
@@ -156,7 +156,7 @@ class SchemaFollower:
                 log.warning("table_not_described", table=name, error=error.message, hint=error.hint)
             else:
                 self._refused[name] = [error.message, error.hint]
-        for name, error in row_identity.unidentified(connection, survey.tables).items():
+        for name, error in table_survey.unidentified(connection, survey.tables).items():
             self._refused[name] = [error.message, error.hint]
 
     def _request_rows(

@@ -15,7 +15,7 @@ from cdc.kafka.topic_specs import MAX_MESSAGE_BYTES
 from cdc.migrations import heartbeat_query
 from cdc.model.session_settings import CATALOG_FIRST, ZONE_GUARD, session_options
 from cdc.model.table import CONTROL_TABLES, Table
-from cdc.postgres.snapshot_query import overrides
+from cdc.postgres.row_query import snapshot_overrides
 from cdc.postgres.source import parse_dsn
 
 CONNECTOR = {**TEMPLATE, "producer.override.max.request.size": str(MAX_MESSAGE_BYTES)}
@@ -63,7 +63,7 @@ def configuration(
             statement.replace(";", ";;") for statement in (CATALOG_FIRST, ZONE_GUARD)
         ),
         **_database(pipeline),
-        **overrides(tables),
+        **snapshot_overrides(tables),
     }
     if excluded:
         config["column.exclude.list"] = name_patterns(excluded)

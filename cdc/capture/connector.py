@@ -27,7 +27,7 @@ from cdc.migrations.truncation import reset_floors
 from cdc.model.position import Position
 from cdc.model.session_settings import WORKER_ZONE
 from cdc.model.table import Table
-from cdc.postgres import row_identity, source, table_survey
+from cdc.postgres import source, table_survey
 from cdc.quarantine.log import settle_topics
 from cdc.readiness.checks import check_source, refuse
 from cdc.readiness.facts import Slot, bounded_locks, read_slot, read_source
@@ -425,7 +425,7 @@ def _require_ready(
             conn,
             replace(table_survey.requirements(pipeline), tables=captured),
             refused={},
-            unidentified=row_identity.unidentified(conn, tables),
+            unidentified=table_survey.unidentified(conn, tables),
             connected=connected,
         )
     refuse(fault for fault in check_source(facts) if fault.stops)

@@ -13,13 +13,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cdc.control.registrations import Captured
-from cdc.kafka.backfills import request_name
+from cdc.kafka.log_continuity import request_name
 from cdc.kafka.topics import Topics
 from cdc.model.position import Position
 from cdc.model.table import Table
-from cdc.postgres.incremental_snapshot import resend
+from cdc.postgres.snapshot_request import raise_floor, resend
 from cdc.postgres.source import Connection
-from cdc.postgres.truncation_floor import raise_floor
 
 
 @dataclass(frozen=True)

@@ -71,11 +71,11 @@ def _run(context: "Context", connection: "Connection", sample: bool, as_json: bo
 
     applied = migrations.migrate(connection)
     if sample:
-        applied += migrations.migrate(connection, migrations.SAMPLE)
+        applied |= migrations.migrate(connection, migrations.SAMPLE)
     catalog.refuse_published(connection, context.pipeline)
     findings = catalog.find_tables(connection, context.pipeline).findings
     context.require_supported_columns(connection)
-    now = [migration.name for migration in applied if migration.now]
+    now = [name for name, is_new in applied.items() if is_new]
     applied_lines = [f"applied {name}" for name in now]
     try:
         messages = migrations.prepare_source(
@@ -88,9 +88,8 @@ def _run(context: "Context", connection: "Connection", sample: bool, as_json: bo
     # Once the tables have their replica identity.
     context.check_views(connection)
     if as_json:
-        recorded = [migration.name for migration in applied]
         return print_json(
-            {"applied": now, "recorded": recorded, "done": messages, "findings": findings}
+            {"applied": now, "recorded": list(applied), "done": messages, "findings": findings}
         )
     lines = [*applied_lines, *messages]
     if not now and all(line.startswith("note: ") for line in messages):

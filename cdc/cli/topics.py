@@ -16,7 +16,7 @@ from cdc.runtime.servers import spark_on
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cdc.audit.finding import Audit
+    from cdc.audit.auditor import Audit
 
 app = typer.Typer(help="Create, show, renew and audit the topics.", rich_markup_mode=None)
 SHOWN = 5
@@ -33,9 +33,8 @@ def topics(context: typer.Context, as_json: Json = False) -> None:
                 hint=f"cdc topics {context.invoked_subcommand} --json",
             )
         return
-    from cdc.kafka.topic_admin import PATIENCE_S
     from cdc.kafka.topic_setup import ensure_topics
-    from cdc.kafka.topics import Topics
+    from cdc.kafka.topics import PATIENCE_S, Topics
 
     pipeline = context.obj.pipeline
     with Topics(pipeline.kafka, PATIENCE_S) as kafka:

@@ -27,7 +27,6 @@ class Refusal:
 
     @classmethod
     def of(cls, error: CdcError) -> "Refusal":
-        """The refusal from an error's message and hint."""
         return cls(error.message, error.hint)
 
 

@@ -8,7 +8,6 @@ committed before a change in the batch. The connector writes both in commit orde
 for a transaction that the broker hasn't completed in every topic.
 """
 
-import json
 import time
 from collections.abc import Callable, Mapping
 
@@ -37,14 +36,14 @@ class Truncations:
         self._kafka = kafka
         self._pipeline = pipeline
         self._truncation = pipeline.topic("cdc.truncation")
-        self._tails = {
-            self._truncation: Tail(
-                kafka, self._truncation, begin=self._forget, take=self._take, now=now
-            )
-        }
         self._ends_read: dict[str, Position] = {}
         self._lsns: dict[str, tuple[int, int]] = {}
         """By table: the offset and the LSN of its last TRUNCATE."""
+        self._tails = {
+            self._truncation: Tail(
+                kafka, self._truncation, begin=self._lsns.clear, take=self._take, now=now
+            )
+        }
         self.registration = Registration()
 
     @property
@@ -99,13 +98,9 @@ class Truncations:
             log_ends = self._kafka.log_ends(self.topics)
         return ends
 
-    def _forget(self) -> None:
-        self._lsns = {}
-
     def _take(self, record: Record) -> None:
-        if floor := _floor(record):
-            table, lsn = floor
-            self._lsns[table] = record.offset, lsn
+        if row := record.change.get("after"):
+            self._lsns[row["table_name"]] = record.offset, lsn_number(row["lsn"])
 
 
 class Control(Truncations):
@@ -117,10 +112,10 @@ class Control(Truncations):
         """`now` returns Unix seconds."""
         super().__init__(pipeline, kafka, now)
         self._ddl = pipeline.topic("cdc.ddl")
-        self._tails[self._ddl] = Tail(
-            kafka, self._ddl, begin=self._begin, take=self._journal, now=now
-        )
         self._definitions: list[tuple[int, Definition]] = []
+        self._tails[self._ddl] = Tail(
+            kafka, self._ddl, begin=self._definitions.clear, take=self._journal, now=now
+        )
 
     @property
     def definitions(self) -> tuple[Definition, ...]:
@@ -128,15 +123,6 @@ class Control(Truncations):
         start = self._start(self._ddl)
         return tuple(definition for offset, definition in self._definitions if offset >= start)
 
-    def _begin(self) -> None:
-        self._definitions = []
-
     def _journal(self, record: Record) -> None:
         if record.offset >= self._start(self._ddl) and (definition := parse(record.value or b"")):
             self._definitions.append((record.offset, definition))
-
-
-def _floor(record: Record) -> tuple[str, int] | None:
-    """The table and its floor in a record; a later record of the table replaces it."""
-    row = (json.loads(record.value).get("after") if record.value else None) or {}
-    return (row["table_name"], lsn_number(row["lsn"])) if row else None

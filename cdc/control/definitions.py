@@ -18,7 +18,6 @@ import structlog
 
 from cdc.config.settings import Pipeline
 from cdc.control.repetition import repeating
-from cdc.errors import CdcError
 from cdc.postgres import source
 from cdc.postgres.source import Connection
 
@@ -73,10 +72,6 @@ def _adopt(conn: Connection) -> None:
         raise failure
 
 
-def _log_failure(failure: CdcError) -> None:
-    log.warning("definitions_not_compared", error=failure.message, hint=failure.hint)
-
-
 @contextmanager
 def compare_periodically(load: Callable[[], Pipeline]) -> Iterator[Callable[[], float]]:
     """Compare every few seconds in a separate thread, so that nothing else waits for a locked
@@ -100,6 +95,8 @@ def compare_periodically(load: Callable[[], Pipeline]) -> Iterator[Callable[[], 
         compare_once,
         COMPARE_S,
         subject="the comparison of definitions",
-        report=_log_failure,
+        report=lambda failure: log.warning(
+            "definitions_not_compared", error=failure.message, hint=failure.hint
+        ),
     ):
         yield lambda: time.monotonic() - compared

@@ -4,7 +4,6 @@ arrived in Kafka.
 It proves that changes come through. A connector can be RUNNING while none do.
 """
 
-import json
 from dataclasses import dataclass
 
 from cdc.config.settings import Pipeline
@@ -58,9 +57,8 @@ def first_heartbeat_since(topics: Topics, pipeline: Pipeline, since: float) -> H
 
 def _heartbeat(record: Record, pipeline: str) -> Heartbeat | None:
     """The heartbeat in a record. None for another pipeline's row, and for a snapshot's record."""
-    envelope = json.loads(record.value) if record.value else {}
-    row = envelope.get("after") or {}
-    source = envelope.get("source") or {}
-    if envelope.get("op") not in ("c", "u") or row.get("pipeline") != pipeline:
+    change = record.change
+    if change.get("op") not in ("c", "u") or change["after"].get("pipeline") != pipeline:
         return None
+    source = change["source"]
     return Heartbeat(record.offset, int(source["ts_ms"]), record.timestamp_ms, int(source["lsn"]))

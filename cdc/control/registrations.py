@@ -6,10 +6,10 @@ topics have, from which offsets on, and with which columns and keys.
 Invariant: the record is written while the connector is stopped, so every later record follows it.
 """
 
-import json
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, field, replace
+
+import msgspec
 
 from cdc.config.settings import Pipeline
 from cdc.errors import AnotherServer, SettingsError, SourceError
@@ -40,14 +40,7 @@ class Captured:
 
     @property
     def unsent(self) -> frozenset[str]:
-        """All columns that aren't sent."""
         return frozenset(self.exclude) | frozenset(self.unpublished)
-
-    @classmethod
-    def from_mapping(cls, fields: Mapping[str, Any]) -> "Captured":
-        """The reverse of `asdict`."""
-        columns = {name: tuple(value) for name, value in fields.items() if name != "events"}
-        return cls(**columns, events=fields["events"])
 
     def with_withdrawn(self, previous: "Captured") -> "Captured":
         """The same, with the withdrawn columns: the previous registration's, and those that
@@ -90,28 +83,6 @@ class Registration:
     def names(self) -> list[str]:
         """All tables that the pipeline has views of: captured, or set aside."""
         return [*self.tables, *self.aside]
-
-    def to_json(self) -> str:
-        """The registration as JSON, for its topic."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str | bytes) -> "Registration":
-        """The reverse of `to_json`."""
-        fields = json.loads(text)
-        server = fields["server"]
-        return cls(
-            Server(**server) if server else None,
-            int(fields["epoch"]),
-            {name: Captured.from_mapping(table) for name, table in fields["tables"].items()},
-            {
-                topic: Position(position["topic_id"], tuple(position["offsets"]))
-                for topic, position in fields["since"].items()
-            },
-            fields["topic_ids"],
-            {table: Obstacle(name) for table, name in fields["aside"].items()},
-            tuple(fields["former_events"]),
-        )
 
     def set_aside(self, table: str, obstacle: Obstacle) -> "Registration":
         """This registration with one table set aside."""
@@ -229,12 +200,9 @@ def refuse_promoted(
     changes that the standby hadn't received.
     """
     registered = registration.server if registration else None
-    if (
-        registered is None
-        or server is None
-        or registered == server
-        or registered.system != server.system
-    ):
+    if registered is None or server is None or registered == server:
+        return
+    if registered.system != server.system:
         return
     raise SourceError(
         f"Postgres was promoted since {pipeline.pipeline} was registered: its timeline is {server.timeline}, it was"
@@ -251,12 +219,14 @@ def read(topics: Topics, pipeline: Pipeline) -> Registration | None:
     if not topics.existing([pipeline.registered_topic]):
         return None
     record = topics.last_record(pipeline.registered_topic)
-    return Registration.from_json(record.value) if record and record.value else None
+    if record is None or not record.value:
+        return None
+    return msgspec.json.decode(record.value, type=Registration)
 
 
 def write(topics: Topics, pipeline: Pipeline, registration: Registration) -> None:
     """Write the registration. It is durable on return. Raises ConnectorError."""
-    topics.write(pipeline.registered_topic, [(KEY, registration.to_json().encode())])
+    topics.write(pipeline.registered_topic, [(KEY, msgspec.json.encode(registration))])
 
 
 def describe(

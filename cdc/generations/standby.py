@@ -252,7 +252,6 @@ def _rejected_by_standby_only(standby: Outcome, live: Outcome, entries: Entries)
 
 
 def _is_standby(name: str | None, live: ViewCheckpoint | None) -> bool:
-    """Whether a generation is another one than the live view's."""
     live_name = live.generation if live else None
     return name is not None and name != live_name
 

@@ -11,7 +11,10 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from cdc.config.settings import Pipeline
+from cdc.errors import ConnectorError
 from cdc.model.position import Position
 
 if TYPE_CHECKING:
@@ -90,21 +93,23 @@ class Ledger:
         """By topic: its shape when it was created, or seen first."""
 
     def read(self) -> "Ledger":
-        """Load all entries."""
-        entries: dict[str, Any] = {}
+        holes: dict[str, list[Hole]] = {}
+        shapes: dict[str, TopicShape] = {}
         if self.topic in self._kafka.existing([self.topic]):
             for record in self._kafka.read_all(self.topic):
-                entries[(record.key or b"").decode()] = json.loads(record.value or b"null")
-        self._holes = {
-            subject: list(map(_hole, value)) for subject, value in _of_kind(HOLES, entries).items()
-        }
-        self.original_shapes = {
-            topic: TopicShape(**value) for topic, value in _of_kind(SHAPES, entries).items()
-        }
+                try:
+                    kind, _, subject = (record.key or b"").decode().partition(" ")
+                    if kind == HOLES:
+                        holes[subject] = msgspec.json.decode(record.value or b"", type=list[Hole])
+                    elif kind == SHAPES:
+                        shapes[subject] = msgspec.json.decode(record.value or b"", type=TopicShape)
+                except ValueError:
+                    raise _damaged(self.topic, record.offset) from None
+        self._holes = holes
+        self.original_shapes = shapes
         return self
 
     def add_shapes(self, shapes: Mapping[str, "TopicShape"]) -> None:
-        """Remember the shapes of topics, by topic."""
         self._write({f"{SHAPES} {topic}": asdict(shape) for topic, shape in shapes.items()})
 
     def holes(self, sink: str, topic: str) -> list[Hole]:
@@ -125,21 +130,13 @@ class Ledger:
             self._kafka.write(self.topic, encoded)
 
 
-def _of_kind(kind: str, entries: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries of a kind, by subject."""
-    return {
-        key.removeprefix(f"{kind} "): value
-        for key, value in entries.items()
-        if key.startswith(f"{kind} ")
-    }
-
-
-def _hole(value: Mapping[str, Any]) -> Hole:
-    return Hole(_position(value["start"]), _position(value["end"]), value["since"], value["until"])
-
-
-def _position(value: Mapping[str, Any]) -> Position:
-    return Position(value["topic_id"], tuple(value["offsets"]))
+def _damaged(topic: str, offset: int) -> ConnectorError:
+    return ConnectorError(
+        f"The record at offset {offset} of {topic} can't be read: something else has written to it.",
+        hint=f"the topic is the pipeline's own: delete {topic} by kafka-topics.sh, then: cdc -p FILE register;"
+        " the holes in logs of changes that it knew are forgotten",
+        topic=topic,
+    )
 
 
 def _utc(moment: float) -> str:

@@ -7,7 +7,6 @@ All streams of a run share one object: what one of them has just asked for answe
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from cdc.errors import ConnectorError, KafkaUnavailable
@@ -24,15 +23,6 @@ Offsets = dict[str, tuple[int, ...]]
 """An offset for each partition, by topic."""
 
 
-@dataclass(frozen=True)
-class _Answer:
-    """What the broker answered, and when it was asked; or a failure, and when it failed."""
-
-    at: float
-    ends: Offsets = field(default_factory=dict)
-    error: KafkaUnavailable | None = None
-
-
 class LogEnds:
     """Asks for the ends of topics. Threads may share it."""
 
@@ -40,7 +30,10 @@ class LogEnds:
         self._bootstrap = bootstrap
         self._admin: AdminClient | None = None
         self._lock = threading.Lock()
-        self._answers: dict[tuple[frozenset[tuple[str, int]], bool], _Answer] = {}
+        self._answers: dict[
+            tuple[frozenset[tuple[str, int]], bool], tuple[float, Offsets | KafkaUnavailable]
+        ] = {}
+        """When the broker was asked, and what it answered; or when a failure came."""
 
     def read(
         self,
@@ -68,19 +61,17 @@ class LogEnds:
         # A failure answers those who have waited for it, too. With the broker away, each thread would
         # wait for all others' attempts otherwise.
         with self._lock:
-            answer = self._answers.get(key)
-            if answer is None or answer.at < since:
-                answer = self._answers[key] = self._attempt(partitions, is_committed)
-        if answer.error:
-            raise answer.error
-        return answer.ends
-
-    def _attempt(self, partitions: Mapping[str, int], is_committed: bool) -> "_Answer":
-        began = time.monotonic()
-        try:
-            return _Answer(began, self._ask(partitions, is_committed))
-        except KafkaUnavailable as error:
-            return _Answer(time.monotonic(), error=error)
+            at, answer = self._answers.get(key, (float("-inf"), {}))
+            if at < since:
+                at = time.monotonic()
+                try:
+                    answer = self._ask(partitions, is_committed)
+                except KafkaUnavailable as error:
+                    at, answer = time.monotonic(), error
+                self._answers[key] = at, answer
+        if isinstance(answer, KafkaUnavailable):
+            raise answer
+        return answer
 
     def _ask(self, partitions: Mapping[str, int], is_committed: bool) -> Offsets:
         from confluent_kafka import IsolationLevel, KafkaException, TopicPartition, admin

@@ -15,7 +15,7 @@ tests/integration/test_log_reader.py compares this with what kafka-python reads.
 import os
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cache
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -120,8 +120,8 @@ def read_records(bootstrap: str, ranges: Sequence[OffsetRange]) -> Generator[Blo
     from confluent_kafka import TopicPartition
 
     is_bulk = sum(asked.size for asked in ranges) > BULK
-    clients = _clients_of(bootstrap)
-    consumer = clients.consumer(is_bulk)
+    consumer = _consumer(bootstrap, os.getpid(), is_bulk)
+    admin = _admin(bootstrap, os.getpid())
     topic_ids = {asked.topic: asked.topic_id for asked in ranges if asked.topic_id}
     held: list[Block] = []
     held_at = time.monotonic()
@@ -137,19 +137,21 @@ def read_records(bootstrap: str, ranges: Sequence[OffsetRange]) -> Generator[Blo
             if is_at_end and is_bulk and unread:
                 consumer.incremental_unassign([TopicPartition(*place)])
             if unread and time.monotonic() - held_at > HOLD_S:
-                _require_topics(clients.admin, topic_ids)
+                _require_topics(admin, topic_ids)
                 yield from held
                 held.clear()
                 held_at = time.monotonic()
         # Not `pause`, which would outlast the next `assign`.
         consumer.unassign()
-        _require_topics(clients.admin, topic_ids)
+        _require_topics(admin, topic_ids)
         yield from held
     except LogUnread as error:
         # The clients' metadata of the brokers may be out of date: the next read gets new ones.
         topic = error.details["topic"]
         hides = is_hidden(consumer, topic)
-        _clients.pop((bootstrap, os.getpid())).close()
+        consumer.close()
+        _consumer.cache_clear()
+        _admin.cache_clear()
         if hides:
             raise forbidden(bootstrap, "Read", topic) from None
         raise
@@ -158,43 +160,22 @@ def read_records(bootstrap: str, ranges: Sequence[OffsetRange]) -> Generator[Blo
         raise
 
 
-class _Clients:
-    """The clients of one process, which are kept for later reads. While idle a consumer has no
-    partitions and fetches nothing.
+@cache
+def _consumer(bootstrap: str, process: int, is_bulk: bool) -> "Consumer":  # noqa: ARG001
+    """A consumer that is kept for later reads of a process: its threads don't survive a fork. While
+    idle it has no partitions and fetches nothing.
     """
+    from confluent_kafka import Consumer
 
-    def __init__(self, bootstrap: str) -> None:
-        self._connection = {"bootstrap.servers": bootstrap}
-        self._consumers: dict[bool, Consumer] = {}
-
-    def consumer(self, is_bulk: bool) -> "Consumer":
-        if is_bulk not in self._consumers:
-            from confluent_kafka import Consumer
-
-            settings = BULK_SETTINGS if is_bulk else SETTINGS
-            self._consumers[is_bulk] = Consumer({**self._connection, **settings})
-        return self._consumers[is_bulk]
-
-    @cached_property
-    def admin(self) -> "AdminClient":
-        from confluent_kafka.admin import AdminClient
-
-        return AdminClient({**self._connection, **ADMIN_SETTINGS})
-
-    def close(self) -> None:
-        for consumer in self._consumers.values():
-            consumer.close()
+    settings = BULK_SETTINGS if is_bulk else SETTINGS
+    return Consumer({"bootstrap.servers": bootstrap, **settings})
 
 
-_clients: dict[tuple[str, int], _Clients] = {}
-"""By broker and process: the clients' threads don't survive a fork."""
+@cache
+def _admin(bootstrap: str, process: int) -> "AdminClient":  # noqa: ARG001
+    from confluent_kafka.admin import AdminClient
 
-
-def _clients_of(bootstrap: str) -> _Clients:
-    place = bootstrap, os.getpid()
-    if place not in _clients:
-        _clients[place] = _Clients(bootstrap)
-    return _clients[place]
+    return AdminClient({"bootstrap.servers": bootstrap, **ADMIN_SETTINGS})
 
 
 def _require_topics(admin: "AdminClient", topic_ids: Mapping[str, str]) -> None:

@@ -19,7 +19,7 @@ METADATA_S = 5.0
 
 
 class Discontinued(ConnectorError):
-    """The log can't continue a view; other views may go on. `kind` is the name of the finding in an
+    """The log can't continue a view; other views may go on. `kind` is the key of the finding in an
     audit. `rereadable`: the log, read from its beginning, makes the view right.
     """
 
@@ -27,7 +27,7 @@ class Discontinued(ConnectorError):
         self,
         message: str,
         *,
-        kind: str = "behind",
+        kind: str = "view-stopped",
         rereadable: bool = False,
         hint: str,
         **where: Any,
@@ -92,11 +92,11 @@ def refuse_gap(
         problem = f"ends at {list(end.offsets)}, before the view's position {list(position.offsets)}: its log was cut"
     else:
         return
-    kind, hint = ("partitions", renewed) if lag.reach is Reach.REPARTITIONED else ("behind", repair)
+    rereadable = lag.reach is not Reach.REPARTITIONED
+    kind, hint = ("view-stopped", repair) if rereadable else ("topic-unfit/partitions", renewed)
     if lag.reach is Reach.OTHER_TOPIC:
         own = f"give {place(sink)} of its own instead"
         hint = f"{repair}; where a pipeline of another Kafka writes to it: {own}"
-    rereadable = lag.reach is not Reach.REPARTITIONED
     raise Discontinued(
         f"{name} {problem}.", kind=kind, rereadable=rereadable, hint=hint, topic=name, sink=sink
     )
@@ -229,7 +229,6 @@ def is_hidden(client: Any, topic: str) -> bool:
 
 
 def missing_topic(topic: str) -> TopicMissing:
-    """The error for a topic that doesn't exist."""
     return TopicMissing(
         f"There is no topic {topic}.",
         hint="create the topics with: cdc -p FILE register",

@@ -7,6 +7,7 @@ many there are.
 """
 
 import contextlib
+import json
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -44,6 +45,12 @@ class Record:
     key: bytes | None
     value: bytes | None
 
+    @property
+    def change(self) -> dict[str, Any]:
+        """The connector's envelope: `op`, `after`, `source` and others. Empty for a tombstone."""
+        envelope: dict[str, Any] = json.loads(self.value or b"{}")
+        return envelope
+
 
 class Records:
     """Reads and writes single records. Connects at the first call; every method raises
@@ -65,7 +72,6 @@ class Records:
         self._producer: Any = None
 
     def close(self) -> None:
-        """Close the connections, if there are any."""
         if self._consumer is not None:
             self._consumer.close(autocommit=False)
         if self._producer is not None:

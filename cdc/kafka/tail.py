@@ -79,10 +79,8 @@ class Tail:
 
     def _must_restart(self, end: Position) -> bool:
         """Whether the records taken aren't the beginning of those in the topic."""
-        previous = self._end
-        if previous is None or previous.topic_id != end.topic_id or end.offsets[0] < self._next:
-            return True
-        return self._was_absent()
+        is_other = self._end is None or self._end.topic_id != end.topic_id
+        return is_other or end.offsets[0] < self._next or self._was_absent()
 
     def _was_absent(self) -> bool:
         return self._now() - self._last_at_end > ABSENT_S

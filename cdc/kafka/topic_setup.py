@@ -13,9 +13,8 @@ from cdc.errors import ConnectorError
 from cdc.kafka.clients import kafka, translated_errors
 from cdc.kafka.ledger import Ledger, TopicShape
 from cdc.kafka.log_refusals import missing_topic, renewal, renewed_name, shape_errors
-from cdc.kafka.topic_admin import TopicAdmin, topic_id
 from cdc.kafka.topic_specs import topic_settings, topic_specs
-from cdc.kafka.topics import Topics, retry_briefly
+from cdc.kafka.topics import Topics, retry_briefly, topic_id
 
 UNSETTLED = (kafka.errors.TopicAlreadyExistsError, kafka.errors.UnknownTopicOrPartitionError)
 """Errors for a topic that is being created or deleted at this moment."""
@@ -29,11 +28,9 @@ def ensure_topics(broker: Topics, pipeline: Pipeline) -> dict[str, bool]:
     topics = topic_specs(pipeline)
     settings = topic_settings(pipeline, topics)
     with translated_errors(broker.bootstrap):
-        shapes = _original_shapes(broker, pipeline)
-        existing = retry_briefly(*UNSETTLED)(
-            _create_missing, broker.admin, topics, settings, shapes
-        )
-        broker.admin.alter(
+        shapes = Ledger(pipeline, broker).read().original_shapes
+        existing = retry_briefly(*UNSETTLED)(_create_missing, broker, topics, settings, shapes)
+        broker.alter(
             {topic: dict(settings[topic].items() - existing[topic].items()) for topic in existing}
         )
         _save_shapes(broker, pipeline, shapes)
@@ -47,7 +44,7 @@ def ensure_topic(broker: Topics, pipeline: Pipeline, topic: str) -> None:
     with translated_errors(broker.bootstrap):
         topics = {topic: topic_specs(pipeline)[topic]}
         settings = topic_settings(pipeline, topics)
-        retry_briefly(*UNSETTLED)(_create_missing, broker.admin, topics, settings, {})
+        retry_briefly(*UNSETTLED)(_create_missing, broker, topics, settings, {})
 
 
 def check_topics(broker: Topics, pipeline: Pipeline) -> None:
@@ -59,10 +56,9 @@ def check_topics(broker: Topics, pipeline: Pipeline) -> None:
             cleanup policy.
     """
     topics = topic_specs(pipeline)
-    with translated_errors(broker.bootstrap):
-        existing = broker.admin.describe(topics)
-        settings = broker.admin.settings(existing)
-        shapes = _original_shapes(broker, pipeline) if pipeline.settings_topic in existing else {}
+    existing = broker.describe(topics)
+    settings = broker.settings(existing)
+    shapes = Ledger(pipeline, broker).read().original_shapes
     # A topic that is being deleted may still be listed, but has no settings.
     if missing := [topic for topic in topics if not settings.get(topic)]:
         raise missing_topic(missing[0])
@@ -77,10 +73,9 @@ def refuse_others(broker: Topics, pipeline: Pipeline, renewed: Collection[str]) 
         ConnectorError: for the first of them; its hint renews them all together.
     """
     topics = topic_specs(pipeline)
-    with translated_errors(broker.bootstrap):
-        existing = broker.admin.describe(topics.keys() - set(renewed))
-        settings = broker.admin.settings(existing)
-        shapes = _original_shapes(broker, pipeline)
+    existing = broker.describe(topics.keys() - set(renewed))
+    settings = broker.settings(existing)
+    shapes = Ledger(pipeline, broker).read().original_shapes
     settled = {topic: described for topic, described in existing.items() if settings[topic]}
     refusals = list(_refusals(topics, settled, settings, shapes))
     names = [renewed_name(str(refusal.details["topic"])) for refusal in refusals]
@@ -102,23 +97,18 @@ def _refusals(
     for topic, count in topics.items():
         if topic in existing:
             policy = settings[topic]["cleanup.policy"]
-            partitions = _original_partitions(original.get(topic), existing[topic])
+            shape = original.get(topic)
+            is_same = shape and shape.topic_id == topic_id(existing[topic]["topic_id"])
+            partitions = shape.partitions if shape and is_same else None
             actual = len(existing[topic]["partitions"])
             yield from shape_errors(topic, count, actual, policy, partitions)
-
-
-def _original_shapes(broker: Topics, pipeline: Pipeline) -> dict[str, TopicShape]:
-    """The shapes with which the topics of tables were created."""
-    return Ledger(pipeline, broker).read().original_shapes
 
 
 def _save_shapes(
     broker: Topics, pipeline: Pipeline, known_shapes: Mapping[str, TopicShape]
 ) -> None:
     """Write the shapes of topics that are new in the ledger."""
-    described = broker.admin.describe(
-        pipeline.topic(entry.table) for entry in pipeline.source.tables
-    )
+    described = broker.describe(pipeline.topic(entry.table) for entry in pipeline.source.tables)
     unsaved = {}
     for topic, description in described.items():
         shape = TopicShape(topic_id(description["topic_id"]), len(description["partitions"]))
@@ -129,7 +119,7 @@ def _save_shapes(
 
 
 def _create_missing(
-    admin: TopicAdmin,
+    broker: Topics,
     topics: Mapping[str, int],
     settings: Mapping[str, Mapping[str, str]],
     original: Mapping[str, TopicShape],
@@ -138,8 +128,8 @@ def _create_missing(
 
     Raises UNSETTLED, which is to be retried.
     """
-    existing = admin.describe(topics)
-    in_force = admin.settings(existing)
+    existing = broker.describe(topics)
+    in_force = broker.settings(existing)
     if unsettled := [topic for topic in existing if not in_force[topic]]:
         raise kafka.errors.UnknownTopicOrPartitionError(unsettled[0])
     for refusal in _refusals(topics, existing, in_force, original):
@@ -155,11 +145,6 @@ def _create_missing(
     if shapes:
         # A request isn't all or nothing, and what a broker describes lags behind what its
         # controller knows.
-        admin.request_topics(shapes, validate_only=True)
-        admin.create(shapes)
+        broker.request_topics(shapes, validate_only=True)
+        broker.create_topics(shapes)
     return in_force
-
-
-def _original_partitions(shape: TopicShape | None, described: Mapping[str, Any]) -> int | None:
-    """The number of partitions that a topic was created with; None if unknown."""
-    return shape.partitions if shape and shape.topic_id == topic_id(described["topic_id"]) else None

@@ -73,7 +73,11 @@ class TransactionalWriter:
                 compression_type="lz4",
                 linger_ms=5,
             )
-            self._producer.init_transactions()
+            try:
+                self._producer.init_transactions()
+            except BaseException:
+                self.close()
+                raise
 
     def write(self, records: Iterable[Outgoing]) -> None:
         """Write the records; all of them are there for readers on return, or none ever.
@@ -208,12 +212,7 @@ def end_transaction(bootstrap: str, name: str) -> None:
     Raises:
         KafkaUnavailable: the broker can't be reached, or refuses.
     """
-    with translated_errors(bootstrap, "Write", name):
-        producer = open_producer(bootstrap, transactional_id=name)
-        try:
-            producer.init_transactions()
-        finally:
-            producer.close()
+    TransactionalWriter(bootstrap, name).close()
 
 
 def choose_partitions(keys: Sequence[bytes], count: int) -> list[int]:

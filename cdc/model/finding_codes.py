@@ -327,6 +327,7 @@ DOCTOR: Mapping[str, Kind] = {
             },
             ("info", SOURCE, SourceError): {
                 "publication-differs/extra": "The connector decodes changes that nobody wants, and drops them.",
+                "publication-differs/truncates": "Nothing is lost: triggers note each TRUNCATE.",
             },
             ("down", CAPTURE, ConnectorError): {
                 "plugin-unfit": "The worker can't run the connector, so `register` fails.",

@@ -16,8 +16,7 @@ from cdc.config.settings import Pipeline
 from cdc.config.view_settings import STATE
 from cdc.errors import ConnectorError
 from cdc.generations.registry import GenerationBuild, Generations, Registry
-from cdc.kafka.pool import TopicsPool
-from cdc.kafka.topics import Topics
+from cdc.kafka.topics import Topics, TopicsPool
 from cdc.observe.forecast import catch_up_s
 from cdc.observe.run_log import LagSample, RunTopic
 from cdc.observe.status import NEVER_RUN, BuildStatus, SinkStatus, ViewStatus

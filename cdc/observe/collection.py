@@ -23,7 +23,7 @@ from cdc.config.view_settings import COMMIT, STATE
 from cdc.connectors.client import Connect, takes_snapshot
 from cdc.control.definitions import Watch, watch
 from cdc.errors import CdcError, Unexpected
-from cdc.kafka.pool import TopicsPool
+from cdc.kafka.topics import TopicsPool
 from cdc.model.finding import Finding, find
 from cdc.model.finding_codes import APPLY, CAPTURE
 from cdc.model.position import ViewCheckpoint

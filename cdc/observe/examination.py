@@ -19,8 +19,7 @@ from cdc.config.view_settings import SCHEMA, STATE
 from cdc.connectors.client import Connect
 from cdc.connectors.debezium import PLUGIN
 from cdc.errors import CdcError, ConnectorError, SettingsError, Unexpected
-from cdc.kafka.pool import TopicsPool
-from cdc.kafka.topics import Topics
+from cdc.kafka.topics import Topics, TopicsPool
 from cdc.model.finding import Finding, Severity, find_error, worst_first
 from cdc.model.trace import trace
 from cdc.observe.fitness import (

@@ -6,7 +6,7 @@ from typing import Any
 from cdc.config.settings import Pipeline
 from cdc.control import registrations
 from cdc.errors import CdcError
-from cdc.kafka.pool import TopicsPool
+from cdc.kafka.topics import TopicsPool
 from cdc.model.finding import Finding, find, find_error
 from cdc.model.obstacle import Obstacle
 from cdc.model.wording import full_stopped

@@ -15,10 +15,9 @@ from cdc.apply.progress import WORKING
 from cdc.config.settings import Pipeline
 from cdc.config.view_settings import SCHEMA, STATE, tables_of
 from cdc.control.heartbeat import first_heartbeat_since, last_heartbeat
-from cdc.kafka.log_continuity import Continuity
+from cdc.kafka.log_continuity import Continuity, pending_records
 from cdc.kafka.log_refusals import Discontinued
-from cdc.kafka.pool import TopicsPool
-from cdc.kafka.unread_records import pending_records
+from cdc.kafka.topics import TopicsPool
 from cdc.model.finding import Finding, find
 from cdc.model.generation import generation_time
 from cdc.model.position import Position, ViewCheckpoint, distance

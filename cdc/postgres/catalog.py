@@ -18,7 +18,7 @@ from cdc.config.settings import Pipeline
 from cdc.config.source_settings import TOPIC_CHARACTERS, shared_names
 from cdc.errors import SettingsError, SourceError, TableRefused
 from cdc.model.finding import Finding, find
-from cdc.postgres.row_identity import Connection
+from cdc.postgres.source import Connection
 from cdc.readiness.facts import read_publication
 from cdc.readiness.key_index import KINDS
 
@@ -59,7 +59,6 @@ class Candidate:
 
     @property
     def qualified(self) -> str:
-        """The name with its schema."""
         return f"{self.schema}.{self.name}"
 
     @property
@@ -89,7 +88,6 @@ class Choice:
 
     @property
     def findings(self) -> list[Finding]:
-        """A remark on each match that isn't captured."""
         return [
             find(
                 "table-left-out",

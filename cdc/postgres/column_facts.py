@@ -13,7 +13,7 @@ from typing import Any
 from psycopg import sql
 
 from cdc.model.table import RowEstimate, Table
-from cdc.postgres.row_identity import Connection
+from cdc.postgres.source import Connection
 
 # Indexes over columns, for all rows; whether a unique one is checked at once doesn't matter.
 INDEXES = """

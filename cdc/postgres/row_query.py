@@ -1,7 +1,8 @@
-"""Build the query of a table's rows as documents that Postgres itself writes, and conditions on
-their ids.
+"""Build the queries of a table's rows: as documents that Postgres itself writes, with conditions on
+their ids, and as a snapshot reads them.
 
-In:  a table, ids of rows or a range of buckets. Out: SQL, in the form of docs/use/types.md. Pure.
+In:  a table, ids of rows or a range of buckets. Out: SQL; documents have the form of
+docs/use/types.md. Pure.
 """
 
 import json
@@ -21,6 +22,13 @@ BUCKETS = 16**BUCKET_DIGITS
 DATES = ("date", "timestamp without time zone", "timestamp with time zone")
 CASTABLE = (*DATES, "smallint", "integer", "bigint", "numeric", "text", "character varying", "uuid")
 """Types whose text in an id casts back to the same value, so that the key's index can be used."""
+# JDBC reads a date with a calendar that has no years BC, lacks ten days of 1582 and overflows at
+# infinity. As a number of days it comes through untouched: the connector takes a number for a date
+# as the days since 1970.
+DAYS = sql.SQL(
+    "CASE WHEN isfinite({0}) THEN {0} - DATE '1970-01-01' WHEN {0} > DATE '1970-01-01' THEN 2147483647"
+    " WHEN {0} IS NOT NULL THEN -2147483648 END AS {0}"
+)
 
 
 def row_query(table: Table, condition: sql.Composable | None = None) -> sql.Composed:
@@ -39,6 +47,41 @@ def row_query(table: Table, condition: sql.Composable | None = None) -> sql.Comp
         identity(table), members, own_rows(table)
     )
     return query + sql.SQL(" WHERE ") + condition if condition else query
+
+
+def snapshot_overrides(tables: Sequence[Table]) -> dict[str, str]:
+    """The connector's settings that override the snapshot's query for each table with dates or
+    children: its default would bring other rows or values than the log.
+    """
+    overridden = [
+        table
+        for table in tables
+        if table.has_children or any(column.type == "date" for column in table.columns)
+    ]
+    if not overridden:
+        return {}
+    setting = "snapshot.select.statement.overrides"
+    return {
+        setting: ",".join(table.qualified for table in overridden),
+        **{
+            f"{setting}.{table.qualified}": snapshot_query(table).as_string(None)
+            for table in overridden
+        },
+    }
+
+
+def snapshot_query(table: Table) -> sql.Composed:
+    """The query for all rows of a table without its children, with each date as a number.
+
+    The log has rows of children under their own names.
+    """
+    columns = [
+        DAYS.format(sql.Identifier(column.name))
+        if column.type == "date"
+        else sql.Identifier(column.name)
+        for column in table.columns
+    ]
+    return sql.SQL("SELECT {} FROM {}").format(sql.SQL(", ").join(columns), own_rows(table))
 
 
 def source_names(table: Table) -> list[str]:
@@ -116,26 +159,19 @@ def id_condition(table: Table, ids: Sequence[str]) -> sql.Composable:
 
 
 def _cast_row(kinds: Sequence[str], parts: Sequence[str]) -> sql.Composable:
-    casts = [_cast(kind, part) for kind, part in zip(kinds, parts, strict=True)]
+    casts = [
+        sql.SQL("{}::{}").format(sql.Literal(part), sql.SQL(kind))
+        for kind, part in zip(kinds, parts, strict=True)
+    ]
     return sql.SQL("({})").format(sql.SQL(", ").join(casts))
-
-
-def _cast(kind: str, text: str) -> sql.Composable:
-    return sql.SQL("{}::{}").format(sql.Literal(text), sql.SQL(kind))
 
 
 def _castable(kinds: Sequence[str], values: Sequence[str]) -> bool:
     """Whether all values can be cast to the key's types. True for no values: the id of no row."""
-    if not all(kind in CASTABLE for kind in kinds):
-        return False
-    pairs = zip(kinds, values, strict=True) if values else ()
-    return all(_is_castable(kind, text) for kind, text in pairs)
-
-
-def _is_castable(kind: str, text: str) -> bool:
-    if "\0" in text:
-        return False
-    return kind not in DATES or re.match(r"\d{4}-", text) is not None
+    return all(kind in CASTABLE for kind in kinds) and not any(
+        "\0" in text or (kind in DATES and re.match(r"\d{4}-", text) is None)
+        for kind, text in zip(kinds, values, strict=False)
+    )
 
 
 def _key_values(key: str, count: int) -> list[str]:

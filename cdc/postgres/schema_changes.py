@@ -98,7 +98,6 @@ class _Journal:
         yield entry.table, *self._verdict(entry, previous)
 
     def add(self, entry: Definition) -> None:
-        """Make the entry part of the state."""
         previous = self.by_relation.get(entry.relation)
         if previous and previous.table != entry.table:
             self.renamed[previous.table] = entry

@@ -1,10 +1,10 @@
-"""Write the request for the connector to send the rows of a table again: beside the log, or with
-the log held up.
+"""Ask the connector to send the rows of a table again: beside the log, or with the log held up.
 
-In:  a table, which of its rows, the catalogue. Out: the data of a row of cdc.signal. Invariant:
-rows that are sent again read as in the first snapshot and as in the log. After the rows of a
-request comes a mark with its id, as a row read from one of MARKS: once the mark has arrived, so
-have the rows.
+In:  a connection of the tables' owner, a table, which of its rows. Out: rows of cdc.signal, which
+the connector reads from the log, and of cdc.truncation.
+Invariant: rows that are sent again read as in the first snapshot and as in the log. After the rows
+of a request comes a mark with its id, as a row read from one of MARKS: once the mark has arrived, so
+have the rows. A request has an id and is made once; a crash before the commit makes none.
 """
 
 import json
@@ -14,11 +14,13 @@ from dataclasses import replace
 
 from psycopg import sql
 
+from cdc.errors import SourceError
 from cdc.model.pg_types import base_type
 from cdc.model.table import Table
-from cdc.postgres.row_query import own_rows
-from cdc.postgres.snapshot_query import query
+from cdc.postgres.row_query import own_rows, snapshot_query
 from cdc.postgres.source import Connection
+from cdc.readiness.checks import hidden_rows
+from cdc.readiness.facts import HIDDEN_BY, bounded_locks
 
 # Debezium 3.7 forgets stored generated columns of a table that it reads incrementally; from
 # Postgres 18 on the log has them, and the next change ends its task ("Index out of bounds"). Such
@@ -74,6 +76,99 @@ SELECT EXISTS (
     SELECT FROM pg_type WHERE oid = ANY (%s::text[]::regtype[]) AND typtype = 'b' AND typcategory <> 'A'
     AND typnamespace <> 'pg_catalog'::regnamespace AND NOT pg_type_is_visible(oid))
 """
+ID_CHARACTERS = 42
+
+# Debezium writes two rows for each chunk that it reads, and never looks at them again: it takes
+# them from the log.
+SWEEP = "DELETE FROM cdc.signal WHERE type IN ('snapshot-window-open', 'snapshot-window-close')"
+# A table is read in chunks by its key; without one the connector would skip it with a line in its
+# log.
+READABLE = """
+SELECT FROM pg_index i
+WHERE i.indrelid = to_regclass(quote_ident(%s) || '.' || quote_ident(%s))
+  AND i.indisunique AND i.indimmediate AND i.indisvalid AND i.indpred IS NULL AND i.indexprs IS NULL
+  AND NOT EXISTS (SELECT FROM pg_attribute a
+                  WHERE a.attrelid = i.indrelid AND a.attnum = ANY (i.indkey) AND NOT a.attnotnull)
+"""
+HIDDEN = f"""
+SELECT {HIDDEN_BY} FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE n.nspname || '.' || c.relname = %(table)s
+"""
+LOCK_TIMEOUT = "10s"
+"""Writers of the table wait as long as this lock request waits."""
+
+RAISE = """
+INSERT INTO cdc.truncation AS t (table_name, at, lsn)
+SELECT name, clock_timestamp(), pg_current_wal_insert_lsn() FROM unnest(%s::text[]) AS name
+ON CONFLICT (table_name) DO UPDATE SET at = excluded.at, lsn = excluded.lsn, n = t.n + 1
+"""
+
+
+def resend(
+    conn: Connection,
+    table: Table,
+    *,
+    reader: str,
+    id: str,  # noqa: A002  # the column's name
+    reset_floor: bool = False,
+    where: sql.Composable | None = None,
+) -> bool:
+    """Ask for all rows of a table, or those that meet a condition. False if a request with this id
+    exists.
+
+    A table holds up the log while it is read if it has stored generated columns, dates that JDBC
+    can't carry (infinite, before 1582-10-15), or a key that the connector can't compare: with times,
+    time stamps, bits, money, or types of extensions outside of the search path. A connector that is
+    restarted meanwhile forgets it. All others are read beside the log, also across restarts.
+
+    `reader` is the connector's role. With `reset_floor` rows that vanished without an event vanish
+    from the views as well: a floor is set, so that only rows sent again count.
+
+    Raises:
+        SourceError: the table has no key, or stays locked, or policies hide its rows. No request has
+            been made then, and no floor set.
+    """
+    if len(id) > ID_CHARACTERS:
+        raise ValueError(f"an id of {len(id)} characters: cdc.signal takes {ID_CHARACTERS}")
+    if conn.execute(READABLE, [table.schema, table.name]).fetchone() is None:
+        raise SourceError(
+            f"{table.qualified} can't be sent again: no table of that name has a primary key or a unique index"
+            " without nulls.",
+            hint="add one, or have all tables sent again: cdc -p FILE register --new-snapshot",
+        )
+    row = conn.execute(HIDDEN, {"table": table.qualified, "role": reader}).fetchone()
+    if row and row[0]:
+        raise hidden_rows(table.qualified, reader, row[0]).error
+    with conn.transaction():
+        conn.execute("SELECT pg_advisory_xact_lock(hashtextextended('cdc.resend', 0))")
+        if conn.execute("SELECT FROM cdc.signal WHERE id = %s", [id]).fetchone() is not None:
+            return False
+        # Raise the floor before the request: rows sent again have the LSN of the request, or a
+        # later one.
+        if reset_floor:
+            raise_floor(conn, [table.qualified])
+        conn.execute(SWEEP)
+        conn.execute(
+            "INSERT INTO cdc.signal VALUES (%s, 'execute-snapshot', %s)",
+            [id, request(conn, table, id, where)],
+        )
+    return True
+
+
+def raise_floor(conn: Connection, tables: Sequence[str]) -> None:
+    """Set the floor of tables, named schema.table, to where the log stands; together with the
+    caller's transaction. All earlier records are dead, in the stream and in every later rebuild.
+
+    No transaction that has written below the floor is still open then: its changes would come after
+    the floor and be taken for dead.
+
+    Raises:
+        SourceError: a table stayed locked by an open transaction that has written to it.
+    """
+    names = [sql.Identifier(*table.split(".", 1)) for table in sorted(tables)]
+    with bounded_locks(conn, LOCK_TIMEOUT, f"One of {', '.join(tables)}"):
+        conn.execute(sql.SQL("LOCK TABLE {} IN SHARE MODE").format(sql.SQL(", ").join(names)))
+        conn.execute(RAISE, [list(tables)])
 
 
 def request(conn: Connection, table: Table, id: str, where: sql.Composable | None = None) -> str:  # noqa: A002
@@ -104,7 +199,7 @@ def request(conn: Connection, table: Table, id: str, where: sql.Composable | Non
                 concurrent_mark: sql.SQL("id = {}").format(sql.Literal(id)),
             },
         )
-    selection = query(table) + (sql.SQL(" WHERE ") + where if where else sql.SQL(""))
+    selection = snapshot_query(table) + (sql.SQL(" WHERE ") + where if where else sql.SQL(""))
     mark = sql.SQL("SELECT {} AS pipeline, 0 AS beat, now() AS at").format(sql.Literal(id))
     own_query = uncarried or where or has_children
     return _data("blocking", {name: selection if own_query else None, blocking_mark: mark})

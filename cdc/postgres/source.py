@@ -19,10 +19,9 @@ from cdc.errors import SettingsError, SourceError, SourceUnavailable
 from cdc.model.causes import UNKNOWN, cause
 from cdc.model.position import Server
 from cdc.model.session_settings import CATALOG_FIRST, session_options, settings_since
-from cdc.postgres import row_identity
 from cdc.readiness.checks import OLDEST_VERSION
 
-Connection = row_identity.Connection
+Connection = psycopg.Connection[tuple[Any, ...]]
 CONNECT_TIMEOUT_S = 5
 # libpq gives no SQLSTATE for a refused login, only the server's text; a server that speaks another
 # language falls through to the general hint.

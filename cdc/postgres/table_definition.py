@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
+
 from cdc.errors import DecodeError
 
 
@@ -89,8 +91,8 @@ def parse(value: bytes) -> Definition | None:
             relation=after["relation"],
             lsn=lsn_number(after["lsn"]),
             command=after["command"],
-            columns=_columns(_loaded(after["columns"])),
-            partitions=_partitions(_loaded(after["partitions"])),
+            columns=_loaded(after["columns"], tuple[ColumnDefinition, ...] | None),
+            partitions=_loaded(after["partitions"], tuple[str, ...] | None),
             streamed=envelope["op"] == "c",
         )
     except (KeyError, TypeError, ValueError, AttributeError):
@@ -100,39 +102,9 @@ def parse(value: bytes) -> Definition | None:
         ) from None
 
 
-def _columns(columns: list[dict[str, Any]] | None) -> tuple[ColumnDefinition, ...] | None:
-    if columns is None:
-        return None
-    return tuple(
-        ColumnDefinition(
-            name=column["name"],
-            type=column["type"],
-            number=column["number"],
-            default=column["default"],
-            missing=column["missing"],
-            key=column["key"],
-            types=tuple(map(_type, column["types"])),
-            identified=column["identified"],
-        )
-        for column in columns
-    )
-
-
-def _type(part: dict[str, Any]) -> TypeDefinition:
-    return TypeDefinition(
-        oid=part["oid"],
-        base=part.get("base"),
-        labels=part.get("labels", {}),
-        attributes=tuple(part.get("attributes", ())),
-    )
-
-
-def _partitions(names: list[str] | None) -> tuple[str, ...] | None:
-    return None if names is None else tuple(names)
-
-
-def _loaded(text: Any) -> Any:
-    return json.loads(text) if isinstance(text, str) else text
+def _loaded(value: Any, form: Any) -> Any:
+    """Bring a value of json to this type; Debezium sends it as its text."""
+    return msgspec.convert(json.loads(value) if isinstance(value, str) else value, form)
 
 
 def lsn_number(text: str) -> int:

@@ -6,8 +6,10 @@ Invariant: no function here writes or leaves a setting behind.
 """
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+
+from psycopg.types.json import Jsonb
 
 from cdc.config.settings import Pipeline
 from cdc.config.source_settings import TableSettings
@@ -15,7 +17,7 @@ from cdc.config.view_settings import SCHEMA, tables_of
 from cdc.errors import SettingsError, SourceError, TableRefused
 from cdc.model import column_names, pg_types
 from cdc.model.table import Column, Derivation, IndexOptions, Table
-from cdc.postgres import catalog, row_identity, source
+from cdc.postgres import catalog, source
 from cdc.postgres.source import Connection
 from cdc.readiness import facts
 from cdc.readiness.facts import SourceFacts, SourceRequirements
@@ -50,6 +52,29 @@ FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid JOIN pg_namespace n ON
 WHERE n.nspname || '.' || c.relname = ANY (%s) AND NOT a.attisdropped AND a.attgenerated <> ''
       AND a.attgenerated::text <> ALL (%s)
 GROUP BY 1
+"""
+# Each table of a JSON object, whose values are the columns of its key, with the first of its
+# partitions whose replica identity lacks one of them.
+UNIDENTIFIED = """
+WITH RECURSIVE member (name, key, oid) AS (
+    SELECT wanted.name, wanted.key, c.oid FROM jsonb_each(%s) AS wanted (name, key)
+    JOIN pg_class c ON true JOIN pg_namespace n ON n.oid = c.relnamespace
+    WHERE n.nspname || '.' || c.relname = wanted.name
+    UNION ALL
+    SELECT member.name, member.key, i.inhrelid FROM member JOIN pg_inherits i ON i.inhparent = member.oid
+    JOIN pg_class p ON p.oid = i.inhrelid AND p.relispartition
+)
+SELECT member.name, min(n.nspname || '.' || c.relname)
+FROM member JOIN pg_class c USING (oid) JOIN pg_namespace n ON n.oid = c.relnamespace
+WHERE c.relkind = 'r' AND c.relreplident <> 'f' AND NOT EXISTS (
+    SELECT FROM pg_index i
+    WHERE i.indrelid = c.oid
+      AND CASE c.relreplident WHEN 'd' THEN i.indisprimary WHEN 'i' THEN i.indisreplident ELSE false END
+      AND member.key <@ (
+          SELECT jsonb_agg(a.attname) FROM unnest(i.indkey) WITH ORDINALITY AS part (attnum, at)
+          JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = part.attnum
+          WHERE part.at <= i.indnkeyatts))
+GROUP BY member.name
 """
 
 
@@ -169,6 +194,25 @@ def requirements(pipeline: Pipeline) -> SourceRequirements:
     )
 
 
+def unidentified(conn: Connection, tables: Iterable[Table]) -> dict[str, SourceError]:
+    """An error for each table, by name, whose replica identity lacks a column of its key.
+
+    If the identity is another index, a delete is logged without the key, and the connector writes it
+    with made-up values (`TableSchemaBuilder.createKeyGenerator`): it would delete another row.
+    Without an identity Postgres refuses updates and deletes.
+    """
+    keys = {table.qualified: list(table.key) for table in tables}
+    errors = {}
+    for name, part in conn.execute(UNIDENTIFIED, [Jsonb(keys)]).fetchall():
+        errors[name] = SourceError(
+            f"The replica identity of {part} lacks the key ({', '.join(keys[name])}): a delete wouldn't name its row.",
+            finding_key="identity-unfit",
+            hint="cdc -p FILE migrate",
+            table=name,
+        )
+    return errors
+
+
 def read_source(conn: Connection, pipeline: Pipeline, *, connected: bool) -> SourceFacts:
     """Read the facts about the source. `connected`: Connect has a connector of the pipeline's name.
 
@@ -181,7 +225,7 @@ def read_source(conn: Connection, pipeline: Pipeline, *, connected: bool) -> Sou
             conn,
             requirements(pipeline),
             refused=surveyed.refused,
-            unidentified=row_identity.unidentified(conn, surveyed.tables),
+            unidentified=unidentified(conn, surveyed.tables),
             connected=connected,
         )
 

@@ -90,9 +90,9 @@ class QuarantineLog:
     ) -> None:
         self._kafka = kafka
         self._topic = pipeline.quarantine_topic
-        self._open: dict[QuarantineKey, QuarantinedRecord] = {}
+        self._unsettled: dict[QuarantineKey, QuarantinedRecord] = {}
         self._tail = Tail(
-            kafka, self._topic, begin=self._open.clear, take=self._apply_record, now=now
+            kafka, self._topic, begin=self._unsettled.clear, take=self._apply_record, now=now
         )
 
     def read(self) -> Collection[QuarantinedRecord]:
@@ -101,7 +101,7 @@ class QuarantineLog:
         The collection is live until the next call.
         """
         self._tail.read()
-        return self._open.values()
+        return self._unsettled.values()
 
     def has_changed(self) -> bool:
         """Whether the topic has new records since `read`."""
@@ -120,11 +120,11 @@ class QuarantineLog:
         entry = QuarantineKey(**json.loads(record.key or b"{}"))
         if record.value:
             note = json.loads(record.value)
-            self._open[entry] = QuarantinedRecord(
+            self._unsettled[entry] = QuarantinedRecord(
                 entry, note["reason"], note.get("at", 0.0), record.offset
             )
         else:
-            self._open.pop(entry, None)
+            self._unsettled.pop(entry, None)
 
 
 def quarantined_parts(note: bytes) -> tuple[bytes | None, bytes | None]:
@@ -158,7 +158,7 @@ def settle_entries(kafka: Topics, pipeline: Pipeline, entries: Iterable[Quaranti
         kafka.write(pipeline.quarantine_topic, [(entry.to_key(), None) for entry in listed])
 
 
-class SinkQuarantine:
+class SinkQuarantine(QuarantineLog):
     """The quarantine of one sink. `open` are its entries, `requests` those to redrive.
 
     One thread uses it.
@@ -171,20 +171,16 @@ class SinkQuarantine:
         kafka: Topics,
         now: Callable[[], float] = time.time,
     ) -> None:
+        super().__init__(kafka, pipeline, now)
         self._sink = sink
         self._pipeline = pipeline
-        self._kafka = kafka
-        self._log = QuarantineLog(kafka, pipeline, now)
         self.open: dict[QuarantineKey, QuarantinedRecord] = {}
         self.requests: set[QuarantineKey] = set()
-
-    def has_changed(self) -> bool:
-        return self._log.has_changed()
 
     def refresh(self) -> None:
         """Read new entries and requests. Raises ConnectorError."""
         records = {
-            record.entry: record for record in self._log.read() if record.entry.sink == self._sink
+            record.entry: record for record in self.read() if record.entry.sink == self._sink
         }
         self.requests = {entry for entry in records if entry.redrive}
         self.open = {entry: record for entry, record in records.items() if not entry.redrive}
@@ -210,16 +206,15 @@ class SinkQuarantine:
             self.open.pop(entry, None)
 
     def read_key(self, entry: QuarantineKey) -> bytes | None:
-        key, _ = self._log.read_record(self.open[entry])
+        key, _ = self.read_record(self.open[entry])
         return key
 
     def with_log(self, entries: Collection[QuarantineKey]) -> "QuarantineAndLog":
         """Build what reads the records of open entries together with the log."""
-        topic = self._pipeline.quarantine_topic
         start = min(self.open[entry].place for entry in entries)
         # To the end: an entry that is rejected again has its record there since.
-        end = self._kafka.ends([topic])[topic]
-        notes = OffsetRange(topic, 0, start, end.offsets[0], end.topic_id)
+        end = self._kafka.ends([self._topic])[self._topic]
+        notes = OffsetRange(self._topic, 0, start, end.offsets[0], end.topic_id)
         return QuarantineAndLog(frozenset(entries), notes)
 
 

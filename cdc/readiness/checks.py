@@ -318,8 +318,14 @@ def _check_publication(facts: SourceFacts) -> Iterator[Fault]:
         lacks = lacks if publication.partial else "operations, roots or generated columns"
         message = f"Publication {name} leaves out {lacks}."
         yield Fault("publication-differs/partial", name, message, MIGRATE)
+    elif not publication.truncates:
+        message = f"Publication {name} leaves out TRUNCATE."
+        yield Fault("publication-differs/truncates", name, message, MIGRATE)
     if extra := sorted(set(publication.tables) - {*facts.tables, *CONTROL_TABLES}):
         message = f"Publication {name} offers {', '.join(extra)}, which the file doesn't name."
+        yield Fault("publication-differs/extra", name, message, MIGRATE)
+    elif publication.schemas:
+        message = f"Publication {name} is for whole schemas: it offers whatever is created in them."
         yield Fault("publication-differs/extra", name, message, MIGRATE)
 
 

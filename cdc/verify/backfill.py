@@ -23,9 +23,8 @@ from cdc.kafka.transactions import writing_records
 from cdc.model.position import distance
 from cdc.model.table import Table
 from cdc.postgres import source
-from cdc.postgres.incremental_snapshot import resend
 from cdc.postgres.row_query import id_condition, own_rows, text_condition
-from cdc.postgres.snapshot_request import MARKS
+from cdc.postgres.snapshot_request import MARKS, resend
 
 IDS_PER_REQUEST = 200
 """Bounds a request: the connector stores it with every offset while it works on it, in one record

@@ -16,7 +16,7 @@ from cdc.config.view_settings import tables_of
 from cdc.errors import SettingsError
 from cdc.model.table import Table
 from cdc.postgres.column_facts import TableFacts, column_facts
-from cdc.postgres.row_identity import Connection
+from cdc.postgres.source import Connection
 from cdc.postgres.table_survey import Survey
 from cdc.readiness.facts import bounded_locks
 from cdc.views.plan import Node, View

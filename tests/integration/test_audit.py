@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from cdc.audit.auditor import Auditor, view_flaws
-from cdc.audit.finding import Audit, row_flaw
+from cdc.audit.auditor import Audit, Auditor, row_flaw, view_flaws
 from cdc.cli import topics as cli_topics
 from cdc.config.settings import Pipeline
 from cdc.errors import DivergenceError
@@ -207,23 +206,23 @@ class Broker:
 
 DEFECTS: dict[str, tuple[Planted, Change | None, dict[str, tuple[int, tuple[str, ...]]]]] = {
     "clean": (CLEAN, None, {}),
-    "unknown": (UNKNOWN, None, {"unknown": (5, ("11", "12", "13", "14", "15"))}),
-    "outdated": (OUTDATED, None, {"outdated": (2, ("1", "4"))}),
-    "foreign": (FOREIGN, None, {"foreign": (4, ())}),
-    "keyless": (CLEAN, Broker.without_keys, {"keyless": (2, ())}),
-    "moved": (MOVED, None, {"moved": (2, ("1", "6"))}),
-    "unreadable": (UNREADABLE, None, {"unreadable": (2, ())}),
+    "unknown": (UNKNOWN, None, {"records-incomplete/values": (5, ("11", "12", "13", "14", "15"))}),
+    "outdated": (OUTDATED, None, {"records-incomplete/outdated": (2, ("1", "4"))}),
+    "foreign": (FOREIGN, None, {"topic-unfit/foreign": (4, ())}),
+    "keyless": (CLEAN, Broker.without_keys, {"topic-unfit/keyless": (2, ())}),
+    "moved": (MOVED, None, {"topic-unfit/moved": (2, ("1", "6"))}),
+    "unreadable": (UNREADABLE, None, {"records-unreadable": (2, ())}),
     "policy": (
         CLEAN,
         lambda broker, topic: broker.policy(topic, "compact,delete"),
-        {"policy": (1, ())},
+        {"topic-unfit/policy": (1, ())},
     ),
-    "start": ([row(2), *CLEAN], Broker.cut, {"start": (1, ())}),
-    "partitions": (CLEAN, Broker.grow, {"partitions": (1, ())}),
+    "start": ([row(2), *CLEAN], Broker.cut, {"topic-unfit/truncated": (1, ())}),
+    "partitions": (CLEAN, Broker.grow, {"topic-unfit/partitions": (1, ())}),
     "retention": (
         CLEAN,
         lambda broker, topic: broker.topics.override({topic: {"delete.retention.ms": "3600000"}}),
-        {"retention": (1, ())},
+        {"setting-differs/delete.retention.ms": (1, ())},
     ),
 }
 
@@ -256,7 +255,7 @@ def test_every_planted_defect_is_found_and_nothing_else(
     auditor = Auditor(spark, broker.shop, broker.topics, PLACEHOLDER, [])
     audits = {name: auditor.audit(broker.table(name)) for name in DEFECTS}
     findings = {
-        name: {flaw.kind: (flaw.count, flaw.keys) for flaw in audit.flaws}
+        name: {flaw.key: (flaw.count, flaw.keys) for flaw in audit.flaws}
         for name, audit in audits.items()
     }
     assert findings == {name: expected for name, (_, _, expected) in DEFECTS.items()}
@@ -302,20 +301,24 @@ def test_views_that_have_missed_something(broker: Broker) -> None:
         "narrow": checkpoint(even),
     }
 
-    def missed_views() -> dict[str, str]:
+    def missed_views() -> dict[str, bool]:
         listed = view_flaws(broker.topics, broker.shop, table, views)
         assert all(flaw.defect and "--table public.clean" in flaw.hint for flaw in listed)
+        assert [flaw.sink for flaw in listed if "partitions" in flaw.key] == ["narrow"]
         for flaw in listed:
             finding = flaw.finding(table.qualified)
             stopped = ("view-stopped", f"Kafka -> {flaw.sink}")
             moved = ("topic-unfit", "Kafka")
-            assert (finding.code, finding.hop) == (moved if flaw.kind == "partitions" else stopped)
-        return {flaw.hint.split("rebuild ")[1].split()[0]: flaw.kind for flaw in listed}
+            assert (finding.code, finding.hop) == (moved if "partitions" in flaw.key else stopped)
+        return {
+            flaw.hint.split("rebuild ")[1].split()[0]: "missed deletes" in flaw.what
+            for flaw in listed
+        }
 
-    broken = {"recreated": "behind", "ahead": "behind", "narrow": "partitions"}
+    broken = {"recreated": False, "ahead": False, "narrow": False}
     assert missed_views() == broken
     broker.topics.override({table.topic: {"delete.retention.ms": "1000"}})
-    late = {**broken, "behind": "deletes", "idle": "deletes"}
+    late = {**broken, "behind": True, "idle": True}
     wait_until(lambda: missed_views() == late, 20, "what they haven't seen to be of age")
 
 
@@ -323,17 +326,22 @@ def test_a_topic_that_is_not_there(broker: Broker, spark: "SparkSession") -> Non
     shop = broker.shop.model_copy(update={"pipeline": "another"})
     table = Table("public", "clean", (), ("id",), "another.public.clean")
     audit = Auditor(spark, shop, broker.topics, PLACEHOLDER, []).audit(table)
-    assert {(flaw.kind, flaw.defect) for flaw in audit.flaws} == {("missing", True)}
+    assert {(flaw.key, flaw.defect) for flaw in audit.flaws} == {("topic-missing", True)}
     assert {finding.code for finding in audit.findings} == {"topic-missing"}
 
 
 def test_what_is_found_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     keys = tuple(map(str, range(100)))
     damaged = Audit(
-        "public.items", "t.public.items", (row_flaw("unknown", 123, keys),), 20_000, 150, 3
+        "public.items",
+        "t.public.items",
+        (row_flaw("records-incomplete/values", 123, keys),),
+        20_000,
+        150,
+        3,
     )
     warned = Audit(
-        "public.others", "t.public.others", (row_flaw("unreadable", 1),), 10, 10, repaired=7
+        "public.others", "t.public.others", (row_flaw("records-unreadable", 1),), 10, 10, repaired=7
     )
     with pytest.raises(DivergenceError, match="1 of 2 topics") as caught:
         cli_topics.report([damaged, warned], as_json=False)

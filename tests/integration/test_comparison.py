@@ -18,9 +18,9 @@ from cdc.control.registrations import Registration
 from cdc.migrations import migrate, prepare_source
 from cdc.observe.collection import collect
 from cdc.postgres import table_survey
-from cdc.postgres.row_identity import unidentified
 from cdc.postgres.schema_changes import consequences
 from cdc.postgres.table_definition import Definition, parse
+from cdc.postgres.table_survey import unidentified
 from cdc.readiness.facts import SourceRequirements
 from tests.support.pipelines import pipeline
 

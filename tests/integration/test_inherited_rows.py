@@ -10,7 +10,7 @@ from psycopg import sql
 
 from cdc.migrations import migrate
 from cdc.model.table import Table
-from cdc.postgres import row_query, snapshot_query, source, table_survey
+from cdc.postgres import row_query, source, table_survey
 from cdc.postgres.snapshot_request import request
 from cdc.postgres.source import Connection
 from tests.support.pipelines import pipeline
@@ -30,7 +30,7 @@ INSERT INTO shop.seldom VALUES ('2020-01-01');
 
 
 def of_snapshot(_: Connection, table: Table) -> str:
-    settings = snapshot_query.overrides([table])
+    settings = row_query.snapshot_overrides([table])
     return settings[f"snapshot.select.statement.overrides.{table.qualified}"]
 
 

@@ -51,7 +51,7 @@ REFUSED: dict[str, tuple[str, Callable[[Topics, str], object]]] = {
     ),
     "creation": (
         "Create",
-        lambda topics, topic: topics.admin.request_topics({topic: {}}),
+        lambda topics, topic: topics.request_topics({topic: {}}),
     ),
     "removal": ("Delete", lambda topics, topic: topics.remove([topic])),
 }
@@ -67,7 +67,7 @@ def test_what_acls_forbid_on_a_topic_is_named(
     operation, send = REFUSED[request_name]
     topic = request_name.replace(" ", "-")
     with Topics(broker.address) as topics:
-        topics.admin.create({topic: {}})
+        topics.create_topics({topic: {}})
         topics.write(topic, [(b"k", b"v")])
         broker.forbid("TOPIC", topic, operation)
         with pytest.raises(KafkaForbidden) as caught:
@@ -92,7 +92,7 @@ def test_a_writer_that_acls_forbid_is_named(broker: AclBroker) -> None:
 
 def test_a_topic_that_was_forbidden_is_written_to_once_it_is_allowed(broker: AclBroker) -> None:
     with Topics(broker.address) as topics:
-        topics.admin.create({"for-a-time": {}})
+        topics.create_topics({"for-a-time": {}})
         rule = broker.forbid("TOPIC", "for-a-time", "Write")
         with pytest.raises(KafkaForbidden):
             topics.write("for-a-time", [(b"k", b"v")])

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cdc.postgres.incremental_snapshot import resend
+from cdc.postgres.snapshot_request import resend
 from tests.support.shop import Change, Shop
 from tests.support.wait import wait_until
 

@@ -16,9 +16,8 @@ from cdc.errors import ConnectorError, SourceError
 from cdc.kafka.clients import kafka
 from cdc.kafka.topics import Topics
 from cdc.model.table import Table
-from cdc.postgres import truncation_floor
-from cdc.postgres.incremental_snapshot import resend
-from cdc.postgres.snapshot_request import COLUMNS
+from cdc.postgres import snapshot_request
+from cdc.postgres.snapshot_request import COLUMNS, resend
 from cdc.verify.backfill import backfill, transaction_id
 from tests.support.shop import Shop
 from tests.support.wait import wait_until
@@ -384,7 +383,7 @@ def test_a_floor_waits_for_who_has_written_below_it(
     """Otherwise that change would come after the floor, with a position below it, and be taken for
     dead.
     """
-    monkeypatch.setattr(truncation_floor, "LOCK_TIMEOUT", "200ms")
+    monkeypatch.setattr(snapshot_request, "LOCK_TIMEOUT", "200ms")
     with psycopg.connect(shop.pipeline.source.dsn) as application:
         application.execute("UPDATE shop.counters SET n = 0")
         with pytest.raises(SourceError, match=r"One of shop\.counters stayed locked"):

@@ -21,10 +21,14 @@ from cdc.migrations.plan import plan, script
 from cdc.migrations.removal import remove_from_source
 from cdc.observe.collection import collect
 from cdc.postgres import source, table_survey
-from cdc.postgres.incremental_snapshot import resend
-from cdc.postgres.row_query import id_condition, row_query, sample_condition, text_condition
-from cdc.postgres.snapshot_query import query
-from cdc.postgres.snapshot_request import request
+from cdc.postgres.row_query import (
+    id_condition,
+    row_query,
+    sample_condition,
+    snapshot_query,
+    text_condition,
+)
+from cdc.postgres.snapshot_request import request, resend
 from cdc.postgres.table_survey import read_source
 from cdc.readiness.checks import check_source
 from cdc.readiness.facts import SourceRequirements
@@ -120,7 +124,7 @@ def test_no_statement_of_ours_meets_them(
         assert survey.refused == {}
         for table in survey.tables:
             sample = row_query(table, sample_condition(table, ("0000", "ffff")))
-            for rows in (query(table), sample):
+            for rows in (snapshot_query(table), sample):
                 with conn.cursor().copy(sql.SQL("COPY ({}) TO STDOUT").format(rows)) as copy:
                     assert list(copy)
             for condition in (id_condition(table, ["1"]), text_condition(table, ["1"])):

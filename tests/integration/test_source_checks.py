@@ -43,6 +43,23 @@ def test_a_publication_without_generated_columns_is_named(postgres_dsn: str, uni
         assert faults(postgres_dsn, unique) == {("publication-differs/partial", unique)}
 
 
+@pytest.mark.parametrize(
+    ("change", "key"),
+    [
+        ("ADD TABLES IN SCHEMA shop", "publication-differs/extra"),
+        ("SET (publish = 'insert, update, delete')", "publication-differs/truncates"),
+    ],
+)
+def test_whatever_migrate_changes_of_a_publication_is_named(
+    postgres_dsn: str, unique: str, change: str, key: str
+) -> None:
+    with prepared(postgres_dsn, unique, SCHEMA, *TABLES) as conn:
+        alter_publication(conn, unique, change)
+        assert faults(postgres_dsn, unique) == {(key, unique)}
+        assert prepare_source(conn, requirements(unique, *TABLES))
+        assert faults(postgres_dsn, unique) == set()
+
+
 def test_a_virtual_column_that_stops_updates_is_named(postgres_dsn: str, unique: str) -> None:
     """It was added after `migrate`, which refuses it."""
     with prepared(postgres_dsn, unique, SCHEMA, *TABLES) as conn:

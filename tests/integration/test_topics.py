@@ -19,16 +19,13 @@ from cdc.config.settings import Pipeline
 from cdc.config.view_settings import STATE
 from cdc.errors import ConnectorError, KafkaUnavailable
 from cdc.kafka import clients, records
-from cdc.kafka.backfills import request_name
 from cdc.kafka.clients import kafka
-from cdc.kafka.log_continuity import Continuity
+from cdc.kafka.log_continuity import Continuity, request_name
 from cdc.kafka.log_refusals import Discontinued
-from cdc.kafka.pool import TopicsPool
 from cdc.kafka.records import Record
-from cdc.kafka.topic_admin import PATIENCE_S, TOPICS_AT_ONCE
 from cdc.kafka.topic_setup import check_topics, ensure_topics
 from cdc.kafka.topic_specs import topic_specs
-from cdc.kafka.topics import Topics
+from cdc.kafka.topics import PATIENCE_S, TOPICS_AT_ONCE, Topics, TopicsPool
 from cdc.model.position import ViewCheckpoint
 from cdc.model.table import Table
 from cdc.rebuild.build import Rebuild
@@ -556,7 +553,7 @@ def test_settings_are_in_force_on_return(
         topics.override({topic: {"segment.ms": value}})
         assert topics.overrides([topic])[topic].get("segment.ms") == value
     # A broker that doesn't take them over.
-    monkeypatch.setattr(topics.admin, "alter", lambda _: None)
+    monkeypatch.setattr(topics, "alter", lambda _: None)
     with pytest.raises(ConnectorError, match=f"doesn't go by {topic}'s new settings"):
         topics.override({topic: {"segment.ms": "3600000"}})
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 
 import psycopg
 
-from cdc.audit.auditor import Auditor
-from cdc.audit.finding import Audit
+from cdc.audit.auditor import Audit, Auditor
 from cdc.kafka.topics import Topics
 from cdc.runtime.context import Context
 from cdc.verify import barrier
@@ -23,6 +22,9 @@ if TYPE_CHECKING:
     from tests.scenarios.conftest import World
 
 TABLE = "public.wide"
+VALUES = "records-incomplete/values"
+OUTDATED = "records-incomplete/outdated"
+RETAINED = "setting-differs/delete.retention.ms"
 
 
 def audited(world: "World", kafka: Topics) -> Audit:
@@ -38,8 +40,8 @@ def audited(world: "World", kafka: Topics) -> Audit:
     )
 
 
-def keys_by_kind(audit: Audit) -> dict[str, set[str]]:
-    return {flaw.kind: set(flaw.keys) for flaw in audit.flaws}
+def flawed_keys(audit: Audit) -> dict[str, set[str]]:
+    return {flaw.key: set(flaw.keys) for flaw in audit.flaws}
 
 
 def ids(*numbers: int) -> set[str]:
@@ -66,7 +68,7 @@ def test_what_a_compacted_log_lacks_is_found_and_repaired(world: "World") -> Non
         world.settle()
     with Topics(world.stack.endpoints.kafka) as kafka:
         first_audit = audited(world, kafka)
-        assert keys_by_kind(first_audit) == {}
+        assert flawed_keys(first_audit) == {}
         assert (
             first_audit.records,
             first_audit.keys,
@@ -75,7 +77,7 @@ def test_what_a_compacted_log_lacks_is_found_and_repaired(world: "World") -> Non
         ) == (25, 20, 5, 0.2)
         compact(kafka, world.described[0].topic)
         lacking = audited(world, kafka)
-        assert keys_by_kind(lacking) == {"unknown": ids(*range(1, 6))}
+        assert flawed_keys(lacking) == {VALUES: ids(*range(1, 6))}
         assert (lacking.records, lacking.keys, lacking.saved) == (20, 20, 0)
         # Nobody runs who would have all rows sent again.
         world.sql(
@@ -99,18 +101,29 @@ def test_what_a_compacted_log_lacks_is_found_and_repaired(world: "World") -> Non
 
 
 def with_deletes(audit: Audit) -> Audit | None:
-    return audit if "deletes" in keys_by_kind(audit) else None
+    return audit if "view-stopped" in flawed_keys(audit) else None
 
 
 def missed_deletes(world: "World", kafka: Topics) -> None:
     """The view is behind a tombstone: no harm for as long as such are kept."""
-    outdated = {"unknown": ids(*range(1, 6)), "outdated": ids(*range(1, 6), *range(7, 20))}
-    assert keys_by_kind(audited(world, kafka)) == outdated
+    outdated = {
+        VALUES: ids(*range(1, 6)),
+        OUTDATED: ids(*range(1, 6), *range(7, 20)),
+    }
+    assert flawed_keys(audited(world, kafka)) == outdated
     topic = f"{world.name}.{TABLE}"
     retention = kafka.overrides([topic])[topic]["delete.retention.ms"]
     kafka.override({topic: {"delete.retention.ms": "1000"}})
     late = wait_until(lambda: with_deletes(audited(world, kafka)), 30, "the tombstone to be of age")
     assert late
-    assert keys_by_kind(late) == {**outdated, "deletes": set(), "retention": set()}
-    assert {defect.kind for defect in late.defects} == {"unknown", "outdated", "deletes"}
+    assert flawed_keys(late) == {
+        **outdated,
+        "view-stopped": set(),
+        RETAINED: set(),
+    }
+    assert {defect.key for defect in late.defects} == {
+        VALUES,
+        OUTDATED,
+        "view-stopped",
+    }
     kafka.override({topic: {"delete.retention.ms": retention}})

@@ -12,7 +12,7 @@ import pytest
 
 from cdc.connectors.client import Connect
 from cdc.errors import ConnectorError
-from cdc.postgres.incremental_snapshot import resend
+from cdc.postgres.snapshot_request import resend
 from tests.support import http
 from tests.support.server_control import connect_with
 from tests.support.shop import Shop, shop_on

@@ -2,18 +2,23 @@
 
 import time
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from cdc.config.view_settings import STATE
-from cdc.errors import ConnectorError
-from cdc.kafka.ledger import Hole
+from cdc.errors import ConnectorError, KafkaUnavailable
+from cdc.kafka.clients import translated_errors
+from cdc.kafka.ledger import Hole, Ledger
+from cdc.kafka.log_continuity import Log, hole_behind, safe_until, uncertain_records
 from cdc.kafka.log_refusals import Discontinued, refuse_gap, shape_errors
-from cdc.kafka.unread_records import Log, hole_behind, safe_until, uncertain_records
+from cdc.kafka.records import Record
 from cdc.model.finding import find_error
 from cdc.model.generation import generation_time, new_generation
 from cdc.model.position import Position, ViewCheckpoint
 from cdc.model.table import Column, Table
+from tests.support.pipelines import pipeline
 
 TABLE = Table("public", "items", (Column("id", "bigint"),), ("id",), "shop.public.items")
 
@@ -48,6 +53,19 @@ def test_a_topic_of_another_shape_has_a_command_that_takes_it(
 def test_both_mistakes_of_a_topic_are_named() -> None:
     keys = [error.finding_key for error in shape_errors("shop.public.items", 1, 2, "delete", 3)]
     assert keys == ["topic-unfit/partitions", "topic-unfit/policy"]
+
+
+def test_a_damaged_entry_of_the_ledger_is_named() -> None:
+    """It came as a Kafka that can't be reached, wherever the ledger was read to check topics."""
+    damaged = [Record(7, 0, b"holes search shop.public.items", b'[{"start"')]
+    broker: Any = SimpleNamespace(existing=set, read_all=lambda _: damaged)
+    with (
+        pytest.raises(ConnectorError, match=r"offset 7 of t\.settings") as caught,
+        translated_errors("kafka"),
+    ):
+        Ledger(pipeline("t", "", "public.items"), broker).read()
+    assert not isinstance(caught.value, KafkaUnavailable)
+    assert "cdc -p FILE register" in caught.value.hint
 
 
 def test_what_the_log_continues_is_accepted() -> None:

@@ -170,6 +170,7 @@ SOURCE_FAULTS: Faults = {
     ("publication-differs/extra", "shop"): lambda: publication(
         tables=(TABLE, "public.old", *CONTROL_TABLES)
     ),
+    ("publication-differs/truncates", "shop"): lambda: publication(truncates=False),
     ("table-refused", TABLE): lambda: source(
         refused={TABLE: TableRefused("No key.", hint="add one")}
     ),
@@ -380,6 +381,7 @@ def test_with_every_server_away_a_file_with_patterns_is_examined(
         (differs("max_slot_wal_keep_size"), 2),
         (("role-unfit/superuser", "cdc_shop"), 2),
         (("publication-differs/extra", "shop"), 2),
+        (("publication-differs/truncates", "shop"), 2),
     ],
 )
 def test_a_refused_connector_follows_from_what_register_refuses(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from cdc.audit.finding import ROW_DEFECTS, TOPIC_HINTS, Flaw, row_flaw
+from cdc.audit.auditor import ROW_DEFECTS, TOPIC_HINTS, Flaw, row_flaw
 from cdc.cli.verify import report
 from cdc.config.view_settings import STATE
 from cdc.control import registrations
@@ -115,10 +115,10 @@ def of_registration() -> Iterator[Finding]:
 
 def of_log() -> Iterator[Finding]:
     """Of audits, and of views that the log can't continue."""
-    for kind in ROW_DEFECTS:
-        yield row_flaw(kind, 2).for_table(TABLE).finding(TABLE)
-    for kind, hint in TOPIC_HINTS.items():
-        yield Flaw(kind, 1, "it is so", hint).for_table(TABLE).finding(TABLE)
+    for key in ROW_DEFECTS:
+        yield row_flaw(key, 2).for_table(TABLE).finding(TABLE)
+    for key, hint in TOPIC_HINTS.items():
+        yield Flaw(key, 1, "it is so", hint).for_table(TABLE).finding(TABLE)
     table = Table("public", "orders", (), (), f"shop.{TABLE}")
     end = Position("id-1", (10, 20))
     stored = (

@@ -4,6 +4,7 @@ servers.
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from cdc.control.registrations import (
@@ -31,8 +32,9 @@ def test_what_is_kept_comes_back() -> None:
         {"t": "x"},
         former_events=("public.log",),
     )
-    assert Registration.from_json(registration.to_json()) == registration
-    assert Registration.from_json(Registration().to_json()) == Registration()
+    assert msgspec.json.decode(msgspec.json.encode(registration), type=Registration) == registration
+    empty = msgspec.json.encode(Registration())
+    assert msgspec.json.decode(empty, type=Registration) == Registration()
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from cdc.apply.progress import Progress, RunState
 from cdc.control import registrations
 from cdc.control.registrations import Captured, Registration
 from cdc.errors import SourceError
-from cdc.kafka.pool import TopicsPool
-from cdc.kafka.unread_records import pending_records
+from cdc.kafka.log_continuity import pending_records
+from cdc.kafka.topics import TopicsPool
 from cdc.model.finding import Finding, exit_code, find, verdict
 from cdc.model.generation import GENERATION
 from cdc.model.position import Position, Server, ViewCheckpoint

@@ -8,6 +8,7 @@ from itertools import pairwise
 from threading import Event
 from typing import Any
 
+import msgspec
 import pytest
 
 from cdc.apply import batch
@@ -83,7 +84,7 @@ class Simulation:
         for name in _control_topics(SHOP):
             self.log.create(name)
         registration = Registration(tables={ITEMS.qualified: Captured()})
-        self.log.write(SHOP.registered_topic, [(KEY, registration.to_json().encode())])
+        self.log.write(SHOP.registered_topic, [(KEY, msgspec.json.encode(registration))])
         self.sink = Cache(self.clock)
         self.ends = MemoryEnds(self.log)
         self.stream = Stream(

@@ -4,7 +4,7 @@ import pytest
 
 from cdc.model.pg_types import base_type, loss
 from cdc.model.table import Column, Table
-from cdc.postgres.snapshot_query import overrides
+from cdc.postgres.row_query import snapshot_overrides
 
 
 @pytest.mark.parametrize(
@@ -53,9 +53,9 @@ def test_a_snapshot_reads_dates_as_days_and_nothing_else_otherwise() -> None:
     )
     dated = Table("public", "w", columns, ("id",), "p.public.w")
     plain = Table("public", "v", columns[:1], ("id",), "p.public.v")
-    properties = overrides([plain, dated])
+    properties = snapshot_overrides([plain, dated])
     assert properties["snapshot.select.statement.overrides"] == "public.w"
     query = properties["snapshot.select.statement.overrides.public.w"]
     assert query.startswith('SELECT "id", CASE WHEN isfinite("d""x") THEN "d""x" - DATE')
     assert query.endswith('AS "d""x", "t" FROM "public"."w"')
-    assert overrides([plain]) == {}
+    assert snapshot_overrides([plain]) == {}
