@@ -33,7 +33,7 @@ from cdc.sink.contract import Sink
 from cdc.sink.factory import open_clocks
 from cdc.spark.kafka_source import read_until
 from cdc.spark.session import session
-from cdc.verify.barrier import wait_until_current
+from cdc.verify.barrier import WaitOptions, wait_until_current
 from cdc.verify.verification import compare
 
 FILE = """\
@@ -257,7 +257,7 @@ class Stage:
 
         sinks, names = [stream.sink for stream in streams], {s.sink.name for s in self._streams}
         tables = self.all_tables if STATE in names else self.tables
-        wait_until_current(self.pipeline, tables, sinks, timeout_s=SETTLE_S, on_poll=still)
+        wait_until_current(self.pipeline, tables, sinks, WaitOptions(SETTLE_S, still))
 
     def durable(self, streams: Sequence[Watched]) -> float:
         """The same; when the last batch was durable, Unix seconds."""

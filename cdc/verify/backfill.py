@@ -10,6 +10,7 @@ order with its changes.
 import json
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from uuid import uuid4
 
 import psycopg
@@ -57,33 +58,22 @@ def backfill(
         has begun.
     """
     deadline = time.monotonic() + timeout_s
-    if delete_keys:
-        # Tombstones count once the rows are in the log behind them, all or none: a crash at any
-        # moment loses nothing.
-        tombstones = [(key, None) for key in delete_keys]
-        with writing_records(
-            pipeline.kafka,
-            transaction_id(pipeline),
-            table.topic,
-            tombstones,
-            min(timeout_s, PENDING_S),
-        ):
-            count = _request_all(
-                pipeline, kafka, table, ids, time.monotonic() + min(timeout_s, PENDING_S)
+    with ExitStack() as stack:
+        limit_s = timeout_s
+        if delete_keys:
+            limit_s = min(timeout_s, PENDING_S)
+            # Tombstones count once the rows are in the log behind them, all or none: a crash at any
+            # moment loses nothing.
+            tombstones = [(key, None) for key in delete_keys]
+            # By its name the next repair ends one that a killed repair left open.
+            transaction = f"{pipeline.pipeline}.repair"
+            stack.enter_context(
+                writing_records(pipeline.kafka, transaction, table.topic, tombstones, limit_s)
             )
-    else:
-        count = _request_all(pipeline, kafka, table, ids, deadline)
+        count = _request_all(pipeline, kafka, table, ids, time.monotonic() + limit_s)
     if count or delete_keys:
         _await_visible(kafka, table, deadline)
     return count
-
-
-def transaction_id(pipeline: Pipeline) -> str:
-    """Name the Kafka transactions of a pipeline's repairs.
-
-    The next repair ends one that a killed repair left open.
-    """
-    return f"{pipeline.pipeline}.repair"
 
 
 def _request_all(

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cdc.config.settings import Pipeline
 from cdc.config.view_settings import SCHEMA, STATE
@@ -12,7 +12,7 @@ from cdc.control.heartbeat import last_heartbeat
 from cdc.errors import CdcError, ConnectorError, SinkRejected, SinkUnavailable
 from cdc.kafka.log_refusals import Discontinued, refuse_incomparable
 from cdc.kafka.topics import Topics
-from cdc.model.position import Position, Reach, ViewCheckpoint, distance
+from cdc.model.position import Position, Reach, distance
 from cdc.model.table import Table
 from cdc.model.wording import full_stopped
 from cdc.postgres import source
@@ -92,70 +92,50 @@ class Barrier:
     ends: Mapping[str, Position]
     floors: Floors
 
-    def problem(self, sink: Sink, table: Table) -> str | None:
-        """Say what the view lacks of this barrier, in words. None: the view has passed it.
-
-        Raises:
-            Discontinued: the view never will.
-        """
-        return self._problem(sink, table, positions(sink, [table])[table.qualified])
-
     def sort(
         self, sink: Sink, tables: Sequence[Table]
     ) -> tuple[dict[Table, str], dict[Table, CdcError]]:
-        """Return the views that haven't passed yet, each with its `problem`, and those that never
-        will, each with its error. Makes as few requests as the sink allows.
+        """Return the views that haven't passed yet, each with what it lacks, in words; and those that
+        never will, each with its error. Makes as few requests as the sink allows.
         """
+        problems: dict[Table, str] = {}
         stopped: dict[Table, CdcError] = {}
-        checkpoints: dict[str, ViewCheckpoint | None] = {}
         try:
-            checkpoints |= positions(sink, tables)
-        except SinkRejected:
+            checkpoints = positions(sink, tables)
+        except SinkRejected as error:
+            if len(tables) == 1:
+                return {}, {tables[0]: error}
             # One view fails the request for all of them, so each is asked for alone.
             for table in tables:
-                try:
-                    checkpoints[table.qualified] = sink.position(table)
-                except SinkRejected as error:
-                    stopped[table] = error
-        problems: dict[Table, str] = {}
+                late, refused = self.sort(sink, [table])
+                problems |= late
+                stopped |= refused
+            return problems, stopped
         for table in tables:
-            if table in stopped:
-                continue
+            stored = checkpoints[table.qualified]
+            lag = distance(stored, self.ends[table.topic], self.floors.number(table.qualified))
             try:
-                problem = self._problem(sink, table, checkpoints[table.qualified])
+                refuse_incomparable(sink.name, table, lag)
             except Discontinued as error:
                 stopped[table] = error
                 continue
-            if problem:
-                problems[table] = problem
+            if not lag.reached:
+                is_behind = lag.reach is Reach.BEHIND
+                state = f"is {lag.offsets} offsets behind" if is_behind else lag.reach
+                problems[table] = f"{table.qualified} in {sink.name} {state}"
         return problems, stopped
-
-    def _problem(self, sink: Sink, table: Table, stored: ViewCheckpoint | None) -> str | None:
-        lag = distance(stored, self.ends[table.topic], self.floors.number(table.qualified))
-        refuse_incomparable(sink.name, table, lag)
-        if lag.reached:
-            return None
-        state = f"is {lag.offsets} offsets behind" if lag.reach is Reach.BEHIND else lag.reach
-        return f"{table.qualified} in {sink.name} {state}"
 
 
 def wait_until_current(
-    pipeline: Pipeline,
-    tables: Sequence[Table],
-    sinks: Sequence[Sink],
-    *,
-    timeout_s: float,
-    on_poll: Callable[[], object] = lambda: None,
-    report: Callable[[str], object] = lambda _: None,
-    stalled: StalledViews | None = None,
+    pipeline: Pipeline, tables: Sequence[Table], sinks: Sequence[Sink], options: WaitOptions
 ) -> dict[View, CdcError]:
     """Wait until the views hold what is committed now.
 
     Returns the views that weren't waited for because they don't move, each with its error; none
-    without `stalled`. Options: see `WaitOptions`.
+    without `options.stalled`.
 
     Raises:
-        ConnectorError: not within timeout_s; names the hop that is behind.
+        ConnectorError: not in time; names the hop that is behind.
         SinkUnavailable: a sink has been away for 10 s.
     """
     start = time.monotonic()
@@ -164,11 +144,9 @@ def wait_until_current(
             "SELECT extract(epoch FROM clock_timestamp())::float8 * 1000"
         ).fetchone() or (0,)
     with Topics(pipeline.kafka) as kafka:
-        barrier = place_barrier(
-            pipeline, kafka, tables, now_ms, WaitOptions(timeout_s, on_poll, report, stalled)
-        )
-    remaining_s = start + timeout_s - time.monotonic()
-    return await_barrier(barrier, tables, sinks, WaitOptions(remaining_s, on_poll, report, stalled))
+        barrier = place_barrier(pipeline, kafka, tables, now_ms, options)
+    remaining_s = start + options.timeout_s - time.monotonic()
+    return await_barrier(barrier, tables, sinks, replace(options, timeout_s=remaining_s))
 
 
 def place_barrier(

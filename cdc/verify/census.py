@@ -30,7 +30,7 @@ from cdc.verify.source_rows import (
     SourceSnapshot,
     begin_in_snapshot,
     copy_rows,
-    snapshot_statements,
+    open_snapshot,
     throttle,
 )
 
@@ -113,13 +113,8 @@ def take_census(
         SourceError, SinkError: a server can't be read.
     """
     try:
-        with SourceSnapshot(dsn, *tables) as snapshot:
-            conditions = (
-                {table.qualified: sample_condition(table, sample) for table in tables}
-                if sample
-                else {}
-            )
-            frames = {SOURCE: rows_of_group(reader, snapshot, conditions)}
+        with open_snapshot(dsn, *tables) as snapshot:
+            frames = {SOURCE: rows_of_group(reader, snapshot, sample)}
             frames |= {name: sink.scan_group(tables, reader.spark) for name, sink in sinks.items()}
             sums = sum_sides(frames, tables, sample)
     except psycopg.ProgrammingError:
@@ -246,21 +241,20 @@ def group_tables(tables: Sequence[Table], bytes_of: Mapping[str, int]) -> list[l
 
 
 def rows_of_group(
-    reader: SourceReader, snapshot: SourceSnapshot, conditions: Mapping[str, sql.Composable]
+    reader: SourceReader, snapshot: SourceSnapshot, sample: Sample | None
 ) -> DataFrame:
-    """Read the rows of all tables of a snapshot, in the form of `GroupScanner.scan_group`.
-
-    `conditions` may have a condition for a table, by its name.
+    """Read the rows of all tables of a snapshot that are in the sample, in the form of
+    `GroupScanner.scan_group`.
     """
     tables = snapshot.tables
     tasks = max(1, min(reader.spark.sparkContext.defaultParallelism, len(tables)))
     rate = reader.rate and reader.rate / tasks
     dsn = snapshot.dsn
-    join_sql = snapshot_statements(snapshot)
-    queries = [
-        (table.qualified, row_query(table, conditions.get(table.qualified)).as_string(None))
-        for table in tables
-    ]
+    join_sql = snapshot.join_sql
+    queries = []
+    for table in tables:
+        condition = sample_condition(table, sample) if sample else None
+        queries.append((table.qualified, row_query(table, condition).as_string(None)))
 
     def read(parts: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
         for task in (task for part in parts for task in part.column("id").to_pylist()):

@@ -150,7 +150,14 @@ def prove(compare: Callable[[], Sequence[Comparison]], sink: str, command: str) 
     for _ in range(PROOFS):
         comparisons = compare()
         if wrong := [comparison for comparison in comparisons if comparison.verdict == "differs"]:
-            raise _divergence(wrong, sink)
+            first = wrong[0]
+            raise DivergenceError(
+                f"The new generation of {first.table} in {sink} differs from the source:"
+                f" {first.missing} rows missing, {first.extra} extra, {first.different} different."
+                " Readers see what they saw.",
+                hint="the log can't make this view any more: cdc -p FILE topics audit shows which rows",
+                more=len(wrong) - 1,
+            )
         undecided = [comparison for comparison in comparisons if comparison.verdict == "undecided"]
         if not undecided:
             return
@@ -159,15 +166,4 @@ def prove(compare: Callable[[], Sequence[Comparison]], sink: str, command: str) 
         " so that the new generation can't be proved equal. Readers see what they saw.",
         hint=f"when less is written, to go on with this proof: {command}",
         more=len(undecided) - 1,
-    )
-
-
-def _divergence(wrong: Sequence[Comparison], sink: str) -> DivergenceError:
-    first = wrong[0]
-    return DivergenceError(
-        f"The new generation of {first.table} in {sink} differs from the source: {first.missing}"
-        f" rows missing, {first.extra} extra, {first.different} different."
-        " Readers see what they saw.",
-        hint="the log can't make this view any more: cdc -p FILE topics audit shows which rows",
-        more=len(wrong) - 1,
     )

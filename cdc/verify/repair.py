@@ -67,11 +67,10 @@ def repair(
         ids = sorted({row.id for row in differences})
         extra_ids = sorted({row.id for row in differences if row.kind == "extra"})
         with Topics(pipeline.kafka) as kafka:
+            keys = _tombstone_keys(spark, pipeline, table, ids if table.derivation else extra_ids)
             if table.derivation:
-                keys = _tombstone_keys(spark, pipeline, table, ids)
                 send_documents_again(pipeline, table, keys, options.timeout_s)
             else:
-                keys = _tombstone_keys(spark, pipeline, table, extra_ids)
                 backfill(pipeline, kafka, table, ids, timeout_s=options.timeout_s, delete_keys=keys)
         repaired_sinks = [sink for sink in sinks if sink.name in repairable]
         for recheck in verify_rows(spark, pipeline, table, repaired_sinks, options, ids):

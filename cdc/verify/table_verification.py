@@ -14,7 +14,7 @@ compared. Any other row is a suspect, and is compared again. The first compariso
 that differ (`cdc.verify.bucket_hashes`), found in one pass over each side.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -30,50 +30,37 @@ from cdc.postgres.row_query import Sample, sample_condition
 from cdc.sink.contract import Sink
 from cdc.sink.factory import open_clocks
 from cdc.verify import bucket_hashes, recent_changes
-from cdc.verify.barrier import Barrier, StalledViews, WaitOptions, await_barrier, place_barrier
+from cdc.verify.barrier import Barrier, WaitOptions, await_barrier, place_barrier
 from cdc.verify.comparison import MAX_DIFFERENCES, Comparison, Difference, Options
 from cdc.verify.row_equality import SOURCE
-from cdc.verify.source_rows import SourceReader, SourceSnapshot
+from cdc.verify.source_rows import SourceReader, SourceSnapshot, open_snapshot
 
 MAX_ROUNDS = 5
 """Comparisons of suspects. Rows that are suspects after the last one count as undecided."""
-Report = Callable[[str], object]
 Suspects = Mapping[str, Sequence[str]]
 """By sink, ids of rows to compare again."""
 WRONG = "wrong"
 SUSPECT = "suspect"
 
 
-@dataclass(frozen=True)
-class VerificationTask:
-    """The scope of one verification: a table, its views in sinks, and the sample of buckets."""
+@dataclass
+class TableVerification:
+    """The comparison of one table with its views in several sinks. sample: the buckets of ids."""
 
+    spark: SparkSession
+    pipeline: Pipeline
+    kafka: Topics
     table: Table
     sinks: Sequence[Sink]
     options: Options
+    wait: WaitOptions
     sample: Sample | None = None
-    report: Report = lambda _: None
-    stalled: StalledViews | None = None
 
-
-class TableVerification:
-    """The comparison of one table with its views in several sinks."""
-
-    def __init__(
-        self, spark: SparkSession, pipeline: Pipeline, kafka: Topics, task: VerificationTask
-    ) -> None:
-        self._spark = spark
-        self._pipeline = pipeline
-        self._kafka = kafka
-        self._table = task.table
-        self._sinks = task.sinks
-        self._options = task.options
-        self._sample = task.sample
-        self._wait = WaitOptions(task.options.timeout_s, report=task.report, stalled=task.stalled)
-        self._reader = SourceReader(spark, task.options.rate)
-        self._truncations = Truncations(pipeline, kafka)
+    def __post_init__(self) -> None:
+        self._reader = SourceReader(self.spark, self.options.rate)
+        self._truncations = Truncations(self.pipeline, self.kafka)
         self._comparisons = {
-            sink.name: Comparison(sink.name, task.table.qualified) for sink in task.sinks
+            sink.name: Comparison(sink.name, self.table.qualified) for sink in self.sinks
         }
 
     def result(self, ids: Sequence[str] | None = None) -> list[Comparison]:
@@ -81,9 +68,13 @@ class TableVerification:
 
         None: all rows that the options select.
         """
-        suspects = (
-            self._select_suspects() if ids is None else {sink.name: ids for sink in self._sinks}
-        )
+        suspects: Suspects
+        if ids is not None:
+            suspects = {sink.name: ids for sink in self.sinks}
+        elif self.options.since_ms is None:
+            suspects = self._all_rows()
+        else:
+            suspects = self._changed_rows(self.options.since_ms)
         for _ in range(MAX_ROUNDS):
             if not any(suspects.values()):
                 break
@@ -99,62 +90,57 @@ class TableVerification:
     def _reads_purged_events(self) -> bool:
         """Whether a table that the view is made from has had events that it has no longer."""
         self._truncations.read()
-        for table in self._table.derivation.events if self._table.derivation else ():
-            end = self._kafka.ends([table.topic])[table.topic]
+        for table in self.table.derivation.events if self.table.derivation else ():
+            end = self.kafka.ends([table.topic])[table.topic]
             start = self._truncations.registration.start(table.topic, end.topic_id)
-            logged = recent_changes.keys(self._spark, self._pipeline.kafka, table, start)
-            with SourceSnapshot(self._pipeline.source.dsn, table) as snapshot:
+            logged = recent_changes.keys(self.spark, self.pipeline.kafka, table, start)
+            with open_snapshot(self.pipeline.source.dsn, table) as snapshot:
                 present = self._reader.rows(snapshot).select("id")
                 if not logged.join(present, "id", "left_anti").isEmpty():
                     return True
         return False
 
-    def _select_suspects(self) -> Suspects:
-        if self._options.since_ms is None:
-            return self._all_rows()
-        return self._changed_rows(self._options.since_ms)
-
     def _all_rows(self) -> Suspects:
         now = self._read_clock()
-        with SourceSnapshot(self._pipeline.source.dsn, self._table, now=now) as snapshot:
+        with open_snapshot(self.pipeline.source.dsn, self.table, now=now) as snapshot:
             buckets = differing_buckets(
-                self._reader, snapshot, self._sinks, self._comparisons, self._sample
+                self._reader, snapshot, self.sinks, self._comparisons, self.sample
             )
         suspects = self._compare(None, buckets) if buckets else {}
         for name, ids in suspects.items():
             self._comparisons[name].rechecked = len(ids)
         for comparison in self._comparisons.values():
-            comparison.scope = self._options.scope
+            comparison.scope = self.options.scope
         return suspects
 
     def _changed_rows(self, since_ms: int) -> Suspects:
-        listed = recent_changes.ids_since(self._spark, self._pipeline.kafka, self._table, since_ms)
+        listed = recent_changes.ids_since(self.spark, self.pipeline.kafka, self.table, since_ms)
         ids = [row["id"] for row in listed.limit(bucket_hashes.MAX_SUSPECTS + 1).collect()]
         if len(ids) > bucket_hashes.MAX_SUSPECTS:
             raise SettingsError(
-                f"More than {bucket_hashes.MAX_SUSPECTS:,} rows of {self._table.qualified} have changed since then.",
+                f"More than {bucket_hashes.MAX_SUSPECTS:,} rows of {self.table.qualified} have changed since then.",
                 hint="name a later time, or leave --since out: comparing all rows is faster then",
             )
-        for sink in self._sinks:
+        for sink in self.sinks:
             comparison = self._comparisons[sink.name]
             comparison.view_rows = (
-                bucket_hashes.scan(sink, self._table, self._spark, ids).count() if ids else 0
+                bucket_hashes.scan(sink, self.table, self.spark, ids).count() if ids else 0
             )
             comparison.scope = f"{len(ids)} rows that changed"
-        return {sink.name: ids for sink in self._sinks}
+        return {sink.name: ids for sink in self.sinks}
 
     def _compare(self, suspects: Suspects | None, buckets: Sequence[str] = ()) -> Suspects:
         """Compare suspects, or else the rows of buckets.
 
         Record wrong rows, return those to compare again. A sink whose rows are equal isn't in it.
         """
-        sinks = [sink for sink in self._sinks if suspects is None or suspects.get(sink.name)]
+        sinks = [sink for sink in self.sinks if suspects is None or suspects.get(sink.name)]
         ids = sorted({key for keys in suspects.values() for key in keys}) if suspects else []
         with ExitStack() as frames:
-            start = self._kafka.ends([self._table.topic])[self._table.topic]
+            start = self.kafka.ends([self.table.topic])[self.table.topic]
             # After the end of the topic: a document that the time changes later has a newer record.
             now = self._read_clock()
-            with SourceSnapshot(self._pipeline.source.dsn, self._table, now=now) as snapshot:
+            with open_snapshot(self.pipeline.source.dsn, self.table, now=now) as snapshot:
                 if suspects:
                     source_rows = self._reader.rows_with_ids(snapshot, ids)
                 else:
@@ -164,23 +150,23 @@ class TableVerification:
             sinks = [sink for sink in sinks if not self._comparisons[sink.name].problem]
             if not sinks:
                 return {}
-            spark = self._spark
+            spark = self.spark
             if suspects:
                 only = {sink.name: frozenset(suspects[sink.name]) for sink in sinks}
                 views = {
-                    sink.name: bucket_hashes.scan(sink, self._table, spark, suspects[sink.name])
+                    sink.name: bucket_hashes.scan(sink, self.table, spark, suspects[sink.name])
                     for sink in sinks
                 }
             else:
                 only = {}
-                views = bucket_hashes.scan_buckets(sinks, self._table, spark, buckets)
+                views = bucket_hashes.scan_buckets(sinks, self.table, spark, buckets)
             wrong = bucket_hashes.confirmed_differences(
-                frames, self._table, sinks, expected, views, only
+                frames, self.table, sinks, expected, views, only
             )
             if wrong is None:
                 return {}
             intact = [sink.name for sink in sinks if self._still_past(barrier, sink)]
-            states = recent_changes.states_since(spark, self._pipeline.kafka, self._table, start)
+            states = recent_changes.states_since(spark, self.pipeline.kafka, self.table, start)
             return self._decide(frames, wrong, states, intact)
 
     def _decide(
@@ -206,7 +192,7 @@ class TableVerification:
             comparison = self._comparisons[name]
             selected = judged.where((F.col("sink") == name) & (F.col("verdict") == verdict_name))
             if verdict_name == WRONG:
-                record_differences(comparison, self._table, selected)
+                record_differences(comparison, self.table, selected)
             else:
                 comparison.undecided += max(0, rows - bucket_hashes.MAX_SUSPECTS)
                 listed = selected.select("id").limit(bucket_hashes.MAX_SUSPECTS).collect()
@@ -215,24 +201,24 @@ class TableVerification:
 
     def _read_clock(self) -> int | None:
         """Read the time that the view's documents depend on; None if they depend on none."""
-        derivation = self._table.derivation
+        derivation = self.table.derivation
         if derivation is None or derivation.clock is None:
             return None
-        clocks = open_clocks(self._pipeline)()
-        if self._table.name not in clocks.read:
+        clocks = open_clocks(self.pipeline)()
+        if self.table.name not in clocks.read:
             raise UndecidedError(
-                f"The documents of {self._table.name} have no clock yet.",
+                f"The documents of {self.table.name} have no clock yet.",
                 hint="cdc -p FILE status: it names the slow hop; is `cdc run` at work?",
             )
-        return clocks.read[self._table.name]
+        return clocks.read[self.table.name]
 
     def _await_barrier(self, snapshot: SourceSnapshot, sinks: Sequence[Sink]) -> Barrier:
         """Wait for the views. The comparison of a view that doesn't move gets a problem instead."""
-        clocks = {} if snapshot.now is None else {self._table.name: snapshot.now}
+        clocks = {} if snapshot.now is None else {self.table.name: snapshot.now}
         barrier = place_barrier(
-            self._pipeline, self._kafka, [self._table], snapshot.taken_ms, self._wait, clocks
+            self.pipeline, self.kafka, [self.table], snapshot.taken_ms, self.wait, clocks
         )
-        not_awaited = await_barrier(barrier, [self._table], sinks, self._wait)
+        not_awaited = await_barrier(barrier, [self.table], sinks, self.wait)
         for (name, _), error in not_awaited.items():
             self._comparisons[name].problem = error.message
             self._comparisons[name].hint = error.hint
@@ -244,10 +230,9 @@ class TableVerification:
         A TRUNCATE or a rebuild would have set it back meanwhile.
         """
         self._truncations.read()
-        name = self._table.qualified
-        return (
-            self._truncations.floors.number(name) == barrier.floors.number(name)
-            and barrier.problem(sink, self._table) is None
+        name = self.table.qualified
+        return self._truncations.floors.number(name) == barrier.floors.number(name) and not any(
+            barrier.sort(sink, [self.table])
         )
 
 

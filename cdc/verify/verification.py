@@ -7,7 +7,7 @@ One pass over many small tables finds those that are equal (`cdc.verify.census`)
 compared by itself (`cdc.verify.table_verification`).
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 
@@ -19,14 +19,12 @@ from cdc.kafka.topics import Topics
 from cdc.model.table import Table
 from cdc.sink.contract import Sink
 from cdc.verify import bucket_hashes
-from cdc.verify.barrier import NO_CLOCKS, StalledViews, wait_until_current
+from cdc.verify.barrier import NO_CLOCKS, StalledViews, WaitOptions, wait_until_current
 from cdc.verify.census import equal_small_views, sample_range
 from cdc.verify.comparison import Comparison, Options, View
-from cdc.verify.source_rows import SourceReader, SourceSnapshot
+from cdc.verify.source_rows import SourceReader, open_snapshot
 from cdc.verify.table_verification import (
-    Report,
     TableVerification,
-    VerificationTask,
     differing_buckets,
     record_differences,
 )
@@ -41,7 +39,7 @@ def verify(
     sinks: Sequence[Sink],
     options: Options = ALL_ROWS,
     *,
-    report: Report = lambda _: None,
+    report: Callable[[str], object] = lambda _: None,
     stalled: StalledViews | None = None,
 ) -> list[Comparison]:
     """Wait for the views, compare them, and compare again what changed.
@@ -56,9 +54,8 @@ def verify(
         SettingsError: more keys have changed than can be compared one by one.
         SourceError, SinkError: a server can't be read.
     """
-    not_awaited = wait_until_current(
-        pipeline, tables, sinks, timeout_s=options.timeout_s, report=report, stalled=stalled
-    )
+    wait = WaitOptions(options.timeout_s, report=report, stalled=stalled)
+    not_awaited = wait_until_current(pipeline, tables, sinks, wait)
     compared = {
         view: Comparison(*view, scope=options.scope, problem=error.message, hint=error.hint)
         for view, error in not_awaited.items()
@@ -84,8 +81,9 @@ def verify(
                 continue
             names = ", ".join(sink.name for sink in pending)
             report(f"comparing {table.qualified} ({number} of {len(tables)}) with {names}")
-            task = VerificationTask(table, pending, options, sample, report, stalled)
-            results = TableVerification(spark, pipeline, kafka, task).result()
+            results = TableVerification(
+                spark, pipeline, kafka, table, pending, options, wait, sample
+            ).result()
             compared |= {(comparison.sink, comparison.table): comparison for comparison in results}
     return _in_order(compared, tables, sinks)
 
@@ -100,8 +98,8 @@ def verify_rows(
 ) -> list[Comparison]:
     """Compare these rows of a table alone, as `verify` does."""
     with Topics(pipeline.kafka) as kafka:
-        task = VerificationTask(table, sinks, options)
-        return TableVerification(spark, pipeline, kafka, task).result(ids)
+        wait = WaitOptions(options.timeout_s)
+        return TableVerification(spark, pipeline, kafka, table, sinks, options, wait).result(ids)
 
 
 def compare(
@@ -122,26 +120,21 @@ def compare(
     reader = SourceReader(spark)
     compared = equal_small_views(reader, dsn, tables, sinks, None)
     for table in tables:
-        if pending := _pending(table, sinks, compared):
-            results = _compare_table(reader, table, dsn, pending, clocks.get(table.name))
-            compared |= {(result.sink, result.table): result for result in results}
+        pending = _pending(table, sinks, compared)
+        if not pending:
+            continue
+        comparisons = {sink.name: Comparison(sink.name, table.qualified) for sink in pending}
+        now = clocks.get(table.name)
+        with open_snapshot(dsn, table, now=now) as snapshot, ExitStack() as frames:
+            if buckets := differing_buckets(reader, snapshot, pending, comparisons, None):
+                expected = bucket_hashes.persist(frames, reader.rows_in_buckets(snapshot, buckets))
+                views = bucket_hashes.scan_buckets(pending, table, spark, buckets)
+                wrong = bucket_hashes.confirmed_differences(frames, table, pending, expected, views)
+                if wrong is not None:
+                    for name, comparison in comparisons.items():
+                        record_differences(comparison, table, wrong.where(F.col("sink") == name))
+        compared |= {(name, table.qualified): result for name, result in comparisons.items()}
     return _in_order(compared, tables, sinks)
-
-
-def _compare_table(
-    reader: SourceReader, table: Table, dsn: str, sinks: Sequence[Sink], now: int | None
-) -> Iterable[Comparison]:
-    comparisons = {sink.name: Comparison(sink.name, table.qualified) for sink in sinks}
-    with SourceSnapshot(dsn, table, now=now) as snapshot, ExitStack() as frames:
-        if buckets := differing_buckets(reader, snapshot, sinks, comparisons, None):
-            expected = bucket_hashes.persist(frames, reader.rows_in_buckets(snapshot, buckets))
-            views = bucket_hashes.scan_buckets(sinks, table, reader.spark, buckets)
-            wrong = bucket_hashes.confirmed_differences(frames, table, sinks, expected, views)
-            if wrong is not None:
-                for sink in sinks:
-                    of_sink = wrong.where(F.col("sink") == sink.name)
-                    record_differences(comparisons[sink.name], table, of_sink)
-    return comparisons.values()
 
 
 def _pending(

@@ -19,7 +19,7 @@ from cdc.model.table import Table
 from cdc.postgres import truncation_floor
 from cdc.postgres.incremental_snapshot import resend
 from cdc.postgres.snapshot_request import COLUMNS
-from cdc.verify.backfill import backfill, transaction_id
+from cdc.verify.backfill import backfill
 from tests.support.shop import Shop
 from tests.support.wait import wait_until
 
@@ -486,7 +486,7 @@ def test_a_repair_that_was_killed_is_taken_back_by_the_next(shop: Shop) -> None:
     rows, counters = living(shop, "shop.counters"), shop.table("shop.counters")
     killed = kafka.KafkaProducer(
         bootstrap_servers=shop.kafka,
-        transactional_id=transaction_id(shop.pipeline),
+        transactional_id=f"{shop.pipeline.pipeline}.repair",
         transaction_timeout_ms=600_000,
     )
     killed.init_transactions()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from cdc.client.tokens import Token, TokenEnds
+from cdc.client.read_your_writes import Token, TokenEnds
 from cdc.model.position import Position
 
 FIRST, SECOND = {"t": Position("id", (10,))}, {"t": Position("id", (20,))}
