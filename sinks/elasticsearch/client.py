@@ -18,7 +18,7 @@ from urllib3 import Timeout
 
 from cdc.errors import CdcError, SinkBlocked, SinkRejected, SinkUnavailable
 from cdc.model.address import address
-from cdc.model.causes import Cause, cause
+from cdc.model.causes import cause
 from cdc.sinks.elasticsearch.index.blocks import WRITE, block_message, lift_hint, parse_reason
 
 HINTS = {
@@ -81,11 +81,6 @@ class Answer(NamedTuple):
     def status(self) -> int:
         """The status of HTTP."""
         return self.meta.status
-
-    @property
-    def text(self) -> str:
-        """The body as text."""
-        return self.body.decode(errors="replace")
 
 
 class _Bytes(Serializer):
@@ -167,22 +162,15 @@ def send_request(
         )
     except TransportError as failure:
         # The transport only says "TLS error"; its cause has the words of OpenSSL or the system.
-        raise _unreachable(
-            url, cause(f"{type(failure).__name__} {failure} {failure.__cause__}")
-        ) from None
+        reason = cause(f"{type(failure).__name__} {failure} {failure.__cause__}")
+        message = f"The index at {address(url)} can't be reached{reason}."
+        if reason.is_transient:
+            raise unavailable(message) from None
+        raise SinkRejected(message, hint=TLS_HINTS[reason.kind]) from None
     answer = Answer(meta, content_sent or b"")
     if error := _error_of(answer, f"The index at {address(url)}", path):
         raise error
     return answer
-
-
-def _unreachable(url: str, reason: Cause) -> CdcError:
-    message = f"The index at {address(url)} can't be reached{reason}."
-    return (
-        unavailable(message)
-        if reason.is_transient
-        else SinkRejected(message, hint=TLS_HINTS[reason.kind])
-    )
 
 
 def unavailable(message: str) -> SinkUnavailable:
@@ -223,7 +211,8 @@ def closed_error(url: str) -> SinkBlocked:
 
 def _error_of(answer: Answer, where: str, path: str) -> CdcError | None:
     status = answer.status
-    kind, reason = _kind(answer)
+    is_good = OK <= status < 300
+    kind, reason = ("", "") if is_good else _kind(answer)
     if is_blocked(status, kind):
         return blocked_error(where, reason)
     if status == BUSY or status >= FAILED:
@@ -234,7 +223,7 @@ def _error_of(answer: Answer, where: str, path: str) -> CdcError | None:
         return unavailable(
             f"What answers for {where[0].lower()}{where[1:]} is no Elasticsearch (status {status})."
         )
-    if _good(answer):
+    if is_good:
         return None
     shown = unquote(path.partition("?")[0])[:200]
     return Refusal(
@@ -246,14 +235,8 @@ def _error_of(answer: Answer, where: str, path: str) -> CdcError | None:
     )
 
 
-def _good(answer: Answer) -> bool:
-    return OK <= answer.status < 300
-
-
 def _kind(answer: Answer) -> tuple[str, str]:
     """Parse the type and the reason of a refusal's error."""
-    if _good(answer):
-        return "", ""
     try:
         error = _decode(answer.body)["error"]
     except (msgspec.DecodeError, KeyError, TypeError):

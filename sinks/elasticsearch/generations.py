@@ -10,12 +10,11 @@ from typing import Any
 
 from cdc.model.table import Table
 from cdc.sink.promotion import wait_until_caught_up, would_go_back
-from cdc.sinks.elasticsearch.checkpoint import Record
 from cdc.sinks.elasticsearch.client import group_names
 from cdc.sinks.elasticsearch.index.indices import generation_of
 from cdc.sinks.elasticsearch.index.layout import Layout
 from cdc.sinks.elasticsearch.index.write_block import WriteBlock
-from cdc.sinks.elasticsearch.positions import Positions
+from cdc.sinks.elasticsearch.positions import Positions, Record
 from cdc.sinks.elasticsearch.server import Server
 
 

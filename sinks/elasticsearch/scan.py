@@ -12,8 +12,7 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_e
 from cdc.codec.members import members
 from cdc.errors import SinkUnavailable
 from cdc.sinks.elasticsearch.client import Refusal, ignoring_absent, send_request
-from cdc.sinks.elasticsearch.documents import documents
-from cdc.sinks.elasticsearch.ids import HASHED, OWN_ID, document_id
+from cdc.sinks.elasticsearch.documents import HASHED, OWN_ID, document_id, documents
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -160,14 +159,13 @@ def _pages(url: str, pit: str, number: int) -> Iterator[list[tuple[str, str]]]:
         if not hits:
             return
         yield hits
-        query["search_after"], _ = _DECODER.raw_decode(
-            text, text.rindex('"sort":') + len('"sort":')
-        )
-        query["search_after"] = [int(sort_value) for sort_value in query["search_after"]]
+        last_sort, _ = _DECODER.raw_decode(text, text.rindex('"sort":') + len('"sort":'))
+        query["search_after"] = [int(sort_value) for sort_value in last_sort]
 
 
 def _search(url: str, path: str, query: Mapping[str, Any]) -> str:
-    return send_request(url, "POST", path, query, COMPLETE_RESULTS).text
+    answer = send_request(url, "POST", path, query, COMPLETE_RESULTS)
+    return answer.body.decode(errors="replace")
 
 
 def _hits(text: str) -> Iterator[tuple[str, str]]:

@@ -84,28 +84,11 @@ class Server:
             if error.kind == "resource_already_exists_exception":
                 return
             if error.kind == "validation_exception" and "shards open" in error.reason:
-                raise self._full(1) from None
+                raise self.full(1) from None
             raise
 
-    def require_shards(self, needed: int) -> None:
-        """Raise SinkRejected when the cluster has no room for so many more shards: it would refuse
-        half-way.
-        """
-        health = self.client.cluster.health()
-        settings = self.client.cluster.get_settings(include_defaults=True, flat_settings=True)
-        configured = (
-            settings[level].get(SHARDS) for level in ("transient", "persistent", "defaults")
-        )
-        limit = int(
-            next((limit_text for limit_text in configured if limit_text is not None), 1000)
-        ) * int(health["number_of_data_nodes"])
-        used = sum(
-            int(health[f"{state}_shards"]) for state in ("active", "initializing", "unassigned")
-        )
-        if needed > 0 and used + needed > limit:
-            raise self._full(needed)
-
-    def _full(self, needed: int) -> SinkRejected:
+    def full(self, needed: int) -> SinkRejected:
+        """Build the error of a cluster without room for so many more shards."""
         return SinkRejected(
             f"{self.name.capitalize()} holds as many shards as it takes: there is no room for {needed} more.",
             hint=f"raise {SHARDS}, add a node, or remove what isn't needed: cdc -p FILE generations --clean",

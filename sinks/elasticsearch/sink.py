@@ -13,21 +13,19 @@ a bulk creates an index that isn't there, but none of such a name.
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
-from uuid import uuid4
+from typing import TYPE_CHECKING
 
 from cdc.errors import Fenced, SinkBlocked, SinkError
 from cdc.model.finding import Finding
 from cdc.model.position import ViewCheckpoint
 from cdc.model.table import Table
 from cdc.sink.contract import Batch, Outcome
-from cdc.sink.fencing import mismatch
 from cdc.sink.lane_run import run_on_executors
 from cdc.sinks.elasticsearch import generations, health
-from cdc.sinks.elasticsearch.client import HINTS, Refusal, forget
+from cdc.sinks.elasticsearch.client import HINTS, forget
 from cdc.sinks.elasticsearch.executor import ElasticsearchWriter
 from cdc.sinks.elasticsearch.index import fields
-from cdc.sinks.elasticsearch.index.indices import Indices
+from cdc.sinks.elasticsearch.index.indices import Indices, new_token
 from cdc.sinks.elasticsearch.index.write_block import WriteBlock
 from cdc.sinks.elasticsearch.positions import POSITIONS, PendingAdvance, Positions
 from cdc.sinks.elasticsearch.scan import (
@@ -61,7 +59,7 @@ class Elasticsearch:
         self._indices = Indices(self._server, pipeline, generation_names)
         self._positions = Positions(self._server, self._indices)
         self._tables = Tables(name, self._positions)
-        self._alias = WriterAlias(self._positions)
+        self._token = new_token()
         self._block = WriteBlock(self._server)
         self._points_in_time = PointsInTime(self._server)
 
@@ -93,7 +91,7 @@ class Elasticsearch:
             return Outcome()
         self._block.release_abandoned([step.place for step in pending])
         try:
-            self._alias.take_over(pending)
+            self._positions.take_over(pending, self._token)
             started = self._positions.begin(pending, batch.writer)
             outcome = self._send(batch, pending)
             self._positions.finish(started, outcome.applied, batch.writer)
@@ -189,70 +187,14 @@ class Elasticsearch:
 
         After a failure the writer's alias changes, so that nothing of this try can arrive later.
         """
-        aliases = {step.table.topic: self._alias.name(step) for step in pending}
+        aliases = {step.table.topic: step.place.writer(self._token) for step in pending}
         fresh = frozenset(step.table.topic for step in pending if step.record.fresh)
         writer = ElasticsearchWriter(self.url, aliases, fresh)
         lane = batch.lane(writer, [step.advance for step in pending])
         try:
             return run_on_executors(lane, batch.records, self.name, HINTS)
         except Exception as error:
-            self._alias.renew()
+            self._token = new_token()
             if isinstance(error, Fenced):
                 self._positions.require_indices(pending)
             raise
-
-
-class WriterAlias:
-    """A writer's alias of each index, known by the token at its end.
-
-    Threads: of the sink's, see `cdc.sink.contract.Sink`. Errors: see `Server`.
-    """
-
-    def __init__(self, positions: Positions) -> None:
-        self._positions = positions
-        self._token = _token()
-
-    def name(self, pending: PendingAdvance) -> str:
-        """Return the alias through which this writer writes a step."""
-        return pending.place.writer(self._token)
-
-    def renew(self) -> None:
-        """Take another token, so that nothing sent through the aliases until now can arrive after
-        the next `take_over`.
-        """
-        self._token = _token()
-
-    def take_over(self, pending: Sequence[PendingAdvance]) -> None:
-        """Replace the writers' aliases of these indices by this writer's, if no other writer has
-        done so meanwhile.
-
-        Raises:
-            Fenced: somebody has. PositionLost: an index is gone.
-        """
-        actions = [action for step in pending for action in self._actions(step)]
-        try:
-            if actions:
-                self._positions.server.switch(actions)
-        except Refusal as error:
-            if error.status != 404:
-                raise
-            self._positions.require_indices(pending)
-            # Of two who take over at the same time, the other has been quicker.
-            advance = pending[0].advance
-            raise mismatch(advance.table, advance.start, advance.start, ours=False) from None
-
-    def _actions(self, pending: PendingAdvance) -> list[dict[str, Any]]:
-        index = pending.place.index
-        writers = pending.place.writers
-        own_alias = self.name(pending)
-        actions: list[dict[str, Any]] = [
-            {"remove": {"index": index, "alias": alias, "must_exist": True}}
-            for alias in sorted(set(writers) - {own_alias})
-        ]
-        if own_alias not in writers:
-            actions.append({"add": {"index": index, "alias": own_alias}})
-        return actions
-
-
-def _token() -> str:
-    return uuid4().hex[:12]

@@ -5,13 +5,13 @@ from typing import Any
 
 from cdc.model.generation import new_generation
 from cdc.model.table import Table
+from cdc.sink.contract import SchemaMismatch
 from cdc.sinks.elasticsearch.client import Refusal, group_names, ignoring_absent
 from cdc.sinks.elasticsearch.index.layout import (
     INDEX_SETTINGS,
     Layout,
     layout_error,
     require_same_fields,
-    settings_error,
 )
 from cdc.sinks.elasticsearch.positions import POSITIONS, Positions
 
@@ -90,24 +90,22 @@ class Tables:
         generation = self._indices.generation(table)
         index = self._indices.name(table, generation or new_generation())
         body = Layout.of(table).body(is_live=generation is None)
-        if generation is not None:
-            return self._create(table, index, body)
-        live = {name: place.index for name, place in self._indices.find([table]).items()}
-        if not live:
-            # Created with its alias: each change of the cluster's state costs as much as the rest
-            # of a table's start.
-            return self._create(table, index, body | {"aliases": {self._indices.alias(table): {}}})
-        self._create(table, index, body)
-        return self._server.switch(
-            self._indices.switch_actions([table], live, {table.qualified: index})
-        )
-
-    def _create(self, table: Table, index: str, body: Mapping[str, Any]) -> None:
+        live: dict[str, str] = {}
+        if generation is None:
+            live = {name: place.index for name, place in self._indices.find([table]).items()}
+            if not live:
+                # Created with its alias: each change of the cluster's state costs as much as the
+                # rest of a table's start.
+                body["aliases"] = {self._indices.alias(table): {}}
         try:
             self._server.create(index, body)
         except Refusal as error:
             properties = body["mappings"]["properties"]
             raise layout_error(table, self._sink, error, properties) from None
+        if live:
+            self._server.switch(
+                self._indices.switch_actions([table], live, {table.qualified: index})
+            )
 
     def _adapt(self, table: Table, index: str) -> None:
         """Add the fields of new columns to an index, and settings that it takes while it is open.
@@ -126,7 +124,12 @@ class Tables:
             except Refusal as error:
                 if error.status != 400:
                     raise
-                raise settings_error(table, self._sink, changed) from None
+                names = ", ".join(sorted(changed))
+                raise SchemaMismatch(
+                    table,
+                    self._sink,
+                    f"The index of {table.qualified} in {self._sink} was made with other settings: {names}.",
+                ) from None
         try:
             mapping = layout.mapping(existing)
             self._server.client.indices.put_mapping(

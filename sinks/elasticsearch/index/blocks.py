@@ -50,11 +50,6 @@ def lift_hint(index: str, block: str) -> str:
     return f"no change is lost; once its reason is gone: {curl(f'/{index}/_settings', body)}"
 
 
-def closed_message(index: str) -> str:
-    """Say that an index is closed."""
-    return f"The index {index} is closed."
-
-
 def open_hint(index: str) -> str:
     """Say how a closed index is opened."""
     return f"no change is lost; once its reason is gone: {curl(f'/{index}/_open', '-X POST ')}"

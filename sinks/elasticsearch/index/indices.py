@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
+from uuid import uuid4
 
 from cdc.model.table import Table
 from cdc.sinks.elasticsearch.client import join_names
@@ -74,22 +75,17 @@ class Indices:
 
     def find(self, tables: Sequence[Table]) -> dict[str, WritableIndex]:
         """Find the index of each table; by table name, for the tables that have one."""
-        if self._generation_names is not None:
-            tables_by_index = {
-                self.name(table, self._generation_names[table.qualified]): table for table in tables
-            }
-            aliases_by_index = self._aliases_of(tables_by_index)
-            return {
-                tables_by_index[index].qualified: _writable_index(index, aliases_by_index[index])
-                for index in aliases_by_index
-                if index in tables_by_index
-            }
-        by_alias = {self.alias(table): table for table in tables}
+        by_name = {self.readable_name(table): table for table in tables}
+        paths = list(join_names(by_name))
+        # All of the pipeline's where these don't fit into one request.
+        aliases_by_index = self._read_aliases(
+            paths if len(paths) <= 1 else [self._pipeline_pattern]
+        )
         return {
-            by_alias[alias].qualified: _writable_index(index, aliases)
-            for index, aliases in self._aliases_of(by_alias).items()
-            for alias in aliases
-            if alias in by_alias
+            by_name[name].qualified: _writable_index(index, aliases)
+            for index, aliases in aliases_by_index.items()
+            for name in (aliases if self._generation_names is None else [index])
+            if name in by_name
         }
 
     def generations(self, tables: Sequence[Table]) -> dict[str, list[str]]:
@@ -162,20 +158,8 @@ class Indices:
     def _pipeline_pattern(self) -> str:
         return f"{quote(self._pipeline.lower(), safe='')}-*"
 
-    def _paths(self, names: Iterable[str]) -> list[str]:
-        """Build request paths for these names; one for all indices of the pipeline if they don't
-        fit into one.
-        """
-        groups = list(join_names(names))
-        return groups if len(groups) <= 1 else [self._pipeline_pattern]
-
-    def _aliases_of(self, names: Iterable[str]) -> dict[str, set[str]]:
-        """Read the indices of these names, perhaps others too, each with its aliases; closed ones
-        are included.
-        """
-        return self._read_aliases(self._paths(names))
-
     def _read_aliases(self, paths: Iterable[str]) -> dict[str, set[str]]:
+        """Read the indices at these paths, each with its aliases; closed ones are included."""
         aliases_by_index: dict[str, set[str]] = {}
         for path in paths:
             answer = self._server.ask("GET", f"/{path}/_alias", query=INCLUDE_CLOSED)
@@ -190,6 +174,11 @@ def _writable_index(index: str, aliases: Iterable[str]) -> WritableIndex:
     own = sorted(alias for alias in aliases if alias.startswith(f"{index}."))
     promotions = tuple(alias for alias in own if alias.startswith(f"{index}{PROMOTION_SEPARATOR}"))
     return WritableIndex(index, tuple(sorted({*own} - {*promotions})), promotions)
+
+
+def new_token() -> str:
+    """Name a writer or a promotion in aliases."""
+    return uuid4().hex[:12]
 
 
 def generation_of(index: str) -> str:

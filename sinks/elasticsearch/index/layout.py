@@ -14,8 +14,8 @@ from typing import Any
 
 from cdc.model.table import Table
 from cdc.sink.contract import SchemaMismatch
-from cdc.sinks.elasticsearch.client import Refusal
-from cdc.sinks.elasticsearch.ids import OWN_ID
+from cdc.sinks.elasticsearch.client import CLOSED, Refusal
+from cdc.sinks.elasticsearch.documents import OWN_ID
 from cdc.sinks.elasticsearch.index.fields import DOUBLE, INTEGER, KEYWORD, member_field, merge_field
 
 INDEX_SETTINGS = {"number_of_shards": 1, "auto_expand_replicas": "0-1", "gc_deletes": "5m"}
@@ -31,7 +31,6 @@ BULK_LOAD_SETTINGS = {
 OWN_FIELDS = {OWN_ID: {"type": "keyword", "index": False, "doc_values": False}}
 NOTE = "cdc"
 NUMBERS = (DOUBLE["type"], INTEGER["type"])
-CLOSED = "index_closed_exception"
 FIELD_LIMIT_REASON = "Limit of total fields"
 
 
@@ -164,16 +163,6 @@ def layout_error(
         sink,
         f"The server of {sink} can't make the index of {table.qualified}: {subject}{reason or error.kind}.",
         hint=hint,
-    )
-
-
-def settings_error(table: Table, sink: str, settings: Mapping[str, Any]) -> SchemaMismatch:
-    """Build the error for settings that an index takes only when it is created."""
-    names = ", ".join(sorted(settings))
-    return SchemaMismatch(
-        table,
-        sink,
-        f"The index of {table.qualified} in {sink} was made with other settings: {names}.",
     )
 
 

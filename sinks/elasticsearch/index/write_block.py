@@ -8,7 +8,6 @@ aliases anyway.
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from uuid import uuid4
 
 from cdc.errors import SinkBlocked
 from cdc.sink.promotion import SWITCH_S
@@ -18,11 +17,10 @@ from cdc.sinks.elasticsearch.index.blocks import (
     WRITE,
     block_message,
     blocks_of,
-    closed_message,
     lift_hint,
     open_hint,
 )
-from cdc.sinks.elasticsearch.index.indices import WritableIndex
+from cdc.sinks.elasticsearch.index.indices import WritableIndex, new_token
 from cdc.sinks.elasticsearch.server import Server
 
 
@@ -34,7 +32,7 @@ class WriteBlock:
 
     def __init__(self, server: Server) -> None:
         self._server = server
-        self._token = uuid4().hex[:12]
+        self._token = new_token()
         self._since_by_mark: dict[str, float] = {}
 
     def set(self, places: Sequence[WritableIndex]) -> None:
@@ -92,7 +90,7 @@ class WriteBlock:
             )
             for index, body in answer.body.items():
                 if body["settings"].get(CLOSED) == "true":
-                    raise SinkBlocked(closed_message(index), hint=open_hint(index))
+                    raise SinkBlocked(f"The index {index} is closed.", hint=open_hint(index))
                 for block in blocks_of(body["settings"]):
                     raise SinkBlocked(block_message(index, block), hint=lift_hint(index, block))
 
