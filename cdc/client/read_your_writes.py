@@ -89,8 +89,6 @@ def token(connection: "psycopg.Connection[Any]") -> str:
 
 @dataclass(frozen=True)
 class Token:
-    """A token's parts."""
-
     lsn: int
     server: str
 
@@ -105,27 +103,14 @@ Ends = Mapping[str, Position]
 """By topic."""
 
 
-class TokenEnds:
-    """The newest token of each server, and the ends that topics had after it."""
+def ends_after(token: Token, known: Mapping[str, tuple[int, Ends]]) -> Ends | None:
+    """Return ends of the topics that have everything before the token. None: no message proves them
+    yet.
 
-    def __init__(self) -> None:
-        self._ends: dict[str, tuple[int, Ends]] = {}
-
-    def lacks(self, token: Token) -> bool:
-        """Whether no message of the token's server has its LSN or a later one yet."""
-        lsn, _ = self._ends.get(token.server, (-1, {}))
-        return lsn < token.lsn
-
-    def add(self, token: Token, ends: Ends) -> None:
-        """Record that everything before the token is in the topics, whose ends are given."""
-        self._ends[token.server] = token.lsn, ends
-
-    def ends(self, token: Token) -> Ends | None:
-        """Return ends of the topics that have everything before the token.
-
-        None: no message proves them yet.
-        """
-        return None if self.lacks(token) else self._ends[token.server][1]
+    known: by server, the LSN of the newest message, and the ends that topics had after it.
+    """
+    lsn, ends = known.get(token.server, (-1, {}))
+    return ends if token.lsn <= lsn else None
 
 
 def parse_message(record: Record) -> Token | None:
@@ -161,7 +146,7 @@ class View:
         self._message_topic = pipeline.message_topic
         self._read_offset = 0
         self._lock = threading.Lock()
-        self._token_ends = TokenEnds()
+        self._known_ends: dict[str, tuple[int, Ends]] = {}
         self._source_topics = (
             [topic for _, topic in table.derivation.tables] if table.derivation else [table.topic]
         )
@@ -172,7 +157,6 @@ class View:
         self._start_at_newest()
 
     def close(self) -> None:
-        """Close the connections to Kafka and the sink."""
         self._kafka.close()
         self.sink.close()
 
@@ -183,10 +167,10 @@ class View:
         doesn't fit its tables any more.
         """
         with self._lock:
-            if self._token_ends.lacks(token):
+            if ends_after(token, self._known_ends) is None:
                 self._read_messages()
-            ends = self._token_ends.ends(token)
-            if not ends:
+            ends = ends_after(token, self._known_ends)
+            if ends is None:
                 return None
             floor = self._control.floors.number(self.table.qualified)
             if self._read_documents is None:
@@ -194,7 +178,11 @@ class View:
             notes = self._read_documents()
             topic = self.table.topic
             if late_topics(notes, self.table, ends, self._control.floors.number):
-                self._refuse_waiting()
+                waiting = self._read_waiting()
+                if self.table.qualified in waiting:
+                    reason, hint = waiting[self.table.qualified]
+                    message = f"{self.table.qualified} waits, so it will not show them: {reason}"
+                    raise SettingsError(message, hint=hint)
                 return None
             return self._kafka.log_ends([topic])[topic], floor
 
@@ -206,12 +194,6 @@ class View:
         lag = distance(self.sink.position(self.table), barrier, floor)
         refuse_incomparable(self.sink.name, self.table, lag)
         return lag.reached
-
-    def _refuse_waiting(self) -> None:
-        name = self.table.qualified
-        if name in (waiting := self._read_waiting()):
-            reason, hint = waiting[name]
-            raise SettingsError(f"{name} waits, so it will not show them: {reason}", hint=hint)
 
     def read_pause(self) -> Pause | None:
         """Read whether the sink is paused; None also while Kafka is away."""
@@ -232,7 +214,8 @@ class View:
         newest: dict[str, Token] = {}
         messages = self._kafka.read_range(self._message_topic, self._read_offset, end)
         for token in filter(None, map(parse_message, messages)):
-            if self._token_ends.lacks(token) and token.lsn >= newest.get(token.server, token).lsn:
+            is_new = ends_after(token, self._known_ends) is None
+            if is_new and token.lsn >= newest.get(token.server, token).lsn:
                 newest[token.server] = token
         if not newest:
             self._read_offset = end
@@ -242,7 +225,7 @@ class View:
             self._control.read()
         ends = self._kafka.log_ends(self._source_topics)
         for token in newest.values():
-            self._token_ends.add(token, ends)
+            self._known_ends[token.server] = token.lsn, ends
         # Last: a message whose ends can't be asked for now is read again.
         self._read_offset = end
 

@@ -327,13 +327,11 @@ def confirmed_differences(
 
 
 def rows_with_ids(rows: DataFrame, ids: Sequence[str]) -> DataFrame:
-    """Select the rows of these ids."""
     listed = rows.sparkSession.createDataFrame([(row_id,) for row_id in ids], "id string")
     return rows.join(F.broadcast(listed), "id", "left_semi")
 
 
 def column_values(batch: "pa.RecordBatch") -> list[list[Any]]:
-    """Return the values of each column."""
     return [column.to_pylist() for column in batch.columns]
 
 
@@ -350,7 +348,6 @@ def record_batch(schema: str, rows: Sequence[Sequence[Any]]) -> "pa.RecordBatch"
 
 
 def names_of(schema: str) -> list[str]:
-    """Return the names of the columns of a schema."""
     return [part.split()[0] for part in schema.split(", ")]
 
 

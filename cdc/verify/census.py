@@ -9,7 +9,6 @@ reports what differs.
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import astuple
 from functools import reduce
 from typing import TYPE_CHECKING
 
@@ -167,20 +166,18 @@ def add_sums(sums: SumsByView, view: View, row_sums: RowSums | None) -> None:
 
 
 def _sum_parts(rules: Mapping[str, Comparable], sample: Sample | None) -> Work:
-    """Build the function that gives a row of sums for each side and table of a task: NULL for a view
-    that couldn't be read.
+    """Build the function that gives a row of sums for each side and table of a batch: NULL for a
+    view that couldn't be read.
     """
 
     def read(parts: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
-        sums: SumsByView = {}
+        unread = (None, None, None)
         for part in parts:
-            for view, rows in _by_view(part, sample).items():
-                add_sums(sums, view, None if rows is None else sum_rows(rows, rules[view[1]]))
-        records = [
-            (*view, *((None, None, None) if row_sums is None else astuple(row_sums)))
-            for view, row_sums in sums.items()
-        ]
-        yield record_batch(SCHEMA, records)
+            records = [
+                (*view, *(unread if rows is None else sum_rows(rows, rules[view[1]])))
+                for view, rows in _by_view(part, sample).items()
+            ]
+            yield record_batch(SCHEMA, records)
 
     return read
 

@@ -34,7 +34,6 @@ class Options:
 
     @property
     def scope(self) -> str:
-        """Say which rows are compared, in words."""
         return "all rows" if self.sample is None else f"{self.sample:g} % of the rows"
 
 

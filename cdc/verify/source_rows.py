@@ -136,7 +136,6 @@ class SourceReader:
         )
 
     def rows_in_buckets(self, snapshot: SourceSnapshot, buckets: Sequence[str]) -> DataFrame:
-        """Read the rows whose ids are in these buckets."""
         condition = sql.SQL("{} = ANY ({}::text[])").format(
             bucket(snapshot.table), sql.Literal(list(buckets))
         )

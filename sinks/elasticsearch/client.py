@@ -79,7 +79,6 @@ class Answer(NamedTuple):
 
     @property
     def status(self) -> int:
-        """The status of HTTP."""
         return self.meta.status
 
 

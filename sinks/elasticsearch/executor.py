@@ -77,8 +77,6 @@ TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*+"|[{}\[\]]')
 
 
 class BulkItem(NamedTuple):
-    """One item of a bulk request."""
-
     row: FoldedRow
     part: int
     alias: str

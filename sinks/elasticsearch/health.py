@@ -20,8 +20,6 @@ WATERMARK = "cluster.routing.allocation.disk.watermark"
 
 @dataclass(frozen=True)
 class IndexFacts:
-    """What was read of the cluster."""
-
     versions: tuple[str, ...]
     """Of its nodes."""
     status: str

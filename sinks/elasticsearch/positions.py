@@ -46,11 +46,11 @@ class Record:
         """Whether no row was ever sent, so that there is nothing to delete."""
         return self.stored is None and self.visible is None
 
-    def visible_checkpoint(self, default: Position) -> ViewCheckpoint:
-        """Build the checkpoint of what readers may have seen, as if it was stored."""
-        return ViewCheckpoint(
-            self.visible or default, floor=self.stored.floor if self.stored else 0
-        )
+    @property
+    def seen(self) -> ViewCheckpoint | None:
+        """The checkpoint of what readers may have seen, as if it was stored."""
+        floor = self.stored.floor if self.stored else 0
+        return ViewCheckpoint(self.visible, floor=floor) if self.visible else None
 
     def begins(self, end: Position) -> "Record":
         """Build the record to store before rows of a batch are sent that ends at this position."""
@@ -99,7 +99,6 @@ class PendingAdvance:
 
     @property
     def table(self) -> Table:
-        """The source's table."""
         return self.advance.table
 
 

@@ -125,8 +125,6 @@ class ChunkWriter(Writer):
 
 
 class RedisWriter(ChunkWriter):
-    """Writes rows into the cache."""
-
     form = Documents()
     limits = CHUNK
 

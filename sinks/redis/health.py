@@ -82,7 +82,13 @@ def require_own(database: Database) -> None:
     """Raise SinkRejected when a database holds keys of others: generations change places with all
     of it.
     """
-    if key := database.ask(lambda server: _foreign_key(database, server)):
+    prefix = f"{database.prefix}:"
+
+    def find_foreign(server: redis.Redis) -> str | None:
+        keys = map(str, server.scan_iter(count=SCAN_ROWS))
+        return next((key for key in keys if not key.startswith(prefix)), None)
+
+    if key := database.ask(find_foreign):
         raise SinkRejected(
             f"Database {database.number} of the cache holds keys of others ({key.split(':', 1)[0]}:…), which"
             " would change places with the new generation's keys.",
@@ -113,9 +119,3 @@ def _policy(database: Database) -> str | None:
         settings = database.ask(lambda server: server.config_get("maxmemory-policy"))
         return str(settings["maxmemory-policy"])
     return None
-
-
-def _foreign_key(database: Database, server: redis.Redis) -> str | None:
-    """Find a key that isn't the pipeline's."""
-    keys = server.scan_iter(count=SCAN_ROWS)
-    return next((str(key) for key in keys if not key.startswith(f"{database.prefix}:")), None)

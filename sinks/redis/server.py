@@ -9,7 +9,7 @@ import redis
 
 from cdc.errors import SettingsError
 from cdc.model.address import address
-from cdc.model.causes import Cause, cause
+from cdc.model.causes import cause
 
 UNREACHABLE = (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError)
 PASSING = {
@@ -189,7 +189,11 @@ def failure(error: redis.exceptions.RedisError, url: str, what: str) -> Failure:
     word = first_word(error)
     if word in PASSING or isinstance(error, UNREACHABLE):
         _close_idle(url)
-        return _away(where, PASSING.get(word), cause(f"{error} {error.__cause__}"))
+        if word in PASSING:
+            return Failure("unavailable", f"{where} can't be used now: {PASSING[word]}.")
+        why = cause(f"{error} {error.__cause__}")
+        kind = "unavailable" if why.is_transient else why.kind
+        return Failure(kind, f"{where} can't be reached{why}.")
     if isinstance(error, redis.exceptions.InvalidResponse):
         return Failure("stranger", f"{where} is no Redis: it answers in another way.")
     # Valkey's wording when a script has called the command.
@@ -202,14 +206,6 @@ def failure(error: redis.exceptions.RedisError, url: str, what: str) -> Failure:
     if "DB index is out of range" in str(error) or "invalid DB index" in str(error):
         return Failure("misplaced", f"{where} has no database {database(url)}.")
     return Failure("rejected", f"{where} refuses {what}: {word}.")
-
-
-def _away(where: str, state: str | None, why: Cause) -> Failure:
-    if state:
-        return Failure("unavailable", f"{where} can't be used now: {state}.")
-    return Failure(
-        "unavailable" if why.is_transient else why.kind, f"{where} can't be reached{why}."
-    )
 
 
 def first_word(error: redis.exceptions.RedisError) -> str:

@@ -13,7 +13,7 @@ along when the two change places.
 """
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from cdc.errors import SinkRejected
@@ -139,7 +139,12 @@ class Redis:
         if are_live(positions(self, tables), names):
             return {}
         candidate = Positions(self._spare_database, names)
-        bring_along({table.qualified for table in tables}, self._database, candidate.database)
+        # Tables that the pipeline has no more are copied, so that their readers keep them.
+        own_names = {table.qualified for table in tables}
+        for name in other_tables(candidate.database, own_names):
+            drop_table(candidate.database, name)
+        for name in other_tables(self._database, own_names):
+            copy_table(name, self._database, candidate.database)
         lagging: list[Table] = []
         wait_until_caught_up(
             lambda: exchange(self._positions, candidate, tables, lagging),
@@ -191,17 +196,6 @@ class Redis:
     @property
     def _spare_database(self) -> Database:
         return self._database.at(self.spare)
-
-
-def bring_along(names: Collection[str], live: Database, candidate: Database) -> None:
-    """Copy tables that the pipeline has no more to the candidate, so that their readers keep them.
-
-    names: the pipeline's tables.
-    """
-    for name in other_tables(candidate, names):
-        drop_table(candidate, name)
-    for name in other_tables(live, names):
-        copy_table(name, live, candidate)
 
 
 def exchange(

@@ -132,7 +132,7 @@ SCRIPTS: dict[str, tuple[object, str, str, str, Law]] = {
     "digests of what was sent lost": (
         state,
         "SENT",
-        "redis.call('HSET', KEYS[6], ARGV[i], ARGV[i + 1])",
+        "note_digests(KEYS[6], 3 * count + 4)",
         "",
         laws.what_a_topic_has_is_known_by_digest,
     ),
@@ -157,7 +157,7 @@ SCRIPTS: dict[str, tuple[object, str, str, str, Law]] = {
         "",
         laws.a_transaction_is_begun_once,
     ),
-    "turn not asked for": (state, "SENT", scripts.DURING_TURN, "", laws.another_turn_forgets_no_mark),
+    "turn not asked for": (state, "DURING_TURN", scripts.DURING_TURN, "", laws.another_turn_forgets_no_mark),
     "climbed twice": (
         state,
         "CLIMBED",

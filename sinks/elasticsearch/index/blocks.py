@@ -38,7 +38,6 @@ def parse_reason(reason: str) -> tuple[str, str] | None:
 
 
 def block_message(index: str, block: str) -> str:
-    """Say which block an index has."""
     return f"The index {index} is blocked: {block} is set."
 
 
@@ -51,7 +50,6 @@ def lift_hint(index: str, block: str) -> str:
 
 
 def open_hint(index: str) -> str:
-    """Say how a closed index is opened."""
     return f"no change is lost; once its reason is gone: {curl(f'/{index}/_open', '-X POST ')}"
 
 

@@ -55,7 +55,6 @@ class Indices:
         return f"{self._pipeline}-{table.qualified}".lower()
 
     def name(self, table: Table, generation: str) -> str:
-        """Return the name of the index of a generation."""
         return f"{self.alias(table)}@{generation}"
 
     def generation(self, table: Table) -> str | None:
@@ -105,7 +104,6 @@ class Indices:
         return names_by_table
 
     def names(self, tables: Sequence[Table]) -> list[str]:
-        """List the indices of all generations of these tables."""
         generations = self.generations(tables) if tables else {}
         return [
             self.name(table, generation)
@@ -182,5 +180,4 @@ def new_token() -> str:
 
 
 def generation_of(index: str) -> str:
-    """Return the generation that the name of an index ends with."""
     return index.rsplit("@", 1)[1]

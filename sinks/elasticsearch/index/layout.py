@@ -71,7 +71,6 @@ class Layout:
 
     @property
     def shards(self) -> int:
-        """Number of primary shards."""
         return int(self.live_settings["number_of_shards"])
 
     @property

@@ -25,6 +25,7 @@ from cdc.sinks.redis.documents.scripts import (
     ADVANCE,
     BEGIN_SENDING,
     CLIMBED,
+    DURING_TURN,
     FORGET_DIGESTS,
     MARK,
     MARK_ROWS,
@@ -105,14 +106,10 @@ class RedisState:
 
     def rows(self, table: str, ids: Collection[str]) -> dict[str, StoredRow]:
         begin = view_key(self.prefix, table)
-        rows = {}
-        for page in pages(ids):
-            with self._server() as server:
-                values = server.mget([begin + row_id for row_id in page])
-            for row_id, value in zip(page, values, strict=True):
-                if value is not None:
-                    rows[row_id] = decode_row(value)
-        return rows
+        stored = self._values(
+            ids, lambda server, page: server.mget([begin + row_id for row_id in page])
+        )
+        return {row_id: decode_row(value) for row_id, value in stored.items()}
 
     def members(self, table: str, slot: int, texts: Collection[str]) -> dict[str, set[str]]:
         sets = self._by_text(table, slot, texts, lambda pipeline, key: pipeline.smembers(key))
@@ -160,25 +157,20 @@ class RedisState:
         *,
         last_first: bool = False,
     ) -> list[list[Place]]:
-        answers: list[list[Place]] = []
-        for page in pages(spans):
-            with self._server() as server:
-                pipeline = server.pipeline(transaction=False)
-                for span in page:
-                    key = index_key(self.prefix, table, f"{LISTING}{number}", span.text)
-                    low = f"[{span.low}"
-                    high = f"({span.high}"
-                    if last_first:
-                        pipeline.zrevrangebylex(key, high, low, span.skipped, limit)
-                    else:
-                        pipeline.zrangebylex(key, low, high, span.skipped, limit)
-                lists = pipeline.execute()
-            # The order has no space; an id may have.
-            answers += [
-                [Place._make(member.decode().split(" ", 1)) for member in members]
-                for members in lists
-            ]
-        return answers
+        def request(pipeline: Any, span: Span) -> None:
+            key = index_key(self.prefix, table, f"{LISTING}{number}", span.text)
+            low = f"[{span.low}"
+            high = f"({span.high}"
+            if last_first:
+                pipeline.zrevrangebylex(key, high, low, span.skipped, limit)
+            else:
+                pipeline.zrangebylex(key, low, high, span.skipped, limit)
+
+        # The order has no space; an id may have.
+        return [
+            [Place._make(member.decode().split(" ", 1)) for member in members]
+            for _, members in self._each(spans, request)
+        ]
 
     def tallied(self, table: str, number: int, texts: Collection[str]) -> dict[str, dict[str, int]]:
         hashes = self._by_text(
@@ -196,16 +188,41 @@ class RedisState:
         texts: Collection[str],
         request: Callable[[Any, str], object],
     ) -> dict[str, Any]:
-        """Read what there is of each text, a page in a round trip; nothing is left out."""
-        answers: dict[str, Any] = {}
-        for page in pages(texts):
+        """Read what there is of each text; nothing is left out."""
+        answers = self._each(
+            texts,
+            lambda pipeline, text: request(pipeline, index_key(self.prefix, table, slot, text)),
+        )
+        return {text: answer for text, answer in answers if answer}
+
+    def _each(
+        self, items: Iterable[Item], request: Callable[[Any, Item], object]
+    ) -> Iterator[tuple[Item, Any]]:
+        """Ask for each item, a page in a round trip; yields it with its answer."""
+        for page in pages(items):
             with self._server() as server:
                 pipeline = server.pipeline(transaction=False)
-                for text in page:
-                    request(pipeline, index_key(self.prefix, table, slot, text))
-                pairs = zip(page, pipeline.execute(), strict=True)
-            answers |= {text: answer for text, answer in pairs if answer}
-        return answers
+                for item in page:
+                    request(pipeline, item)
+                answers = pipeline.execute()
+            yield from zip(page, answers, strict=True)
+
+    def _values(
+        self, ids: Iterable[str], read: Callable[[Any, list[str]], Sequence[Any]]
+    ) -> dict[str, Any]:
+        """Read the values of ids that there are, a page with one command."""
+        values: dict[str, Any] = {}
+        for page in pages(ids):
+            with self._server() as server:
+                answers = read(server, page)
+            pairs = zip(page, answers, strict=True)
+            values |= {row_id: value for row_id, value in pairs if value is not None}
+        return values
+
+    def _fields(self, name: KeyName, view: str, ids: Iterable[str]) -> dict[str, bytes]:
+        """Read the fields of a view's hash that there are."""
+        key = self._key(name, view)
+        return self._values(ids, lambda server, page: server.hmget(key, page))
 
     # Turns, and what is to be done in one.
 
@@ -257,14 +274,8 @@ class RedisState:
         return {row_id.decode(): f"{mark:.0f}" for row_id, mark in pairs}
 
     def dirty_among(self, view: str, ids: Collection[str]) -> set[str]:
-        dirty = set[str]()
-        for page in pages(ids):
-            with self._server() as server:
-                scores = server.zmscore(self._key("dirty", view), page)
-            dirty |= {
-                row_id for row_id, score in zip(page, scores, strict=True) if score is not None
-            }
-        return dirty
+        key = self._key("dirty", view)
+        return set(self._values(ids, lambda server, page: server.zmscore(key, page)))
 
     def deleted_keys(self, view: str, ids: Collection[str]) -> dict[str, bytes]:
         return {row_id: key for row_id, key in self._fields("gone", view, ids).items() if key}
@@ -279,16 +290,6 @@ class RedisState:
         if number % 2:
             raise lane.Failure(*REFUSALS["unsettled"])
         return SentDigests(number, self._fields("sent", view, ids))
-
-    def _fields(self, name: KeyName, view: str, ids: Collection[str]) -> dict[str, bytes]:
-        """Read the fields of a view's hash that there are, a page in a round trip."""
-        fields: dict[str, bytes] = {}
-        for page in pages(ids):
-            with self._server() as server:
-                values = server.hmget(self._key(name, view), page)
-            pairs = zip(page, values, strict=True)
-            fields |= {row_id: value for row_id, value in pairs if value is not None}
-        return fields
 
     def begin_sending(self, turn: Turn, number: int) -> None:
         self._in_turn(turn, BEGIN_SENDING, [], [number])
@@ -502,7 +503,8 @@ class RedisState:
         self, turn: Turn, source: str, keys: Sequence[str], arguments: Sequence[Any]
     ) -> Any:
         """Call a script that wants a turn. Raises Failure unless it is this one."""
-        answer = self._call(source, [self._key("documents"), *keys], [*turn, *arguments])
+        places = [self._key("documents"), *keys]
+        answer = self._call(DURING_TURN + source, places, [*turn, *arguments])
         if isinstance(answer, bytes) and answer != b"ok":
             raise lane.Failure(*REFUSALS[answer.decode()])
         return answer
