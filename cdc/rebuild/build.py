@@ -35,7 +35,7 @@ from cdc.kafka.log_continuity import Continuity
 from cdc.kafka.log_refusals import Discontinued, refuse_foreign
 from cdc.kafka.topics import Topics
 from cdc.model.generation import new_generation
-from cdc.model.position import Position, distance
+from cdc.model.position import distance
 from cdc.model.table import Table
 from cdc.postgres.table_definition import Definition
 from cdc.sink.contract import SchemaMismatch, Sink, positions
@@ -307,7 +307,10 @@ def apply_all(
     """
     ends = kafka.ends([table.topic for table in tables])
     worked_at = time.monotonic()
-    while not _has_applied(sink, tables, ends):
+    while True:
+        checkpoints = positions(sink, tables)
+        if all(distance(checkpoints[t.qualified], ends[t.topic]).reached for t in tables):
+            return
         now = progress()
         if now.state is not RunState.RETRYING:
             worked_at = time.monotonic()
@@ -350,11 +353,4 @@ def _refuse_stopped(progress: StreamProgress, waits_s: float) -> None:
         f"The new generation of {progress.sink} can't go on: {reason}",
         hint=hint or "readers see what they saw; the same command goes on",
         sink=progress.sink,
-    )
-
-
-def _has_applied(sink: Sink, tables: Sequence[Table], ends: Mapping[str, Position]) -> bool:
-    checkpoints = positions(sink, tables)
-    return all(
-        distance(checkpoints[table.qualified], ends[table.topic]).reached for table in tables
     )

@@ -70,22 +70,19 @@ def backfill(
             stack.enter_context(
                 writing_records(pipeline.kafka, transaction, table.topic, tombstones, limit_s)
             )
-        count = _request_all(pipeline, kafka, table, ids, time.monotonic() + limit_s)
-    if count or delete_keys:
-        _await_visible(kafka, table, deadline)
-    return count
-
-
-def _request_all(
-    pipeline: Pipeline, kafka: Topics, table: Table, ids: Sequence[str], deadline: float
-) -> int:
-    total = 0
-    with source.connect(pipeline.source.dsn) as conn:
+        request_deadline = time.monotonic() + limit_s
+        total = 0
+        conn = stack.enter_context(source.connect(pipeline.source.dsn))
         for start in range(0, len(ids), IDS_PER_REQUEST):
             count, condition = _find_rows(conn, table, ids[start : start + IDS_PER_REQUEST])
             if count:
-                _request_rows(pipeline, kafka, conn, table, condition, deadline)
+                _request_rows(pipeline, kafka, conn, table, condition, request_deadline)
                 total += count
+    if total or delete_keys:
+        # Until the topic has the transaction's markers, which arrive one by one.
+        end = kafka.log_ends([table.topic])[table.topic]
+        while not distance(kafka.ends([table.topic])[table.topic], end).reached:
+            _sleep_until(table, deadline)
     return total
 
 
@@ -142,13 +139,6 @@ def _is_mark(record: Record, request: str) -> bool:
     if not (record.key and record.value):
         return False
     return json.loads(record.value)["op"] == "r" and request in json.loads(record.key).values()
-
-
-def _await_visible(kafka: Topics, table: Table, deadline: float) -> None:
-    """Wait until the table's topic has the transaction's marker. Markers arrive one by one."""
-    end = kafka.log_ends([table.topic])[table.topic]
-    while not distance(kafka.ends([table.topic])[table.topic], end).reached:
-        _sleep_until(table, deadline)
 
 
 def _sleep_until(table: Table, deadline: float) -> None:

@@ -121,7 +121,7 @@ class SourceReader:
         conditions = (
             [condition]
             if snapshot.table.derivation
-            else [_both_conditions(condition, _page_condition(low, high)) for low, high in pages]
+            else [_within_pages(condition, low, high) for low, high in pages]
         )
         queries = [row_query(snapshot.table, part).as_string(None) for part in conditions]
 
@@ -178,19 +178,16 @@ def fetch_rows(
     yield from chain(first, rows)
 
 
-def _page_condition(low: int, high: int | None) -> sql.Composable:
-    """Build the condition for pages from low up to high.
+def _within_pages(condition: sql.Composable | None, low: int, high: int | None) -> sql.Composable:
+    """Narrow a condition to pages from low up to high.
 
     None: to the end, since rows may be newer than the count.
     """
-    above = sql.SQL("ctid >= {}::tid").format(sql.Literal(f"({low},0)"))
-    if high is None:
-        return above
-    return sql.SQL("{} AND ctid < {}::tid").format(above, sql.Literal(f"({high},0)"))
-
-
-def _both_conditions(condition: sql.Composable | None, pages: sql.Composable) -> sql.Composable:
-    return sql.SQL("({}) AND {}").format(condition, pages) if condition else pages
+    parts = [sql.SQL("({})").format(condition)] if condition else []
+    parts.append(sql.SQL("ctid >= {}::tid").format(f"({low},0)"))
+    if high is not None:
+        parts.append(sql.SQL("ctid < {}::tid").format(f"({high},0)"))
+    return sql.SQL(" AND ").join(parts)
 
 
 def begin_in_snapshot(connection: source.Connection, join_sql: str) -> None:

@@ -30,14 +30,13 @@ from cdc.sinks.elasticsearch import health
 from cdc.sinks.elasticsearch.client import HINTS, Refusal, forget, group_names, ignoring_absent
 from cdc.sinks.elasticsearch.executor import ElasticsearchWriter
 from cdc.sinks.elasticsearch.index import fields
-from cdc.sinks.elasticsearch.index.indices import Indices, generation_of, new_token
+from cdc.sinks.elasticsearch.index.indices import Indices, WriteBlock, generation_of, new_token
 from cdc.sinks.elasticsearch.index.layout import (
     INDEX_SETTINGS,
     Layout,
     layout_error,
     require_same_fields,
 )
-from cdc.sinks.elasticsearch.index.write_block import WriteBlock
 from cdc.sinks.elasticsearch.positions import POSITIONS, PendingAdvance, Positions, Record
 from cdc.sinks.elasticsearch.scan import (
     GROUPED,

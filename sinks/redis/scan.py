@@ -44,25 +44,21 @@ def getter(url: str, key_prefix: str) -> Read:
 def group_reader(url: str, prefix: str, tables: Mapping[str, str]) -> Read:
     """Build a reader of the rows of tables: GROUPED. tables: by `view_key`, the name of each."""
 
-    def table_of(key: str) -> str | None:
+    def split(key: str) -> int:
         # `view_key` escapes colons in a table's name, so the id follows the next one.
-        return tables.get(key[: key.find(":", len(prefix) + 1) + 1])
-
-    def rows(keys: list[str]) -> "pa.RecordBatch":
-        import pyarrow as pa
-
-        pairs = _values(url, keys)
-        ids = [key[key.find(":", len(prefix) + 1) + 1 :] for key, _ in pairs]
-        columns = [[table_of(key) for key, _ in pairs], ids, [value for _, value in pairs]]
-        return pa.RecordBatch.from_arrays(
-            [pa.array(column, "string") for column in columns], names=["table", "id", "document"]
-        )
+        return key.find(":", len(prefix) + 1) + 1
 
     def read(parts: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
+        import pyarrow as pa
+
         _skip(parts)
         for page in _pages(url, f"{prefix}:"):
-            if matching := [key for key in page if table_of(key)]:
-                yield rows(matching)
+            pairs = _values(url, [key for key in page if key[: split(key)] in tables])
+            names = [tables[key[: split(key)]] for key, _ in pairs]
+            ids = [key[split(key) :] for key, _ in pairs]
+            columns = (names, ids, [value for _, value in pairs])
+            arrays = [pa.array(column, "string") for column in columns]
+            yield pa.RecordBatch.from_arrays(arrays, names=["table", "id", "document"])
 
     return read
 

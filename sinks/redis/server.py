@@ -62,20 +62,12 @@ _clients: dict[tuple[str, bool], redis.Redis] = {}
 """This process' connections, by URL and by whether answers are text."""
 
 
-def client(url: str) -> redis.Redis:
-    """Return this process' connections to a server; executors keep them across batches.
+def client(url: str, *, is_text: bool = True) -> redis.Redis:
+    """Return this process' connections to a server, for answers as text or as bytes; executors keep
+    them across batches.
 
     Any thread may use them.
     """
-    return _client(url, True)
-
-
-def bytes_client(url: str) -> redis.Redis:
-    """Return this process' connections for answers as bytes. Any thread may use them."""
-    return _client(url, False)
-
-
-def _client(url: str, is_text: bool) -> redis.Redis:
     if (url, is_text) not in _clients:
         # With a pool of its own making a client closes all connections when it is collected, also
         # those in use.

@@ -206,24 +206,18 @@ def exchange(
     Returns whether they were exchanged: not while a view of the candidate would go back. `lagging` is
     filled with the tables of such views.
     """
-    comparisons = []
+    expectations = []
     lagging.clear()
-    for table, live_fields, candidate_fields in zip(
-        tables, live.read_all(tables), candidate.read_all(tables), strict=True
-    ):
-        live_checkpoint = checkpoint_of(live_fields)
-        candidate_checkpoint = checkpoint_of(candidate_fields)
-        if live_checkpoint and (
-            candidate_checkpoint is None or would_go_back(candidate_checkpoint, live_checkpoint)
-        ):
+    for table, *both in zip(tables, live.read_all(tables), candidate.read_all(tables), strict=True):
+        stored, candidate_stored = map(checkpoint_of, both)
+        if stored and (candidate_stored is None or would_go_back(candidate_stored, stored)):
             lagging.append(table)
-        comparisons += [(live.database, live_fields), (candidate.database, candidate_fields)]
+        key = live.database.position_key(table.qualified)
+        expectations += [
+            {"database": str(side.database.number), "key": key, "fields": expected_fields(fields)}
+            for side, fields in zip((live, candidate), both, strict=True)
+        ]
     if lagging:
         return False
-    keys = [live.database.position_key(table.qualified) for table in tables for _ in range(2)]
-    expectations = [
-        {"database": str(database.number), "key": key, "fields": expected_fields(fields)}
-        for (database, fields), key in zip(comparisons, keys, strict=True)
-    ]
     arguments = (live.database.number, candidate.database.number, json.dumps(expectations))
     return bool(live.database.ask(lambda server: server.eval(EXCHANGE, 0, *arguments)))

@@ -10,9 +10,8 @@ from cdc.errors import SinkBlocked
 from cdc.model.finding import find, is_command
 from cdc.sinks.elasticsearch.client import forget, is_blocked
 from cdc.sinks.elasticsearch.health import IndexFacts, check_cluster
-from cdc.sinks.elasticsearch.index import blocks, write_block
-from cdc.sinks.elasticsearch.index.indices import WritableIndex
-from cdc.sinks.elasticsearch.index.write_block import WriteBlock
+from cdc.sinks.elasticsearch.index import blocks, indices
+from cdc.sinks.elasticsearch.index.indices import WritableIndex, WriteBlock
 from cdc.sinks.elasticsearch.server import Server
 from tests.support.faulty import Answer, Proxy, Request, Rule, json_answer
 
@@ -74,7 +73,7 @@ def test_the_block_of_a_running_promotion_stays(
     """Although a killed one has marked the index, too."""
     place = WritableIndex("i", promotions=("i.P.killed",))
     block.release_abandoned([place, WritableIndex("unmarked")])
-    monkeypatch.setattr(write_block, "SWITCH_S", 0)
+    monkeypatch.setattr(indices, "SWITCH_S", 0)
     twice_marked = WritableIndex("i", promotions=("i.P.killed", "i.P.running"))
     block.release_abandoned([twice_marked, WritableIndex("unmarked")])
     assert recorder.requests == []

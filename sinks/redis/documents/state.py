@@ -37,7 +37,7 @@ from cdc.sinks.redis.documents.scripts import (
 )
 from cdc.sinks.redis.server import (
     Failure,
-    bytes_client,
+    client,
     failure,
     first_word,
     position_key,
@@ -85,7 +85,7 @@ def state_failure(error: redis.exceptions.RedisError, url: str, subject: str) ->
         return failure(error, url, subject)
     used = ""
     with suppress(redis.exceptions.RedisError):
-        memory = bytes_client(url).info("memory")
+        memory = client(url).info("memory")
         figures = f"{int(memory['used_memory']):,} of {int(memory['maxmemory']):,} bytes"
         used = f": {figures} (maxmemory) are used"
     return Failure(
@@ -490,7 +490,7 @@ class RedisState:
     def _server(self) -> Iterator[Any]:
         """Ask the server; what fails is raised as Failure."""
         try:
-            yield bytes_client(self.url)
+            yield client(self.url, is_text=False)
         except redis.exceptions.RedisError as error:
             subject = "the state of documents"
             raise lane.Failure(*state_failure(error, self.url, subject)) from None
