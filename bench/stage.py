@@ -247,7 +247,7 @@ class Stage:
     def settle(self, streams: Sequence[Watched]) -> None:
         """Wait until the views hold all that is committed by now."""
 
-        def still() -> None:
+        def still(_: str) -> None:
             for stream in self._streams:
                 if stream.progress.state == "failed":
                     raise SinkError(
@@ -257,7 +257,7 @@ class Stage:
 
         sinks, names = [stream.sink for stream in streams], {s.sink.name for s in self._streams}
         tables = self.all_tables if STATE in names else self.tables
-        wait_until_current(self.pipeline, tables, sinks, WaitOptions(SETTLE_S, still))
+        wait_until_current(self.pipeline, tables, sinks, WaitOptions(SETTLE_S, report=still))
 
     def durable(self, streams: Sequence[Watched]) -> float:
         """The same; when the last batch was durable, Unix seconds."""

@@ -154,7 +154,10 @@ class View:
         self._read_waiting: Callable[[], Mapping[str, list[str]]] = (
             state_reader(pipeline, lambda state: state.waiting()) if table.derivation else dict
         )
-        self._start_at_newest()
+        # The newest message in the topic proves all earlier tokens.
+        if newest := self._kafka.last_record(self._message_topic):
+            self._read_offset = newest.offset
+            self._read_messages()
 
     def close(self) -> None:
         self._kafka.close()
@@ -200,12 +203,6 @@ class View:
         with self._lock, suppress(KafkaUnavailable):
             return read_pauses(self._pipeline, self._kafka).get(self.sink.name)
         return None
-
-    def _start_at_newest(self) -> None:
-        """Start at the newest message in the topic: it proves all earlier tokens."""
-        if newest := self._kafka.last_record(self._message_topic):
-            self._read_offset = newest.offset
-            self._read_messages()
 
     def _read_messages(self) -> None:
         end = self._kafka.ends([self._message_topic])[self._message_topic].offsets[0]

@@ -41,9 +41,6 @@ from cdc.postgres.table_definition import Definition
 from cdc.sink.contract import SchemaMismatch, Sink, positions
 from cdc.sink.promotion import GenerationReplaced, are_live
 
-Verify = Callable[[Sink, Sequence[Table]], None]
-"""Raises DivergenceError when the views of a sink differ from their source, UndecidedError when it
-can't be decided."""
 POLL_S = 0.1
 RETRY_LIMIT_S = 120.0
 """Seconds that a rebuild waits for a sink, or for the broker, that is away."""
@@ -58,7 +55,9 @@ class Rebuild:
 
     describe, placeholder   as a stream has them
     retention_s             seconds that the previous generation is retained, and kept current
-    verify                  called once, before the promotion, in the thread of `run`
+    verify                  called once, before the promotion, in the thread of `run`. Raises
+                            DivergenceError when views of the sink differ from their source,
+                            UndecidedError when it can't be decided
     show                    called at every phase in the thread of `run`, and once a second in the
                             claim's thread
     """
@@ -71,7 +70,7 @@ class Rebuild:
     describe: DescribeTables
     placeholder: str
     retention_s: float
-    verify: Verify
+    verify: Callable[[Sink, Sequence[Table]], None]
     show: Callable[[GenerationBuild], object]
 
     def __post_init__(self) -> None:

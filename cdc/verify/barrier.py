@@ -24,8 +24,7 @@ POLL_S = 0.25
 SILENT_S = 4.0
 """Seconds between two reports of what the wait is for. A wait that ends sooner reports nothing."""
 AWAY_S = 10.0
-"""Seconds that a sink may be away during a wait. A server that starts, or a new shard, answers
-within them."""
+"""Seconds that a sink may be away during a wait; a server starts within them."""
 ASK_S = 1.0
 """Seconds between two looks at what runs report about views."""
 LASTING_S = 15.0
@@ -66,14 +65,13 @@ class WaitOptions:
     """Options of a wait: its limit and its callbacks. All callbacks run in the thread that waits.
 
     timeout_s   seconds after which the wait fails
-    on_poll     called after every unsuccessful poll; ends the wait by raising
-    report      called every 4 s with a sentence that says what the wait is for
+    report      called every 4 s with a sentence that says what the wait is for; ends the wait by
+                raising
     stalled     with it, a view that doesn't move isn't waited for. Without it, a view that can never
                 get there ends the wait with its error
     """
 
     timeout_s: float
-    on_poll: Callable[[], object] = lambda: None
     report: Callable[[str], object] = lambda _: None
     stalled: StalledViews | None = None
 
@@ -305,7 +303,6 @@ def _wait_while(find_problems: Callable[[], list[str]], options: WaitOptions) ->
     """
     last_report = start = time.monotonic()
     while problems := find_problems():
-        options.on_poll()
         now = time.monotonic()
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         if now > start + options.timeout_s:

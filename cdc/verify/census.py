@@ -44,8 +44,7 @@ SMALL_BYTES = 512 << 10
 a job for it."""
 GROUP_BYTES = 64 << 20
 GROUP_TABLES = 250
-"""Tables of one snapshot. The snapshot locks them all, and a server has room for 6,400 locks by
-default."""
+"""Tables of one snapshot, which locks them; a server has room for 6,400 locks by default."""
 GROUP_SCHEMA = "table string, id string, document string"
 # Size with TOAST; of a partitioned table the sum of all partitions. Null: there is no such table.
 SIZES = """
@@ -166,9 +165,7 @@ def add_sums(sums: SumsByView, view: View, row_sums: RowSums | None) -> None:
 
 
 def _sum_parts(rules: Mapping[str, Comparable], sample: Sample | None) -> Work:
-    """Build the function that gives a row of sums for each side and table of a batch: NULL for a
-    view that couldn't be read.
-    """
+    """Build what sums up each side and table of a batch: NULL for a view that couldn't be read."""
 
     def read(parts: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
         unread = (None, None, None)
@@ -240,9 +237,7 @@ def group_tables(tables: Sequence[Table], bytes_of: Mapping[str, int]) -> list[l
 def rows_of_group(
     reader: SourceReader, snapshot: SourceSnapshot, sample: Sample | None
 ) -> DataFrame:
-    """Read the rows of all tables of a snapshot that are in the sample, in the form of
-    `GroupScanner.scan_group`.
-    """
+    """Read the sample's rows of all tables of a snapshot, as `GroupScanner.scan_group` does."""
     tables = snapshot.tables
     tasks = max(1, min(reader.spark.sparkContext.defaultParallelism, len(tables)))
     rate = reader.rate and reader.rate / tasks

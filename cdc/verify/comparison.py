@@ -60,8 +60,7 @@ class Comparison:
     extra: int = 0
     different: int = 0
     undecided: int = 0
-    """Rows proved neither equal nor different: they, or their view, changed during every
-    comparison."""
+    """Rows proved neither equal nor different: they or their view changed at every comparison."""
     closed: int = 0
     """Rows of windows that are closed, which weren't compared: the source may have changed since."""
     purged: int = 0
@@ -81,8 +80,7 @@ class Comparison:
     """The command that ends the wait."""
     sample: list[Difference] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list, repr=False)
-    """Up to MAX_DIFFERENCES of the differing rows; `sample` is their beginning. Not part of a
-    report."""
+    """Up to MAX_DIFFERENCES differing rows; `sample` is their beginning. Not in a report."""
 
     @property
     def equal(self) -> bool:

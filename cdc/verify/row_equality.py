@@ -24,7 +24,7 @@ BITS = (1 << 63) - 1
 SOURCE = ""
 """The side of Postgres in a comparison, in place of a sink's name."""
 LONG_NUMBER = 1000
-"""Characters from which on an index gets a number as a string, see `sinks.elasticsearch.refused`: in
+"""Characters from which on an index gets a number as a string, see `cdc.sinks.elasticsearch.executor`: in
 every view the number and the string of its digits count as equal.
 """
 DEEPEST = 200

@@ -113,20 +113,6 @@ def verify(
     return _in_order(compared, tables, sinks)
 
 
-def verify_rows(
-    spark: SparkSession,
-    pipeline: Pipeline,
-    table: Table,
-    sinks: Sequence[Sink],
-    options: Options,
-    ids: Sequence[str],
-) -> list[Comparison]:
-    """Compare these rows of a table alone, as `verify` does."""
-    with Topics(pipeline.kafka) as kafka:
-        wait = WaitOptions(options.timeout_s)
-        return TableVerification(spark, pipeline, kafka, table, sinks, options, wait).result(ids)
-
-
 def compare(
     spark: SparkSession,
     tables: Sequence[Table],

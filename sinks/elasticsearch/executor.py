@@ -107,9 +107,7 @@ class ElasticsearchWriter(Writer):
     def read_stored(
         self, part: Part, rows: Sequence[FoldedRow]
     ) -> Mapping[str, bytes | Superseded]:
-        """Read documents by `_mget`; for absent ones a delete asks whether a newer version was
-        deleted.
-        """
+        """Read documents by `_mget`; of absent ones a delete asks for a newer delete."""
         alias = self.aliases[part.topic]
         with _reporting_failures():
             body = {"docs": [{"_index": alias, "_id": document_id(row.id)} for row in rows]}
@@ -122,7 +120,7 @@ class ElasticsearchWriter(Writer):
             absent = [row for row in rows if row.id not in stored_rows]
             # A batch that ended early may have left a newer delete. There is nothing here that this
             # one could delete.
-            items = [BulkItem(row, 0, alias, _delete(alias, row)) for row in absent]
+            items = [BulkItem(row, 0, alias, _head(b"delete", alias, row)) for row in absent]
             for item, answer in self._refusals(items):
                 if answer["status"] == STALE:
                     stored_rows[item.row.id] = SUPERSEDED
@@ -158,7 +156,7 @@ class ElasticsearchWriter(Writer):
                 part.topic not in self.fresh
                 or (part.topic, part.partition) in self._sent_partitions
             ):
-                yield BulkItem(row, part_index, alias, _delete(alias, row))
+                yield BulkItem(row, part_index, alias, _head(b"delete", alias, row))
 
     def _lasting_refusals(
         self, items: Sequence[BulkItem]
@@ -249,15 +247,8 @@ def _reporting_failures() -> Iterator[None]:
 
 
 def _head(action: bytes, alias: str, row: FoldedRow) -> bytes:
-    address = encode(alias), encode(document_id(row.id)), row.offset
-    return b'{"%b":{"_index":%b,"_id":%b,"version":%d,"version_type":"external_gte"}}\n' % (
-        action,
-        *address,
-    )
-
-
-def _delete(alias: str, row: FoldedRow) -> bytes:
-    return _head(b"delete", alias, row)
+    values = action, encode(alias), encode(document_id(row.id)), row.offset
+    return b'{"%b":{"_index":%b,"_id":%b,"version":%d,"version_type":"external_gte"}}\n' % values
 
 
 def _index(alias: str, row: FoldedRow, document: bytes) -> bytes:

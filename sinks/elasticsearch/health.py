@@ -36,9 +36,7 @@ class IndexFacts:
 
 
 def read_cluster(server: Server, aliases: Sequence[str]) -> IndexFacts:
-    """Read the facts. `aliases` are the names of the pipeline's views. Raises SinkUnavailable,
-    SinkRejected.
-    """
+    """Read the facts. aliases: of the pipeline's views. Raises SinkUnavailable, SinkRejected."""
     client = server.client
     status, settings, shards, shard_limit = _read_state(server)
     nodes = client.nodes.stats(metric="fs")["nodes"]

@@ -169,9 +169,7 @@ class Positions:
         self._store(final, writer)
 
     def forget(self, indices: Sequence[str]) -> None:
-        """Delete records; called before the indices are deleted, so that no index without rows has
-        a position.
-        """
+        """Delete records; called before their indices go: no index without rows has a position."""
         if not indices:
             return
         lines = [json.dumps({"delete": {"_index": POSITIONS, "_id": index}}) for index in indices]
@@ -244,9 +242,7 @@ class Positions:
         return stored
 
     def _read(self, places: Mapping[str, WritableIndex]) -> dict[str, Record]:
-        """Read the record of each index, by the same keys. Only `found: false` says that there is
-        none.
-        """
+        """Read the record of each index, by the same keys. Only `found: false` stands for none."""
         if not places:
             return {}
         ids = [place.index for place in places.values()]

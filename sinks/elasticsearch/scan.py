@@ -129,9 +129,7 @@ def group_reader(url: str, indices: Sequence[tuple[str, str]]) -> Read:
 
 
 def _read_index(url: str, index: str, limit: int) -> Sequence[tuple[str | None, str | None]]:
-    """Read id and source of all documents of an index as of one moment; one row without an id if
-    that fails.
-    """
+    """Read id and source of all documents, as of one moment; one row without an id if it fails."""
     query = {"size": limit, "sort": ["_doc"], "track_total_hits": False}
     try:
         text = _search(url, f"/{quote(index, safe='@')}/_search", query)

@@ -97,9 +97,7 @@ class Server:
             raise unavailable(f"Not all of {self.name} knows its new aliases yet.")
 
     def create(self, index: str, body: Mapping[str, Any]) -> None:
-        """Create an index with these settings, mappings and aliases; does nothing when it
-        exists.
-        """
+        """Create an index with these settings, mappings and aliases, unless it exists."""
         try:
             self.client.indices.create(index=index, **body)
         except Refusal as error:

@@ -26,7 +26,7 @@ from cdc.model.table import Table
 from cdc.sink.contract import Batch, Outcome, SchemaMismatch
 from cdc.sink.lane_run import run_on_executors
 from cdc.sink.promotion import wait_until_caught_up, would_go_back
-from cdc.sinks.elasticsearch import health
+from cdc.sinks.elasticsearch import health, scan
 from cdc.sinks.elasticsearch.client import HINTS, Refusal, forget, group_names, ignoring_absent
 from cdc.sinks.elasticsearch.executor import ElasticsearchWriter
 from cdc.sinks.elasticsearch.index import fields
@@ -38,15 +38,6 @@ from cdc.sinks.elasticsearch.index.layout import (
     require_same_fields,
 )
 from cdc.sinks.elasticsearch.positions import POSITIONS, PendingAdvance, Positions, Record
-from cdc.sinks.elasticsearch.scan import (
-    GROUPED,
-    SCANNED,
-    SLICES,
-    PointsInTime,
-    getter,
-    group_reader,
-    scanner,
-)
 from cdc.sinks.elasticsearch.server import Server
 
 if TYPE_CHECKING:
@@ -69,7 +60,7 @@ class Elasticsearch:
         self._positions = Positions(self._server, self._indices)
         self._token = new_token()
         self._block = WriteBlock(self._server)
-        self._points_in_time = PointsInTime(self._server)
+        self._points_in_time = scan.PointsInTime(self._server)
 
     def examine(self, tables: Sequence[Table]) -> list[Finding]:
         facts = health.read_cluster(self._server, [self._indices.alias(table) for table in tables])
@@ -87,9 +78,7 @@ class Elasticsearch:
             self._make(table)
 
     def require_fit(self, table: Table) -> None:
-        """Compare fields alone. Which settings an open index takes only shows when the server takes
-        them.
-        """
+        """Compare fields alone: which settings an open index takes shows when it is given them."""
         if place := self._indices.find([table]).get(table.qualified):
             require_same_fields(table, self.name, Layout.of(table), self._layout(place.index))
 
@@ -142,16 +131,16 @@ class Elasticsearch:
         index = self._indices.readable_name(table)
         if ids is not None:
             requested = spark.createDataFrame([(key,) for key in ids], "id string")
-            return requested.mapInArrow(getter(self.url, index), SCANNED)
-        rows = scanner(self.url, self._points_in_time.open(index))
-        return spark.range(0, SLICES, numPartitions=SLICES).mapInArrow(rows, SCANNED)
+            return requested.mapInArrow(scan.getter(self.url, index), scan.SCANNED)
+        rows = scan.scanner(self.url, self._points_in_time.open(index))
+        return spark.range(0, scan.SLICES, numPartitions=scan.SLICES).mapInArrow(rows, scan.SCANNED)
 
     def scan_group(self, tables: Sequence[Table], spark: "SparkSession") -> "DataFrame":
         """Read many small indices, each in one search."""
         indices = {table.qualified: self._indices.readable_name(table) for table in tables}
         self._server.refresh(indices.values(), {"ignore_unavailable": "true"})
-        rows = group_reader(self.url, list(indices.items()))
-        return spark.range(0, SLICES, numPartitions=SLICES).mapInArrow(rows, GROUPED)
+        rows = scan.group_reader(self.url, list(indices.items()))
+        return spark.range(0, scan.SLICES, numPartitions=scan.SLICES).mapInArrow(rows, scan.GROUPED)
 
     def refresh(self, table: Table) -> None:
         """Let searches see what is written; reads by id see it at once."""

@@ -79,9 +79,7 @@ def require_no_eviction(database: Database, table: str, holder: str = "the cache
 
 
 def require_own(database: Database) -> None:
-    """Raise SinkRejected when a database holds keys of others: generations change places with all
-    of it.
-    """
+    """Raise SinkRejected when a database has keys of others: it changes places as a whole."""
     prefix = f"{database.prefix}:"
 
     def find_foreign(server: redis.Redis) -> str | None:
@@ -108,9 +106,7 @@ def require_memory(database: Database) -> None:
 
 
 def _policy(database: Database) -> str | None:
-    """Read maxmemory-policy; None where the user may read it nowhere. INFO first: managed servers
-    lack CONFIG.
-    """
+    """Read maxmemory-policy; None where nobody may. INFO first: managed servers lack CONFIG."""
     with suppress(SinkRejected):
         memory = database.ask(lambda server: server.info("memory"))
         if policy := memory.get("maxmemory_policy"):

@@ -29,9 +29,7 @@ def scanner(url: str, key_prefix: str) -> Read:
 
 
 def getter(url: str, key_prefix: str) -> Read:
-    """Build a reader of a table's rows by id: SCANNED. Its input are ids, as `key`; absent ones are
-    left out.
-    """
+    """Build a reader of rows by id: SCANNED. Input: ids, as `key`; absent ones are left out."""
 
     def read(parts: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
         for part in parts:

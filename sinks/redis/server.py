@@ -23,9 +23,7 @@ PASSING = {
     "TRYAGAIN": "its cluster is moving keys",
     "OOM": "it is out of memory",
 }
-"""First words of errors that may pass in a moment, perhaps on another server behind the same
-name.
-"""
+"""First words of errors that may pass in a moment, perhaps on another server of that name."""
 FORBIDDEN = (redis.exceptions.AuthenticationError, redis.exceptions.AuthorizationError)
 COMMANDS = (
     "hgetall hget hmget hset hsetnx hincrby mget mset del unlink strlen copy sadd srem smembers scan"
@@ -79,9 +77,7 @@ def client(url: str, *, is_text: bool = True) -> redis.Redis:
 
 
 def forget(url: str) -> None:
-    """Close this process' connections, but for those that another thread is using: they are closed
-    once it lets go of them.
-    """
+    """Close this process' connections; one in use is closed once its thread lets go of it."""
     for is_text in (True, False):
         if server := _clients.pop((url, is_text), None):
             server.connection_pool.disconnect(inuse_connections=False)
@@ -125,9 +121,7 @@ def at_database(url: str, number: int) -> str:
 
 
 def shell_command(url: str) -> str:
-    """Build the command of a shell that speaks to the server of a URL. It asks for the password, so
-    that none is shown.
-    """
+    """Build the shell's command for the server of a URL. It asks for the password, shows none."""
     options = redis.connection.parse_url(url)  # type: ignore[no-untyped-call]
     if "path" in options:
         words = ["redis-cli", "-s", options["path"]]
@@ -201,9 +195,7 @@ def failure(error: redis.exceptions.RedisError, url: str, what: str) -> Failure:
 
 
 def first_word(error: redis.exceptions.RedisError) -> str:
-    """Return the kind of an error. Older servers wrap it in a script's error:
-    `ERR ... -OOM command not allowed`.
-    """
+    """Return an error's kind. Older servers wrap it in a script's: `ERR ... -OOM command ...`."""
     status = error.status_code or str(error).split(" ", 1)[0]
     hidden = re.search(r"-([A-Z]{3,})\b", str(error)) if status == "ERR" else None
     return hidden[1] if hidden else status

@@ -125,17 +125,13 @@ class Redis:
         return Redis(self.name, url, self.prefix, live, dict(names))
 
     def check_capacity(self, tables: Sequence[Table]) -> None:  # noqa: ARG002  # it is always for all
-        """Check memory, and that both databases are the pipeline's own, since they change places as
-        a whole.
-        """
+        """Check memory, and that both databases are our own: they change places as a whole."""
         for database in (self._database, self._spare_database):
             health.require_own(database)
         health.require_memory(self._database)
 
     def promote(self, tables: Sequence[Table], names: Mapping[str, str]) -> Mapping[str, str]:
-        """Exchange the databases in one script, if no position has moved since they were
-        compared.
-        """
+        """Exchange databases in one script, unless a position has moved since the comparison."""
         if are_live(positions(self, tables), names):
             return {}
         candidate = Positions(self._spare_database, names)
@@ -164,9 +160,7 @@ class Redis:
         return [name for name in names if name]
 
     def drop_unreferenced(self, tables: Sequence[Table], keep: Mapping[str, str]) -> None:
-        """Empty the tables of the spare database that are not kept, and drop those that are no view's
-        any more.
-        """
+        """Empty tables of the spare database that aren't kept; drop those that are no view's."""
         spare = self._spare_database
         for table in tables:
             if table.qualified not in keep:

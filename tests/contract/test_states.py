@@ -15,7 +15,7 @@ from cdc.observe import forecast
 from cdc.observe.status import DocumentsStatus
 from cdc.sink.contract import PositionLost
 from cdc.sink.lane import Part, Verdicts
-from cdc.sinks.redis.documents import executor, scripts, sink, state
+from cdc.sinks.redis.documents import executor, scripts, sink
 from cdc.sinks.redis.documents.sink import DocumentState
 from cdc.views.state import Chunk
 from tests.contract import state_laws as laws
@@ -109,7 +109,7 @@ SCRIPTS: dict[str, tuple[object, str, str, str, Law]] = {
         laws.rows_and_position_move_in_one_step,
     ),
     "unsent for ever": (
-        state,
+        scripts,
         "SENT",
         "redis.call('SREM', KEYS[4], KEYS[2])",
         "",
@@ -123,43 +123,43 @@ SCRIPTS: dict[str, tuple[object, str, str, str, Law]] = {
         laws.a_deleted_root_leaves_its_key,
     ),
     "newer marks forgotten": (
-        state,
+        scripts,
         "SENT",
         "tonumber(marks[i]) == tonumber(ARGV[count + 3 + i])",
         "true",
         laws.a_newer_mark_stays,
     ),
     "digests of what was sent lost": (
-        state,
+        scripts,
         "SENT",
         "note_digests(KEYS[6], 3 * count + 4)",
         "",
         laws.what_a_topic_has_is_known_by_digest,
     ),
     "final documents sent again": (
-        state,
+        scripts,
         "MARK",
         " and redis.call('HGET', KEYS[4], ARGV[i]) ~= 'final'",
         "",
         laws.what_is_closed_is_known,
     ),
     "closed windows of another topic": (
-        state,
+        scripts,
         "FORGET_DIGESTS",
         "redis.call('HDEL', KEYS[3], ARGV[3])",
         "",
         laws.what_is_closed_is_known,
     ),
     "transaction begun twice": (
-        state,
+        scripts,
         "BEGIN_SENDING",
         "if tonumber(redis.call('HGET', KEYS[1], 'sending') or 0) ~= tonumber(ARGV[3]) then return 'unsettled' end",
         "",
         laws.a_transaction_is_begun_once,
     ),
-    "turn not asked for": (state, "DURING_TURN", scripts.DURING_TURN, "", laws.another_turn_forgets_no_mark),
+    "turn not asked for": (scripts, "DURING_TURN", scripts.DURING_TURN, "", laws.another_turn_forgets_no_mark),
     "climbed twice": (
-        state,
+        scripts,
         "CLIMBED",
         "if redis.call('HDEL', KEYS[1], ARGV[1]) == 0 then return 0 end",
         "redis.call('HDEL', KEYS[1], ARGV[1])",

@@ -1,6 +1,4 @@
-"""Blocks on indices, as settings have them and as the server reports them, and how each is lifted;
-closed indices.
-"""
+"""Blocks on indices, and closed ones: in settings and in refusals, and how each is lifted."""
 
 import re
 from collections.abc import Mapping
@@ -28,9 +26,7 @@ def blocks_of(settings: Mapping[str, object]) -> list[str]:
 
 
 def parse_reason(reason: str) -> tuple[str, str] | None:
-    """Parse the index and the setting that a refusal's reason names first; None where it names
-    none.
-    """
+    """Parse index and setting that a refusal's reason names first; None where it names none."""
     match = REASON.search(reason)
     if match is None or match[2] not in SETTINGS:
         return None

@@ -72,9 +72,7 @@ FIELDS_OF_TYPES: dict[str, dict[str, Any]] = {
 
 
 def field(type_: str) -> dict[str, Any]:
-    """The index field of a Postgres type; a numeric without decimals is a whole number, when all of
-    its type fit.
-    """
+    """The field of a type; a numeric without decimals is a long, when all of its type fit."""
     scaled = re.match(r"numeric\((\d+),(-?\d+)\)", type_)
     if scaled and int(scaled[2]) <= 0 and int(scaled[1]) - int(scaled[2]) <= LONG_DIGITS:
         return INTEGER
@@ -97,9 +95,7 @@ def member_field(column: Column) -> dict[str, Any]:
 
 
 def merge_field(default: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """A field as the pipeline file asks for it: with a type of its own, or what is added to
-    ours.
-    """
+    """A field as the pipeline file asks for it: of another type, or ours with something added."""
     if options.get("type") == FLATTENED["type"]:
         return {**FLATTENED, **options}
     if "type" in options:

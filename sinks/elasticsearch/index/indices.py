@@ -69,17 +69,13 @@ class Indices:
         return f"{self.alias(table)}@{generation}"
 
     def generation(self, table: Table) -> str | None:
-        """Return the name of this generation of a table; None for the live one, whatever its
-        name.
-        """
+        """Return this generation's name of a table; None for the live one, whatever its name."""
         return (
             self._generation_names[table.qualified] if self._generation_names is not None else None
         )
 
     def readable_name(self, table: Table) -> str:
-        """Return the name under which a view is read: the readers' alias, or a generation's
-        index.
-        """
+        """Return the name that a view is read by: the readers' alias, or a generation's index."""
         generation = self.generation(table)
         return self.alias(table) if generation is None else self.name(table, generation)
 
@@ -125,9 +121,7 @@ class Indices:
     def switch_actions(
         self, tables: Sequence[Table], live: Mapping[str, str], target: Mapping[str, str]
     ) -> Iterator[dict[str, Any]]:
-        """Build the actions that move readers' aliases from the live indices, where there are any,
-        to new ones.
-        """
+        """Build the actions that move readers' aliases from live indices, if any, to new ones."""
         for table in tables:
             yield {"add": {"index": target[table.qualified], "alias": self.alias(table)}}
             if table.qualified in live:
@@ -220,9 +214,7 @@ class WriteBlock:
         )
 
     def release_abandoned(self, places: Sequence[WritableIndex]) -> None:
-        """Release the indices that killed promotions alone have left marked: a running one is done
-        by then.
-        """
+        """Release indices that only killed promotions have marked: any other is done by then."""
         now = time.monotonic()
         for place in places:
             for mark in place.promotions:

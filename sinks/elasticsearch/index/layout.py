@@ -89,9 +89,7 @@ class Layout:
         return {"_meta": {NOTE: note}, "properties": {**self.fields, **OWN_FIELDS}}
 
     def body(self, *, is_live: bool) -> dict[str, Any]:
-        """Build the request for a new index. Not strict: the log may hold records from before a
-        column was dropped.
-        """
+        """Build the request for a new index. Not strict: the log may have older columns."""
         settings = self.live_settings if is_live else self.live_settings | BULK_LOAD_SETTINGS
         return {"settings": settings, "mappings": {"dynamic": False, **self.mapping()}}
 
@@ -104,9 +102,7 @@ class Layout:
         ]
 
     def changed_settings(self, existing: "Layout") -> dict[str, Any]:
-        """Return the settings that differ from an existing index; None for one that is the server's
-        default now.
-        """
+        """Return the settings that differ; None for one that is the server's default now."""
         settings = self.live_settings
         existing_settings = existing.live_settings
         return {
@@ -166,9 +162,7 @@ def layout_error(
 
 
 def _extends(field: Mapping[str, Any], existing: Mapping[str, Any]) -> bool:
-    """Whether an index with the existing field takes this one: it is the same, or an object with
-    members added.
-    """
+    """Whether an index takes this field: it has the same, or an object with fewer members."""
     if "properties" not in field or "properties" not in existing:
         return field == existing
     if field["type"] != existing["type"]:
@@ -194,9 +188,7 @@ def _paths(properties: Mapping[str, Any], outer: str = "") -> Iterator[str]:
 
 
 def _columns_concerned(table: Table, reason: str) -> Iterator[str]:
-    """List the columns that a refusal names, or else those whose options in the pipeline file it
-    names.
-    """
+    """List the columns that a refusal names, or else those whose options it names."""
     quoted = set(re.findall(r"\[([^\]]+)\]", reason))
     columns = [column.name for column in table.columns if column.name in quoted]
     if columns:

@@ -20,29 +20,9 @@ from cdc.model.address import address
 from cdc.model.position import Position, ViewCheckpoint
 from cdc.sink import lane
 from cdc.sinks.redis.checkpoint import checkpoint_of
+from cdc.sinks.redis.documents import scripts
 from cdc.sinks.redis.documents.keys import KeyName, index_key, state_key
-from cdc.sinks.redis.documents.scripts import (
-    ADVANCE,
-    BEGIN_SENDING,
-    CLIMBED,
-    DURING_TURN,
-    FORGET_DIGESTS,
-    MARK,
-    MARK_ROWS,
-    NOTE_DIGESTS,
-    RIPEN,
-    SENT,
-    TAKE_TURN,
-    WHILE_TURN,
-)
-from cdc.sinks.redis.server import (
-    Failure,
-    client,
-    failure,
-    first_word,
-    position_key,
-    view_key,
-)
+from cdc.sinks.redis.server import Failure, client, failure, first_word, position_key, view_key
 from cdc.views.rows import LISTING, TALLY, StoredRow, decode_entries, decode_row, unescape
 from cdc.views.state import (
     NEVER_DUE,
@@ -112,7 +92,7 @@ class RedisState:
         return {row_id: decode_row(value) for row_id, value in stored.items()}
 
     def members(self, table: str, slot: int, texts: Collection[str]) -> dict[str, set[str]]:
-        sets = self._by_text(table, slot, texts, lambda pipeline, key: pipeline.smembers(key))
+        sets = self._by_text(table, slot, texts, "smembers")
         return {text: {row_id.decode() for row_id in ids} for text, ids in sets.items()}
 
     def scan_members(
@@ -136,12 +116,7 @@ class RedisState:
     def listed(
         self, table: str, number: int, texts: Collection[str], limit: int
     ) -> dict[str, list[str]]:
-        lists = self._by_text(
-            table,
-            f"{LISTING}{number}",
-            texts,
-            lambda pipeline, key: pipeline.zrange(key, 0, limit - 1),
-        )
+        lists = self._by_text(table, f"{LISTING}{number}", texts, "zrange", 0, limit - 1)
         # The order has no space; an id may have.
         return {
             text: [member.decode().partition(" ")[2] for member in members]
@@ -173,9 +148,7 @@ class RedisState:
         ]
 
     def tallied(self, table: str, number: int, texts: Collection[str]) -> dict[str, dict[str, int]]:
-        hashes = self._by_text(
-            table, f"{TALLY}{number}", texts, lambda pipeline, key: pipeline.hgetall(key)
-        )
+        hashes = self._by_text(table, f"{TALLY}{number}", texts, "hgetall")
         return {
             text: {field.decode(): int(value) for field, value in numbers.items()}
             for text, numbers in hashes.items()
@@ -186,14 +159,15 @@ class RedisState:
         table: str,
         slot: int | str,
         texts: Collection[str],
-        request: Callable[[Any, str], object],
+        command: str,
+        *arguments: int,
     ) -> dict[str, Any]:
-        """Read what there is of each text; nothing is left out."""
-        answers = self._each(
-            texts,
-            lambda pipeline, text: request(pipeline, index_key(self.prefix, table, slot, text)),
-        )
-        return {text: answer for text, answer in answers if answer}
+        """Read what there is of each text, by this command; nothing is left out."""
+
+        def request(pipeline: Any, text: str) -> None:
+            getattr(pipeline, command)(index_key(self.prefix, table, slot, text), *arguments)
+
+        return {text: answer for text, answer in self._each(texts, request) if answer}
 
     def _each(
         self, items: Iterable[Item], request: Callable[[Any, Item], object]
@@ -227,14 +201,14 @@ class RedisState:
     # Turns, and what is to be done in one.
 
     def take(self, owner: str) -> Turn:
-        return Turn(owner, self._call(TAKE_TURN, [self._key("documents")], [owner]))
+        return Turn(owner, self._call(scripts.TAKE_TURN, [self._key("documents")], [owner]))
 
     def begin_turn(self, turn: Turn) -> None:
         former = turn._replace(number=turn.number - 1)
-        self._in_turn(former, WHILE_TURN, [], ["turn", turn.number])
+        self._in_turn(former, scripts.WHILE_TURN, [], ["turn", turn.number])
 
     def require_turn(self, turn: Turn) -> None:
-        self._in_turn(turn, WHILE_TURN, [], [])
+        self._in_turn(turn, scripts.WHILE_TURN, [], [])
 
     def pending(self) -> Iterable[Chunk]:
         with self._server() as server:
@@ -249,7 +223,7 @@ class RedisState:
 
     def mark_rows(self, view: str, ids: Collection[str]) -> None:
         for page in pages(ids):
-            self._call(MARK_ROWS, [self._key("dirty", view), self._key("number")], page)
+            self._call(scripts.MARK_ROWS, [self._key("dirty", view), self._key("number")], page)
 
     def climbed(self, chunk: Chunk, marks: Mapping[str, Collection[str]]) -> None:
         flat = [
@@ -258,7 +232,9 @@ class RedisState:
             for row_id in ids
             for part in (self._key("dirty", view), row_id)
         ]
-        self._call(CLIMBED, [self._key("pending"), self._key("number")], [chunk.number, *flat])
+        self._call(
+            scripts.CLIMBED, [self._key("pending"), self._key("number")], [chunk.number, *flat]
+        )
 
     def dirty(self, view: str, limit: int) -> dict[str, str]:
         """Read the lowest and the highest marks in one round trip."""
@@ -292,18 +268,20 @@ class RedisState:
         return SentDigests(number, self._fields("sent", view, ids))
 
     def begin_sending(self, turn: Turn, number: int) -> None:
-        self._in_turn(turn, BEGIN_SENDING, [], [number])
+        self._in_turn(turn, scripts.BEGIN_SENDING, [], [number])
 
     def note_digests(self, turn: Turn, view: str, digests: Mapping[str, bytes | None]) -> None:
         for page in pages(digests.items()):
             flat = [part for row_id, digest in page for part in (row_id, digest or b"")]
-            self._in_turn(turn, NOTE_DIGESTS, [self._key("sent", view)], flat)
+            self._in_turn(turn, scripts.NOTE_DIGESTS, [self._key("sent", view)], flat)
 
     def forget_digests(self, turn: Turn, view: str) -> None:
-        self._in_turn(turn, FORGET_DIGESTS, [self._key("sent", view), self._key("closed")], [view])
+        self._in_turn(
+            turn, scripts.FORGET_DIGESTS, [self._key("sent", view), self._key("closed")], [view]
+        )
 
     def note_closed(self, turn: Turn, view: str, closed: int) -> None:
-        self._in_turn(turn, ADVANCE, [self._key("closed")], [view, closed])
+        self._in_turn(turn, scripts.ADVANCE, [self._key("closed")], [view, closed])
 
     def late(self, view: str) -> list[LateChange]:
         with self._server() as server:
@@ -329,7 +307,9 @@ class RedisState:
         ]
         times = [due.get(row_id, "") for row_id in marks]
         flat = [part for row_id, digest in digests.items() for part in (row_id, digest or b"")]
-        self._in_turn(turn, SENT, keys, [len(marks), *marks, *marks.values(), *times, *flat])
+        self._in_turn(
+            turn, scripts.SENT, keys, [len(marks), *marks, *marks.values(), *times, *flat]
+        )
 
     def times_seen(self) -> Mapping[str, int]:
         return self._times("seen")
@@ -347,11 +327,11 @@ class RedisState:
         flat = [
             part for view, now in clocks.items() for part in (view, max(now, closed.get(view, now)))
         ]
-        self._in_turn(turn, ADVANCE, [self._key("clocks")], flat)
+        self._in_turn(turn, scripts.ADVANCE, [self._key("clocks")], flat)
 
     def ripen(self, turn: Turn, view: str, now: int) -> None:
         keys = [self._key("due", view), self._key("dirty", view), self._key("number")]
-        while self._in_turn(turn, RIPEN, keys, [now, PAGE]):
+        while self._in_turn(turn, scripts.RIPEN, keys, [now, PAGE]):
             pass
 
     def is_due(self, view: str, now: int) -> bool:
@@ -366,7 +346,7 @@ class RedisState:
             *([self._key("sent", view)] if send_again else []),
         ]
         for page in pages(keys.items()):
-            self._call(MARK, places, [part for pair in page for part in pair])
+            self._call(scripts.MARK, places, [part for pair in page for part in pair])
 
     def is_clean(self) -> bool:
         with self._server() as server:
@@ -421,7 +401,7 @@ class RedisState:
                     offsets = checkpoint.position.offsets
                     fields.append(f"{view} {topic}")
                     fields.append(json.dumps([topic_id, offsets, checkpoint.floor]))
-        self._in_turn(turn, WHILE_TURN, [], fields)
+        self._in_turn(turn, scripts.WHILE_TURN, [], fields)
 
     def _notes(self) -> Iterator[tuple[str, str, bytes]]:
         """Read the notes: of which view, the topic or `CLOCK`, the value."""
@@ -504,7 +484,7 @@ class RedisState:
     ) -> Any:
         """Call a script that wants a turn. Raises Failure unless it is this one."""
         places = [self._key("documents"), *keys]
-        answer = self._call(DURING_TURN + source, places, [*turn, *arguments])
+        answer = self._call(scripts.DURING_TURN + source, places, [*turn, *arguments])
         if isinstance(answer, bytes) and answer != b"ok":
             raise lane.Failure(*REFUSALS[answer.decode()])
         return answer
