@@ -76,7 +76,6 @@ class WaitOptions:
     stalled: StalledViews | None = None
 
     def stalled_views(self) -> Mapping[View, CdcError]:
-        """See `StalledViews.lasting`."""
         return self.stalled.lasting() if self.stalled else {}
 
 
@@ -183,8 +182,7 @@ def place_barrier(
     derived = [table for table in tables if table.derivation]
     if derived:
         truncations.read()
-        _await_documents(pipeline, kafka, derived, truncations.floors, options)
-        _await_clocks(pipeline, clocks, options)
+        _await_documents(pipeline, kafka, derived, truncations.floors, clocks, options)
     ends = kafka.log_ends([table.topic for table in tables])
     truncations.read()
     return Barrier(ends, truncations.floors)
@@ -195,44 +193,39 @@ def _await_documents(
     kafka: Topics,
     views: Sequence[Table],
     floors: Floors,
+    clocks: Mapping[str, int],
     options: WaitOptions,
 ) -> None:
-    """Wait until the documents of views are current in what their tables' topics hold now."""
+    """Wait until the documents of views are current in what their tables' topics hold now, and as of
+    the times of `clocks`.
+    """
     topics = {topic for view in views if view.derivation for _, topic in view.derivation.tables}
     ends = kafka.log_ends(sorted(topics))
     read = open_documents(pipeline)
+    read_clocks = open_clocks(pipeline)
 
     def lagging_documents() -> list[str]:
         notes = read()
+        noted = read_clocks().noted if clocks else {}
         late = {view: late_topics(notes, view, ends, floors.number) for view in views}
-        stopped = options.stalled_views() if any(late.values()) else {}
-        behind = dict.fromkeys(
+        behind = [name for name, now in clocks.items() if noted.get(name, now - 1) < now]
+        stopped = options.stalled_views() if behind or any(late.values()) else {}
+        late_in = dict.fromkeys(
             topic
             for view, names in late.items()
             if (STATE, view.qualified) not in stopped
             for topic in names
         )
-        return [f"documents are behind in {topic}: is `cdc run` at work?" for topic in behind]
-
-    _wait_while(lagging_documents, options)
-
-
-def _await_clocks(pipeline: Pipeline, clocks: Mapping[str, int], options: WaitOptions) -> None:
-    """Wait until the documents of views are as of these times."""
-    if not clocks:
-        return
-    read = open_clocks(pipeline)
-
-    def late_clocks() -> list[str]:
-        noted = read().noted
-        stopped = options.stalled_views()
         return [
-            f"documents of {name} are behind their clock: is `cdc run` at work?"
-            for name, now in clocks.items()
-            if noted.get(name, now - 1) < now and (STATE, f"{SCHEMA}.{name}") not in stopped
+            *(f"documents are behind in {topic}: is `cdc run` at work?" for topic in late_in),
+            *(
+                f"documents of {name} are behind their clock: is `cdc run` at work?"
+                for name in behind
+                if (STATE, f"{SCHEMA}.{name}") not in stopped
+            ),
         ]
 
-    _wait_while(late_clocks, options)
+    _wait_while(lagging_documents, options)
 
 
 def await_barrier(

@@ -254,11 +254,7 @@ def _compare_sides(rules: Comparable, sinks: Sequence[str], only: OnlyIds) -> Wo
 
 
 def _difference(
-    rules: Comparable,
-    expected: str | None,
-    source_copies: int,
-    actual: str | None,
-    copies: int,
+    rules: Comparable, expected: str | None, source_copies: int, actual: str | None, copies: int
 ) -> tuple[str, str | None, int, int | None] | None:
     """Return kind, column, count and seen of a row; None: it is equal, or on neither side.
 

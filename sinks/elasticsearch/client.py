@@ -2,9 +2,10 @@
 error.
 
 Elastic's transport carries them, with bytes both ways. Retries are ours, since they are
-of single items of a bulk.
+of single items of a bulk. An index may be blocked or closed: the error says how that is lifted.
 """
 
+import re
 import ssl
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -19,7 +20,6 @@ from urllib3 import Timeout
 from cdc.errors import CdcError, SinkBlocked, SinkRejected, SinkUnavailable
 from cdc.model.address import address
 from cdc.model.causes import cause
-from cdc.sinks.elasticsearch.index.blocks import WRITE, block_message, lift_hint, parse_reason
 
 HINTS = {
     "unavailable": "it is tried again; is the server up?",
@@ -53,6 +53,20 @@ LINE_BYTES = 3000
 TIMEOUT = Timeout(connect=5.0, read=60.0)
 JSON = "application/json"
 LINES = "application/x-ndjson"
+WRITE = "index.blocks.write"
+DISK_FULL = "index.blocks.read_only_allow_delete"
+BLOCKS = {
+    "5": "index.blocks.read_only",
+    "7": "index.blocks.read",
+    "8": WRITE,
+    "9": "index.blocks.metadata",
+    "12": DISK_FULL,
+}
+"""Settings that block an index, by the number that the server's reasons have."""
+CLOSED_SETTING = "index.verified_before_close"
+"""The setting that the server gives an index for as long as it is closed."""
+BLOCK_REASON = re.compile(r"index \[([^\]]+)\] blocked by: \[\w+/(\d+)/")
+DISK_FULL_HINT = "no change is lost; the server lifts this block when its disk has room"
 
 _transports: dict[str, Transport] = {}
 _encode = msgspec.json.Encoder().encode
@@ -137,11 +151,7 @@ def forget(url: str) -> None:
 
 
 def send_request(
-    url: str,
-    method: str,
-    path: str,
-    body: object = None,
-    query: Mapping[str, str] | None = None,
+    url: str, method: str, path: str, body: object = None, query: Mapping[str, str] | None = None
 ) -> Answer:
     """Send a request; returns the good answer. A text as body is sent as lines of JSON.
 
@@ -284,3 +294,40 @@ def ignoring_absent() -> Iterator[None]:
     except Refusal as error:
         if error.status != NOT_FOUND:
             raise
+
+
+def blocks_of(settings: Mapping[str, object]) -> list[str]:
+    """List the blocks that an index' flat settings have."""
+    return [block for block in BLOCKS.values() if str(settings.get(block)) == "true"]
+
+
+def parse_reason(reason: str) -> tuple[str, str] | None:
+    """Parse index and setting that a refusal's reason names first; None where it names none."""
+    match = BLOCK_REASON.search(reason)
+    if match is None or match[2] not in BLOCKS:
+        return None
+    return match[1], BLOCKS[match[2]]
+
+
+def block_message(index: str, block: str) -> str:
+    return f"The index {index} is blocked: {block} is set."
+
+
+def lift_hint(index: str, block: str) -> str:
+    """Say how a block is lifted that isn't a promotion's."""
+    if block == DISK_FULL:
+        return DISK_FULL_HINT
+    body = f"""-X PUT -H content-type:application/json -d '{{"{block}":null}}' """
+    return f"no change is lost; once its reason is gone: {curl(f'/{index}/_settings', body)}"
+
+
+def open_hint(index: str) -> str:
+    return f"no change is lost; once its reason is gone: {curl(f'/{index}/_open', '-X POST ')}"
+
+
+def curl(path: str, options: str = "") -> str:
+    """Make the command that sends a request to the sink's server.
+
+    The shell expands nothing of the path: a table's name may have any character.
+    """
+    return f'curl -s {options}"$CDC_ELASTICSEARCH{quote(path, safe="/@?=&*,")}"'

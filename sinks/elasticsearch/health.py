@@ -7,8 +7,7 @@ from typing import Any
 from cdc.model.finding import Finding, find
 from cdc.model.table import Table
 from cdc.sink.promotion import require_free_space
-from cdc.sinks.elasticsearch.client import group_names
-from cdc.sinks.elasticsearch.index.blocks import blocks_of, curl
+from cdc.sinks.elasticsearch.client import blocks_of, curl, group_names
 from cdc.sinks.elasticsearch.index.indices import Indices
 from cdc.sinks.elasticsearch.index.layout import Layout
 from cdc.sinks.elasticsearch.server import SHARDS, Server

@@ -60,7 +60,7 @@ class Elasticsearch:
         self._positions = Positions(self._server, self._indices)
         self._token = new_token()
         self._block = WriteBlock(self._server)
-        self._points_in_time = scan.PointsInTime(self._server)
+        self._points_in_time: list[str] = []
 
     def examine(self, tables: Sequence[Table]) -> list[Finding]:
         facts = health.read_cluster(self._server, [self._indices.alias(table) for table in tables])
@@ -132,7 +132,12 @@ class Elasticsearch:
         if ids is not None:
             requested = spark.createDataFrame([(key,) for key in ids], "id string")
             return requested.mapInArrow(scan.getter(self.url, index), scan.SCANNED)
-        rows = scan.scanner(self.url, self._points_in_time.open(index))
+        # A point in time has what searches see.
+        self._server.refresh([index])
+        self._close_points_in_time()
+        answer = self._server.client.open_point_in_time(index=index, keep_alive=scan.KEEP)
+        self._points_in_time.append(str(answer["id"]))
+        rows = scan.scanner(self.url, self._points_in_time[-1])
         return spark.range(0, scan.SLICES, numPartitions=scan.SLICES).mapInArrow(rows, scan.SCANNED)
 
     def scan_group(self, tables: Sequence[Table], spark: "SparkSession") -> "DataFrame":
@@ -148,8 +153,14 @@ class Elasticsearch:
 
     def close(self) -> None:
         with suppress(SinkError):
-            self._points_in_time.close()
+            self._close_points_in_time()
         forget(self.url)
+
+    def _close_points_in_time(self) -> None:
+        """Close those that are open: the server keeps what they may need."""
+        while self._points_in_time:
+            with ignoring_absent():
+                self._server.client.close_point_in_time(id=self._points_in_time.pop())
 
     def alias(self, table: Table) -> str:
         return self._indices.alias(table)

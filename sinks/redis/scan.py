@@ -47,16 +47,12 @@ def group_reader(url: str, prefix: str, tables: Mapping[str, str]) -> Read:
         return key.find(":", len(prefix) + 1) + 1
 
     def read(parts: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
-        import pyarrow as pa
-
         _skip(parts)
         for page in _pages(url, f"{prefix}:"):
             pairs = _values(url, [key for key in page if key[: split(key)] in tables])
             names = [tables[key[: split(key)]] for key, _ in pairs]
             ids = [key[split(key) :] for key, _ in pairs]
-            columns = (names, ids, [value for _, value in pairs])
-            arrays = [pa.array(column, "string") for column in columns]
-            yield pa.RecordBatch.from_arrays(arrays, names=["table", "id", "document"])
+            yield _batch(table=names, id=ids, document=[value for _, value in pairs])
 
     return read
 
@@ -74,12 +70,16 @@ def _pages(url: str, key_prefix: str) -> Iterator[list[str]]:
 
 
 def _rows(url: str, key_prefix: str, keys: Sequence[str]) -> "pa.RecordBatch":
-    import pyarrow as pa
-
     pairs = _values(url, keys)
     ids = [key[len(key_prefix) :] for key, _ in pairs]
-    columns = [pa.array(column, "string") for column in (ids, [value for _, value in pairs])]
-    return pa.RecordBatch.from_arrays(columns, names=["id", "document"])
+    return _batch(id=ids, document=[value for _, value in pairs])
+
+
+def _batch(**columns: Sequence[str]) -> "pa.RecordBatch":
+    import pyarrow as pa
+
+    arrays = [pa.array(column, "string") for column in columns.values()]
+    return pa.RecordBatch.from_arrays(arrays, names=list(columns))
 
 
 def _values(url: str, keys: Sequence[str]) -> list[tuple[str, str]]:

@@ -143,9 +143,7 @@ class Redis:
             copy_table(name, self._database, candidate.database)
         lagging: list[Table] = []
         wait_until_caught_up(
-            lambda: exchange(self._positions, candidate, tables, lagging),
-            self.name,
-            lagging,
+            lambda: exchange(self._positions, candidate, tables, lagging), self.name, lagging
         )
         # The previous generation, whatever its name.
         previous = Positions(self._spare_database, None)

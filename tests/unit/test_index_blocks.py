@@ -8,9 +8,9 @@ import pytest
 
 from cdc.errors import SinkBlocked
 from cdc.model.finding import find, is_command
-from cdc.sinks.elasticsearch.client import forget, is_blocked
+from cdc.sinks.elasticsearch.client import WRITE, forget, is_blocked
 from cdc.sinks.elasticsearch.health import IndexFacts, check_cluster
-from cdc.sinks.elasticsearch.index import blocks, indices
+from cdc.sinks.elasticsearch.index import indices
 from cdc.sinks.elasticsearch.index.indices import WritableIndex, WriteBlock
 from cdc.sinks.elasticsearch.server import Server
 from tests.support.faulty import Answer, Proxy, Request, Rule, json_answer
@@ -140,5 +140,5 @@ def test_whatever_a_block_refuses_says_which_it_is() -> None:
                 f"The index shop-public.a$b@1 is blocked: {setting} is set."
             )
             finding = find("sink-waiting", "search", caught.value.message, caught.value.hint)
-            assert finding.fix.startswith("curl ") == (setting != blocks.WRITE)
+            assert finding.fix.startswith("curl ") == (setting != WRITE)
         forget(proxy.url)

@@ -12,14 +12,17 @@ from uuid import uuid4
 from cdc.errors import SinkBlocked
 from cdc.model.table import Table
 from cdc.sink.promotion import SWITCH_S
-from cdc.sinks.elasticsearch.client import group_names, ignoring_absent, join_names, unavailable
-from cdc.sinks.elasticsearch.index.blocks import (
-    CLOSED,
+from cdc.sinks.elasticsearch.client import (
+    CLOSED_SETTING,
     WRITE,
     block_message,
     blocks_of,
+    group_names,
+    ignoring_absent,
+    join_names,
     lift_hint,
     open_hint,
+    unavailable,
 )
 from cdc.sinks.elasticsearch.server import Server
 
@@ -240,7 +243,7 @@ class WriteBlock:
                 index=group, flat_settings=True, ignore_unavailable=True
             )
             for index, body in answer.body.items():
-                if body["settings"].get(CLOSED) == "true":
+                if body["settings"].get(CLOSED_SETTING) == "true":
                     raise SinkBlocked(f"The index {index} is closed.", hint=open_hint(index))
                 for block in blocks_of(body["settings"]):
                     raise SinkBlocked(block_message(index, block), hint=lift_hint(index, block))

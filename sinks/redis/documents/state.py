@@ -155,12 +155,7 @@ class RedisState:
         }
 
     def _by_text(
-        self,
-        table: str,
-        slot: int | str,
-        texts: Collection[str],
-        command: str,
-        *arguments: int,
+        self, table: str, slot: int | str, texts: Collection[str], command: str, *arguments: int
     ) -> dict[str, Any]:
         """Read what there is of each text, by this command; nothing is left out."""
 
