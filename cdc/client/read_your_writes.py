@@ -89,6 +89,8 @@ def token(connection: "psycopg.Connection[Any]") -> str:
 
 @dataclass(frozen=True)
 class Token:
+    """A token's parts."""
+
     lsn: int
     server: str
 
@@ -160,6 +162,7 @@ class View:
             self._read_messages()
 
     def close(self) -> None:
+        """Close the connections to Kafka and the sink."""
         self._kafka.close()
         self.sink.close()
 
