@@ -23,7 +23,7 @@ from cdc.cli.rebuild import build
 from cdc.errors import CdcError, DivergenceError
 from cdc.generations.registry import GenerationBuild
 from cdc.sample.probe import Watch
-from cdc.verify.barrier import wait_until_current
+from cdc.verify.barrier import WaitOptions, wait_until_current
 from cdc.verify.verification import verify
 
 START_S = 600.0
@@ -51,7 +51,7 @@ def process(stage: Stage, changes: int, seconds: float) -> Iterator[Figure]:
 
     def load() -> None:
         stage.data.mixed(changes)
-        wait_until_current(stage.pipeline, stage.tables, sinks, timeout_s=START_S)
+        wait_until_current(stage.pipeline, stage.tables, sinks, WaitOptions(START_S))
 
     printed = stage.folder / "run.log"
     with (
@@ -61,7 +61,7 @@ def process(stage: Stage, changes: int, seconds: float) -> Iterator[Figure]:
     ):
         try:
             began = time.monotonic()
-            wait_until_current(stage.pipeline, stage.tables, sinks, timeout_s=START_S)
+            wait_until_current(stage.pipeline, stage.tables, sinks, WaitOptions(START_S))
             if (rest_s := began + STARTED_S - time.monotonic()) > 0:
                 stage.data.single(int(RATE * rest_s), rate=RATE)
             started = visible(stage, RATE, seconds)

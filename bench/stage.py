@@ -34,7 +34,7 @@ from cdc.sink.contract import Sink
 from cdc.sink.factory import open_clocks
 from cdc.spark.kafka_source import read_until
 from cdc.spark.session import session
-from cdc.verify.barrier import wait_until_current
+from cdc.verify.barrier import WaitOptions, wait_until_current
 from cdc.verify.verification import compare
 
 FILE = """\
@@ -244,7 +244,7 @@ class Stage:
     def settle(self, streams: Sequence[Watched]) -> None:
         """Wait until the views hold all that is committed by now."""
 
-        def still() -> None:
+        def still(_: str) -> None:
             for stream in self._streams:
                 if stream.progress.state == "failed":
                     raise SinkError(
@@ -254,7 +254,7 @@ class Stage:
 
         sinks, names = [stream.sink for stream in streams], {s.sink.name for s in self._streams}
         tables = self.all_tables if STATE in names else self.tables
-        wait_until_current(self.pipeline, tables, sinks, timeout_s=SETTLE_S, on_poll=still)
+        wait_until_current(self.pipeline, tables, sinks, WaitOptions(SETTLE_S, report=still))
 
     def durable(self, streams: Sequence[Watched]) -> float:
         """The same; when the last batch was durable, Unix seconds."""

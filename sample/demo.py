@@ -108,9 +108,8 @@ class Demo:
         self.withdrawn = self.arrive()
         self.step("waiting until the views hold everything")
         began = time.monotonic()
-        barrier.wait_until_current(
-            self.pipeline, self.tables, self.sinks, timeout_s=CAUGHT_UP_S, on_poll=self.running
-        )
+        options = barrier.WaitOptions(CAUGHT_UP_S, report=lambda _: self.running())
+        barrier.wait_until_current(self.pipeline, self.tables, self.sinks, options)
         console.print(f"         after {time.monotonic() - began:.1f} s")
         self.stop_run()
         self.step("verifying: every row and column of every view against Postgres")

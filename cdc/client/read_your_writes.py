@@ -6,9 +6,13 @@
                                                                    share it
     client.wait_for(cache, token, timeout_s=2)
 
-The token's message, or a later one, in the log proves that the caller's changes are in the log
-before it (`cdc.client.tokens`): the view's position has to reach the end that the table's topic has
-then.
+A token is an LSN after the caller's commit, and the server whose log it is:
+0/1A2B3C@SYSTEM.TIMELINE. `token` also writes a logical message with the server's name, which any
+role may do. The connector sends that message, in commit order, to the topic `<pipeline>.message`. A
+message there of the same server with the token's LSN or a later one proves that the caller's
+changes are in the log before it: the view's position has to reach the end that the table's topic has
+then. LSNs of a server that was replaced, or of one before a failover, prove nothing for the one
+after it.
 
 The view's position is stored with its data, so the answer is right whichever process applies the
 changes, and after any restart. Nobody waits for a heartbeat. The topic's end is the end of all
@@ -17,34 +21,106 @@ records, committed in Kafka or not: transaction markers reach partitions one by 
 A view's position passes a row in quarantine: `cdc status` says which views are degraded.
 """
 
+import json
 import threading
 import time
+from base64 import b64decode
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
-from cdc.client.tokens import Token, TokenEnds, parse_message
+import psycopg
+from psycopg.pq import TransactionStatus
+from psycopg.rows import tuple_row
+
 from cdc.config.settings import Pipeline
 from cdc.control.control_topics import Truncations
-from cdc.errors import (
-    KafkaUnavailable,
-    ReadTimeout,
-    SettingsError,
-    SinkUnavailable,
-)
+from cdc.errors import KafkaUnavailable, ReadTimeout, SettingsError, SinkUnavailable, SourceError
 from cdc.generations.pause import read_pauses
 from cdc.generations.registry import Pause
 from cdc.kafka.log_refusals import refuse_incomparable
+from cdc.kafka.records import Record
 from cdc.kafka.topics import Topics
 from cdc.model.position import Position, distance
 from cdc.model.table import Table
 from cdc.postgres import table_survey
+from cdc.postgres.table_definition import lsn_number
 from cdc.runtime.context import Context
 from cdc.sink.contract import Sink
 from cdc.sink.factory import late_topics, open_documents, state_reader
 
 POLL_S = 0.01
+# The LSN is read before the message is written, so the message's own LSN is later.
+WRITE_MESSAGE = """
+SELECT pg_current_wal_insert_lsn()::text || '@' || server,
+       pg_logical_emit_message(true, 'cdc.token', server)
+FROM (SELECT system_identifier || '.'
+             || ('x' || left(pg_walfile_name(pg_current_wal_insert_lsn()), 8))::bit(32)::int
+             AS server
+      FROM pg_control_system()) AS it
+"""
+
+
+def token(connection: "psycopg.Connection[Any]") -> str:
+    """Take a token for everything that this connection has committed. Costs one query.
+
+    Raises:
+        SourceError: the connection is in a transaction, whose changes nobody can see yet; or
+        Postgres refuses.
+    """
+    if connection.info.transaction_status != TransactionStatus.IDLE:
+        raise SourceError(
+            "A token is taken after the commit, not within a transaction.",
+            hint="call commit() first",
+        )
+    try:
+        with connection.transaction(), connection.cursor(row_factory=tuple_row) as cursor:
+            row = cursor.execute(WRITE_MESSAGE).fetchone()
+    except psycopg.Error as error:
+        raise SourceError(
+            f"Postgres gives no token: {type(error).__name__}.",
+            hint="take it on the primary, as a role that may write",
+        ) from error
+    assert row is not None
+    return str(row[0])
+
+
+@dataclass(frozen=True)
+class Token:
+    """A token's parts."""
+
+    lsn: int
+    server: str
+
+    @classmethod
+    def parse(cls, text: str) -> "Token":
+        """Parse the text that `token` returns."""
+        place, server = text.split("@")
+        return cls(lsn_number(place), server)
+
+
+Ends = Mapping[str, Position]
+"""By topic."""
+
+
+def ends_after(token: Token, known: Mapping[str, tuple[int, Ends]]) -> Ends | None:
+    """Return ends of the topics that have everything before the token. None: no message proves them
+    yet.
+
+    known: by server, the LSN of the newest message, and the ends that topics had after it.
+    """
+    lsn, ends = known.get(token.server, (-1, {}))
+    return ends if token.lsn <= lsn else None
+
+
+def parse_message(record: Record) -> Token | None:
+    """Parse the token of a message. None: the message has no LSN."""
+    message = json.loads(record.value) if record.value else {}
+    lsn = (message.get("source") or {}).get("lsn")
+    content = (message.get("message") or {}).get("content") or ""
+    return Token(int(lsn), b64decode(content).decode()) if lsn else None
 
 
 @runtime_checkable
@@ -72,7 +148,7 @@ class View:
         self._message_topic = pipeline.message_topic
         self._read_offset = 0
         self._lock = threading.Lock()
-        self._token_ends = TokenEnds()
+        self._known_ends: dict[str, tuple[int, Ends]] = {}
         self._source_topics = (
             [topic for _, topic in table.derivation.tables] if table.derivation else [table.topic]
         )
@@ -80,7 +156,10 @@ class View:
         self._read_waiting: Callable[[], Mapping[str, list[str]]] = (
             state_reader(pipeline, lambda state: state.waiting()) if table.derivation else dict
         )
-        self._start_at_newest()
+        # The newest message in the topic proves all earlier tokens.
+        if newest := self._kafka.last_record(self._message_topic):
+            self._read_offset = newest.offset
+            self._read_messages()
 
     def close(self) -> None:
         """Close the connections to Kafka and the sink."""
@@ -94,10 +173,10 @@ class View:
         doesn't fit its tables any more.
         """
         with self._lock:
-            if self._token_ends.lacks(token):
+            if ends_after(token, self._known_ends) is None:
                 self._read_messages()
-            ends = self._token_ends.ends(token)
-            if not ends:
+            ends = ends_after(token, self._known_ends)
+            if ends is None:
                 return None
             floor = self._control.floors.number(self.table.qualified)
             if self._read_documents is None:
@@ -105,7 +184,11 @@ class View:
             notes = self._read_documents()
             topic = self.table.topic
             if late_topics(notes, self.table, ends, self._control.floors.number):
-                self._refuse_waiting()
+                waiting = self._read_waiting()
+                if self.table.qualified in waiting:
+                    reason, hint = waiting[self.table.qualified]
+                    message = f"{self.table.qualified} waits, so it will not show them: {reason}"
+                    raise SettingsError(message, hint=hint)
                 return None
             return self._kafka.log_ends([topic])[topic], floor
 
@@ -118,23 +201,11 @@ class View:
         refuse_incomparable(self.sink.name, self.table, lag)
         return lag.reached
 
-    def _refuse_waiting(self) -> None:
-        name = self.table.qualified
-        if name in (waiting := self._read_waiting()):
-            reason, hint = waiting[name]
-            raise SettingsError(f"{name} waits, so it will not show them: {reason}", hint=hint)
-
     def read_pause(self) -> Pause | None:
         """Read whether the sink is paused; None also while Kafka is away."""
         with self._lock, suppress(KafkaUnavailable):
             return read_pauses(self._pipeline, self._kafka).get(self.sink.name)
         return None
-
-    def _start_at_newest(self) -> None:
-        """Start at the newest message in the topic: it proves all earlier tokens."""
-        if newest := self._kafka.last_record(self._message_topic):
-            self._read_offset = newest.offset
-            self._read_messages()
 
     def _read_messages(self) -> None:
         end = self._kafka.ends([self._message_topic])[self._message_topic].offsets[0]
@@ -143,7 +214,8 @@ class View:
         newest: dict[str, Token] = {}
         messages = self._kafka.read_range(self._message_topic, self._read_offset, end)
         for token in filter(None, map(parse_message, messages)):
-            if self._token_ends.lacks(token) and token.lsn >= newest.get(token.server, token).lsn:
+            is_new = ends_after(token, self._known_ends) is None
+            if is_new and token.lsn >= newest.get(token.server, token).lsn:
                 newest[token.server] = token
         if not newest:
             self._read_offset = end
@@ -153,7 +225,7 @@ class View:
             self._control.read()
         ends = self._kafka.log_ends(self._source_topics)
         for token in newest.values():
-            self._token_ends.add(token, ends)
+            self._known_ends[token.server] = token.lsn, ends
         # Last: a message whose ends can't be asked for now is read again.
         self._read_offset = end
 

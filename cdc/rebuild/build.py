@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import structlog
@@ -35,15 +35,12 @@ from cdc.kafka.log_continuity import Continuity
 from cdc.kafka.log_refusals import Discontinued, refuse_foreign
 from cdc.kafka.topics import Topics
 from cdc.model.generation import new_generation
-from cdc.model.position import Position, distance
+from cdc.model.position import distance
 from cdc.model.table import Table
 from cdc.postgres.table_definition import Definition
 from cdc.sink.contract import SchemaMismatch, Sink, positions
 from cdc.sink.promotion import GenerationReplaced, are_live
 
-Verify = Callable[[Sink, Sequence[Table]], None]
-"""Raises DivergenceError when the views of a sink differ from their source, UndecidedError when it
-can't be decided."""
 POLL_S = 0.1
 RETRY_LIMIT_S = 120.0
 """Seconds that a rebuild waits for a sink, or for the broker, that is away."""
@@ -52,41 +49,32 @@ CAUGHT_UP_S = 1.0
 log = structlog.get_logger()
 
 
+@dataclass
 class Rebuild:
-    """Rebuilds a sink's views as a new generation. Runs in one thread, but for `show`."""
+    """Rebuilds a sink's views as a new generation. Runs in one thread, but for `show`.
 
-    def __init__(
-        self,
-        spark: SparkSession,
-        pipeline: Pipeline,
-        kafka: Topics,
-        sink: Sink,
-        tables: Sequence[Table],
-        *,
-        describe: DescribeTables,
-        placeholder: str,
-        retention_s: float,
-        verify: Verify,
-        show: Callable[[GenerationBuild], object],
-    ) -> None:
-        """
-        describe, placeholder   as a stream has them
-        retention_s             seconds that the previous generation is retained, and kept current
-        verify                  called once, before the promotion, in the thread of `run`
-        show                    called at every phase in the thread of `run`, and once a second in
-                                the claim's thread
-        """
-        self._spark = spark
-        self._pipeline = pipeline
-        self._kafka = kafka
-        self._sink = sink
-        self._tables = tuple(tables)
-        self._describe = only_tables(describe, {table.qualified for table in tables})
-        self._placeholder = placeholder
-        self._retention_s = retention_s
-        self._verify = verify
-        self._show = show
-        self._registry = Registry(pipeline, kafka)
+    describe, placeholder   as a stream has them
+    retention_s             seconds that the previous generation is retained, and kept current
+    verify                  called once, before the promotion, in the thread of `run`. Raises
+                            DivergenceError when views of the sink differ from their source,
+                            UndecidedError when it can't be decided
+    show                    called at every phase in the thread of `run`, and once a second in the
+                            claim's thread
+    """
+
+    spark: SparkSession
+    pipeline: Pipeline
+    kafka: Topics
+    sink: Sink
+    tables: Sequence[Table]
+    describe: DescribeTables
+    placeholder: str
+    retention_s: float
+    verify: Callable[[Sink, Sequence[Table]], None]
+    show: Callable[[GenerationBuild], object]
+
+    def __post_init__(self) -> None:
+        self._describe = only_tables(self.describe, {table.qualified for table in self.tables})
         self._lock = threading.Lock()
         self._stream: Stream | None = None
 
@@ -103,17 +91,17 @@ class Rebuild:
             CdcError: what the sink or the broker raises; the same command continues.
         """
         self._refuse_foreign()
-        with claim(self._registry, self._sink.name) as self._claim:
-            refuse_paused(self._claim.generations, self._sink.name)
+        with claim(Registry(self.pipeline, self.kafka), self.sink.name) as self._claim:
+            refuse_paused(self._claim.generations, self.sink.name)
             self._build = self._resume_or_start()
             if self._build.phase == "promote" and (previous := self._replaced_by_emptied()):
                 return self._finish(previous)
             if self._build.phase == "promote" and self._is_promoted():
                 # The promotion goes on after the switches: what it replaces is retained then.
-                return self._finish(promote(self._sink, self._tables, self._build.names))
+                return self._finish(promote(self.sink, self.tables, self._build.names))
             self._publish()
             self._claim.forget_retained(list(self._build.names))
-            self._sink.drop_unreferenced(self._tables, self._build.names)
+            self.sink.drop_unreferenced(self.tables, self._build.names)
             self._claim.progress = self._progress
             return self._finish(self._build_and_promote())
 
@@ -122,28 +110,21 @@ class Rebuild:
 
         Its readers would see this pipeline's rows.
         """
-        ends = self._kafka.ends([table.topic for table in self._tables])
-        checkpoints = positions(self._sink, self._tables)
-        for table in self._tables:
+        ends = self.kafka.ends([table.topic for table in self.tables])
+        checkpoints = positions(self.sink, self.tables)
+        for table in self.tables:
             refuse_foreign(
-                self._kafka, self._sink.name, table, checkpoints[table.qualified], ends[table.topic]
+                self.kafka, self.sink.name, table, checkpoints[table.qualified], ends[table.topic]
             )
 
     def _resume_or_start(self) -> GenerationBuild:
         """Return the build to continue, or begin a new one."""
         work = self._claim.generations.work
-        if isinstance(work, GenerationBuild) and work.names.keys() == {
-            table.qualified for table in self._tables
-        }:
+        names = dict.fromkeys((table.qualified for table in self.tables), new_generation())
+        if isinstance(work, GenerationBuild) and work.names.keys() == names.keys():
             return work
-        self._sink.check_capacity(self._tables)
-        name = new_generation()
-        return GenerationBuild(
-            self._sink.name,
-            "replay",
-            {table.qualified: name for table in self._tables},
-            time.time(),
-        )
+        self.sink.check_capacity(self.tables)
+        return GenerationBuild(self.sink.name, "replay", names, time.time())
 
     def _resume_error(self, candidate: Sink) -> CdcError | None:
         """Find out why an interrupted build can't continue.
@@ -152,12 +133,12 @@ class Rebuild:
         their place: views without a record may have changed places unnoticed. None: it can
         continue.
         """
-        continuity = Continuity(self._pipeline, self._kafka).read(
-            [table.topic for table in self._tables]
+        continuity = Continuity(self.pipeline, self.kafka).read(
+            [table.topic for table in self.tables]
         )
         try:
-            for table in self._tables:
-                continuity.refuse(self._sink.name, table, candidate.position(table))
+            for table in self.tables:
+                continuity.refuse(self.sink.name, table, candidate.position(table))
                 candidate.prepare(table)
         except (Discontinued, SchemaMismatch, GenerationReplaced) as error:
             return error
@@ -165,62 +146,54 @@ class Rebuild:
 
     def _build_and_promote(self) -> Mapping[str, str]:
         """Replay, catch up, verify, promote. Returns the previous generation, by table."""
-        candidate = self._sink.for_generation(self._build.names)
+        candidate = self.sink.for_generation(self._build.names)
         if error := self._resume_error(candidate):
-            log.warning("build_begun_again", sink=self._sink.name, error=error.message)
-            for table in self._tables:
+            log.warning("build_begun_again", sink=self.sink.name, error=error.message)
+            for table in self.tables:
                 candidate.clear(table)
             if self._build.phase != "replay":
                 self._publish(phase="replay", done=0)
         self._refuse_incomplete(candidate)
         with keep_current(
-            self._spark,
+            self.spark,
             candidate,
             self._build.names,
-            self._pipeline,
+            self.pipeline,
             self._describe,
-            self._placeholder,
+            self.placeholder,
         ) as stream:
             self._stream = stream
             if self._build.phase == "replay":
-                apply_all(self._kafka, candidate, self._tables, lambda: stream.progress)
+                apply_all(self.kafka, candidate, self.tables, lambda: stream.progress)
                 self._publish(phase="catch up", done=self._build.total)
-            catch_up(self._kafka, candidate, self._tables, lambda: stream.progress)
+            catch_up(self.kafka, candidate, self.tables, lambda: stream.progress)
             self._publish(phase="verify")
-            self._verify_generation(candidate)
+            try:
+                self.verify(candidate, self.tables)
+            except DivergenceError:
+                self._finish({})
+                raise
             self._publish(phase="promote")
-            return self._sink.promote(self._tables, self._build.names)
+            return self.sink.promote(self.tables, self._build.names)
 
     def _refuse_incomplete(self, candidate: Sink) -> None:
         """Raise the refusal of a table that the log can't make. A run goes on with the others; a
         generation has all of its tables, or it is none.
         """
-        views = Views(
-            candidate,
-            self._pipeline,
-            self._kafka,
-            self._describe,
-            self._placeholder,
-            self._build.names,
-        )
-        plan = views.load()
+        names = self._build.names
+        plan = Views(
+            candidate, self.pipeline, self.kafka, self._describe, self.placeholder, names
+        ).load()
         if plan.refused:
             raise plan.refused[0]
         total = sum(sum(shape.offsets) for shape in plan.shapes.values())
         with self._lock:
             self._build = replace(self._build, total=total)
 
-    def _verify_generation(self, candidate: Sink) -> None:
-        try:
-            self._verify(candidate, self._tables)
-        except DivergenceError:
-            self._finish({})
-            raise
-
     def _is_promoted(self) -> bool:
         """Whether the new generation is live already, since an earlier run was killed then."""
         try:
-            checkpoints = positions(self._sink, self._tables)
+            checkpoints = positions(self.sink, self.tables)
         except SchemaMismatch:
             # A live view doesn't fit its table: that is the generation to replace.
             return False
@@ -234,7 +207,7 @@ class Rebuild:
         promoted one is gone. Before a promotion the new generation lies beside the live one. In a
         warehouse it lies there afterwards, too, so that an emptied view isn't recognized.
         """
-        generations = {table.qualified: self._sink.generations(table) for table in self._tables}
+        generations = {table.qualified: self.sink.generations(table) for table in self.tables}
         beside = {name: names[1:] for name, names in generations.items()}
         is_any_emptied = any(
             beside[name] and self._build.names[name] not in names
@@ -245,13 +218,13 @@ class Rebuild:
         return {name: names[-1] for name, names in beside.items() if names}
 
     def _finish(self, previous: Mapping[str, str]) -> dict[str, RetainedView]:
-        return retain(self._claim, self._sink, self._tables, previous, self._retention_s)
+        return retain(self._claim, self.sink, self.tables, previous, self.retention_s)
 
     def _publish(self, **changes: Any) -> None:
         with self._lock:
             self._build = replace(self._build, **changes)
         self._claim.announce(self._build)
-        self._show(self._build)
+        self.show(self._build)
 
     def _progress(self) -> Progress:
         """Return the progress of the build. Called every second, in the claim's thread."""
@@ -264,7 +237,7 @@ class Rebuild:
                     done = max(done, self._build.total - remaining)
                 self._build = replace(self._build, done=done, rows_per_s=progress.rows_per_s)
             build = self._build
-        self._show(build)
+        self.show(build)
         return Progress(time.time(), build.done, build.total, build.rows_per_s)
 
 
@@ -333,7 +306,10 @@ def apply_all(
     """
     ends = kafka.ends([table.topic for table in tables])
     worked_at = time.monotonic()
-    while not _has_applied(sink, tables, ends):
+    while True:
+        checkpoints = positions(sink, tables)
+        if all(distance(checkpoints[t.qualified], ends[t.topic]).reached for t in tables):
+            return
         now = progress()
         if now.state is not RunState.RETRYING:
             worked_at = time.monotonic()
@@ -376,11 +352,4 @@ def _refuse_stopped(progress: StreamProgress, waits_s: float) -> None:
         f"The new generation of {progress.sink} can't go on: {reason}",
         hint=hint or "readers see what they saw; the same command goes on",
         sink=progress.sink,
-    )
-
-
-def _has_applied(sink: Sink, tables: Sequence[Table], ends: Mapping[str, Position]) -> bool:
-    checkpoints = positions(sink, tables)
-    return all(
-        distance(checkpoints[table.qualified], ends[table.topic]).reached for table in tables
     )

@@ -10,6 +10,7 @@ order with its changes.
 import json
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from uuid import uuid4
 
 import psycopg
@@ -56,45 +57,31 @@ def backfill(
         has begun.
     """
     deadline = time.monotonic() + timeout_s
-    if delete_keys:
-        # Tombstones count once the rows are in the log behind them, all or none: a crash at any
-        # moment loses nothing.
-        tombstones = [(key, None) for key in delete_keys]
-        with writing_records(
-            pipeline.kafka,
-            transaction_id(pipeline),
-            table.topic,
-            tombstones,
-            min(timeout_s, PENDING_S),
-        ):
-            count = _request_all(
-                pipeline, kafka, table, ids, time.monotonic() + min(timeout_s, PENDING_S)
+    with ExitStack() as stack:
+        limit_s = timeout_s
+        if delete_keys:
+            limit_s = min(timeout_s, PENDING_S)
+            # Tombstones count once the rows are in the log behind them, all or none: a crash at any
+            # moment loses nothing.
+            tombstones = [(key, None) for key in delete_keys]
+            # By its name the next repair ends one that a killed repair left open.
+            transaction = f"{pipeline.pipeline}.repair"
+            stack.enter_context(
+                writing_records(pipeline.kafka, transaction, table.topic, tombstones, limit_s)
             )
-    else:
-        count = _request_all(pipeline, kafka, table, ids, deadline)
-    if count or delete_keys:
-        _await_visible(kafka, table, deadline)
-    return count
-
-
-def transaction_id(pipeline: Pipeline) -> str:
-    """Name the Kafka transactions of a pipeline's repairs.
-
-    The next repair ends one that a killed repair left open.
-    """
-    return f"{pipeline.pipeline}.repair"
-
-
-def _request_all(
-    pipeline: Pipeline, kafka: Topics, table: Table, ids: Sequence[str], deadline: float
-) -> int:
-    total = 0
-    with source.connect(pipeline.source.dsn) as conn:
+        request_deadline = time.monotonic() + limit_s
+        total = 0
+        conn = stack.enter_context(source.connect(pipeline.source.dsn))
         for start in range(0, len(ids), IDS_PER_REQUEST):
             count, condition = _find_rows(conn, table, ids[start : start + IDS_PER_REQUEST])
             if count:
-                _request_rows(pipeline, kafka, conn, table, condition, deadline)
+                _request_rows(pipeline, kafka, conn, table, condition, request_deadline)
                 total += count
+    if total or delete_keys:
+        # Until the topic has the transaction's markers, which arrive one by one.
+        end = kafka.log_ends([table.topic])[table.topic]
+        while not distance(kafka.ends([table.topic])[table.topic], end).reached:
+            _sleep_until(table, deadline)
     return total
 
 
@@ -151,13 +138,6 @@ def _is_mark(record: Record, request: str) -> bool:
     if not (record.key and record.value):
         return False
     return json.loads(record.value)["op"] == "r" and request in json.loads(record.key).values()
-
-
-def _await_visible(kafka: Topics, table: Table, deadline: float) -> None:
-    """Wait until the table's topic has the transaction's marker. Markers arrive one by one."""
-    end = kafka.log_ends([table.topic])[table.topic]
-    while not distance(kafka.ends([table.topic])[table.topic], end).reached:
-        _sleep_until(table, deadline)
 
 
 def _sleep_until(table: Table, deadline: float) -> None:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cdc.config.settings import Pipeline
 from cdc.config.view_settings import SCHEMA, STATE
@@ -12,7 +12,7 @@ from cdc.control.heartbeat import last_heartbeat
 from cdc.errors import CdcError, ConnectorError, SinkRejected, SinkUnavailable
 from cdc.kafka.log_refusals import Discontinued, refuse_incomparable
 from cdc.kafka.topics import Topics
-from cdc.model.position import Position, Reach, ViewCheckpoint, distance
+from cdc.model.position import Position, Reach, distance
 from cdc.model.table import Table
 from cdc.model.wording import full_stopped
 from cdc.postgres import source
@@ -24,8 +24,7 @@ POLL_S = 0.25
 SILENT_S = 4.0
 """Seconds between two reports of what the wait is for. A wait that ends sooner reports nothing."""
 AWAY_S = 10.0
-"""Seconds that a sink may be away during a wait. A server that starts, or a new shard, answers
-within them."""
+"""Seconds that a sink may be away during a wait; a server starts within them."""
 ASK_S = 1.0
 """Seconds between two looks at what runs report about views."""
 LASTING_S = 15.0
@@ -66,19 +65,17 @@ class WaitOptions:
     """Options of a wait: its limit and its callbacks. All callbacks run in the thread that waits.
 
     timeout_s   seconds after which the wait fails
-    on_poll     called after every unsuccessful poll; ends the wait by raising
-    report      called every 4 s with a sentence that says what the wait is for
+    report      called every 4 s with a sentence that says what the wait is for; ends the wait by
+                raising
     stalled     with it, a view that doesn't move isn't waited for. Without it, a view that can never
                 get there ends the wait with its error
     """
 
     timeout_s: float
-    on_poll: Callable[[], object] = lambda: None
     report: Callable[[str], object] = lambda _: None
     stalled: StalledViews | None = None
 
     def stalled_views(self) -> Mapping[View, CdcError]:
-        """See `StalledViews.lasting`."""
         return self.stalled.lasting() if self.stalled else {}
 
 
@@ -92,70 +89,50 @@ class Barrier:
     ends: Mapping[str, Position]
     floors: Floors
 
-    def problem(self, sink: Applier, table: Table) -> str | None:
-        """Say what the view lacks of this barrier, in words. None: the view has passed it.
-
-        Raises:
-            Discontinued: the view never will.
-        """
-        return self._problem(sink, table, positions(sink, [table])[table.qualified])
-
     def sort(
         self, sink: Applier, tables: Sequence[Table]
     ) -> tuple[dict[Table, str], dict[Table, CdcError]]:
-        """Return the views that haven't passed yet, each with its `problem`, and those that never
-        will, each with its error. Makes as few requests as the sink allows.
+        """Return the views that haven't passed yet, each with what it lacks, in words; and those that
+        never will, each with its error. Makes as few requests as the sink allows.
         """
+        problems: dict[Table, str] = {}
         stopped: dict[Table, CdcError] = {}
-        checkpoints: dict[str, ViewCheckpoint | None] = {}
         try:
-            checkpoints |= positions(sink, tables)
-        except SinkRejected:
+            checkpoints = positions(sink, tables)
+        except SinkRejected as error:
+            if len(tables) == 1:
+                return {}, {tables[0]: error}
             # One view fails the request for all of them, so each is asked for alone.
             for table in tables:
-                try:
-                    checkpoints[table.qualified] = sink.position(table)
-                except SinkRejected as error:
-                    stopped[table] = error
-        problems: dict[Table, str] = {}
+                late, refused = self.sort(sink, [table])
+                problems |= late
+                stopped |= refused
+            return problems, stopped
         for table in tables:
-            if table in stopped:
-                continue
+            stored = checkpoints[table.qualified]
+            lag = distance(stored, self.ends[table.topic], self.floors.number(table.qualified))
             try:
-                problem = self._problem(sink, table, checkpoints[table.qualified])
+                refuse_incomparable(sink.name, table, lag)
             except Discontinued as error:
                 stopped[table] = error
                 continue
-            if problem:
-                problems[table] = problem
+            if not lag.reached:
+                is_behind = lag.reach is Reach.BEHIND
+                state = f"is {lag.offsets} offsets behind" if is_behind else lag.reach
+                problems[table] = f"{table.qualified} in {sink.name} {state}"
         return problems, stopped
-
-    def _problem(self, sink: Applier, table: Table, stored: ViewCheckpoint | None) -> str | None:
-        lag = distance(stored, self.ends[table.topic], self.floors.number(table.qualified))
-        refuse_incomparable(sink.name, table, lag)
-        if lag.reached:
-            return None
-        state = f"is {lag.offsets} offsets behind" if lag.reach is Reach.BEHIND else lag.reach
-        return f"{table.qualified} in {sink.name} {state}"
 
 
 def wait_until_current(
-    pipeline: Pipeline,
-    tables: Sequence[Table],
-    sinks: Sequence[Applier],
-    *,
-    timeout_s: float,
-    on_poll: Callable[[], object] = lambda: None,
-    report: Callable[[str], object] = lambda _: None,
-    stalled: StalledViews | None = None,
+    pipeline: Pipeline, tables: Sequence[Table], sinks: Sequence[Applier], options: WaitOptions
 ) -> dict[View, CdcError]:
     """Wait until the views hold what is committed now.
 
     Returns the views that weren't waited for because they don't move, each with its error; none
-    without `stalled`. Options: see `WaitOptions`.
+    without `options.stalled`.
 
     Raises:
-        ConnectorError: not within timeout_s; names the hop that is behind.
+        ConnectorError: not in time; names the hop that is behind.
         SinkUnavailable: a sink has been away for 10 s.
     """
     start = time.monotonic()
@@ -164,11 +141,9 @@ def wait_until_current(
             "SELECT extract(epoch FROM clock_timestamp())::float8 * 1000"
         ).fetchone() or (0,)
     with Topics(pipeline.kafka) as kafka:
-        barrier = place_barrier(
-            pipeline, kafka, tables, now_ms, WaitOptions(timeout_s, on_poll, report, stalled)
-        )
-    remaining_s = start + timeout_s - time.monotonic()
-    return await_barrier(barrier, tables, sinks, WaitOptions(remaining_s, on_poll, report, stalled))
+        barrier = place_barrier(pipeline, kafka, tables, now_ms, options)
+    remaining_s = start + options.timeout_s - time.monotonic()
+    return await_barrier(barrier, tables, sinks, replace(options, timeout_s=remaining_s))
 
 
 def place_barrier(
@@ -207,8 +182,7 @@ def place_barrier(
     derived = [table for table in tables if table.derivation]
     if derived:
         truncations.read()
-        _await_documents(pipeline, kafka, derived, truncations.floors, options)
-        _await_clocks(pipeline, clocks, options)
+        _await_documents(pipeline, kafka, derived, truncations.floors, clocks, options)
     ends = kafka.log_ends([table.topic for table in tables])
     truncations.read()
     return Barrier(ends, truncations.floors)
@@ -219,44 +193,39 @@ def _await_documents(
     kafka: Topics,
     views: Sequence[Table],
     floors: Floors,
+    clocks: Mapping[str, int],
     options: WaitOptions,
 ) -> None:
-    """Wait until the documents of views are current in what their tables' topics hold now."""
+    """Wait until the documents of views are current in what their tables' topics hold now, and as of
+    the times of `clocks`.
+    """
     topics = {topic for view in views if view.derivation for _, topic in view.derivation.tables}
     ends = kafka.log_ends(sorted(topics))
     read = open_documents(pipeline)
+    read_clocks = open_clocks(pipeline)
 
     def lagging_documents() -> list[str]:
         notes = read()
+        noted = read_clocks().noted if clocks else {}
         late = {view: late_topics(notes, view, ends, floors.number) for view in views}
-        stopped = options.stalled_views() if any(late.values()) else {}
-        behind = dict.fromkeys(
+        behind = [name for name, now in clocks.items() if noted.get(name, now - 1) < now]
+        stopped = options.stalled_views() if behind or any(late.values()) else {}
+        late_in = dict.fromkeys(
             topic
             for view, names in late.items()
             if (STATE, view.qualified) not in stopped
             for topic in names
         )
-        return [f"documents are behind in {topic}: is `cdc run` at work?" for topic in behind]
-
-    _wait_while(lagging_documents, options)
-
-
-def _await_clocks(pipeline: Pipeline, clocks: Mapping[str, int], options: WaitOptions) -> None:
-    """Wait until the documents of views are as of these times."""
-    if not clocks:
-        return
-    read = open_clocks(pipeline)
-
-    def late_clocks() -> list[str]:
-        noted = read().noted
-        stopped = options.stalled_views()
         return [
-            f"documents of {name} are behind their clock: is `cdc run` at work?"
-            for name, now in clocks.items()
-            if noted.get(name, now - 1) < now and (STATE, f"{SCHEMA}.{name}") not in stopped
+            *(f"documents are behind in {topic}: is `cdc run` at work?" for topic in late_in),
+            *(
+                f"documents of {name} are behind their clock: is `cdc run` at work?"
+                for name in behind
+                if (STATE, f"{SCHEMA}.{name}") not in stopped
+            ),
         ]
 
-    _wait_while(late_clocks, options)
+    _wait_while(lagging_documents, options)
 
 
 def await_barrier(
@@ -327,7 +296,6 @@ def _wait_while(find_problems: Callable[[], list[str]], options: WaitOptions) ->
     """
     last_report = start = time.monotonic()
     while problems := find_problems():
-        options.on_poll()
         now = time.monotonic()
         more = f" (and {len(problems) - 1} more)" if len(problems) > 1 else ""
         if now > start + options.timeout_s:

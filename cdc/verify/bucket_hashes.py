@@ -197,9 +197,7 @@ class BucketSums:
 def scan_buckets(
     sinks: Sequence[Sink], table: Table, spark: SparkSession, buckets: Sequence[str]
 ) -> dict[str, DataFrame]:
-    """Read the rows of each view whose ids are in these buckets, by sink. `bucket_digest` names
-    buckets alike.
-    """
+    """Read the rows of each view in these buckets, by sink. `bucket_digest` names buckets alike."""
     name = F.substring(F.md5(F.col("id").cast("binary")), 1, BUCKET_DIGITS)
     wanted = spark.createDataFrame([(bucket_name,) for bucket_name in buckets], "bucket string")
     return {
@@ -256,11 +254,7 @@ def _compare_sides(rules: Comparable, sinks: Sequence[str], only: OnlyIds) -> Wo
 
 
 def _difference(
-    rules: Comparable,
-    expected: str | None,
-    source_copies: int,
-    actual: str | None,
-    copies: int,
+    rules: Comparable, expected: str | None, source_copies: int, actual: str | None, copies: int
 ) -> tuple[str, str | None, int, int | None] | None:
     """Return kind, column, count and seen of a row; None: it is equal, or on neither side.
 
@@ -312,28 +306,20 @@ def confirmed_differences(
         if ids := [row["id"] for row in listed.limit(MAX_SUSPECTS).collect()]:
             duplicates[sink.name] = ids
             rescanned[sink.name] = scan(sink, table, source.sparkSession, ids)
-    all_ids = sorted({row_id for ids in duplicates.values() for row_id in ids})
+    # Of more duplicates than are read again the others stay what they are.
+    pairs = [(name, row_id) for name, ids in duplicates.items() for row_id in ids]
+    replaced = F.broadcast(source.sparkSession.createDataFrame(pairs, "sink string, id string"))
     reread = compare_rows(
         table,
-        rows_with_ids(source, all_ids),
+        source.join(replaced, "id", "left_semi"),
         rescanned,
         {name: frozenset(ids) for name, ids in duplicates.items()},
     )
-    # Of more duplicates than are read again the others stay what they are.
-    pairs = [(name, row_id) for name, ids in duplicates.items() for row_id in ids]
-    replaced = source.sparkSession.createDataFrame(pairs, "sink string, id string")
-    kept = wrong.join(F.broadcast(replaced), ["sink", "id"], "left_anti")
+    kept = wrong.join(replaced, ["sink", "id"], "left_anti")
     return persist(frames, kept.unionByName(reread))
 
 
-def rows_with_ids(rows: DataFrame, ids: Sequence[str]) -> DataFrame:
-    """Select the rows of these ids."""
-    listed = rows.sparkSession.createDataFrame([(row_id,) for row_id in ids], "id string")
-    return rows.join(F.broadcast(listed), "id", "left_semi")
-
-
 def column_values(batch: "pa.RecordBatch") -> list[list[Any]]:
-    """Return the values of each column."""
     return [column.to_pylist() for column in batch.columns]
 
 
@@ -350,7 +336,6 @@ def record_batch(schema: str, rows: Sequence[Sequence[Any]]) -> "pa.RecordBatch"
 
 
 def names_of(schema: str) -> list[str]:
-    """Return the names of the columns of a schema."""
     return [part.split()[0] for part in schema.split(", ")]
 
 

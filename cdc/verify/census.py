@@ -9,7 +9,6 @@ reports what differs.
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import astuple
 from functools import reduce
 from typing import TYPE_CHECKING
 
@@ -30,7 +29,7 @@ from cdc.verify.source_rows import (
     SourceSnapshot,
     begin_in_snapshot,
     copy_rows,
-    snapshot_statements,
+    open_snapshot,
     throttle,
 )
 
@@ -45,8 +44,7 @@ SMALL_BYTES = 512 << 10
 a job for it."""
 GROUP_BYTES = 64 << 20
 GROUP_TABLES = 250
-"""Tables of one snapshot. The snapshot locks them all, and a server has room for 6,400 locks by
-default."""
+"""Tables of one snapshot, which locks them; a server has room for 6,400 locks by default."""
 GROUP_SCHEMA = "table string, id string, document string"
 # Size with TOAST; of a partitioned table the sum of all partitions. Null: there is no such table.
 SIZES = """
@@ -113,13 +111,8 @@ def take_census(
         SourceError, SinkError: a server can't be read.
     """
     try:
-        with SourceSnapshot(dsn, *tables) as snapshot:
-            conditions = (
-                {table.qualified: sample_condition(table, sample) for table in tables}
-                if sample
-                else {}
-            )
-            frames = {SOURCE: rows_of_group(reader, snapshot, conditions)}
+        with open_snapshot(dsn, *tables) as snapshot:
+            frames = {SOURCE: rows_of_group(reader, snapshot, sample)}
             frames |= {name: sink.scan_group(tables, reader.spark) for name, sink in sinks.items()}
             sums = sum_sides(frames, tables, sample)
     except psycopg.ProgrammingError:
@@ -172,20 +165,16 @@ def add_sums(sums: SumsByView, view: View, row_sums: RowSums | None) -> None:
 
 
 def _sum_parts(rules: Mapping[str, Comparable], sample: Sample | None) -> Work:
-    """Build the function that gives a row of sums for each side and table of a task: NULL for a view
-    that couldn't be read.
-    """
+    """Build what sums up each side and table of a batch: NULL for a view that couldn't be read."""
 
     def read(parts: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
-        sums: SumsByView = {}
+        unread = (None, None, None)
         for part in parts:
-            for view, rows in _by_view(part, sample).items():
-                add_sums(sums, view, None if rows is None else sum_rows(rows, rules[view[1]]))
-        records = [
-            (*view, *((None, None, None) if row_sums is None else astuple(row_sums)))
-            for view, row_sums in sums.items()
-        ]
-        yield record_batch(SCHEMA, records)
+            records = [
+                (*view, *(unread if rows is None else sum_rows(rows, rules[view[1]])))
+                for view, rows in _by_view(part, sample).items()
+            ]
+            yield record_batch(SCHEMA, records)
 
     return read
 
@@ -246,21 +235,18 @@ def group_tables(tables: Sequence[Table], bytes_of: Mapping[str, int]) -> list[l
 
 
 def rows_of_group(
-    reader: SourceReader, snapshot: SourceSnapshot, conditions: Mapping[str, sql.Composable]
+    reader: SourceReader, snapshot: SourceSnapshot, sample: Sample | None
 ) -> DataFrame:
-    """Read the rows of all tables of a snapshot, in the form of `GroupScanner.scan_group`.
-
-    `conditions` may have a condition for a table, by its name.
-    """
+    """Read the sample's rows of all tables of a snapshot, as `GroupScanner.scan_group` does."""
     tables = snapshot.tables
     tasks = max(1, min(reader.spark.sparkContext.defaultParallelism, len(tables)))
     rate = reader.rate and reader.rate / tasks
     dsn = snapshot.dsn
-    join_sql = snapshot_statements(snapshot)
-    queries = [
-        (table.qualified, row_query(table, conditions.get(table.qualified)).as_string(None))
-        for table in tables
-    ]
+    join_sql = snapshot.join_sql
+    queries = []
+    for table in tables:
+        condition = sample_condition(table, sample) if sample else None
+        queries.append((table.qualified, row_query(table, condition).as_string(None)))
 
     def read(parts: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
         for task in (task for part in parts for task in part.column("id").to_pylist()):

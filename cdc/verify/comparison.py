@@ -34,7 +34,6 @@ class Options:
 
     @property
     def scope(self) -> str:
-        """Say which rows are compared, in words."""
         return "all rows" if self.sample is None else f"{self.sample:g} % of the rows"
 
 
@@ -61,8 +60,7 @@ class Comparison:
     extra: int = 0
     different: int = 0
     undecided: int = 0
-    """Rows proved neither equal nor different: they, or their view, changed during every
-    comparison."""
+    """Rows proved neither equal nor different: they or their view changed at every comparison."""
     closed: int = 0
     """Rows of windows that are closed, which weren't compared: the source may have changed since."""
     purged: int = 0
@@ -82,8 +80,7 @@ class Comparison:
     """The command that ends the wait."""
     sample: list[Difference] = field(default_factory=list)
     differences: list[Difference] = field(default_factory=list, repr=False)
-    """Up to MAX_DIFFERENCES of the differing rows; `sample` is their beginning. Not part of a
-    report."""
+    """Up to MAX_DIFFERENCES differing rows; `sample` is their beginning. Not in a report."""
 
     @property
     def equal(self) -> bool:
@@ -150,7 +147,14 @@ def prove(compare: Callable[[], Sequence[Comparison]], sink: str, command: str) 
     for _ in range(PROOFS):
         comparisons = compare()
         if wrong := [comparison for comparison in comparisons if comparison.verdict == "differs"]:
-            raise _divergence(wrong, sink)
+            first = wrong[0]
+            raise DivergenceError(
+                f"The new generation of {first.table} in {sink} differs from the source:"
+                f" {first.missing} rows missing, {first.extra} extra, {first.different} different."
+                " Readers see what they saw.",
+                hint="the log can't make this view any more: cdc -p FILE topics audit shows which rows",
+                more=len(wrong) - 1,
+            )
         undecided = [comparison for comparison in comparisons if comparison.verdict == "undecided"]
         if not undecided:
             return
@@ -159,15 +163,4 @@ def prove(compare: Callable[[], Sequence[Comparison]], sink: str, command: str) 
         " so that the new generation can't be proved equal. Readers see what they saw.",
         hint=f"when less is written, to go on with this proof: {command}",
         more=len(undecided) - 1,
-    )
-
-
-def _divergence(wrong: Sequence[Comparison], sink: str) -> DivergenceError:
-    first = wrong[0]
-    return DivergenceError(
-        f"The new generation of {first.table} in {sink} differs from the source: {first.missing}"
-        f" rows missing, {first.extra} extra, {first.different} different."
-        " Readers see what they saw.",
-        hint="the log can't make this view any more: cdc -p FILE topics audit shows which rows",
-        more=len(wrong) - 1,
     )

@@ -30,10 +30,7 @@ def states_since(spark: SparkSession, kafka: str, table: Table, position: Positi
     compaction has removed a record there is a newer one of its key, so no id is missed. Records
     that can't be read are left out.
     """
-    starts = {str(partition): offset for partition, offset in enumerate(position.offsets)}
-    records = read_records(
-        spark, kafka, table, {"startingOffsets": json.dumps({table.topic: starts})}
-    )
+    records = read_records(spark, kafka, table, _starting_at(table, position.offsets))
     return records.select("key", "value").mapInArrow(freeze_gc_after(_states(table)), STATES)
 
 
@@ -65,9 +62,13 @@ def keys(spark: SparkSession, kafka: str, table: Table, start: Sequence[int] = (
     """Return id, key: each key of the topic once, as bytes, of records at or above `start`, by
     partition; of all where it is empty.
     """
-    starts = json.dumps({table.topic: {str(place): offset for place, offset in enumerate(start)}})
-    options = {"startingOffsets": starts if start else "earliest"}
+    options = _starting_at(table, start) if start else {"startingOffsets": "earliest"}
     return _keys(read_records(spark, kafka, table, options), table).distinct()
+
+
+def _starting_at(table: Table, offsets: Sequence[int]) -> dict[str, str]:
+    starts = {str(partition): offset for partition, offset in enumerate(offsets)}
+    return {"startingOffsets": json.dumps({table.topic: starts})}
 
 
 def _keys(records: DataFrame, table: Table) -> DataFrame:

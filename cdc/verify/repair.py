@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
 from cdc.codec.table import codec
 from cdc.config.settings import Pipeline
@@ -25,9 +26,9 @@ from cdc.sink.lane import Failure
 from cdc.sink.lane_run import reported_error
 from cdc.verify import recent_changes
 from cdc.verify.backfill import backfill
-from cdc.verify.bucket_hashes import rows_with_ids
+from cdc.verify.barrier import WaitOptions
 from cdc.verify.comparison import MAX_DIFFERENCES, Comparison, Options
-from cdc.verify.verification import verify_rows
+from cdc.verify.verification import TableVerification
 
 INTEGERS = ("smallint", "integer", "bigint")
 KEYS_AS_TEXT = (*INTEGERS, "text", "character varying", "uuid")
@@ -67,14 +68,17 @@ def repair(
         ids = sorted({row.id for row in differences})
         extra_ids = sorted({row.id for row in differences if row.kind == "extra"})
         with Topics(pipeline.kafka) as kafka:
+            keys = _tombstone_keys(spark, pipeline, table, ids if table.derivation else extra_ids)
             if table.derivation:
-                keys = _tombstone_keys(spark, pipeline, table, ids)
                 send_documents_again(pipeline, table, keys, options.timeout_s)
             else:
-                keys = _tombstone_keys(spark, pipeline, table, extra_ids)
                 backfill(pipeline, kafka, table, ids, timeout_s=options.timeout_s, delete_keys=keys)
-        repaired_sinks = [sink for sink in sinks if sink.name in repairable]
-        for recheck in verify_rows(spark, pipeline, table, repaired_sinks, options, ids):
+            repaired_sinks = [sink for sink in sinks if sink.name in repairable]
+            wait = WaitOptions(options.timeout_s)
+            rechecks = TableVerification(
+                spark, pipeline, kafka, table, repaired_sinks, options, wait
+            ).result(ids)
+        for recheck in rechecks:
             comparison = repairable[recheck.sink]
             results[results.index(comparison)] = comparison.with_recheck(recheck)
     return results
@@ -89,7 +93,9 @@ def _tombstone_keys(
     """
     if not ids:
         return []
-    listed = rows_with_ids(recent_changes.keys(spark, pipeline.kafka, table), ids)
+    wanted = spark.createDataFrame([(row_id,) for row_id in ids], "id string")
+    logged = recent_changes.keys(spark, pipeline.kafka, table)
+    listed = logged.join(F.broadcast(wanted), "id", "left_semi")
     topic_keys = {row["id"]: bytes(row["key"]) for row in listed.collect()}
     built = ((row_id, _connector_key(table, row_id)) for row_id in ids if row_id not in topic_keys)
     return [*topic_keys.values(), *(key for _, key in built if key is not None)]

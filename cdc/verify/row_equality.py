@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import blake2b, md5
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -24,7 +24,7 @@ BITS = (1 << 63) - 1
 SOURCE = ""
 """The side of Postgres in a comparison, in place of a sink's name."""
 LONG_NUMBER = 1000
-"""Characters from which on an index gets a number as a string, see `sinks.elasticsearch.refused`: in
+"""Characters from which on an index gets a number as a string, see `cdc.sinks.elasticsearch.executor`: in
 every view the number and the string of its digits count as equal.
 """
 DEEPEST = 200
@@ -43,8 +43,7 @@ class Digits(str):
         return f"#{self!s}"
 
 
-@dataclass(frozen=True)
-class RowSums:
+class RowSums(NamedTuple):
     """Number of rows, and two sums of their hashes: `folded` by exclusive or, `total` by addition.
 
     The exclusive or alone would miss a row that is there twice, the total alone two errors that
@@ -56,7 +55,6 @@ class RowSums:
     total: int = 0
 
     def plus(self, part: "RowSums") -> "RowSums":
-        """Add the sums of other rows."""
         return RowSums(
             self.rows + part.rows, self.folded ^ part.folded, (self.total + part.total) & BITS
         )
@@ -138,10 +136,6 @@ class Comparable:
             return None
 
     @cached_property
-    def _names(self) -> list[str]:
-        return [name for name, _ in self.columns]
-
-    @cached_property
     def _not_text(self) -> list[tuple[int, str]]:
         """The places of columns that aren't compared as text, with their comparisons."""
         return [
@@ -151,7 +145,7 @@ class Comparable:
     def _summed_text(self, document: bytes) -> bytes:
         try:
             members = _MEMBERS.decode(document)
-            values = [members.get(name, NULL) for name in self._names]
+            values = [members.get(name, NULL) for name, _ in self.columns]
             if b"\\" in document:
                 values = [_unescaped(bytes(value)) for value in values]
             for place, compare in self._not_text:
@@ -177,7 +171,6 @@ def sum_rows(rows: Iterable[tuple[bytes, bytes]], rules: Comparable) -> RowSums:
 
 
 def comparable(table: Table) -> Comparable:
-    """Build the comparison of a table's rows."""
     return Comparable(tuple((column.name, kind(column.type).compare) for column in table.columns))
 
 
@@ -202,10 +195,6 @@ def _unescaped(value: bytes) -> bytes:
     if b"\\" not in value or value[:1] != b'"':
         return value
     return json.dumps(json.loads(value), ensure_ascii=False).encode()
-
-
-def _unchanged(value: Any) -> Any:
-    return value
 
 
 def _json(value: Any, depth: int = 0) -> Any:
@@ -251,7 +240,7 @@ def _path(value: Any) -> Any:
 
 
 NORMALIZERS: dict[str, Normalizer] = {
-    "text": _unchanged,
+    "text": lambda value: value,
     "json": _json,
     "real": _real,
     "reals": _real,

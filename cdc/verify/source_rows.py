@@ -8,10 +8,10 @@ table.
 import io
 import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from itertools import chain, islice
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -41,62 +41,58 @@ FROM (
 """
 
 
+@dataclass(frozen=True)
 class SourceSnapshot:
-    """A snapshot of one or several tables, open for readers that join it. A context manager.
+    """A snapshot of one or several tables, for readers that join it.
 
-    `taken_ms` is a time, by the server's clock, at which the snapshot existed already. Tables are
-    locked as by a SELECT: that keeps a rewrite (VACUUM FULL, TRUNCATE) from moving rows between one
-    reader and the next. `now`: the time of the first table's clock, if it has one, in microseconds
-    since 1970.
+    join_sql    the statements that make a transaction see it, and the time of the clock
+    taken_ms    a time, by the server's clock, at which the snapshot existed already
+    pages       of the first table
+    now         the time of the first table's clock, if it has one, in microseconds since 1970
     """
 
-    def __init__(self, dsn: str, table: Table, *more: Table, now: int | None = None) -> None:
-        self.dsn = dsn
-        self.table = table
-        self.tables = (table, *more)
-        self.now = now
-        self._connection = source.connect(dsn)
-        try:
-            self._open()
-        except BaseException:
-            self._connection.close()
-            raise
+    dsn: str
+    tables: tuple[Table, ...]
+    join_sql: str
+    taken_ms: float
+    pages: int
+    now: int | None
 
-    def _open(self) -> None:
-        names = [
-            sql.Identifier(*name.split("."))
-            for table in self.tables
-            for name in source_names(table)
-        ]
-        self._connection.execute(READ_ONLY)
-        self._connection.execute(
-            sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(sql.SQL(", ").join(names))
-        )
-        (self.id,) = self._fetch_row("SELECT pg_export_snapshot()")
-        (self.taken_ms,) = self._fetch_row(
-            "SELECT extract(epoch FROM clock_timestamp())::float8 * 1000"
-        )
-        if self.table.derivation:
-            self.pages = 0
-        else:
-            name = sql.Identifier(self.table.schema, self.table.name)
-            (self.pages,) = self._fetch_row(PAGES, {"table": name.as_string(None)})
+    @property
+    def table(self) -> Table:
+        return self.tables[0]
 
-    def __enter__(self) -> "SourceSnapshot":
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._connection.close()
+@contextmanager
+def open_snapshot(dsn: str, *tables: Table, now: int | None = None) -> Iterator[SourceSnapshot]:
+    """Open a snapshot until the context ends.
 
-    def _fetch_row(self, query: str, values: dict[str, str] | None = None) -> tuple[Any, ...]:
-        row = self._connection.execute(query, values).fetchone()
-        assert row is not None
-        return row
+    Tables are locked as by a SELECT: that keeps a rewrite (VACUUM FULL, TRUNCATE) from moving rows
+    between one reader and the next.
+    """
+    names = [sql.Identifier(*name.split(".")) for table in tables for name in source_names(table)]
+    lock = sql.SQL("LOCK TABLE {} IN ACCESS SHARE MODE").format(sql.SQL(", ").join(names))
+    first = tables[0]
+    name = sql.Identifier(first.schema, first.name).as_string(None)
+    with closing(source.connect(dsn)) as connection:
+
+        def fetch(query: str, **values: str) -> Any:
+            row = connection.execute(query, values or None).fetchone()
+            assert row is not None
+            return row[0]
+
+        connection.execute(READ_ONLY)
+        connection.execute(lock)
+        join = sql.SQL("SET TRANSACTION SNAPSHOT {}").format(fetch("SELECT pg_export_snapshot()"))
+        taken_ms = fetch("SELECT extract(epoch FROM clock_timestamp())::float8 * 1000")
+        pages = 0 if first.derivation else fetch(PAGES, table=name)
+        if first.derivation and first.derivation.clock is not None:
+            assert now is not None
+            moment = EPOCH + timedelta(microseconds=now)
+            join += sql.SQL("; SET LOCAL {} = {}").format(
+                sql.Identifier(*first.derivation.clock.split(".")), moment.isoformat()
+            )
+        yield SourceSnapshot(dsn, tables, join.as_string(None), taken_ms, pages, now)
 
 
 @dataclass(frozen=True)
@@ -119,13 +115,13 @@ class SourceReader:
         )
         rate = self.rate and self.rate / tasks
         dsn = snapshot.dsn
-        join_sql = snapshot_statements(snapshot)
+        join_sql = snapshot.join_sql
         bounds = [snapshot.pages * task // tasks for task in range(tasks)]
         pages = zip(bounds, [*bounds[1:], None], strict=True)
         conditions = (
             [condition]
             if snapshot.table.derivation
-            else [_both_conditions(condition, _page_condition(low, high)) for low, high in pages]
+            else [_within_pages(condition, low, high) for low, high in pages]
         )
         queries = [row_query(snapshot.table, part).as_string(None) for part in conditions]
 
@@ -140,7 +136,6 @@ class SourceReader:
         )
 
     def rows_in_buckets(self, snapshot: SourceSnapshot, buckets: Sequence[str]) -> DataFrame:
-        """Read the rows whose ids are in these buckets."""
         condition = sql.SQL("{} = ANY ({}::text[])").format(
             bucket(snapshot.table), sql.Literal(list(buckets))
         )
@@ -151,7 +146,7 @@ class SourceReader:
         table = snapshot.table
         rate = self.rate
         dsn = snapshot.dsn
-        join_sql = snapshot_statements(snapshot)
+        join_sql = snapshot.join_sql
 
         def read(parts: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
             row_ids = [key for part in parts for key in part.column("key").to_pylist()]
@@ -183,36 +178,20 @@ def fetch_rows(
     yield from chain(first, rows)
 
 
-def _page_condition(low: int, high: int | None) -> sql.Composable:
-    """Build the condition for pages from low up to high.
+def _within_pages(condition: sql.Composable | None, low: int, high: int | None) -> sql.Composable:
+    """Narrow a condition to pages from low up to high.
 
     None: to the end, since rows may be newer than the count.
     """
-    above = sql.SQL("ctid >= {}::tid").format(sql.Literal(f"({low},0)"))
-    if high is None:
-        return above
-    return sql.SQL("{} AND ctid < {}::tid").format(above, sql.Literal(f"({high},0)"))
-
-
-def _both_conditions(condition: sql.Composable | None, pages: sql.Composable) -> sql.Composable:
-    return sql.SQL("({}) AND {}").format(condition, pages) if condition else pages
-
-
-def snapshot_statements(snapshot: SourceSnapshot) -> str:
-    """Build the statements that make a transaction see the snapshot, and the time of its clock."""
-    join = sql.SQL("SET TRANSACTION SNAPSHOT {}").format(sql.Literal(snapshot.id))
-    derivation = snapshot.table.derivation
-    if derivation and derivation.clock is not None:
-        assert snapshot.now is not None
-        now = EPOCH + timedelta(microseconds=snapshot.now)
-        join += sql.SQL("; SET LOCAL {} = {}").format(
-            sql.Identifier(*derivation.clock.split(".")), sql.Literal(now.isoformat())
-        )
-    return join.as_string(None)
+    parts = [sql.SQL("({})").format(condition)] if condition else []
+    parts.append(sql.SQL("ctid >= {}::tid").format(f"({low},0)"))
+    if high is not None:
+        parts.append(sql.SQL("ctid < {}::tid").format(f"({high},0)"))
+    return sql.SQL(" AND ").join(parts)
 
 
 def begin_in_snapshot(connection: source.Connection, join_sql: str) -> None:
-    """Begin a transaction that sees a snapshot; `join_sql` comes from `snapshot_statements`."""
+    """Begin a transaction that sees a snapshot; see `SourceSnapshot.join_sql`."""
     connection.execute(READ_ONLY)
     connection.execute(join_sql.encode())
 

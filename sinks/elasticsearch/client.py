@@ -2,9 +2,10 @@
 error.
 
 Elastic's transport carries them, with bytes both ways. Retries are ours, since they are
-of single items of a bulk.
+of single items of a bulk. An index may be blocked or closed: the error says how that is lifted.
 """
 
+import re
 import ssl
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -18,8 +19,7 @@ from urllib3 import Timeout
 
 from cdc.errors import CdcError, SinkBlocked, SinkRejected, SinkUnavailable
 from cdc.model.address import address
-from cdc.model.causes import Cause, cause
-from cdc.sinks.elasticsearch.index.blocks import WRITE, block_message, lift_hint, parse_reason
+from cdc.model.causes import cause
 
 HINTS = {
     "unavailable": "it is tried again; is the server up?",
@@ -53,6 +53,20 @@ LINE_BYTES = 3000
 TIMEOUT = Timeout(connect=5.0, read=60.0)
 JSON = "application/json"
 LINES = "application/x-ndjson"
+WRITE = "index.blocks.write"
+DISK_FULL = "index.blocks.read_only_allow_delete"
+BLOCKS = {
+    "5": "index.blocks.read_only",
+    "7": "index.blocks.read",
+    "8": WRITE,
+    "9": "index.blocks.metadata",
+    "12": DISK_FULL,
+}
+"""Settings that block an index, by the number that the server's reasons have."""
+CLOSED_SETTING = "index.verified_before_close"
+"""The setting that the server gives an index for as long as it is closed."""
+BLOCK_REASON = re.compile(r"index \[([^\]]+)\] blocked by: \[\w+/(\d+)/")
+DISK_FULL_HINT = "no change is lost; the server lifts this block when its disk has room"
 
 _transports: dict[str, Transport] = {}
 _encode = msgspec.json.Encoder().encode
@@ -79,13 +93,7 @@ class Answer(NamedTuple):
 
     @property
     def status(self) -> int:
-        """The status of HTTP."""
         return self.meta.status
-
-    @property
-    def text(self) -> str:
-        """The body as text."""
-        return self.body.decode(errors="replace")
 
 
 class _Bytes(Serializer):
@@ -143,11 +151,7 @@ def forget(url: str) -> None:
 
 
 def send_request(
-    url: str,
-    method: str,
-    path: str,
-    body: object = None,
-    query: Mapping[str, str] | None = None,
+    url: str, method: str, path: str, body: object = None, query: Mapping[str, str] | None = None
 ) -> Answer:
     """Send a request; returns the good answer. A text as body is sent as lines of JSON.
 
@@ -167,22 +171,15 @@ def send_request(
         )
     except TransportError as failure:
         # The transport only says "TLS error"; its cause has the words of OpenSSL or the system.
-        raise _unreachable(
-            url, cause(f"{type(failure).__name__} {failure} {failure.__cause__}")
-        ) from None
+        reason = cause(f"{type(failure).__name__} {failure} {failure.__cause__}")
+        message = f"The index at {address(url)} can't be reached{reason}."
+        if reason.is_transient:
+            raise unavailable(message) from None
+        raise SinkRejected(message, hint=TLS_HINTS[reason.kind]) from None
     answer = Answer(meta, content_sent or b"")
     if error := _error_of(answer, f"The index at {address(url)}", path):
         raise error
     return answer
-
-
-def _unreachable(url: str, reason: Cause) -> CdcError:
-    message = f"The index at {address(url)} can't be reached{reason}."
-    return (
-        unavailable(message)
-        if reason.is_transient
-        else SinkRejected(message, hint=TLS_HINTS[reason.kind])
-    )
 
 
 def unavailable(message: str) -> SinkUnavailable:
@@ -223,7 +220,8 @@ def closed_error(url: str) -> SinkBlocked:
 
 def _error_of(answer: Answer, where: str, path: str) -> CdcError | None:
     status = answer.status
-    kind, reason = _kind(answer)
+    is_good = OK <= status < 300
+    kind, reason = ("", "") if is_good else _kind(answer)
     if is_blocked(status, kind):
         return blocked_error(where, reason)
     if status == BUSY or status >= FAILED:
@@ -234,7 +232,7 @@ def _error_of(answer: Answer, where: str, path: str) -> CdcError | None:
         return unavailable(
             f"What answers for {where[0].lower()}{where[1:]} is no Elasticsearch (status {status})."
         )
-    if _good(answer):
+    if is_good:
         return None
     shown = unquote(path.partition("?")[0])[:200]
     return Refusal(
@@ -246,14 +244,8 @@ def _error_of(answer: Answer, where: str, path: str) -> CdcError | None:
     )
 
 
-def _good(answer: Answer) -> bool:
-    return OK <= answer.status < 300
-
-
 def _kind(answer: Answer) -> tuple[str, str]:
     """Parse the type and the reason of a refusal's error."""
-    if _good(answer):
-        return "", ""
     try:
         error = _decode(answer.body)["error"]
     except (msgspec.DecodeError, KeyError, TypeError):
@@ -302,3 +294,40 @@ def ignoring_absent() -> Iterator[None]:
     except Refusal as error:
         if error.status != NOT_FOUND:
             raise
+
+
+def blocks_of(settings: Mapping[str, object]) -> list[str]:
+    """List the blocks that an index' flat settings have."""
+    return [block for block in BLOCKS.values() if str(settings.get(block)) == "true"]
+
+
+def parse_reason(reason: str) -> tuple[str, str] | None:
+    """Parse index and setting that a refusal's reason names first; None where it names none."""
+    match = BLOCK_REASON.search(reason)
+    if match is None or match[2] not in BLOCKS:
+        return None
+    return match[1], BLOCKS[match[2]]
+
+
+def block_message(index: str, block: str) -> str:
+    return f"The index {index} is blocked: {block} is set."
+
+
+def lift_hint(index: str, block: str) -> str:
+    """Say how a block is lifted that isn't a promotion's."""
+    if block == DISK_FULL:
+        return DISK_FULL_HINT
+    body = f"""-X PUT -H content-type:application/json -d '{{"{block}":null}}' """
+    return f"no change is lost; once its reason is gone: {curl(f'/{index}/_settings', body)}"
+
+
+def open_hint(index: str) -> str:
+    return f"no change is lost; once its reason is gone: {curl(f'/{index}/_open', '-X POST ')}"
+
+
+def curl(path: str, options: str = "") -> str:
+    """Make the command that sends a request to the sink's server.
+
+    The shell expands nothing of the path: a table's name may have any character.
+    """
+    return f'curl -s {options}"$CDC_ELASTICSEARCH{quote(path, safe="/@?=&*,")}"'

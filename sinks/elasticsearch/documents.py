@@ -1,7 +1,8 @@
 """Documents of an index by `_id`, each as the text that was indexed: values untouched, no number is
-rounded.
+rounded. The `_id` is the row's id, or a hash where the server doesn't take that.
 """
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -18,6 +19,11 @@ from cdc.sinks.elasticsearch.client import (
     send_request,
     unavailable,
 )
+
+LONGEST_ID = 512
+HASHED = "sha256:"
+OWN_ID = "_cdc_id"
+"""The field that holds the id of a document whose `_id` can't: Elasticsearch takes 512 bytes."""
 
 
 class _Error(msgspec.Struct):
@@ -39,6 +45,14 @@ class _Answer(msgspec.Struct):
 
 
 _decode = msgspec.json.Decoder(_Answer).decode
+
+
+def document_id(row_id: str) -> str:
+    """The row's id, or its hash when that is too long, empty, or looks like such a hash."""
+    length = len(row_id.encode())
+    if 0 < length <= LONGEST_ID and not row_id.startswith(HASHED):
+        return row_id
+    return HASHED + hashlib.sha256(row_id.encode()).hexdigest()
 
 
 def documents(

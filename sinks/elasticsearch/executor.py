@@ -42,8 +42,7 @@ from cdc.sinks.elasticsearch.client import (
     send_request,
     unavailable,
 )
-from cdc.sinks.elasticsearch.documents import documents
-from cdc.sinks.elasticsearch.ids import OWN_ID, document_id
+from cdc.sinks.elasticsearch.documents import OWN_ID, document_id, documents
 
 CHUNK = ChunkLimits(rows=20_000, bytes=20_000_000)
 """Memory of a chunk, of which a quarter is sent: records and documents both count."""
@@ -57,6 +56,8 @@ BUSY = (429, 502, 503, 504)
 STALE = 409
 ROW_REJECTED = (400, 413)
 """Status of an item that will never be accepted; any other error concerns the index."""
+KINDS = {Fenced: "fenced", SinkBlocked: "blocked", SinkUnavailable: "unavailable"}
+"""Kinds of failures, by the error that ends a task; any other is rejected or forbidden."""
 FIELDS = "items.*.status,items.*.error.type,items.*.error.reason,items.*.error.caused_by.reason"
 NUMBER_LENGTH = 1000
 """Characters that the server's parser allows in a number (Jackson's `StreamReadConstraints`)."""
@@ -76,10 +77,9 @@ TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*+"|[{}\[\]]')
 
 
 class BulkItem(NamedTuple):
-    """One item of a bulk request."""
-
     row: FoldedRow
     part: int
+    alias: str
     line: bytes
     """The item's bytes: the action, and the document if there is one."""
 
@@ -107,16 +107,20 @@ class ElasticsearchWriter(Writer):
     def read_stored(
         self, part: Part, rows: Sequence[FoldedRow]
     ) -> Mapping[str, bytes | Superseded]:
-        """Read documents by `_mget`; for absent ones a delete asks whether a newer version was
-        deleted.
-        """
+        """Read documents by `_mget`; of absent ones a delete asks for a newer delete."""
         alias = self.aliases[part.topic]
         with _reporting_failures():
-            stored_rows: dict[str, bytes | Superseded] = dict(self._documents(alias, rows))
+            body = {"docs": [{"_index": alias, "_id": document_id(row.id)} for row in rows]}
+            found = documents(self.url, "/_mget", body, len(rows))
+            stored_rows: dict[str, bytes | Superseded] = {
+                row.id: bytes(document.source)
+                for row, document in zip(rows, found, strict=True)
+                if document is not None
+            }
             absent = [row for row in rows if row.id not in stored_rows]
             # A batch that ended early may have left a newer delete. There is nothing here that this
             # one could delete.
-            items = [BulkItem(row, 0, _delete(alias, row)) for row in absent]
+            items = [BulkItem(row, 0, alias, _head(b"delete", alias, row)) for row in absent]
             for item, answer in self._refusals(items):
                 if answer["status"] == STALE:
                     stored_rows[item.row.id] = SUPERSEDED
@@ -130,15 +134,16 @@ class ElasticsearchWriter(Writer):
         stale: list[set[str]] = [set() for _ in parts]
         items = [item for index, part in enumerate(parts) for item in self._items(index, part)]
         with _reporting_failures():
-            for item, answer in self._lasting_refusals(items, parts):
+            for item, answer in self._lasting_refusals(items):
                 status = answer["status"]
                 if status == STALE:
                     stale[item.part].add(item.row.id)
                 elif status in ROW_REJECTED:
                     reasons[item.part][item.row.id] = _reason(answer, item)
                 else:
-                    alias = self.aliases[parts[item.part].topic]
-                    raise unavailable(f"The index {alias} takes nothing: {_reason(answer, item)}.")
+                    raise unavailable(
+                        f"The index {item.alias} takes nothing: {_reason(answer, item)}."
+                    )
         self._sent_partitions.update((part.topic, part.partition) for part in parts if part.rows)
         return [Verdicts(*verdict) for verdict in zip(reasons, map(frozenset, stale), strict=True)]
 
@@ -146,15 +151,15 @@ class ElasticsearchWriter(Writer):
         alias = self.aliases[part.topic]
         for row in part.rows.values():
             if row.value is not None:
-                yield BulkItem(row, part_index, _index(alias, row, row.value))
+                yield BulkItem(row, part_index, alias, _index(alias, row, row.value))
             elif (
                 part.topic not in self.fresh
                 or (part.topic, part.partition) in self._sent_partitions
             ):
-                yield BulkItem(row, part_index, _delete(alias, row))
+                yield BulkItem(row, part_index, alias, _head(b"delete", alias, row))
 
     def _lasting_refusals(
-        self, items: Sequence[BulkItem], parts: Sequence[Part]
+        self, items: Sequence[BulkItem]
     ) -> Iterator[tuple[BulkItem, dict[str, Any]]]:
         """Send items; a refused document in which something can be repaired is sent once more."""
         repaired_items = []
@@ -162,18 +167,11 @@ class ElasticsearchWriter(Writer):
             if answer["status"] in ROW_REJECTED and item.row.value is not None:
                 document = repair(item.row.value)
                 if document is not None:
-                    alias = self.aliases[parts[item.part].topic]
-                    repaired_items.append(item._replace(line=_index(alias, item.row, document)))
+                    line = _index(item.alias, item.row, document)
+                    repaired_items.append(item._replace(line=line))
                     continue
             yield item, answer
         yield from self._refusals(repaired_items)
-
-    def _documents(self, alias: str, rows: Sequence[FoldedRow]) -> Iterator[tuple[str, bytes]]:
-        """Read what the view holds of these rows, each document as the text that was indexed."""
-        body = {"docs": [{"_index": alias, "_id": document_id(row.id)} for row in rows]}
-        for row, document in zip(rows, documents(self.url, "/_mget", body, len(rows)), strict=True):
-            if document is not None:
-                yield row.id, bytes(document.source)
 
     def _refusals(
         self, items: Sequence[BulkItem], pauses_s: Sequence[float] = RETRY_S
@@ -241,29 +239,16 @@ def _reporting_failures() -> Iterator[None]:
     """Turn errors that end a task into `Failure`, as executors report them."""
     try:
         yield
-    except Fenced as error:
-        raise Failure("fenced", error.message) from None
-    except SinkBlocked as error:
-        raise Failure("blocked", error.message) from None
-    except SinkUnavailable as error:
-        raise Failure("unavailable", error.message) from None
-    except Refusal as error:
-        is_forbidden = error.status in (UNAUTHORIZED, FORBIDDEN)
-        raise Failure("forbidden" if is_forbidden else "rejected", error.message) from None
     except SinkError as error:
-        raise Failure("rejected", error.message) from None
+        kind = KINDS.get(type(error), "rejected")
+        if isinstance(error, Refusal) and error.status in (UNAUTHORIZED, FORBIDDEN):
+            kind = "forbidden"
+        raise Failure(kind, error.message) from None
 
 
 def _head(action: bytes, alias: str, row: FoldedRow) -> bytes:
-    address = encode(alias), encode(document_id(row.id)), row.offset
-    return b'{"%b":{"_index":%b,"_id":%b,"version":%d,"version_type":"external_gte"}}\n' % (
-        action,
-        *address,
-    )
-
-
-def _delete(alias: str, row: FoldedRow) -> bytes:
-    return _head(b"delete", alias, row)
+    values = action, encode(alias), encode(document_id(row.id)), row.offset
+    return b'{"%b":{"_index":%b,"_id":%b,"version":%d,"version_type":"external_gte"}}\n' % values
 
 
 def _index(alias: str, row: FoldedRow, document: bytes) -> bytes:

@@ -7,8 +7,7 @@ from typing import Any
 from cdc.model.finding import Finding, find
 from cdc.model.table import Table
 from cdc.sink.promotion import require_free_space
-from cdc.sinks.elasticsearch.client import group_names
-from cdc.sinks.elasticsearch.index.blocks import blocks_of, curl
+from cdc.sinks.elasticsearch.client import blocks_of, curl, group_names
 from cdc.sinks.elasticsearch.index.indices import Indices
 from cdc.sinks.elasticsearch.index.layout import Layout
 from cdc.sinks.elasticsearch.server import SHARDS, Server
@@ -20,8 +19,6 @@ WATERMARK = "cluster.routing.allocation.disk.watermark"
 
 @dataclass(frozen=True)
 class IndexFacts:
-    """What was read of the cluster."""
-
     versions: tuple[str, ...]
     """Of its nodes."""
     status: str
@@ -38,13 +35,9 @@ class IndexFacts:
 
 
 def read_cluster(server: Server, aliases: Sequence[str]) -> IndexFacts:
-    """Read the facts. `aliases` are the names of the pipeline's views. Raises SinkUnavailable,
-    SinkRejected.
-    """
+    """Read the facts. aliases: of the pipeline's views. Raises SinkUnavailable, SinkRejected."""
     client = server.client
-    health = client.cluster.health()
-    listed = client.cluster.get_settings(include_defaults=True, flat_settings=True)
-    settings = {**listed["defaults"], **listed["persistent"], **listed["transient"]}
+    status, settings, shards, shard_limit = _read_state(server)
     nodes = client.nodes.stats(metric="fs")["nodes"]
     versions = client.nodes.info(filter_path="nodes.*.version")["nodes"]
     blocked = []
@@ -62,14 +55,24 @@ def read_cluster(server: Server, aliases: Sequence[str]) -> IndexFacts:
             shadowed += [index] if index in aliases else []
     return IndexFacts(
         tuple(sorted({node["version"] for node in versions.values()})),
-        health["status"],
-        sum(int(health[f"{state}_shards"]) for state in ("active", "initializing", "unassigned")),
-        int(settings.get(SHARDS, 1000)) * int(health["number_of_data_nodes"]),
+        status,
+        shards,
+        shard_limit,
         {node["name"]: _used(node["fs"]["total"]) for node in nodes.values()},
         _share(str(settings.get(f"{WATERMARK}.low", "85%"))),
         tuple(blocked),
         tuple(shadowed),
     )
+
+
+def _read_state(server: Server) -> tuple[str, Mapping[str, Any], int, int]:
+    """Read the cluster's status and settings, how many shards it holds, and how many it takes."""
+    health = server.client.cluster.health()
+    listed = server.client.cluster.get_settings(include_defaults=True, flat_settings=True)
+    settings = {**listed["defaults"], **listed["persistent"], **listed["transient"]}
+    used = sum(int(health[f"{state}_shards"]) for state in ("active", "initializing", "unassigned"))
+    limit = int(settings.get(SHARDS, 1000)) * int(health["number_of_data_nodes"])
+    return health["status"], settings, used, limit
 
 
 def _used(total: Mapping[str, Any]) -> float:
@@ -118,7 +121,9 @@ def check_cluster(sink: str, facts: IndexFacts) -> Iterator[Finding]:
 
 
 def require_capacity(server: Server, indices: Indices, tables: Sequence[Table], sink: str) -> None:
-    """Raise SinkRejected when disk or shards don't suffice for as much as the live indices take."""
+    """Raise SinkRejected when disk or shards don't suffice for as much as the live indices take: the
+    cluster would refuse half-way.
+    """
     places = indices.find(tables)
     needed = indices.bytes([place.index for place in places.values()])
     nodes = server.client.nodes.stats(metric="fs")["nodes"].values()
@@ -126,4 +131,7 @@ def require_capacity(server: Server, indices: Indices, tables: Sequence[Table], 
     require_free_space(needed, free, server.name, sink)
     # A rebuild removes what else lies beside the live views before it makes anything.
     spare = sum(len(names[1:]) for names in indices.generations(tables).values())
-    server.require_shards(sum(Layout.of(table).shards for table in tables) - spare)
+    needed_shards = sum(Layout.of(table).shards for table in tables) - spare
+    _, _, used, limit = _read_state(server)
+    if needed_shards > 0 and used + needed_shards > limit:
+        raise server.full(needed_shards)

@@ -8,15 +8,20 @@ begin at the same place only one gets as far as sending rows.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cdc.model.outcome import Advance, Applied
-from cdc.model.position import ViewCheckpoint
+from cdc.model.position import Position, ViewCheckpoint
 from cdc.model.table import Table
 from cdc.sink.fencing import checkpoint_after, mismatch, must_apply
-from cdc.sinks.elasticsearch.checkpoint import Record
-from cdc.sinks.elasticsearch.client import blocked_error, is_blocked, unavailable
+from cdc.sinks.elasticsearch.client import (
+    NOT_FOUND,
+    Refusal,
+    blocked_error,
+    is_blocked,
+    unavailable,
+)
 from cdc.sinks.elasticsearch.index.indices import Indices, WritableIndex
 from cdc.sinks.elasticsearch.server import Server
 
@@ -24,12 +29,61 @@ POSITIONS = "cdc-position"
 CONFLICT = 409
 
 
-class RecordChanged(Exception):
-    """The record of an index has changed since it was read."""
+@dataclass(frozen=True)
+class Record:
+    """What is stored of an index; without `condition` there is no record, and no row has ever been
+    sent to it.
 
-    def __init__(self, index: str) -> None:
-        super().__init__(index)
-        self.index = index
+    `visible`: how far rows may have got. `condition`: under which the record may be replaced.
+    """
+
+    stored: ViewCheckpoint | None = None
+    visible: Position | None = None
+    condition: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def fresh(self) -> bool:
+        """Whether no row was ever sent, so that there is nothing to delete."""
+        return self.stored is None and self.visible is None
+
+    @property
+    def seen(self) -> ViewCheckpoint | None:
+        """The checkpoint of what readers may have seen, as if it was stored."""
+        floor = self.stored.floor if self.stored else 0
+        return ViewCheckpoint(self.visible, floor=floor) if self.visible else None
+
+    def begins(self, end: Position) -> "Record":
+        """Build the record to store before rows of a batch are sent that ends at this position."""
+        return replace(self, visible=_furthest(self.visible, end))
+
+    def ends(self, stored: ViewCheckpoint) -> "Record":
+        """Build the record to store when the rows are durable.
+
+        Rows that an earlier batch has shown stay visible.
+        """
+        return replace(self, stored=stored, visible=_furthest(self.visible, stored.position))
+
+    def to_json(self) -> str:
+        """Write the record as the document of `cdc-position`."""
+        values: dict[str, Any] = json.loads(self.stored.to_json()) if self.stored else {}
+        if self.visible:
+            values["visible"] = {
+                "topic_id": self.visible.topic_id,
+                "offsets": list(self.visible.offsets),
+            }
+        return json.dumps(values)
+
+    @classmethod
+    def from_item(cls, item: Mapping[str, Any], generation: str) -> "Record":
+        """Parse an item of an `_mget`'s answer."""
+        source = item["_source"]
+        stored = (
+            replace(ViewCheckpoint.from_mapping(source), generation=generation)
+            if "topic_id" in source
+            else None
+        )
+        visible = Position(source["visible"]["topic_id"], tuple(source["visible"]["offsets"]))
+        return cls(stored, visible, _condition(item))
 
 
 @dataclass(frozen=True)
@@ -45,7 +99,6 @@ class PendingAdvance:
 
     @property
     def table(self) -> Table:
-        """The source's table."""
         return self.advance.table
 
 
@@ -116,82 +169,103 @@ class Positions:
         self._store(final, writer)
 
     def forget(self, indices: Sequence[str]) -> None:
-        """Delete records; called before the indices are deleted, so that no index without rows has
-        a position.
-        """
+        """Delete records; called before their indices go: no index without rows has a position."""
         if not indices:
             return
         lines = [json.dumps({"delete": {"_index": POSITIONS, "_id": index}}) for index in indices]
-        answer = self.server.ask("POST", "/_bulk", "\n".join(lines) + "\n")
-        items = [next(iter(item.values())) for item in answer["items"]]
+        items = self._bulk(lines, len(indices))
         for item in items:
             _refuse_blocked(item)
         if any(item["status"] >= 400 and item["status"] != 404 for item in items):
             raise unavailable(f"Not all positions in {POSITIONS} could be removed.")
 
-    def _store(self, steps: Sequence[PendingAdvance], writer: str) -> list[PendingAdvance]:
-        try:
-            records = self._write([(step.place.index, step.record) for step in steps])
-        except RecordChanged as error:
-            advance = next(step.advance for step in steps if step.place.index == error.index)
-            checkpoint = self.checkpoints([advance.table])[advance.table.qualified]
-            ours = checkpoint is not None and checkpoint.writer == writer
-            raise mismatch(
-                advance.table, advance.start, checkpoint.position if checkpoint else None, ours=ours
-            ) from None
-        return [replace(step, record=record) for step, record in zip(steps, records, strict=True)]
+    def take_over(self, pending: Sequence[PendingAdvance], token: str) -> None:
+        """Replace the writers' aliases of these indices by those of this token, if no other writer
+        has done so meanwhile.
 
-    def _read(self, places: Mapping[str, WritableIndex]) -> dict[str, Record]:
-        """Read the record of each index, by the same keys. Only `found: false` says that there is
-        none.
+        Raises:
+            Fenced: somebody has. PositionLost: an index is gone.
         """
-        if not places:
-            return {}
-        ids = [place.index for place in places.values()]
-        answer = self.server.ask("POST", f"/{POSITIONS}/_mget", {"ids": ids})
-        items = answer.get("docs", ())
-        if len(items) != len(ids):
-            raise unavailable(f"{POSITIONS} has answered for {len(items)} of {len(ids)} indices.")
-        pairs = zip(places.items(), items, strict=True)
-        return {key: _record(place.index, item) for (key, place), item in pairs}
+        actions: list[dict[str, Any]] = []
+        for step in pending:
+            index = step.place.index
+            own_alias = step.place.writer(token)
+            actions += [
+                {"remove": {"index": index, "alias": alias, "must_exist": True}}
+                for alias in step.place.writers
+                if alias != own_alias
+            ]
+            if own_alias not in step.place.writers:
+                actions.append({"add": {"index": index, "alias": own_alias}})
+        try:
+            if actions:
+                self.server.switch(actions)
+        except Refusal as error:
+            if error.status != NOT_FOUND:
+                raise
+            self.require_indices(pending)
+            # Of two who take over at the same time, the other has been quicker.
+            advance = pending[0].advance
+            raise mismatch(advance.table, advance.start, advance.start, ours=False) from None
 
-    def _write(self, records: Sequence[tuple[str, Record]]) -> list[Record]:
-        """Store the records that are still as they were read; returns them with the conditions of
-        the next change.
+    def _store(self, steps: Sequence[PendingAdvance], writer: str) -> list[PendingAdvance]:
+        """Store the records that are still as they were read; returns the steps with the conditions
+        of the next change.
 
         Durable on return.
 
         Raises:
-            RecordChanged: one was not. The others are written.
+            Fenced, PositionLost: one was not. The others are written.
         """
         lines = []
-        for index, record in records:
-            action = "index" if record.condition else "create"
+        for step in steps:
+            condition = step.record.condition
+            action = "index" if condition else "create"
             lines += [
-                json.dumps({action: {"_index": POSITIONS, "_id": index, **record.condition}}),
-                record.to_json(),
+                json.dumps({action: {"_index": POSITIONS, "_id": step.place.index, **condition}}),
+                step.record.to_json(),
             ]
-        answer = self.server.ask("POST", "/_bulk", "\n".join(lines) + "\n")
-        items = [next(iter(item.values())) for item in answer.get("items", ())]
-        if len(items) != len(records):
-            raise unavailable(
-                f"{POSITIONS} has answered for {len(items)} of {len(records)} indices."
-            )
-        for (index, _), item in zip(records, items, strict=True):
+        stored = []
+        for step, item in zip(steps, self._bulk(lines, len(steps)), strict=True):
             if item["status"] == CONFLICT:
-                raise RecordChanged(index)
+                start = step.advance.start
+                checkpoint = self.checkpoints([step.table])[step.table.qualified]
+                ours = checkpoint is not None and checkpoint.writer == writer
+                position = checkpoint.position if checkpoint else None
+                raise mismatch(step.table, start, position, ours=ours)
             if item["status"] >= 400:
                 _refuse_blocked(item)
                 raise unavailable(
-                    f"The position of {index} could not be stored (status {item['status']})."
+                    f"The position of {step.place.index} could not be stored (status {item['status']})."
                 )
-        return [
-            replace(
-                record,
-                condition={"if_seq_no": item["_seq_no"], "if_primary_term": item["_primary_term"]},
-            )
-            for (_, record), item in zip(records, items, strict=True)
-        ]
+            stored.append(replace(step, record=replace(step.record, condition=_condition(item))))
+        return stored
+
+    def _read(self, places: Mapping[str, WritableIndex]) -> dict[str, Record]:
+        """Read the record of each index, by the same keys. Only `found: false` stands for none."""
+        if not places:
+            return {}
+        ids = [place.index for place in places.values()]
+        answer = self.server.ask("POST", f"/{POSITIONS}/_mget", {"ids": ids})
+        pairs = zip(places.items(), _counted(answer.get("docs", ()), len(ids)), strict=True)
+        return {key: _record(place.index, item) for (key, place), item in pairs}
+
+    def _bulk(self, lines: Sequence[str], count: int) -> Sequence[Mapping[str, Any]]:
+        """Send a bulk of so many items; returns their answers."""
+        answer = self.server.ask("POST", "/_bulk", "\n".join(lines) + "\n")
+        return _counted([next(iter(item.values())) for item in answer.get("items", ())], count)
+
+
+def _counted(items: Sequence[Mapping[str, Any]], count: int) -> Sequence[Mapping[str, Any]]:
+    """Return these answers; raises SinkUnavailable when there are fewer than were asked for."""
+    if len(items) != count:
+        raise unavailable(f"{POSITIONS} has answered for {len(items)} of {count} indices.")
+    return items
+
+
+def _condition(item: Mapping[str, Any]) -> Mapping[str, int]:
+    """Read the condition under which what an item of an answer is about may be replaced."""
+    return {"if_seq_no": item["_seq_no"], "if_primary_term": item["_primary_term"]}
 
 
 def _require_indices(advances: Sequence[Advance], places: Mapping[str, WritableIndex]) -> None:
@@ -216,3 +290,15 @@ def _record(index: str, item: Mapping[str, Any]) -> Record:
     if item.get("found") is True and item.get("_id") == index:
         return Record.from_item(item, index.rsplit("@", 1)[1])
     raise unavailable(f"The position of {index} can't be read: {kind or 'there is no answer'}.")
+
+
+def _furthest(visible: Position | None, end: Position) -> Position:
+    is_same_topic = visible and (visible.topic_id, visible.partition_count) == (
+        end.topic_id,
+        end.partition_count,
+    )
+    return (
+        replace(end, offsets=tuple(map(max, visible.offsets, end.offsets)))
+        if visible and is_same_topic
+        else end
+    )

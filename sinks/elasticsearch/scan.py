@@ -11,14 +11,11 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_e
 
 from cdc.codec.members import members
 from cdc.errors import SinkUnavailable
-from cdc.sinks.elasticsearch.client import Refusal, ignoring_absent, send_request
-from cdc.sinks.elasticsearch.documents import documents
-from cdc.sinks.elasticsearch.ids import HASHED, OWN_ID, document_id
+from cdc.sinks.elasticsearch.client import Refusal, send_request
+from cdc.sinks.elasticsearch.documents import HASHED, OWN_ID, document_id, documents
 
 if TYPE_CHECKING:
     import pyarrow as pa
-
-    from cdc.sinks.elasticsearch.server import Server
 
 SCANNED = "id string, document string"
 GROUPED = "table string, id string, document string"
@@ -37,31 +34,6 @@ comparison of hours would have to start over.
 COMPLETE_RESULTS = {"allow_partial_search_results": "false"}
 # A number may have more digits than Python takes for one; its value doesn't matter here.
 _DECODER = json.JSONDecoder(parse_int=str, parse_float=str)
-
-
-class PointsInTime:
-    """The points in time that the driver has opened for its scans.
-
-    Threads: of the sink's, see `cdc.sink.contract.Sink`. Errors: see `Server`.
-    """
-
-    def __init__(self, server: "Server") -> None:
-        self._server = server
-        self._ids: list[str] = []
-
-    def open(self, index: str) -> str:
-        """Open a point in time at which all rows are seen that are written; returns its id."""
-        self._server.refresh([index])
-        self.close()
-        answer = self._server.client.open_point_in_time(index=index, keep_alive=KEEP)
-        self._ids.append(answer["id"])
-        return str(answer["id"])
-
-    def close(self) -> None:
-        """Close all of them: the server keeps what they may need."""
-        while self._ids:
-            with ignoring_absent():
-                self._server.client.close_point_in_time(id=self._ids.pop())
 
 
 def scanner(url: str, pit: str) -> Read:
@@ -113,26 +85,17 @@ def group_reader(url: str, indices: Sequence[tuple[str, str]]) -> Read:
     limit = GROUP_ROWS
 
     def read(parts: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
-        import pyarrow as pa
-
         for number in (number for part in parts for number in part.column("id").to_pylist()):
             for table, index in indices[number::SLICES]:
                 rows = _retry_while_away(_read_index, url, index, limit)
-                columns = [
-                    [table] * len(rows),
-                    [key for key, _ in rows],
-                    [text for _, text in rows],
-                ]
-                strings = [pa.array(column, "string") for column in columns]
-                yield pa.RecordBatch.from_arrays(strings, names=["table", "id", "document"])
+                ids = [row_id for row_id, _ in rows]
+                yield _batch(table=[table] * len(rows), id=ids, document=[text for _, text in rows])
 
     return read
 
 
 def _read_index(url: str, index: str, limit: int) -> Sequence[tuple[str | None, str | None]]:
-    """Read id and source of all documents of an index as of one moment; one row without an id if
-    that fails.
-    """
+    """Read id and source of all documents, as of one moment; one row without an id if it fails."""
     query = {"size": limit, "sort": ["_doc"], "track_total_hits": False}
     try:
         text = _search(url, f"/{quote(index, safe='@')}/_search", query)
@@ -160,14 +123,13 @@ def _pages(url: str, pit: str, number: int) -> Iterator[list[tuple[str, str]]]:
         if not hits:
             return
         yield hits
-        query["search_after"], _ = _DECODER.raw_decode(
-            text, text.rindex('"sort":') + len('"sort":')
-        )
-        query["search_after"] = [int(sort_value) for sort_value in query["search_after"]]
+        last_sort, _ = _DECODER.raw_decode(text, text.rindex('"sort":') + len('"sort":'))
+        query["search_after"] = [int(sort_value) for sort_value in last_sort]
 
 
 def _search(url: str, path: str, query: Mapping[str, Any]) -> str:
-    return send_request(url, "POST", path, query, COMPLETE_RESULTS).text
+    answer = send_request(url, "POST", path, query, COMPLETE_RESULTS)
+    return answer.body.decode(errors="replace")
 
 
 def _hits(text: str) -> Iterator[tuple[str, str]]:
@@ -184,10 +146,15 @@ def _hits(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _rows(hits: list[tuple[str, str]]) -> "pa.RecordBatch":
+    ids = [_id(key, source) for key, source in hits]
+    return _batch(id=ids, document=[source for _, source in hits])
+
+
+def _batch(**columns: Sequence[str | None]) -> "pa.RecordBatch":
     import pyarrow as pa
 
-    ids = [_id(key, source) for key, source in hits]
-    return pa.RecordBatch.from_pydict({"id": ids, "document": [source for _, source in hits]})
+    arrays = [pa.array(column, "string") for column in columns.values()]
+    return pa.RecordBatch.from_arrays(arrays, names=list(columns))
 
 
 def _id(key: str, source: str) -> str:

@@ -11,36 +11,34 @@ writer writes through an alias of its own, which whoever takes over removes. Its
 a bulk creates an index that isn't there, but none of such a name.
 """
 
+import json
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
-from uuid import uuid4
 
 from cdc.errors import Fenced, SinkBlocked, SinkError
 from cdc.model.finding import Finding
+from cdc.model.generation import new_generation
 from cdc.model.position import ViewCheckpoint
 from cdc.model.table import Table
-from cdc.sink.contract import Batch, Outcome
-from cdc.sink.fencing import mismatch
+from cdc.sink.contract import Batch, Outcome, SchemaMismatch
 from cdc.sink.lane_run import run_on_executors
-from cdc.sinks.elasticsearch import generations, health
-from cdc.sinks.elasticsearch.client import HINTS, Refusal, forget
+from cdc.sink.promotion import wait_until_caught_up, would_go_back
+from cdc.sinks.elasticsearch import health, scan
+from cdc.sinks.elasticsearch.client import HINTS, Refusal, forget, group_names, ignoring_absent
 from cdc.sinks.elasticsearch.executor import ElasticsearchWriter
 from cdc.sinks.elasticsearch.index import fields
-from cdc.sinks.elasticsearch.index.indices import Indices
-from cdc.sinks.elasticsearch.index.write_block import WriteBlock
-from cdc.sinks.elasticsearch.positions import POSITIONS, PendingAdvance, Positions
-from cdc.sinks.elasticsearch.scan import (
-    GROUPED,
-    SCANNED,
-    SLICES,
-    PointsInTime,
-    getter,
-    group_reader,
-    scanner,
+from cdc.sinks.elasticsearch.index.indices import Indices, WriteBlock, generation_of, new_token
+from cdc.sinks.elasticsearch.index.layout import (
+    INDEX_SETTINGS,
+    Layout,
+    layout_error,
+    require_same_fields,
 )
+from cdc.sinks.elasticsearch.positions import POSITIONS, PendingAdvance, Positions, Record
 from cdc.sinks.elasticsearch.server import Server
-from cdc.sinks.elasticsearch.tables import Tables
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -60,10 +58,9 @@ class Elasticsearch:
         self._server = Server(name, self.url)
         self._indices = Indices(self._server, pipeline, generation_names)
         self._positions = Positions(self._server, self._indices)
-        self._tables = Tables(name, self._positions)
-        self._alias = WriterAlias(self._positions)
+        self._token = new_token()
         self._block = WriteBlock(self._server)
-        self._points_in_time = PointsInTime(self._server)
+        self._points_in_time: list[str] = []
 
     def examine(self, tables: Sequence[Table]) -> list[Finding]:
         facts = health.read_cluster(self._server, [self._indices.alias(table) for table in tables])
@@ -74,10 +71,16 @@ class Elasticsearch:
 
     def prepare(self, table: Table) -> None:
         """Create the index, or add missing fields to an existing one."""
-        self._tables.create(table)
+        self._server.create(POSITIONS, {"mappings": {"dynamic": False}, "settings": INDEX_SETTINGS})
+        if place := self._indices.find([table]).get(table.qualified):
+            self._adapt(table, place.index)
+        else:
+            self._make(table)
 
     def require_fit(self, table: Table) -> None:
-        self._tables.require_fit(table)
+        """Compare fields alone: which settings an open index takes shows when it is given them."""
+        if place := self._indices.find([table]).get(table.qualified):
+            require_same_fields(table, self.name, Layout.of(table), self._layout(place.index))
 
     def position(self, table: Table) -> ViewCheckpoint | None:
         return self.positions([table])[table.qualified]
@@ -93,7 +96,7 @@ class Elasticsearch:
             return Outcome()
         self._block.release_abandoned([step.place for step in pending])
         try:
-            self._alias.take_over(pending)
+            self._positions.take_over(pending, self._token)
             started = self._positions.begin(pending, batch.writer)
             outcome = self._send(batch, pending)
             self._positions.finish(started, outcome.applied, batch.writer)
@@ -105,8 +108,18 @@ class Elasticsearch:
         return outcome
 
     def clear(self, table: Table) -> None:
-        """Replace the index by a new one, which has no position yet, unless it is like new."""
-        self._tables.clear(table)
+        """Replace the index by a new one, which has no position yet; a generation's is removed.
+
+        One that would be made just the same stays: a run clears the views of all tables without
+        records whenever it loads its plan, and an index takes the server a second where it is busy.
+        """
+        place = self._indices.find([table]).get(table.qualified)
+        if place and self._is_like_new(table, place.index):
+            return
+        if self._indices.generation(table) is None:
+            self._make(table)
+        if place:
+            self._delete([place.index])
 
     def scan(
         self, table: Table, spark: "SparkSession", ids: Sequence[str] | None = None
@@ -118,26 +131,36 @@ class Elasticsearch:
         index = self._indices.readable_name(table)
         if ids is not None:
             requested = spark.createDataFrame([(key,) for key in ids], "id string")
-            return requested.mapInArrow(getter(self.url, index), SCANNED)
-        rows = scanner(self.url, self._points_in_time.open(index))
-        return spark.range(0, SLICES, numPartitions=SLICES).mapInArrow(rows, SCANNED)
+            return requested.mapInArrow(scan.getter(self.url, index), scan.SCANNED)
+        # A point in time has what searches see.
+        self._server.refresh([index])
+        self._close_points_in_time()
+        answer = self._server.client.open_point_in_time(index=index, keep_alive=scan.KEEP)
+        self._points_in_time.append(str(answer["id"]))
+        rows = scan.scanner(self.url, self._points_in_time[-1])
+        return spark.range(0, scan.SLICES, numPartitions=scan.SLICES).mapInArrow(rows, scan.SCANNED)
 
     def scan_group(self, tables: Sequence[Table], spark: "SparkSession") -> "DataFrame":
         """Read many small indices, each in one search."""
         indices = {table.qualified: self._indices.readable_name(table) for table in tables}
         self._server.refresh(indices.values(), {"ignore_unavailable": "true"})
-        rows = group_reader(self.url, list(indices.items()))
-        return spark.range(0, SLICES, numPartitions=SLICES).mapInArrow(rows, GROUPED)
+        rows = scan.group_reader(self.url, list(indices.items()))
+        return spark.range(0, scan.SLICES, numPartitions=scan.SLICES).mapInArrow(rows, scan.GROUPED)
 
     def refresh(self, table: Table) -> None:
         """Let searches see what is written; reads by id see it at once."""
         self._server.refresh([self.alias(table)])
 
     def close(self) -> None:
-        """Close points in time and connections."""
         with suppress(SinkError):
-            self._points_in_time.close()
+            self._close_points_in_time()
         forget(self.url)
+
+    def _close_points_in_time(self) -> None:
+        """Close those that are open: the server keeps what they may need."""
+        while self._points_in_time:
+            with ignoring_absent():
+                self._server.client.close_point_in_time(id=self._points_in_time.pop())
 
     def alias(self, table: Table) -> str:
         return self._indices.alias(table)
@@ -160,8 +183,61 @@ class Elasticsearch:
         health.require_capacity(self._server, self._indices, tables, self.name)
 
     def promote(self, tables: Sequence[Table], names: Mapping[str, str]) -> Mapping[str, str]:
+        """Switch all aliases in one request.
+
+        Meanwhile nobody writes to what readers see, so that it isn't ahead. A batch that is cut by
+        this has shown some rows already: the new generation has to have them as well.
+        """
+        places = self._indices.find(tables)
+        live_indices = {name: place.index for name, place in places.items()}
+        new_indices = {
+            table.qualified: self._indices.name(table, names[table.qualified]) for table in tables
+        }
+        switched = [
+            table
+            for table in tables
+            if live_indices.get(table.qualified) != new_indices[table.qualified]
+        ]
+        if not switched:
+            return {}
+        replaced = [places[table.qualified] for table in switched if table.qualified in places]
         candidate = self.for_generation(names)._positions
-        return generations.promote(self._positions, candidate, tables, names, self.name)
+        lagging: list[Table] = []
+
+        def is_level(records: Mapping[str, Record]) -> bool:
+            checkpoints = candidate.checkpoints(switched)
+            lagging.clear()
+            for table in switched:
+                stored = checkpoints[table.qualified]
+                seen = records.get(table.qualified, Record()).seen
+                if seen and (stored is None or would_go_back(stored, seen)):
+                    lagging.append(table)
+            return not lagging
+
+        wait_until_caught_up(
+            lambda: is_level(self._positions.records(switched)), self.name, lagging
+        )
+        block = WriteBlock(self._server)
+        block.require_unblocked(replaced)
+        try:
+            with ThreadPoolExecutor(1) as pool:
+                # Most of the new rows become visible while the block is set: it takes some 250 ms under
+                # load, and this up to as long. The rest follows below.
+                refresh = pool.submit(self._server.refresh, list(new_indices.values()))
+                block.set(replaced)
+            refresh.result()
+            wait_until_caught_up(
+                partial(is_level, self._positions.records(switched)), self.name, lagging
+            )
+            _prepare_for_readers(self._server, switched, new_indices)
+            self._server.switch(self._indices.switch_actions(switched, live_indices, new_indices))
+        finally:
+            block.release(replaced)
+        return {
+            table.qualified: generation_of(live_indices[table.qualified])
+            for table in switched
+            if table.qualified in live_indices
+        }
 
     def generations(self, table: Table) -> list[str]:
         return self._indices.generations([table])[table.qualified]
@@ -175,84 +251,141 @@ class Elasticsearch:
             for name in names[table.qualified][1:]
             if name != keep.get(table.qualified)
         ]
-        self._tables.remove(unused)
+        self._delete(unused)
 
     def remains(self, tables: Sequence[Table]) -> list[str]:
         return [f"index {index}" for index in self._indices.names(tables)]
 
     def remove(self, tables: Sequence[Table]) -> None:
         """Delete positions, then indices; their aliases go with them."""
-        self._tables.remove(self._indices.names(tables))
+        self._delete(self._indices.names(tables))
+
+    def _delete(self, indices: Sequence[str]) -> None:
+        """Delete positions, then indices: an index without its rows must not have a position."""
+        self._positions.forget(indices)
+        for group in group_names(indices):
+            with ignoring_absent():
+                self._server.client.indices.delete(index=group, ignore_unavailable=True)
+
+    def _is_like_new(self, table: Table, index: str) -> bool:
+        """Say whether an index has the layout of a new one, and was never written to.
+
+        The record alone proves nothing: it is removed before its index.
+        """
+        layout = Layout.of(table)
+        record = self._positions.records([table]).get(table.qualified)
+        return (
+            record is not None
+            and not record.condition
+            and self._layout(index) == layout
+            and self._indices.last_changes(index) == [-1] * layout.shards
+        )
+
+    def _make(self, table: Table) -> None:
+        """Create an index; readers see it unless it is of another generation."""
+        generation = self._indices.generation(table)
+        index = self._indices.name(table, generation or new_generation())
+        body = Layout.of(table).body(is_live=generation is None)
+        live: dict[str, str] = {}
+        if generation is None:
+            live = {name: place.index for name, place in self._indices.find([table]).items()}
+            if not live:
+                # Created with its alias: each change of the cluster's state costs as much as the
+                # rest of a table's start.
+                body["aliases"] = {self._indices.alias(table): {}}
+        try:
+            self._server.create(index, body)
+        except Refusal as error:
+            properties = body["mappings"]["properties"]
+            raise layout_error(table, self.name, error, properties) from None
+        if live:
+            self._server.switch(
+                self._indices.switch_actions([table], live, {table.qualified: index})
+            )
+
+    def _adapt(self, table: Table, index: str) -> None:
+        """Add the fields of new columns to an index, and settings that it takes while it is open.
+
+        Raises:
+            SchemaMismatch: it was made with others, and can't be changed.
+        """
+        layout = Layout.of(table)
+        existing_mapping = self._mapping(index)
+        existing = Layout.from_mapping(existing_mapping)
+        require_same_fields(table, self.name, layout, existing)
+        if changed := layout.changed_settings(existing):
+            settings = {f"index.{name}": value for name, value in changed.items()}
+            try:
+                self._server.client.indices.put_settings(index=index, settings=settings)
+            except Refusal as error:
+                if error.status != 400:
+                    raise
+                names = ", ".join(sorted(changed))
+                raise SchemaMismatch(
+                    table,
+                    self.name,
+                    f"The index of {table.qualified} in {self.name} was made with other settings: {names}.",
+                ) from None
+        try:
+            mapping = layout.mapping(existing)
+            self._server.client.indices.put_mapping(
+                index=index, meta=mapping["_meta"], properties=mapping["properties"]
+            )
+        except Refusal as error:
+            both = existing_mapping.get("properties", {}), mapping["properties"]
+            raise layout_error(table, self.name, error, *both) from None
+
+    def _layout(self, index: str) -> Layout:
+        return Layout.from_mapping(self._mapping(index))
+
+    def _mapping(self, index: str) -> Mapping[str, Any]:
+        mapping: Mapping[str, Any] = self._server.client.indices.get_mapping(index=index)[index]
+        return mapping["mappings"]  # type: ignore[no-any-return]
 
     def _send(self, batch: Batch, pending: Sequence[PendingAdvance]) -> Outcome:
         """Send the rows.
 
         After a failure the writer's alias changes, so that nothing of this try can arrive later.
         """
-        aliases = {step.table.topic: self._alias.name(step) for step in pending}
+        aliases = {step.table.topic: step.place.writer(self._token) for step in pending}
         fresh = frozenset(step.table.topic for step in pending if step.record.fresh)
         writer = ElasticsearchWriter(self.url, aliases, fresh)
         lane = batch.lane(writer, [step.advance for step in pending])
         try:
             return run_on_executors(lane, batch.records, self.name, HINTS)
         except Exception as error:
-            self._alias.renew()
+            self._token = new_token()
             if isinstance(error, Fenced):
                 self._positions.require_indices(pending)
             raise
 
 
-class WriterAlias:
-    """A writer's alias of each index, known by the token at its end.
+def _prepare_for_readers(
+    server: Server, tables: Sequence[Table], indices: Mapping[str, str]
+) -> None:
+    """Restore the settings that made the load cheap, and let searches see the rows.
 
-    Threads: of the sink's, see `cdc.sink.contract.Sink`. Errors: see `Server`.
+    Indices with the same settings share requests. Where none differs, as after a rollback, none is
+    sent: the server would rewrite its cluster's state while nobody can write to the view.
     """
-
-    def __init__(self, positions: Positions) -> None:
-        self._positions = positions
-        self._token = _token()
-
-    def name(self, pending: PendingAdvance) -> str:
-        """Return the alias through which this writer writes a step."""
-        return pending.place.writer(self._token)
-
-    def renew(self) -> None:
-        """Take another token, so that nothing sent through the aliases until now can arrive after
-        the next `take_over`.
-        """
-        self._token = _token()
-
-    def take_over(self, pending: Sequence[PendingAdvance]) -> None:
-        """Replace the writers' aliases of these indices by this writer's, if no other writer has
-        done so meanwhile.
-
-        Raises:
-            Fenced: somebody has. PositionLost: an index is gone.
-        """
-        actions = [action for step in pending for action in self._actions(step)]
-        try:
-            if actions:
-                self._positions.server.switch(actions)
-        except Refusal as error:
-            if error.status != 404:
-                raise
-            self._positions.require_indices(pending)
-            # Of two who take over at the same time, the other has been quicker.
-            advance = pending[0].advance
-            raise mismatch(advance.table, advance.start, advance.start, ours=False) from None
-
-    def _actions(self, pending: PendingAdvance) -> list[dict[str, Any]]:
-        index = pending.place.index
-        writers = pending.place.writers
-        own_alias = self.name(pending)
-        actions: list[dict[str, Any]] = [
-            {"remove": {"index": index, "alias": alias, "must_exist": True}}
-            for alias in sorted(set(writers) - {own_alias})
-        ]
-        if own_alias not in writers:
-            actions.append({"add": {"index": index, "alias": own_alias}})
-        return actions
+    current: dict[str, Any] = {}
+    for group in group_names(indices.values()):
+        current |= server.client.indices.get_settings(index=group, flat_settings=True).body
+    indices_by_settings: dict[str, list[str]] = {}
+    for table in tables:
+        index = indices[table.qualified]
+        restored = Layout.of(table).restored_settings
+        if not _has_settings(current[index]["settings"], restored):
+            indices_by_settings.setdefault(json.dumps(restored), []).append(index)
+    for settings, names in indices_by_settings.items():
+        for group in group_names(names):
+            server.client.indices.put_settings(index=group, settings=json.loads(settings))
+    server.refresh(indices.values())
 
 
-def _token() -> str:
-    return uuid4().hex[:12]
+def _has_settings(current: Mapping[str, str], restored: Mapping[str, Any]) -> bool:
+    """Say whether an index has these settings; None stands for the server's default."""
+    return all(
+        current.get(f"index.{name}") == (None if value is None else str(value).lower())
+        for name, value in restored.items()
+    )

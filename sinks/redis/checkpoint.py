@@ -9,9 +9,7 @@ from cdc.model.position import ViewCheckpoint
 TEXT_FIELDS = ("topic_id", "writer", "generation")
 """Fields that are stored as plain text; the others are JSON."""
 SCRIPT_FIELDS = ("topic_id", "offsets", "writer", "rows", "at", "generation")
-"""Fields of a `ViewCheckpoint` that the scripts store by themselves; the others travel along as
-they are.
-"""
+"""Fields that the scripts store by themselves; the others travel along as they are."""
 VOLATILE_FIELDS = ("writer", "rows", "at")
 """Fields that may change while a position stays the same."""
 
@@ -38,9 +36,7 @@ def extra_fields(checkpoint: ViewCheckpoint) -> tuple[str, ...]:
 
 
 def expected_fields(fields: Mapping[str, str]) -> dict[str, str]:
-    """Select the fields that must still be the same when two databases are exchanged; '' for an
-    absent one.
-    """
+    """Select the fields that must be the same at an exchange of databases; '' for an absent one."""
     partitions = range(int(fields.get("partitions", 0)))
     absent = dict.fromkeys(["topic_id", "generation", *map(str, partitions)], "")
     return absent | {name: value for name, value in fields.items() if name not in VOLATILE_FIELDS}

@@ -62,11 +62,9 @@ class Database:
         return Database(self.sink, at_database(self.url, number), self.prefix)
 
     def position_key(self, table: str) -> str:
-        """Return the key of the hash that holds a table's checkpoint."""
         return position_key(self.prefix, table)
 
     def ask(self, question: Callable[[redis.Redis], Any]) -> Any:
-        """Ask the server a question; returns its answer."""
         try:
             return question(client(self.url))
         except redis.exceptions.RedisError as error:

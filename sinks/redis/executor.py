@@ -1,6 +1,4 @@
-"""The cache's writer on executors: one Lua call per part of a chunk stores rows and position at
-once.
-"""
+"""The cache's writer on executors: a Lua call per part of a chunk stores rows and position."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -32,9 +30,7 @@ CHUNK = ChunkLimits(rows=1000, bytes=4_000_000)
 
 
 class PendingAdvance(NamedTuple):
-    """The rest of an advance: the offsets to continue from, in this generation of the view, held by
-    this writer.
-    """
+    """The rest of an advance: offsets to continue from, in this generation, held by this writer."""
 
     advance: Advance
     offsets: tuple[int, ...]
@@ -81,21 +77,15 @@ class ChunkWriter(Writer):
     pending: Mapping[str, PendingAdvance]
 
     def start_offset(self, advance: Advance, partition: int) -> int:
-        """Return where the driver found the position; an earlier try of the batch may have moved
-        it.
-        """
+        """Return where the driver found the position; an earlier try may have moved it."""
         return self.pending[advance.table.topic].offsets[partition]
 
     def write(self, parts: Sequence[Part]) -> Sequence[Verdicts]:
-        """Write each part with one Lua call; a part that an earlier try has written in part is
-        continued.
-        """
+        """Write each part with one Lua call; one that an earlier try has begun is continued."""
         return [self._write(part) for part in parts]
 
     def _write(self, part: Part) -> Verdicts:
-        """Write a part with one call; with another one where an earlier try of this task has
-        written a part of it.
-        """
+        """Write a part with a call; with another where an earlier try has written some of it."""
         pending = self.pending[part.topic]
         stale = frozenset[str]()
         if not part.rows and part.end_offset == part.view_offset:
@@ -125,8 +115,6 @@ class ChunkWriter(Writer):
 
 
 class RedisWriter(ChunkWriter):
-    """Writes rows into the cache."""
-
     form = Documents()
     limits = CHUNK
 

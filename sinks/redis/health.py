@@ -79,10 +79,14 @@ def require_no_eviction(database: Database, table: str, holder: str = "the cache
 
 
 def require_own(database: Database) -> None:
-    """Raise SinkRejected when a database holds keys of others: generations change places with all
-    of it.
-    """
-    if key := database.ask(lambda server: _foreign_key(database, server)):
+    """Raise SinkRejected when a database has keys of others: it changes places as a whole."""
+    prefix = f"{database.prefix}:"
+
+    def find_foreign(server: redis.Redis) -> str | None:
+        keys = map(str, server.scan_iter(count=SCAN_ROWS))
+        return next((key for key in keys if not key.startswith(prefix)), None)
+
+    if key := database.ask(find_foreign):
         raise SinkRejected(
             f"Database {database.number} of the cache holds keys of others ({key.split(':', 1)[0]}:…), which"
             " would change places with the new generation's keys.",
@@ -102,9 +106,7 @@ def require_memory(database: Database) -> None:
 
 
 def _policy(database: Database) -> str | None:
-    """Read maxmemory-policy; None where the user may read it nowhere. INFO first: managed servers
-    lack CONFIG.
-    """
+    """Read maxmemory-policy; None where nobody may. INFO first: managed servers lack CONFIG."""
     with suppress(SinkRejected):
         memory = database.ask(lambda server: server.info("memory"))
         if policy := memory.get("maxmemory_policy"):
@@ -113,9 +115,3 @@ def _policy(database: Database) -> str | None:
         settings = database.ask(lambda server: server.config_get("maxmemory-policy"))
         return str(settings["maxmemory-policy"])
     return None
-
-
-def _foreign_key(database: Database, server: redis.Redis) -> str | None:
-    """Find a key that isn't the pipeline's."""
-    keys = server.scan_iter(count=SCAN_ROWS)
-    return next((str(key) for key in keys if not key.startswith(f"{database.prefix}:")), None)

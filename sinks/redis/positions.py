@@ -39,9 +39,7 @@ class Positions:
         return self._generation_names[table.qualified] if self._generation_names else ""
 
     def last_generation(self, table: Table) -> str | None:
-        """Return the generation of the position that was read last; '' if it had none, None when
-        none was read.
-        """
+        """Return the generation that was read last; '' if there was none, None if none was read."""
         return self._last_generation.get(table.qualified)
 
     def create(self, table: Table) -> None:
@@ -52,9 +50,7 @@ class Positions:
         self.database.ask(lambda server: server.hsetnx(key, "generation", generation))
 
     def name(self, table: Table) -> str:
-        """Read the name of the generation that lies here, also where it has no checkpoint; '' where there
-        is none.
-        """
+        """Read the generation that lies here, also without a checkpoint; '' where there is none."""
         return self._read(table).get("generation", "")
 
     def checkpoint(self, table: Table) -> ViewCheckpoint | None:

@@ -29,9 +29,7 @@ def scanner(url: str, key_prefix: str) -> Read:
 
 
 def getter(url: str, key_prefix: str) -> Read:
-    """Build a reader of a table's rows by id: SCANNED. Its input are ids, as `key`; absent ones are
-    left out.
-    """
+    """Build a reader of rows by id: SCANNED. Input: ids, as `key`; absent ones are left out."""
 
     def read(parts: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
         for part in parts:
@@ -44,25 +42,17 @@ def getter(url: str, key_prefix: str) -> Read:
 def group_reader(url: str, prefix: str, tables: Mapping[str, str]) -> Read:
     """Build a reader of the rows of tables: GROUPED. tables: by `view_key`, the name of each."""
 
-    def table_of(key: str) -> str | None:
+    def split(key: str) -> int:
         # `view_key` escapes colons in a table's name, so the id follows the next one.
-        return tables.get(key[: key.find(":", len(prefix) + 1) + 1])
-
-    def rows(keys: list[str]) -> "pa.RecordBatch":
-        import pyarrow as pa
-
-        pairs = _values(url, keys)
-        ids = [key[key.find(":", len(prefix) + 1) + 1 :] for key, _ in pairs]
-        columns = [[table_of(key) for key, _ in pairs], ids, [value for _, value in pairs]]
-        return pa.RecordBatch.from_arrays(
-            [pa.array(column, "string") for column in columns], names=["table", "id", "document"]
-        )
+        return key.find(":", len(prefix) + 1) + 1
 
     def read(parts: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
         _skip(parts)
         for page in _pages(url, f"{prefix}:"):
-            if matching := [key for key in page if table_of(key)]:
-                yield rows(matching)
+            pairs = _values(url, [key for key in page if key[: split(key)] in tables])
+            names = [tables[key[: split(key)]] for key, _ in pairs]
+            ids = [key[split(key) :] for key, _ in pairs]
+            yield _batch(table=names, id=ids, document=[value for _, value in pairs])
 
     return read
 
@@ -80,12 +70,16 @@ def _pages(url: str, key_prefix: str) -> Iterator[list[str]]:
 
 
 def _rows(url: str, key_prefix: str, keys: Sequence[str]) -> "pa.RecordBatch":
-    import pyarrow as pa
-
     pairs = _values(url, keys)
     ids = [key[len(key_prefix) :] for key, _ in pairs]
-    columns = [pa.array(column, "string") for column in (ids, [value for _, value in pairs])]
-    return pa.RecordBatch.from_arrays(columns, names=["id", "document"])
+    return _batch(id=ids, document=[value for _, value in pairs])
+
+
+def _batch(**columns: Sequence[str]) -> "pa.RecordBatch":
+    import pyarrow as pa
+
+    arrays = [pa.array(column, "string") for column in columns.values()]
+    return pa.RecordBatch.from_arrays(arrays, names=list(columns))
 
 
 def _values(url: str, keys: Sequence[str]) -> list[tuple[str, str]]:

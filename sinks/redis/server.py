@@ -9,7 +9,7 @@ import redis
 
 from cdc.errors import SettingsError
 from cdc.model.address import address
-from cdc.model.causes import Cause, cause
+from cdc.model.causes import cause
 
 UNREACHABLE = (redis.exceptions.ConnectionError, redis.exceptions.TimeoutError)
 PASSING = {
@@ -23,9 +23,7 @@ PASSING = {
     "TRYAGAIN": "its cluster is moving keys",
     "OOM": "it is out of memory",
 }
-"""First words of errors that may pass in a moment, perhaps on another server behind the same
-name.
-"""
+"""First words of errors that may pass in a moment, perhaps on another server of that name."""
 FORBIDDEN = (redis.exceptions.AuthenticationError, redis.exceptions.AuthorizationError)
 COMMANDS = (
     "hgetall hget hmget hset hsetnx hincrby mget mset del unlink strlen copy sadd srem smembers scan"
@@ -62,20 +60,12 @@ _clients: dict[tuple[str, bool], redis.Redis] = {}
 """This process' connections, by URL and by whether answers are text."""
 
 
-def client(url: str) -> redis.Redis:
-    """Return this process' connections to a server; executors keep them across batches.
+def client(url: str, *, is_text: bool = True) -> redis.Redis:
+    """Return this process' connections to a server, for answers as text or as bytes; executors keep
+    them across batches.
 
     Any thread may use them.
     """
-    return _client(url, True)
-
-
-def bytes_client(url: str) -> redis.Redis:
-    """Return this process' connections for answers as bytes. Any thread may use them."""
-    return _client(url, False)
-
-
-def _client(url: str, is_text: bool) -> redis.Redis:
     if (url, is_text) not in _clients:
         # With a pool of its own making a client closes all connections when it is collected, also
         # those in use.
@@ -87,9 +77,7 @@ def _client(url: str, is_text: bool) -> redis.Redis:
 
 
 def forget(url: str) -> None:
-    """Close this process' connections, but for those that another thread is using: they are closed
-    once it lets go of them.
-    """
+    """Close this process' connections; one in use is closed once its thread lets go of it."""
     for is_text in (True, False):
         if server := _clients.pop((url, is_text), None):
             server.connection_pool.disconnect(inuse_connections=False)
@@ -133,9 +121,7 @@ def at_database(url: str, number: int) -> str:
 
 
 def shell_command(url: str) -> str:
-    """Build the command of a shell that speaks to the server of a URL. It asks for the password, so
-    that none is shown.
-    """
+    """Build the shell's command for the server of a URL. It asks for the password, shows none."""
     options = redis.connection.parse_url(url)  # type: ignore[no-untyped-call]
     if "path" in options:
         words = ["redis-cli", "-s", options["path"]]
@@ -189,7 +175,11 @@ def failure(error: redis.exceptions.RedisError, url: str, what: str) -> Failure:
     word = first_word(error)
     if word in PASSING or isinstance(error, UNREACHABLE):
         _close_idle(url)
-        return _away(where, PASSING.get(word), cause(f"{error} {error.__cause__}"))
+        if word in PASSING:
+            return Failure("unavailable", f"{where} can't be used now: {PASSING[word]}.")
+        why = cause(f"{error} {error.__cause__}")
+        kind = "unavailable" if why.is_transient else why.kind
+        return Failure(kind, f"{where} can't be reached{why}.")
     if isinstance(error, redis.exceptions.InvalidResponse):
         return Failure("stranger", f"{where} is no Redis: it answers in another way.")
     # Valkey's wording when a script has called the command.
@@ -204,18 +194,8 @@ def failure(error: redis.exceptions.RedisError, url: str, what: str) -> Failure:
     return Failure("rejected", f"{where} refuses {what}: {word}.")
 
 
-def _away(where: str, state: str | None, why: Cause) -> Failure:
-    if state:
-        return Failure("unavailable", f"{where} can't be used now: {state}.")
-    return Failure(
-        "unavailable" if why.is_transient else why.kind, f"{where} can't be reached{why}."
-    )
-
-
 def first_word(error: redis.exceptions.RedisError) -> str:
-    """Return the kind of an error. Older servers wrap it in a script's error:
-    `ERR ... -OOM command not allowed`.
-    """
+    """Return an error's kind. Older servers wrap it in a script's: `ERR ... -OOM command ...`."""
     status = error.status_code or str(error).split(" ", 1)[0]
     hidden = re.search(r"-([A-Z]{3,})\b", str(error)) if status == "ERR" else None
     return hidden[1] if hidden else status

@@ -13,7 +13,7 @@ along when the two change places.
 """
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from cdc.errors import SinkRejected
@@ -125,26 +125,25 @@ class Redis:
         return Redis(self.name, url, self.prefix, live, dict(names))
 
     def check_capacity(self, tables: Sequence[Table]) -> None:  # noqa: ARG002  # it is always for all
-        """Check memory, and that both databases are the pipeline's own, since they change places as
-        a whole.
-        """
+        """Check memory, and that both databases are our own: they change places as a whole."""
         for database in (self._database, self._spare_database):
             health.require_own(database)
         health.require_memory(self._database)
 
     def promote(self, tables: Sequence[Table], names: Mapping[str, str]) -> Mapping[str, str]:
-        """Exchange the databases in one script, if no position has moved since they were
-        compared.
-        """
+        """Exchange databases in one script, unless a position has moved since the comparison."""
         if are_live(positions(self, tables), names):
             return {}
         candidate = Positions(self._spare_database, names)
-        bring_along({table.qualified for table in tables}, self._database, candidate.database)
+        # Tables that the pipeline has no more are copied, so that their readers keep them.
+        own_names = {table.qualified for table in tables}
+        for name in other_tables(candidate.database, own_names):
+            drop_table(candidate.database, name)
+        for name in other_tables(self._database, own_names):
+            copy_table(name, self._database, candidate.database)
         lagging: list[Table] = []
         wait_until_caught_up(
-            lambda: exchange(self._positions, candidate, tables, lagging),
-            self.name,
-            lagging,
+            lambda: exchange(self._positions, candidate, tables, lagging), self.name, lagging
         )
         # The previous generation, whatever its name.
         previous = Positions(self._spare_database, None)
@@ -159,9 +158,7 @@ class Redis:
         return [name for name in names if name]
 
     def drop_unreferenced(self, tables: Sequence[Table], keep: Mapping[str, str]) -> None:
-        """Empty the tables of the spare database that are not kept, and drop those that are no view's
-        any more.
-        """
+        """Empty tables of the spare database that aren't kept; drop those that are no view's."""
         spare = self._spare_database
         for table in tables:
             if table.qualified not in keep:
@@ -193,17 +190,6 @@ class Redis:
         return self._database.at(self.spare)
 
 
-def bring_along(names: Collection[str], live: Database, candidate: Database) -> None:
-    """Copy tables that the pipeline has no more to the candidate, so that their readers keep them.
-
-    names: the pipeline's tables.
-    """
-    for name in other_tables(candidate, names):
-        drop_table(candidate, name)
-    for name in other_tables(live, names):
-        copy_table(name, live, candidate)
-
-
 def exchange(
     live: Positions, candidate: Positions, tables: Sequence[Table], lagging: list[Table]
 ) -> bool:
@@ -212,24 +198,18 @@ def exchange(
     Returns whether they were exchanged: not while a view of the candidate would go back. `lagging` is
     filled with the tables of such views.
     """
-    comparisons = []
+    expectations = []
     lagging.clear()
-    for table, live_fields, candidate_fields in zip(
-        tables, live.read_all(tables), candidate.read_all(tables), strict=True
-    ):
-        live_checkpoint = checkpoint_of(live_fields)
-        candidate_checkpoint = checkpoint_of(candidate_fields)
-        if live_checkpoint and (
-            candidate_checkpoint is None or would_go_back(candidate_checkpoint, live_checkpoint)
-        ):
+    for table, *both in zip(tables, live.read_all(tables), candidate.read_all(tables), strict=True):
+        stored, candidate_stored = map(checkpoint_of, both)
+        if stored and (candidate_stored is None or would_go_back(candidate_stored, stored)):
             lagging.append(table)
-        comparisons += [(live.database, live_fields), (candidate.database, candidate_fields)]
+        key = live.database.position_key(table.qualified)
+        expectations += [
+            {"database": str(side.database.number), "key": key, "fields": expected_fields(fields)}
+            for side, fields in zip((live, candidate), both, strict=True)
+        ]
     if lagging:
         return False
-    keys = [live.database.position_key(table.qualified) for table in tables for _ in range(2)]
-    expectations = [
-        {"database": str(database.number), "key": key, "fields": expected_fields(fields)}
-        for (database, fields), key in zip(comparisons, keys, strict=True)
-    ]
     arguments = (live.database.number, candidate.database.number, json.dumps(expectations))
     return bool(live.database.ask(lambda server: server.eval(EXCHANGE, 0, *arguments)))

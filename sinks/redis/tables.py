@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable, Sequence
 from functools import partial
+from operator import methodcaller
 
 import redis
 
@@ -77,13 +78,8 @@ def list_keys(database: Database) -> list[str]:
 
 
 def remove_keys(pages: Iterable[Sequence[str]], database: Database) -> None:
-    """Remove keys from a database."""
     for page in pages:
-        database.ask(partial(_unlink, page))
-
-
-def _unlink(keys: Sequence[str], server: redis.Redis) -> None:
-    server.unlink(*keys)
+        database.ask(methodcaller("unlink", *page))
 
 
 def _copy_keys(keys: Sequence[str], number: int, server: redis.Redis) -> None:

@@ -548,7 +548,7 @@ def test_an_operators_block_stays_until_he_lifts_it(
     blocked: str,
 ) -> None:
     """Nothing is lost, nothing is lifted, and the failure says how he does it."""
-    monkeypatch.setattr("cdc.sinks.elasticsearch.index.write_block.SWITCH_S", 0)
+    monkeypatch.setattr("cdc.sinks.elasticsearch.index.indices.SWITCH_S", 0)
     sink, items = harness.sink, harness.table
     assert isinstance(sink, Elasticsearch)
     fill(harness)
@@ -604,7 +604,7 @@ def test_a_block_that_a_killed_promotion_has_left_is_lifted(
     with pytest.raises(SinkUnavailable):
         harness.apply()
     assert block_of(server, index) == "true"
-    monkeypatch.setattr("cdc.sinks.elasticsearch.index.write_block.SWITCH_S", 0)
+    monkeypatch.setattr("cdc.sinks.elasticsearch.index.indices.SWITCH_S", 0)
     harness.apply()
     assert harness.view() == harness.topic.model()
     assert block_of(server, index) is None
@@ -638,7 +638,7 @@ def test_a_block_that_a_killed_promotion_has_left_on_the_standby_is_lifted(
     with pytest.raises(SinkUnavailable):
         harness.apply(sink=live.for_generation(previous))
     assert block_of(server, index) == "true"
-    monkeypatch.setattr("cdc.sinks.elasticsearch.index.write_block.SWITCH_S", 0)
+    monkeypatch.setattr("cdc.sinks.elasticsearch.index.indices.SWITCH_S", 0)
     standby = live.for_generation(previous)
     harness.apply(sink=standby)
     assert block_of(server, index) is None

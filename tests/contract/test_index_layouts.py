@@ -169,7 +169,7 @@ def test_planted_changes_that_nobody_compares(
     server: httpx.Client, sink: Elasticsearch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The server takes one more sub-field, and finds no older document by it."""
-    monkeypatch.setattr("cdc.sinks.elasticsearch.tables.require_same_fields", lambda *_: None)
+    monkeypatch.setattr("cdc.sinks.elasticsearch.sink.require_same_fields", lambda *_: None)
     sink.prepare(items("id name"))
     indexed(server, sink, items("id name"), {"name": "a"})
     table = items("id name", fields={"name": {"fields": {"raw": {"type": "keyword"}}}})

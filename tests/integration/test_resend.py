@@ -18,7 +18,7 @@ from cdc.kafka.topics import Topics
 from cdc.model.table import Table
 from cdc.postgres import snapshot_request
 from cdc.postgres.snapshot_request import COLUMNS, resend
-from cdc.verify.backfill import backfill, transaction_id
+from cdc.verify.backfill import backfill
 from tests.support.shop import Shop
 from tests.support.wait import wait_until
 
@@ -484,7 +484,7 @@ def test_a_repair_that_was_killed_is_taken_back_by_the_next(shop: Shop) -> None:
     rows, counters = living(shop, "shop.counters"), shop.table("shop.counters")
     killed = kafka.KafkaProducer(
         bootstrap_servers=shop.kafka,
-        transactional_id=transaction_id(shop.pipeline),
+        transactional_id=f"{shop.pipeline.pipeline}.repair",
         transaction_timeout_ms=600_000,
     )
     killed.init_transactions()

@@ -248,7 +248,8 @@ class World:
     def settle(self, timeout_s: float = 300, sinks: Sequence[str] = ()) -> None:
         """Wait until all sinks, or these, hold what is committed now."""
         chosen = [sink for sink in self.sinks if not sinks or sink.name in sinks]
-        barrier.wait_until_current(self.pipeline, self.described, chosen, timeout_s=timeout_s)
+        options = barrier.WaitOptions(timeout_s)
+        barrier.wait_until_current(self.pipeline, self.described, chosen, options)
 
     def census(self) -> dict[View, int]:
         """The views that are proved equal while nothing writes, in one job for all of them, with

@@ -66,7 +66,7 @@ def test_partitions_that_were_added_are_told_and_repaired(world: "World") -> Non
             lambda: world.rebuild("search"),
             lambda: world.rebuild("warehouse"),
             lambda: barrier.wait_until_current(
-                world.pipeline, world.described, world.sinks, timeout_s=60
+                world.pipeline, world.described, world.sinks, barrier.WaitOptions(60)
             ),
             lambda: client.wait_for(cache, token, timeout_s=30),
         ]

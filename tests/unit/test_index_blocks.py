@@ -8,11 +8,10 @@ import pytest
 
 from cdc.errors import SinkBlocked
 from cdc.model.finding import find, is_command
-from cdc.sinks.elasticsearch.client import forget, is_blocked
+from cdc.sinks.elasticsearch.client import WRITE, forget, is_blocked
 from cdc.sinks.elasticsearch.health import IndexFacts, check_cluster
-from cdc.sinks.elasticsearch.index import blocks, write_block
-from cdc.sinks.elasticsearch.index.indices import WritableIndex
-from cdc.sinks.elasticsearch.index.write_block import WriteBlock
+from cdc.sinks.elasticsearch.index import indices
+from cdc.sinks.elasticsearch.index.indices import WritableIndex, WriteBlock
 from cdc.sinks.elasticsearch.server import Server
 from tests.support.faulty import Answer, Proxy, Request, Rule, json_answer
 
@@ -74,7 +73,7 @@ def test_the_block_of_a_running_promotion_stays(
     """Although a killed one has marked the index, too."""
     place = WritableIndex("i", promotions=("i.P.killed",))
     block.release_abandoned([place, WritableIndex("unmarked")])
-    monkeypatch.setattr(write_block, "SWITCH_S", 0)
+    monkeypatch.setattr(indices, "SWITCH_S", 0)
     twice_marked = WritableIndex("i", promotions=("i.P.killed", "i.P.running"))
     block.release_abandoned([twice_marked, WritableIndex("unmarked")])
     assert recorder.requests == []
@@ -141,5 +140,5 @@ def test_whatever_a_block_refuses_says_which_it_is() -> None:
                 f"The index shop-public.a$b@1 is blocked: {setting} is set."
             )
             finding = find("sink-waiting", "search", caught.value.message, caught.value.hint)
-            assert finding.fix.startswith("curl ") == (setting != blocks.WRITE)
+            assert finding.fix.startswith("curl ") == (setting != WRITE)
         forget(proxy.url)

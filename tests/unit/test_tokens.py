@@ -2,7 +2,7 @@
 
 import pytest
 
-from cdc.client.tokens import Token, TokenEnds
+from cdc.client.read_your_writes import Ends, Token, ends_after
 from cdc.model.position import Position
 
 FIRST, SECOND = {"t": Position("id", (10,))}, {"t": Position("id", (20,))}
@@ -20,14 +20,14 @@ def test_a_place_in_another_log_proves_nothing() -> None:
     """After a failover that lost the end of the log places come a second time, and other changes
     with them.
     """
-    ends = TokenEnds()
-    assert ends.ends(Token(1, OLD_SERVER)) is None
-    ends.add(Token(1000, OLD_SERVER), FIRST)
-    assert ends.ends(Token(1000, OLD_SERVER)) == FIRST
-    assert ends.ends(Token(1001, OLD_SERVER)) is None
-    assert ends.ends(Token(500, NEW_SERVER)) is None
-    ends.add(Token(600, NEW_SERVER), SECOND)
-    assert ends.ends(Token(500, NEW_SERVER)) == SECOND
-    assert ends.ends(Token(601, NEW_SERVER)) is None
+    known: dict[str, tuple[int, Ends]] = {}
+    assert ends_after(Token(1, OLD_SERVER), known) is None
+    known[OLD_SERVER] = 1000, FIRST
+    assert ends_after(Token(1000, OLD_SERVER), known) == FIRST
+    assert ends_after(Token(1001, OLD_SERVER), known) is None
+    assert ends_after(Token(500, NEW_SERVER), known) is None
+    known[NEW_SERVER] = 600, SECOND
+    assert ends_after(Token(500, NEW_SERVER), known) == SECOND
+    assert ends_after(Token(601, NEW_SERVER), known) is None
     # What the old one's tokens stand for stays true.
-    assert ends.ends(Token(999, OLD_SERVER)) == FIRST
+    assert ends_after(Token(999, OLD_SERVER), known) == FIRST

@@ -6,7 +6,7 @@ readers see it: no query on the field finds it, and the row isn't refused.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from cdc.model.pg_types import base_type
@@ -33,31 +33,10 @@ INTEGER = {"type": "long", "ignore_malformed": True} | EXACT_SUBFIELD
 LONG_DIGITS = 18
 """So many digits always fit into 64 bits."""
 
-METADATA = frozenset(
-    (
-        *(
-            "_id",
-            "_index",
-            "_source",
-            "_type",
-            "_routing",
-            "_version",
-            "_seq_no",
-            "_primary_term",
-            "_field_names",
-        ),
-        *(
-            "_ignored",
-            "_ignored_source",
-            "_nested_path",
-            "_doc_count",
-            "_tier",
-            "_size",
-            "_feature",
-            "_tsid",
-        ),
-        *("_ts_routing_hash", "_data_stream_timestamp", "_inference_fields", "_index_mode"),
-    )
+METADATA = (
+    "_id _index _source _type _routing _version _seq_no _primary_term _field_names _ignored"
+    " _ignored_source _nested_path _doc_count _tier _size _feature _tsid _ts_routing_hash"
+    " _data_stream_timestamp _inference_fields _index_mode"
 )
 """Fields that every document has or can have beside its own; of 8.19, with its modules."""
 MAX_DEPTH = 20
@@ -93,9 +72,7 @@ FIELDS_OF_TYPES: dict[str, dict[str, Any]] = {
 
 
 def field(type_: str) -> dict[str, Any]:
-    """The index field of a Postgres type; a numeric without decimals is a whole number, when all of
-    its type fit.
-    """
+    """The field of a type; a numeric without decimals is a long, when all of its type fit."""
     scaled = re.match(r"numeric\((\d+),(-?\d+)\)", type_)
     if scaled and int(scaled[2]) <= 0 and int(scaled[1]) - int(scaled[2]) <= LONG_DIGITS:
         return INTEGER
@@ -118,9 +95,7 @@ def member_field(column: Column) -> dict[str, Any]:
 
 
 def merge_field(default: Mapping[str, Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """A field as the pipeline file asks for it: with a type of its own, or what is added to
-    ours.
-    """
+    """A field as the pipeline file asks for it: of another type, or ours with something added."""
     if options.get("type") == FLATTENED["type"]:
         return {**FLATTENED, **options}
     if "type" in options:
@@ -136,44 +111,29 @@ def refusals(table: Table) -> list[str]:
     Pure, so that it may be asked before anything is made. A dot in a name makes a field within an
     object.
     """
+    metadata = METADATA.split()
     reserved = [
         f"column {column.name} has the name of a field of Elasticsearch's own"
         for column in table.columns
-        if column.name in METADATA
+        if column.name in metadata
     ]
     return [*sorted(reserved), *_name_refusals(table.columns)]
 
 
 def _name_refusals(columns: Sequence[Column]) -> Iterator[str]:
     names = {column.name for column in columns}
-    yield from _dot_refusals(sorted(names))
     for name in sorted(names):
-        for outer in _enclosing_names(name):
+        parts = name.split(".")
+        if not all(part.strip() for part in parts):
+            yield f"column {name!r} names a field without a name"
+        if len(parts) > MAX_DEPTH:
+            more = f"more than {MAX_DEPTH - 1} dots in its name, which are as many objects"
+            yield f"column {name} has {more}"
+        for count in range(1, len(parts)):
+            outer = ".".join(parts[:count])
             if outer in names:
                 yield f"column {name} would be a field within column {outer}, which isn't an object"
     for column in columns:
         if column.shape is not None and column.shape.is_object:
             for refusal in _name_refusals(column.shape.members):
                 yield f"in {column.name}: {refusal}"
-
-
-def _dot_refusals(names: Iterable[str]) -> list[str]:
-    parts = {name: name.split(".") for name in names}
-    return [
-        *(
-            f"column {name!r} names a field without a name"
-            for name, segments in parts.items()
-            if not all(part.strip() for part in segments)
-        ),
-        *(
-            f"column {name} has more than {MAX_DEPTH - 1} dots in its name, which are as many objects"
-            for name, segments in parts.items()
-            if len(segments) > MAX_DEPTH
-        ),
-    ]
-
-
-def _enclosing_names(name: str) -> list[str]:
-    """The names of the objects that a field is in."""
-    parts = name.split(".")
-    return [".".join(parts[:count]) for count in range(1, len(parts))]

@@ -1,14 +1,29 @@
-"""Indices of a sink's tables: their names, which of them readers see, and the alias that each is
-written through.
+"""Indices of a sink's tables: their names, which of them readers see, the alias that each is written
+through, and blocks on writes.
 """
 
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote
+from uuid import uuid4
 
+from cdc.errors import SinkBlocked
 from cdc.model.table import Table
-from cdc.sinks.elasticsearch.client import join_names
+from cdc.sink.promotion import SWITCH_S
+from cdc.sinks.elasticsearch.client import (
+    CLOSED_SETTING,
+    WRITE,
+    block_message,
+    blocks_of,
+    group_names,
+    ignoring_absent,
+    join_names,
+    lift_hint,
+    open_hint,
+    unavailable,
+)
 from cdc.sinks.elasticsearch.server import Server
 
 WRITER_SEPARATOR = ".W."
@@ -54,42 +69,32 @@ class Indices:
         return f"{self._pipeline}-{table.qualified}".lower()
 
     def name(self, table: Table, generation: str) -> str:
-        """Return the name of the index of a generation."""
         return f"{self.alias(table)}@{generation}"
 
     def generation(self, table: Table) -> str | None:
-        """Return the name of this generation of a table; None for the live one, whatever its
-        name.
-        """
+        """Return this generation's name of a table; None for the live one, whatever its name."""
         return (
             self._generation_names[table.qualified] if self._generation_names is not None else None
         )
 
     def readable_name(self, table: Table) -> str:
-        """Return the name under which a view is read: the readers' alias, or a generation's
-        index.
-        """
+        """Return the name that a view is read by: the readers' alias, or a generation's index."""
         generation = self.generation(table)
         return self.alias(table) if generation is None else self.name(table, generation)
 
     def find(self, tables: Sequence[Table]) -> dict[str, WritableIndex]:
         """Find the index of each table; by table name, for the tables that have one."""
-        if self._generation_names is not None:
-            tables_by_index = {
-                self.name(table, self._generation_names[table.qualified]): table for table in tables
-            }
-            aliases_by_index = self._aliases_of(tables_by_index)
-            return {
-                tables_by_index[index].qualified: _writable_index(index, aliases_by_index[index])
-                for index in aliases_by_index
-                if index in tables_by_index
-            }
-        by_alias = {self.alias(table): table for table in tables}
+        by_name = {self.readable_name(table): table for table in tables}
+        paths = list(join_names(by_name))
+        # All of the pipeline's where these don't fit into one request.
+        aliases_by_index = self._read_aliases(
+            paths if len(paths) <= 1 else [self._pipeline_pattern]
+        )
         return {
-            by_alias[alias].qualified: _writable_index(index, aliases)
-            for index, aliases in self._aliases_of(by_alias).items()
-            for alias in aliases
-            if alias in by_alias
+            by_name[name].qualified: _writable_index(index, aliases)
+            for index, aliases in aliases_by_index.items()
+            for name in (aliases if self._generation_names is None else [index])
+            if name in by_name
         }
 
     def generations(self, tables: Sequence[Table]) -> dict[str, list[str]]:
@@ -109,7 +114,6 @@ class Indices:
         return names_by_table
 
     def names(self, tables: Sequence[Table]) -> list[str]:
-        """List the indices of all generations of these tables."""
         generations = self.generations(tables) if tables else {}
         return [
             self.name(table, generation)
@@ -120,9 +124,7 @@ class Indices:
     def switch_actions(
         self, tables: Sequence[Table], live: Mapping[str, str], target: Mapping[str, str]
     ) -> Iterator[dict[str, Any]]:
-        """Build the actions that move readers' aliases from the live indices, where there are any,
-        to new ones.
-        """
+        """Build the actions that move readers' aliases from live indices, if any, to new ones."""
         for table in tables:
             yield {"add": {"index": target[table.qualified], "alias": self.alias(table)}}
             if table.qualified in live:
@@ -162,20 +164,8 @@ class Indices:
     def _pipeline_pattern(self) -> str:
         return f"{quote(self._pipeline.lower(), safe='')}-*"
 
-    def _paths(self, names: Iterable[str]) -> list[str]:
-        """Build request paths for these names; one for all indices of the pipeline if they don't
-        fit into one.
-        """
-        groups = list(join_names(names))
-        return groups if len(groups) <= 1 else [self._pipeline_pattern]
-
-    def _aliases_of(self, names: Iterable[str]) -> dict[str, set[str]]:
-        """Read the indices of these names, perhaps others too, each with its aliases; closed ones
-        are included.
-        """
-        return self._read_aliases(self._paths(names))
-
     def _read_aliases(self, paths: Iterable[str]) -> dict[str, set[str]]:
+        """Read the indices at these paths, each with its aliases; closed ones are included."""
         aliases_by_index: dict[str, set[str]] = {}
         for path in paths:
             answer = self._server.ask("GET", f"/{path}/_alias", query=INCLUDE_CLOSED)
@@ -185,6 +175,98 @@ class Indices:
         return aliases_by_index
 
 
+class WriteBlock:
+    """The write blocks of a sink's indices. A promotion blocks writes while it switches aliases, so
+    that writers can't change what readers see. Anyone else's blocks stay.
+
+    A promotion marks its indices by an alias before it blocks them, so the blocks that a killed one
+    has left aren't taken for an operator's. The mark is an alias because every batch reads its
+    indices' aliases anyway.
+
+    Threads: of the sink's, see `cdc.sink.contract.Sink`. Errors: see `Server`.
+    """
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._token = new_token()
+        self._since_by_mark: dict[str, float] = {}
+
+    def set(self, places: Sequence[WritableIndex]) -> None:
+        """Mark indices, then block writes; on return none is under way, and none begins.
+
+        Call `require_unblocked` before, and `release` whatever becomes of this.
+        """
+        if not places:
+            return
+        self._server.switch(
+            {"add": {"index": place.index, "alias": place.promotion(self._token)}}
+            for place in places
+        )
+        for group in group_names(place.index for place in places):
+            answer = self._server.client.indices.add_block(index=",".join(group), block="write")
+            if not all(index.get("blocked") for index in answer["indices"]):
+                raise unavailable(f"Not all of {self._server.name} has stopped taking writes.")
+
+    def release(self, places: Sequence[WritableIndex]) -> None:
+        """Let writes in again that `set` has blocked, or an earlier promotion of these indices."""
+        self._release(
+            {
+                place.index: sorted({*place.promotions, place.promotion(self._token)})
+                for place in places
+            }
+        )
+
+    def release_abandoned(self, places: Sequence[WritableIndex]) -> None:
+        """Release indices that only killed promotions have marked: any other is done by then."""
+        now = time.monotonic()
+        for place in places:
+            for mark in place.promotions:
+                self._since_by_mark.setdefault(mark, now)
+        self._release(
+            {
+                place.index: place.promotions
+                for place in places
+                if place.promotions
+                and all(now - self._since_by_mark[mark] > 2 * SWITCH_S for mark in place.promotions)
+            }
+        )
+
+    def require_unblocked(self, places: Iterable[WritableIndex], *others: str) -> None:
+        """Raise SinkBlocked, with the command that lifts the block, when somebody has set one or has
+        closed an index.
+
+        The indices that a promotion has marked are passed over. others: names of further indices.
+        """
+        unmarked = [place.index for place in places if not place.promotions]
+        for group in group_names([*others, *unmarked]):
+            answer = self._server.client.indices.get_settings(
+                index=group, flat_settings=True, ignore_unavailable=True
+            )
+            for index, body in answer.body.items():
+                if body["settings"].get(CLOSED_SETTING) == "true":
+                    raise SinkBlocked(f"The index {index} is closed.", hint=open_hint(index))
+                for block in blocks_of(body["settings"]):
+                    raise SinkBlocked(block_message(index, block), hint=lift_hint(index, block))
+
+    def _release(self, marks_by_index: Mapping[str, Sequence[str]]) -> None:
+        """Lift the blocks, then remove the marks: a block without one would stay for ever."""
+        if not marks_by_index:
+            return
+        indices = self._server.client.indices
+        for group in group_names(marks_by_index):
+            with ignoring_absent():
+                indices.put_settings(index=group, settings={WRITE: None}, ignore_unavailable=True)
+        # An index' own marks alone: of thousands of indices, each with the marks of all, the server
+        # would refuse the body.
+        actions = [
+            {"remove": {"index": index, "aliases": marks, "must_exist": False}}
+            for index, marks in marks_by_index.items()
+        ]
+        # An index that is gone fails all of them; the next batches of the others remove their marks.
+        with ignoring_absent():
+            indices.update_aliases(actions=actions)
+
+
 def _writable_index(index: str, aliases: Iterable[str]) -> WritableIndex:
     """Sort out its own aliases, which begin with its name; what isn't a promotion's is a writer's."""
     own = sorted(alias for alias in aliases if alias.startswith(f"{index}."))
@@ -192,6 +274,10 @@ def _writable_index(index: str, aliases: Iterable[str]) -> WritableIndex:
     return WritableIndex(index, tuple(sorted({*own} - {*promotions})), promotions)
 
 
+def new_token() -> str:
+    """Name a writer or a promotion in aliases."""
+    return uuid4().hex[:12]
+
+
 def generation_of(index: str) -> str:
-    """Return the generation that the name of an index ends with."""
     return index.rsplit("@", 1)[1]

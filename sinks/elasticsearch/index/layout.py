@@ -14,8 +14,8 @@ from typing import Any
 
 from cdc.model.table import Table
 from cdc.sink.contract import SchemaMismatch
-from cdc.sinks.elasticsearch.client import Refusal
-from cdc.sinks.elasticsearch.ids import OWN_ID
+from cdc.sinks.elasticsearch.client import CLOSED, Refusal
+from cdc.sinks.elasticsearch.documents import OWN_ID
 from cdc.sinks.elasticsearch.index.fields import DOUBLE, INTEGER, KEYWORD, member_field, merge_field
 
 INDEX_SETTINGS = {"number_of_shards": 1, "auto_expand_replicas": "0-1", "gc_deletes": "5m"}
@@ -31,7 +31,6 @@ BULK_LOAD_SETTINGS = {
 OWN_FIELDS = {OWN_ID: {"type": "keyword", "index": False, "doc_values": False}}
 NOTE = "cdc"
 NUMBERS = (DOUBLE["type"], INTEGER["type"])
-CLOSED = "index_closed_exception"
 FIELD_LIMIT_REASON = "Limit of total fields"
 
 
@@ -72,7 +71,6 @@ class Layout:
 
     @property
     def shards(self) -> int:
-        """Number of primary shards."""
         return int(self.live_settings["number_of_shards"])
 
     @property
@@ -91,9 +89,7 @@ class Layout:
         return {"_meta": {NOTE: note}, "properties": {**self.fields, **OWN_FIELDS}}
 
     def body(self, *, is_live: bool) -> dict[str, Any]:
-        """Build the request for a new index. Not strict: the log may hold records from before a
-        column was dropped.
-        """
+        """Build the request for a new index. Not strict: the log may have older columns."""
         settings = self.live_settings if is_live else self.live_settings | BULK_LOAD_SETTINGS
         return {"settings": settings, "mappings": {"dynamic": False, **self.mapping()}}
 
@@ -106,9 +102,7 @@ class Layout:
         ]
 
     def changed_settings(self, existing: "Layout") -> dict[str, Any]:
-        """Return the settings that differ from an existing index; None for one that is the server's
-        default now.
-        """
+        """Return the settings that differ; None for one that is the server's default now."""
         settings = self.live_settings
         existing_settings = existing.live_settings
         return {
@@ -167,20 +161,8 @@ def layout_error(
     )
 
 
-def settings_error(table: Table, sink: str, settings: Mapping[str, Any]) -> SchemaMismatch:
-    """Build the error for settings that an index takes only when it is created."""
-    names = ", ".join(sorted(settings))
-    return SchemaMismatch(
-        table,
-        sink,
-        f"The index of {table.qualified} in {sink} was made with other settings: {names}.",
-    )
-
-
 def _extends(field: Mapping[str, Any], existing: Mapping[str, Any]) -> bool:
-    """Whether an index with the existing field takes this one: it is the same, or an object with
-    members added.
-    """
+    """Whether an index takes this field: it has the same, or an object with fewer members."""
     if "properties" not in field or "properties" not in existing:
         return field == existing
     if field["type"] != existing["type"]:
@@ -206,9 +188,7 @@ def _paths(properties: Mapping[str, Any], outer: str = "") -> Iterator[str]:
 
 
 def _columns_concerned(table: Table, reason: str) -> Iterator[str]:
-    """List the columns that a refusal names, or else those whose options in the pipeline file it
-    names.
-    """
+    """List the columns that a refusal names, or else those whose options it names."""
     quoted = set(re.findall(r"\[([^\]]+)\]", reason))
     columns = [column.name for column in table.columns if column.name in quoted]
     if columns:

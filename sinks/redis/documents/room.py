@@ -22,9 +22,7 @@ KEY = 80
 MEMBER = 12
 """Bytes that it takes for a member of an index."""
 MARK = 60
-"""Bytes that it takes for the mark of a document. No document is sent before all rows are there, so each
-is marked then.
-"""
+"""Bytes of a document's mark. None is sent before all rows are there, so each is marked then."""
 TEXTS = {"timestamp with time zone": 29, "timestamp without time zone": 16, "uuid": 38}
 """Lengths of values that are longer in a record than in Postgres, which has them in 8 or 16 bytes."""
 EXCESS = 1.5

@@ -200,8 +200,8 @@ if tonumber(redis.call('HGET', KEYS[1], 'sending') or 0) % 2 == 1 then redis.cal
 return redis.call('HINCRBY', KEYS[1], 'turn', 1)
 """
 
-# KEYS: documents. ARGV: owner, turn. A later turn is of another run; an earlier one of a state that
-# has gone back.
+# Precedes all scripts below but `SEE`. KEYS: documents. ARGV: owner, turn. A later turn is of another
+# run; an earlier one of a state that has gone back.
 DURING_TURN = """
 local held = redis.call('HMGET', KEYS[1], 'owner', 'turn')
 if tonumber(held[2] or 0) < tonumber(ARGV[2]) then return 'rewound' end
@@ -209,64 +209,51 @@ if held[1] ~= ARGV[1] or held[2] ~= ARGV[2] then return 'fenced' end
 """
 
 # The rest of ARGV: fields to set.
-WHILE_TURN = (
-    DURING_TURN
-    + """
+WHILE_TURN = """
 for i = 3, #ARGV, 2 do redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1]) end
 return 'ok'
 """
-)
 
 # The rest of ARGV: the number of a transaction.
-BEGIN_SENDING = (
-    DURING_TURN
-    + """
+BEGIN_SENDING = """
 if tonumber(redis.call('HGET', KEYS[1], 'sending') or 0) ~= tonumber(ARGV[3]) then return 'unsettled' end
 redis.call('HINCRBY', KEYS[1], 'sending', 1)
 return 'ok'
 """
-)
 
-# More KEYS: digests. The rest of ARGV: id, digest, ...; '' for a document that the topic lacks.
-NOTE_DIGESTS = (
-    DURING_TURN
-    + """
-for i = 3, #ARGV, 2 do
-  if ARGV[i + 1] == '' then
-    redis.call('HDEL', KEYS[2], ARGV[i])
-  else
-    redis.call('HSET', KEYS[2], ARGV[i], ARGV[i + 1])
+# `note_digests` stores what ARGV says from a place on: id, digest, ...; '' for a document that the topic
+# lacks.
+DIGESTS = """
+local function note_digests(key, first)
+  for i = first, #ARGV, 2 do
+    if ARGV[i + 1] == '' then
+      redis.call('HDEL', key, ARGV[i])
+    else
+      redis.call('HSET', key, ARGV[i], ARGV[i + 1])
+    end
   end
 end
-return 'ok'
 """
-)
+
+# More KEYS: digests. The rest of ARGV: the digests.
+NOTE_DIGESTS = f"{DIGESTS}note_digests(KEYS[2], 3)\nreturn 'ok'"
 
 # More KEYS: digests, the hash of closed windows. The rest of ARGV: the view.
-FORGET_DIGESTS = (
-    DURING_TURN
-    + """
+FORGET_DIGESTS = """
 redis.call('UNLINK', KEYS[2])
 redis.call('HDEL', KEYS[3], ARGV[3])
 return 'ok'
 """
-)
 
 # More KEYS: dirty set, deleted rows, unsent, due set, digests, panes to drop. The rest of ARGV: a number of ids, the
 # ids, then a mark for each, then for each when it is due, '' for never. An id that has been marked again
-# stays. Then id, digest, ... of what was sent, as above.
+# stays. Then the digests of what was sent.
 SENT = (
-    DURING_TURN
+    DIGESTS
     + """
 local count = tonumber(ARGV[3])
 for i = 7, #KEYS do redis.call('UNLINK', KEYS[i]) end
-for i = 3 * count + 4, #ARGV, 2 do
-  if ARGV[i + 1] == '' then
-    redis.call('HDEL', KEYS[6], ARGV[i])
-  else
-    redis.call('HSET', KEYS[6], ARGV[i], ARGV[i + 1])
-  end
-end
+note_digests(KEYS[6], 3 * count + 4)
 if tonumber(redis.call('HGET', KEYS[1], 'sending') or 0) % 2 == 1 then redis.call('HINCRBY', KEYS[1], 'sending', 1) end
 if count == 0 then return 'ok' end
 redis.call('SREM', KEYS[4], KEYS[2])
@@ -286,32 +273,25 @@ return 'ok'
 """
 )
 
-# KEYS: the hash of times that views have seen. ARGV: view, time, ...
-SEE = """
-for i = 1, #ARGV, 2 do
-  local held = redis.call('HGET', KEYS[1], ARGV[i])
-  if not held or tonumber(held) < tonumber(ARGV[i + 1]) then redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1]) end
+# `keep_latest` stores what ARGV says from a place on: view, time, ...; a time that is later stays.
+LATEST = """
+local function keep_latest(key, first)
+  for i = first, #ARGV, 2 do
+    local held = redis.call('HGET', key, ARGV[i])
+    if not held or tonumber(held) < tonumber(ARGV[i + 1]) then redis.call('HSET', key, ARGV[i], ARGV[i + 1]) end
+  end
 end
-return 1
 """
 
-# More KEYS: clocks. The rest of ARGV: view, time, ...
-ADVANCE = (
-    DURING_TURN
-    + """
-for i = 3, #ARGV, 2 do
-  local held = redis.call('HGET', KEYS[2], ARGV[i])
-  if not held or tonumber(held) < tonumber(ARGV[i + 1]) then redis.call('HSET', KEYS[2], ARGV[i], ARGV[i + 1]) end
-end
-return 'ok'
-"""
-)
+# KEYS: the hash of times that views have seen. ARGV: the times.
+SEE = f"{LATEST}keep_latest(KEYS[1], 1)\nreturn 1"
+
+# More KEYS: clocks. The rest of ARGV: the times.
+ADVANCE = f"{LATEST}keep_latest(KEYS[2], 3)\nreturn 'ok'"
 
 # More KEYS: due set, dirty set, number. The rest of ARGV: the time, a page. Returns how many were
 # due.
-RIPEN = (
-    DURING_TURN
-    + """
+RIPEN = """
 local ids = redis.call('ZRANGEBYSCORE', KEYS[2], '-inf', ARGV[3], 'LIMIT', 0, ARGV[4])
 if #ids == 0 then return 0 end
 local marks, number = {}, redis.call('INCR', KEYS[4])
@@ -320,4 +300,3 @@ redis.call('ZADD', KEYS[3], unpack(marks))
 redis.call('ZREM', KEYS[2], unpack(ids))
 return #ids
 """
-)

@@ -20,28 +20,9 @@ from cdc.model.address import address
 from cdc.model.position import Position, ViewCheckpoint
 from cdc.sink import lane
 from cdc.sinks.redis.checkpoint import checkpoint_of
+from cdc.sinks.redis.documents import scripts
 from cdc.sinks.redis.documents.keys import KeyName, index_key, state_key
-from cdc.sinks.redis.documents.scripts import (
-    ADVANCE,
-    BEGIN_SENDING,
-    CLIMBED,
-    FORGET_DIGESTS,
-    MARK,
-    MARK_ROWS,
-    NOTE_DIGESTS,
-    RIPEN,
-    SENT,
-    TAKE_TURN,
-    WHILE_TURN,
-)
-from cdc.sinks.redis.server import (
-    Failure,
-    bytes_client,
-    failure,
-    first_word,
-    position_key,
-    view_key,
-)
+from cdc.sinks.redis.server import Failure, client, failure, first_word, position_key, view_key
 from cdc.views.rows import LISTING, TALLY, StoredRow, decode_entries, decode_row, unescape
 from cdc.views.state import (
     NEVER_DUE,
@@ -84,7 +65,7 @@ def state_failure(error: redis.exceptions.RedisError, url: str, subject: str) ->
         return failure(error, url, subject)
     used = ""
     with suppress(redis.exceptions.RedisError):
-        memory = bytes_client(url).info("memory")
+        memory = client(url).info("memory")
         figures = f"{int(memory['used_memory']):,} of {int(memory['maxmemory']):,} bytes"
         used = f": {figures} (maxmemory) are used"
     return Failure(
@@ -105,17 +86,13 @@ class RedisState:
 
     def rows(self, table: str, ids: Collection[str]) -> dict[str, StoredRow]:
         begin = view_key(self.prefix, table)
-        rows = {}
-        for page in pages(ids):
-            with self._server() as server:
-                values = server.mget([begin + row_id for row_id in page])
-            for row_id, value in zip(page, values, strict=True):
-                if value is not None:
-                    rows[row_id] = decode_row(value)
-        return rows
+        stored = self._values(
+            ids, lambda server, page: server.mget([begin + row_id for row_id in page])
+        )
+        return {row_id: decode_row(value) for row_id, value in stored.items()}
 
     def members(self, table: str, slot: int, texts: Collection[str]) -> dict[str, set[str]]:
-        sets = self._by_text(table, slot, texts, lambda pipeline, key: pipeline.smembers(key))
+        sets = self._by_text(table, slot, texts, "smembers")
         return {text: {row_id.decode() for row_id in ids} for text, ids in sets.items()}
 
     def scan_members(
@@ -139,12 +116,7 @@ class RedisState:
     def listed(
         self, table: str, number: int, texts: Collection[str], limit: int
     ) -> dict[str, list[str]]:
-        lists = self._by_text(
-            table,
-            f"{LISTING}{number}",
-            texts,
-            lambda pipeline, key: pipeline.zrange(key, 0, limit - 1),
-        )
+        lists = self._by_text(table, f"{LISTING}{number}", texts, "zrange", 0, limit - 1)
         # The order has no space; an id may have.
         return {
             text: [member.decode().partition(" ")[2] for member in members]
@@ -160,64 +132,78 @@ class RedisState:
         *,
         last_first: bool = False,
     ) -> list[list[Place]]:
-        answers: list[list[Place]] = []
-        for page in pages(spans):
-            with self._server() as server:
-                pipeline = server.pipeline(transaction=False)
-                for span in page:
-                    key = index_key(self.prefix, table, f"{LISTING}{number}", span.text)
-                    low = f"[{span.low}"
-                    high = f"({span.high}"
-                    if last_first:
-                        pipeline.zrevrangebylex(key, high, low, span.skipped, limit)
-                    else:
-                        pipeline.zrangebylex(key, low, high, span.skipped, limit)
-                lists = pipeline.execute()
-            # The order has no space; an id may have.
-            answers += [
-                [Place._make(member.decode().split(" ", 1)) for member in members]
-                for members in lists
-            ]
-        return answers
+        def request(pipeline: Any, span: Span) -> None:
+            key = index_key(self.prefix, table, f"{LISTING}{number}", span.text)
+            low = f"[{span.low}"
+            high = f"({span.high}"
+            if last_first:
+                pipeline.zrevrangebylex(key, high, low, span.skipped, limit)
+            else:
+                pipeline.zrangebylex(key, low, high, span.skipped, limit)
+
+        # The order has no space; an id may have.
+        return [
+            [Place._make(member.decode().split(" ", 1)) for member in members]
+            for _, members in self._each(spans, request)
+        ]
 
     def tallied(self, table: str, number: int, texts: Collection[str]) -> dict[str, dict[str, int]]:
-        hashes = self._by_text(
-            table, f"{TALLY}{number}", texts, lambda pipeline, key: pipeline.hgetall(key)
-        )
+        hashes = self._by_text(table, f"{TALLY}{number}", texts, "hgetall")
         return {
             text: {field.decode(): int(value) for field, value in numbers.items()}
             for text, numbers in hashes.items()
         }
 
     def _by_text(
-        self,
-        table: str,
-        slot: int | str,
-        texts: Collection[str],
-        request: Callable[[Any, str], object],
+        self, table: str, slot: int | str, texts: Collection[str], command: str, *arguments: int
     ) -> dict[str, Any]:
-        """Read what there is of each text, a page in a round trip; nothing is left out."""
-        answers: dict[str, Any] = {}
-        for page in pages(texts):
+        """Read what there is of each text, by this command; nothing is left out."""
+
+        def request(pipeline: Any, text: str) -> None:
+            getattr(pipeline, command)(index_key(self.prefix, table, slot, text), *arguments)
+
+        return {text: answer for text, answer in self._each(texts, request) if answer}
+
+    def _each(
+        self, items: Iterable[Item], request: Callable[[Any, Item], object]
+    ) -> Iterator[tuple[Item, Any]]:
+        """Ask for each item, a page in a round trip; yields it with its answer."""
+        for page in pages(items):
             with self._server() as server:
                 pipeline = server.pipeline(transaction=False)
-                for text in page:
-                    request(pipeline, index_key(self.prefix, table, slot, text))
-                pairs = zip(page, pipeline.execute(), strict=True)
-            answers |= {text: answer for text, answer in pairs if answer}
-        return answers
+                for item in page:
+                    request(pipeline, item)
+                answers = pipeline.execute()
+            yield from zip(page, answers, strict=True)
+
+    def _values(
+        self, ids: Iterable[str], read: Callable[[Any, list[str]], Sequence[Any]]
+    ) -> dict[str, Any]:
+        """Read the values of ids that there are, a page with one command."""
+        values: dict[str, Any] = {}
+        for page in pages(ids):
+            with self._server() as server:
+                answers = read(server, page)
+            pairs = zip(page, answers, strict=True)
+            values |= {row_id: value for row_id, value in pairs if value is not None}
+        return values
+
+    def _fields(self, name: KeyName, view: str, ids: Iterable[str]) -> dict[str, bytes]:
+        """Read the fields of a view's hash that there are."""
+        key = self._key(name, view)
+        return self._values(ids, lambda server, page: server.hmget(key, page))
 
     # Turns, and what is to be done in one.
 
     def take(self, owner: str) -> Turn:
-        return Turn(owner, self._call(TAKE_TURN, [self._key("documents")], [owner]))
+        return Turn(owner, self._call(scripts.TAKE_TURN, [self._key("documents")], [owner]))
 
     def begin_turn(self, turn: Turn) -> None:
         former = turn._replace(number=turn.number - 1)
-        self._in_turn(former, WHILE_TURN, [], ["turn", turn.number])
+        self._in_turn(former, scripts.WHILE_TURN, [], ["turn", turn.number])
 
     def require_turn(self, turn: Turn) -> None:
-        self._in_turn(turn, WHILE_TURN, [], [])
+        self._in_turn(turn, scripts.WHILE_TURN, [], [])
 
     def pending(self) -> Iterable[Chunk]:
         with self._server() as server:
@@ -232,7 +218,7 @@ class RedisState:
 
     def mark_rows(self, view: str, ids: Collection[str]) -> None:
         for page in pages(ids):
-            self._call(MARK_ROWS, [self._key("dirty", view), self._key("number")], page)
+            self._call(scripts.MARK_ROWS, [self._key("dirty", view), self._key("number")], page)
 
     def climbed(self, chunk: Chunk, marks: Mapping[str, Collection[str]]) -> None:
         flat = [
@@ -241,7 +227,9 @@ class RedisState:
             for row_id in ids
             for part in (self._key("dirty", view), row_id)
         ]
-        self._call(CLIMBED, [self._key("pending"), self._key("number")], [chunk.number, *flat])
+        self._call(
+            scripts.CLIMBED, [self._key("pending"), self._key("number")], [chunk.number, *flat]
+        )
 
     def dirty(self, view: str, limit: int) -> dict[str, str]:
         """Read the lowest and the highest marks in one round trip."""
@@ -257,14 +245,8 @@ class RedisState:
         return {row_id.decode(): f"{mark:.0f}" for row_id, mark in pairs}
 
     def dirty_among(self, view: str, ids: Collection[str]) -> set[str]:
-        dirty = set[str]()
-        for page in pages(ids):
-            with self._server() as server:
-                scores = server.zmscore(self._key("dirty", view), page)
-            dirty |= {
-                row_id for row_id, score in zip(page, scores, strict=True) if score is not None
-            }
-        return dirty
+        key = self._key("dirty", view)
+        return set(self._values(ids, lambda server, page: server.zmscore(key, page)))
 
     def deleted_keys(self, view: str, ids: Collection[str]) -> dict[str, bytes]:
         return {row_id: key for row_id, key in self._fields("gone", view, ids).items() if key}
@@ -280,29 +262,21 @@ class RedisState:
             raise lane.Failure(*REFUSALS["unsettled"])
         return SentDigests(number, self._fields("sent", view, ids))
 
-    def _fields(self, name: KeyName, view: str, ids: Collection[str]) -> dict[str, bytes]:
-        """Read the fields of a view's hash that there are, a page in a round trip."""
-        fields: dict[str, bytes] = {}
-        for page in pages(ids):
-            with self._server() as server:
-                values = server.hmget(self._key(name, view), page)
-            pairs = zip(page, values, strict=True)
-            fields |= {row_id: value for row_id, value in pairs if value is not None}
-        return fields
-
     def begin_sending(self, turn: Turn, number: int) -> None:
-        self._in_turn(turn, BEGIN_SENDING, [], [number])
+        self._in_turn(turn, scripts.BEGIN_SENDING, [], [number])
 
     def note_digests(self, turn: Turn, view: str, digests: Mapping[str, bytes | None]) -> None:
         for page in pages(digests.items()):
             flat = [part for row_id, digest in page for part in (row_id, digest or b"")]
-            self._in_turn(turn, NOTE_DIGESTS, [self._key("sent", view)], flat)
+            self._in_turn(turn, scripts.NOTE_DIGESTS, [self._key("sent", view)], flat)
 
     def forget_digests(self, turn: Turn, view: str) -> None:
-        self._in_turn(turn, FORGET_DIGESTS, [self._key("sent", view), self._key("closed")], [view])
+        self._in_turn(
+            turn, scripts.FORGET_DIGESTS, [self._key("sent", view), self._key("closed")], [view]
+        )
 
     def note_closed(self, turn: Turn, view: str, closed: int) -> None:
-        self._in_turn(turn, ADVANCE, [self._key("closed")], [view, closed])
+        self._in_turn(turn, scripts.ADVANCE, [self._key("closed")], [view, closed])
 
     def late(self, view: str) -> list[LateChange]:
         with self._server() as server:
@@ -328,7 +302,9 @@ class RedisState:
         ]
         times = [due.get(row_id, "") for row_id in marks]
         flat = [part for row_id, digest in digests.items() for part in (row_id, digest or b"")]
-        self._in_turn(turn, SENT, keys, [len(marks), *marks, *marks.values(), *times, *flat])
+        self._in_turn(
+            turn, scripts.SENT, keys, [len(marks), *marks, *marks.values(), *times, *flat]
+        )
 
     def times_seen(self) -> Mapping[str, int]:
         return self._times("seen")
@@ -346,11 +322,11 @@ class RedisState:
         flat = [
             part for view, now in clocks.items() for part in (view, max(now, closed.get(view, now)))
         ]
-        self._in_turn(turn, ADVANCE, [self._key("clocks")], flat)
+        self._in_turn(turn, scripts.ADVANCE, [self._key("clocks")], flat)
 
     def ripen(self, turn: Turn, view: str, now: int) -> None:
         keys = [self._key("due", view), self._key("dirty", view), self._key("number")]
-        while self._in_turn(turn, RIPEN, keys, [now, PAGE]):
+        while self._in_turn(turn, scripts.RIPEN, keys, [now, PAGE]):
             pass
 
     def is_due(self, view: str, now: int) -> bool:
@@ -365,7 +341,7 @@ class RedisState:
             *([self._key("sent", view)] if send_again else []),
         ]
         for page in pages(keys.items()):
-            self._call(MARK, places, [part for pair in page for part in pair])
+            self._call(scripts.MARK, places, [part for pair in page for part in pair])
 
     def is_clean(self) -> bool:
         with self._server() as server:
@@ -420,7 +396,7 @@ class RedisState:
                     offsets = checkpoint.position.offsets
                     fields.append(f"{view} {topic}")
                     fields.append(json.dumps([topic_id, offsets, checkpoint.floor]))
-        self._in_turn(turn, WHILE_TURN, [], fields)
+        self._in_turn(turn, scripts.WHILE_TURN, [], fields)
 
     def _notes(self) -> Iterator[tuple[str, str, bytes]]:
         """Read the notes: of which view, the topic or `CLOCK`, the value."""
@@ -489,7 +465,7 @@ class RedisState:
     def _server(self) -> Iterator[Any]:
         """Ask the server; what fails is raised as Failure."""
         try:
-            yield bytes_client(self.url)
+            yield client(self.url, is_text=False)
         except redis.exceptions.RedisError as error:
             subject = "the state of documents"
             raise lane.Failure(*state_failure(error, self.url, subject)) from None
@@ -502,7 +478,8 @@ class RedisState:
         self, turn: Turn, source: str, keys: Sequence[str], arguments: Sequence[Any]
     ) -> Any:
         """Call a script that wants a turn. Raises Failure unless it is this one."""
-        answer = self._call(source, [self._key("documents"), *keys], [*turn, *arguments])
+        places = [self._key("documents"), *keys]
+        answer = self._call(scripts.DURING_TURN + source, places, [*turn, *arguments])
         if isinstance(answer, bytes) and answer != b"ok":
             raise lane.Failure(*REFUSALS[answer.decode()])
         return answer
