@@ -16,9 +16,8 @@ from cdc.views.closing import ClosedWindow
 from cdc.views.having import shown_values
 from cdc.views.plan import Aggregate, Listing, Node, StatePlan, View, is_key, narrowed
 from cdc.views.rows import Entries, StoredRow, document_values, place_text, value_reader
-from cdc.views.scalar.expression import Expression, next_change
 from cdc.views.scalar.instants import text_of
-from cdc.views.scalar.operators import NOW
+from cdc.views.scalar.operators import NOW, Term, next_change
 from cdc.views.scalar.ordering import code_points
 from cdc.views.state import State, scan_spans
 from cdc.views.time_joins import children_span, is_last, list_place
@@ -142,7 +141,7 @@ def _steps(
 
 def _matching(
     table: Table,
-    condition: Expression | None,
+    condition: Term | None,
     rows: Mapping[str, StoredRow],
     clock: Mapping[str, str] = NO_CLOCK,
     due: dict[str, int] | None = None,
@@ -159,13 +158,11 @@ def _matching(
     }
 
 
-def note_due(
-    condition: Expression, values: Mapping[str, Mapping[str, Any]], due: dict[str, int]
-) -> None:
+def note_due(condition: Term, values: Mapping[str, Mapping[str, Any]], due: dict[str, int]) -> None:
     """Note for each row when a condition on it may change by the clock, if that is earlier."""
-    if condition.term is None or not condition.reads_clock:
+    if not condition.reads_clock:
         return
-    first_after = next_change(condition.term)
+    first_after = next_change(condition)
     for row_id, row_values in values.items():
         if (moment := first_after(row_values)) is not None:
             due[row_id] = min(moment, due.get(row_id, moment))

@@ -32,7 +32,7 @@ from cdc.views.plan import (
 from cdc.views.rows import LISTING, NULL_LAST, TALLY, Entries, document_values, join_text
 from cdc.views.scalar.instants import FIRST, LAST, microseconds, text_of
 from cdc.views.scalar.operators import NOW
-from cdc.views.scalar.terms import BOOLEAN, INTEGERS, TIMESTAMPTZ, group
+from cdc.views.scalar.type_groups import BOOLEAN, INTEGERS, TIMESTAMPTZ, group
 from cdc.views.sessions import Sessions
 from cdc.views.state import Pane, Place, Span, State, scan_spans
 

@@ -25,11 +25,11 @@ from cdc.config.view_settings import (
     TimeKind,
 )
 from cdc.model.table import Column, Table
-from cdc.views.scalar.expression import Expression
-from cdc.views.scalar.terms import DATE, TEXTS, TIMESTAMP, TIMESTAMPTZ, UUID, group
+from cdc.views.scalar.operators import Term
+from cdc.views.scalar.type_groups import DATE, TEXTS, TIMESTAMP, TIMESTAMPTZ, UUID, group
 
 T = TypeVar("T")
-Values = tuple[Expression, ...]
+Values = tuple[Term, ...]
 """Expressions over one row, which a join compares one by one."""
 TEXT_FORMS = (TEXTS, UUID, DATE, TIMESTAMP, TIMESTAMPTZ)
 """Groups of types whose values are texts in documents."""
@@ -117,7 +117,7 @@ class Listing:
     """
 
     values: Values
-    where: Expression | None
+    where: Term | None
     order_by: tuple[Order, ...]
     closing: Closing | None = None
 
@@ -129,14 +129,14 @@ class Tally:
     """
 
     values: Values
-    where: Expression | None
+    where: Term | None
     columns: tuple[str, ...]
     summed: tuple[str, ...]
     distinct: tuple[str, ...] = ()
     closing: Closing | None = None
 
 
-def tally_of(values: Values, where: Expression | None, aggregates: Iterable[Aggregate]) -> Tally:
+def tally_of(values: Values, where: Term | None, aggregates: Iterable[Aggregate]) -> Tally:
     """Return the numbers over the rows that meet a condition which these aggregates are made of."""
     parts = [(part.argument, part.function) for part in aggregates if part.argument is not None]
     uncounted = ("distinct", *EXTREMES, *ENDS)
@@ -176,11 +176,11 @@ class Node:
     order_by: tuple[Order, ...] = ()
     limit: int = 1000
     flatten: str | None = None
-    where: Expression | None = None
+    where: Term | None = None
     aggregates: tuple[Aggregate, ...] = ()
     shows: bool = True
     presence: bool | None = None
-    meets: Expression | None = None
+    meets: Term | None = None
     children: tuple["Node", ...] = ()
 
     def walk(self) -> Iterator["Node"]:
@@ -354,8 +354,8 @@ class GroupedAggregate:
     """
 
     aggregate: Aggregate
-    filter: Expression | None
-    where: Expression | None
+    filter: Term | None
+    where: Term | None
 
 
 @dataclass(frozen=True)
@@ -449,7 +449,7 @@ class View:
     name: str
     root: Node
     sinks: tuple[str, ...]
-    having: Expression | None = None
+    having: Term | None = None
     clock: str | None = None
     alerts: bool = False
     pattern: PatternSettings | None = None

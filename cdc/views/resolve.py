@@ -45,25 +45,24 @@ from cdc.views.plan import (
     View,
     Window,
 )
-from cdc.views.scalar.expression import Expression
 from cdc.views.scalar.instants import EPOCH
-from cdc.views.scalar.operators import quoted_name, source_name, sql_text
+from cdc.views.scalar.operators import Term, quoted_name
 from cdc.views.scalar.parser import UnknownColumn, parse
-from cdc.views.scalar.terms import (
+from cdc.views.scalar.type_groups import (
     BOOLEAN,
     ENUM,
     INTEGERS,
+    JOINED,
     TEXTS,
     TIMESTAMP,
     TIMESTAMPTZ,
     UUID,
-    Term,
+    comparison,
     group,
     has_extremes,
     is_counted_distinct,
     is_ordered,
     is_summed,
-    joined_group,
     keeps_form,
 )
 
@@ -200,7 +199,7 @@ class _Resolver:
         name: str,
         settings: GroupedViewSettings,
         window: WindowSettings,
-        where: Expression | None,
+        where: Term | None,
     ) -> View:
         """Resolve a view with a document for each row, of the rows in the time before it."""
         keys = ("views", name)
@@ -219,7 +218,7 @@ class _Resolver:
                     f"group_by: [{text}]",
                 )
         shown = {*table.key, *settings.group_by, window.time}
-        parts: dict[Expression | None, list[Aggregate]] = {}
+        parts: dict[Term | None, list[Aggregate]] = {}
         for member, text in settings.select.items():
             place = (*keys, "select", member)
             if member in shown:
@@ -259,17 +258,14 @@ class _Resolver:
         view = View(name, root, (), alerts=settings.alerts, sliding=settings)
         return self._completed(view, settings, shown_types(root), keys)
 
-    def _grouped_by(self, table: Table, text: str, keys: Keys) -> tuple[Expression, str]:
+    def _grouped_by(self, table: Table, text: str, keys: Keys) -> tuple[Term, str]:
         """Resolve what rows are grouped by, and name its Postgres type."""
-        value, term = self._expression(table, text, keys)
-        if term.operator == "column":
-            type_ = table.column(value.text).type
-            if term.group in GROUPED:
-                return value, type_
-        elif term.group in COMPUTED:
-            return value, COMPUTED[term.group]
-        else:
-            type_ = term.group
+        value = self._expression(table, text, keys)
+        type_ = _type_name(table, value)
+        if value.operator == "column" and value.group in GROUPED:
+            return value, type_
+        if value.operator != "column" and value.group in COMPUTED:
+            return value, COMPUTED[value.group]
         raise self.pipeline.mistake(
             keys,
             f"{text} is {type_}, and rows can't be grouped by it exactly",
@@ -300,7 +296,7 @@ class _Resolver:
         return order.column
 
     def _grouped_aggregate(
-        self, table: Table, where: Expression | None, name: str, text: str, keys: Keys
+        self, table: Table, where: Term | None, name: str, text: str, keys: Keys
     ) -> GroupedAggregate:
         call, condition = selected(text)
         part = self._aggregate(table, name, call, keys)
@@ -339,13 +335,11 @@ class _Resolver:
         table = root.table
         time = settings.order_by
         values = []
-        terms = []
         for number, text in enumerate(settings.by):
             place = (*keys, "by", str(number))
-            value, term = self._expression(table, text, place)
-            self._require_comparable((table, term), (table, term), place)
+            value = self._expression(table, text, place)
+            self._require_comparable((table, value), (table, value), place)
             values.append(value)
-            terms.append(term)
         hint = "order by a column of type timestamptz or timestamp"
         type_ = self._require_time(table, "order_by", time, (*keys, "order_by"), hint)
         within = microseconds(settings.within)
@@ -383,13 +377,12 @@ class _Resolver:
         end = Term("shift", TIMESTAMPTZ, (Term("column", TIMESTAMPTZ, (), time),), within)
         over = Term(">", BOOLEAN, (Term("now", TIMESTAMPTZ), end))
         # A row without such a value has no later one, and is in no sequence either.
-        null = [Term("is null", BOOLEAN, (term,)) for term in terms]
+        null = [Term("is null", BOOLEAN, (value,)) for value in values]
         known = [Term("not", BOOLEAN, (term,)) for term in null]
-        met = _term(last)
-        where = _computed(Term("and", BOOLEAN, (met, *known, over)))
+        where = Term("and", BOOLEAN, (last, *known, over))
         return replace(root, where=where, children=(*root.children, *earlier, absent))
 
-    def _having(self, types: Mapping[str, str], text: str | None, keys: Keys) -> Expression | None:
+    def _having(self, types: Mapping[str, str], text: str | None, keys: Keys) -> Term | None:
         """Resolve the condition over what a document shows, given with its types."""
         if text is None:
             return None
@@ -406,7 +399,7 @@ class _Resolver:
             raise self.pipeline.mistake(keys, str(error), error.hint) from None
         if term.group != BOOLEAN:
             raise self.pipeline.mistake(keys, "isn't a condition", "for example: having: late > 3")
-        return _computed(term)
+        return term
 
     def _children(
         self, parent: Table, settings: ViewSettings | IncludeSettings, keys: Keys
@@ -477,10 +470,8 @@ class _Resolver:
             f"did you mean {near[0]}?" if near else f"its columns: {', '.join(captured)}",
         )
 
-    def _expression(
-        self, table: Table, text: str, keys: Keys, *, has_clock: bool = False
-    ) -> tuple[Expression, Term]:
-        """Return an expression and its term; a column's name needn't be written as SQL has it."""
+    def _expression(self, table: Table, text: str, keys: Keys, *, has_clock: bool = False) -> Term:
+        """Parse an expression; a column's name needn't be written as SQL has it."""
         types = {column.name: column.type for column in table.columns}
         try:
             term = (
@@ -494,9 +485,7 @@ class _Resolver:
         except InvalidSetting as error:
             raise self.pipeline.mistake(keys, str(error), error.hint) from None
         self._require_labels(table, term, keys)
-        if term.operator == "column":
-            return Expression(str(term.detail), term.columns()), term
-        return _computed(term), term
+        return term
 
     def _require_labels(self, table: Table, term: Term, keys: Keys) -> None:
         """Refuse to compare an enum with a text that isn't one of its labels, as Postgres does.
@@ -515,27 +504,26 @@ class _Resolver:
 
     def _condition(
         self, table: Table, text: str | None, keys: Keys, *, has_clock: bool = False
-    ) -> Expression | None:
+    ) -> Term | None:
         return None if text is None else self._met(table, text, keys, has_clock=has_clock)
 
-    def _met(self, table: Table, text: str, keys: Keys, *, has_clock: bool = False) -> Expression:
-        condition, term = self._expression(table, text, keys, has_clock=has_clock)
-        if term.group == BOOLEAN:
+    def _met(self, table: Table, text: str, keys: Keys, *, has_clock: bool = False) -> Term:
+        condition = self._expression(table, text, keys, has_clock=has_clock)
+        if condition.group == BOOLEAN:
             return condition
         hint = "for example: where: status <> 'draft'"
         raise self.pipeline.mistake(keys, "isn't a condition", hint)
 
     def _join(self, parent: Table, table: Table, settings: IncludeSettings, keys: Keys) -> Join:
-        pairs = []
+        parents = []
+        children = []
         for left, right in settings.on.items():
             place = (*keys, "on", left)
-            values, term = self._expression(parent, left, place)
-            other_values, other_term = self._expression(table, right, place)
-            self._require_comparable((parent, term), (table, other_term), place)
-            pairs.append((values, other_values))
-        parents = tuple(left for left, _ in pairs)
-        children = tuple(right for _, right in pairs)
-        return Join(parents, children, self._time_join(parent, table, settings, keys))
+            parents.append(self._expression(parent, left, place))
+            children.append(self._expression(table, right, place))
+            self._require_comparable((parent, parents[-1]), (table, children[-1]), place)
+        time = self._time_join(parent, table, settings, keys)
+        return Join(tuple(parents), tuple(children), time)
 
     def _time_join(
         self, parent: Table, table: Table, settings: IncludeSettings, keys: Keys
@@ -568,7 +556,7 @@ class _Resolver:
     ) -> None:
         """Refuse sides whose equal values wouldn't have equal texts."""
         types = [_type_name(table, term) for table, term in (left, right)]
-        groups = [joined_group(table, term) for table, term in (left, right)]
+        groups = [_joined_as(table, term) for table, term in (left, right)]
         if None not in groups and groups[0] == groups[1]:
             return
         accepted = (
@@ -665,26 +653,25 @@ class _Resolver:
             )
 
 
-def _pane(table: Table, window: Window) -> Expression:
+def _pane(table: Table, window: Window) -> Term:
     """Return the beginning of the pane that a row is in."""
     column = Term("column", group(table.column(window.time).type), (), window.time)
-    return _computed(Term("bin", column.group, (column,), f"{window.every} {window.start}"))
+    return Term("bin", column.group, (column,), f"{window.every} {window.start}")
 
 
-def _both(first: Expression | None, second: Expression | None) -> Expression | None:
+def _both(first: Term | None, second: Term | None) -> Term | None:
     if first is None or second is None:
         return first or second
-    return _computed(Term("and", BOOLEAN, (_term(first), _term(second))))
+    return Term("and", BOOLEAN, (first, second))
 
 
-def _computed(term: Term) -> Expression:
-    return Expression(sql_text(term, source_name), term.columns(), term)
-
-
-def _term(condition: Expression) -> Term:
-    return condition.term or Term("column", BOOLEAN, (), condition.text)
+def _joined_as(table: Table, term: Term) -> str | None:
+    """Return what a join compares an expression over a table's row as; None where it can't."""
+    if term.operator == "column":
+        return comparison(table.column(term.text).type)
+    return term.group if term.group in JOINED else None
 
 
 def _type_name(table: Table, term: Term) -> str:
     """Name the type of an expression for a person."""
-    return table.column(str(term.detail)).type if term.operator == "column" else term.group
+    return table.column(term.text).type if term.operator == "column" else term.group

@@ -28,8 +28,8 @@ from cdc.codec.table import codec
 from cdc.model.table import Table
 from cdc.views.plan import Listing, Order, StatePlan, Tally, Values, is_key, narrowed
 from cdc.views.scalar.amounts import COUNTED, encode_amount, encode_distinct
-from cdc.views.scalar.expression import Expression
 from cdc.views.scalar.instants import microseconds
+from cdc.views.scalar.operators import Term
 from cdc.views.scalar.ordering import order_text, reversed_order, sort_key
 
 GROUP = "\x1d"
@@ -214,7 +214,7 @@ def _columns(part: Listing | Tally) -> Iterator[str]:
         yield from (order.column for order in part.order_by)
 
 
-def _meets(condition: Expression | None, row: Row) -> bool:
+def _meets(condition: Term | None, row: Row) -> bool:
     return condition is None or condition.evaluate(row) is True
 
 

@@ -14,7 +14,7 @@ from cdc.views.aggregates import RowAggregates
 from cdc.views.plan import LISTED, Grouping, Session, StatePlan, View, narrowed
 from cdc.views.rows import Entries, document_values
 from cdc.views.scalar.instants import FIRST, LAST, instant_of, order_of
-from cdc.views.scalar.terms import TIMESTAMPTZ, group
+from cdc.views.scalar.type_groups import TIMESTAMPTZ, group
 from cdc.views.state import SPAN_PAGE, Span, State
 
 FIRST_PAGE = 20

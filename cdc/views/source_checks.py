@@ -21,8 +21,7 @@ from cdc.postgres.table_survey import Survey
 from cdc.readiness.facts import bounded_locks
 from cdc.views.plan import Node, View
 from cdc.views.resolve import Keys, resolve
-from cdc.views.scalar.expression import Expression
-from cdc.views.scalar.operators import quoted_name
+from cdc.views.scalar.operators import Term, quoted_name
 from cdc.views.sql import clock_setting, document_query
 from cdc.views.tables import view_table
 
@@ -90,7 +89,7 @@ def missing_indexes(conn: Connection, views: Sequence[View]) -> list[str]:
         for node in view.root.walk():
             if node.join is None or node.time is None:
                 continue
-            columns = [value.text for value in node.join.child if value.term is None]
+            columns = [value.text for value in node.join.child if value.operator == "column"]
             known = facts.get(node.table.qualified)
             # An index of an expression may have any form.
             if known is None or len(columns) < len(node.join.child):
@@ -130,7 +129,7 @@ class _Checks:
         places += [(*keys, "window", "time")] * (len(view.grouping.values) - len(places))
         for value, place in zip(view.grouping.values, places, strict=True):
             self._require_logged(view.root, value, place)
-            self._require_strict(view.root, value, place)
+            self._require_strict(view.root, value.columns, place)
 
     def check_distinct(self, view: View, keys: Keys) -> None:
         """Check the columns whose different values are counted."""
@@ -139,8 +138,7 @@ class _Checks:
         aggregates += [part for child in view.root.children for part in child.aggregates]
         for part in aggregates:
             if part.function == "distinct" and part.argument is not None:
-                value = Expression(part.argument, (part.argument,))
-                self._require_strict(view.root, value, (*keys, "select", part.name))
+                self._require_strict(view.root, [part.argument], (*keys, "select", part.name))
 
     def check_children(self, node: Node, keys: Keys, *, is_sliding: bool = False) -> None:
         """Check all edges below a node, whose place in the file is `keys`.
@@ -162,7 +160,7 @@ class _Checks:
     def _require_one(self, node: Node, keys: Keys) -> None:
         """Refuse an object that several rows might be."""
         assert node.join is not None
-        columns = [value.text for value in node.join.child if value.term is None]
+        columns = [value.text for value in node.join.child if value.operator == "column"]
         facts = self._facts.get(node.table.qualified)
         if (
             node.many
@@ -191,8 +189,8 @@ class _Checks:
             collations = set()
             for node, value in ((parent, left), (child, right)):
                 self._require_logged(node, value, place)
-                self._require_strict(node, value, place)
-                if value.term is None and (facts := self._facts.get(node.table.qualified)):
+                self._require_strict(node, value.columns, place)
+                if value.operator == "column" and (facts := self._facts.get(node.table.qualified)):
                     collations.add(facts.collations.get(value.text))
             if len(collations - {None}) > 1:
                 names = " and ".join(sorted(name for name in collations if name))
@@ -202,9 +200,9 @@ class _Checks:
                     "ALTER TABLE ... ALTER COLUMN ... TYPE ... COLLATE ..., the same for both",
                 )
 
-    def _require_strict(self, node: Node, value: Expression, keys: Keys) -> None:
+    def _require_strict(self, node: Node, columns: Sequence[str], keys: Keys) -> None:
         facts = self._facts.get(node.table.qualified)
-        loose = [name for name in value.columns if facts and name in facts.loose]
+        loose = [name for name in columns if facts and name in facts.loose]
         if facts and loose:
             raise self._pipeline.mistake(
                 keys,
@@ -213,7 +211,7 @@ class _Checks:
                 "take another column",
             )
 
-    def _require_logged(self, node: Node, value: Expression, keys: Keys) -> None:
+    def _require_logged(self, node: Node, value: Term, keys: Keys) -> None:
         facts = self._facts.get(node.table.qualified)
         missing = [name for name in value.columns if facts and name in facts.unlogged]
         if missing:

@@ -27,9 +27,8 @@ from cdc.views.plan import (
     View,
     Window,
 )
-from cdc.views.scalar.expression import Expression
-from cdc.views.scalar.operators import COLLATION, NOW, quoted, quoted_name, sql_text
-from cdc.views.scalar.terms import TEXTS, TIMESTAMPTZ, group
+from cdc.views.scalar.operators import COLLATION, NOW, Term, quoted, quoted_name, sql_text
+from cdc.views.scalar.type_groups import TEXTS, TIMESTAMPTZ, group
 
 Member = tuple[str, str]
 """A name, and SQL for the text of a value as JSON; its NULL is JSON's null."""
@@ -54,9 +53,9 @@ def document_query(view: View) -> str:
     conditions = [*parts.conditions]
     if root.where:
         conditions.append(_expression(root.where, alias, clock))
-    if view.having is not None and view.having.term is not None:
+    if view.having is not None:
         named = {part.name: value for part, _, value in parts.numbers} | parts.named | columns
-        conditions.append(sql_text(view.having.term, {**named, NOW: clock}.__getitem__))
+        conditions.append(sql_text(view.having, {**named, NOW: clock}.__getitem__))
     return _select(
         [*columns.values(), *numbers, *nested], root.table, alias, parts.joins, conditions
     )
@@ -353,13 +352,14 @@ def _interval(microseconds: int) -> str:
     return f"interval '{microseconds} microseconds'"
 
 
-def _expression(expression: Expression, alias: str, clock: str = "") -> str:
+def _expression(expression: Term, alias: str, clock: str = "") -> str:
     def column(name: str) -> str:
         return clock if name == NOW else f"{alias}.{quoted_name(name)}"
 
-    if expression.term is None:
+    # An enum stays one, for an index.
+    if expression.operator == "column":
         return column(expression.text)
-    return sql_text(expression.term, column)
+    return sql_text(expression, column)
 
 
 def _ordering(node: Node, alias: str) -> list[str]:
