@@ -68,13 +68,17 @@ class Ordering(NamedTuple):
 
 
 class AggregateCall(NamedTuple):
-    """An aggregate as the file has it; the argument is None for count(*). `fraction` is the one of
-    percentile_disc, from 0 to 1.
+    """An aggregate as the file has it.
+
+    argument   a column; None for count(*)
+    fraction   of percentile_disc, from 0 to 1
+    condition  of FILTER
     """
 
     function: Function
     argument: str | None
     fraction: float | None = None
+    condition: str | None = None
 
 
 def ordering(text: str) -> Ordering:
@@ -105,14 +109,14 @@ def _call(text: str, functions: Collection[str]) -> AggregateCall | None:
     return AggregateCall(cast(Function, function), None if argument == "*" else argument)
 
 
-def selected(text: str) -> tuple[AggregateCall, str | None]:
-    """Read `sum(amount)`, or `sum(amount) FILTER (WHERE ...)`: an aggregate over rows of a group, and
-    its condition. Raises InvalidSetting.
+def selected(text: str) -> AggregateCall:
+    """Read `sum(amount)`, or `sum(amount) FILTER (WHERE ...)`: an aggregate over rows of a group. Raises
+    InvalidSetting.
     """
     match = FILTERED.fullmatch(text)
     if match is None:
-        return _selected_call(text), None
-    return _selected_call(match["call"]), match["condition"].strip()
+        return _selected_call(text)
+    return _selected_call(match["call"])._replace(condition=match["condition"].strip())
 
 
 def _selected_call(text: str) -> AggregateCall:
@@ -585,7 +589,7 @@ class GroupedViewSettings(Section):
 
     @model_validator(mode="after")
     def _check_order(self) -> "GroupedViewSettings":
-        ends = [name for name, text in self.select.items() if selected(text)[0].function in ENDS]
+        ends = [name for name, text in self.select.items() if selected(text).function in ENDS]
         if self.order_by is not None and self.window is not None:
             raise InvalidSetting(
                 "the rows of a window are in the order of its time",

@@ -11,11 +11,11 @@ from typing import Any, NamedTuple
 from cdc.codec.members import encode, joined, members
 from cdc.codec.table import codec
 from cdc.model.table import Table
-from cdc.views.aggregates import RowAggregates, extreme, tallied
+from cdc.views.aggregates import Numbers, RowAggregates
 from cdc.views.closing import ClosedWindow
 from cdc.views.having import shown_values
-from cdc.views.plan import Aggregate, Listing, Node, StatePlan, View, is_key, narrowed
-from cdc.views.rows import Entries, StoredRow, document_values, place_text, value_reader
+from cdc.views.plan import Listing, Node, StatePlan, View, is_key, narrowed
+from cdc.views.rows import Entries, StoredRow, document_values, meeting, place_text, value_reader
 from cdc.views.scalar.instants import text_of
 from cdc.views.scalar.operators import NOW, Term, next_change
 from cdc.views.scalar.ordering import code_points
@@ -72,11 +72,7 @@ def assemble(
             row_id: clock | shown_values(root, condition.columns, row.row, dict(nested[row_id]))
             for row_id, row in rows.items()
         }
-        rows = {
-            row_id: row
-            for row_id, row in rows.items()
-            if condition.evaluate(values[row_id]) is True
-        }
+        rows = {row_id: rows[row_id] for row_id in meeting(condition, values)}
         note_due(condition, values, due)
     documents = [
         Document(row_id, row.key, _spliced(member_values(row.row), nested[row_id]))
@@ -153,9 +149,7 @@ def _matching(
     values = {row_id: {**clock, **document_values(row.row, table)} for row_id, row in rows.items()}
     if due is not None:
         note_due(condition, values, due)
-    return {
-        row_id: row for row_id, row in rows.items() if condition.evaluate(values[row_id]) is True
-    }
+    return {row_id: rows[row_id] for row_id in meeting(condition, values)}
 
 
 def note_due(condition: Term, values: Mapping[str, Mapping[str, Any]], due: dict[str, int]) -> None:
@@ -198,7 +192,12 @@ def _members(
             }
             present = {text for text in texts.values() if text is not None}
             ids_by_text = _find_children(plan, state, child, present)
-            _add_numbers(plan, state, child, texts, present, numbers)
+            if child.totals is not None:
+                panes = {row_id: [] if text is None else [text] for row_id, text in texts.items()}
+                totals = Numbers(plan, state, child.table, child.totals, panes)
+                for part in child.aggregates:
+                    for row_id, value in totals.values(part).items():
+                        numbers[row_id].append((part.name, encode(value)))
         child_ids = {child_id for ids in ids_by_text.values() for child_id in ids}
         # Several members may be of the same rows: each is read once.
         rows_read = stored.setdefault(child.table.qualified, {})
@@ -274,54 +273,6 @@ def _find_children(
     return state.members(name, plan.slots[name].index(node.join.child), texts)
 
 
-def _add_numbers(
-    plan: StatePlan,
-    state: State,
-    node: Node,
-    texts: Mapping[str, str | None],
-    present: Collection[str],
-    numbers: Mapping[str, list[Member]],
-) -> None:
-    """Add what a node's aggregates are to each parent's numbers; of its rows only the first of a
-    list are read.
-    """
-    if not node.aggregates:
-        return
-    name = node.table.qualified
-    tallies: Mapping[str, Mapping[str, int]] = {}
-    if node.tally is not None:
-        tallies = state.tallied(name, plan.tallies[name].index(node.tally), present)
-    extremes = {part: _extremes(plan, state, node, part, present) for part in node.extremes}
-    for row_id, text in texts.items():
-        for part in node.aggregates:
-            if part in extremes:
-                value = extremes[part].get(text) if text is not None else None
-            else:
-                assert node.tally is not None
-                tally = tallies.get(text, {}) if text is not None else {}
-                value = tallied(part, node.table, node.tally, tally)
-            numbers[row_id].append((part.name, encode(value)))
-
-
-def _extremes(
-    plan: StatePlan, state: State, node: Node, part: Aggregate, texts: Collection[str]
-) -> dict[str, Any]:
-    """Read the value of the first row of each list that is ordered by it."""
-    assert part.argument is not None
-    name = node.table.qualified
-    listing = node.extremes[part]
-    first_ids = state.listed(name, plan.listings[name].index(listing), texts, 1)
-    rows = state.rows(name, {row_id for ids in first_ids.values() for row_id in ids})
-    table = narrowed(node.table, [part.argument])
-    type_ = node.table.column(part.argument).type
-    return {
-        text: extreme(type_, document_values(rows[row_id].row, table)[part.argument])
-        for text, ids in first_ids.items()
-        for row_id in ids
-        if row_id in rows
-    }
-
-
 class _Children:
     """The rows of a node, for all parents of a slice: each is read and written once."""
 
@@ -355,14 +306,14 @@ class _Children:
         node = self._node
         if not node.aggregates:
             return
-        columns = [part.argument for part in node.aggregates if part.argument]
+        columns = {part.argument for part in node.aggregates if part.argument}
+        columns |= {name for part in node.aggregates if part.filter for name in part.filter.columns}
         table = narrowed(node.table, columns)
         values = {row_id: document_values(row.row, table) for row_id, row in self.rows.items()}
-        aggregates = RowAggregates(node.aggregates, node.table, node.tally, values)
+        aggregates = RowAggregates(node.aggregates, node.table, values)
         for parent_id, parent_numbers in numbers.items():
             totals = aggregates.over(ids_by_parent.get(parent_id, ()))
-            for part, value in zip(node.aggregates, totals, strict=True):
-                parent_numbers.append((part.name, encode(value)))
+            parent_numbers += [(name, encode(value)) for name, value in totals.items()]
 
     def write(self, plan: StatePlan, state: State, ids: Collection[str]) -> dict[str, bytes]:
         """Return the documents of these rows, or what stands for them, by id."""

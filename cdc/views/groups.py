@@ -6,35 +6,30 @@ session is made of its rows (`cdc.views.sessions`).
 """
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from functools import cached_property
 from typing import Any
 
 from cdc.codec.members import encode
-from cdc.config.view_settings import ENDS
-from cdc.views.aggregates import added, ordered_value, rank, tallied
+from cdc.views.aggregates import Numbers
 from cdc.views.assemble import Document, Slice, note_due
 from cdc.views.closing import ClosedWindow
 from cdc.views.plan import (
-    EXTREMES,
     FINAL,
     WINDOW_END,
     WINDOW_START,
-    GroupedAggregate,
     Grouping,
     Session,
     StatePlan,
-    Tally,
     View,
     Window,
-    narrowed,
 )
-from cdc.views.rows import LISTING, NULL_LAST, TALLY, Entries, document_values, join_text
+from cdc.views.rows import LISTING, TALLY, Entries, join_text, meeting
 from cdc.views.scalar.instants import FIRST, LAST, microseconds, text_of
 from cdc.views.scalar.operators import NOW
 from cdc.views.scalar.type_groups import BOOLEAN, INTEGERS, TIMESTAMPTZ, group
 from cdc.views.sessions import Sessions
-from cdc.views.state import Pane, Place, Span, State, scan_spans
+from cdc.views.state import Pane, State
 
 Values = list[Any]
 """What the rows of a document have in common, in the form of documents: the columns of `View.keyed`."""
@@ -49,7 +44,7 @@ def documents_of(
         begins = set(Sessions(plan, state, view).changed(versions))
         ids = (groups.session_id(text, time) for text, time in begins)
         return {document_id for document_id in ids if document_id is not None}
-    tally = groups.grouping.tally(groups.grouping.counted)
+    tally = groups.grouping.tally(groups.grouping.where)
     number = plan.tallies[view.root.table.qualified].index(tally)
     texts = {entries.tallies[number] for entries in versions if number in entries.tallies}
     return {document_id for text in texts for document_id in groups.ids(text)}
@@ -69,21 +64,23 @@ def assemble_groups(
         rows = _read_sessions(plan, state, view, groups, known)
     else:
         panes = {row_id: groups.texts(values) for row_id, values in known.items()}
-        numbers = _Numbers(plan, state, view, panes)
-        rows = _read_panes(groups, numbers, panes, known)
+        numbers = Numbers(plan, state, view.root.table, groups.grouping, panes)
+        counts = numbers.counts(groups.grouping.where)
+        filled = {
+            row_id: values
+            for row_id, values in known.items()
+            if any(counts.get(text) for text in panes[row_id])
+        }
+        rows = _read_panes(groups, numbers, filled)
         if groups.grouping.closing is not None:
-            closed, due = _close(plan, view, groups, numbers, panes, now)
+            closed, due = _close(plan, view, groups, counts, panes, now)
             rows = {row_id: {**row, FINAL: row_id in closed} for row_id, row in rows.items()}
     clock = {} if now is None else {NOW: text_of(now)}
     if view.having is not None:
         shown = {row_id: clock | row for row_id, row in rows.items()}
         opened = {row_id: row for row_id, row in shown.items() if row_id not in closed}
         note_due(view.having, opened, due)
-        rows = {
-            row_id: row
-            for row_id, row in rows.items()
-            if view.having.evaluate(shown[row_id]) is True
-        }
+        rows = {row_id: rows[row_id] for row_id in meeting(view.having, shown)}
     documents = [
         Document(
             row_id,
@@ -99,7 +96,7 @@ def _close(
     plan: StatePlan,
     view: View,
     groups: "_Groups",
-    numbers: "_Numbers",
+    counts: Mapping[str, int],
     panes: Mapping[str, list[str]],
     now: int | None,
 ) -> tuple[dict[str, ClosedWindow], dict[str, int]]:
@@ -122,11 +119,11 @@ def _close(
             continue
         closes = _instant(values[-1]) + grouping.closing.after
         if now is None or closes > now:
-            if numbers.count(texts):
+            if any(counts.get(text) for text in texts):
                 due[row_id] = closes
             continue
         last_closes = closes + grouping.window.size - grouping.window.every
-        is_over = last_closes <= now and not numbers.count(texts[1:])
+        is_over = last_closes <= now and not any(counts.get(text) for text in texts[1:])
         dropped = [Pane(table, name, texts[0]) for name in names]
         closed[row_id] = ClosedWindow(dropped, is_over)
         if not is_over:
@@ -135,19 +132,12 @@ def _close(
 
 
 def _read_panes(
-    groups: "_Groups",
-    numbers: "_Numbers",
-    panes: Mapping[str, list[str]],
-    known: Mapping[str, Values],
+    groups: "_Groups", numbers: Numbers, known: Mapping[str, Values]
 ) -> dict[str, dict[str, Any]]:
-    """Return the members of the documents that have rows, by id, for what these have in common and the
-    texts of their panes.
-    """
-    members = {part.aggregate.name: numbers.values(part) for part in groups.grouping.aggregates}
+    """Return the members of documents that have rows, by id, for what these have in common."""
+    members = {part.name: numbers.values(part) for part in groups.grouping.aggregates}
     rows = {}
     for row_id, values in known.items():
-        if not numbers.count(panes[row_id]):
-            continue
         row = groups.key(values)
         window = groups.grouping.window
         if isinstance(window, Window):
@@ -289,160 +279,3 @@ def _text(values: Values) -> str:
     text = join_text(values)
     assert text is not None
     return text
-
-
-class _Numbers:
-    """What the state has for the panes of some documents: each tally and list is read once, and added
-    up once.
-
-    panes: by document, the texts that its rows count for, in the order of time
-    """
-
-    def __init__(
-        self, plan: StatePlan, state: State, view: View, panes: Mapping[str, Sequence[str]]
-    ) -> None:
-        assert view.grouping is not None
-        self._plan = plan
-        self._state = state
-        self._table = view.root.table
-        self._name = view.root.table.qualified
-        self._grouping: Grouping = view.grouping
-        self._panes = panes
-        self._texts = {text for texts in panes.values() for text in texts}
-        self._tallies: dict[Tally, Mapping[str, Mapping[str, int]]] = {}
-        self._sums: dict[Tally, Mapping[str, Mapping[str, int]]] = {}
-
-    def values(self, part: GroupedAggregate) -> Mapping[str, Any]:
-        """Return what an aggregate is in each document, in the form of documents."""
-        function = part.aggregate.function
-        if function in EXTREMES:
-            return self._extremes(part)
-        if function in ENDS:
-            return self._ends(part)
-        if function == "percentile_disc":
-            return self._percentiles(part)
-        tally = self._grouping.tally(part)
-        totals = self._totals(tally)
-        return {
-            row_id: tallied(part.aggregate, self._table, tally, numbers)
-            for row_id, numbers in totals.items()
-        }
-
-    def count(self, texts: Collection[str]) -> int:
-        return sum(self._counts.get(text, 0) for text in texts)
-
-    @cached_property
-    def _counts(self) -> Mapping[str, int]:
-        numbers = self._read(self._grouping.tally(self._grouping.counted))
-        return {text: tally.get("n", 0) for text, tally in numbers.items()}
-
-    def _read(self, tally: Tally) -> Mapping[str, Mapping[str, int]]:
-        if tally not in self._tallies:
-            number = self._plan.tallies[self._name].index(tally)
-            self._tallies[tally] = self._state.tallied(self._name, number, self._texts)
-        return self._tallies[tally]
-
-    def _totals(self, tally: Tally) -> Mapping[str, Mapping[str, int]]:
-        """Add up the numbers of each document's panes; what is 0 is left out."""
-        if tally not in self._sums:
-            numbers = self._read(tally)
-            self._sums[tally] = {
-                row_id: added([numbers[text] for text in texts if text in numbers])
-                for row_id, texts in self._panes.items()
-            }
-        return self._sums[tally]
-
-    def _extremes(self, part: GroupedAggregate) -> dict[str, Any]:
-        first_ids = self._state.listed(self._name, self._number(part), self._texts, 1)
-        values = self._values_of(part, {row_id for ids in first_ids.values() for row_id in ids})
-        value_by_id = {}
-        for document_id, texts in self._panes.items():
-            ids = [row_id for text in texts for row_id in first_ids.get(text, ())]
-            rows = [values[row_id] for row_id in ids if row_id in values]
-            value_by_id[document_id] = ordered_value(part.aggregate, self._table, rows)
-        return value_by_id
-
-    def _ends(self, part: GroupedAggregate) -> dict[str, Any]:
-        column = part.aggregate.argument
-        assert column is not None
-        is_last = part.aggregate.function == "last"
-        texts = list(self._texts)
-        places = self._state.ranged(
-            self._name,
-            self._number(part),
-            [_with_value(text) for text in texts],
-            1,
-            last_first=is_last,
-        )
-        end_ids = {text: page[0].id for text, page in zip(texts, places, strict=True) if page}
-        values = self._values_of(part, set(end_ids.values()))
-        value_by_id = {}
-        for document_id, panes in self._panes.items():
-            ids = [end_ids[text] for text in panes if text in end_ids]
-            end = values.get(ids[-1 if is_last else 0], {}) if ids else {}
-            value_by_id[document_id] = end.get(column)
-        return value_by_id
-
-    def _percentiles(self, part: GroupedAggregate) -> dict[str, Any]:
-        """Find the row of each document's percentile by its place among the rows with a value."""
-        tally = self._grouping.tally(part)
-        column = part.aggregate.argument
-        assert column is not None
-        assert part.aggregate.fraction is not None
-        count = f"c{tally.columns.index(column)}"
-        ranks = {
-            document_id: rank(part.aggregate.fraction, numbers[count])
-            for document_id, numbers in self._totals(tally).items()
-            if numbers.get(count)
-        }
-        number = self._number(part)
-        ids = {}
-        if all(len(self._panes[document_id]) == 1 for document_id in ranks):
-            spans = [
-                _with_value(self._panes[document_id][0])._replace(skipped=place - 1)
-                for document_id, place in ranks.items()
-            ]
-            pages = self._state.ranged(self._name, number, spans, 1)
-            ids = {
-                document_id: page[0].id
-                for document_id, page in zip(ranks, pages, strict=True)
-                if page
-            }
-        else:
-            # Only all values of the panes say which one is at a place among them.
-            texts = list({text for document_id in ranks for text in self._panes[document_id]})
-            places: dict[str, list[Place]] = {text: [] for text in texts}
-            spans = [_with_value(text) for text in texts]
-            for place_of_text, page in scan_spans(self._state, self._name, number, spans):
-                places[texts[place_of_text]] += page
-            for document_id, place in ranks.items():
-                ordered = sorted(
-                    row_place for text in self._panes[document_id] for row_place in places[text]
-                )
-                if place <= len(ordered):
-                    ids[document_id] = ordered[place - 1].id
-        values = self._values_of(part, set(ids.values()))
-        return {
-            document_id: ordered_value(part.aggregate, self._table, [values[ids[document_id]]])
-            if ids.get(document_id) in values
-            else None
-            for document_id in self._panes
-        }
-
-    def _number(self, part: GroupedAggregate) -> int:
-        return self._plan.listings[self._name].index(self._grouping.listing(part))
-
-    def _values_of(
-        self, part: GroupedAggregate, ids: Collection[str]
-    ) -> dict[str, Mapping[str, Any]]:
-        """Read an aggregate's column of rows, by their ids."""
-        column = part.aggregate.argument
-        assert column is not None
-        table = narrowed(self._table, [column])
-        rows = self._state.rows(self._name, ids)
-        return {row_id: document_values(row.row, table) for row_id, row in rows.items()}
-
-
-def _with_value(text: str) -> Span:
-    """Return the part of a list in which the rows are that have a value in what it is ordered by."""
-    return Span(text, "!", NULL_LAST)

@@ -10,7 +10,7 @@ from typing import Any
 from cdc.config.durations import duration_text
 from cdc.views.plan import (
     WINDOW_START,
-    GroupedAggregate,
+    Aggregate,
     Grouping,
     Node,
     Order,
@@ -51,9 +51,9 @@ def _groups(grouping: Grouping) -> dict[str, Any]:
             column.name: value.text
             for column, value in zip(grouping.columns, grouping.values, strict=False)
         },
-        "select": {part.aggregate.name: _grouped(part) for part in grouping.aggregates},
+        "select": {part.name: _aggregate(part) for part in grouping.aggregates},
     }
-    if grouping.order_by is not None:
+    if window is None and grouping.order_by is not None:
         described["order_by"] = grouping.order_by
     if window is not None:
         described["key"].append(WINDOW_START)
@@ -74,13 +74,12 @@ def _length(window: Window | Session) -> dict[str, str]:
     return length
 
 
-def _grouped(part: GroupedAggregate) -> str:
-    aggregate = part.aggregate
-    call = f"{aggregate.function}({aggregate.argument or '*'})"
-    if aggregate.function == "distinct":
-        call = f"count(DISTINCT {aggregate.argument})"
-    elif aggregate.function == "percentile_disc":
-        call = f"percentile_disc({aggregate.fraction}) WITHIN GROUP (ORDER BY {aggregate.argument})"
+def _aggregate(part: Aggregate) -> str:
+    call = f"{part.function}({part.argument or '*'})"
+    if part.function == "distinct":
+        call = f"count(DISTINCT {part.argument})"
+    elif part.function == "percentile_disc":
+        call = f"percentile_disc({part.fraction}) WITHIN GROUP (ORDER BY {part.argument})"
     return f"{call} FILTER (WHERE {part.filter.text})" if part.filter else call
 
 
@@ -97,9 +96,7 @@ def _place(node: Node) -> dict[str, Any]:
         "limit": node.limit if node.many and node.shows else None,
         "columns": list(node.columns),
         "flatten": node.flatten,
-        "aggregates": {
-            part.name: f"{part.function}({part.argument or '*'})" for part in node.aggregates
-        },
+        "aggregates": {part.name: _aggregate(part) for part in node.aggregates},
         "include": {
             child.field: _place(child) for child in node.children if child.presence is None
         },

@@ -16,6 +16,7 @@ from cdc.config.view_settings import (
     COMMIT,
     AggregateCall,
     AnyView,
+    Function,
     GroupedViewSettings,
     IncludeSettings,
     PatternSettings,
@@ -35,7 +36,6 @@ from cdc.views.plan import (
     WINDOW_START,
     Aggregate,
     Closing,
-    GroupedAggregate,
     Grouping,
     Join,
     Node,
@@ -171,17 +171,15 @@ class _Resolver:
             if settings.window.lateness is not None:
                 lateness = microseconds(settings.window.lateness)
                 closing = Closing(name, settings.window.size + lateness)
+        order_by = self._ends_order(table, settings.order_by, (*keys, "order_by"))
         grouping = Grouping(
-            tuple(columns),
             tuple(values),
-            window,
-            GroupedAggregate(Aggregate("", "count"), None, where),
-            tuple(
-                self._grouped_aggregate(table, where, member, text, (*keys, "select", member))
-                for member, text in settings.select.items()
-            ),
-            self._ends_order(table, settings.order_by, (*keys, "order_by")),
+            self._selected(table, where, settings, keys),
+            order_by if window is None else window.time,
             closing,
+            columns=tuple(columns),
+            where=where,
+            window=window,
         )
         windows = {WINDOW_START, WINDOW_END} if window is not None else set()
         windows |= {FINAL} if closing is not None else set()
@@ -218,26 +216,25 @@ class _Resolver:
                     f"group_by: [{text}]",
                 )
         shown = {*table.key, *settings.group_by, window.time}
-        parts: dict[Term | None, list[Aggregate]] = {}
-        for member, text in settings.select.items():
-            place = (*keys, "select", member)
+        for member in settings.select:
             if member in shown:
-                raise self._name_taken(place, name, member)
-            part = self._grouped_aggregate(table, where, member, text, place)
-            parts.setdefault(part.where, []).append(part.aggregate)
-        time = TimeJoin("during", window.time, window.time, window.size, 0)
-        children = tuple(
-            Node(
-                field=f"sliding {number}",
-                table=table,
-                columns=(),
-                join=Join(tuple(values), tuple(values), time),
-                many=True,
-                where=condition,
-                aggregates=tuple(aggregates),
-                shows=False,
-            )
-            for number, (condition, aggregates) in enumerate(parts.items())
+                raise self._name_taken((*keys, "select", member), name, member)
+        aggregates = self._selected(table, where, settings, keys)
+        filters = tuple(part.filter for part in aggregates if part.filter)
+        counts = Term("or", BOOLEAN, filters) if len(filters) == len(aggregates) else None
+        child = Node(
+            field="sliding",
+            table=table,
+            columns=(),
+            join=Join(
+                tuple(values),
+                tuple(values),
+                TimeJoin("during", window.time, window.time, window.size, 0),
+            ),
+            many=True,
+            where=_both(where, counts),
+            aggregates=aggregates,
+            shows=False,
         )
         # A row without a value, or beyond the years that count, is in no window: not even in its own.
         zone = "Z" if group(table.column(window.time).type) == TIMESTAMPTZ else ""
@@ -253,7 +250,7 @@ class _Resolver:
             table=table,
             columns=tuple(column.name for column in table.columns if column.name in shown),
             where=_both(where, counted),
-            children=children,
+            children=(child,),
         )
         view = View(name, root, (), alerts=settings.alerts, sliding=settings)
         return self._completed(view, settings, shown_types(root), keys)
@@ -295,13 +292,13 @@ class _Resolver:
             )
         return order.column
 
-    def _grouped_aggregate(
-        self, table: Table, where: Term | None, name: str, text: str, keys: Keys
-    ) -> GroupedAggregate:
-        call, condition = selected(text)
-        part = self._aggregate(table, name, call, keys)
-        own = self._condition(table, condition, keys)
-        return GroupedAggregate(part, own, _both(where, own))
+    def _selected(
+        self, table: Table, where: Term | None, settings: GroupedViewSettings, keys: Keys
+    ) -> tuple[Aggregate, ...]:
+        return tuple(
+            self._aggregate(table, where, name, selected(text), (*keys, "select", name))
+            for name, text in settings.select.items()
+        )
 
     def _clock(self, view: View, text: str, keys: Keys) -> str | None:
         if text == COMMIT:
@@ -414,6 +411,7 @@ class _Resolver:
         columns = self._columns(table, settings.columns, (*keys, "columns"))
         if settings.flatten is not None:
             columns = tuple(column for column in columns if column == settings.flatten)
+        where = self._condition(table, settings.where, (*keys, "where"))
         node = Node(
             field=name,
             table=table,
@@ -426,9 +424,11 @@ class _Resolver:
             ),
             limit=settings.limit,
             flatten=settings.flatten,
-            where=self._condition(table, settings.where, (*keys, "where")),
+            where=where,
             aggregates=tuple(
-                self._aggregate(table, member, aggregate(text), (*keys, "aggregates", member))
+                self._aggregate(
+                    table, where, member, aggregate(text), (*keys, "aggregates", member)
+                )
                 for member, text in settings.aggregates.items()
             ),
             shows=settings.show,
@@ -591,19 +591,27 @@ class _Resolver:
             )
         return Order(column, descending)
 
-    def _aggregate(self, table: Table, name: str, call: AggregateCall, keys: Keys) -> Aggregate:
-        if call.argument is None:
-            return Aggregate(name, call.function)
-        written = "count(DISTINCT)" if call.function == "distinct" else call.function
-        self._require_plain_column(table, written, call.argument, keys)
-        type_ = table.column(call.argument).type
+    def _aggregate(
+        self, table: Table, where: Term | None, name: str, call: AggregateCall, keys: Keys
+    ) -> Aggregate:
+        if call.argument is not None:
+            self._require_aggregated(table, call.function, call.argument, keys)
+        own = self._condition(table, call.condition, keys)
+        return Aggregate(name, call.function, call.argument, call.fraction, own, _both(where, own))
+
+    def _require_aggregated(
+        self, table: Table, function: Function, argument: str, keys: Keys
+    ) -> None:
+        written = "count(DISTINCT)" if function == "distinct" else function
+        self._require_plain_column(table, written, argument, keys)
+        type_ = table.column(argument).type
         accepted = {
             "count": True,
             **dict.fromkeys(("sum", "avg"), is_summed(type_)),
             **dict.fromkeys(("first", "last"), keeps_form(type_)),
             "distinct": is_counted_distinct(type_),
         }
-        if not accepted.get(call.function, has_extremes(type_)):
+        if not accepted.get(function, has_extremes(type_)):
             raise self.pipeline.mistake(
                 keys,
                 f"{written} of a {type_} can't be computed exactly",
@@ -611,7 +619,6 @@ class _Resolver:
                 " timestamptz; first and last also uuid, boolean and enums; count(DISTINCT ...)"
                 " also char(n), dates, times and time stamps",
             )
-        return Aggregate(name, call.function, call.argument, call.fraction)
 
     def _refuse_collisions(self, node: Node, keys: Keys) -> None:
         """Refuse two members with one name: a document would silently lose one."""

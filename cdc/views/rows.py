@@ -218,6 +218,11 @@ def _meets(condition: Term | None, row: Row) -> bool:
     return condition is None or condition.evaluate(row) is True
 
 
+def meeting(condition: Term | None, rows: Mapping[str, Row]) -> dict[str, Row]:
+    """Select the rows, by id, that meet a condition; one that is NULL isn't met."""
+    return {row_id: row for row_id, row in rows.items() if _meets(condition, row)}
+
+
 def _entry(name: str, values: Values, row: Row, details: Sequence[str]) -> str | None:
     """Write an entry; None where one of the values is NULL, which equals nothing."""
     text = join_text([value.evaluate(row) for value in values])

@@ -133,8 +133,7 @@ class _Checks:
 
     def check_distinct(self, view: View, keys: Keys) -> None:
         """Check the columns whose different values are counted."""
-        of_groups = view.grouping.aggregates if view.grouping is not None else ()
-        aggregates = [part.aggregate for part in of_groups]
+        aggregates = [*view.grouping.aggregates] if view.grouping is not None else []
         aggregates += [part for child in view.root.children for part in child.aggregates]
         for part in aggregates:
             if part.function == "distinct" and part.argument is not None:

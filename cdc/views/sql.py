@@ -95,24 +95,24 @@ def _session_query(table: Table, grouping: Grouping, session: Session) -> str:
     columns.append(f't2."_cdc run" AS {quoted_name(WINDOW_START)}')
     grouped_by = ", ".join(str(number + 1) for number in range(len(columns)))
     columns.append(f"max(t2.{quoted_name(session.time)}) AS {quoted_name(WINDOW_END)}")
-    columns += _aggregates(grouping, table, "t2")
+    columns += _aggregates(grouping.aggregates, table, grouping.order_by, "t2")
     return f"SELECT {', '.join(columns)} FROM ({marked}) AS t2 GROUP BY {grouped_by}"
 
 
 def _counted(grouping: Grouping, values: Sequence[str]) -> list[str]:
     """Write which rows count: those that have all of what they are grouped by."""
-    condition = grouping.counted.where
-    conditions = [_expression(condition, "t0")] if condition else []
+    conditions = [_expression(grouping.where, "t0")] if grouping.where else []
     return conditions + [f"{value} IS NOT NULL" for value in values]
 
 
-def _aggregates(grouping: Grouping, table: Table, alias: str) -> list[str]:
-    columns = []
-    for part in grouping.aggregates:
-        only = f" FILTER (WHERE {_expression(part.filter, alias)})" if part.filter else ""
-        value = _aggregate(part.aggregate, table, grouping.order_column, alias, only)
-        columns.append(f"{value} AS {quoted_name(part.aggregate.name)}")
-    return columns
+def _aggregates(
+    aggregates: Sequence[Aggregate], table: Table, order_by: str | None, alias: str
+) -> list[str]:
+    """Write aggregates as columns. `order_by`: the column that says which row is the first."""
+    return [
+        f"{_aggregate(part, table, order_by, alias)} AS {quoted_name(part.name)}"
+        for part in aggregates
+    ]
 
 
 def _window_query(table: Table, grouping: Grouping, window: Window | None, clock: str) -> str:
@@ -140,7 +140,7 @@ def _window_query(table: Table, grouping: Grouping, window: Window | None, clock
             now = clock if group(type_) == TIMESTAMPTZ else f"{clock} AT TIME ZONE 'UTC'"
             conditions.append(f"w.begin + {_interval(grouping.closing.after)} > {now}")
     grouped_by = ", ".join(str(number + 1) for number in range(len(columns)))
-    columns += _aggregates(grouping, table, alias)
+    columns += _aggregates(grouping.aggregates, table, grouping.order_by, alias)
     return f"{_select(columns, table, alias, joins, conditions)} GROUP BY {grouped_by}"
 
 
@@ -265,13 +265,9 @@ class _Query:
     def _aggregates(self, parent_node: Node, node: Node, parent: str) -> str:
         alias = self.alias()
         order = node.time.child if node.time else None
-        columns = [
-            f"{_aggregate(part, node.table, order, alias)} AS {quoted_name(part.name)}"
-            for part in node.aggregates
-        ]
-        return _select(
-            columns, node.table, alias, (), _conditions(parent_node, node, parent, alias)
-        )
+        columns = _aggregates(node.aggregates, node.table, order, alias)
+        conditions = _conditions(parent_node, node, parent, alias)
+        return _select(columns, node.table, alias, (), conditions)
 
     def _member(self, parent_node: Node, node: Node, parent: str) -> str:
         """Write the query of a node's value, of one row with one column `value`; no row is NULL."""
@@ -388,25 +384,25 @@ def _collated(table: Table, column: str, alias: str) -> str:
     return f"{alias}.{quoted_name(column)}{collation}"
 
 
-def _end(part: Aggregate, table: Table, order_column: str | None, alias: str, only: str) -> str:
-    """Write the value of the first or the last row. `only`: its FILTER."""
+def _end(part: Aggregate, table: Table, order_column: str | None, alias: str) -> str:
+    """Write the value of the first or the last row."""
     assert part.argument is not None
     assert order_column is not None
     direction = " DESC" if part.function == "last" else ""
     order = f"{_collated(table, order_column, alias)}{direction}"
     by_id = f"{_id(table, alias)}{COLLATION}{direction}"
     value = f"array_agg({alias}.{quoted_name(part.argument)} ORDER BY {order}, {by_id})"
-    ordered = f"{alias}.{quoted_name(order_column)} IS NOT NULL"
-    condition = f"{only.removesuffix(')')} AND {ordered})" if only else f" FILTER (WHERE {ordered})"
-    return f"({value}{condition})[1]"
+    conditions = [_expression(part.filter, alias)] if part.filter else []
+    conditions.append(f"{alias}.{quoted_name(order_column)} IS NOT NULL")
+    return f"({value} FILTER (WHERE {' AND '.join(conditions)}))[1]"
 
 
-def _aggregate(part: Aggregate, table: Table, order: str | None, alias: str, only: str = "") -> str:
-    """Write an aggregate. `order`: the column that says which row is the first; `only`: its FILTER."""
+def _aggregate(part: Aggregate, table: Table, order_by: str | None, alias: str) -> str:
+    only = f" FILTER (WHERE {_expression(part.filter, alias)})" if part.filter else ""
     if part.argument is None:
         return f"count(*){only}"
     if part.function in ENDS:
-        return _end(part, table, order, alias, only)
+        return _end(part, table, order_by, alias)
     argument = f"{alias}.{quoted_name(part.argument)}"
     if part.function == "distinct":
         return f"count(DISTINCT {argument}){only}"

@@ -274,8 +274,8 @@ def test_a_sliding_window_is_resolved(tmp_path: Path) -> None:
         "origin",
         "dep",
         "flights",
-        "mean",
         "late",
+        "mean",
     ]
     shown = outline(view)
     assert shown["window"] == {"sliding": "1 hour", "time": "dep"}
@@ -370,7 +370,7 @@ def test_only_windows_that_close_have_a_member_final(tmp_path: Path) -> None:
     named = GOOD.replace("flights: count(*)", "final: count(*)").replace("flights > 1", "final > 1")
     [view] = resolved(tmp_path, named)
     assert view.grouping is not None
-    assert view.grouping.aggregates[0].aggregate.name == "final"
+    assert view.grouping.aggregates[0].name == "final"
     with pytest.raises(SettingsError, match="delays has another member final"):
         resolved(tmp_path, named.replace("time: dep}", "time: dep, lateness: 1 hour}"))
 
