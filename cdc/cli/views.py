@@ -74,7 +74,8 @@ def show(context: typer.Context, name: ViewName, as_json: Json = False) -> None:
     plan = StatePlan(context.obj.resolution.views)
     (view,) = [view for view in plan.views if view.name == name]
     names = [node.table.qualified for node in view.root.walk()]
-    described = {**outline(view), "state": state_outline(plan, names)}
+    settings = context.obj.pipeline.views[name]
+    described = {**outline(view, settings), "state": state_outline(plan, names)}
     if as_json:
         return print_json(described)
     out.print(draw_view(described))

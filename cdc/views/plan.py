@@ -17,14 +17,7 @@ from functools import cached_property
 from itertools import chain
 from typing import TypeVar
 
-from cdc.config.view_settings import (
-    ENDS,
-    SCHEMA,
-    Function,
-    GroupedViewSettings,
-    PatternSettings,
-    TimeKind,
-)
+from cdc.config.view_settings import ENDS, SCHEMA, Function, TimeKind
 from cdc.model.table import Column, Table
 from cdc.views.scalar.operators import Term
 from cdc.views.scalar.type_groups import DATE, TEXTS, TIMESTAMP, TIMESTAMPTZ, UUID, group
@@ -438,10 +431,7 @@ class View:
     having    the condition that a document has to meet, over `shown_types`
     clock     the column whose latest time `now()` is; None: the time of commits
     alerts    whether each change of a document has to be in its topic exactly once
-    pattern   as the file has it, whose rows are nodes of the tree
     grouping  of a grouped view: its root is the table of the rows, and shows none
-    sliding   of a view with a sliding window, as the file has it: its children are the rows that the
-              window of a row has, once for each condition
     """
 
     name: str
@@ -450,9 +440,7 @@ class View:
     having: Term | None = None
     clock: str | None = None
     alerts: bool = False
-    pattern: PatternSettings | None = None
     grouping: Grouping | None = None
-    sliding: GroupedViewSettings | None = None
 
     @cached_property
     def keyed(self) -> Table:

@@ -138,7 +138,7 @@ class _Resolver:
             node = self._completing(node, pattern, (*keys, "pattern"))
         self._refuse_collisions(node, keys)
         alerts = settings.alerts or pattern is not None
-        view = View(name, node, (), alerts=alerts, pattern=pattern)
+        view = View(name, node, (), alerts=alerts)
         return self._completed(view, settings, shown_types(node), keys)
 
     def _completed(
@@ -148,7 +148,7 @@ class _Resolver:
         sinks = tuple(sink for sink in settings.to if sink in self.pipeline.sinks)
         having = self._having(types, settings.having, (*keys, "having"))
         view = replace(view, sinks=sinks, having=having)
-        return replace(view, clock=self._clock(view, settings.clock, (*keys, "clock")))
+        return replace(view, clock=self._clock(view, settings, (*keys, "clock")))
 
     def _grouped_view(self, name: str, settings: GroupedViewSettings) -> View:
         keys = ("views", name)
@@ -252,7 +252,7 @@ class _Resolver:
             where=_both(where, counted),
             children=(child,),
         )
-        view = View(name, root, (), alerts=settings.alerts, sliding=settings)
+        view = View(name, root, (), alerts=settings.alerts)
         return self._completed(view, settings, shown_types(root), keys)
 
     def _grouped_by(self, table: Table, text: str, keys: Keys) -> tuple[Term, str]:
@@ -300,18 +300,19 @@ class _Resolver:
             for name, text in settings.select.items()
         )
 
-    def _clock(self, view: View, text: str, keys: Keys) -> str | None:
-        if text == COMMIT:
+    def _clock(self, view: View, settings: AnyView, keys: Keys) -> str | None:
+        if settings.clock == COMMIT:
             return None
-        self._require_time(view.root.table, "clock", text, keys, f"{A_TIME}, or commit")
+        self._require_time(view.root.table, "clock", settings.clock, keys, f"{A_TIME}, or commit")
         if not view.has_clock:
-            waiting = "there is no unless" if view.pattern else "neither where"
+            is_pattern = isinstance(settings, PatternViewSettings)
+            waiting = "there is no unless" if is_pattern else "neither where"
             raise self.pipeline.mistake(
                 keys,
                 f"{waiting} nor having compares with now()",
                 "take out clock, or for example: having: now() > placed + interval '2 days'",
             )
-        return text
+        return settings.clock
 
     def _require_time(
         self, table: Table, setting: str, name: str, keys: Keys, hint: str = A_TIME

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import psycopg
 
 from cdc.config.settings import Pipeline
-from cdc.config.view_settings import tables_of
+from cdc.config.view_settings import GroupedViewSettings, tables_of
 from cdc.errors import SettingsError
 from cdc.model.table import Table
 from cdc.postgres.column_facts import TableFacts, column_facts
@@ -69,7 +69,8 @@ def refused_by_source(
         try:
             checks.check_groups(view, ("views", view.name))
             checks.check_distinct(view, ("views", view.name))
-            checks.check_children(view.root, ("views", view.name), is_sliding=bool(view.sliding))
+            is_sliding = isinstance(pipeline.views[view.name], GroupedViewSettings)
+            checks.check_children(view.root, ("views", view.name), is_sliding=is_sliding)
             _explain(conn, pipeline, view)
         except SettingsError as error:
             refused[view.name] = error
