@@ -15,7 +15,7 @@ from cdc.model.table import Table
 from cdc.sink.lane import Failure
 from cdc.sinks.redis.documents.sink import STATE_COMMANDS
 from cdc.sinks.redis.server import COMMANDS
-from cdc.views import aggregates, climb, groups, tasks
+from cdc.views import aggregates, groups, tasks
 from cdc.views.aggregates import tallied
 from cdc.views.plan import Aggregate, Grouping, StatePlan, Tally, Totals, Window
 from cdc.views.rows import Entries
@@ -24,6 +24,7 @@ from cdc.views.scalar.instants import instant_of, microseconds, text_of
 from cdc.views.scalar.operators import Term
 from cdc.views.sessions import Sessions
 from cdc.views.state import Chunk, Span, State
+from cdc.views.tasks import climb
 from tests.support.budget import SCALE
 from tests.support.document_history import History, run_random_history, without_final
 
@@ -302,7 +303,7 @@ def test_the_commands_that_a_hint_names_are_enough(history: History) -> None:
 def only_new_versions(plan: StatePlan, views: Any, state: State, chunk: Chunk) -> Any:
     """Climb from rows as they are now alone."""
     nothing = Entries({}, {}, {})
-    return climb.climb(plan, views, state, chunk._replace(rows=dict.fromkeys(chunk.rows, nothing)))
+    return climb(plan, views, state, chunk._replace(rows=dict.fromkeys(chunk.rows, nothing)))
 
 
 def truncated(every: int, start: int, text: str) -> str | None:
