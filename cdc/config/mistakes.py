@@ -94,9 +94,7 @@ def yaml_error(path: Path, text: str, error: yaml.YAMLError) -> SettingsError:
 
 
 def duplicate_error(path: Path, text: str) -> SettingsError | None:
-    """The error for a setting that occurs twice, of which YAML would silently take the last; None
-    if there is none.
-    """
+    """The error for a setting that occurs twice, of which YAML would silently take the last, if there is one."""
     lines: dict[tuple[str, ...], int] = {}
     for keys, line in _settings(yaml.compose(text)):
         if keys in lines:
@@ -240,9 +238,7 @@ def _purpose(name: str, section: Any) -> str:
 
 
 def _resolve(model: type[BaseModel], loc: Sequence[str | int]) -> tuple[list[str], list[Any]]:
-    """The file's own keys to a mistake, without pydantic's names; the types of it and of all that
-    it lies in.
-    """
+    """The file's keys to a mistake, without pydantic's names; the types of it and of all that it lies in."""
     keys: list[str] = []
     kinds: list[Any] = [model]
     for part in loc:

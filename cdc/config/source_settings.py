@@ -23,9 +23,7 @@ RESERVED_SETTINGS = (
     # send it again.
     "translog.",
 )
-"""Settings that a file can't change: documents would differ from what was sent, or a late bulk be
-accepted.
-"""
+"""Settings that a file can't change: documents would differ from what was sent, or late bulks be accepted."""
 TABLE = r"^[^.]+\.[^.]+$"
 TOPIC_CHARACTERS = r"[A-Za-z0-9_-]+"
 """Characters that a topic's name can have; the connector would replace any other by _."""
@@ -127,9 +125,7 @@ class TableSettings(Section):
         return "*" in self.table
 
     def matches(self, table: str) -> bool:
-        """Whether the pattern matches; `*` stands for any characters of a schema's or a table's
-        name.
-        """
+        """Whether the pattern matches; `*` stands for any characters of a schema's or a table's name."""
         return re.fullmatch(re.escape(self.table).replace(r"\*", "[^.]*"), table) is not None
 
 

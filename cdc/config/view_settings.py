@@ -110,9 +110,7 @@ def _call(text: str, functions: Collection[str]) -> AggregateCall | None:
 
 
 def selected(text: str) -> AggregateCall:
-    """Read `sum(amount)`, or `sum(amount) FILTER (WHERE ...)`: an aggregate over rows of a group. Raises
-    InvalidSetting.
-    """
+    """Read an aggregate over rows of a group, which may have FILTER (WHERE ...). Raises InvalidSetting."""
     match = FILTERED.fullmatch(text)
     if match is None:
         return _selected_call(text)

@@ -78,9 +78,7 @@ class RowAggregates:
             self._by_filter.append((filtered, met, tally, numbers))
 
     def over(self, ids: Collection[str]) -> dict[str, Any]:
-        """Compute the aggregates by name, over the rows with these ids that there are, in this order; None
-        is NULL.
-        """
+        """Compute the aggregates over these rows, in this order, by name. Absent rows are ignored; None is NULL."""
         values: dict[str, Any] = {}
         for parts, rows_by_id, tally, numbers_by_id in self._by_filter:
             present = [row_id for row_id in ids if row_id in rows_by_id]

@@ -165,9 +165,7 @@ def note_due(condition: Term, values: Mapping[str, Mapping[str, Any]], due: dict
 def _members(
     plan: StatePlan, state: State, node: Node, rows: Mapping[str, StoredRow]
 ) -> dict[str, list[Member]]:
-    """Return what each row gets in addition to its own columns: aggregates, then nested members.
-    The root's nested members are texts.
-    """
+    """Return what each row has beside its columns: aggregates, then nested members, of the root as texts."""
     numbers: dict[str, list[Member]] = {row_id: [] for row_id in rows}
     nested: dict[str, list[Member]] = {row_id: [] for row_id in rows}
     stored: dict[str, dict[str, StoredRow]] = {}
@@ -259,9 +257,7 @@ def _find_timed(
 def _find_children(
     plan: StatePlan, state: State, node: Node, texts: Collection[str]
 ) -> Mapping[str, Collection[str]]:
-    """Return the ids of a node's rows by the text that parents have, of a list in its order; none of a
-    list that isn't shown.
-    """
+    """Return the ids of a node's rows by the parents' text, of a list in its order; none of a list that isn't shown."""
     name = node.table.qualified
     if node.listing is not None:
         return state.listed(name, plan.listings[name].index(node.listing), texts, node.limit)

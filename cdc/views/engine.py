@@ -65,9 +65,7 @@ ResolveViews = Callable[[Sequence[Table]], Resolution]
 
 
 class DocumentEngine:
-    """The documents of a pipeline, behind the stream of its state. One thread uses it: the
-    stream's.
-    """
+    """The documents of a pipeline, behind the stream of its state, whose thread uses it."""
 
     def __init__(
         self,
@@ -93,9 +91,7 @@ class DocumentEngine:
         """By view, the positions of its tables that its documents were last noted as of."""
         self._noted_clocks: dict[str, int] = {}
         self.sent_per_s: float | None = None
-        """Documents a second, from the end of a round to the end of the next; None while nothing is
-        left to send.
-        """
+        """Documents a second, from one round's end to the next one's; None while nothing is left to send."""
         self._round_ended: float | None = None
         self._clocks = ViewClocks(self._kafka, self._pipeline, self._state.times_seen)
 
@@ -123,9 +119,7 @@ class DocumentEngine:
         return plan.tables, waits
 
     def begin(self) -> None:
-        """Become the owner of the documents: tasks of another one are refused from now on. Called
-        once a plan is loaded.
-        """
+        """Become the owner of the documents, once a plan is loaded: tasks of another one are refused."""
         self._begin()
         with self._failures():
             self._turn = self._state.take(self._turn.owner)

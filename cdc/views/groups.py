@@ -176,9 +176,7 @@ class _Groups:
         self._groups = [group(column.type) for column in self._columns]
 
     def ids(self, text: str) -> list[str]:
-        """Return the ids of the documents that the rows with a text count in; none for a text of
-        another definition of the view.
-        """
+        """Return the ids of the documents that rows with a text count in; none for a text of another definition."""
         values = self.values(text)
         if values is None:
             return []
@@ -192,9 +190,7 @@ class _Groups:
         ]
 
     def session_id(self, text: str, begin: int) -> str | None:
-        """Return the id of the session of a list's rows that begins at a time; None for a text of
-        another definition of the view.
-        """
+        """Return the id of a list's session that begins at a time; None for a text of another definition."""
         try:
             parts = json.loads(text) if len(self._columns) != 2 else [text]
         except ValueError:
@@ -217,9 +213,7 @@ class _Groups:
             return None
 
     def _checked(self, parts: Any) -> Values | None:
-        """Return the values of a group, of which integers and booleans may be texts; None where they
-        can't be a group's.
-        """
+        """Return a group's values, of which integers and booleans may be texts; None where they can't be one's."""
         if not isinstance(parts, list) or len(parts) != len(self._columns):
             return None
         try:

@@ -255,9 +255,7 @@ class Node:
 
     @cached_property
     def listing(self) -> Listing | None:
-        """The list that its rows are read from; None if it has none, or shows none. For a join in
-        time, it is ordered by the time.
-        """
+        """The list that its rows are read from, if any are shown; for a join in time, it is ordered by the time."""
         if self.join is None or (self.time is None and not (self.many and self.shows)):
             return None
         order_by = self.order_by if self.time is None else (Order(self.time.child),)
@@ -273,9 +271,7 @@ class Node:
 
     @cached_property
     def steps(self) -> Mapping[str, Sequence[int]]:
-        """The steps of a pattern before its last row, in their order: the places of their rows in
-        `earlier`, from the first row on.
-        """
+        """The steps of a pattern before its last row, in order: the places of their rows in `earlier`, first row first."""
         places: dict[str, list[int]] = {}
         for place, node in reversed([*enumerate(self.earlier)]):
             places.setdefault(node.field, []).append(place)
@@ -292,9 +288,7 @@ class Node:
         return self.join.time if self.join is not None else None
 
     def is_same_time(self, parent: "Node") -> bool:
-        """Whether both sides of its join in time are the same column of one table: then rows of one time
-        follow each other by their ids.
-        """
+        """Whether its join in time is of one column of one table: then rows of one time follow each other by ids."""
         assert self.time is not None
         is_same_table = parent.table.qualified == self.table.qualified
         return is_same_table and self.time.parent == self.time.child
@@ -307,18 +301,14 @@ class Node:
 
     @cached_property
     def parent_listing(self) -> Listing | None:
-        """The list of the parent's rows by time, in which those are looked for that a row of a join in
-        time belongs to; None if it is none.
-        """
+        """The list of the parent's rows by time, if it is a join in time: where a row of this table finds parents."""
         if self.join is None or self.time is None:
             return None
         return Listing(self.join.parent, None, (Order(self.time.parent),))
 
     @cached_property
     def has_zone(self) -> bool:
-        """Whether the times of both sides of its join in time are time stamps with a time zone: their texts
-        end with Z.
-        """
+        """Whether the times of its join in time have a time zone: then their texts end with Z."""
         assert self.time is not None
         return group(self.table.column(self.time.child).type) == TIMESTAMPTZ
 
@@ -573,9 +563,7 @@ class StatePlan:
         ]
 
     def leads_to_documents(self, table: str) -> bool:
-        """Whether documents other than a row's own may depend on a row of this table: of rows that
-        include it, and of groups.
-        """
+        """Whether a row of this table may change documents that aren't its own: of rows that include it, of groups."""
         return any(
             node.table.qualified == table and (node.join is not None or view.grouping is not None)
             for view in self.views

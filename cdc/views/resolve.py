@@ -327,9 +327,7 @@ class _Resolver:
         return type_
 
     def _completing(self, root: Node, settings: PatternSettings, keys: Keys) -> Node:
-        """Make the root the last row of a pattern: each row before it is a child of the one after
-        it.
-        """
+        """Make the root the last row of a pattern: each row before it is a child of the one after it."""
         table = root.table
         time = settings.order_by
         values = []

@@ -268,9 +268,7 @@ def amounts(tally: Tally, table: Table, row: Row) -> list[str]:
 
 
 class ConnectorRows:
-    """Rows as the connector writes them, reduced to the columns of the table: the form of the
-    state, see `cdc.codec.forms.Form`.
-    """
+    """Rows as the connector writes them, reduced to the table's columns: the state's `cdc.codec.forms.Form`."""
 
     def converter(self, table: Table) -> Callable[[bytes], bytes]:
         # Nothing is left out of what is checked.

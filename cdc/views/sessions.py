@@ -108,9 +108,7 @@ class Sessions:
             limit = min(2 * limit, SPAN_PAGE)
 
     def members(self, begins: Collection[Begin]) -> dict[Begin, tuple[int, dict[str, Any]]]:
-        """Return the sessions that begin there now: the time of the last row, and the aggregates by name,
-        in the form of documents.
-        """
+        """Return the sessions that begin there now: the time of the last row, and the aggregates by name."""
         runs = self._runs(begins)
         columns = self._grouping.columns_in_use
         ids = {row_id for run in runs.values() for row_id in run.ids}

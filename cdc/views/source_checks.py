@@ -181,9 +181,7 @@ class _Checks:
         )
 
     def _require_exact(self, parent: Node, child: Node, place: Keys) -> None:
-        """Refuse joined columns whose values Postgres compares in a way of its own, or that a record
-        may lack.
-        """
+        """Refuse joined columns with another equality in Postgres than here, or that a record may lack."""
         assert child.join is not None
         for left, right in zip(child.join.parent, child.join.child, strict=True):
             collations = set()

@@ -52,9 +52,7 @@ ROUND_S = 1.0
 PAGE = 2000
 """Rows that are climbed from at once: a parent may have millions of children."""
 REMEMBERED = 100_000
-"""Values that are remembered of each edge as climbed from. Where there are more, some are climbed
-from again, which finds the same documents.
-"""
+"""Values that are remembered of each edge as climbed from. Of more, some are climbed from twice, to no harm."""
 Item = TypeVar("Item")
 Joined = Any
 """What a row is joined by: the text of its values, of a join in time also its time."""
@@ -218,9 +216,7 @@ class Emission:
         state.sent(self.turn, view.name, marks, due, digests, dropped)
 
     def _write(self, state: State, records: Sequence[Outgoing]) -> None:
-        """Write in a transaction. Another process that had the task before may have fenced this
-        process' writer.
-        """
+        """Write in a transaction. A process that had the task before may have fenced this one's writer."""
         try:
             self._writer(state).write(records)
         except Fenced:
@@ -285,9 +281,7 @@ def climb(
 def _roots(
     plan: StatePlan, state: State, path: tuple[Node, ...], values: Collection[Joined]
 ) -> Iterator[Collection[str]]:
-    """Climb from what rows of a path's last node are joined by to the ids of its root, page by
-    page.
-    """
+    """Climb from what rows of a path's last node are joined by to the ids of its root, page by page."""
     parent, child = path[-2:]
     if child.join is None:
         return

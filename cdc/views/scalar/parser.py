@@ -69,9 +69,7 @@ ColumnTypes = Mapping[str, str]
 
 
 def parse(text: str, columns: ColumnTypes, *, has_clock: bool = False) -> Term:
-    """Parse an expression over the columns of a table; with `has_clock`, it may compare with now().
-    Raises InvalidSetting.
-    """
+    """Parse an expression over a table's columns; with `has_clock` also now(). Raises InvalidSetting."""
     try:
         tree = sqlglot.maybe_parse(text, into=exp.Condition, dialect="postgres")
         term = settle(_Parser(columns, has_clock=has_clock).term(tree), types.TEXTS)
