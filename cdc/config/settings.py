@@ -170,9 +170,9 @@ class Pipeline(Section):
                 f"what keeps documents is called {STATE_NAME}, and a sink has that name",
                 "give the sink another name",
             )
-        tables = [entry.table for entry in info.data["source"].tables]
-        check_views(views, info.data["sinks"], tables)
-        owners = {shared: table for table in tables for shared in shared_names(table)}
+        entries = info.data["source"].tables
+        check_views(views, info.data["sinks"], entries)
+        owners = {shared: entry.table for entry in entries for shared in shared_names(entry.table)}
         for name in views:
             for shared in shared_names(f"{SCHEMA}.{name}"):
                 if shared in owners:
@@ -226,20 +226,17 @@ class Pipeline(Section):
             matches = [name for name in candidates if name not in used and entry.matches(name)]
             used.update(matches)
             entries += [entry.model_copy(update={"table": name}) for name in matches]
-        resolved = self.model_copy(
-            update={"source": self.source.model_copy(update={"tables": tuple(entries)})}
-        )
-        resolved._listed = self.listed
-        return resolved
+        return self._with_entries(entries)
 
     def without_tables(self, names: Collection[str]) -> "Pipeline":
         """This pipeline without these tables."""
-        tables = tuple(entry for entry in self.source.tables if entry.table not in names)
-        narrowed = self.model_copy(
-            update={"source": self.source.model_copy(update={"tables": tables})}
-        )
-        narrowed._listed = self.listed
-        return narrowed
+        return self._with_entries(entry for entry in self.source.tables if entry.table not in names)
+
+    def _with_entries(self, entries: Iterable[TableSettings]) -> "Pipeline":
+        source = self.source.model_copy(update={"tables": tuple(entries)})
+        changed = self.model_copy(update={"source": source})
+        changed._listed = self.listed
+        return changed
 
     @property
     def changes_kept_s(self) -> float:

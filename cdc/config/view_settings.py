@@ -5,7 +5,7 @@ without the database; `cdc.views.resolve` checks the rest.
 """
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import date
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, cast
 
@@ -21,9 +21,9 @@ from pydantic import (
 from cdc.config.durations import microseconds
 from cdc.config.mistakes import InvalidSetting
 from cdc.config.section import Section
+from cdc.config.source_settings import TABLE, TableSettings
 
 NAME = r"[a-z][a-z0-9_]{0,47}"
-TABLE = r"^[^.]+\.[^.]+$"
 SCHEMA = "view"
 """The schema that views stand under, in the names of their topics and in sinks."""
 STATE = "documents"
@@ -141,27 +141,21 @@ def _selected_call(text: str) -> AggregateCall:
     return call
 
 
-def _aggregates(texts: dict[str, str]) -> dict[str, str]:
-    for text in texts.values():
-        aggregate(text)
-    return texts
+def _checked_by(read: Callable[[str], object]) -> AfterValidator:
+    """Refuse a text, or one of the texts of a mapping, that can't be read."""
 
+    def check(value: str | dict[str, str]) -> str | dict[str, str]:
+        for text in [value] if isinstance(value, str) else value.values():
+            read(text)
+        return value
 
-def _selected(texts: dict[str, str]) -> dict[str, str]:
-    for text in texts.values():
-        selected(text)
-    return texts
+    return AfterValidator(check)
 
 
 def _as_mapping(value: object) -> object:
     """Read a list of columns as a mapping from their names to themselves."""
     names = [value] if isinstance(value, str) else value
     return {name: name for name in names} if isinstance(names, list) else names
-
-
-def _duration(text: str) -> str:
-    microseconds(text)
-    return text
 
 
 def _time_pair(pair: dict[str, str] | None) -> dict[str, str] | None:
@@ -197,12 +191,12 @@ def _view_name(name: str) -> str:
 Member = Annotated[str, AfterValidator(_member)]
 ViewName = Annotated[str, AfterValidator(_view_name)]
 Texts = Annotated[tuple[str, ...], BeforeValidator(_as_list)]
-Duration = Annotated[str, AfterValidator(_duration)]
+Duration = Annotated[str, _checked_by(microseconds)]
 TimePair = Annotated[dict[str, str] | None, AfterValidator(_time_pair)]
 TimeKind = Literal["as_of", "previous", "next", "during"]
 TIME_KINDS: tuple[TimeKind, ...] = ("as_of", "previous", "next", "during")
-Aggregates = Annotated[dict[Member, str], AfterValidator(_aggregates)]
-Selected = Annotated[dict[Member, str], AfterValidator(_selected)]
+Aggregates = Annotated[dict[Member, str], _checked_by(aggregate)]
+Selected = Annotated[dict[Member, str], _checked_by(selected)]
 GroupedBy = Annotated[dict[Member, str], BeforeValidator(_as_mapping)]
 
 
@@ -658,13 +652,11 @@ def tables_of(view: AnyView) -> list[str]:
 
 
 def check_views(
-    views: Mapping[str, AnyView], sinks: Collection[str], tables: Sequence[str]
+    views: Mapping[str, AnyView], sinks: Collection[str], entries: Sequence[TableSettings]
 ) -> None:
-    """Check what views name of the rest of the file: sinks, and entries of `source.tables`.
-
-    `tables` may be patterns, as `fnmatch` has them. Raises InvalidSetting.
+    """Check what views name of the rest of the file: sinks, and entries of `source.tables`. Raises
+    InvalidSetting.
     """
-    patterns = [re.escape(entry).replace(r"\*", "[^.]*") for entry in tables]
     for name, view in views.items():
         for number, sink in enumerate(view.to):
             if sink != TOPIC_ONLY and sink not in sinks:
@@ -677,7 +669,7 @@ def check_views(
         places: list[tuple[tuple[str, ...], str]] = [((name, root), view.root)]
         places += [((name, *keys, "table"), part.table) for keys, part in includes(view)]
         for keys, table in places:
-            if not any(re.fullmatch(pattern, table) for pattern in patterns):
+            if not any(entry.matches(table) for entry in entries):
                 raise InvalidSetting(
                     "the table isn't captured", f"add {table} to source.tables", keys
                 )

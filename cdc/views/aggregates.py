@@ -12,6 +12,7 @@ from cdc.views.rows import NULL_LAST, amounts, document_values, meeting
 from cdc.views.scalar.amounts import EXACT, INTEGERS, count_amounts, total, trimmed
 from cdc.views.scalar.operators import Term
 from cdc.views.scalar.ordering import sort_key
+from cdc.views.scalar.type_groups import group
 from cdc.views.state import Place, Span, State, scan_spans
 
 
@@ -252,10 +253,10 @@ def ordered_value(part: Aggregate, table: Table, rows: Sequence[Mapping[str, Any
         return None
     if part.function == "percentile_disc":
         assert part.fraction is not None
-        present.sort(key=sort_key(type_))
+        present.sort(key=sort_key(group(type_)))
         value = present[rank(part.fraction, len(present)) - 1]
     else:
-        value = (max if part.function == "max" else min)(present, key=sort_key(type_))
+        value = (max if part.function == "max" else min)(present, key=sort_key(group(type_)))
     # Other rows may have it in another form.
     return trimmed(value) if type_ == "numeric" else value
 

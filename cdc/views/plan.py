@@ -271,7 +271,7 @@ class Node:
 
     @cached_property
     def steps(self) -> Mapping[str, Sequence[int]]:
-        """The steps of a pattern before its last row, in order: the places of their rows in `earlier`, first row first."""
+        """The steps of a pattern before its last row, in order: where their rows are in `earlier`, first row first."""
         places: dict[str, list[int]] = {}
         for place, node in reversed([*enumerate(self.earlier)]):
             places.setdefault(node.field, []).append(place)

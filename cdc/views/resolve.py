@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, time, timedelta
+from datetime import timedelta
 from typing import NamedTuple
 
 from cdc.config.durations import microseconds
@@ -71,15 +71,8 @@ OPERATORS = re.compile(r"[-+*/%|&<>=():,]")
 """What expressions have, and hardly a column's name."""
 GROUPED = (INTEGERS, TEXTS, UUID, BOOLEAN, ENUM, TIMESTAMPTZ)
 """Groups of the types of columns that rows are grouped by: a document's key has their values."""
-COMPUTED = {
-    TEXTS: "text",
-    UUID: "uuid",
-    BOOLEAN: "boolean",
-    TIMESTAMPTZ: "timestamp with time zone",
-}
+COMPUTED = {TEXTS: "text", UUID: UUID, BOOLEAN: BOOLEAN, TIMESTAMPTZ: TIMESTAMPTZ}
 """The type of an expression that rows are grouped by."""
-
-
 A_TIME = "name a column of type timestamptz or timestamp"
 
 
@@ -274,13 +267,8 @@ class _Resolver:
         self._require_time(table, "time", settings.time, (*keys, "time"))
         if settings.session is not None:
             return Session(settings.time, settings.size)
-        start = datetime.combine(settings.start, time.min, UTC)
-        return Window(
-            settings.time,
-            settings.size,
-            settings.step,
-            (start - EPOCH) // timedelta(microseconds=1),
-        )
+        start = (settings.start - EPOCH.date()) // timedelta(microseconds=1)
+        return Window(settings.time, settings.size, settings.step, start)
 
     def _ends_order(self, table: Table, text: str | None, keys: Keys) -> str | None:
         if text is None:

@@ -31,6 +31,7 @@ from cdc.views.scalar.amounts import COUNTED, encode_amount, encode_distinct
 from cdc.views.scalar.instants import microseconds
 from cdc.views.scalar.operators import Term
 from cdc.views.scalar.ordering import order_text, reversed_order, sort_key
+from cdc.views.scalar.type_groups import group
 
 GROUP = "\x1d"
 """Separates the parts of an entry."""
@@ -246,7 +247,7 @@ def place_text(listing: Listing, table: Table, row: Row) -> str:
 def _order(order: Order, table: Table, value: Any) -> str:
     if value is None:
         return NULL_LAST
-    text = order_text(sort_key(table.column(order.column).type)(value))
+    text = order_text(sort_key(group(table.column(order.column).type))(value))
     return f"!{reversed_order(text) if order.descending else text}"
 
 

@@ -21,7 +21,7 @@ from cdc.postgres.table_survey import Survey
 from cdc.readiness.facts import bounded_locks
 from cdc.views.plan import Node, View
 from cdc.views.resolve import Keys, resolve
-from cdc.views.scalar.operators import Term, quoted_name
+from cdc.views.scalar.operators import Term, quoted_name, quoted_table
 from cdc.views.sql import clock_setting, document_query
 from cdc.views.tables import view_table
 
@@ -101,8 +101,7 @@ def missing_indexes(conn: Connection, views: Sequence[View]) -> list[str]:
                 for index in known.indexes
             ):
                 continue
-            table = f"{quoted_name(node.table.schema)}.{quoted_name(node.table.name)}"
-            statement = f"CREATE INDEX ON {table} ({', '.join(map(quoted_name, [*columns, time]))})"
+            statement = f"CREATE INDEX ON {quoted_table(node.table)} ({', '.join(map(quoted_name, [*columns, time]))})"
             missing.setdefault(
                 statement,
                 f"{view.name}: verify looks for rows of {node.table.qualified} by their times, which"
@@ -171,13 +170,12 @@ class _Checks:
         ):
             return
         joined = ", ".join(value.text for value in node.join.child)
-        table = f"{quoted_name(node.table.schema)}.{quoted_name(node.table.name)}"
         index = ", ".join(map(quoted_name, columns)) or "..."
         raise self._pipeline.mistake(
             (*keys, "on"),
             f"several rows of {node.table.qualified} may have the same {joined},"
             " and the document has place for one",
-            f"add many: true, or: CREATE UNIQUE INDEX ON {table} ({index})",
+            f"add many: true, or: CREATE UNIQUE INDEX ON {quoted_table(node.table)} ({index})",
         )
 
     def _require_exact(self, parent: Node, child: Node, place: Keys) -> None:
@@ -213,12 +211,11 @@ class _Checks:
         facts = self._facts.get(node.table.qualified)
         missing = [name for name in value.columns if facts and name in facts.unlogged]
         if missing:
-            table = f"{quoted_name(node.table.schema)}.{quoted_name(node.table.name)}"
             raise self._pipeline.mistake(
                 keys,
                 f"an update may leave {missing[0]} of {node.table.qualified} out of the log,"
                 " so the view could not be made again from it",
-                f"cdc -p FILE migrate, or: ALTER TABLE {table} REPLICA IDENTITY FULL",
+                f"cdc -p FILE migrate, or: ALTER TABLE {quoted_table(node.table)} REPLICA IDENTITY FULL",
             )
 
 

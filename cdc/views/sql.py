@@ -27,7 +27,15 @@ from cdc.views.plan import (
     View,
     Window,
 )
-from cdc.views.scalar.operators import COLLATION, NOW, Term, quoted, quoted_name, sql_text
+from cdc.views.scalar.operators import (
+    COLLATION,
+    NOW,
+    Term,
+    quoted,
+    quoted_name,
+    quoted_table,
+    sql_text,
+)
 from cdc.views.scalar.type_groups import TEXTS, TIMESTAMPTZ, group
 
 Member = tuple[str, str]
@@ -161,7 +169,7 @@ def _select(
     conditions: Sequence[str],
 ) -> str:
     only = "ONLY " if table.has_children else ""
-    name = f"{only}{quoted_name(table.schema)}.{quoted_name(table.name)}"
+    name = f"{only}{quoted_table(table)}"
     where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
     return f"SELECT {', '.join(columns)} FROM {' '.join([f'{name} AS {alias}', *joins])}{where}"
 

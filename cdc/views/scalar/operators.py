@@ -15,9 +15,10 @@ from operator import eq, ge, gt, itemgetter, le, lt, ne
 from typing import Any
 
 from cdc.codec.types.temporal import FIRST_MOMENT, FOREVER, from_stamp, moment
+from cdc.model.table import Table
 from cdc.views.scalar import type_groups as types
 from cdc.views.scalar.instants import binned, microseconds, text_of
-from cdc.views.scalar.ordering import code_points, number_key, time_key
+from cdc.views.scalar.ordering import sort_key
 
 Row = Mapping[str, Any]
 Evaluate = Callable[[Row], Any]
@@ -155,6 +156,11 @@ def quoted_name(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
+def quoted_table(table: Table) -> str:
+    """Write a table's name as an identifier."""
+    return f"{quoted_name(table.schema)}.{quoted_name(table.name)}"
+
+
 def source_name(name: str) -> str:
     """Write a column's name as a person would; the clock as now()."""
     return "now()" if name == NOW else quoted_name(name)
@@ -220,20 +226,9 @@ COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
 }
 
 
-def comparison_key(group: str) -> Callable[[Any], Any]:
-    """Return the conversion to what Python compares and orders as Postgres does."""
-    if group in (types.INTEGERS, types.BOOLEAN, types.UUID):
-        return lambda value: value
-    if group == types.NUMERIC:
-        return number_key
-    if group == types.CHARACTER:
-        return lambda text: code_points(text.rstrip(" "))
-    return code_points if group in (types.TEXTS, types.ENUM) else time_key
-
-
 def _comparison(operator: str, group: str) -> Strict:
     compare = COMPARISONS[operator]
-    key = comparison_key(group)
+    key = sort_key(group)
     collation = COLLATION if group in (types.TEXTS, types.CHARACTER, types.ENUM) else ""
     sql = f"({{}} {operator} {{}}{collation})"
     return Strict(lambda left, right: compare(key(left), key(right)), sql)
