@@ -42,8 +42,8 @@ def documents_of(
     groups = _Groups(view)
     if isinstance(groups.grouping.window, Session):
         begins = set(Sessions(plan, state, view).changed(versions))
-        ids = (groups.session_id(text, time) for text, time in begins)
-        return {document_id for document_id in ids if document_id is not None}
+        known = [groups.values(text, groups.time(begin)) for text, begin in begins]
+        return {groups.id(values) for values in known if values is not None}
     tally = groups.grouping.tally(groups.grouping.where)
     number = plan.tallies[view.root.table.qualified].index(tally)
     texts = {entries.tallies[number] for entries in versions if number in entries.tallies}
@@ -60,19 +60,33 @@ def assemble_groups(
     known = {row_id: values for row_id in ids if (values := groups.values(row_id)) is not None}
     closed: dict[str, ClosedWindow] = {}
     due: dict[str, int] = {}
-    if isinstance(groups.grouping.window, Session):
-        rows = _read_sessions(plan, state, view, groups, known)
+    grouping = groups.grouping
+    if isinstance(grouping.window, Session):
+        begins = {
+            row_id: (_text(values[:-1]), _instant(values[-1])) for row_id, values in known.items()
+        }
+        sessions = Sessions(plan, state, view).members(list(begins.values()))
+        rows = {
+            row_id: groups.row(known[row_id], *sessions[begin])
+            for row_id, begin in begins.items()
+            if begin in sessions
+        }
     else:
         panes = {row_id: groups.texts(values) for row_id, values in known.items()}
-        numbers = Numbers(plan, state, view.root.table, groups.grouping, panes)
-        counts = numbers.counts(groups.grouping.where)
-        filled = {
-            row_id: values
+        numbers = Numbers(plan, state, view.root.table, grouping, panes)
+        counts = numbers.counts(grouping.where)
+        aggregates = {part.name: numbers.values(part) for part in grouping.aggregates}
+        size = grouping.window.size if grouping.window is not None else None
+        rows = {
+            row_id: groups.row(
+                values,
+                None if size is None else _instant(values[-1]) + size,
+                {name: by_id[row_id] for name, by_id in aggregates.items()},
+            )
             for row_id, values in known.items()
             if any(counts.get(text) for text in panes[row_id])
         }
-        rows = _read_panes(groups, numbers, filled)
-        if groups.grouping.closing is not None:
+        if grouping.closing is not None:
             closed, due = _close(plan, view, groups, counts, panes, now)
             rows = {row_id: {**row, FINAL: row_id in closed} for row_id, row in rows.items()}
     clock = {} if now is None else {NOW: text_of(now)}
@@ -131,37 +145,6 @@ def _close(
     return closed, due
 
 
-def _read_panes(
-    groups: "_Groups", numbers: Numbers, known: Mapping[str, Values]
-) -> dict[str, dict[str, Any]]:
-    """Return the members of documents that have rows, by id, for what these have in common."""
-    members = {part.name: numbers.values(part) for part in groups.grouping.aggregates}
-    rows = {}
-    for row_id, values in known.items():
-        row = groups.key(values)
-        window = groups.grouping.window
-        if isinstance(window, Window):
-            row[WINDOW_END] = groups.time(_instant(values[-1]) + window.size)
-        rows[row_id] = row | {name: by_id[row_id] for name, by_id in members.items()}
-    return rows
-
-
-def _read_sessions(
-    plan: StatePlan, state: State, view: View, groups: "_Groups", known: Mapping[str, Values]
-) -> dict[str, dict[str, Any]]:
-    """Return the members of the sessions that there are, as `_read_panes` does."""
-    begins = {
-        row_id: (_text(values[:-1]), _instant(values[-1])) for row_id, values in known.items()
-    }
-    sessions = Sessions(plan, state, view).members(list(begins.values()))
-    rows = {}
-    for row_id, values in known.items():
-        if begins[row_id] in sessions:
-            end, members = sessions[begins[row_id]]
-            rows[row_id] = {**groups.key(values), WINDOW_END: groups.time(end), **members}
-    return rows
-
-
 TYPES = {INTEGERS: int, BOOLEAN: bool}
 """The type of a value in Python, by the group of its type; others are texts."""
 
@@ -182,44 +165,29 @@ class _Groups:
             return []
         window = self.grouping.window
         if not isinstance(window, Window):
-            return [self._id(values)]
+            return [self.id(values)]
         return [
-            self._id([*values[:-1], self.time(begin)])
+            self.id([*values[:-1], self.time(begin)])
             for begin in window.begins(_instant(values[-1]))
             if begin >= FIRST and begin + window.size <= LAST
         ]
 
-    def session_id(self, text: str, begin: int) -> str | None:
-        """Return the id of a list's session that begins at a time; None for a text of another definition."""
-        try:
-            parts = json.loads(text) if len(self._columns) != 2 else [text]
-        except ValueError:
-            return None
-        values = self._checked([*parts, self.time(begin)]) if isinstance(parts, list) else None
-        return None if values is None else self._id(values)
+    def id(self, values: Values) -> str:
+        """Return the id of the document of a group."""
+        return encode(values).decode() if len(values) > 1 else _text(values)
 
-    def _id(self, values: Values) -> str:
-        if len(values) > 1:
-            return encode(values).decode()
-        return values[0] if isinstance(values[0], str) else encode(values[0]).decode()
-
-    def values(self, text: str) -> Values | None:
-        """Return what rows have in common, from the id of a document or the text that rows count for.
-        None for one of another definition of the view.
+    def values(self, text: str, *begin: str) -> Values | None:
+        """Return what rows have in common, from the id of a document or the text that rows count for, in
+        which integers and booleans may be texts; `begin`: of a session, whose text lacks it. None for one
+        of another definition of the view.
         """
         try:
-            return self._checked(json.loads(text) if len(self._columns) > 1 else [text])
-        except ValueError:
-            return None
-
-    def _checked(self, parts: Any) -> Values | None:
-        """Return a group's values, of which integers and booleans may be texts; None where they can't be one's."""
-        if not isinstance(parts, list) or len(parts) != len(self._columns):
-            return None
-        try:
+            parts = json.loads(text) if len(self._columns) - len(begin) != 1 else [text]
+            if not isinstance(parts, list):
+                return None
             values = [
                 json.loads(part) if kind in TYPES and isinstance(part, str) else part
-                for part, kind in zip(parts, self._groups, strict=True)
+                for part, kind in zip([*parts, *begin], self._groups, strict=True)
             ]
         except ValueError:
             return None
@@ -245,6 +213,11 @@ class _Groups:
 
     def key(self, values: Values) -> dict[str, Any]:
         return {column.name: value for column, value in zip(self._columns, values, strict=True)}
+
+    def row(self, values: Values, end: int | None, aggregates: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the members of a document. end: of its window"""
+        times = {} if end is None else {WINDOW_END: self.time(end)}
+        return {**self.key(values), **times, **aggregates}
 
     def wire(self, members: dict[str, Any]) -> dict[str, Any]:
         """Return members as the connector writes them: a time stamp without a zone is a number."""
