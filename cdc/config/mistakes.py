@@ -107,15 +107,15 @@ def duplicate_error(path: Path, text: str) -> SettingsError | None:
 
 
 def _settings(node: Any, keys: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], int]]:
-    """The path of keys to every setting, with its line."""
+    """The path of keys to every setting and every item of a list, with its line."""
+    parts: list[tuple[str, Any, Any]] = []
     if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            inside = (*keys, str(key.value))
-            yield inside, key.start_mark.line + 1
-            yield from _settings(value, inside)
+        parts = [(str(key.value), key, value) for key, value in node.value]
     elif isinstance(node, yaml.SequenceNode):
-        for number, value in enumerate(node.value):
-            yield from _settings(value, (*keys, str(number)))
+        parts = [(str(number), value, value) for number, value in enumerate(node.value)]
+    for name, begin, value in parts:
+        yield (*keys, name), begin.start_mark.line + 1
+        yield from _settings(value, (*keys, name))
 
 
 def reference_error(path: Path, text: str, reference: Reference) -> SettingsError:
@@ -170,20 +170,9 @@ def setting_error(
 
 def place(path: Path, text: str, keys: Sequence[str]) -> str:
     """`file:line` of the deepest of the nested keys that the text has."""
-    node = yaml.compose(text)
-    line = None
-    for part in keys:
-        if isinstance(node, yaml.MappingNode):
-            entry = next(((key, value) for key, value in node.value if key.value == part), None)
-            if entry is None:
-                break
-            line = entry[0].start_mark.line + 1
-            node = entry[1]
-        elif isinstance(node, yaml.SequenceNode) and part.isdigit() and int(part) < len(node.value):
-            node = node.value[int(part)]
-            line = node.start_mark.line + 1
-        else:
-            break
+    lines = dict(_settings(yaml.compose(text)))
+    paths = [tuple(keys[:length]) for length in range(len(keys), 0, -1)]
+    line = next((lines[inner] for inner in paths if inner in lines), None)
     return f"{path}:{line}" if line else str(path)
 
 

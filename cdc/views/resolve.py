@@ -4,7 +4,7 @@ them. What can't be kept right is refused, with its line in the file.
 
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import NamedTuple
@@ -164,24 +164,21 @@ class _Resolver:
             if settings.window.lateness is not None:
                 lateness = microseconds(settings.window.lateness)
                 closing = Closing(name, settings.window.size + lateness)
+        windows = {WINDOW_START, WINDOW_END} if window is not None else set()
+        windows |= {FINAL} if closing is not None else set()
+        for member in windows.intersection(settings.group_by):
+            raise self._name_taken((*keys, "group_by"), name, member)
         order_by = self._ends_order(table, settings.order_by, (*keys, "order_by"))
+        node = Node(name, table, (), where=where)
         grouping = Grouping(
             tuple(values),
-            self._selected(table, where, settings, keys),
+            self._selected(node, settings, {*settings.group_by, *windows}, keys),
             order_by if window is None else window.time,
             closing,
             columns=tuple(columns),
             where=where,
             window=window,
         )
-        windows = {WINDOW_START, WINDOW_END} if window is not None else set()
-        windows |= {FINAL} if closing is not None else set()
-        for member in settings.select:
-            if member in settings.group_by or member in windows:
-                raise self._name_taken((*keys, "select", member), name, member)
-        for member in windows.intersection(settings.group_by):
-            raise self._name_taken((*keys, "group_by"), name, member)
-        node = Node(name, table, (), where=where)
         view = View(name, node, (), alerts=settings.alerts, grouping=grouping)
         return self._completed(view, settings, grouped_types(view), keys)
 
@@ -209,10 +206,8 @@ class _Resolver:
                     f"group_by: [{text}]",
                 )
         shown = {*table.key, *settings.group_by, window.time}
-        for member in settings.select:
-            if member in shown:
-                raise self._name_taken((*keys, "select", member), name, member)
-        aggregates = self._selected(table, where, settings, keys)
+        root = Node(name, table, (), where=where)
+        aggregates = self._selected(root, settings, shown, keys)
         filters = tuple(part.filter for part in aggregates if part.filter)
         counts = Term("or", BOOLEAN, filters) if len(filters) == len(aggregates) else None
         child = Node(
@@ -238,13 +233,8 @@ class _Resolver:
             f"{own_time} <= '9999-12-31 23:59:59.999999{zone}'",
         ]
         counted = self._met(table, " AND ".join(conditions), (*keys, "window"))
-        root = Node(
-            field=name,
-            table=table,
-            columns=tuple(column.name for column in table.columns if column.name in shown),
-            where=_both(where, counted),
-            children=(child,),
-        )
+        columns = tuple(column.name for column in table.columns if column.name in shown)
+        root = replace(root, columns=columns, where=_both(where, counted), children=(child,))
         view = View(name, root, (), alerts=settings.alerts)
         return self._completed(view, settings, shown_types(root), keys)
 
@@ -281,12 +271,17 @@ class _Resolver:
         return order.column
 
     def _selected(
-        self, table: Table, where: Term | None, settings: GroupedViewSettings, keys: Keys
+        self, root: Node, settings: GroupedViewSettings, taken: Collection[str], keys: Keys
     ) -> tuple[Aggregate, ...]:
-        return tuple(
-            self._aggregate(table, where, name, selected(text), (*keys, "select", name))
-            for name, text in settings.select.items()
-        )
+        """Resolve what a document shows beside the members in `taken`."""
+        aggregates = []
+        for name, text in settings.select.items():
+            place = (*keys, "select", name)
+            if name in taken:
+                raise self._name_taken(place, root.field, name)
+            call = selected(text)
+            aggregates.append(self._aggregate(root.table, root.where, name, call, place))
+        return tuple(aggregates)
 
     def _clock(self, view: View, settings: AnyView, keys: Keys) -> str | None:
         if settings.clock == COMMIT:

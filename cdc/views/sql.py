@@ -56,17 +56,19 @@ def document_query(view: View) -> str:
     query.add_pattern(root, alias, parts)
     clock = _clock(view)
     columns = {column.name: f"{alias}.{quoted_name(column.name)}" for column in root.shown}
-    numbers = [f"{value} AS {quoted_name(part.name)}" for part, _, value in parts.numbers]
-    nested = [f"({text})::json AS {quoted_name(name)}" for name, text in parts.nested]
+    numbers = {column.name: value for column, value in parts.numbers}
     conditions = [*parts.conditions]
     if root.where:
         conditions.append(_expression(root.where, alias, clock))
     if view.having is not None:
-        named = {part.name: value for part, _, value in parts.numbers} | parts.named | columns
-        conditions.append(sql_text(view.having, {**named, NOW: clock}.__getitem__))
-    return _select(
-        [*columns.values(), *numbers, *nested], root.table, alias, parts.joins, conditions
-    )
+        named = {**numbers, **parts.named, **columns, NOW: clock}
+        conditions.append(sql_text(view.having, named.__getitem__))
+    selected = [
+        *columns.values(),
+        *(f"{value} AS {quoted_name(name)}" for name, value in numbers.items()),
+        *(f"({text})::json AS {quoted_name(name)}" for name, text in parts.nested),
+    ]
+    return _select(selected, root.table, alias, parts.joins, conditions)
 
 
 def _grouped_query(view: View, grouping: Grouping) -> str:
@@ -177,14 +179,14 @@ def _select(
 class _Parts:
     """What a row's document gets from its children, and the joins that it comes from.
 
-    numbers     an aggregate, its Postgres type, SQL for its value
+    numbers     aggregates as columns, SQL for their values
     named       SQL for what `having` may name of objects, see `cdc.views.having`
     conditions  without which there is no document
     """
 
     def __init__(self) -> None:
         self.joins: list[str] = []
-        self.numbers: list[tuple[Aggregate, str, str]] = []
+        self.numbers: list[tuple[Column, str]] = []
         self.nested: list[Member] = []
         self.named: dict[str, str] = {}
         self.conditions: list[str] = []
@@ -192,10 +194,7 @@ class _Parts:
     @property
     def members(self) -> list[Member]:
         """The members in their order in a document."""
-        numbers = [
-            (part.name, _json_text(Column(part.name, type_), value))
-            for part, type_, value in self.numbers
-        ]
+        numbers = [(column.name, _json_text(column, value)) for column, value in self.numbers]
         return [*numbers, *self.nested]
 
 
@@ -213,10 +212,9 @@ class _Query:
             if child.aggregates:
                 numbers = self.alias()
                 parts.joins.append(_lateral(self._aggregates(node, child, alias), numbers))
-                parts.numbers += [
-                    (part, result_type(part, child.table), f"{numbers}.{quoted_name(part.name)}")
-                    for part in child.aggregates
-                ]
+                for part in child.aggregates:
+                    column = Column(part.name, result_type(part, child.table))
+                    parts.numbers.append((column, f"{numbers}.{quoted_name(part.name)}"))
             if child.shows:
                 member = self.alias()
                 parts.joins.append(_lateral(self._member(node, child, alias), member))

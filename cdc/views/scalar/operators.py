@@ -107,7 +107,7 @@ class Term:
             return itemgetter(NOW)
         arguments = [part.evaluate for part in self.arguments]
         if self.operator in LENIENT:
-            return partial(LENIENT[self.operator], arguments)
+            return partial(LENIENT[self.operator][0], arguments)
         return partial(_compute, strict(self).compute, arguments)
 
     def compared_labels(self) -> Iterator[tuple[str, str]]:
@@ -138,10 +138,9 @@ def sql_text(term: Term, column: ColumnSql) -> str:
     if term.operator == "now":
         return column(NOW)
     arguments = [sql_text(part, column) for part in term.arguments]
-    if term.operator in INFIXES:
-        return f"({INFIXES[term.operator].join(arguments)})"
     if term.operator in LENIENT:
-        return LENIENT_SQL[term.operator].format(*arguments, all=", ".join(arguments))
+        separator = SEPARATORS.get(term.operator, ", ")
+        return LENIENT[term.operator][1].format(*arguments, all=separator.join(arguments))
     return strict(term).sql.format(*arguments)
 
 
@@ -332,22 +331,16 @@ def _first_value(arguments: Sequence[Evaluate], row: Row) -> Any:
     return next((value for value in values if value is not None), None)
 
 
-LENIENT: dict[str, Callable[[Sequence[Evaluate], Row], Any]] = {
-    "and": _conjunction,
-    "or": _disjunction,
-    "is null": lambda arguments, row: arguments[0](row) is None,
-    "is true": lambda arguments, row: arguments[0](row) is True,
-    "is false": lambda arguments, row: arguments[0](row) is False,
-    "coalesce": _first_value,
+LENIENT: dict[str, tuple[Callable[[Sequence[Evaluate], Row], Any], str]] = {
+    "and": (_conjunction, "({all})"),
+    "or": (_disjunction, "({all})"),
+    "is null": (lambda arguments, row: arguments[0](row) is None, "({} IS NOT DISTINCT FROM NULL)"),
+    "is true": (lambda arguments, row: arguments[0](row) is True, "({} IS TRUE)"),
+    "is false": (lambda arguments, row: arguments[0](row) is False, "({} IS FALSE)"),
+    "coalesce": (_first_value, "COALESCE({all})"),
 }
-"""Operators that have a value although an argument is NULL."""
-INFIXES = {"and": " AND ", "or": " OR "}
-LENIENT_SQL = {
-    "is null": "({} IS NOT DISTINCT FROM NULL)",
-    "is true": "({} IS TRUE)",
-    "is false": "({} IS FALSE)",
-    "coalesce": "COALESCE({all})",
-}
+"""Operators that have a value although an argument is NULL, and their SQL."""
+SEPARATORS = {"and": " AND ", "or": " OR "}
 OPERATORS = {
     "not": Strict(lambda value: not value, "(NOT {})"),
     "+": Strict(lambda left, right: left + right, "({}::numeric + {}::numeric)"),
