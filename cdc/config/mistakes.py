@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -148,10 +148,8 @@ def validation_error(
 
     An unknown setting comes first: it may be a required one, misspelt.
     """
-    listed = sorted(
-        error.errors(include_url=False), key=lambda mistake: mistake["type"] != "extra_forbidden"
-    )
-    first = listed[0]
+    listed = error.errors(include_url=False)
+    first = next((each for each in listed if each["type"] == "extra_forbidden"), listed[0])
     keys, kinds = _resolve(model, first["loc"])
     problem, hint = _describe(first, keys, kinds)
     if first["type"] == "value_error":
@@ -193,11 +191,11 @@ def _describe(mistake: Any, keys: Sequence[str], kinds: Sequence[Any]) -> tuple[
     if kind == "string_pattern_mismatch":
         return _pattern_problem(keys, section)
     if mistake["input"] is None and kind != "missing":
-        return "is empty", _example(keys[-1:], section)
+        return "is empty", _example(keys, section)
     problem = PROBLEMS[kind].format(**context) if kind in PROBLEMS else "isn't accepted"
     if kind == "missing" and (purpose := _purpose(keys[-1], section)):
         problem += f": {purpose}"
-    return problem, _example(keys[-1:], section)
+    return problem, _example(keys, section)
 
 
 def _pattern_problem(keys: Sequence[str], section: Any) -> tuple[str, str]:
@@ -211,12 +209,13 @@ def _pattern_problem(keys: Sequence[str], section: Any) -> tuple[str, str]:
             "a sink's name begins with a letter and has lower case letters, digits, _ and -",
             "for example: search",
         )
-    return f"takes {_fields(section)[keys[-1]].description}", _example(keys[-1:], section)
+    return f"takes {_fields(section)[keys[-1]].description}", _example(keys, section)
 
 
-def _example(name: Sequence[str], section: Any) -> str:
-    field = _fields(section).get(name[0]) if name else None
-    return f"for example: {name[0]}: {field.examples[0]}" if field and field.examples else INIT_HINT
+def _example(keys: Sequence[str], section: Any) -> str:
+    field = _fields(section).get(keys[-1]) if keys else None
+    example = f"for example: {keys[-1]}: {field.examples[0]}" if field and field.examples else ""
+    return example or INIT_HINT
 
 
 def _purpose(name: str, section: Any) -> str:
@@ -257,28 +256,20 @@ def _members(kind: Any) -> list[Any]:
     if get_origin(kind) is Annotated:
         return _members(get_args(kind)[0])
     if get_origin(kind) in (Union, UnionType):
-        return [
-            inner
-            for member in get_args(kind)
-            if member is not NoneType
-            for inner in _members(member)
-        ]
+        inner = [member for part in get_args(kind) for member in _members(part)]
+        return [member for member in inner if member is not NoneType]
     return [kind]
 
 
 def _tags(kind: Any) -> list[str]:
     """The values of `type`, or tags, by which the members of a union are chosen."""
-    sections = [member for member in _members(kind) if _is_section(member)]
-    fields = [member.model_fields.get("type") for member in sections]
-    return [
-        *(member.tag for member in sections if hasattr(member, "tag")),
-        *(
-            str(tag)
-            for field in fields
-            if field and get_origin(field.annotation) is Literal
-            for tag in get_args(field.annotation)
-        ),
-    ]
+    tags: list[str] = []
+    for section in filter(_is_section, _members(kind)):
+        if hasattr(section, "tag"):
+            tags.append(section.tag)
+        elif field := section.model_fields.get("type"):
+            tags += map(str, get_args(field.annotation))
+    return tags
 
 
 def _fields(kind: Any) -> dict[str, FieldInfo]:

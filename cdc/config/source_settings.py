@@ -173,17 +173,15 @@ class Source(Section):
             raise InvalidSetting(
                 f"listed twice: {', '.join(sorted(duplicates))}", "take one of them out"
             )
-        lowered = [name.lower() for name in names]
-        if colliding := {name for name in names if lowered.count(name.lower()) > 1}:
-            shared = ", ".join(sorted(colliding))
-            raise InvalidSetting(
-                f"an index's name is in lower case, so these would share one: {shared}", rename
-            )
-        # The broker accepts only one of them, since its metrics don't distinguish . and _.
-        flat = [name.replace(".", "_") for name in names]
-        if colliding := {name for name in names if flat.count(name.replace(".", "_")) > 1}:
-            raise InvalidSetting(
-                f"topics that differ only in . and _ can't both be: {', '.join(sorted(colliding))}",
-                rename,
-            )
+        # The broker accepts only one of two topics, since its metrics don't distinguish . and _.
+        problems = (
+            "an index's name is in lower case, so these would share one",
+            "topics that differ only in . and _ can't both be",
+        )
+        for number, problem in enumerate(problems):
+            shared = [shared_names(name)[number] for name in names]
+            if colliding := [
+                name for name in names if shared.count(shared_names(name)[number]) > 1
+            ]:
+                raise InvalidSetting(f"{problem}: {', '.join(sorted(colliding))}", rename)
         return tables
