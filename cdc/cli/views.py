@@ -77,7 +77,10 @@ def show(context: typer.Context, name: ViewName, as_json: Json = False) -> None:
     plan = StatePlan(context.obj.resolution.views)
     (view,) = [view for view in plan.views if view.name == name]
     names = [node.table.qualified for node in view.root.walk()]
-    described = {**outline(view), "state": state_outline(plan, names)}
+    described = {
+        **outline(view, context.obj.pipeline.views[name]),
+        "state": state_outline(plan, names),
+    }
     answer(as_json, described, draw_view(described))
 
 

@@ -22,9 +22,7 @@ STACK = "${CDC_POSTGRES}"
 
 @dataclass(frozen=True)
 class PipelineDraft:
-    """The contents of a draft. `tables` are names and patterns; `left_out` and `refused` hold the
-    reasons.
-    """
+    """The contents of a draft. `tables`: names and patterns; `left_out`, `refused`: the reasons."""
 
     pipeline: str
     dsn: str

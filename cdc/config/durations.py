@@ -31,11 +31,3 @@ def microseconds(text: str) -> int:
     if duration > LONGEST_DAYS * MICROSECONDS["day"]:
         raise InvalidSetting(f"a duration is at most {LONGEST_DAYS:,} days", "for example: 30 days")
     return duration
-
-
-def duration_text(duration: int) -> str:
-    """Write microseconds as the pipeline file does, in the largest unit that leaves a whole number."""
-    units = [unit for unit, size in MICROSECONDS.items() if duration % size == 0]
-    unit = units[-1] if duration else "second"
-    number = duration // MICROSECONDS[unit]
-    return f"{number} {unit}{'' if number == 1 else 's'}"

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Any, Union, get_args, get_origin
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -94,9 +94,7 @@ def yaml_error(path: Path, text: str, error: yaml.YAMLError) -> SettingsError:
 
 
 def duplicate_error(path: Path, text: str) -> SettingsError | None:
-    """The error for a setting that occurs twice, of which YAML would silently take the last; None
-    if there is none.
-    """
+    """The error for a setting that occurs twice, of which YAML would silently take the last, if there is one."""
     lines: dict[tuple[str, ...], int] = {}
     for keys, line in _settings(yaml.compose(text)):
         if keys in lines:
@@ -109,15 +107,15 @@ def duplicate_error(path: Path, text: str) -> SettingsError | None:
 
 
 def _settings(node: Any, keys: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], int]]:
-    """The path of keys to every setting, with its line."""
+    """The path of keys to every setting and every item of a list, with its line."""
+    parts: list[tuple[str, Any, Any]] = []
     if isinstance(node, yaml.MappingNode):
-        for key, value in node.value:
-            inside = (*keys, str(key.value))
-            yield inside, key.start_mark.line + 1
-            yield from _settings(value, inside)
+        parts = [(str(key.value), key, value) for key, value in node.value]
     elif isinstance(node, yaml.SequenceNode):
-        for number, value in enumerate(node.value):
-            yield from _settings(value, (*keys, str(number)))
+        parts = [(str(number), value, value) for number, value in enumerate(node.value)]
+    for name, begin, value in parts:
+        yield (*keys, name), begin.start_mark.line + 1
+        yield from _settings(value, (*keys, name))
 
 
 def reference_error(path: Path, text: str, reference: Reference) -> SettingsError:
@@ -150,10 +148,8 @@ def validation_error(
 
     An unknown setting comes first: it may be a required one, misspelt.
     """
-    listed = sorted(
-        error.errors(include_url=False), key=lambda mistake: mistake["type"] != "extra_forbidden"
-    )
-    first = listed[0]
+    listed = error.errors(include_url=False)
+    first = next((each for each in listed if each["type"] == "extra_forbidden"), listed[0])
     keys, kinds = _resolve(model, first["loc"])
     problem, hint = _describe(first, keys, kinds)
     if first["type"] == "value_error":
@@ -172,20 +168,9 @@ def setting_error(
 
 def place(path: Path, text: str, keys: Sequence[str]) -> str:
     """`file:line` of the deepest of the nested keys that the text has."""
-    node = yaml.compose(text)
-    line = None
-    for part in keys:
-        if isinstance(node, yaml.MappingNode):
-            entry = next(((key, value) for key, value in node.value if key.value == part), None)
-            if entry is None:
-                break
-            line = entry[0].start_mark.line + 1
-            node = entry[1]
-        elif isinstance(node, yaml.SequenceNode) and part.isdigit() and int(part) < len(node.value):
-            node = node.value[int(part)]
-            line = node.start_mark.line + 1
-        else:
-            break
+    lines = dict(_settings(yaml.compose(text)))
+    paths = [tuple(keys[:length]) for length in range(len(keys), 0, -1)]
+    line = next((lines[inner] for inner in paths if inner in lines), None)
     return f"{path}:{line}" if line else str(path)
 
 
@@ -206,11 +191,11 @@ def _describe(mistake: Any, keys: Sequence[str], kinds: Sequence[Any]) -> tuple[
     if kind == "string_pattern_mismatch":
         return _pattern_problem(keys, section)
     if mistake["input"] is None and kind != "missing":
-        return "is empty", _example(keys[-1:], section)
+        return "is empty", _example(keys, section)
     problem = PROBLEMS[kind].format(**context) if kind in PROBLEMS else "isn't accepted"
     if kind == "missing" and (purpose := _purpose(keys[-1], section)):
         problem += f": {purpose}"
-    return problem, _example(keys[-1:], section)
+    return problem, _example(keys, section)
 
 
 def _pattern_problem(keys: Sequence[str], section: Any) -> tuple[str, str]:
@@ -224,12 +209,13 @@ def _pattern_problem(keys: Sequence[str], section: Any) -> tuple[str, str]:
             "a sink's name begins with a letter and has lower case letters, digits, _ and -",
             "for example: search",
         )
-    return f"takes {_fields(section)[keys[-1]].description}", _example(keys[-1:], section)
+    return f"takes {_fields(section)[keys[-1]].description}", _example(keys, section)
 
 
-def _example(name: Sequence[str], section: Any) -> str:
-    field = _fields(section).get(name[0]) if name else None
-    return f"for example: {name[0]}: {field.examples[0]}" if field and field.examples else INIT_HINT
+def _example(keys: Sequence[str], section: Any) -> str:
+    field = _fields(section).get(keys[-1]) if keys else None
+    example = f"for example: {keys[-1]}: {field.examples[0]}" if field and field.examples else ""
+    return example or INIT_HINT
 
 
 def _purpose(name: str, section: Any) -> str:
@@ -240,9 +226,7 @@ def _purpose(name: str, section: Any) -> str:
 
 
 def _resolve(model: type[BaseModel], loc: Sequence[str | int]) -> tuple[list[str], list[Any]]:
-    """The file's own keys to a mistake, without pydantic's names; the types of it and of all that
-    it lies in.
-    """
+    """The file's keys to a mistake, without pydantic's names; the types of it and of all that it lies in."""
     keys: list[str] = []
     kinds: list[Any] = [model]
     for part in loc:
@@ -272,28 +256,20 @@ def _members(kind: Any) -> list[Any]:
     if get_origin(kind) is Annotated:
         return _members(get_args(kind)[0])
     if get_origin(kind) in (Union, UnionType):
-        return [
-            inner
-            for member in get_args(kind)
-            if member is not NoneType
-            for inner in _members(member)
-        ]
+        inner = [member for part in get_args(kind) for member in _members(part)]
+        return [member for member in inner if member is not NoneType]
     return [kind]
 
 
 def _tags(kind: Any) -> list[str]:
     """The values of `type`, or tags, by which the members of a union are chosen."""
-    sections = [member for member in _members(kind) if _is_section(member)]
-    fields = [member.model_fields.get("type") for member in sections]
-    return [
-        *(member.tag for member in sections if hasattr(member, "tag")),
-        *(
-            str(tag)
-            for field in fields
-            if field and get_origin(field.annotation) is Literal
-            for tag in get_args(field.annotation)
-        ),
-    ]
+    tags: list[str] = []
+    for section in filter(_is_section, _members(kind)):
+        if hasattr(section, "tag"):
+            tags.append(section.tag)
+        elif field := section.model_fields.get("type"):
+            tags += map(str, get_args(field.annotation))
+    return tags
 
 
 def _fields(kind: Any) -> dict[str, FieldInfo]:

@@ -27,9 +27,7 @@ STACK_VARIABLES = (
 
 @dataclass(frozen=True)
 class Reference:
-    """A reference that can't be replaced, and the keys that lead to it; `name` is None if it isn't
-    well-formed.
-    """
+    """A reference that can't be replaced, and the keys that lead to it. name: None if it isn't well-formed."""
 
     text: str
     keys: tuple[str, ...]
@@ -37,9 +35,7 @@ class Reference:
 
 
 class References:
-    """Replaces references; collects in `unresolved` those that it can't replace, in the order of
-    the file.
-    """
+    """Replaces references; collects in `unresolved` what it can't replace, in the order of the file."""
 
     def __init__(self, environment: Mapping[str, str]) -> None:
         self._environment = environment

@@ -1,12 +1,15 @@
 """The base of all sections of the pipeline file: its own, and those that a sink brings."""
 
 import re
+from collections.abc import Mapping
 from typing import Annotated
 from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
 from cdc.config.mistakes import InvalidSetting
+
+LOCAL = ("localhost", "127.0.0.1", "::1", "")
 
 
 class Section(BaseModel):
@@ -43,3 +46,10 @@ def _web(url: str) -> str:
 
 
 Web = Annotated[str, AfterValidator(_web)]
+
+
+def server(url: str, ports: Mapping[str, int]) -> tuple[str, int]:
+    """Host and port of a URL; all names of this machine are equal. `ports`: defaults by scheme."""
+    parts = urlsplit(url)
+    host = parts.hostname or ""
+    return ("127.0.0.1" if host in LOCAL else host), parts.port or ports.get(parts.scheme, 0)

@@ -1,6 +1,4 @@
-"""The pipeline file: what to capture, where to put it. Wrong input is named with its line and the
-accepted form.
-"""
+"""The pipeline file: what to capture, where to put it. Mistakes are named with their line and the accepted form."""
 
 import os
 import re
@@ -78,9 +76,7 @@ def read_tree(path: Path) -> tuple[str, dict[str, Any]]:
 
 @lru_cache(maxsize=4)
 def _parse(path: Path, text: str) -> dict[str, Any]:
-    """Parse a file's text. Nobody changes the tree: a run reads its file again every few seconds, and
-    parsing takes 0.4 ms a line.
-    """
+    """Parse a text. Nobody changes the tree: a run reads its file every few seconds, which takes 0.4 ms a line."""
     try:
         tree = yaml.load(text, _Loader)  # noqa: S506  # a SafeLoader
     except yaml.YAMLError as error:
@@ -93,9 +89,7 @@ def _parse(path: Path, text: str) -> dict[str, Any]:
 
 
 class Pipeline(Section):
-    """One pipeline. Its name is also the slot, the publication, the topic prefix and the
-    connector.
-    """
+    """One pipeline. Its name is also the slot, the publication, the topic prefix and the connector."""
 
     pipeline: str = Field(
         pattern=NAME,
@@ -176,9 +170,9 @@ class Pipeline(Section):
                 f"what keeps documents is called {STATE_NAME}, and a sink has that name",
                 "give the sink another name",
             )
-        tables = [entry.table for entry in info.data["source"].tables]
-        check_views(views, info.data["sinks"], tables)
-        owners = {shared: table for table in tables for shared in shared_names(table)}
+        entries = info.data["source"].tables
+        check_views(views, info.data["sinks"], entries)
+        owners = {shared: entry.table for entry in entries for shared in shared_names(entry.table)}
         for name in views:
             for shared in shared_names(f"{SCHEMA}.{name}"):
                 if shared in owners:
@@ -206,17 +200,13 @@ class Pipeline(Section):
     _file: tuple[Path, str] | None = PrivateAttr(None)
 
     def mistake(self, keys: Sequence[str], problem: str, hint: str) -> SettingsError:
-        """The error for a setting that the database shows to be wrong, with its line in the
-        file.
-        """
+        """The error for a setting that the database shows to be wrong, with its line in the file."""
         path, text = self._file or (Path("the pipeline file"), "")
         return mistakes.setting_error(path, text, keys, problem, hint)
 
     @property
     def listed(self) -> tuple[TableSettings, ...]:
-        """The entries as the file has them, patterns included; `source.tables` may be the tables
-        that these match.
-        """
+        """The entries as the file has them, with patterns; `source.tables` may be the tables that these match."""
         return self.source.tables if self._listed is None else self._listed
 
     @property
@@ -225,9 +215,7 @@ class Pipeline(Section):
         return [entry for entry in self.listed if entry.pattern]
 
     def with_tables(self, names: Iterable[str]) -> "Pipeline":
-        """The same pipeline, with each pattern replaced by the tables in `names` that it
-        matches.
-        """
+        """The same pipeline, with each pattern replaced by the tables in `names` that it matches."""
         candidates = list(names)
         used = {entry.table for entry in self.listed if not entry.pattern}
         entries: list[TableSettings] = []
@@ -238,20 +226,17 @@ class Pipeline(Section):
             matches = [name for name in candidates if name not in used and entry.matches(name)]
             used.update(matches)
             entries += [entry.model_copy(update={"table": name}) for name in matches]
-        resolved = self.model_copy(
-            update={"source": self.source.model_copy(update={"tables": tuple(entries)})}
-        )
-        resolved._listed = self.listed
-        return resolved
+        return self._with_entries(entries)
 
     def without_tables(self, names: Collection[str]) -> "Pipeline":
         """This pipeline without these tables."""
-        tables = tuple(entry for entry in self.source.tables if entry.table not in names)
-        narrowed = self.model_copy(
-            update={"source": self.source.model_copy(update={"tables": tables})}
-        )
-        narrowed._listed = self.listed
-        return narrowed
+        return self._with_entries(entry for entry in self.source.tables if entry.table not in names)
+
+    def _with_entries(self, entries: Iterable[TableSettings]) -> "Pipeline":
+        source = self.source.model_copy(update={"tables": tuple(entries)})
+        changed = self.model_copy(update={"source": source})
+        changed._listed = self.listed
+        return changed
 
     @property
     def changes_kept_s(self) -> float:
@@ -309,9 +294,7 @@ class Pipeline(Section):
 
     @property
     def settings_topic(self) -> str:
-        """The topic of the ledger: settings to restore, compactions, holes. See
-        `cdc.kafka.ledger`.
-        """
+        """The topic of the ledger: settings to restore, compactions, holes. See `cdc.kafka.ledger`."""
         return f"{self.pipeline}.settings"
 
 
@@ -336,9 +319,7 @@ def load(path: Path, environment: Mapping[str, str] | None = None) -> Pipeline:
 
 @cache
 def file_model() -> type[Pipeline]:
-    """The model of a pipeline file with the installed kinds of sinks, which are known only when a
-    file is read.
-    """
+    """The model of a file with the installed kinds of sinks, which are known only when a file is read."""
     installed = kinds()
     sink: Any = _any_of(installed)
     state: Any = _any_of([kind for kind in installed if kind.holds_state]) | None

@@ -23,9 +23,7 @@ TRIGGER = (
 
 
 class SinkSettings(Section):
-    """The settings of one sink. Each kind has a `type`, a literal that no other has, and its own
-    `trigger_s`.
-    """
+    """The settings of one sink. Each kind has a `type`, a literal that no other has, and a `trigger_s`."""
 
     keeps_changes: ClassVar[bool] = False
     """Whether the sink keeps every change, not only the current rows."""
@@ -56,14 +54,10 @@ class SinkSettings(Section):
         return frozenset([self.place])
 
     def refuse_strangers(self, name: str, listed: Sequence[str]) -> None:
-        """Raise InvalidSetting for a table that the settings name and `source.tables` doesn't;
-        `name` is the sink's.
-        """
+        """Raise InvalidSetting for a table that the settings of sink `name` have and `source.tables` hasn't."""
 
     def build(self, name: str, pipeline: str) -> Any:
-        """The sink, a `cdc.sink.contract.Sink`. Its client is imported only here, so that a file is
-        read without it.
-        """
+        """The sink, a `cdc.sink.contract.Sink`. Its client is imported only here: a file is read without it."""
         raise NotImplementedError
 
     def build_state(self) -> Any:

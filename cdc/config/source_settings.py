@@ -23,9 +23,7 @@ RESERVED_SETTINGS = (
     # send it again.
     "translog.",
 )
-"""Settings that a file can't change: documents would differ from what was sent, or a late bulk be
-accepted.
-"""
+"""Settings that a file can't change: documents would differ from what was sent, or late bulks be accepted."""
 TABLE = r"^[^.]+\.[^.]+$"
 TOPIC_CHARACTERS = r"[A-Za-z0-9_-]+"
 """Characters that a topic's name can have; the connector would replace any other by _."""
@@ -127,9 +125,7 @@ class TableSettings(Section):
         return "*" in self.table
 
     def matches(self, table: str) -> bool:
-        """Whether the pattern matches; `*` stands for any characters of a schema's or a table's
-        name.
-        """
+        """Whether the pattern matches; `*` stands for any characters of a schema's or a table's name."""
         return re.fullmatch(re.escape(self.table).replace(r"\*", "[^.]*"), table) is not None
 
 
@@ -177,17 +173,15 @@ class Source(Section):
             raise InvalidSetting(
                 f"listed twice: {', '.join(sorted(duplicates))}", "take one of them out"
             )
-        lowered = [name.lower() for name in names]
-        if colliding := {name for name in names if lowered.count(name.lower()) > 1}:
-            shared = ", ".join(sorted(colliding))
-            raise InvalidSetting(
-                f"an index's name is in lower case, so these would share one: {shared}", rename
-            )
-        # The broker accepts only one of them, since its metrics don't distinguish . and _.
-        flat = [name.replace(".", "_") for name in names]
-        if colliding := {name for name in names if flat.count(name.replace(".", "_")) > 1}:
-            raise InvalidSetting(
-                f"topics that differ only in . and _ can't both be: {', '.join(sorted(colliding))}",
-                rename,
-            )
+        # The broker accepts only one of two topics, since its metrics don't distinguish . and _.
+        problems = (
+            "an index's name is in lower case, so these would share one",
+            "topics that differ only in . and _ can't both be",
+        )
+        for number, problem in enumerate(problems):
+            shared = [shared_names(name)[number] for name in names]
+            if colliding := [
+                name for name in names if shared.count(shared_names(name)[number]) > 1
+            ]:
+                raise InvalidSetting(f"{problem}: {', '.join(sorted(colliding))}", rename)
         return tables

@@ -5,7 +5,7 @@ without the database; `cdc.views.resolve` checks the rest.
 """
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import date
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, cast
 
@@ -21,9 +21,9 @@ from pydantic import (
 from cdc.config.durations import microseconds
 from cdc.config.mistakes import InvalidSetting
 from cdc.config.section import Section
+from cdc.config.source_settings import TABLE, TableSettings
 
 NAME = r"[a-z][a-z0-9_]{0,47}"
-TABLE = r"^[^.]+\.[^.]+$"
 SCHEMA = "view"
 """The schema that views stand under, in the names of their topics and in sinks."""
 STATE = "documents"
@@ -68,13 +68,17 @@ class Ordering(NamedTuple):
 
 
 class AggregateCall(NamedTuple):
-    """An aggregate as the file has it; the argument is None for count(*). `fraction` is the one of
-    percentile_disc, from 0 to 1.
+    """An aggregate as the file has it.
+
+    argument   a column; None for count(*)
+    fraction   of percentile_disc, from 0 to 1
+    condition  of FILTER
     """
 
     function: Function
     argument: str | None
     fraction: float | None = None
+    condition: str | None = None
 
 
 def ordering(text: str) -> Ordering:
@@ -105,14 +109,12 @@ def _call(text: str, functions: Collection[str]) -> AggregateCall | None:
     return AggregateCall(cast(Function, function), None if argument == "*" else argument)
 
 
-def selected(text: str) -> tuple[AggregateCall, str | None]:
-    """Read `sum(amount)`, or `sum(amount) FILTER (WHERE ...)`: an aggregate over rows of a group, and
-    its condition. Raises InvalidSetting.
-    """
+def selected(text: str) -> AggregateCall:
+    """Read an aggregate over rows of a group, which may have FILTER (WHERE ...). Raises InvalidSetting."""
     match = FILTERED.fullmatch(text)
     if match is None:
-        return _selected_call(text), None
-    return _selected_call(match["call"]), match["condition"].strip()
+        return _selected_call(text)
+    return _selected_call(match["call"])._replace(condition=match["condition"].strip())
 
 
 def _selected_call(text: str) -> AggregateCall:
@@ -139,27 +141,21 @@ def _selected_call(text: str) -> AggregateCall:
     return call
 
 
-def _aggregates(texts: dict[str, str]) -> dict[str, str]:
-    for text in texts.values():
-        aggregate(text)
-    return texts
+def _checked_by(read: Callable[[str], object]) -> AfterValidator:
+    """Refuse a text, or one of the texts of a mapping, that can't be read."""
 
+    def check(value: str | dict[str, str]) -> str | dict[str, str]:
+        for text in [value] if isinstance(value, str) else value.values():
+            read(text)
+        return value
 
-def _selected(texts: dict[str, str]) -> dict[str, str]:
-    for text in texts.values():
-        selected(text)
-    return texts
+    return AfterValidator(check)
 
 
 def _as_mapping(value: object) -> object:
     """Read a list of columns as a mapping from their names to themselves."""
     names = [value] if isinstance(value, str) else value
     return {name: name for name in names} if isinstance(names, list) else names
-
-
-def _duration(text: str) -> str:
-    microseconds(text)
-    return text
 
 
 def _time_pair(pair: dict[str, str] | None) -> dict[str, str] | None:
@@ -195,12 +191,12 @@ def _view_name(name: str) -> str:
 Member = Annotated[str, AfterValidator(_member)]
 ViewName = Annotated[str, AfterValidator(_view_name)]
 Texts = Annotated[tuple[str, ...], BeforeValidator(_as_list)]
-Duration = Annotated[str, AfterValidator(_duration)]
+Duration = Annotated[str, _checked_by(microseconds)]
 TimePair = Annotated[dict[str, str] | None, AfterValidator(_time_pair)]
 TimeKind = Literal["as_of", "previous", "next", "during"]
 TIME_KINDS: tuple[TimeKind, ...] = ("as_of", "previous", "next", "during")
-Aggregates = Annotated[dict[Member, str], AfterValidator(_aggregates)]
-Selected = Annotated[dict[Member, str], AfterValidator(_selected)]
+Aggregates = Annotated[dict[Member, str], _checked_by(aggregate)]
+Selected = Annotated[dict[Member, str], _checked_by(selected)]
 GroupedBy = Annotated[dict[Member, str], BeforeValidator(_as_mapping)]
 
 
@@ -585,7 +581,7 @@ class GroupedViewSettings(Section):
 
     @model_validator(mode="after")
     def _check_order(self) -> "GroupedViewSettings":
-        ends = [name for name, text in self.select.items() if selected(text)[0].function in ENDS]
+        ends = [name for name, text in self.select.items() if selected(text).function in ENDS]
         if self.order_by is not None and self.window is not None:
             raise InvalidSetting(
                 "the rows of a window are in the order of its time",
@@ -656,13 +652,11 @@ def tables_of(view: AnyView) -> list[str]:
 
 
 def check_views(
-    views: Mapping[str, AnyView], sinks: Collection[str], tables: Sequence[str]
+    views: Mapping[str, AnyView], sinks: Collection[str], entries: Sequence[TableSettings]
 ) -> None:
-    """Check what views name of the rest of the file: sinks, and entries of `source.tables`.
-
-    `tables` may be patterns, as `fnmatch` has them. Raises InvalidSetting.
+    """Check what views name of the rest of the file: sinks, and entries of `source.tables`. Raises
+    InvalidSetting.
     """
-    patterns = [re.escape(entry).replace(r"\*", "[^.]*") for entry in tables]
     for name, view in views.items():
         for number, sink in enumerate(view.to):
             if sink != TOPIC_ONLY and sink not in sinks:
@@ -675,7 +669,7 @@ def check_views(
         places: list[tuple[tuple[str, ...], str]] = [((name, root), view.root)]
         places += [((name, *keys, "table"), part.table) for keys, part in includes(view)]
         for keys, table in places:
-            if not any(re.fullmatch(pattern, table) for pattern in patterns):
+            if not any(entry.matches(table) for entry in entries):
                 raise InvalidSetting(
                     "the table isn't captured", f"add {table} to source.tables", keys
                 )

@@ -1,4 +1,4 @@
-"""Numbers over the children of a row, as Postgres computes them: exact, in the form of documents."""
+"""Numbers over rows, as Postgres computes them: exact, in the form of documents."""
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -7,16 +7,17 @@ from typing import Any
 
 from cdc.config.view_settings import ENDS
 from cdc.model.table import Table
-from cdc.views.plan import LISTED, Aggregate, Tally
-from cdc.views.rows import amounts
+from cdc.views.plan import EXTREMES, LISTED, Aggregate, StatePlan, Tally, Totals, narrowed, tally_of
+from cdc.views.rows import NULL_LAST, amounts, document_values, meeting
 from cdc.views.scalar.amounts import EXACT, INTEGERS, count_amounts, total, trimmed
+from cdc.views.scalar.operators import Term
 from cdc.views.scalar.ordering import sort_key
+from cdc.views.scalar.type_groups import group
+from cdc.views.state import Place, Span, State, scan_spans
 
 
 def tallied(part: Aggregate, table: Table, tally: Tally, numbers: Mapping[str, int]) -> Any:
-    """Compute a count, a sum or a mean from a tally's numbers, see `cdc.views.state.State.tallied`;
-    None is NULL.
-    """
+    """Compute a count, a sum or a mean from a tally's numbers, see `State.tallied`; None is NULL."""
     if part.argument is None:
         return numbers.get("n", 0)
     if part.function == "distinct":
@@ -46,13 +47,6 @@ def tallied(part: Aggregate, table: Table, tally: Tally, numbers: Mapping[str, i
     return format(amount if part.function == "sum" else _mean(amount, count), "f")
 
 
-def extreme(type_: str, value: Any) -> Any:
-    """Write a value of a column that other rows may have in another form, such as the least one; given
-    in the form of documents.
-    """
-    return trimmed(value) if type_ == "numeric" and value is not None else value
-
-
 def added(tallies: Iterable[Mapping[str, int]]) -> dict[str, int]:
     """Add up the numbers of tallies; what is 0 is left out."""
     sums: dict[str, int] = {}
@@ -66,46 +60,188 @@ class RowAggregates:
     """Aggregates over some of a table's rows at a time. What a row adds is computed once, however often
     it is one of them.
 
-    tally: what counts, sums and means are made of, if there are any
     rows: by id, in the form of documents
     """
 
     def __init__(
-        self,
-        parts: Sequence[Aggregate],
-        table: Table,
-        tally: Tally | None,
-        rows: Mapping[str, Mapping[str, Any]],
+        self, parts: Sequence[Aggregate], table: Table, rows: Mapping[str, Mapping[str, Any]]
     ) -> None:
-        self._parts = parts
+        self._names = [part.name for part in parts]
         self._table = table
-        self._tally = tally
-        self._rows = rows
-        self._numbers: Mapping[str, Mapping[str, int]] = {}
-        if tally is not None:
-            self._numbers = {
-                row_id: count_amounts([amounts(tally, table, row)]) for row_id, row in rows.items()
+        self._by_filter = []
+        for condition in {part.filter for part in parts}:
+            filtered = [part for part in parts if part.filter == condition]
+            tally = tally_of((), None, filtered)
+            met = meeting(condition, rows)
+            numbers = {
+                row_id: count_amounts([amounts(tally, table, row)]) for row_id, row in met.items()
             }
+            self._by_filter.append((filtered, met, tally, numbers))
 
-    def over(self, ids: Collection[str]) -> list[Any]:
-        """Compute the aggregates over the rows with these ids that there are, in this order; None is NULL."""
-        present = [row_id for row_id in ids if row_id in self._rows]
-        rows = [self._rows[row_id] for row_id in present]
-        numbers: Mapping[str, int] = {}
-        if self._tally is not None:
-            numbers = added([self._numbers[row_id] for row_id in present])
-        values: list[Any] = []
-        for part in self._parts:
-            if part.function in ENDS:
-                assert part.argument is not None
-                end = rows[0 if part.function == "first" else -1] if rows else {}
-                values.append(end.get(part.argument))
-            elif part.function in LISTED:
-                values.append(ordered_value(part, self._table, rows))
-            else:
-                assert self._tally is not None
-                values.append(tallied(part, self._table, self._tally, numbers))
-        return values
+    def over(self, ids: Collection[str]) -> dict[str, Any]:
+        """Compute the aggregates over these rows, in this order, by name. Absent rows are ignored; None is NULL."""
+        values: dict[str, Any] = {}
+        for parts, rows_by_id, tally, numbers_by_id in self._by_filter:
+            present = [row_id for row_id in ids if row_id in rows_by_id]
+            rows = [rows_by_id[row_id] for row_id in present]
+            numbers = added([numbers_by_id[row_id] for row_id in present])
+            for part in parts:
+                if part.function in ENDS:
+                    assert part.argument is not None
+                    end = rows[0 if part.function == "first" else -1] if rows else {}
+                    values[part.name] = end.get(part.argument)
+                elif part.function in LISTED:
+                    values[part.name] = ordered_value(part, self._table, rows)
+                else:
+                    values[part.name] = tallied(part, self._table, tally, numbers)
+        return {name: values[name] for name in self._names}
+
+
+class Numbers:
+    """What the state has for the rows of some documents: each tally and list is read once, and added up
+    once.
+
+    panes: by document, the texts that its rows count for, in the order of time
+    """
+
+    def __init__(
+        self,
+        plan: StatePlan,
+        state: State,
+        table: Table,
+        totals: Totals,
+        panes: Mapping[str, Sequence[str]],
+    ) -> None:
+        self._plan = plan
+        self._state = state
+        self._table = table
+        self._name = table.qualified
+        self._totals = totals
+        self._panes = panes
+        self._texts = {text for texts in panes.values() for text in texts}
+        self._tallies: dict[Tally, Mapping[str, Mapping[str, int]]] = {}
+        self._sums: dict[Tally, Mapping[str, Mapping[str, int]]] = {}
+
+    def values(self, part: Aggregate) -> Mapping[str, Any]:
+        """Return what an aggregate is in each document, in the form of documents."""
+        if part.function in EXTREMES:
+            return self._extremes(part)
+        if part.function in ENDS:
+            return self._ends(part)
+        if part.function == "percentile_disc":
+            return self._percentiles(part)
+        tally = self._totals.tally(part.where)
+        return {
+            document_id: tallied(part, self._table, tally, numbers)
+            for document_id, numbers in self._added(tally).items()
+        }
+
+    def counts(self, where: Term | None) -> Mapping[str, int]:
+        """Return how many rows meet a condition, by text; none where there is no such row."""
+        numbers = self._read(self._totals.tally(where))
+        return {text: tally.get("n", 0) for text, tally in numbers.items()}
+
+    def _read(self, tally: Tally) -> Mapping[str, Mapping[str, int]]:
+        if tally not in self._tallies:
+            number = self._plan.tallies[self._name].index(tally)
+            self._tallies[tally] = self._state.tallied(self._name, number, self._texts)
+        return self._tallies[tally]
+
+    def _added(self, tally: Tally) -> Mapping[str, Mapping[str, int]]:
+        """Add up the numbers of each document's panes; what is 0 is left out."""
+        if tally not in self._sums:
+            numbers = self._read(tally)
+            self._sums[tally] = {
+                document_id: added([numbers[text] for text in texts if text in numbers])
+                for document_id, texts in self._panes.items()
+            }
+        return self._sums[tally]
+
+    def _extremes(self, part: Aggregate) -> dict[str, Any]:
+        first_ids = self._state.listed(self._name, self._number(part), self._texts, 1)
+        values = self._values_of(part, {row_id for ids in first_ids.values() for row_id in ids})
+        value_by_id = {}
+        for document_id, texts in self._panes.items():
+            ids = [row_id for text in texts for row_id in first_ids.get(text, ())]
+            rows = [values[row_id] for row_id in ids if row_id in values]
+            value_by_id[document_id] = ordered_value(part, self._table, rows)
+        return value_by_id
+
+    def _ends(self, part: Aggregate) -> dict[str, Any]:
+        column = part.argument
+        assert column is not None
+        is_last = part.function == "last"
+        texts = list(self._texts)
+        spans = [_with_value(text) for text in texts]
+        places = self._state.ranged(self._name, self._number(part), spans, 1, last_first=is_last)
+        end_ids = {text: page[0].id for text, page in zip(texts, places, strict=True) if page}
+        values = self._values_of(part, set(end_ids.values()))
+        value_by_id = {}
+        for document_id, panes in self._panes.items():
+            ids = [end_ids[text] for text in panes if text in end_ids]
+            end = values.get(ids[-1 if is_last else 0], {}) if ids else {}
+            value_by_id[document_id] = end.get(column)
+        return value_by_id
+
+    def _percentiles(self, part: Aggregate) -> dict[str, Any]:
+        """Find the row of each document's percentile by its place among the rows with a value."""
+        tally = self._totals.tally(part.where)
+        assert part.argument is not None
+        assert part.fraction is not None
+        count = f"c{tally.columns.index(part.argument)}"
+        ranks = {
+            document_id: rank(part.fraction, numbers[count])
+            for document_id, numbers in self._added(tally).items()
+            if numbers.get(count)
+        }
+        number = self._number(part)
+        ids = {}
+        if all(len(self._panes[document_id]) == 1 for document_id in ranks):
+            spans = [
+                _with_value(self._panes[document_id][0])._replace(skipped=place - 1)
+                for document_id, place in ranks.items()
+            ]
+            pages = self._state.ranged(self._name, number, spans, 1)
+            ids = {
+                document_id: page[0].id
+                for document_id, page in zip(ranks, pages, strict=True)
+                if page
+            }
+        else:
+            # Only all values of the panes say which one is at a place among them.
+            texts = list({text for document_id in ranks for text in self._panes[document_id]})
+            places: dict[str, list[Place]] = {text: [] for text in texts}
+            spans = [_with_value(text) for text in texts]
+            for place_of_text, page in scan_spans(self._state, self._name, number, spans):
+                places[texts[place_of_text]] += page
+            for document_id, place in ranks.items():
+                ordered = sorted(
+                    row_place for text in self._panes[document_id] for row_place in places[text]
+                )
+                if place <= len(ordered):
+                    ids[document_id] = ordered[place - 1].id
+        values = self._values_of(part, set(ids.values()))
+        return {
+            document_id: ordered_value(part, self._table, [values[ids[document_id]]])
+            if ids.get(document_id) in values
+            else None
+            for document_id in self._panes
+        }
+
+    def _number(self, part: Aggregate) -> int:
+        return self._plan.listings[self._name].index(self._totals.listing(part))
+
+    def _values_of(self, part: Aggregate, ids: Collection[str]) -> dict[str, Mapping[str, Any]]:
+        """Read an aggregate's column of rows, by their ids."""
+        assert part.argument is not None
+        table = narrowed(self._table, [part.argument])
+        rows = self._state.rows(self._name, ids)
+        return {row_id: document_values(row.row, table) for row_id, row in rows.items()}
+
+
+def _with_value(text: str) -> Span:
+    """Return the part of a list in which the rows are that have a value in what it is ordered by."""
+    return Span(text, "!", NULL_LAST)
 
 
 def ordered_value(part: Aggregate, table: Table, rows: Sequence[Mapping[str, Any]]) -> Any:
@@ -117,9 +253,12 @@ def ordered_value(part: Aggregate, table: Table, rows: Sequence[Mapping[str, Any
         return None
     if part.function == "percentile_disc":
         assert part.fraction is not None
-        present.sort(key=sort_key(type_))
-        return extreme(type_, present[rank(part.fraction, len(present)) - 1])
-    return extreme(type_, (max if part.function == "max" else min)(present, key=sort_key(type_)))
+        present.sort(key=sort_key(group(type_)))
+        value = present[rank(part.fraction, len(present)) - 1]
+    else:
+        value = (max if part.function == "max" else min)(present, key=sort_key(group(type_)))
+    # Other rows may have it in another form.
+    return trimmed(value) if type_ == "numeric" else value
 
 
 def rank(fraction: float, count: int) -> int:

@@ -11,14 +11,13 @@ from typing import Any, NamedTuple
 from cdc.codec.members import encode, joined, members
 from cdc.codec.table import codec
 from cdc.model.table import Table
-from cdc.views.aggregates import RowAggregates, extreme, tallied
+from cdc.views.aggregates import Numbers, RowAggregates
 from cdc.views.closing import ClosedWindow
 from cdc.views.having import shown_values
-from cdc.views.plan import Aggregate, Listing, Node, StatePlan, View, is_key, narrowed
-from cdc.views.rows import Entries, StoredRow, document_values, place_text, value_reader
-from cdc.views.scalar.expression import Expression, next_change
+from cdc.views.plan import Listing, Node, StatePlan, View, is_key, narrowed
+from cdc.views.rows import Entries, StoredRow, document_values, meeting, place_text, value_reader
 from cdc.views.scalar.instants import text_of
-from cdc.views.scalar.operators import NOW
+from cdc.views.scalar.operators import NOW, Term, next_change
 from cdc.views.scalar.ordering import code_points
 from cdc.views.state import State, scan_spans
 from cdc.views.time_joins import children_span, is_last, list_place
@@ -73,11 +72,7 @@ def assemble(
             row_id: clock | shown_values(root, condition.columns, row.row, dict(nested[row_id]))
             for row_id, row in rows.items()
         }
-        rows = {
-            row_id: row
-            for row_id, row in rows.items()
-            if condition.evaluate(values[row_id]) is True
-        }
+        rows = {row_id: rows[row_id] for row_id in meeting(condition, values)}
         note_due(condition, values, due)
     documents = [
         Document(row_id, row.key, _spliced(member_values(row.row), nested[row_id]))
@@ -142,7 +137,7 @@ def _steps(
 
 def _matching(
     table: Table,
-    condition: Expression | None,
+    condition: Term | None,
     rows: Mapping[str, StoredRow],
     clock: Mapping[str, str] = NO_CLOCK,
     due: dict[str, int] | None = None,
@@ -154,18 +149,14 @@ def _matching(
     values = {row_id: {**clock, **document_values(row.row, table)} for row_id, row in rows.items()}
     if due is not None:
         note_due(condition, values, due)
-    return {
-        row_id: row for row_id, row in rows.items() if condition.evaluate(values[row_id]) is True
-    }
+    return {row_id: rows[row_id] for row_id in meeting(condition, values)}
 
 
-def note_due(
-    condition: Expression, values: Mapping[str, Mapping[str, Any]], due: dict[str, int]
-) -> None:
+def note_due(condition: Term, values: Mapping[str, Mapping[str, Any]], due: dict[str, int]) -> None:
     """Note for each row when a condition on it may change by the clock, if that is earlier."""
-    if condition.term is None or not condition.reads_clock:
+    if not condition.reads_clock:
         return
-    first_after = next_change(condition.term)
+    first_after = next_change(condition)
     for row_id, row_values in values.items():
         if (moment := first_after(row_values)) is not None:
             due[row_id] = min(moment, due.get(row_id, moment))
@@ -174,9 +165,7 @@ def note_due(
 def _members(
     plan: StatePlan, state: State, node: Node, rows: Mapping[str, StoredRow]
 ) -> dict[str, list[Member]]:
-    """Return what each row gets in addition to its own columns: aggregates, then nested members.
-    The root's nested members are texts.
-    """
+    """Return what each row has beside its columns: aggregates, then nested members, of the root as texts."""
     numbers: dict[str, list[Member]] = {row_id: [] for row_id in rows}
     nested: dict[str, list[Member]] = {row_id: [] for row_id in rows}
     stored: dict[str, dict[str, StoredRow]] = {}
@@ -201,7 +190,12 @@ def _members(
             }
             present = {text for text in texts.values() if text is not None}
             ids_by_text = _find_children(plan, state, child, present)
-            _add_numbers(plan, state, child, texts, present, numbers)
+            if child.totals is not None:
+                panes = {row_id: [] if text is None else [text] for row_id, text in texts.items()}
+                totals = Numbers(plan, state, child.table, child.totals, panes)
+                for part in child.aggregates:
+                    for row_id, value in totals.values(part).items():
+                        numbers[row_id].append((part.name, encode(value)))
         child_ids = {child_id for ids in ids_by_text.values() for child_id in ids}
         # Several members may be of the same rows: each is read once.
         rows_read = stored.setdefault(child.table.qualified, {})
@@ -263,9 +257,7 @@ def _find_timed(
 def _find_children(
     plan: StatePlan, state: State, node: Node, texts: Collection[str]
 ) -> Mapping[str, Collection[str]]:
-    """Return the ids of a node's rows by the text that parents have, of a list in its order; none of a
-    list that isn't shown.
-    """
+    """Return the ids of a node's rows by the parents' text, of a list in its order; none of a list that isn't shown."""
     name = node.table.qualified
     if node.listing is not None:
         return state.listed(name, plan.listings[name].index(node.listing), texts, node.limit)
@@ -275,54 +267,6 @@ def _find_children(
         # An id may be of no row.
         return {text: (text,) for text in texts}
     return state.members(name, plan.slots[name].index(node.join.child), texts)
-
-
-def _add_numbers(
-    plan: StatePlan,
-    state: State,
-    node: Node,
-    texts: Mapping[str, str | None],
-    present: Collection[str],
-    numbers: Mapping[str, list[Member]],
-) -> None:
-    """Add what a node's aggregates are to each parent's numbers; of its rows only the first of a
-    list are read.
-    """
-    if not node.aggregates:
-        return
-    name = node.table.qualified
-    tallies: Mapping[str, Mapping[str, int]] = {}
-    if node.tally is not None:
-        tallies = state.tallied(name, plan.tallies[name].index(node.tally), present)
-    extremes = {part: _extremes(plan, state, node, part, present) for part in node.extremes}
-    for row_id, text in texts.items():
-        for part in node.aggregates:
-            if part in extremes:
-                value = extremes[part].get(text) if text is not None else None
-            else:
-                assert node.tally is not None
-                tally = tallies.get(text, {}) if text is not None else {}
-                value = tallied(part, node.table, node.tally, tally)
-            numbers[row_id].append((part.name, encode(value)))
-
-
-def _extremes(
-    plan: StatePlan, state: State, node: Node, part: Aggregate, texts: Collection[str]
-) -> dict[str, Any]:
-    """Read the value of the first row of each list that is ordered by it."""
-    assert part.argument is not None
-    name = node.table.qualified
-    listing = node.extremes[part]
-    first_ids = state.listed(name, plan.listings[name].index(listing), texts, 1)
-    rows = state.rows(name, {row_id for ids in first_ids.values() for row_id in ids})
-    table = narrowed(node.table, [part.argument])
-    type_ = node.table.column(part.argument).type
-    return {
-        text: extreme(type_, document_values(rows[row_id].row, table)[part.argument])
-        for text, ids in first_ids.items()
-        for row_id in ids
-        if row_id in rows
-    }
 
 
 class _Children:
@@ -358,14 +302,14 @@ class _Children:
         node = self._node
         if not node.aggregates:
             return
-        columns = [part.argument for part in node.aggregates if part.argument]
+        columns = {part.argument for part in node.aggregates if part.argument}
+        columns |= {name for part in node.aggregates if part.filter for name in part.filter.columns}
         table = narrowed(node.table, columns)
         values = {row_id: document_values(row.row, table) for row_id, row in self.rows.items()}
-        aggregates = RowAggregates(node.aggregates, node.table, node.tally, values)
+        aggregates = RowAggregates(node.aggregates, node.table, values)
         for parent_id, parent_numbers in numbers.items():
             totals = aggregates.over(ids_by_parent.get(parent_id, ()))
-            for part, value in zip(node.aggregates, totals, strict=True):
-                parent_numbers.append((part.name, encode(value)))
+            parent_numbers += [(name, encode(value)) for name, value in totals.items()]
 
     def write(self, plan: StatePlan, state: State, ids: Collection[str]) -> dict[str, bytes]:
         """Return the documents of these rows, or what stands for them, by id."""

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 from uuid import uuid4
 
 import structlog
@@ -33,10 +33,10 @@ from cdc.sink.contract import positions as checkpoints
 from cdc.sink.lane import Failure
 from cdc.sink.lane_run import freeze_gc_after, reported_error
 from cdc.spark.lane_records import read_on_executors
-from cdc.views.clock import ViewClocks
 from cdc.views.needs import all_needs, require_room, topic_ids
-from cdc.views.plan import StatePlan
+from cdc.views.plan import StatePlan, View
 from cdc.views.resolve import Resolution
+from cdc.views.scalar.instants import FIRST
 from cdc.views.state import State, StateSink, Turn
 from cdc.views.tables import Waiting, waiting
 from cdc.views.tasks import Emission, Report, mark, read_report
@@ -55,6 +55,8 @@ HINTS = {
     "rewound": "no action needed: its changes are applied again from where it stands",
 }
 """What a person can do about a failure, by its kind."""
+TAKE_S = 1.0
+"""Seconds between two looks at the heartbeat."""
 Positions = Mapping[str, Position | None]
 """By topic; None: offset zero."""
 log = structlog.get_logger()
@@ -63,9 +65,7 @@ ResolveViews = Callable[[Sequence[Table]], Resolution]
 
 
 class DocumentEngine:
-    """The documents of a pipeline, behind the stream of its state. One thread uses it: the
-    stream's.
-    """
+    """The documents of a pipeline, behind the stream of its state, whose thread uses it."""
 
     def __init__(
         self,
@@ -91,9 +91,7 @@ class DocumentEngine:
         """By view, the positions of its tables that its documents were last noted as of."""
         self._noted_clocks: dict[str, int] = {}
         self.sent_per_s: float | None = None
-        """Documents a second, from the end of a round to the end of the next; None while nothing is
-        left to send.
-        """
+        """Documents a second, from one round's end to the next one's; None while nothing is left to send."""
         self._round_ended: float | None = None
         self._clocks = ViewClocks(self._kafka, self._pipeline, self._state.times_seen)
 
@@ -121,9 +119,7 @@ class DocumentEngine:
         return plan.tables, waits
 
     def begin(self) -> None:
-        """Become the owner of the documents: tasks of another one are refused from now on. Called
-        once a plan is loaded.
-        """
+        """Become the owner of the documents, once a plan is loaded: tasks of another one are refused."""
         self._begin()
         with self._failures():
             self._turn = self._state.take(self._turn.owner)
@@ -320,6 +316,86 @@ class DocumentEngine:
             raise reported_error(
                 failure.kind, failure.message, HINTS, sink=self._sink.name
             ) from None
+
+
+class _Taken(NamedTuple):
+    """Times that count once the state has got to some ends.
+
+    committed  of the heartbeat
+    seen       of columns, by view
+    """
+
+    committed: int
+    seen: Mapping[str, int]
+    ends: Mapping[str, Position]
+
+
+class ViewClocks:
+    """The clocks of documents: up to when every commit is in the state. Used by the stream's thread.
+
+        commit      the commit time of the connector's newest heartbeat, which comes also while no table
+                    changes
+        a column    the latest time that any row had there, but never later than `commit`
+
+    Both count in two phases: take the times, and then the ends of the tables' topics. Once the state has
+    got to these ends, it has whatever was committed before. So neither an idle table nor a partition that
+    is read more slowly makes a clock wrong.
+
+    see     reads the latest times that rows had, as `State.times_seen` does
+    """
+
+    def __init__(
+        self,
+        kafka: Topics,
+        pipeline: Pipeline,
+        see: Callable[[], Mapping[str, int]],
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._kafka = kafka
+        self._pipeline = pipeline
+        self._see = see
+        self._monotonic = monotonic
+        self._taken: _Taken | None = None
+        self._taken_at = float("-inf")
+        self._current: _Taken | None = None
+
+    def read(
+        self,
+        views: Sequence[View],
+        topics: Sequence[str],
+        positions: Mapping[str, Position | None],
+    ) -> Mapping[str, int] | None:
+        """Return the times of views in microseconds since 1970, by name; None while none counts yet.
+        While no row had a time, it is the first one of the year 1.
+
+        `positions`: how far the state has got with the tables' topics.
+
+        Raises:
+            ConnectorError: from the broker. Failure: from the state.
+        """
+        if self._taken is None and self._monotonic() - self._taken_at >= TAKE_S:
+            # The times first: what was committed before the heartbeat is in front of the ends, and so
+            # are the rows that had these times.
+            beat = last_heartbeat(self._kafka, self._pipeline)
+            if beat is not None:
+                seen = self._see() if any(view.clock for view in views) else {}
+                self._taken = _Taken(beat.committed_ms * 1000, seen, self._kafka.ends(topics))
+            self._taken_at = self._monotonic()
+        # Also of what was taken just now: while nobody writes, the state has all of it already.
+        if self._taken is not None:
+            ends = self._taken.ends.items()
+            if all(distance(positions.get(topic), end).reached for topic, end in ends):
+                self._current = self._taken
+                self._taken = None
+        if self._current is None:
+            return None
+        committed, seen, _ = self._current
+        return {
+            view.name: committed
+            if view.clock is None
+            else min(seen.get(view.name, FIRST), committed)
+            for view in views
+        }
 
 
 def _unnoted(

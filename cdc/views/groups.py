@@ -6,35 +6,30 @@ session is made of its rows (`cdc.views.sessions`).
 """
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from functools import cached_property
 from typing import Any
 
 from cdc.codec.members import encode
-from cdc.config.view_settings import ENDS
-from cdc.views.aggregates import added, ordered_value, rank, tallied
+from cdc.views.aggregates import Numbers
 from cdc.views.assemble import Document, Slice, note_due
 from cdc.views.closing import ClosedWindow
 from cdc.views.plan import (
-    EXTREMES,
     FINAL,
     WINDOW_END,
     WINDOW_START,
-    GroupedAggregate,
     Grouping,
     Session,
     StatePlan,
-    Tally,
     View,
     Window,
-    narrowed,
 )
-from cdc.views.rows import LISTING, NULL_LAST, TALLY, Entries, document_values, join_text
+from cdc.views.rows import LISTING, TALLY, Entries, join_text, meeting
 from cdc.views.scalar.instants import FIRST, LAST, microseconds, text_of
 from cdc.views.scalar.operators import NOW
-from cdc.views.scalar.terms import BOOLEAN, INTEGERS, TIMESTAMPTZ, group
+from cdc.views.scalar.type_groups import BOOLEAN, INTEGERS, TIMESTAMPTZ, group
 from cdc.views.sessions import Sessions
-from cdc.views.state import Pane, Place, Span, State, scan_spans
+from cdc.views.state import Pane, State
 
 Values = list[Any]
 """What the rows of a document have in common, in the form of documents: the columns of `View.keyed`."""
@@ -47,9 +42,9 @@ def documents_of(
     groups = _Groups(view)
     if isinstance(groups.grouping.window, Session):
         begins = set(Sessions(plan, state, view).changed(versions))
-        ids = (groups.session_id(text, time) for text, time in begins)
-        return {document_id for document_id in ids if document_id is not None}
-    tally = groups.grouping.tally(groups.grouping.counted)
+        known = [groups.values(text, groups.time(begin)) for text, begin in begins]
+        return {groups.id(values) for values in known if values is not None}
+    tally = groups.grouping.tally(groups.grouping.where)
     number = plan.tallies[view.root.table.qualified].index(tally)
     texts = {entries.tallies[number] for entries in versions if number in entries.tallies}
     return {document_id for text in texts for document_id in groups.ids(text)}
@@ -65,25 +60,41 @@ def assemble_groups(
     known = {row_id: values for row_id in ids if (values := groups.values(row_id)) is not None}
     closed: dict[str, ClosedWindow] = {}
     due: dict[str, int] = {}
-    if isinstance(groups.grouping.window, Session):
-        rows = _read_sessions(plan, state, view, groups, known)
+    grouping = groups.grouping
+    if isinstance(grouping.window, Session):
+        begins = {
+            row_id: (_text(values[:-1]), _instant(values[-1])) for row_id, values in known.items()
+        }
+        sessions = Sessions(plan, state, view).members(list(begins.values()))
+        rows = {
+            row_id: groups.row(known[row_id], *sessions[begin])
+            for row_id, begin in begins.items()
+            if begin in sessions
+        }
     else:
         panes = {row_id: groups.texts(values) for row_id, values in known.items()}
-        numbers = _Numbers(plan, state, view, panes)
-        rows = _read_panes(groups, numbers, panes, known)
-        if groups.grouping.closing is not None:
-            closed, due = _close(plan, view, groups, numbers, panes, now)
+        numbers = Numbers(plan, state, view.root.table, grouping, panes)
+        counts = numbers.counts(grouping.where)
+        aggregates = {part.name: numbers.values(part) for part in grouping.aggregates}
+        size = grouping.window.size if grouping.window is not None else None
+        rows = {
+            row_id: groups.row(
+                values,
+                None if size is None else _instant(values[-1]) + size,
+                {name: by_id[row_id] for name, by_id in aggregates.items()},
+            )
+            for row_id, values in known.items()
+            if any(counts.get(text) for text in panes[row_id])
+        }
+        if grouping.closing is not None:
+            closed, due = _close(plan, view, groups, counts, panes, now)
             rows = {row_id: {**row, FINAL: row_id in closed} for row_id, row in rows.items()}
     clock = {} if now is None else {NOW: text_of(now)}
     if view.having is not None:
         shown = {row_id: clock | row for row_id, row in rows.items()}
         opened = {row_id: row for row_id, row in shown.items() if row_id not in closed}
         note_due(view.having, opened, due)
-        rows = {
-            row_id: row
-            for row_id, row in rows.items()
-            if view.having.evaluate(shown[row_id]) is True
-        }
+        rows = {row_id: rows[row_id] for row_id in meeting(view.having, shown)}
     documents = [
         Document(
             row_id,
@@ -99,7 +110,7 @@ def _close(
     plan: StatePlan,
     view: View,
     groups: "_Groups",
-    numbers: "_Numbers",
+    counts: Mapping[str, int],
     panes: Mapping[str, list[str]],
     now: int | None,
 ) -> tuple[dict[str, ClosedWindow], dict[str, int]]:
@@ -122,54 +133,16 @@ def _close(
             continue
         closes = _instant(values[-1]) + grouping.closing.after
         if now is None or closes > now:
-            if numbers.count(texts):
+            if any(counts.get(text) for text in texts):
                 due[row_id] = closes
             continue
         last_closes = closes + grouping.window.size - grouping.window.every
-        is_over = last_closes <= now and not numbers.count(texts[1:])
+        is_over = last_closes <= now and not any(counts.get(text) for text in texts[1:])
         dropped = [Pane(table, name, texts[0]) for name in names]
         closed[row_id] = ClosedWindow(dropped, is_over)
         if not is_over:
             due[row_id] = last_closes
     return closed, due
-
-
-def _read_panes(
-    groups: "_Groups",
-    numbers: "_Numbers",
-    panes: Mapping[str, list[str]],
-    known: Mapping[str, Values],
-) -> dict[str, dict[str, Any]]:
-    """Return the members of the documents that have rows, by id, for what these have in common and the
-    texts of their panes.
-    """
-    members = {part.aggregate.name: numbers.values(part) for part in groups.grouping.aggregates}
-    rows = {}
-    for row_id, values in known.items():
-        if not numbers.count(panes[row_id]):
-            continue
-        row = groups.key(values)
-        window = groups.grouping.window
-        if isinstance(window, Window):
-            row[WINDOW_END] = groups.time(_instant(values[-1]) + window.size)
-        rows[row_id] = row | {name: by_id[row_id] for name, by_id in members.items()}
-    return rows
-
-
-def _read_sessions(
-    plan: StatePlan, state: State, view: View, groups: "_Groups", known: Mapping[str, Values]
-) -> dict[str, dict[str, Any]]:
-    """Return the members of the sessions that there are, as `_read_panes` does."""
-    begins = {
-        row_id: (_text(values[:-1]), _instant(values[-1])) for row_id, values in known.items()
-    }
-    sessions = Sessions(plan, state, view).members(list(begins.values()))
-    rows = {}
-    for row_id, values in known.items():
-        if begins[row_id] in sessions:
-            end, members = sessions[begins[row_id]]
-            rows[row_id] = {**groups.key(values), WINDOW_END: groups.time(end), **members}
-    return rows
 
 
 TYPES = {INTEGERS: int, BOOLEAN: bool}
@@ -186,56 +159,35 @@ class _Groups:
         self._groups = [group(column.type) for column in self._columns]
 
     def ids(self, text: str) -> list[str]:
-        """Return the ids of the documents that the rows with a text count in; none for a text of
-        another definition of the view.
-        """
+        """Return the ids of the documents that rows with a text count in; none for a text of another definition."""
         values = self.values(text)
         if values is None:
             return []
         window = self.grouping.window
         if not isinstance(window, Window):
-            return [self._id(values)]
+            return [self.id(values)]
         return [
-            self._id([*values[:-1], self.time(begin)])
+            self.id([*values[:-1], self.time(begin)])
             for begin in window.begins(_instant(values[-1]))
             if begin >= FIRST and begin + window.size <= LAST
         ]
 
-    def session_id(self, text: str, begin: int) -> str | None:
-        """Return the id of the session of a list's rows that begins at a time; None for a text of
-        another definition of the view.
+    def id(self, values: Values) -> str:
+        """Return the id of the document of a group."""
+        return encode(values).decode() if len(values) > 1 else _text(values)
+
+    def values(self, text: str, *begin: str) -> Values | None:
+        """Return what rows have in common, from the id of a document or the text that rows count for, in
+        which integers and booleans may be texts; `begin`: of a session, whose text lacks it. None for one
+        of another definition of the view.
         """
         try:
-            parts = json.loads(text) if len(self._columns) != 2 else [text]
-        except ValueError:
-            return None
-        values = self._checked([*parts, self.time(begin)]) if isinstance(parts, list) else None
-        return None if values is None else self._id(values)
-
-    def _id(self, values: Values) -> str:
-        if len(values) > 1:
-            return encode(values).decode()
-        return values[0] if isinstance(values[0], str) else encode(values[0]).decode()
-
-    def values(self, text: str) -> Values | None:
-        """Return what rows have in common, from the id of a document or the text that rows count for.
-        None for one of another definition of the view.
-        """
-        try:
-            return self._checked(json.loads(text) if len(self._columns) > 1 else [text])
-        except ValueError:
-            return None
-
-    def _checked(self, parts: Any) -> Values | None:
-        """Return the values of a group, of which integers and booleans may be texts; None where they
-        can't be a group's.
-        """
-        if not isinstance(parts, list) or len(parts) != len(self._columns):
-            return None
-        try:
+            parts = json.loads(text) if len(self._columns) - len(begin) != 1 else [text]
+            if not isinstance(parts, list):
+                return None
             values = [
                 json.loads(part) if kind in TYPES and isinstance(part, str) else part
-                for part, kind in zip(parts, self._groups, strict=True)
+                for part, kind in zip([*parts, *begin], self._groups, strict=True)
             ]
         except ValueError:
             return None
@@ -261,6 +213,11 @@ class _Groups:
 
     def key(self, values: Values) -> dict[str, Any]:
         return {column.name: value for column, value in zip(self._columns, values, strict=True)}
+
+    def row(self, values: Values, end: int | None, aggregates: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the members of a document. end: of its window"""
+        times = {} if end is None else {WINDOW_END: self.time(end)}
+        return {**self.key(values), **times, **aggregates}
 
     def wire(self, members: dict[str, Any]) -> dict[str, Any]:
         """Return members as the connector writes them: a time stamp without a zone is a number."""
@@ -289,160 +246,3 @@ def _text(values: Values) -> str:
     text = join_text(values)
     assert text is not None
     return text
-
-
-class _Numbers:
-    """What the state has for the panes of some documents: each tally and list is read once, and added
-    up once.
-
-    panes: by document, the texts that its rows count for, in the order of time
-    """
-
-    def __init__(
-        self, plan: StatePlan, state: State, view: View, panes: Mapping[str, Sequence[str]]
-    ) -> None:
-        assert view.grouping is not None
-        self._plan = plan
-        self._state = state
-        self._table = view.root.table
-        self._name = view.root.table.qualified
-        self._grouping: Grouping = view.grouping
-        self._panes = panes
-        self._texts = {text for texts in panes.values() for text in texts}
-        self._tallies: dict[Tally, Mapping[str, Mapping[str, int]]] = {}
-        self._sums: dict[Tally, Mapping[str, Mapping[str, int]]] = {}
-
-    def values(self, part: GroupedAggregate) -> Mapping[str, Any]:
-        """Return what an aggregate is in each document, in the form of documents."""
-        function = part.aggregate.function
-        if function in EXTREMES:
-            return self._extremes(part)
-        if function in ENDS:
-            return self._ends(part)
-        if function == "percentile_disc":
-            return self._percentiles(part)
-        tally = self._grouping.tally(part)
-        totals = self._totals(tally)
-        return {
-            row_id: tallied(part.aggregate, self._table, tally, numbers)
-            for row_id, numbers in totals.items()
-        }
-
-    def count(self, texts: Collection[str]) -> int:
-        return sum(self._counts.get(text, 0) for text in texts)
-
-    @cached_property
-    def _counts(self) -> Mapping[str, int]:
-        numbers = self._read(self._grouping.tally(self._grouping.counted))
-        return {text: tally.get("n", 0) for text, tally in numbers.items()}
-
-    def _read(self, tally: Tally) -> Mapping[str, Mapping[str, int]]:
-        if tally not in self._tallies:
-            number = self._plan.tallies[self._name].index(tally)
-            self._tallies[tally] = self._state.tallied(self._name, number, self._texts)
-        return self._tallies[tally]
-
-    def _totals(self, tally: Tally) -> Mapping[str, Mapping[str, int]]:
-        """Add up the numbers of each document's panes; what is 0 is left out."""
-        if tally not in self._sums:
-            numbers = self._read(tally)
-            self._sums[tally] = {
-                row_id: added([numbers[text] for text in texts if text in numbers])
-                for row_id, texts in self._panes.items()
-            }
-        return self._sums[tally]
-
-    def _extremes(self, part: GroupedAggregate) -> dict[str, Any]:
-        first_ids = self._state.listed(self._name, self._number(part), self._texts, 1)
-        values = self._values_of(part, {row_id for ids in first_ids.values() for row_id in ids})
-        value_by_id = {}
-        for document_id, texts in self._panes.items():
-            ids = [row_id for text in texts for row_id in first_ids.get(text, ())]
-            rows = [values[row_id] for row_id in ids if row_id in values]
-            value_by_id[document_id] = ordered_value(part.aggregate, self._table, rows)
-        return value_by_id
-
-    def _ends(self, part: GroupedAggregate) -> dict[str, Any]:
-        column = part.aggregate.argument
-        assert column is not None
-        is_last = part.aggregate.function == "last"
-        texts = list(self._texts)
-        places = self._state.ranged(
-            self._name,
-            self._number(part),
-            [_with_value(text) for text in texts],
-            1,
-            last_first=is_last,
-        )
-        end_ids = {text: page[0].id for text, page in zip(texts, places, strict=True) if page}
-        values = self._values_of(part, set(end_ids.values()))
-        value_by_id = {}
-        for document_id, panes in self._panes.items():
-            ids = [end_ids[text] for text in panes if text in end_ids]
-            end = values.get(ids[-1 if is_last else 0], {}) if ids else {}
-            value_by_id[document_id] = end.get(column)
-        return value_by_id
-
-    def _percentiles(self, part: GroupedAggregate) -> dict[str, Any]:
-        """Find the row of each document's percentile by its place among the rows with a value."""
-        tally = self._grouping.tally(part)
-        column = part.aggregate.argument
-        assert column is not None
-        assert part.aggregate.fraction is not None
-        count = f"c{tally.columns.index(column)}"
-        ranks = {
-            document_id: rank(part.aggregate.fraction, numbers[count])
-            for document_id, numbers in self._totals(tally).items()
-            if numbers.get(count)
-        }
-        number = self._number(part)
-        ids = {}
-        if all(len(self._panes[document_id]) == 1 for document_id in ranks):
-            spans = [
-                _with_value(self._panes[document_id][0])._replace(skipped=place - 1)
-                for document_id, place in ranks.items()
-            ]
-            pages = self._state.ranged(self._name, number, spans, 1)
-            ids = {
-                document_id: page[0].id
-                for document_id, page in zip(ranks, pages, strict=True)
-                if page
-            }
-        else:
-            # Only all values of the panes say which one is at a place among them.
-            texts = list({text for document_id in ranks for text in self._panes[document_id]})
-            places: dict[str, list[Place]] = {text: [] for text in texts}
-            spans = [_with_value(text) for text in texts]
-            for place_of_text, page in scan_spans(self._state, self._name, number, spans):
-                places[texts[place_of_text]] += page
-            for document_id, place in ranks.items():
-                ordered = sorted(
-                    row_place for text in self._panes[document_id] for row_place in places[text]
-                )
-                if place <= len(ordered):
-                    ids[document_id] = ordered[place - 1].id
-        values = self._values_of(part, set(ids.values()))
-        return {
-            document_id: ordered_value(part.aggregate, self._table, [values[ids[document_id]]])
-            if ids.get(document_id) in values
-            else None
-            for document_id in self._panes
-        }
-
-    def _number(self, part: GroupedAggregate) -> int:
-        return self._plan.listings[self._name].index(self._grouping.listing(part))
-
-    def _values_of(
-        self, part: GroupedAggregate, ids: Collection[str]
-    ) -> dict[str, Mapping[str, Any]]:
-        """Read an aggregate's column of rows, by their ids."""
-        column = part.aggregate.argument
-        assert column is not None
-        table = narrowed(self._table, [column])
-        rows = self._state.rows(self._name, ids)
-        return {row_id: document_values(row.row, table) for row_id, row in rows.items()}
-
-
-def _with_value(text: str) -> Span:
-    """Return the part of a list in which the rows are that have a value in what it is ordered by."""
-    return Span(text, "!", NULL_LAST)

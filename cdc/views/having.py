@@ -51,7 +51,7 @@ def grouped_types(view: View) -> dict[str, str]:
     if grouping.closing is not None:
         types[FINAL] = "boolean"
     for part in grouping.aggregates:
-        types[part.aggregate.name] = result_type(part.aggregate, view.root.table)
+        types[part.name] = result_type(part, view.root.table)
     return types
 
 

@@ -60,9 +60,7 @@ def all_needs(plan: StatePlan, topic_ids: Mapping[str, str]) -> dict[str, str]:
 
 
 def _in_use(node: Node) -> Node:
-    """The tree without what documents don't depend on: columns that only the tables have, and
-    settings of their indexes.
-    """
+    """The tree without what documents don't depend on: other columns of tables, and their indexes' settings."""
     table = replace(narrowed(node.table, node.columns_in_use), index=IndexOptions())
     return replace(node, table=table, children=tuple(map(_in_use, node.children)))
 

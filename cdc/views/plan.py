@@ -11,25 +11,19 @@ tally   numbers over them: a document reads no row for them
 pane    a cut of time that no window cuts again: of hopping windows each has several
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from typing import TypeVar
 
-from cdc.config.view_settings import (
-    ENDS,
-    SCHEMA,
-    Function,
-    GroupedViewSettings,
-    PatternSettings,
-    TimeKind,
-)
+from cdc.config.view_settings import ENDS, SCHEMA, Function, TimeKind
 from cdc.model.table import Column, Table
-from cdc.views.scalar.expression import Expression
-from cdc.views.scalar.terms import DATE, TEXTS, TIMESTAMP, TIMESTAMPTZ, UUID, group
+from cdc.views.scalar.operators import Term
+from cdc.views.scalar.type_groups import DATE, TEXTS, TIMESTAMP, TIMESTAMPTZ, UUID, group
 
 T = TypeVar("T")
-Values = tuple[Expression, ...]
+Values = tuple[Term, ...]
 """Expressions over one row, which a join compares one by one."""
 TEXT_FORMS = (TEXTS, UUID, DATE, TIMESTAMP, TIMESTAMPTZ)
 """Groups of types whose values are texts in documents."""
@@ -86,16 +80,20 @@ class Order:
 
 @dataclass(frozen=True)
 class Aggregate:
-    """A number over a node's children, under a name of its own: a member of the parent's
-    document.
+    """A number over rows, and the name of the member that shows it.
+
+    argument  the column; None for count(*)
+    fraction  of percentile_disc, from 0 to 1
+    filter    the condition of its FILTER
+    where     the one that rows have to meet to count: the table's condition, and the FILTER's
     """
 
     name: str
     function: Function
     argument: str | None = None
-    """The column of the child; None for count(*)."""
     fraction: float | None = None
-    """Of percentile_disc, from 0 to 1."""
+    filter: Term | None = None
+    where: Term | None = None
 
 
 @dataclass(frozen=True)
@@ -117,7 +115,7 @@ class Listing:
     """
 
     values: Values
-    where: Expression | None
+    where: Term | None
     order_by: tuple[Order, ...]
     closing: Closing | None = None
 
@@ -129,14 +127,19 @@ class Tally:
     """
 
     values: Values
-    where: Expression | None
+    where: Term | None
     columns: tuple[str, ...]
     summed: tuple[str, ...]
     distinct: tuple[str, ...] = ()
     closing: Closing | None = None
 
 
-def tally_of(values: Values, where: Expression | None, aggregates: Iterable[Aggregate]) -> Tally:
+def tally_of(
+    values: Values,
+    where: Term | None,
+    aggregates: Iterable[Aggregate],
+    closing: Closing | None = None,
+) -> Tally:
     """Return the numbers over the rows that meet a condition which these aggregates are made of."""
     parts = [(part.argument, part.function) for part in aggregates if part.argument is not None]
     uncounted = ("distinct", *EXTREMES, *ENDS)
@@ -144,8 +147,53 @@ def tally_of(values: Values, where: Expression | None, aggregates: Iterable[Aggr
     summed = {name for name, function in parts if function in ("sum", "avg")}
     distinct = {name for name, function in parts if function == "distinct"}
     return Tally(
-        values, where, tuple(sorted(columns)), tuple(sorted(summed)), tuple(sorted(distinct))
+        values,
+        where,
+        tuple(sorted(columns)),
+        tuple(sorted(summed)),
+        tuple(sorted(distinct)),
+        closing,
     )
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Aggregates over the rows that have the same values, and what the state keeps for them.
+
+    order_by    the column that says which row is the first, if any does
+    closing     when the windows close whose panes these rows are; None where they are corrected for ever
+    """
+
+    values: Values
+    aggregates: tuple[Aggregate, ...]
+    order_by: str | None = None
+    closing: Closing | None = None
+
+    def tally(self, where: Term | None) -> Tally:
+        """Return the numbers that counts, sums and means are made of, of all with one condition."""
+        parts = [part for part in self.aggregates if part.where == where]
+        return tally_of(self.values, where, parts, self.closing)
+
+    def listing(self, part: Aggregate) -> Listing:
+        """Return the list in which the row is that has the value of an aggregate of `LISTED`."""
+        column = self.order_by if part.function in ENDS else part.argument
+        assert column is not None
+        return Listing(
+            self.values, part.where, (Order(column, part.function == "max"),), self.closing
+        )
+
+    @property
+    def tallies(self) -> Sequence[Tally]:
+        """The numbers that the state keeps."""
+        untallied = (*EXTREMES, *ENDS)
+        return [
+            self.tally(part.where) for part in self.aggregates if part.function not in untallied
+        ]
+
+    @property
+    def listings(self) -> Sequence[Listing]:
+        """The lists that the state keeps."""
+        return [self.listing(part) for part in self.aggregates if part.function in LISTED]
 
 
 @dataclass(frozen=True)
@@ -176,11 +224,11 @@ class Node:
     order_by: tuple[Order, ...] = ()
     limit: int = 1000
     flatten: str | None = None
-    where: Expression | None = None
+    where: Term | None = None
     aggregates: tuple[Aggregate, ...] = ()
     shows: bool = True
     presence: bool | None = None
-    meets: Expression | None = None
+    meets: Term | None = None
     children: tuple["Node", ...] = ()
 
     def walk(self) -> Iterator["Node"]:
@@ -197,34 +245,17 @@ class Node:
                 yield (self, *path)
 
     @cached_property
-    def tally(self) -> Tally | None:
-        """The numbers that its counts, sums and means are made of; None if it has none.
-
-        In a join in time, each parent has other rows: the state doesn't keep these numbers.
+    def totals(self) -> Totals | None:
+        """What the state keeps for its aggregates; None where it has none. In a join in time, each parent
+        has other rows: the state keeps nothing for them.
         """
-        parts = [part for part in self.aggregates if part.function not in EXTREMES]
-        if self.join is None or not parts:
+        if self.join is None or self.time is not None or not self.aggregates:
             return None
-        return tally_of(self.join.child, self.where, parts)
-
-    @cached_property
-    def extremes(self) -> Mapping[Aggregate, Listing]:
-        """The lists whose first rows have the values of its `min` and `max`."""
-        if self.join is None or self.time is not None:
-            return {}
-        return {
-            part: Listing(
-                self.join.child, self.where, (Order(part.argument, part.function == "max"),)
-            )
-            for part in self.aggregates
-            if part.argument and part.function in EXTREMES
-        }
+        return Totals(self.join.child, self.aggregates)
 
     @cached_property
     def listing(self) -> Listing | None:
-        """The list that its rows are read from; None if it has none, or shows none. For a join in
-        time, it is ordered by the time.
-        """
+        """The list that its rows are read from, if any are shown; for a join in time, it is ordered by the time."""
         if self.join is None or (self.time is None and not (self.many and self.shows)):
             return None
         order_by = self.order_by if self.time is None else (Order(self.time.child),)
@@ -240,9 +271,7 @@ class Node:
 
     @cached_property
     def steps(self) -> Mapping[str, Sequence[int]]:
-        """The steps of a pattern before its last row, in their order: the places of their rows in
-        `earlier`, from the first row on.
-        """
+        """The steps of a pattern before its last row, in order: where their rows are in `earlier`, first row first."""
         places: dict[str, list[int]] = {}
         for place, node in reversed([*enumerate(self.earlier)]):
             places.setdefault(node.field, []).append(place)
@@ -259,9 +288,7 @@ class Node:
         return self.join.time if self.join is not None else None
 
     def is_same_time(self, parent: "Node") -> bool:
-        """Whether both sides of its join in time are the same column of one table: then rows of one time
-        follow each other by their ids.
-        """
+        """Whether its join in time is of one column of one table: then rows of one time follow each other by ids."""
         assert self.time is not None
         is_same_table = parent.table.qualified == self.table.qualified
         return is_same_table and self.time.parent == self.time.child
@@ -274,25 +301,22 @@ class Node:
 
     @cached_property
     def parent_listing(self) -> Listing | None:
-        """The list of the parent's rows by time, in which those are looked for that a row of a join in
-        time belongs to; None if it is none.
-        """
+        """The list of the parent's rows by time, if it is a join in time: where a row of this table finds parents."""
         if self.join is None or self.time is None:
             return None
         return Listing(self.join.parent, None, (Order(self.time.parent),))
 
     @cached_property
     def has_zone(self) -> bool:
-        """Whether the times of both sides of its join in time are time stamps with a time zone: their texts
-        end with Z.
-        """
+        """Whether the times of its join in time have a time zone: then their texts end with Z."""
         assert self.time is not None
         return group(self.table.column(self.time.child).type) == TIMESTAMPTZ
 
     @property
     def columns_in_use(self) -> frozenset[str]:
         """Names of the columns of its rows that this place of the view depends on."""
-        expressions = [part for part in (self.where, self.meets) if part]
+        conditions = [self.where, self.meets, *(part.filter for part in self.aggregates)]
+        expressions = [condition for condition in conditions if condition]
         expressions += self.join.child if self.join else ()
         times = [self.time.child] if self.time else []
         for child in self.children:
@@ -345,90 +369,47 @@ class Session:
     gap: int
 
 
-@dataclass(frozen=True)
-class GroupedAggregate:
-    """A number over rows of a group.
-
-    filter  the condition of its FILTER
-    where   the one that rows have to meet to count: the view's condition, and the FILTER's
-    """
-
-    aggregate: Aggregate
-    filter: Expression | None
-    where: Expression | None
-
-
-@dataclass(frozen=True)
-class Grouping:
+@dataclass(frozen=True, kw_only=True)
+class Grouping(Totals):
     """Which rows of a table have a document together, and what it shows of them.
 
+    values      expressions for `columns`, then, with a `Window`, for the beginning of the pane
+    order_by    with a window, its time
     columns     what the rows have in common: members of the document, and its key with the beginning
                 of the window
-    values      expressions for these columns, then, with a `Window`, for the beginning of the pane
-    counted     how many rows there are: without one, there is no document
-    aggregates  the document's other members
-    order_by    the column that says which row is the first; None with a window, whose time does
-    closing     when its windows close; None where they are corrected for ever
+    where       the condition that rows have to meet: without one, there is no document
     """
 
     columns: tuple[Column, ...]
-    values: Values
+    where: Term | None
     window: Window | Session | None
-    counted: GroupedAggregate
-    aggregates: tuple[GroupedAggregate, ...]
-    order_by: str | None = None
-    closing: Closing | None = None
-
-    def tally(self, part: GroupedAggregate) -> Tally:
-        """The numbers that a count, a sum or a mean is made of: shared by all with one condition."""
-        parts = (self.counted, *self.aggregates)
-        aggregates = (other.aggregate for other in parts if other.where == part.where)
-        return replace(tally_of(self.values, part.where, aggregates), closing=self.closing)
-
-    def listing(self, part: GroupedAggregate) -> Listing:
-        """The list in which the row is that has the value of an aggregate of `LISTED`."""
-        aggregate = part.aggregate
-        column = self.order_column if aggregate.function in ENDS else aggregate.argument
-        assert column is not None
-        return Listing(
-            self.values, part.where, (Order(column, aggregate.function == "max"),), self.closing
-        )
-
-    @property
-    def order_column(self) -> str | None:
-        """The column that says which row is the first and the last one, if any does."""
-        return self.order_by if self.window is None else self.window.time
 
     @property
     def tallies(self) -> Sequence[Tally]:
-        """The numbers that the state keeps: of a session it keeps none, since others belong to it when
-        it merges with the one before it.
+        """How many rows there are, and the numbers of aggregates. Of a session none, since others belong to
+        it when it merges with the one before it.
         """
         if isinstance(self.window, Session):
             return ()
-        parts = (self.counted, *self.aggregates)
-        untallied = (*EXTREMES, *ENDS)
-        return [self.tally(part) for part in parts if part.aggregate.function not in untallied]
+        return [self.tally(self.where), *super().tallies]
 
     @property
     def listings(self) -> Sequence[Listing]:
-        """The lists that the state keeps: of rows by their times, or for the aggregates of `LISTED`."""
-        if isinstance(self.window, Session):
-            return [self.by_time]
-        return [self.listing(part) for part in self.aggregates if part.aggregate.function in LISTED]
+        """Lists for aggregates, or of a session's rows by their times."""
+        return [self.by_time] if isinstance(self.window, Session) else super().listings
 
     @property
     def by_time(self) -> Listing:
         """The list of a group's rows by the time of its window."""
         assert self.window is not None
-        return Listing(self.values, self.counted.where, (Order(self.window.time),))
+        return Listing(self.values, self.where, (Order(self.window.time),))
 
     @property
     def columns_in_use(self) -> frozenset[str]:
         """Names of the columns of its rows that the documents depend on."""
-        parts = (self.counted, *self.aggregates)
-        expressions = [*self.values, *(part.where for part in parts if part.where)]
-        names = [self.order_column, *(part.aggregate.argument for part in parts)]
+        conditions = [self.where, *(part.where for part in self.aggregates)]
+        expressions = [*self.values, *(condition for condition in conditions if condition)]
+        names = [self.order_by, *(part.argument for part in self.aggregates)]
         names += (name for expression in expressions for name in expression.columns)
         return frozenset(name for name in names if name is not None)
 
@@ -440,21 +421,16 @@ class View:
     having    the condition that a document has to meet, over `shown_types`
     clock     the column whose latest time `now()` is; None: the time of commits
     alerts    whether each change of a document has to be in its topic exactly once
-    pattern   as the file has it, whose rows are nodes of the tree
     grouping  of a grouped view: its root is the table of the rows, and shows none
-    sliding   of a view with a sliding window, as the file has it: its children are the rows that the
-              window of a row has, once for each condition
     """
 
     name: str
     root: Node
     sinks: tuple[str, ...]
-    having: Expression | None = None
+    having: Term | None = None
     clock: str | None = None
     alerts: bool = False
-    pattern: PatternSettings | None = None
     grouping: Grouping | None = None
-    sliding: GroupedViewSettings | None = None
 
     @cached_property
     def keyed(self) -> Table:
@@ -533,52 +509,50 @@ class StatePlan:
     @cached_property
     def slots(self) -> dict[str, tuple[Values, ...]]:
         """By table name: what its rows are indexed by. The number of a slot is its place here."""
-        slots: dict[str, list[Values]] = {table.qualified: [] for table in self.tables}
-        for view in self.views:
-            for *_, parent, child in (path for path in view.root.paths() if len(path) > 1):
-                assert child.join is not None
-                if child.time is not None:
-                    continue
-                for node, values in ((parent, child.join.parent), (child, child.join.child)):
-                    indexed = slots[node.table.qualified]
-                    if not is_key(node.table, values) and values not in indexed:
-                        indexed.append(values)
-        return {name: tuple(values) for name, values in slots.items()}
+        return self._by_table(
+            (node.table.qualified, values)
+            for view in self.views
+            for *_, parent, child in (path for path in view.root.paths() if len(path) > 1)
+            if child.join is not None and child.time is None
+            for node, values in ((parent, child.join.parent), (child, child.join.child))
+            if not is_key(node.table, values)
+        )
 
     @cached_property
     def listings(self) -> dict[str, tuple[Listing, ...]]:
         """By table name: the lists of its rows, numbered by their place here."""
-        return self._of_nodes(
-            lambda node: (
-                node.listing,
-                *node.extremes.values(),
-                *(child.parent_listing for child in node.children),
-            ),
-            lambda grouping: grouping.listings,
+        of_nodes = (
+            (node.table.qualified, listing)
+            for view in self.views
+            for node in view.root.walk()
+            for listing in (node.listing, *(child.parent_listing for child in node.children))
+            if listing is not None
         )
+        of_totals = (
+            (name, listing) for name, totals in self._totals() for listing in totals.listings
+        )
+        return self._by_table(chain(of_nodes, of_totals))
 
     @cached_property
     def tallies(self) -> dict[str, tuple[Tally, ...]]:
         """By table name: the numbers over its rows, numbered by their place here."""
-        return self._of_nodes(
-            lambda node: (node.tally if node.time is None else None,),
-            lambda grouping: grouping.tallies,
+        return self._by_table(
+            (name, tally) for name, totals in self._totals() for tally in totals.tallies
         )
 
-    def _of_nodes(
-        self,
-        of_node: Callable[[Node], Sequence[T | None]],
-        of_grouping: Callable[[Grouping], Sequence[T]],
-    ) -> dict[str, tuple[T, ...]]:
-        parts: dict[str, dict[T, None]] = {table.qualified: {} for table in self.tables}
+    def _totals(self) -> Iterator[tuple[str, Totals]]:
         for view in self.views:
             for node in view.root.walk():
-                for part in of_node(node):
-                    if part is not None:
-                        parts[node.table.qualified][part] = None
+                if node.totals is not None:
+                    yield node.table.qualified, node.totals
             if view.grouping is not None:
-                parts[view.root.table.qualified] |= dict.fromkeys(of_grouping(view.grouping))
-        return {name: tuple(values) for name, values in parts.items()}
+                yield view.root.table.qualified, view.grouping
+
+    def _by_table(self, parts: Iterable[tuple[str, T]]) -> dict[str, tuple[T, ...]]:
+        by_table: dict[str, dict[T, None]] = {table.qualified: {} for table in self.tables}
+        for name, part in parts:
+            by_table[name][part] = None
+        return {name: tuple(different) for name, different in by_table.items()}
 
     def roots(self, table: str) -> Sequence[str]:
         """Names of the views that have a document for each row of this table (by qualified name)."""
@@ -589,9 +563,7 @@ class StatePlan:
         ]
 
     def leads_to_documents(self, table: str) -> bool:
-        """Whether documents other than a row's own may depend on a row of this table: of rows that
-        include it, and of groups.
-        """
+        """Whether a row of this table may change documents that aren't its own: of rows that include it, of groups."""
         return any(
             node.table.qualified == table and (node.join is not None or view.grouping is not None)
             for view in self.views

@@ -4,9 +4,9 @@ them. What can't be kept right is refused, with its line in the file.
 
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime, time, timedelta
+from datetime import timedelta
 from typing import NamedTuple
 
 from cdc.config.durations import microseconds
@@ -16,6 +16,7 @@ from cdc.config.view_settings import (
     COMMIT,
     AggregateCall,
     AnyView,
+    Function,
     GroupedViewSettings,
     IncludeSettings,
     PatternSettings,
@@ -35,7 +36,6 @@ from cdc.views.plan import (
     WINDOW_START,
     Aggregate,
     Closing,
-    GroupedAggregate,
     Grouping,
     Join,
     Node,
@@ -45,25 +45,24 @@ from cdc.views.plan import (
     View,
     Window,
 )
-from cdc.views.scalar.expression import Expression
 from cdc.views.scalar.instants import EPOCH
-from cdc.views.scalar.operators import quoted_name, source_name, sql_text
+from cdc.views.scalar.operators import Term, quoted_name
 from cdc.views.scalar.parser import UnknownColumn, parse
-from cdc.views.scalar.terms import (
+from cdc.views.scalar.type_groups import (
     BOOLEAN,
     ENUM,
     INTEGERS,
+    JOINED,
     TEXTS,
     TIMESTAMP,
     TIMESTAMPTZ,
     UUID,
-    Term,
+    comparison,
     group,
     has_extremes,
     is_counted_distinct,
     is_ordered,
     is_summed,
-    joined_group,
     keeps_form,
 )
 
@@ -72,15 +71,8 @@ OPERATORS = re.compile(r"[-+*/%|&<>=():,]")
 """What expressions have, and hardly a column's name."""
 GROUPED = (INTEGERS, TEXTS, UUID, BOOLEAN, ENUM, TIMESTAMPTZ)
 """Groups of the types of columns that rows are grouped by: a document's key has their values."""
-COMPUTED = {
-    TEXTS: "text",
-    UUID: "uuid",
-    BOOLEAN: "boolean",
-    TIMESTAMPTZ: "timestamp with time zone",
-}
+COMPUTED = {TEXTS: "text", UUID: UUID, BOOLEAN: BOOLEAN, TIMESTAMPTZ: TIMESTAMPTZ}
 """The type of an expression that rows are grouped by."""
-
-
 A_TIME = "name a column of type timestamptz or timestamp"
 
 
@@ -139,7 +131,7 @@ class _Resolver:
             node = self._completing(node, pattern, (*keys, "pattern"))
         self._refuse_collisions(node, keys)
         alerts = settings.alerts or pattern is not None
-        view = View(name, node, (), alerts=alerts, pattern=pattern)
+        view = View(name, node, (), alerts=alerts)
         return self._completed(view, settings, shown_types(node), keys)
 
     def _completed(
@@ -149,7 +141,7 @@ class _Resolver:
         sinks = tuple(sink for sink in settings.to if sink in self.pipeline.sinks)
         having = self._having(types, settings.having, (*keys, "having"))
         view = replace(view, sinks=sinks, having=having)
-        return replace(view, clock=self._clock(view, settings.clock, (*keys, "clock")))
+        return replace(view, clock=self._clock(view, settings, (*keys, "clock")))
 
     def _grouped_view(self, name: str, settings: GroupedViewSettings) -> View:
         keys = ("views", name)
@@ -172,26 +164,21 @@ class _Resolver:
             if settings.window.lateness is not None:
                 lateness = microseconds(settings.window.lateness)
                 closing = Closing(name, settings.window.size + lateness)
-        grouping = Grouping(
-            tuple(columns),
-            tuple(values),
-            window,
-            GroupedAggregate(Aggregate("", "count"), None, where),
-            tuple(
-                self._grouped_aggregate(table, where, member, text, (*keys, "select", member))
-                for member, text in settings.select.items()
-            ),
-            self._ends_order(table, settings.order_by, (*keys, "order_by")),
-            closing,
-        )
         windows = {WINDOW_START, WINDOW_END} if window is not None else set()
         windows |= {FINAL} if closing is not None else set()
-        for member in settings.select:
-            if member in settings.group_by or member in windows:
-                raise self._name_taken((*keys, "select", member), name, member)
         for member in windows.intersection(settings.group_by):
             raise self._name_taken((*keys, "group_by"), name, member)
+        order_by = self._ends_order(table, settings.order_by, (*keys, "order_by"))
         node = Node(name, table, (), where=where)
+        grouping = Grouping(
+            tuple(values),
+            self._selected(node, settings, {*settings.group_by, *windows}, keys),
+            order_by if window is None else window.time,
+            closing,
+            columns=tuple(columns),
+            where=where,
+            window=window,
+        )
         view = View(name, node, (), alerts=settings.alerts, grouping=grouping)
         return self._completed(view, settings, grouped_types(view), keys)
 
@@ -200,7 +187,7 @@ class _Resolver:
         name: str,
         settings: GroupedViewSettings,
         window: WindowSettings,
-        where: Expression | None,
+        where: Term | None,
     ) -> View:
         """Resolve a view with a document for each row, of the rows in the time before it."""
         keys = ("views", name)
@@ -219,26 +206,23 @@ class _Resolver:
                     f"group_by: [{text}]",
                 )
         shown = {*table.key, *settings.group_by, window.time}
-        parts: dict[Expression | None, list[Aggregate]] = {}
-        for member, text in settings.select.items():
-            place = (*keys, "select", member)
-            if member in shown:
-                raise self._name_taken(place, name, member)
-            part = self._grouped_aggregate(table, where, member, text, place)
-            parts.setdefault(part.where, []).append(part.aggregate)
-        time = TimeJoin("during", window.time, window.time, window.size, 0)
-        children = tuple(
-            Node(
-                field=f"sliding {number}",
-                table=table,
-                columns=(),
-                join=Join(tuple(values), tuple(values), time),
-                many=True,
-                where=condition,
-                aggregates=tuple(aggregates),
-                shows=False,
-            )
-            for number, (condition, aggregates) in enumerate(parts.items())
+        root = Node(name, table, (), where=where)
+        aggregates = self._selected(root, settings, shown, keys)
+        filters = tuple(part.filter for part in aggregates if part.filter)
+        counts = Term("or", BOOLEAN, filters) if len(filters) == len(aggregates) else None
+        child = Node(
+            field="sliding",
+            table=table,
+            columns=(),
+            join=Join(
+                tuple(values),
+                tuple(values),
+                TimeJoin("during", window.time, window.time, window.size, 0),
+            ),
+            many=True,
+            where=_both(where, counts),
+            aggregates=aggregates,
+            shows=False,
         )
         # A row without a value, or beyond the years that count, is in no window: not even in its own.
         zone = "Z" if group(table.column(window.time).type) == TIMESTAMPTZ else ""
@@ -249,27 +233,19 @@ class _Resolver:
             f"{own_time} <= '9999-12-31 23:59:59.999999{zone}'",
         ]
         counted = self._met(table, " AND ".join(conditions), (*keys, "window"))
-        root = Node(
-            field=name,
-            table=table,
-            columns=tuple(column.name for column in table.columns if column.name in shown),
-            where=_both(where, counted),
-            children=children,
-        )
-        view = View(name, root, (), alerts=settings.alerts, sliding=settings)
+        columns = tuple(column.name for column in table.columns if column.name in shown)
+        root = replace(root, columns=columns, where=_both(where, counted), children=(child,))
+        view = View(name, root, (), alerts=settings.alerts)
         return self._completed(view, settings, shown_types(root), keys)
 
-    def _grouped_by(self, table: Table, text: str, keys: Keys) -> tuple[Expression, str]:
+    def _grouped_by(self, table: Table, text: str, keys: Keys) -> tuple[Term, str]:
         """Resolve what rows are grouped by, and name its Postgres type."""
-        value, term = self._expression(table, text, keys)
-        if term.operator == "column":
-            type_ = table.column(value.text).type
-            if term.group in GROUPED:
-                return value, type_
-        elif term.group in COMPUTED:
-            return value, COMPUTED[term.group]
-        else:
-            type_ = term.group
+        value = self._expression(table, text, keys)
+        type_ = _type_name(table, value)
+        if value.operator == "column" and value.group in GROUPED:
+            return value, type_
+        if value.operator != "column" and value.group in COMPUTED:
+            return value, COMPUTED[value.group]
         raise self.pipeline.mistake(
             keys,
             f"{text} is {type_}, and rows can't be grouped by it exactly",
@@ -281,13 +257,8 @@ class _Resolver:
         self._require_time(table, "time", settings.time, (*keys, "time"))
         if settings.session is not None:
             return Session(settings.time, settings.size)
-        start = datetime.combine(settings.start, time.min, UTC)
-        return Window(
-            settings.time,
-            settings.size,
-            settings.step,
-            (start - EPOCH) // timedelta(microseconds=1),
-        )
+        start = (settings.start - EPOCH.date()) // timedelta(microseconds=1)
+        return Window(settings.time, settings.size, settings.step, start)
 
     def _ends_order(self, table: Table, text: str | None, keys: Keys) -> str | None:
         if text is None:
@@ -299,26 +270,32 @@ class _Resolver:
             )
         return order.column
 
-    def _grouped_aggregate(
-        self, table: Table, where: Expression | None, name: str, text: str, keys: Keys
-    ) -> GroupedAggregate:
-        call, condition = selected(text)
-        part = self._aggregate(table, name, call, keys)
-        own = self._condition(table, condition, keys)
-        return GroupedAggregate(part, own, _both(where, own))
+    def _selected(
+        self, root: Node, settings: GroupedViewSettings, taken: Collection[str], keys: Keys
+    ) -> tuple[Aggregate, ...]:
+        """Resolve what a document shows beside the members in `taken`."""
+        aggregates = []
+        for name, text in settings.select.items():
+            place = (*keys, "select", name)
+            if name in taken:
+                raise self._name_taken(place, root.field, name)
+            call = selected(text)
+            aggregates.append(self._aggregate(root.table, root.where, name, call, place))
+        return tuple(aggregates)
 
-    def _clock(self, view: View, text: str, keys: Keys) -> str | None:
-        if text == COMMIT:
+    def _clock(self, view: View, settings: AnyView, keys: Keys) -> str | None:
+        if settings.clock == COMMIT:
             return None
-        self._require_time(view.root.table, "clock", text, keys, f"{A_TIME}, or commit")
+        self._require_time(view.root.table, "clock", settings.clock, keys, f"{A_TIME}, or commit")
         if not view.has_clock:
-            waiting = "there is no unless" if view.pattern else "neither where"
+            is_pattern = isinstance(settings, PatternViewSettings)
+            waiting = "there is no unless" if is_pattern else "neither where"
             raise self.pipeline.mistake(
                 keys,
                 f"{waiting} nor having compares with now()",
                 "take out clock, or for example: having: now() > placed + interval '2 days'",
             )
-        return text
+        return settings.clock
 
     def _require_time(
         self, table: Table, setting: str, name: str, keys: Keys, hint: str = A_TIME
@@ -333,19 +310,15 @@ class _Resolver:
         return type_
 
     def _completing(self, root: Node, settings: PatternSettings, keys: Keys) -> Node:
-        """Make the root the last row of a pattern: each row before it is a child of the one after
-        it.
-        """
+        """Make the root the last row of a pattern: each row before it is a child of the one after it."""
         table = root.table
         time = settings.order_by
         values = []
-        terms = []
         for number, text in enumerate(settings.by):
             place = (*keys, "by", str(number))
-            value, term = self._expression(table, text, place)
-            self._require_comparable((table, term), (table, term), place)
+            value = self._expression(table, text, place)
+            self._require_comparable((table, value), (table, value), place)
             values.append(value)
-            terms.append(term)
         hint = "order by a column of type timestamptz or timestamp"
         type_ = self._require_time(table, "order_by", time, (*keys, "order_by"), hint)
         within = microseconds(settings.within)
@@ -383,13 +356,12 @@ class _Resolver:
         end = Term("shift", TIMESTAMPTZ, (Term("column", TIMESTAMPTZ, (), time),), within)
         over = Term(">", BOOLEAN, (Term("now", TIMESTAMPTZ), end))
         # A row without such a value has no later one, and is in no sequence either.
-        null = [Term("is null", BOOLEAN, (term,)) for term in terms]
+        null = [Term("is null", BOOLEAN, (value,)) for value in values]
         known = [Term("not", BOOLEAN, (term,)) for term in null]
-        met = _term(last)
-        where = _computed(Term("and", BOOLEAN, (met, *known, over)))
+        where = Term("and", BOOLEAN, (last, *known, over))
         return replace(root, where=where, children=(*root.children, *earlier, absent))
 
-    def _having(self, types: Mapping[str, str], text: str | None, keys: Keys) -> Expression | None:
+    def _having(self, types: Mapping[str, str], text: str | None, keys: Keys) -> Term | None:
         """Resolve the condition over what a document shows, given with its types."""
         if text is None:
             return None
@@ -406,7 +378,7 @@ class _Resolver:
             raise self.pipeline.mistake(keys, str(error), error.hint) from None
         if term.group != BOOLEAN:
             raise self.pipeline.mistake(keys, "isn't a condition", "for example: having: late > 3")
-        return _computed(term)
+        return term
 
     def _children(
         self, parent: Table, settings: ViewSettings | IncludeSettings, keys: Keys
@@ -421,6 +393,7 @@ class _Resolver:
         columns = self._columns(table, settings.columns, (*keys, "columns"))
         if settings.flatten is not None:
             columns = tuple(column for column in columns if column == settings.flatten)
+        where = self._condition(table, settings.where, (*keys, "where"))
         node = Node(
             field=name,
             table=table,
@@ -433,9 +406,11 @@ class _Resolver:
             ),
             limit=settings.limit,
             flatten=settings.flatten,
-            where=self._condition(table, settings.where, (*keys, "where")),
+            where=where,
             aggregates=tuple(
-                self._aggregate(table, member, aggregate(text), (*keys, "aggregates", member))
+                self._aggregate(
+                    table, where, member, aggregate(text), (*keys, "aggregates", member)
+                )
                 for member, text in settings.aggregates.items()
             ),
             shows=settings.show,
@@ -477,10 +452,8 @@ class _Resolver:
             f"did you mean {near[0]}?" if near else f"its columns: {', '.join(captured)}",
         )
 
-    def _expression(
-        self, table: Table, text: str, keys: Keys, *, has_clock: bool = False
-    ) -> tuple[Expression, Term]:
-        """Return an expression and its term; a column's name needn't be written as SQL has it."""
+    def _expression(self, table: Table, text: str, keys: Keys, *, has_clock: bool = False) -> Term:
+        """Parse an expression; a column's name needn't be written as SQL has it."""
         types = {column.name: column.type for column in table.columns}
         try:
             term = (
@@ -494,9 +467,7 @@ class _Resolver:
         except InvalidSetting as error:
             raise self.pipeline.mistake(keys, str(error), error.hint) from None
         self._require_labels(table, term, keys)
-        if term.operator == "column":
-            return Expression(str(term.detail), term.columns()), term
-        return _computed(term), term
+        return term
 
     def _require_labels(self, table: Table, term: Term, keys: Keys) -> None:
         """Refuse to compare an enum with a text that isn't one of its labels, as Postgres does.
@@ -515,27 +486,26 @@ class _Resolver:
 
     def _condition(
         self, table: Table, text: str | None, keys: Keys, *, has_clock: bool = False
-    ) -> Expression | None:
+    ) -> Term | None:
         return None if text is None else self._met(table, text, keys, has_clock=has_clock)
 
-    def _met(self, table: Table, text: str, keys: Keys, *, has_clock: bool = False) -> Expression:
-        condition, term = self._expression(table, text, keys, has_clock=has_clock)
-        if term.group == BOOLEAN:
+    def _met(self, table: Table, text: str, keys: Keys, *, has_clock: bool = False) -> Term:
+        condition = self._expression(table, text, keys, has_clock=has_clock)
+        if condition.group == BOOLEAN:
             return condition
         hint = "for example: where: status <> 'draft'"
         raise self.pipeline.mistake(keys, "isn't a condition", hint)
 
     def _join(self, parent: Table, table: Table, settings: IncludeSettings, keys: Keys) -> Join:
-        pairs = []
+        parents = []
+        children = []
         for left, right in settings.on.items():
             place = (*keys, "on", left)
-            values, term = self._expression(parent, left, place)
-            other_values, other_term = self._expression(table, right, place)
-            self._require_comparable((parent, term), (table, other_term), place)
-            pairs.append((values, other_values))
-        parents = tuple(left for left, _ in pairs)
-        children = tuple(right for _, right in pairs)
-        return Join(parents, children, self._time_join(parent, table, settings, keys))
+            parents.append(self._expression(parent, left, place))
+            children.append(self._expression(table, right, place))
+            self._require_comparable((parent, parents[-1]), (table, children[-1]), place)
+        time = self._time_join(parent, table, settings, keys)
+        return Join(tuple(parents), tuple(children), time)
 
     def _time_join(
         self, parent: Table, table: Table, settings: IncludeSettings, keys: Keys
@@ -568,7 +538,7 @@ class _Resolver:
     ) -> None:
         """Refuse sides whose equal values wouldn't have equal texts."""
         types = [_type_name(table, term) for table, term in (left, right)]
-        groups = [joined_group(table, term) for table, term in (left, right)]
+        groups = [_joined_as(table, term) for table, term in (left, right)]
         if None not in groups and groups[0] == groups[1]:
             return
         accepted = (
@@ -603,19 +573,27 @@ class _Resolver:
             )
         return Order(column, descending)
 
-    def _aggregate(self, table: Table, name: str, call: AggregateCall, keys: Keys) -> Aggregate:
-        if call.argument is None:
-            return Aggregate(name, call.function)
-        written = "count(DISTINCT)" if call.function == "distinct" else call.function
-        self._require_plain_column(table, written, call.argument, keys)
-        type_ = table.column(call.argument).type
+    def _aggregate(
+        self, table: Table, where: Term | None, name: str, call: AggregateCall, keys: Keys
+    ) -> Aggregate:
+        if call.argument is not None:
+            self._require_aggregated(table, call.function, call.argument, keys)
+        own = self._condition(table, call.condition, keys)
+        return Aggregate(name, call.function, call.argument, call.fraction, own, _both(where, own))
+
+    def _require_aggregated(
+        self, table: Table, function: Function, argument: str, keys: Keys
+    ) -> None:
+        written = "count(DISTINCT)" if function == "distinct" else function
+        self._require_plain_column(table, written, argument, keys)
+        type_ = table.column(argument).type
         accepted = {
             "count": True,
             **dict.fromkeys(("sum", "avg"), is_summed(type_)),
             **dict.fromkeys(("first", "last"), keeps_form(type_)),
             "distinct": is_counted_distinct(type_),
         }
-        if not accepted.get(call.function, has_extremes(type_)):
+        if not accepted.get(function, has_extremes(type_)):
             raise self.pipeline.mistake(
                 keys,
                 f"{written} of a {type_} can't be computed exactly",
@@ -623,7 +601,6 @@ class _Resolver:
                 " timestamptz; first and last also uuid, boolean and enums; count(DISTINCT ...)"
                 " also char(n), dates, times and time stamps",
             )
-        return Aggregate(name, call.function, call.argument, call.fraction)
 
     def _refuse_collisions(self, node: Node, keys: Keys) -> None:
         """Refuse two members with one name: a document would silently lose one."""
@@ -665,26 +642,25 @@ class _Resolver:
             )
 
 
-def _pane(table: Table, window: Window) -> Expression:
+def _pane(table: Table, window: Window) -> Term:
     """Return the beginning of the pane that a row is in."""
     column = Term("column", group(table.column(window.time).type), (), window.time)
-    return _computed(Term("bin", column.group, (column,), f"{window.every} {window.start}"))
+    return Term("bin", column.group, (column,), f"{window.every} {window.start}")
 
 
-def _both(first: Expression | None, second: Expression | None) -> Expression | None:
+def _both(first: Term | None, second: Term | None) -> Term | None:
     if first is None or second is None:
         return first or second
-    return _computed(Term("and", BOOLEAN, (_term(first), _term(second))))
+    return Term("and", BOOLEAN, (first, second))
 
 
-def _computed(term: Term) -> Expression:
-    return Expression(sql_text(term, source_name), term.columns(), term)
-
-
-def _term(condition: Expression) -> Term:
-    return condition.term or Term("column", BOOLEAN, (), condition.text)
+def _joined_as(table: Table, term: Term) -> str | None:
+    """Return what a join compares an expression over a table's row as; None where it can't."""
+    if term.operator == "column":
+        return comparison(table.column(term.text).type)
+    return term.group if term.group in JOINED else None
 
 
 def _type_name(table: Table, term: Term) -> str:
     """Name the type of an expression for a person."""
-    return table.column(str(term.detail)).type if term.operator == "column" else term.group
+    return table.column(term.text).type if term.operator == "column" else term.group

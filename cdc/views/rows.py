@@ -28,9 +28,10 @@ from cdc.codec.table import codec
 from cdc.model.table import Table
 from cdc.views.plan import Listing, Order, StatePlan, Tally, Values, is_key, narrowed
 from cdc.views.scalar.amounts import COUNTED, encode_amount, encode_distinct
-from cdc.views.scalar.expression import Expression
 from cdc.views.scalar.instants import microseconds
+from cdc.views.scalar.operators import Term
 from cdc.views.scalar.ordering import order_text, reversed_order, sort_key
+from cdc.views.scalar.type_groups import group
 
 GROUP = "\x1d"
 """Separates the parts of an entry."""
@@ -214,8 +215,13 @@ def _columns(part: Listing | Tally) -> Iterator[str]:
         yield from (order.column for order in part.order_by)
 
 
-def _meets(condition: Expression | None, row: Row) -> bool:
+def _meets(condition: Term | None, row: Row) -> bool:
     return condition is None or condition.evaluate(row) is True
+
+
+def meeting(condition: Term | None, rows: Mapping[str, Row]) -> dict[str, Row]:
+    """Select the rows, by id, that meet a condition; one that is NULL isn't met."""
+    return {row_id: row for row_id, row in rows.items() if _meets(condition, row)}
 
 
 def _entry(name: str, values: Values, row: Row, details: Sequence[str]) -> str | None:
@@ -241,7 +247,7 @@ def place_text(listing: Listing, table: Table, row: Row) -> str:
 def _order(order: Order, table: Table, value: Any) -> str:
     if value is None:
         return NULL_LAST
-    text = order_text(sort_key(table.column(order.column).type)(value))
+    text = order_text(sort_key(group(table.column(order.column).type))(value))
     return f"!{reversed_order(text) if order.descending else text}"
 
 
@@ -263,9 +269,7 @@ def amounts(tally: Tally, table: Table, row: Row) -> list[str]:
 
 
 class ConnectorRows:
-    """Rows as the connector writes them, reduced to the columns of the table: the form of the
-    state, see `cdc.codec.forms.Form`.
-    """
+    """Rows as the connector writes them, reduced to the table's columns: the state's `cdc.codec.forms.Form`."""
 
     def converter(self, table: Table) -> Callable[[bytes], bytes]:
         # Nothing is left out of what is checked.

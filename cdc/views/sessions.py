@@ -11,10 +11,10 @@ from itertools import pairwise
 from typing import Any
 
 from cdc.views.aggregates import RowAggregates
-from cdc.views.plan import LISTED, Grouping, Session, StatePlan, View, narrowed
+from cdc.views.plan import Grouping, Session, StatePlan, View, narrowed
 from cdc.views.rows import Entries, document_values
 from cdc.views.scalar.instants import FIRST, LAST, instant_of, order_of
-from cdc.views.scalar.terms import TIMESTAMPTZ, group
+from cdc.views.scalar.type_groups import TIMESTAMPTZ, group
 from cdc.views.state import SPAN_PAGE, Span, State
 
 FIRST_PAGE = 20
@@ -27,8 +27,8 @@ Begin = tuple[str, int]
 class _Run:
     """The rows of a session, in their order, and the time of the last one."""
 
+    end: int
     ids: list[str] = field(default_factory=list)
-    end: int | None = None
 
 
 class Sessions:
@@ -108,32 +108,15 @@ class Sessions:
             limit = min(2 * limit, SPAN_PAGE)
 
     def members(self, begins: Collection[Begin]) -> dict[Begin, tuple[int, dict[str, Any]]]:
-        """Return the sessions that begin there now: the time of the last row, and the aggregates by name,
-        in the form of documents.
-        """
+        """Return the sessions that begin there now: the time of the last row, and the aggregates by name."""
         runs = self._runs(begins)
         columns = self._grouping.columns_in_use
         ids = {row_id for run in runs.values() for row_id in run.ids}
         stored = self._state.rows(self._name, ids)
         table = narrowed(self._table, columns)
         values = {row_id: document_values(row.row, table) for row_id, row in stored.items()}
-        members: dict[Begin, tuple[int, dict[str, Any]]] = {}
-        for begin, run in runs.items():
-            assert run.end is not None
-            members[begin] = (run.end, {})
-        for part in self._grouping.aggregates:
-            met = {
-                row_id: row
-                for row_id, row in values.items()
-                if part.filter is None or part.filter.evaluate(row) is True
-            }
-            tally = None
-            if part.aggregate.function not in LISTED:
-                tally = self._grouping.tally(part)
-            aggregate = RowAggregates([part.aggregate], self._table, tally, met)
-            for begin, run in runs.items():
-                (members[begin][1][part.aggregate.name],) = aggregate.over(run.ids)
-        return members
+        aggregates = RowAggregates(self._grouping.aggregates, self._table, values)
+        return {begin: (run.end, aggregates.over(run.ids)) for begin, run in runs.items()}
 
     def _runs(self, begins: Collection[Begin]) -> dict[Begin, _Run]:
         """Read the runs that begin there: no row is within the gap before."""
@@ -142,7 +125,11 @@ class Sessions:
             for text, time in begins
         ]
         earlier = self._state.ranged(self._name, self._number, before, 1, last_first=True)
-        runs = {begin: _Run() for begin, places in zip(begins, earlier, strict=True) if not places}
+        runs = {
+            begin: _Run(begin[1] - self._session.gap)
+            for begin, places in zip(begins, earlier, strict=True)
+            if not places
+        }
         lows = {(text, time): f"{self._order(time)} " for text, time in runs}
         limit = FIRST_PAGE
         while lows:
@@ -152,8 +139,7 @@ class Sessions:
                 run = runs[begin]
                 for place in page:
                     instant = instant_of(place.order)
-                    expected = begin[1] if run.end is None else run.end + self._session.gap
-                    if instant is None or instant > expected:
+                    if instant is None or instant > run.end + self._session.gap:
                         del lows[begin]
                         break
                     run.ids.append(place.id)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import psycopg
 
 from cdc.config.settings import Pipeline
-from cdc.config.view_settings import tables_of
+from cdc.config.view_settings import GroupedViewSettings, tables_of
 from cdc.errors import SettingsError
 from cdc.model.table import Table
 from cdc.postgres.column_facts import TableFacts, column_facts
@@ -21,8 +21,7 @@ from cdc.postgres.table_survey import Survey
 from cdc.readiness.facts import bounded_locks
 from cdc.views.plan import Node, View
 from cdc.views.resolve import Keys, resolve
-from cdc.views.scalar.expression import Expression
-from cdc.views.scalar.operators import quoted_name
+from cdc.views.scalar.operators import Term, quoted_name, quoted_table
 from cdc.views.sql import clock_setting, document_query
 from cdc.views.tables import view_table
 
@@ -70,7 +69,8 @@ def refused_by_source(
         try:
             checks.check_groups(view, ("views", view.name))
             checks.check_distinct(view, ("views", view.name))
-            checks.check_children(view.root, ("views", view.name), is_sliding=bool(view.sliding))
+            is_sliding = isinstance(pipeline.views[view.name], GroupedViewSettings)
+            checks.check_children(view.root, ("views", view.name), is_sliding=is_sliding)
             _explain(conn, pipeline, view)
         except SettingsError as error:
             refused[view.name] = error
@@ -90,7 +90,7 @@ def missing_indexes(conn: Connection, views: Sequence[View]) -> list[str]:
         for node in view.root.walk():
             if node.join is None or node.time is None:
                 continue
-            columns = [value.text for value in node.join.child if value.term is None]
+            columns = [value.text for value in node.join.child if value.operator == "column"]
             known = facts.get(node.table.qualified)
             # An index of an expression may have any form.
             if known is None or len(columns) < len(node.join.child):
@@ -101,8 +101,7 @@ def missing_indexes(conn: Connection, views: Sequence[View]) -> list[str]:
                 for index in known.indexes
             ):
                 continue
-            table = f"{quoted_name(node.table.schema)}.{quoted_name(node.table.name)}"
-            statement = f"CREATE INDEX ON {table} ({', '.join(map(quoted_name, [*columns, time]))})"
+            statement = f"CREATE INDEX ON {quoted_table(node.table)} ({', '.join(map(quoted_name, [*columns, time]))})"
             missing.setdefault(
                 statement,
                 f"{view.name}: verify looks for rows of {node.table.qualified} by their times, which"
@@ -130,17 +129,15 @@ class _Checks:
         places += [(*keys, "window", "time")] * (len(view.grouping.values) - len(places))
         for value, place in zip(view.grouping.values, places, strict=True):
             self._require_logged(view.root, value, place)
-            self._require_strict(view.root, value, place)
+            self._require_strict(view.root, value.columns, place)
 
     def check_distinct(self, view: View, keys: Keys) -> None:
         """Check the columns whose different values are counted."""
-        of_groups = view.grouping.aggregates if view.grouping is not None else ()
-        aggregates = [part.aggregate for part in of_groups]
+        aggregates = [*view.grouping.aggregates] if view.grouping is not None else []
         aggregates += [part for child in view.root.children for part in child.aggregates]
         for part in aggregates:
             if part.function == "distinct" and part.argument is not None:
-                value = Expression(part.argument, (part.argument,))
-                self._require_strict(view.root, value, (*keys, "select", part.name))
+                self._require_strict(view.root, [part.argument], (*keys, "select", part.name))
 
     def check_children(self, node: Node, keys: Keys, *, is_sliding: bool = False) -> None:
         """Check all edges below a node, whose place in the file is `keys`.
@@ -162,7 +159,7 @@ class _Checks:
     def _require_one(self, node: Node, keys: Keys) -> None:
         """Refuse an object that several rows might be."""
         assert node.join is not None
-        columns = [value.text for value in node.join.child if value.term is None]
+        columns = [value.text for value in node.join.child if value.operator == "column"]
         facts = self._facts.get(node.table.qualified)
         if (
             node.many
@@ -173,26 +170,23 @@ class _Checks:
         ):
             return
         joined = ", ".join(value.text for value in node.join.child)
-        table = f"{quoted_name(node.table.schema)}.{quoted_name(node.table.name)}"
         index = ", ".join(map(quoted_name, columns)) or "..."
         raise self._pipeline.mistake(
             (*keys, "on"),
             f"several rows of {node.table.qualified} may have the same {joined},"
             " and the document has place for one",
-            f"add many: true, or: CREATE UNIQUE INDEX ON {table} ({index})",
+            f"add many: true, or: CREATE UNIQUE INDEX ON {quoted_table(node.table)} ({index})",
         )
 
     def _require_exact(self, parent: Node, child: Node, place: Keys) -> None:
-        """Refuse joined columns whose values Postgres compares in a way of its own, or that a record
-        may lack.
-        """
+        """Refuse joined columns with another equality in Postgres than here, or that a record may lack."""
         assert child.join is not None
         for left, right in zip(child.join.parent, child.join.child, strict=True):
             collations = set()
             for node, value in ((parent, left), (child, right)):
                 self._require_logged(node, value, place)
-                self._require_strict(node, value, place)
-                if value.term is None and (facts := self._facts.get(node.table.qualified)):
+                self._require_strict(node, value.columns, place)
+                if value.operator == "column" and (facts := self._facts.get(node.table.qualified)):
                     collations.add(facts.collations.get(value.text))
             if len(collations - {None}) > 1:
                 names = " and ".join(sorted(name for name in collations if name))
@@ -202,9 +196,9 @@ class _Checks:
                     "ALTER TABLE ... ALTER COLUMN ... TYPE ... COLLATE ..., the same for both",
                 )
 
-    def _require_strict(self, node: Node, value: Expression, keys: Keys) -> None:
+    def _require_strict(self, node: Node, columns: Sequence[str], keys: Keys) -> None:
         facts = self._facts.get(node.table.qualified)
-        loose = [name for name in value.columns if facts and name in facts.loose]
+        loose = [name for name in columns if facts and name in facts.loose]
         if facts and loose:
             raise self._pipeline.mistake(
                 keys,
@@ -213,16 +207,15 @@ class _Checks:
                 "take another column",
             )
 
-    def _require_logged(self, node: Node, value: Expression, keys: Keys) -> None:
+    def _require_logged(self, node: Node, value: Term, keys: Keys) -> None:
         facts = self._facts.get(node.table.qualified)
         missing = [name for name in value.columns if facts and name in facts.unlogged]
         if missing:
-            table = f"{quoted_name(node.table.schema)}.{quoted_name(node.table.name)}"
             raise self._pipeline.mistake(
                 keys,
                 f"an update may leave {missing[0]} of {node.table.qualified} out of the log,"
                 " so the view could not be made again from it",
-                f"cdc -p FILE migrate, or: ALTER TABLE {table} REPLICA IDENTITY FULL",
+                f"cdc -p FILE migrate, or: ALTER TABLE {quoted_table(node.table)} REPLICA IDENTITY FULL",
             )
 
 

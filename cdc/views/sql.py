@@ -27,9 +27,16 @@ from cdc.views.plan import (
     View,
     Window,
 )
-from cdc.views.scalar.expression import Expression
-from cdc.views.scalar.operators import COLLATION, NOW, quoted, quoted_name, sql_text
-from cdc.views.scalar.terms import TEXTS, TIMESTAMPTZ, group
+from cdc.views.scalar.operators import (
+    COLLATION,
+    NOW,
+    Term,
+    quoted,
+    quoted_name,
+    quoted_table,
+    sql_text,
+)
+from cdc.views.scalar.type_groups import TEXTS, TIMESTAMPTZ, group
 
 Member = tuple[str, str]
 """A name, and SQL for the text of a value as JSON; its NULL is JSON's null."""
@@ -49,17 +56,19 @@ def document_query(view: View) -> str:
     query.add_pattern(root, alias, parts)
     clock = _clock(view)
     columns = {column.name: f"{alias}.{quoted_name(column.name)}" for column in root.shown}
-    numbers = [f"{value} AS {quoted_name(part.name)}" for part, _, value in parts.numbers]
-    nested = [f"({text})::json AS {quoted_name(name)}" for name, text in parts.nested]
+    numbers = {column.name: value for column, value in parts.numbers}
     conditions = [*parts.conditions]
     if root.where:
         conditions.append(_expression(root.where, alias, clock))
-    if view.having is not None and view.having.term is not None:
-        named = {part.name: value for part, _, value in parts.numbers} | parts.named | columns
-        conditions.append(sql_text(view.having.term, {**named, NOW: clock}.__getitem__))
-    return _select(
-        [*columns.values(), *numbers, *nested], root.table, alias, parts.joins, conditions
-    )
+    if view.having is not None:
+        named = {**numbers, **parts.named, **columns, NOW: clock}
+        conditions.append(sql_text(view.having, named.__getitem__))
+    selected = [
+        *columns.values(),
+        *(f"{value} AS {quoted_name(name)}" for name, value in numbers.items()),
+        *(f"({text})::json AS {quoted_name(name)}" for name, text in parts.nested),
+    ]
+    return _select(selected, root.table, alias, parts.joins, conditions)
 
 
 def _grouped_query(view: View, grouping: Grouping) -> str:
@@ -96,24 +105,24 @@ def _session_query(table: Table, grouping: Grouping, session: Session) -> str:
     columns.append(f't2."_cdc run" AS {quoted_name(WINDOW_START)}')
     grouped_by = ", ".join(str(number + 1) for number in range(len(columns)))
     columns.append(f"max(t2.{quoted_name(session.time)}) AS {quoted_name(WINDOW_END)}")
-    columns += _aggregates(grouping, table, "t2")
+    columns += _aggregates(grouping.aggregates, table, grouping.order_by, "t2")
     return f"SELECT {', '.join(columns)} FROM ({marked}) AS t2 GROUP BY {grouped_by}"
 
 
 def _counted(grouping: Grouping, values: Sequence[str]) -> list[str]:
     """Write which rows count: those that have all of what they are grouped by."""
-    condition = grouping.counted.where
-    conditions = [_expression(condition, "t0")] if condition else []
+    conditions = [_expression(grouping.where, "t0")] if grouping.where else []
     return conditions + [f"{value} IS NOT NULL" for value in values]
 
 
-def _aggregates(grouping: Grouping, table: Table, alias: str) -> list[str]:
-    columns = []
-    for part in grouping.aggregates:
-        only = f" FILTER (WHERE {_expression(part.filter, alias)})" if part.filter else ""
-        value = _aggregate(part.aggregate, table, grouping.order_column, alias, only)
-        columns.append(f"{value} AS {quoted_name(part.aggregate.name)}")
-    return columns
+def _aggregates(
+    aggregates: Sequence[Aggregate], table: Table, order_by: str | None, alias: str
+) -> list[str]:
+    """Write aggregates as columns. `order_by`: the column that says which row is the first."""
+    return [
+        f"{_aggregate(part, table, order_by, alias)} AS {quoted_name(part.name)}"
+        for part in aggregates
+    ]
 
 
 def _window_query(table: Table, grouping: Grouping, window: Window | None, clock: str) -> str:
@@ -141,7 +150,7 @@ def _window_query(table: Table, grouping: Grouping, window: Window | None, clock
             now = clock if group(type_) == TIMESTAMPTZ else f"{clock} AT TIME ZONE 'UTC'"
             conditions.append(f"w.begin + {_interval(grouping.closing.after)} > {now}")
     grouped_by = ", ".join(str(number + 1) for number in range(len(columns)))
-    columns += _aggregates(grouping, table, alias)
+    columns += _aggregates(grouping.aggregates, table, grouping.order_by, alias)
     return f"{_select(columns, table, alias, joins, conditions)} GROUP BY {grouped_by}"
 
 
@@ -162,7 +171,7 @@ def _select(
     conditions: Sequence[str],
 ) -> str:
     only = "ONLY " if table.has_children else ""
-    name = f"{only}{quoted_name(table.schema)}.{quoted_name(table.name)}"
+    name = f"{only}{quoted_table(table)}"
     where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
     return f"SELECT {', '.join(columns)} FROM {' '.join([f'{name} AS {alias}', *joins])}{where}"
 
@@ -170,14 +179,14 @@ def _select(
 class _Parts:
     """What a row's document gets from its children, and the joins that it comes from.
 
-    numbers     an aggregate, its Postgres type, SQL for its value
+    numbers     aggregates as columns, SQL for their values
     named       SQL for what `having` may name of objects, see `cdc.views.having`
     conditions  without which there is no document
     """
 
     def __init__(self) -> None:
         self.joins: list[str] = []
-        self.numbers: list[tuple[Aggregate, str, str]] = []
+        self.numbers: list[tuple[Column, str]] = []
         self.nested: list[Member] = []
         self.named: dict[str, str] = {}
         self.conditions: list[str] = []
@@ -185,10 +194,7 @@ class _Parts:
     @property
     def members(self) -> list[Member]:
         """The members in their order in a document."""
-        numbers = [
-            (part.name, _json_text(Column(part.name, type_), value))
-            for part, type_, value in self.numbers
-        ]
+        numbers = [(column.name, _json_text(column, value)) for column, value in self.numbers]
         return [*numbers, *self.nested]
 
 
@@ -206,10 +212,9 @@ class _Query:
             if child.aggregates:
                 numbers = self.alias()
                 parts.joins.append(_lateral(self._aggregates(node, child, alias), numbers))
-                parts.numbers += [
-                    (part, result_type(part, child.table), f"{numbers}.{quoted_name(part.name)}")
-                    for part in child.aggregates
-                ]
+                for part in child.aggregates:
+                    column = Column(part.name, result_type(part, child.table))
+                    parts.numbers.append((column, f"{numbers}.{quoted_name(part.name)}"))
             if child.shows:
                 member = self.alias()
                 parts.joins.append(_lateral(self._member(node, child, alias), member))
@@ -266,13 +271,9 @@ class _Query:
     def _aggregates(self, parent_node: Node, node: Node, parent: str) -> str:
         alias = self.alias()
         order = node.time.child if node.time else None
-        columns = [
-            f"{_aggregate(part, node.table, order, alias)} AS {quoted_name(part.name)}"
-            for part in node.aggregates
-        ]
-        return _select(
-            columns, node.table, alias, (), _conditions(parent_node, node, parent, alias)
-        )
+        columns = _aggregates(node.aggregates, node.table, order, alias)
+        conditions = _conditions(parent_node, node, parent, alias)
+        return _select(columns, node.table, alias, (), conditions)
 
     def _member(self, parent_node: Node, node: Node, parent: str) -> str:
         """Write the query of a node's value, of one row with one column `value`; no row is NULL."""
@@ -353,13 +354,14 @@ def _interval(microseconds: int) -> str:
     return f"interval '{microseconds} microseconds'"
 
 
-def _expression(expression: Expression, alias: str, clock: str = "") -> str:
+def _expression(expression: Term, alias: str, clock: str = "") -> str:
     def column(name: str) -> str:
         return clock if name == NOW else f"{alias}.{quoted_name(name)}"
 
-    if expression.term is None:
+    # An enum stays one, for an index.
+    if expression.operator == "column":
         return column(expression.text)
-    return sql_text(expression.term, column)
+    return sql_text(expression, column)
 
 
 def _ordering(node: Node, alias: str) -> list[str]:
@@ -388,25 +390,25 @@ def _collated(table: Table, column: str, alias: str) -> str:
     return f"{alias}.{quoted_name(column)}{collation}"
 
 
-def _end(part: Aggregate, table: Table, order_column: str | None, alias: str, only: str) -> str:
-    """Write the value of the first or the last row. `only`: its FILTER."""
+def _end(part: Aggregate, table: Table, order_column: str | None, alias: str) -> str:
+    """Write the value of the first or the last row."""
     assert part.argument is not None
     assert order_column is not None
     direction = " DESC" if part.function == "last" else ""
     order = f"{_collated(table, order_column, alias)}{direction}"
     by_id = f"{_id(table, alias)}{COLLATION}{direction}"
     value = f"array_agg({alias}.{quoted_name(part.argument)} ORDER BY {order}, {by_id})"
-    ordered = f"{alias}.{quoted_name(order_column)} IS NOT NULL"
-    condition = f"{only.removesuffix(')')} AND {ordered})" if only else f" FILTER (WHERE {ordered})"
-    return f"({value}{condition})[1]"
+    conditions = [_expression(part.filter, alias)] if part.filter else []
+    conditions.append(f"{alias}.{quoted_name(order_column)} IS NOT NULL")
+    return f"({value} FILTER (WHERE {' AND '.join(conditions)}))[1]"
 
 
-def _aggregate(part: Aggregate, table: Table, order: str | None, alias: str, only: str = "") -> str:
-    """Write an aggregate. `order`: the column that says which row is the first; `only`: its FILTER."""
+def _aggregate(part: Aggregate, table: Table, order_by: str | None, alias: str) -> str:
+    only = f" FILTER (WHERE {_expression(part.filter, alias)})" if part.filter else ""
     if part.argument is None:
         return f"count(*){only}"
     if part.function in ENDS:
-        return _end(part, table, order, alias, only)
+        return _end(part, table, order_by, alias)
     argument = f"{alias}.{quoted_name(part.argument)}"
     if part.function == "distinct":
         return f"count(DISTINCT {argument}){only}"

@@ -58,9 +58,7 @@ class Span(NamedTuple):
 
 
 class Pane(NamedTuple):
-    """A list or a tally of the rows of a pane: of which table, its name such as `l0` or `c0`, the text of
-    the rows' values.
-    """
+    """A list or a tally of a pane's rows: of which table, its name such as `l0` or `c0`, the rows' text."""
 
     table: str
     name: str
@@ -141,9 +139,7 @@ class State(Protocol):
     """
 
     def take(self, owner: str) -> Turn:
-        """Name the run whose tasks may send documents; returns its turn, later than any before it.
-        Called by an engine before any task.
-        """
+        """Name the run whose tasks may send documents, before any does. Returns its turn, later than any before."""
 
     def begin_turn(self, turn: Turn) -> None:
         """Go on to this turn, in one step, if it is the turn before."""
@@ -160,9 +156,7 @@ class State(Protocol):
         """Mark root ids as dirty."""
 
     def climbed(self, chunk: Chunk, marks: Mapping[str, Collection[str]]) -> None:
-        """Mark root ids, by view, as dirty and forget the chunk, in one step. Does nothing when the
-        chunk is forgotten already.
-        """
+        """Mark root ids, by view, as dirty and forget the chunk, in one step; nothing if it is forgotten already."""
 
     def rows(self, table: str, ids: Collection[str]) -> dict[str, StoredRow]:
         """Read rows by their ids; absent ones are left out."""
@@ -240,9 +234,7 @@ class State(Protocol):
         """Take the view's topic for empty."""
 
     def note_closed(self, turn: Turn, view: str, closed: int) -> None:
-        """Note that the view's topic has the last document of a window that closed then. No clock of the
-        view begins before it.
-        """
+        """Note when a window closed whose last document the topic has. No clock of the view begins before it."""
 
     def late(self, view: str) -> list[LateChange]:
         """Read the latest changes that came after a window had closed, the last one first."""
@@ -363,9 +355,7 @@ class StateSink(Applier, Protocol):
 def scan_spans(
     state: State, table: str, number: int, spans: Sequence[Span]
 ) -> Iterator[tuple[int, list[Place]]]:
-    """Read all places of parts of lists, page by page: the number of a part, and places of it in
-    their order.
-    """
+    """Read all places of parts of lists, by page: the number of a part, and places of it in their order."""
     remaining = dict(enumerate(spans))
     while remaining:
         pages = state.ranged(table, number, list(remaining.values()), SPAN_PAGE)

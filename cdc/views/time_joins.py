@@ -18,9 +18,7 @@ ListPlace = tuple[str, str]
 def list_place(
     plan: StatePlan, node: Node, listing: Listing | None, entries: Entries
 ) -> ListPlace | None:
-    """Return the place of a row of the node in a list; None where it is in none, or its time isn't
-    within the years 1 to 9999.
-    """
+    """Return a row's place in a list; None where it has none, or its time is beyond the years 1 to 9999."""
     number = plan.listings[node.table.qualified].index(listing)
     place = entries.places.get(number)
     return place if place is not None and instant_of(place[1]) is not None else None
@@ -95,9 +93,7 @@ def _parent_bounds(child: Node, order: str, neighbour: str | None) -> tuple[str,
 
 
 def _bounds(child: Node, order: str, before: int | None, after: int | None) -> tuple[str, str]:
-    """Return the part of a list from some microseconds before a time to some after it, both
-    included; None: all that are earlier, or later.
-    """
+    """Return the part of a list around a time, both ends included, by microseconds; None: without an end."""
     instant = instant_of(order)
     assert instant is not None
     low = FIRST if before is None else instant - before

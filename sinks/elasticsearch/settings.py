@@ -6,8 +6,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field
 
-from cdc.config.places import server
-from cdc.config.section import Web
+from cdc.config.section import Web, server
 from cdc.config.sink_kinds import TRIGGER, SinkSettings
 
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ from urllib.parse import parse_qs, urlsplit
 from pydantic import AfterValidator, Field
 
 from cdc.config.mistakes import InvalidSetting
-from cdc.config.places import server
-from cdc.config.section import readable
+from cdc.config.section import readable, server
 from cdc.config.sink_kinds import TRIGGER, SinkSettings
 
 if TYPE_CHECKING:

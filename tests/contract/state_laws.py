@@ -21,7 +21,8 @@ from cdc.sink.lane_task import LaneRun
 from cdc.views.closing import SAID
 from cdc.views.plan import Aggregate, Join, Node, Order, StatePlan, View
 from cdc.views.rows import Entries
-from cdc.views.scalar.expression import Expression
+from cdc.views.scalar.operators import Term
+from cdc.views.scalar.type_groups import OTHER
 from cdc.views.state import Span, State, StateSink, Turn
 
 PARTITIONS, MANY = 2, 4_500
@@ -37,8 +38,12 @@ AUTHORS = table("authors", id="integer", name="text")
 BOOKS = table("books", id="integer", author_id="integer", title="text", year="integer")
 
 
+def column(name: str) -> Term:
+    return Term("column", OTHER, (), name)
+
+
 def node(field: str, table: Table, on: tuple[str, str] | None = None, **options: Any) -> Node:
-    join = Join((Expression(on[0], (on[0],)),), (Expression(on[1], (on[1],)),)) if on else None
+    join = Join((column(on[0]),), (column(on[1]),)) if on else None
     return Node(field, table, tuple(column.name for column in table.columns), join, **options)
 
 

@@ -19,7 +19,7 @@ from cdc.sinks.redis.documents.scripts import APPLY
 from cdc.sinks.redis.documents.sink import STATE_COMMANDS
 from cdc.sinks.redis.documents.state import RedisState
 from cdc.sinks.redis.server import COMMANDS
-from cdc.views import clock, groups, tasks
+from cdc.views import engine, groups, tasks
 from cdc.views.closing import ClosedWindow
 from cdc.views.scalar.instants import microseconds, text_of
 from tests.integration.test_grouped_views import RUNS, TABLES, VIEWS, change, literal
@@ -462,7 +462,7 @@ REACHED = distance(position, position)
         (executor, "APPLY", APPLY.replace("if is_closed(view, time) then", "if false then"), run_0),
         (tasks, "closed_at", lambda *_: None, run_0),
         (RedisState, "note_closed", lambda *_: None, test_the_newest_row_goes_with_the_state),
-        (clock, "distance", lambda *_: REACHED, test_one_partition_is_read_before_the_other),
+        (engine, "distance", lambda *_: REACHED, test_one_partition_is_read_before_the_other),
         (groups, "ClosedWindow", lambda panes, is_over: ClosedWindow(panes, is_over=True), run_0),
         (groups, "ClosedWindow", lambda panes, is_over: ClosedWindow((), is_over), run_0),
     ],

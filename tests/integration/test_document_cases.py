@@ -15,7 +15,7 @@ from cdc.errors import ConnectorError, SettingsError
 from cdc.sinks.redis.documents import state as redis_state
 from cdc.sinks.redis.documents.state import RedisState
 from cdc.verify.repair import send_documents_again
-from cdc.views import climb, tasks
+from cdc.views import tasks
 from cdc.views.tables import view_table
 from cdc.views.tasks import SLICE
 from tests.support.budget import SCALE
@@ -534,7 +534,7 @@ def test_a_fan_out_is_found_in_pages(history: History, monkeypatch: pytest.Monke
         "INSERT INTO lib.reviews SELECT n, n FROM generate_series(1, 900) n",
     )
     history.settle()
-    monkeypatch.setattr(climb, "PAGE", 20)
+    monkeypatch.setattr(tasks, "PAGE", 20)
     monkeypatch.setattr(redis_state, "PAGE", 20)
     monkeypatch.setattr(tasks, "SLICE", 50)
     sizes = measured(monkeypatch)

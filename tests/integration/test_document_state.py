@@ -33,7 +33,8 @@ from cdc.sinks.redis.positions import Positions
 from cdc.views import tasks
 from cdc.views.plan import Aggregate, Join, Node, Order, StatePlan, View
 from cdc.views.rows import Entries
-from cdc.views.scalar.expression import Expression
+from cdc.views.scalar.operators import Term
+from cdc.views.scalar.type_groups import OTHER
 from cdc.views.state import Chunk, Turn
 from cdc.views.tasks import SLICE, Emission, Report
 from tests.support.budget import SCALE
@@ -71,8 +72,8 @@ USERS = table("users", ("id",), id="integer", city="text", name="text")
 TABLES = (AUTHORS, BOOKS, BOOK_TAGS, TAGS, REVIEWS, USERS)
 
 
-def columns(*names: str) -> tuple[Expression, ...]:
-    return tuple(Expression(name, (name,)) for name in names)
+def columns(*names: str) -> tuple[Term, ...]:
+    return tuple(Term("column", OTHER, (), name) for name in names)
 
 
 def node(field: str, table: Table, on: tuple[str, str] | None = None, **options: Any) -> Node:

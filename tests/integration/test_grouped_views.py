@@ -12,14 +12,16 @@ import pytest
 
 from cdc.model.table import Table
 from cdc.sink.lane import Failure
-from cdc.views import climb, groups, tasks
+from cdc.views import aggregates, groups, tasks
 from cdc.views.aggregates import tallied
-from cdc.views.plan import Aggregate, GroupedAggregate, Grouping, StatePlan, Tally, Window
+from cdc.views.plan import Aggregate, Grouping, StatePlan, Tally, Totals, Window
 from cdc.views.rows import Entries
 from cdc.views.scalar import operators
 from cdc.views.scalar.instants import instant_of, microseconds, text_of
+from cdc.views.scalar.operators import Term
 from cdc.views.sessions import Sessions
 from cdc.views.state import Chunk, Span, State
+from cdc.views.tasks import climb
 from tests.support.budget import SCALE
 from tests.support.document_history import History, run_random_history
 
@@ -246,7 +248,7 @@ def test_documents_equal_their_query(history: History, seed: int) -> None:
 def only_new_versions(plan: StatePlan, views: Any, state: State, chunk: Chunk) -> Any:
     """Climb from rows as they are now alone."""
     nothing = Entries({}, {}, {})
-    return climb.climb(plan, views, state, chunk._replace(rows=dict.fromkeys(chunk.rows, nothing)))
+    return climb(plan, views, state, chunk._replace(rows=dict.fromkeys(chunk.rows, nothing)))
 
 
 def truncated(every: int, start: int, text: str) -> str | None:
@@ -270,11 +272,12 @@ def without_followers(
 all_changed = Sessions.changed
 
 
-def without_filter(grouping: Grouping, part: GroupedAggregate) -> Tally:
-    return replace(filtered_tally(grouping, part), where=grouping.counted.where)
+def without_filter(totals: Totals, where: Term | None) -> Tally:
+    tally = filtered_tally(totals, where)
+    return replace(tally, where=totals.where) if isinstance(totals, Grouping) else tally
 
 
-filtered_tally = Grouping.tally
+filtered_tally = Totals.tally
 
 
 def all_values(part: Aggregate, table: Table, tally: Tally, numbers: Mapping[str, int]) -> Any:
@@ -290,11 +293,11 @@ def all_values(part: Aggregate, table: Table, tally: Tally, numbers: Mapping[str
         (tasks, "climb", only_new_versions),
         (operators, "binned", truncated),
         (Window, "begins", lambda _, pane: range(pane, pane + 1)),
-        (groups, "tallied", lambda part, table, tally, numbers: numbers.get("n", 0)),
-        (Grouping, "tally", without_filter),
-        (groups, "rank", lambda fraction, count: max(1, int(fraction * count))),
-        (groups, "tallied", all_values),
-        (groups, "Span", lambda text, low, _: Span(text, low, "\x7f")),
+        (aggregates, "tallied", lambda part, table, tally, numbers: numbers.get("n", 0)),
+        (Totals, "tally", without_filter),
+        (aggregates, "rank", lambda fraction, count: max(1, int(fraction * count))),
+        (aggregates, "tallied", all_values),
+        (aggregates, "Span", lambda text, low, _: Span(text, low, "\x7f")),
         (groups, "note_due", lambda *_: None),
         (Sessions, "changed", without_followers),
     ],

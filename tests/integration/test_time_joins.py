@@ -18,13 +18,13 @@ from cdc.model.position import ViewCheckpoint
 from cdc.sink.factory import build_state
 from cdc.sinks.redis.documents.state import RedisState
 from cdc.verify.barrier import WaitOptions, place_barrier
-from cdc.views import assemble, climb, tasks
+from cdc.views import assemble, tasks
 from cdc.views.having import shown_values
 from cdc.views.plan import Node, StatePlan
 from cdc.views.rows import Entries
 from cdc.views.state import Chunk, Span, State, Turn, scan_spans
 from cdc.views.tables import view_tables
-from cdc.views.tasks import mark
+from cdc.views.tasks import climb, mark
 from cdc.views.time_joins import ListPlace, children_span
 from tests.support import document_history
 from tests.support.budget import SCALE
@@ -278,7 +278,7 @@ def test_documents_equal_their_query(history: History, seed: int) -> None:
 def only_new_versions(plan: StatePlan, views: Any, state: State, chunk: Chunk) -> Any:
     """Climb from rows as they are now alone."""
     nothing = Entries({}, {}, {})
-    return climb.climb(plan, views, state, chunk._replace(rows=dict.fromkeys(chunk.rows, nothing)))
+    return climb(plan, views, state, chunk._replace(rows=dict.fromkeys(chunk.rows, nothing)))
 
 
 def only_parents_of_its_time(
@@ -341,7 +341,7 @@ def exclusive_absence(parent: Node, child: Node, place: ListPlace, parent_id: st
         (document_history, "mark", mark_alone, 0),
         (RedisState, "begin_sending", lambda state, turn, _: state.require_turn(turn), 4),
         (tasks, "climb", only_new_versions, 0),
-        (climb, "parents", only_parents_of_its_time, 0),
+        (tasks, "parents", only_parents_of_its_time, 0),
         (assemble, "children_span", exclusive_span, 0),
         (assemble, "is_last", lambda _: False, 0),
         (RedisState, "ripen", lambda *_: None, 0),

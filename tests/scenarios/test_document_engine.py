@@ -32,12 +32,11 @@ from cdc.model.position import Position
 from cdc.postgres import source
 from cdc.sink.contract import PositionLost
 from cdc.verify.barrier import WaitOptions, place_barrier
-from cdc.views.climb import climb
 from cdc.views.engine import DocumentEngine
 from cdc.views.resolve import resolve
 from cdc.views.state import State
 from cdc.views.tables import view_table
-from cdc.views.tasks import SLICE, Emission, Report, Write
+from cdc.views.tasks import SLICE, Emission, Report, Write, climb
 from tests.support.cache import CacheServer
 from tests.support.document_history import Broker, History, repetitions
 from tests.support.shop import read

@@ -46,7 +46,7 @@ from cdc.sinks.redis.documents.keys import shard_prefix
 from cdc.sinks.redis.documents.sink import DocumentState
 from cdc.sinks.redis.documents.state import RedisState
 from cdc.sinks.redis.positions import Positions
-from cdc.views.clock import TAKE_S, ViewClocks
+from cdc.views.engine import TAKE_S, ViewClocks
 from cdc.views.needs import all_needs
 from cdc.views.plan import StatePlan, View
 from cdc.views.resolve import resolve_views

@@ -5,9 +5,8 @@ import random
 import pytest
 
 from cdc.config.mistakes import InvalidSetting
-from cdc.views.scalar.expression import next_change
 from cdc.views.scalar.instants import EPOCH, microseconds
-from cdc.views.scalar.operators import NOW, evaluator
+from cdc.views.scalar.operators import NOW, next_change
 from cdc.views.scalar.parser import parse
 
 COLUMNS = {
@@ -42,7 +41,6 @@ def test_nothing_changes_before_the_next_change(condition: str) -> None:
     """Tick by tick the value is the same until then; and each change is such an instant."""
     rng = random.Random(condition)
     term = parse(condition, COLUMNS, has_clock=True)
-    evaluate = evaluator(term)
     first_after = next_change(term)
     for _ in range(40):
         row = {"placed": rng.choice(TIMES), "paid": rng.choice(TIMES), "n": rng.randrange(2)}
@@ -50,7 +48,7 @@ def test_nothing_changes_before_the_next_change(condition: str) -> None:
         due: int | None = start
         previous = None
         for now in range(start, start + 9):
-            value = evaluate({**row, NOW: text(now)})
+            value = term.evaluate({**row, NOW: text(now)})
             if now == due:
                 due = first_after({**row, NOW: text(now)})
                 assert due is None or due > now
@@ -63,7 +61,7 @@ def test_what_never_changes_has_no_next_change() -> None:
     term = parse("n = 1", COLUMNS, has_clock=True)
     assert next_change(term)({"n": 1, NOW: text(0)}) is None
     assert not term.reads_clock
-    assert parse("now() > placed", COLUMNS, has_clock=True).columns() == ("placed",)
+    assert parse("now() > placed", COLUMNS, has_clock=True).columns == ("placed",)
 
 
 @pytest.mark.parametrize(
@@ -102,5 +100,5 @@ def test_an_include_has_no_clock() -> None:
 )
 def test_intervals(expression: str, value: str) -> None:
     row = {"placed": "1970-01-01T00:00:00.000003Z", "local": "1970-01-01T00:00:00.000000"}
-    assert evaluator(parse(expression, COLUMNS))(row) == value
+    assert parse(expression, COLUMNS).evaluate(row) == value
     assert microseconds(value) is not None

@@ -5,8 +5,6 @@ import pickle
 import pytest
 
 from cdc.config.mistakes import InvalidSetting
-from cdc.views.scalar.expression import Expression
-from cdc.views.scalar.operators import sql_text
 from cdc.views.scalar.parser import parse
 
 COLUMNS = {
@@ -99,8 +97,7 @@ def test_what_isnt_listed_is_refused_by_name(text: str, message: str) -> None:
 
 
 def test_an_expression_can_be_sent_to_an_executor() -> None:
-    term = parse("date_trunc('hour', s) = '2013-01-01 10:00' AND i > 1", COLUMNS)
-    condition = Expression(sql_text(term, str), term.columns(), term)
+    condition = parse("date_trunc('hour', s) = '2013-01-01 10:00' AND i > 1", COLUMNS)
     row = {"s": "2013-01-01T10:30:00.000000", "i": 2}
     assert condition.evaluate(row) is True
     copied = pickle.loads(pickle.dumps(condition))

@@ -8,7 +8,7 @@ import pytest
 from cdc.config import settings
 from cdc.config.settings import Pipeline
 from cdc.model.position import Position
-from cdc.views.clock import TAKE_S, ViewClocks
+from cdc.views.engine import TAKE_S, ViewClocks
 from cdc.views.plan import Node, StatePlan, View
 from cdc.views.rows import latest_times
 from cdc.views.scalar.instants import FIRST, microseconds

@@ -15,25 +15,26 @@ from cdc.views.outline import outline, state_outline
 from cdc.views.plan import StatePlan
 from cdc.views.state import LateChange
 from tests.unit.test_screens import shown
-from tests.unit.test_view_settings import GOOD, resolve
+from tests.unit.test_view_settings import GOOD, load, resolve
 
 
 def test_a_view_is_outlined_in_the_words_of_the_file(tmp_path: Path) -> None:
     text = GOOD.replace("limit: 50", "where: delay > 3\n        limit: 50")
     flights, airports = resolve(tmp_path, text)
-    assert outline(airports)["include"]["departures"] == {
+    views = load(tmp_path, text).views
+    assert outline(airports, views["airport_docs"])["include"]["departures"] == {
         "table": "public.flights",
         "on": {"faa": "origin"},
         "many": True,
-        "where": '("delay" > (3))',
-        "order_by": ["day desc", "flight desc", "tailnum"],
+        "where": "delay > 3",
+        "order_by": ["-day", "flight desc", "tailnum"],
         "limit": 50,
         "columns": ["flight"],
         "flatten": "flight",
-        "aggregates": {"departures_count": "count(*)", "late": "max(delay)"},
+        "aggregates": {"departures_count": "count(*)", "late": " MAX( delay ) "},
     }
     described = {
-        **outline(flights),
+        **outline(flights, views["flight_docs"]),
         "state": state_outline(StatePlan((flights, airports)), ["public.planes"]),
     }
     assert described["state"] == [

@@ -34,9 +34,7 @@ def encode_amount(type_: str, value: Any) -> str:
 
 
 def encode_distinct(type_: str, value: Any) -> str:
-    """Write what a value, in the form of documents, adds to how many there are of it: 1, under a digest
-    of 128 bits, since texts may be long.
-    """
+    """Write that a value counts once, under a digest of 128 bits, since texts may be long."""
     text = trimmed(value) if type_.startswith("numeric") else str(value)
     return f"{blake2b(text.encode('utf-8', 'surrogatepass'), digest_size=16).hexdigest()}:1"
 
@@ -47,18 +45,14 @@ def trimmed(number: str) -> str:
 
 
 def decode_amount(text: str) -> Iterator[tuple[str, int]]:
-    """Yield the names and amounts that `encode_amount` has written; the name of a value itself is
-    empty. Of COUNTED there is none.
-    """
+    """Yield names and amounts of `encode_amount`, none of COUNTED; the name of a value itself is empty."""
     for part in text.split(",") if text != COUNTED else ():
         name, _, amount = part.rpartition(":")
         yield name, int(amount)
 
 
 def count_amounts(rows: Iterable[Sequence[str]]) -> dict[str, int]:
-    """Add up the amounts of rows, by column, as a state's tally has them: see
-    `cdc.views.state.State.tallied`.
-    """
+    """Add up the amounts of rows, by column, to the numbers of a tally: see `State.tallied`."""
     numbers = Counter[str]()
     for amounts in rows:
         numbers["n"] += 1

@@ -21,9 +21,7 @@ ORDER = re.compile(r"!Q1(?P<length>[Q-T])(?P<year>\d{1,4})(?P<rest>-.*)!")
 
 @lru_cache(REMEMBERED)
 def microseconds(text: str) -> int | None:
-    """Return microseconds since 1970 of a time as documents have it; None beyond the years 1 to
-    9999.
-    """
+    """Return microseconds since 1970 of a time as documents have it; None beyond the years 1 to 9999."""
     try:
         moment = datetime.fromisoformat(text)
     except ValueError:
@@ -60,9 +58,7 @@ def order_of(instant: int, *, has_zone: bool) -> str:
 
 @lru_cache(REMEMBERED)
 def instant_of(order: str) -> int | None:
-    """Return the instant that a list is ordered by: the reverse of `order_of`. None of NULL, and
-    beyond the years 1 to 9999.
-    """
+    """Reverse `order_of`: return the instant; None of NULL, and beyond the years 1 to 9999."""
     match = ORDER.fullmatch(order)
     if match is None or ord(match["length"]) - ord("P") != len(match["year"]):
         return None

@@ -1,5 +1,6 @@
-"""Every operator twice: as a Python function, and as Postgres' SQL. That both give the same for
-every value is the promise of this module, and `tests/integration/test_expressions.py` its proof.
+"""Expressions over the columns of one row, as terms, with every operator twice: as a Python function, and
+as Postgres' SQL. That both give the same for every value is the promise of this module, and
+`tests/integration/test_expressions.py` its proof.
 
 Values have the document form (docs/use/types.md), NULL is None. Integers are exact: where Postgres'
 own would overflow, the SQL computes with numerics. Texts are ordered by COLLATE "C", times are in
@@ -7,17 +8,17 @@ UTC. Nothing here raises for a value of its type.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import cache, partial
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from functools import cache, cached_property, partial
 from operator import eq, ge, gt, itemgetter, le, lt, ne
 from typing import Any
 
 from cdc.codec.types.temporal import FIRST_MOMENT, FOREVER, from_stamp, moment
-from cdc.views.scalar import terms
-from cdc.views.scalar.instants import binned, text_of
-from cdc.views.scalar.ordering import code_points, number_key, time_key
-from cdc.views.scalar.terms import Term
+from cdc.model.table import Table
+from cdc.views.scalar import type_groups as types
+from cdc.views.scalar.instants import binned, microseconds, text_of
+from cdc.views.scalar.ordering import sort_key
 
 Row = Mapping[str, Any]
 Evaluate = Callable[[Row], Any]
@@ -37,13 +38,13 @@ COLLATION = ' COLLATE "C"'
 NOW = "\0now"
 """Under which a row has the time of the clock, as a document has it; no column has this name."""
 SQL_TYPES = {
-    terms.TEXTS: "text",
-    terms.NUMERIC: "numeric",
-    terms.CHARACTER: "bpchar",
-    terms.UUID: "uuid",
-    terms.DATE: "date",
-    terms.TIMESTAMP: "timestamp",
-    terms.TIMESTAMPTZ: "timestamptz",
+    types.TEXTS: "text",
+    types.NUMERIC: "numeric",
+    types.CHARACTER: "bpchar",
+    types.UUID: "uuid",
+    types.DATE: "date",
+    types.TIMESTAMP: "timestamp",
+    types.TIMESTAMPTZ: "timestamptz",
 }
 """What a constant is cast to."""
 
@@ -60,17 +61,69 @@ class Strict:
     sql: str
 
 
-def evaluator(term: Term) -> Evaluate:
-    if term.operator == "column":
-        return itemgetter(term.detail)
-    if term.operator == "constant":
-        return lambda _: term.detail
-    if term.operator == "now":
-        return itemgetter(NOW)
-    arguments = [evaluator(part) for part in term.arguments]
-    if term.operator in LENIENT:
-        return partial(LENIENT[term.operator], arguments)
-    return partial(_compute, strict(term).compute, arguments)
+@dataclass(frozen=True)
+class Term:
+    """An operator over terms; a column or a constant is one without arguments. Can be pickled.
+
+    operator   a key of `OPERATORS`, or what `strict` knows
+    group      of its value
+    detail     the name of a column, the value of a constant (numerics are texts), a unit, a pattern,
+               microseconds
+    """
+
+    operator: str
+    group: str
+    arguments: tuple["Term", ...] = ()
+    detail: str | int | bool | None = None
+
+    @cached_property
+    def text(self) -> str:
+        """Its normal form: the name of the column if it is nothing else."""
+        return str(self.detail) if self.operator == "column" else sql_text(self, source_name)
+
+    @cached_property
+    def columns(self) -> tuple[str, ...]:
+        """The names of the columns that it reads, each once."""
+        if self.operator == "column":
+            return (str(self.detail),)
+        names = [name for part in self.arguments for name in part.columns]
+        return tuple(dict.fromkeys(names))
+
+    @property
+    def reads_clock(self) -> bool:
+        """Whether its value changes with time."""
+        return self.operator == "now" or any(part.reads_clock for part in self.arguments)
+
+    @cached_property
+    def evaluate(self) -> Evaluate:
+        """The function from a row's values in the document form, as `msgspec.json` decodes them, with
+        Decimal for numbers with a fraction. NULL is None, in and out.
+        """
+        if self.operator == "column":
+            return itemgetter(self.detail)
+        if self.operator == "constant":
+            return lambda _: self.detail
+        if self.operator == "now":
+            return itemgetter(NOW)
+        arguments = [part.evaluate for part in self.arguments]
+        if self.operator in LENIENT:
+            return partial(LENIENT[self.operator][0], arguments)
+        return partial(_compute, strict(self).compute, arguments)
+
+    def compared_labels(self) -> Iterator[tuple[str, str]]:
+        """Yield the name of each enum column that is compared with a text, and that text."""
+        if self.operator in ("=", "<>", "coalesce"):
+            columns = [
+                name for part in self.arguments if part.group == types.ENUM for name in part.columns
+            ]
+            texts = [part.detail for part in self.arguments if part.operator == "constant"]
+            yield from ((name, str(text)) for name in columns for text in texts)
+        for part in self.arguments:
+            yield from part.compared_labels()
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The function can't be pickled; each process makes its own.
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
 
 def sql_text(term: Term, column: ColumnSql) -> str:
@@ -79,16 +132,15 @@ def sql_text(term: Term, column: ColumnSql) -> str:
         name = column(str(term.detail))
         # Compared as text, so that a label that was renamed meanwhile raises no error. A text that
         # isn't a label is refused when the view is resolved.
-        return f"{name}::text" if term.group == terms.ENUM else name
+        return f"{name}::text" if term.group == types.ENUM else name
     if term.operator == "constant":
         return _constant_sql(term)
     if term.operator == "now":
         return column(NOW)
     arguments = [sql_text(part, column) for part in term.arguments]
-    if term.operator in INFIXES:
-        return f"({INFIXES[term.operator].join(arguments)})"
     if term.operator in LENIENT:
-        return LENIENT_SQL[term.operator].format(*arguments, all=", ".join(arguments))
+        separator = SEPARATORS.get(term.operator, ", ")
+        return LENIENT[term.operator][1].format(*arguments, all=separator.join(arguments))
     return strict(term).sql.format(*arguments)
 
 
@@ -103,13 +155,18 @@ def quoted_name(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'
 
 
+def quoted_table(table: Table) -> str:
+    """Write a table's name as an identifier."""
+    return f"{quoted_name(table.schema)}.{quoted_name(table.name)}"
+
+
 def source_name(name: str) -> str:
     """Write a column's name as a person would; the clock as now()."""
     return "now()" if name == NOW else quoted_name(name)
 
 
 def _constant_sql(term: Term) -> str:
-    if term.group in (terms.BOOLEAN, terms.INTEGERS):
+    if term.group in (types.BOOLEAN, types.INTEGERS):
         return f"({str(term.detail).lower()})"
     return f"{quoted(str(term.detail))}::{SQL_TYPES[term.group]}"
 
@@ -143,7 +200,7 @@ def strict(term: Term) -> Strict:
     if operator == "text":
         return Strict(TEXTS.get(term.arguments[0].group, str), "({})::text")
     if operator == "date":
-        zone = " AT TIME ZONE 'UTC'" if term.arguments[0].group == terms.TIMESTAMPTZ else ""
+        zone = " AT TIME ZONE 'UTC'" if term.arguments[0].group == types.TIMESTAMPTZ else ""
         return Strict(lambda text: text.partition("T")[0], f"({{}}{zone})::date")
     return OPERATORS[operator]
 
@@ -154,8 +211,8 @@ def _braced(text: str) -> str:
 
 
 TEXTS: Mapping[str, Callable[[Any], str]] = {
-    terms.CHARACTER: lambda text: text.rstrip(" "),
-    terms.BOOLEAN: lambda value: "true" if value else "false",
+    types.CHARACTER: lambda text: text.rstrip(" "),
+    types.BOOLEAN: lambda value: "true" if value else "false",
 }
 """How values become texts, by group; other groups use `str`."""
 COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
@@ -168,53 +225,42 @@ COMPARISONS: dict[str, Callable[[Any, Any], bool]] = {
 }
 
 
-def comparison_key(group: str) -> Callable[[Any], Any]:
-    """Return the conversion to what Python compares and orders as Postgres does."""
-    if group in (terms.INTEGERS, terms.BOOLEAN, terms.UUID):
-        return lambda value: value
-    if group == terms.NUMERIC:
-        return number_key
-    if group == terms.CHARACTER:
-        return lambda text: code_points(text.rstrip(" "))
-    return code_points if group in (terms.TEXTS, terms.ENUM) else time_key
-
-
 def _comparison(operator: str, group: str) -> Strict:
     compare = COMPARISONS[operator]
-    key = comparison_key(group)
-    collation = COLLATION if group in (terms.TEXTS, terms.CHARACTER, terms.ENUM) else ""
+    key = sort_key(group)
+    collation = COLLATION if group in (types.TEXTS, types.CHARACTER, types.ENUM) else ""
     sql = f"({{}} {operator} {{}}{collation})"
     return Strict(lambda left, right: compare(key(left), key(right)), sql)
 
 
-def _shift(microseconds: int) -> Strict:
+def _shift(duration: int) -> Strict:
     """Add an interval to a time. Infinity stays; a result beyond Postgres' time stamps, or the
     connector's, is NULL instead of Postgres' error.
     """
     sql = (
         "(CASE WHEN NOT isfinite({0}) THEN {0}"
-        f" WHEN extract(epoch FROM {{0}}) * 1000000 + ({microseconds})"
+        f" WHEN extract(epoch FROM {{0}}) * 1000000 + ({duration})"
         f" BETWEEN {FIRST_MOMENT} AND {FOREVER - 1}"
-        f" THEN {{0}} + interval '{microseconds} microseconds' END)"
+        f" THEN {{0}} + interval '{duration} microseconds' END)"
     )
-    return Strict(partial(shift, microseconds), sql)
+    return Strict(partial(shift, duration), sql)
 
 
-def shift(microseconds: int, text: str) -> str | None:
+def shift(duration: int, text: str) -> str | None:
     """Add an interval to a time stamp, as documents hold it."""
     if text.endswith("infinity"):
         return text
     start = moment(text if text.endswith("Z") else f"{text}Z")
-    if start is None or not FIRST_MOMENT <= start + microseconds < FOREVER:
+    if start is None or not FIRST_MOMENT <= start + duration < FOREVER:
         return None
-    shifted = from_stamp(start + microseconds)
+    shifted = from_stamp(start + duration)
     return shifted if text.endswith("Z") else shifted.removesuffix("Z")
 
 
 def _bin(detail: str, group: str) -> Strict:
     """Cut a time to the beginning of its pane. `detail`: see `binned`."""
     every, start = [int(number) for number in detail.split()]
-    origin = text_of(start, has_zone=group == terms.TIMESTAMPTZ)
+    origin = text_of(start, has_zone=group == types.TIMESTAMPTZ)
     interval = f"interval '{every} microseconds'"
     sql = f"date_bin({interval}, {{}}, '{origin}'::{SQL_TYPES[group]})"
     return Strict(partial(binned, every, start), sql)
@@ -225,20 +271,20 @@ def _truncation(unit: str, group: str) -> Strict:
     beyond these, or the result would be, it is NULL instead of Postgres' error.
     """
     local = {
-        terms.TIMESTAMP: "{0}",
-        terms.TIMESTAMPTZ: "({0} AT TIME ZONE 'UTC')",
-        terms.DATE: (
+        types.TIMESTAMP: "{0}",
+        types.TIMESTAMPTZ: "({0} AT TIME ZONE 'UTC')",
+        types.DATE: (
             f"CASE WHEN {{0}} <= '{LAST_YEAR}-12-31'::date OR NOT isfinite({{0}}) THEN {{0}}::timestamp END"
         ),
     }[group]
-    zone = "" if group == terms.TIMESTAMP else " AT TIME ZONE 'UTC'"
+    zone = "" if group == types.TIMESTAMP else " AT TIME ZONE 'UTC'"
     year, month = FIRST_MONTHS.get(unit, FIRST_MONTH)
     first = f"{1 - year}-{month:02d}-{'01' if unit in FIRST_MONTHS else '24'} BC"
     sql = (
         f"(SELECT CASE WHEN t >= '{first}'::timestamp OR NOT isfinite(t)"
         f" THEN date_trunc('{unit}', t){zone} END FROM (SELECT {local} AS t) AS local)"
     )
-    return Strict(partial(truncate, unit, "" if group == terms.TIMESTAMP else "Z"), sql)
+    return Strict(partial(truncate, unit, "" if group == types.TIMESTAMP else "Z"), sql)
 
 
 def truncate(unit: str, suffix: str, text: str) -> str | None:
@@ -285,22 +331,16 @@ def _first_value(arguments: Sequence[Evaluate], row: Row) -> Any:
     return next((value for value in values if value is not None), None)
 
 
-LENIENT: dict[str, Callable[[Sequence[Evaluate], Row], Any]] = {
-    "and": _conjunction,
-    "or": _disjunction,
-    "is null": lambda arguments, row: arguments[0](row) is None,
-    "is true": lambda arguments, row: arguments[0](row) is True,
-    "is false": lambda arguments, row: arguments[0](row) is False,
-    "coalesce": _first_value,
+LENIENT: dict[str, tuple[Callable[[Sequence[Evaluate], Row], Any], str]] = {
+    "and": (_conjunction, "({all})"),
+    "or": (_disjunction, "({all})"),
+    "is null": (lambda arguments, row: arguments[0](row) is None, "({} IS NOT DISTINCT FROM NULL)"),
+    "is true": (lambda arguments, row: arguments[0](row) is True, "({} IS TRUE)"),
+    "is false": (lambda arguments, row: arguments[0](row) is False, "({} IS FALSE)"),
+    "coalesce": (_first_value, "COALESCE({all})"),
 }
-"""Operators that have a value although an argument is NULL."""
-INFIXES = {"and": " AND ", "or": " OR "}
-LENIENT_SQL = {
-    "is null": "({} IS NOT DISTINCT FROM NULL)",
-    "is true": "({} IS TRUE)",
-    "is false": "({} IS FALSE)",
-    "coalesce": "COALESCE({all})",
-}
+"""Operators that have a value although an argument is NULL, and their SQL."""
+SEPARATORS = {"and": " AND ", "or": " OR "}
 OPERATORS = {
     "not": Strict(lambda value: not value, "(NOT {})"),
     "+": Strict(lambda left, right: left + right, "({}::numeric + {}::numeric)"),
@@ -313,3 +353,38 @@ OPERATORS = {
     "length": Strict(len, "length({})"),
 }
 """The others that are NULL where an argument is."""
+
+
+@cache
+def next_change(term: Term) -> Callable[[Row], int | None]:
+    """Return the function from a row, with the clock's time in it, to the first instant after that
+    time at which the value of the term may be another one, in microseconds since 1970; None: never.
+    """
+    times = list(_compared_times(term))
+
+    def first_after(row: Row) -> int | None:
+        now = microseconds(row[NOW])
+        assert now is not None
+        texts = [time(row) for time in times]
+        instants = [microseconds(text) for text in texts if text is not None]
+        # A comparison may change when the clock reaches the time, and right after that.
+        later = [
+            moment
+            for instant in instants
+            if instant is not None
+            for moment in (instant, instant + 1)
+            if moment > now
+        ]
+        return min(later, default=None)
+
+    return first_after
+
+
+def _compared_times(term: Term) -> Iterator[Evaluate]:
+    """Yield what now() is compared with."""
+    if term.operator in COMPARISONS:
+        for side, other in (term.arguments, term.arguments[::-1]):
+            if side.operator == "now":
+                yield other.evaluate
+    for part in term.arguments:
+        yield from _compared_times(part)

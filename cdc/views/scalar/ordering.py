@@ -1,28 +1,20 @@
 """The order of values of documents, as Postgres has it with COLLATE "C"."""
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from decimal import Decimal
 from typing import Any
 
-TEXTS = ("text", "uuid", "name", "character varying", "character(")
-"""Beginnings of the types whose values are ordered as texts, by code points."""
-TIMES = ("date", "timestamp")
+from cdc.views.scalar import type_groups as types
+
 REVERSED = {code: 0x9F - code for code in range(0x21, 0x7F)}
 """From each printable character of ASCII to the one that is as far from the other end."""
 YEAR = re.compile(r"([+-]?\d+)(.*)", re.DOTALL)
 
 
-def sort_key(type_: str) -> Callable[[Any], Any]:
-    """Return the conversion from a value of a document to what Python orders as Postgres does.
-
-    `type_` is one that can be ordered: `resolve` refuses others.
-    """
-    if type_.startswith("numeric"):
-        return number_key
-    if type_.startswith(TIMES):
-        return time_key
-    return code_points if type_.startswith(TEXTS) else _itself
+def sort_key(type_group: str) -> Callable[[Any], Any]:
+    """Return the conversion from a value of a document to what Python compares and orders as Postgres does."""
+    return KEYS.get(type_group, _itself)
 
 
 def code_points(text: str) -> bytes:
@@ -46,6 +38,14 @@ def time_key(value: str) -> tuple[int, int, str]:
 
 def _itself(value: Any) -> Any:
     return value
+
+
+KEYS: Mapping[str, Callable[[Any], Any]] = {
+    **dict.fromkeys((types.TEXTS, types.ENUM, types.UUID), code_points),
+    **dict.fromkeys((types.DATE, types.TIMESTAMP, types.TIMESTAMPTZ), time_key),
+    types.NUMERIC: number_key,
+    types.CHARACTER: lambda text: code_points(text.rstrip(" ")),
+}
 
 
 def order_text(key: Any) -> str:

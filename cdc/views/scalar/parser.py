@@ -1,4 +1,4 @@
-"""Parse SQL into terms. Only what is listed here passes: anything else is refused by its name.
+"""Parse SQL into types. Only what is listed here passes: anything else is refused by its name.
 
 Refused is also what Postgres takes in a way that depends on settings (the collation of LOWER, the
 time zone of a literal) or that can fail for a row (division, casts of texts).
@@ -16,9 +16,8 @@ from sqlglot.errors import SqlglotError
 
 from cdc.config.durations import microseconds
 from cdc.config.mistakes import InvalidSetting
-from cdc.views.scalar import terms
-from cdc.views.scalar.operators import UNITS, like_pattern
-from cdc.views.scalar.terms import Term
+from cdc.views.scalar import type_groups as types
+from cdc.views.scalar.operators import UNITS, Term, like_pattern
 
 ACCEPTED = (
     "accepted: columns, numbers, texts, = <> < <= > >=, AND, OR, NOT, IS [NOT] NULL, IN, BETWEEN, LIKE,"
@@ -39,25 +38,25 @@ LOOSE = (*COMPARISONS, exp.And, exp.Or, exp.Not, exp.Is, exp.In, exp.Between, ex
 """What is an operand of something else only in parentheses: Postgres has rules of its own there."""
 TIGHT = (*COMPARISONS, *ARITHMETIC, exp.DPipe, exp.Is, exp.In, exp.Between, exp.Like, exp.Neg)
 CASTS = {
-    "TEXT": terms.TEXTS,
-    "VARCHAR": terms.TEXTS,
-    "DATE": terms.DATE,
-    "TIMESTAMP": terms.TIMESTAMP,
-    "TIMESTAMPTZ": terms.TIMESTAMPTZ,
-    "UUID": terms.UUID,
+    "TEXT": types.TEXTS,
+    "VARCHAR": types.TEXTS,
+    "DATE": types.DATE,
+    "TIMESTAMP": types.TIMESTAMP,
+    "TIMESTAMPTZ": types.TIMESTAMPTZ,
+    "UUID": types.UUID,
 }
 TEXTUAL = (
-    *(terms.TEXTS, terms.CHARACTER, terms.ENUM, terms.INTEGERS, terms.NUMERIC),
-    *(terms.UUID, terms.BOOLEAN),
+    *(types.TEXTS, types.CHARACTER, types.ENUM, types.INTEGERS, types.NUMERIC),
+    *(types.UUID, types.BOOLEAN),
 )
 """Groups with one text, whatever the session's settings."""
 UNKNOWN = "unknown"
 """The group of a text in quotes until what it is compared with gives it one."""
 COMPARED = (
-    *(terms.BOOLEAN, terms.INTEGERS, terms.NUMERIC, terms.TEXTS, terms.CHARACTER, terms.ENUM),
-    *(terms.UUID, terms.DATE, terms.TIMESTAMP, terms.TIMESTAMPTZ),
+    *(types.BOOLEAN, types.INTEGERS, types.NUMERIC, types.TEXTS, types.CHARACTER, types.ENUM),
+    *(types.UUID, types.DATE, types.TIMESTAMP, types.TIMESTAMPTZ),
 )
-PLAIN = (terms.TEXTS, terms.CHARACTER, terms.ENUM)
+PLAIN = (types.TEXTS, types.CHARACTER, types.ENUM)
 """Groups whose constants are what stands between the quotes."""
 NUMBER = re.compile(r"\d+(\.\d+)?", re.ASCII)
 UUID_TEXT = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII | re.IGNORECASE)
@@ -70,12 +69,10 @@ ColumnTypes = Mapping[str, str]
 
 
 def parse(text: str, columns: ColumnTypes, *, has_clock: bool = False) -> Term:
-    """Parse an expression over the columns of a table; with `has_clock`, it may compare with now().
-    Raises InvalidSetting.
-    """
+    """Parse an expression over a table's columns; with `has_clock` also now(). Raises InvalidSetting."""
     try:
         tree = sqlglot.maybe_parse(text, into=exp.Condition, dialect="postgres")
-        term = settle(_Parser(columns, has_clock=has_clock).term(tree), terms.TEXTS)
+        term = settle(_Parser(columns, has_clock=has_clock).term(tree), types.TEXTS)
         _require_compared_clock(term)
         return term
     except SqlglotError:
@@ -151,7 +148,7 @@ class _Parser:
                 "now() here: only a view's where and having may change with time",
                 "move it to having: payment IS NULL AND now() > placed + interval '2 days'",
             )
-        return Term("now", terms.TIMESTAMPTZ)
+        return Term("now", types.TIMESTAMPTZ)
 
     def _column(self, node: exp.Column) -> Term:
         _require_only(node, "this", "table")
@@ -165,7 +162,7 @@ class _Parser:
             name = f"{_column_name(member)}.{name}"
         if name not in self._columns:
             raise UnknownColumn(name, self._columns)
-        return Term("column", terms.group(self._columns[name]), (), name)
+        return Term("column", types.group(self._columns[name]), (), name)
 
     def _inside(self, node: exp.Paren) -> Term:
         _require_only(node, "this")
@@ -177,21 +174,21 @@ class _Parser:
         )
 
     def _truth(self, node: exp.Boolean) -> Term:
-        return Term("constant", terms.BOOLEAN, (), bool(node.this))
+        return Term("constant", types.BOOLEAN, (), bool(node.this))
 
     def _not(self, node: exp.Not) -> Term:
-        return Term("not", terms.BOOLEAN, (self._boolean(node.this),))
+        return Term("not", types.BOOLEAN, (self._boolean(node.this),))
 
     def _boolean(self, node: exp.Expr) -> Term:
         term = self.term(node)
-        if term.group != terms.BOOLEAN:
+        if term.group != types.BOOLEAN:
             raise InvalidSetting("AND, OR and NOT take conditions", "for example: a = 1 AND b")
         return term
 
     def _connection(self, node: exp.And | exp.Or) -> Term:
         operator = "and" if isinstance(node, exp.And) else "or"
         return Term(
-            operator, terms.BOOLEAN, tuple(map(self._boolean, (node.this, node.expression)))
+            operator, types.BOOLEAN, tuple(map(self._boolean, (node.this, node.expression)))
         )
 
     def _is(self, node: exp.Is) -> Term:
@@ -199,17 +196,17 @@ class _Parser:
         argument = self.term(node.this)
         tested = node.expression
         if isinstance(tested, exp.Null):
-            if argument.group == terms.JSON:
+            if argument.group == types.JSON:
                 raise InvalidSetting(
                     "NULL and JSON's null look alike in a document", "test another column"
                 )
             operator = "is null"
-        elif isinstance(tested, exp.Boolean) and argument.group == terms.BOOLEAN:
+        elif isinstance(tested, exp.Boolean) and argument.group == types.BOOLEAN:
             operator = "is true" if tested.this else "is false"
         else:
             raise InvalidSetting("IS takes NULL, TRUE and FALSE", "for example: a IS NOT NULL")
-        term = Term(operator, terms.BOOLEAN, (settle(argument, terms.TEXTS),))
-        return Term("not", terms.BOOLEAN, (term,)) if node.args.get("negate") else term
+        term = Term(operator, types.BOOLEAN, (settle(argument, types.TEXTS),))
+        return Term("not", types.BOOLEAN, (term,)) if node.args.get("negate") else term
 
     def _in(self, node: exp.In) -> Term:
         _require_only(node, "this", "expressions")
@@ -217,14 +214,14 @@ class _Parser:
             raise InvalidSetting("IN takes values", "for example: status IN ('open', 'late')")
         left = self.term(node.this)
         tests = [self._compared("=", left, self.term(value)) for value in node.expressions]
-        return reduce(lambda first, second: Term("or", terms.BOOLEAN, (first, second)), tests)
+        return reduce(lambda first, second: Term("or", types.BOOLEAN, (first, second)), tests)
 
     def _between(self, node: exp.Between) -> Term:
         _require_only(node, "this", "low", "high")
         value = self.term(node.this)
         low = self._compared(">=", value, self.term(node.args["low"]))
         high = self._compared("<=", value, self.term(node.args["high"]))
-        return Term("and", terms.BOOLEAN, (low, high))
+        return Term("and", types.BOOLEAN, (low, high))
 
     def _comparison(self, node: exp.Expr) -> Term:
         operator = COMPARISONS[type(node)]
@@ -234,19 +231,19 @@ class _Parser:
         """Compare two terms, of which a text in quotes gets the group of the other."""
         for side, other in ((left, right), (right, left)):
             if side.operator == "now" and (
-                other.group != terms.TIMESTAMPTZ or other.reads_clock or not other.columns()
+                other.group != types.TIMESTAMPTZ or other.reads_clock or not other.columns
             ):
                 raise CLOCK_MISUSED
         group = common_group([left.group, right.group])
-        if operator not in ("=", "<>") and group == terms.ENUM:
+        if operator not in ("=", "<>") and group == types.ENUM:
             raise InvalidSetting("the order of an enum isn't in the log", "compare with = or IN")
-        return Term(operator, terms.BOOLEAN, (settle(left, group), settle(right, group)))
+        return Term(operator, types.BOOLEAN, (settle(left, group), settle(right, group)))
 
     def _like(self, node: exp.Like) -> Term:
         _require_only(node, "this", "expression", "negate")
-        text = settle(self.term(node.this), terms.TEXTS)
+        text = settle(self.term(node.this), types.TEXTS)
         pattern = node.expression
-        if text.group != terms.TEXTS:
+        if text.group != types.TEXTS:
             raise InvalidSetting("LIKE takes a text", "for example: name LIKE 'A%'")
         if not isinstance(pattern, exp.Literal) or not pattern.is_string:
             raise InvalidSetting("LIKE takes a pattern in quotes", "for example: name LIKE 'A%'")
@@ -254,8 +251,8 @@ class _Parser:
             like_pattern(pattern.this)
         except ValueError as error:
             raise InvalidSetting(str(error), "write it twice") from None
-        term = Term("like", terms.BOOLEAN, (text,), pattern.this)
-        return Term("not", terms.BOOLEAN, (term,)) if node.args.get("negate") else term
+        term = Term("like", types.BOOLEAN, (text,), pattern.this)
+        return Term("not", types.BOOLEAN, (term,)) if node.args.get("negate") else term
 
     def _arithmetic(self, node: exp.Expr) -> Term:
         operator = ARITHMETIC[type(node)]
@@ -264,13 +261,13 @@ class _Parser:
         if isinstance(node, exp.Add) and isinstance(node.this, exp.Interval):
             return self._shifted(node.expression, node.this, 1)
         arguments = self.term(node.this), self.term(node.expression)
-        if any(part.group != terms.INTEGERS for part in arguments):
+        if any(part.group != types.INTEGERS for part in arguments):
             raise InvalidSetting(f"{operator} takes integers only", "for example: a + 1")
-        return Term(operator, terms.INTEGERS, arguments)
+        return Term(operator, types.INTEGERS, arguments)
 
     def _shifted(self, time: exp.Expr, interval: exp.Interval, sign: int) -> Term:
         argument = self.term(time)
-        if argument.group not in (terms.TIMESTAMP, terms.TIMESTAMPTZ):
+        if argument.group not in (types.TIMESTAMP, types.TIMESTAMPTZ):
             raise InvalidSetting(
                 "an interval is added to a time stamp", "for example: placed + interval '2 days'"
             )
@@ -283,22 +280,22 @@ class _Parser:
         if isinstance(node.this, exp.Literal) and not node.this.is_string:
             return parse_number(node.this.this, "-")
         argument = self.term(node.this)
-        if argument.group != terms.INTEGERS:
+        if argument.group != types.INTEGERS:
             raise InvalidSetting("- takes integers only", "for example: -a")
-        return Term("negative", terms.INTEGERS, (argument,))
+        return Term("negative", types.INTEGERS, (argument,))
 
     def _concatenation(self, node: exp.DPipe) -> Term:
         arguments = self.term(node.this), self.term(node.expression)
         groups = {part.group for part in arguments}
-        if not groups <= {terms.TEXTS, UNKNOWN, terms.INTEGERS} or groups == {terms.INTEGERS}:
+        if not groups <= {types.TEXTS, UNKNOWN, types.INTEGERS} or groups == {types.INTEGERS}:
             raise InvalidSetting("|| takes texts and integers", "for example: carrier || flight")
         texts = tuple(
-            Term("text", terms.TEXTS, (part,))
-            if part.group == terms.INTEGERS
-            else settle(part, terms.TEXTS)
+            Term("text", types.TEXTS, (part,))
+            if part.group == types.INTEGERS
+            else settle(part, types.TEXTS)
             for part in arguments
         )
-        return Term("||", terms.TEXTS, texts)
+        return Term("||", types.TEXTS, texts)
 
     def _coalesce(self, node: exp.Coalesce) -> Term:
         _require_only(node, "this", "expressions")
@@ -316,17 +313,17 @@ class _Parser:
                 f"the result of {name} depends on the collation",
                 f'write {name}(column COLLATE "C"), which changes the letters A to Z only',
             )
-        text = settle(self.term(collated.this), terms.TEXTS)
-        if text.group != terms.TEXTS:
+        text = settle(self.term(collated.this), types.TEXTS)
+        if text.group != types.TEXTS:
             raise InvalidSetting(f"{name} takes a text", f'for example: {name}(name COLLATE "C")')
-        return Term(name, terms.TEXTS, (text,))
+        return Term(name, types.TEXTS, (text,))
 
     def _length(self, node: exp.Length) -> Term:
         _require_only(node, "this")
-        text = settle(self.term(node.this), terms.TEXTS)
-        if text.group != terms.TEXTS:
+        text = settle(self.term(node.this), types.TEXTS)
+        if text.group != types.TEXTS:
             raise InvalidSetting("length takes a text", "for example: length(name) > 3")
-        return Term("length", terms.INTEGERS, (text,))
+        return Term("length", types.INTEGERS, (text,))
 
     def _cast(self, node: exp.Cast) -> Term:
         _require_only(node, "this", "to")
@@ -335,10 +332,10 @@ class _Parser:
         argument = self.term(node.this)
         if group is not None and argument.operator == "constant" and argument.group == UNKNOWN:
             return settle(argument, group)
-        if group == terms.TEXTS and argument.group in TEXTUAL:
-            return Term("text", terms.TEXTS, (argument,))
-        if group == terms.DATE and argument.group in (terms.TIMESTAMP, terms.TIMESTAMPTZ):
-            return Term("date", terms.DATE, (argument,))
+        if group == types.TEXTS and argument.group in TEXTUAL:
+            return Term("text", types.TEXTS, (argument,))
+        if group == types.DATE and argument.group in (types.TIMESTAMP, types.TIMESTAMPTZ):
+            return Term("date", types.DATE, (argument,))
         raise InvalidSetting(
             "this cast isn't supported",
             "accepted: integers, numerics, booleans, uuid and enums to text, time stamps to date",
@@ -350,12 +347,12 @@ class _Parser:
         if unit not in UNITS:
             raise InvalidSetting("date_trunc doesn't take this unit", f"one of: {', '.join(UNITS)}")
         argument = self.term(node.this)
-        if argument.group not in (terms.DATE, terms.TIMESTAMP, terms.TIMESTAMPTZ):
+        if argument.group not in (types.DATE, types.TIMESTAMP, types.TIMESTAMPTZ):
             raise InvalidSetting(
                 "date_trunc takes a date or a time stamp",
                 "for example: date_trunc('hour', made_at)",
             )
-        group = terms.TIMESTAMP if argument.group == terms.TIMESTAMP else terms.TIMESTAMPTZ
+        group = types.TIMESTAMP if argument.group == types.TIMESTAMP else types.TIMESTAMPTZ
         return Term("date_trunc", group, (argument,), unit)
 
 
@@ -387,16 +384,16 @@ def parse_number(digits: str, sign: str = "") -> Term:
     if not NUMBER.fullmatch(digits):
         raise InvalidSetting("a number has digits and a decimal point", "for example: 10.5")
     if "." not in digits:
-        return Term("constant", terms.INTEGERS, (), int(sign + digits))
+        return Term("constant", types.INTEGERS, (), int(sign + digits))
     sign = sign if digits.strip("0.") else ""
-    return Term("constant", terms.NUMERIC, (), sign + digits)
+    return Term("constant", types.NUMERIC, (), sign + digits)
 
 
 def common_group(groups: Sequence[str]) -> str:
     """Return the group that values of these have in common. Raises InvalidSetting."""
-    typed = set(groups) - {UNKNOWN} or {terms.TEXTS}
-    if typed == {terms.INTEGERS, terms.NUMERIC}:
-        return terms.NUMERIC
+    typed = set(groups) - {UNKNOWN} or {types.TEXTS}
+    if typed == {types.INTEGERS, types.NUMERIC}:
+        return types.NUMERIC
     if len(typed) > 1 or not typed <= set(COMPARED):
         raise InvalidSetting(
             f"{' and '.join(sorted(typed))} can't be compared", "compare values of one type"
@@ -406,7 +403,7 @@ def common_group(groups: Sequence[str]) -> str:
 
 def settle(term: Term, group: str) -> Term:
     """Give a text in quotes the group of what it is compared with. Raises InvalidSetting."""
-    if term.group == terms.INTEGERS and group == terms.NUMERIC:
+    if term.group == types.INTEGERS and group == types.NUMERIC:
         return Term(term.operator, group, term.arguments, term.detail)
     if term.group != UNKNOWN:
         return term
@@ -418,7 +415,7 @@ def settle(term: Term, group: str) -> Term:
             f"a text in quotes is no {group} here",
             "for example: '2013-01-31', '2013-01-31 10:00:00', with a zone '2013-01-31 10:00:00Z'",
         )
-    return Term("constant", terms.TEXTS if group == terms.ENUM else group, (), value)
+    return Term("constant", types.TEXTS if group == types.ENUM else group, (), value)
 
 
 def _date(text: str) -> str | None:
@@ -450,10 +447,10 @@ def _uuid(text: str) -> str | None:
 
 
 DOCUMENT_FORMS: Mapping[str, Callable[[str], str | None]] = {
-    terms.DATE: _date,
-    terms.TIMESTAMP: lambda text: _stamp(text, zone=False),
-    terms.TIMESTAMPTZ: lambda text: _stamp(text, zone=True),
-    terms.UUID: _uuid,
-    terms.NUMERIC: lambda text: text if re.fullmatch(r"-?\d+(\.\d+)?", text, re.ASCII) else None,
+    types.DATE: _date,
+    types.TIMESTAMP: lambda text: _stamp(text, zone=False),
+    types.TIMESTAMPTZ: lambda text: _stamp(text, zone=True),
+    types.UUID: _uuid,
+    types.NUMERIC: lambda text: text if re.fullmatch(r"-?\d+(\.\d+)?", text, re.ASCII) else None,
 }
 """The document form of a text in quotes; None where it is none."""

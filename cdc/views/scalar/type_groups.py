@@ -1,16 +1,13 @@
-"""Terms of expressions, as plain data, and the groups of types that they have: which values documents
-compare, order and add up exactly as Postgres does.
+"""The groups of types that expressions have: which values documents compare, order and add up exactly
+as Postgres does.
 
 A group is a set of Postgres types whose values this package treats alike.
 """
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import cache
 
 from cdc.model.pg_types import base_type
-from cdc.model.table import Table
 
 BOOLEAN = "boolean"
 INTEGERS = "integers"
@@ -35,8 +32,6 @@ JOINED = (BOOLEAN, INTEGERS, TEXTS, UUID, DATE, TIMESTAMP, TIMESTAMPTZ)
 """Groups whose equal values have equal texts, whatever computed them."""
 SAME = ("oid", "time without time zone")
 """Types beyond the groups with one text a value, the same in every column."""
-Value = str | int | bool
-"""Of a constant: its document form. Numerics are texts."""
 
 
 @cache
@@ -46,44 +41,6 @@ def group(type_: str) -> str:
     if type_.endswith("[]"):
         return OTHER
     return MEMBERS.get(bare, ENUM if "." in bare else OTHER)
-
-
-@dataclass(frozen=True)
-class Term:
-    """An operator over terms; a column or a constant is one without arguments.
-
-    operator   a key of `operators.OPERATORS`, or what `operators.strict` knows
-    group      of its value
-    detail     the name of a column, the value of a constant, a unit, a pattern, microseconds
-    """
-
-    operator: str
-    group: str
-    arguments: tuple["Term", ...] = ()
-    detail: Value | None = None
-
-    def compared_labels(self) -> Iterator[tuple[str, str]]:
-        """Yield the name of each enum column that is compared with a text, and that text."""
-        if self.operator in ("=", "<>", "coalesce"):
-            columns = [
-                name for part in self.arguments if part.group == ENUM for name in part.columns()
-            ]
-            texts = [part.detail for part in self.arguments if part.operator == "constant"]
-            yield from ((name, str(text)) for name in columns for text in texts)
-        for part in self.arguments:
-            yield from part.compared_labels()
-
-    @property
-    def reads_clock(self) -> bool:
-        """Whether its value changes with time."""
-        return self.operator == "now" or any(part.reads_clock for part in self.arguments)
-
-    def columns(self) -> tuple[str, ...]:
-        """Name the columns that it reads, each once."""
-        if self.operator == "column":
-            return (str(self.detail),)
-        names = [name for part in self.arguments for name in part.columns()]
-        return tuple(dict.fromkeys(names))
 
 
 def comparison(type_: str) -> str | None:
@@ -102,13 +59,6 @@ def comparison(type_: str) -> str | None:
         return f"numeric of scale {scale[1]}"
     bare = base_type(type_)
     return bare if bare in SAME and not type_.endswith("[]") else None
-
-
-def joined_group(table: Table, term: Term) -> str | None:
-    """Return what a join compares an expression over a table's row as; None where it can't."""
-    if term.operator == "column":
-        return comparison(table.column(str(term.detail)).type)
-    return term.group if term.group in JOINED else None
 
 
 def is_ordered(type_: str) -> bool:
