@@ -3,7 +3,7 @@ by itself, the log of changes before the mirror.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,6 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyroaring import BitMap64
 
 from cdc.errors import CdcError, SinkUnavailable
 from cdc.model.outcome import Advance, Applied
@@ -19,13 +18,13 @@ from cdc.model.position import ViewCheckpoint
 from cdc.model.table import Table
 from cdc.sink import lane_run
 from cdc.sink.contract import Batch, Outcome, PositionLost
+from cdc.sink.fencing import checkpoint_after
 from cdc.sinks.delta import executor, parquet, positions
 from cdc.sinks.delta.cleanup import Cleanups
 from cdc.sinks.delta.columns import merged, schema, to_arrow
 from cdc.sinks.delta.executor import Staged, ViewState, WarehouseWriter
 from cdc.sinks.delta.log import (
     DELETION_VECTORS,
-    NO_TABLE,
     Action,
     DataFile,
     FileNames,
@@ -43,6 +42,7 @@ from cdc.sinks.delta.mirror import (
     Rewrite,
     Search,
     Source,
+    bits,
     find_superseded,
     mark,
     remaining_rows,
@@ -114,8 +114,11 @@ class TableCommit:
             folder = self.folder(kind)
             # Where nothing was committed no table is opened: what can't be read now must not hide
             # the failure that led here.
-            if not committed or identity_of(TableLog(folder).refresh()) == self.identities[kind]:
-                parquet.remove_files(folder, parquet.names_with(folder, self.names.common))
+            if committed:
+                state = TableLog(folder).refresh() or TableState()
+                if state.identity != self.identities[kind]:
+                    continue
+            parquet.remove_files_with(folder, self.names.common)
 
     def append(self, spark: "SparkSession", checkpoint: ViewCheckpoint) -> None:
         """Commit the events to the log of changes; of a repair's events those that it lacks."""
@@ -155,7 +158,7 @@ class TableCommit:
         """List the files of the mirror that are to be written again, by their paths: where readers
         don't support deletion vectors those with superseded rows, or with marks of earlier merges.
         """
-        if "mirror" not in self.pending or self._may_have_marks:
+        if "mirror" not in self.pending or self.tables.may_have_marks(self.table):
             return {}
         state = self._mirror_state()
         columns = schema(self.table, "mirror")
@@ -175,7 +178,7 @@ class TableCommit:
         """Commit the rows to the mirror."""
         state = self._mirror_state()
         rows = self.staged.rows
-        if self._may_have_marks:
+        if self.tables.may_have_marks(self.table):
             place = self.log("mirror").place
             changes = mark(place, state, rows, self.staged.superseded, self.names)
         else:
@@ -213,14 +216,10 @@ class TableCommit:
 
     def _mirror_state(self) -> TableState:
         """Return the mirror as it was when the batch began. Raises CommitConflict."""
-        state = self.log("mirror").refresh()
-        if identity_of(state) != self.identities["mirror"]:
+        state = self.log("mirror").refresh() or TableState()
+        if state.identity != self.identities["mirror"]:
             raise CommitConflict
-        return state or TableState()
-
-    @property
-    def _may_have_marks(self) -> bool:
-        return self.tables.may_have_deletion_vectors(self.table.qualified)
+        return state
 
 
 def begin(tables: "Delta", writer: str, advance: Advance, names: FileNames) -> TableCommit:
@@ -247,8 +246,8 @@ def begin(tables: "Delta", writer: str, advance: Advance, names: FileNames) -> T
         for kind, last_commit in last_commits.items()
         if tables.fence.gains(writer, advance, folders[kind], last_commit.checkpoint)
     }
-    states = {kind: commits.log(folder).state for kind, folder in folders.items()}
-    mirror = states["mirror"] or TableState()
+    states = {kind: commits.log(folder).state or TableState() for kind, folder in folders.items()}
+    mirror = states["mirror"]
     view = ViewState(
         table,
         advance.end.topic_id,
@@ -259,13 +258,8 @@ def begin(tables: "Delta", writer: str, advance: Advance, names: FileNames) -> T
         mirror.version if checkpoints["mirror"] else None,
         list(mirror.files) if mirror.size_bytes <= SEARCHED_BYTES else None,
     )
-    identities = {kind: identity_of(state) for kind, state in states.items()}
+    identities = {kind: state.identity for kind, state in states.items()}
     return TableCommit(advance, tables, pending, identities, view, names)
-
-
-def identity_of(state: TableState | None) -> Identity:
-    """Return a table's identity; NO_TABLE where there is none."""
-    return state.identity if state else NO_TABLE
 
 
 def known_offsets(advance: Advance, last_commit: LastCommit | None) -> tuple[int, ...]:
@@ -298,7 +292,7 @@ def _look_up(staged: Sequence[str], topic_id: str, logged: Source) -> Iterator[t
             keys = np.concatenate(list(_keys(Source(path, None))))
             rows = np.flatnonzero(np.isin(keys, present))
             if len(rows):
-                yield path, BitMap64(rows.astype(np.uint64)).serialize()
+                yield path, bits(rows)
 
 
 def _keys(events: Source, topic_id: str | None = None) -> Iterator[np.ndarray]:
@@ -411,10 +405,13 @@ def _commit_table(spark: "SparkSession", writer: str, step: TableCommit, applied
     """Append the events first, then merge the rows; each only where it gains something."""
     tables = step.tables
     for kind, last_commit in step.pending.items():
-        generation = tables.generation(step.table)
-        checkpoint = positions.next_checkpoint(
-            writer, step.advance, last_commit.checkpoint, applied, generation
-        )
+        checkpoint = last_commit.checkpoint
+        if not (step.advance.is_repair and checkpoint):
+            # A repair doesn't change the position: the stream that owns it goes on undisturbed.
+            end = positions.next_position(checkpoint, step.advance.end)
+            advance = replace(step.advance, end=end)
+            generation = tables.generation(step.table)
+            checkpoint = checkpoint_after(advance, checkpoint, applied, writer, generation)
         if kind == "changes":
             step.append(spark, checkpoint)
         else:

@@ -2,10 +2,11 @@
 
 import json
 import re
-from collections.abc import Iterable
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+from cdc.codec.types.arrow import struct_members
+from cdc.codec.types.nested import column_kind
 from cdc.model.table import Table
 
 if TYPE_CHECKING:
@@ -45,38 +46,27 @@ def refusals(table: Table) -> list[str]:
     column, or `exclude`. What no view can hold (names that differ in case only, our own names) is
     refused before: `cdc.model.column_names`.
     """
-    names = [column.name for column in table.columns]
-    return [*_forbidden_characters(names), *_names_of_spark(names)]
-
-
-def _forbidden_characters(names: Iterable[str]) -> list[str]:
-    forbidden = {name: sorted(set(name) & set(FORBIDDEN)) for name in names}
-    return [
-        f"column {name!r} has {', '.join(map(repr, characters))} in its name, which a Delta table can't have there"
-        for name, characters in forbidden.items()
-        if characters
-    ]
-
-
-def _names_of_spark(names: Iterable[str]) -> list[str]:
-    return [
-        f"column {name!r} has a name that Spark uses for itself when it reads a Delta table"
-        for name in names
-        if name.lower() == METADATA
-    ]
+    reasons = []
+    for name in (column.name for column in table.columns):
+        if characters := sorted(set(name) & set(FORBIDDEN)):
+            reasons.append(
+                f"column {name!r} has {', '.join(map(repr, characters))} in its name, which a Delta table can't"
+                " have there"
+            )
+        if name.lower() == METADATA:
+            reasons.append(
+                f"column {name!r} has a name that Spark uses for itself when it reads a Delta table"
+            )
+    return reasons
 
 
 def column_type(table: Table, name: str) -> str:
     """Return a column's type as Spark writes it: decimal(10,2), array<string>."""
-    from cdc.codec.types.nested import column_kind
-
     return column_kind(table.column(name)).column
 
 
 def delta_type(text: str) -> object:
     """Translate Spark's text of a type into the JSON of a Delta schema."""
-    from cdc.codec.types.arrow import struct_members
-
     if members := struct_members(text):
         return {"type": "struct", "fields": [_field(name, type_) for name, type_ in members]}
     if array := re.fullmatch(r"array<(.*)>", text):

@@ -314,24 +314,18 @@ class StoredRows:
         self._table = table
         self._folder = folder
         self._mirror = None if version is None else MirrorVersion(folder, version)
-        self._staged_hashes: Any = None
+        self._staged_hashes = np.empty(0, np.int64)
 
     def note_chunk(self, ids: Sequence[str]) -> bool:
         """Remember the rows of a chunk; return whether one of them is staged repeatedly now."""
-        hashes = np.sort(np.fromiter(map(hash, ids), np.int64, len(ids)))
-        earlier = self._staged_hashes
-        self._staged_hashes = hashes
-        if earlier is None:
-            return bool((hashes[1:] == hashes[:-1]).any())
         # Two sorted halves one after the other: a stable sort only merges them.
-        self._staged_hashes = np.sort(np.concatenate([earlier, hashes]), kind="stable")
+        hashes = np.concatenate([self._staged_hashes, np.sort(_hashes(ids))])
+        self._staged_hashes = np.sort(hashes, kind="stable")
         return bool((self._staged_hashes[1:] == self._staged_hashes[:-1]).any())
 
     def staged_ids(self, ids: Sequence[str]) -> list[str]:
         """Select those ids that earlier chunks may contain (they have the same hash)."""
-        if self._staged_hashes is None or not ids:
-            return []
-        staged = np.isin(np.fromiter(map(hash, ids), np.int64, len(ids)), self._staged_hashes)
+        staged = np.isin(_hashes(ids), self._staged_hashes)
         return [row_id for row_id, is_staged in zip(ids, staged, strict=True) if is_staged]
 
     def values(
@@ -353,12 +347,10 @@ class StoredRows:
         try:
             if staged := self.staged_ids(list(missing)):
                 ids = pa.array(sorted(staged), pa.string())
-                for file in rows:
-                    path = f"{self._folder}/{file.name}"
-                    self._collect(newest, parquet.rows_with_ids(path, ids, schema))
-                for file in deleted:
-                    path = f"{self._folder}/{file.name}"
-                    self._collect(newest, parquet.rows_with_ids(path, ids, key_schema))
+                for files, columns in ((rows, schema), (deleted, key_schema)):
+                    for file in files:
+                        path = f"{self._folder}/{file.name}"
+                        self._collect(newest, parquet.rows_with_ids(path, ids, columns))
             if self._mirror and (wanted := self._mirror_ids(missing, newest)):
                 ids = pa.array(sorted(wanted), pa.string())
                 self._collect(newest, self._mirror.rows(ids, schema))
@@ -381,18 +373,22 @@ class StoredRows:
         """Add rows by their ids where they are newer; without columns of values they are
         deletes.
         """
+        names = [column.name for column in self._table.columns]
         for table in tables:
-            columns = {name: table[name] for name in table.column_names}
-            ids = columns.pop(ID).to_pylist()
-            offsets = columns.pop("_cdc_offset").to_pylist()
             lists = {
-                name: column.cast(countable(column.type)).to_pylist()
-                for name, column in columns.items()
+                name: table[name].cast(countable(table[name].type)).to_pylist()
+                for name in names
+                if name in table.column_names
             }
             nulls = [None] * table.num_rows
-            rows = zip(
-                *(lists.get(column.name, nulls) for column in self._table.columns), strict=True
+            rows = zip(*(lists.get(name, nulls) for name in names), strict=True)
+            versions = zip(
+                table[ID].to_pylist(), table["_cdc_offset"].to_pylist(), rows, strict=True
             )
-            for row_id, offset, values in zip(ids, offsets, rows, strict=True):
+            for row_id, offset, values in versions:
                 if row_id not in newest or newest[row_id][0] < offset:
                     newest[row_id] = offset, values if lists else None
+
+
+def _hashes(ids: Sequence[str]) -> np.ndarray:
+    return np.fromiter(map(hash, ids), np.int64, len(ids))

@@ -64,13 +64,12 @@ def promote(views: "Delta", tables: Sequence[Table], names: Mapping[str, str]) -
     for table in tables:
         views.repair_changes(table)
         if table in pending:
-            attempt = partial(switch, commits, *folders[table], {})
+            marks = views.may_have_marks(table)
+            attempt = partial(switch, commits, *folders[table], {}, may_have_marks=marks)
             wait_until_caught_up(attempt, views.name, [table])
     for table in tables:
         live = views.folder(table, "mirror")
         name = new_generation()
-        if not views.may_have_deletion_vectors(table.qualified):
-            wait_until_caught_up(partial(drop_deletion_vectors, commits, live), views.name)
         if retain_previous(commits, live, f"{live}@{name}"):
             retained[table.qualified] = name
     return retained
@@ -111,12 +110,16 @@ def can_switch(commits: Commits, live: str, generation: str) -> bool:
     return exists and not source_commit.trouble and not lags(source_commit, live_commit)
 
 
-def switch(commits: Commits, live: str, generation: str, shared: dict[str, str]) -> bool:
+def switch(
+    commits: Commits, live: str, generation: str, shared: dict[str, str], *, may_have_marks: bool
+) -> bool:
     """Commit the files of `generation` as the live table's; return whether it was done.
 
     It isn't done while the live table is ahead, or when somebody else commits to it meanwhile.
 
     shared: what earlier attempts have shared, see `share_files`.
+    may_have_marks: whether readers of the live table support deletion vectors. If not, they needn't any
+    more, unless the generation has some.
     """
     source_commit = commits.last_commit(generation)
     source = commits.log(generation).state
@@ -136,30 +139,11 @@ def switch(commits: Commits, live: str, generation: str, shared: dict[str, str])
     state = commits.log(live).state
     if state is None or lags(source_commit, live_commit):
         return False
-    identity = state.identity
-    shape = extension(state, source.columns, _features(source), replaced=True)
-    removed = removal_of_all(state)
-    changes = [*shape, *removed, *added]
+    dropped = [] if may_have_marks or source.has_marks else [DELETION_VECTORS]
+    shape = extension(state, source.columns, _features(source), replaced=True, dropped=dropped)
+    changes = [*shape, *removal_of_all(state), *added]
     try:
-        commits.log(live).commit(identity, changes, "WRITE", checkpoint, SWITCH)
-    except CommitConflict:
-        return False
-    return True
-
-
-def drop_deletion_vectors(commits: Commits, live: str) -> bool:
-    """Stop demanding support of deletion vectors from readers of the live table, if it has none.
-
-    Returns false when somebody else commits to it meanwhile.
-    """
-    state = commits.state(live)
-    if state is None or state.has_marks:
-        return True
-    changes = extension(state, state.columns, dropped=[DELETION_VECTORS])
-    if not changes:
-        return True
-    try:
-        commits.log(live).commit(state.identity, changes, "DROP FEATURE", None)
+        commits.log(live).commit(state.identity, changes, "WRITE", checkpoint, SWITCH)
     except CommitConflict:
         return False
     return True

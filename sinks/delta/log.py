@@ -148,8 +148,10 @@ class TableState:
 
     @property
     def identity(self) -> Identity:
-        """By it a version differs from all others, also of a table that was made again."""
-        return self.version, self.metadata["id"]
+        """By it a version differs from all others, also of a table that was made again. Where there is no
+        table yet: NO_TABLE.
+        """
+        return self.version, self.metadata.get("id", "")
 
     @property
     def columns(self) -> Any:
@@ -268,18 +270,12 @@ class TableLog:
         for version in range(state.version - bool(state.info), -1, -1):
             actions = self.read(version)
             if actions is None:
-                yield from self._kept_by_checkpoint(version)
+                kept = positions.from_transactions(state.transactions)
+                if kept and state.transactions[positions.APPLICATION] == version:
+                    yield {"version": version, "userMetadata": kept.to_json()}
                 return
             infos = (action["commitInfo"] for action in actions if "commitInfo" in action)
             yield {**next(infos, {}), "version": version}
-
-    def _kept_by_checkpoint(self, version: int) -> Iterator[Mapping[str, Any]]:
-        """Yield the commit of a version whose file doesn't exist any more, if it is our last one."""
-        assert self.state
-        transactions = self.state.transactions
-        checkpoint = positions.from_transactions(transactions)
-        if checkpoint and transactions[positions.APPLICATION] == version:
-            yield {"version": version, "userMetadata": checkpoint.to_json()}
 
     def read(self, version: int) -> list[Action] | None:
         """Read the actions of a commit; None where its file doesn't exist, yet or any more."""
@@ -330,10 +326,9 @@ class TableLog:
         Raises:
             CommitConflict: there is a newer version. SinkUnavailable: the place can't be written.
         """
-        refreshed = self.refresh()
-        if (refreshed.identity if refreshed else NO_TABLE) != identity:
+        state = self.refresh() or TableState()
+        if state.identity != identity:
             raise CommitConflict
-        state = refreshed or TableState()
         version = state.version + 1
         now = int(time.time() * 1000)
         info: Action = {
@@ -382,8 +377,8 @@ class TableLog:
         if not commits and not complete:
             return None
         state = TableState()
-        for actions in self._read_checkpoint(checkpoints[max(complete)] if complete else ()):
-            state.apply(max(complete), actions)
+        for actions in self._read_checkpoint(checkpoints.get(self.checkpoint_version, ())):
+            state.apply(self.checkpoint_version, actions)
         self._newest = self.place.read(commit_path(state.version)) or b""
         # A checkpoint doesn't have its commit's information.
         state.apply(state.version, [a for a in _parse(self._newest) if "commitInfo" in a])
@@ -409,10 +404,7 @@ class TableLog:
             actions = _parse(data) if path.endswith(".json") else _rows(data)
             yield actions
             sidecars = [action["sidecar"]["path"] for action in actions if "sidecar" in action]
-            if sidecars:
-                yield from self._read_checkpoint(
-                    [f"{FOLDER}/_sidecars/{name}" for name in sidecars]
-                )
+            yield from self._read_checkpoint([f"{FOLDER}/_sidecars/{name}" for name in sidecars])
 
 
 def commit_path(version: int) -> str:

@@ -166,7 +166,7 @@ def search_files(search: Search) -> Iterator[tuple[str, bytes]]:
     if search.repeated:
         for name, rows in find_repeated(staged):
             if name in search.rows:
-                yield name, _bits(rows)
+                yield name, bits(rows)
     wanted = pc.unique(
         pa.chunked_array([c for t in staged.values() for c in t[ID].chunks], pa.string())
     )
@@ -191,7 +191,7 @@ def search_files(search: Search) -> Iterator[tuple[str, bytes]]:
         position += len(ids)
     for path, parts in numbers.items():
         if any(map(len, parts)):
-            yield path, _bits(np.concatenate(parts))
+            yield path, bits(np.concatenate(parts))
 
 
 def find_repeated(staged: Mapping[str, pa.Table]) -> Iterator[tuple[str, np.ndarray]]:
@@ -210,7 +210,8 @@ def find_repeated(staged: Mapping[str, pa.Table]) -> Iterator[tuple[str, np.ndar
             yield name, numbers
 
 
-def _bits(rows: np.ndarray) -> bytes:
+def bits(rows: np.ndarray) -> bytes:
+    """Make the bitmap of the numbers of rows."""
     return BitMap64(rows.astype(np.uint64)).serialize()
 
 

@@ -191,12 +191,11 @@ def remove_files(folder: str, names: Sequence[str]) -> None:
         place(folder).remove(names)
 
 
-def names_with(folder: str, text: str) -> list[str]:
-    """List a folder's files whose names have a text in them; none when it can't be listed."""
-    try:
-        return [file.path for file in place(folder).files() if text in file.path]
-    except SinkUnavailable:
-        return []
+def remove_files_with(folder: str, text: str) -> None:
+    """Remove a folder's files whose names have a text in them, as far as possible."""
+    with suppress(SinkUnavailable):
+        files = place(folder).files()
+        place(folder).remove([file.path for file in files if text in file.path])
 
 
 def _repetitive(table: pa.Table) -> list[str]:

@@ -10,9 +10,9 @@ the numbers are in every checkpoint of the log.
 from collections.abc import Mapping
 from dataclasses import replace
 
-from cdc.model.outcome import Advance, Applied
+from cdc.model.outcome import Advance
 from cdc.model.position import Position, Reach, ViewCheckpoint, distance
-from cdc.sink.fencing import checkpoint_after, mismatch
+from cdc.sink.fencing import mismatch
 
 APPLICATION = "cdc"
 """The name in `txn` actions under which each of our commits has its version. Others begin with it."""
@@ -170,21 +170,6 @@ def _is_same(checkpoint: ViewCheckpoint | None, expected: ViewCheckpoint | None)
     if checkpoint and expected and not checkpoint.writer:
         return checkpoint == replace(expected, writer="", changed_at=checkpoint.changed_at)
     return checkpoint == expected
-
-
-def next_checkpoint(
-    writer: str,
-    advance: Advance,
-    previous: ViewCheckpoint | None,
-    applied: Applied,
-    generation: str | None,
-) -> ViewCheckpoint:
-    """Make the checkpoint that a part of a view stores with a step."""
-    if advance.is_repair and previous:
-        # A repair doesn't change the position: the stream that owns it goes on undisturbed.
-        return previous
-    step = replace(advance, end=next_position(previous, advance.end))
-    return checkpoint_after(step, previous, applied, writer, generation)
 
 
 def position_of(checkpoint: ViewCheckpoint | None) -> Position | None:

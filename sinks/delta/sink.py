@@ -105,17 +105,17 @@ class Delta:
         """Return the name of the generation that is written; None when it is the live one."""
         return self._generation_names[table.qualified] if self._generation_names else None
 
-    def may_have_deletion_vectors(self, table: str) -> bool:
+    def may_have_marks(self, table: Table) -> bool:
         """Whether a table's mirror is for readers that support deletion vectors."""
-        return not any(fnmatchcase(table, pattern) for pattern in self.without_deletion_vectors)
+        patterns = self.without_deletion_vectors
+        return not any(fnmatchcase(table.qualified, pattern) for pattern in patterns)
 
     def features(self, table: Table, kind: str) -> list[str]:
         """Name the features that readers of a part of a view must support, whatever its columns are.
 
         From the start: Spark can't run a plan that it made before a table had deletion vectors.
         """
-        may_have_marks = kind == "mirror" and self.may_have_deletion_vectors(table.qualified)
-        return [DELETION_VECTORS] if may_have_marks else []
+        return [DELETION_VECTORS] if kind == "mirror" and self.may_have_marks(table) else []
 
     def examine(self, tables: Sequence[Table]) -> list[Finding]:  # noqa: ARG002  # one folder for all
         """See `check_folder`; a bucket must answer. Raises SinkUnavailable."""
@@ -273,10 +273,14 @@ class Delta:
 
     def scan_group(self, tables: Sequence[Table], spark: "SparkSession") -> "DataFrame":
         """Read the rows of many small mirrors in one job."""
-        from cdc.sinks.delta.scan import scan_mirrors
+        from cdc.sinks.delta.scan import Mirror, scan_mirrors
 
         folders = {table: self.folder(table, "mirror") for table in tables}
-        return scan_mirrors(spark, folders, self.commits)
+        states = {table: self.commits.state(folder) for table, folder in folders.items()}
+        mirrors = [
+            Mirror(table, folders[table], state.version) for table, state in states.items() if state
+        ]
+        return scan_mirrors(spark, mirrors)
 
     def close(self) -> None:
         """Close the Delta tables."""

@@ -44,13 +44,10 @@ class VectorFile:
     """The vectors of one commit, for one file. id: of the file, a new one."""
 
     def __init__(self, file_id: UUID) -> None:
+        self.name = file_name(file_id)
+        """The file's name in the table's folder."""
         self._id = file_id
         self._data = bytearray(b"\x01")
-
-    @property
-    def name(self) -> str:
-        """The file's name in the table's folder."""
-        return file_name(self._id)
 
     @property
     def data(self) -> bytes:

@@ -292,7 +292,7 @@ def test_a_switch_asks_of_readers_what_new_columns_do(
         assert state.has_marks
         log = commits.log(build)
         log.commit(state.identity, [], "WRITE", ViewCheckpoint(Position("id", (2,))))
-    assert generations.switch(commits, live, build, {})
+    assert generations.switch(commits, live, build, {}, may_have_marks=True)
     last = commits.last_commit(live)
     assert last.checkpoint == ViewCheckpoint(Position("id", (2,)), generation="other")
     now = deltalake.DeltaTable(live)

@@ -3,7 +3,7 @@ mirror, read without Spark.
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import deltalake
 import pyarrow as pa
@@ -25,6 +25,15 @@ from cdc.sinks.delta.sink import Delta
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+
+def struct(**types: Any) -> Any:
+    """Columns or fields, as Delta's JSON has them."""
+    fields = [
+        {"name": name, "type": type_, "nullable": True, "metadata": {}}
+        for name, type_ in types.items()
+    ]
+    return {"type": "struct", "fields": fields}
 
 
 def begin(folder: str, rows: "DataFrame", stored: ViewCheckpoint) -> None:

@@ -25,6 +25,7 @@ from cdc.sinks.delta.log import (
     removal_of_all,
 )
 from cdc.sinks.delta.parquet import write_file
+from tests.support.warehouse import struct
 
 NO_SPARK: Any = None
 
@@ -58,8 +59,6 @@ def test_a_removal_that_fails_fails_no_batch(
 def test_a_log_of_changes_is_rid_of_what_no_commit_has_named(tmp_path: Path) -> None:
     """Its earlier versions stay readable, and mirrors beside it are none of its generations."""
     folder, commits = str(tmp_path / "changes"), Commits()
-    field = {"name": "n", "type": "long", "nullable": True, "metadata": {}}
-    schema = {"type": "struct", "fields": [field]}
 
     def write(n: int) -> DataFile:
         file = write_file(folder, FileNames().generate(), [pa.table({"n": [n]})])
@@ -70,7 +69,7 @@ def test_a_log_of_changes_is_rid_of_what_no_commit_has_named(tmp_path: Path) -> 
     (tmp_path / "mirror@unreadable").touch()
     replaced, present, killed = map(write, range(3))
     log = commits.log(folder)
-    created = [*creation(schema), *additions([replaced])]
+    created = [*creation(struct(n="long")), *additions([replaced])]
     log.commit(NO_TABLE, created, "WRITE", CLEARED)
     assert log.state
     changes = [*removal_of_all(log.state), *additions([present])]
@@ -89,9 +88,7 @@ def test_a_checkpoint_comes_however_many_commits_a_batch_makes(tmp_path: Path) -
     commits = Commits()
     cleanups = Cleanups(commits)
     log = commits.log(folder)
-    field = {"name": "n", "type": "long", "nullable": True, "metadata": {}}
-    created = creation({"type": "struct", "fields": [field]})
-    log.commit(NO_TABLE, created, "WRITE", None)
+    log.commit(NO_TABLE, creation(struct(n="long")), "WRITE", None)
     for name in (f".{uuid4()}.tmp", f"_delta_log/.{uuid4()}.tmp"):
         (tmp_path / name).touch()
         os.utime(tmp_path / name, (1.0, 1.0))

@@ -37,18 +37,13 @@ from cdc.sinks.delta.log import (
 from cdc.sinks.delta.mirror import mark, select
 from cdc.sinks.delta.place import CommitConflict, Folder, place
 from tests.support import buckets
-from tests.support.warehouse import values_by_id
+from tests.support.warehouse import struct, values_by_id
 
 SCHEMA = pa.schema([("id", pa.string()), ("n", pa.int64())])
-FIELDS = [
-    {"name": "id", "type": "string", "nullable": True, "metadata": {}},
-    {"name": "n", "type": "long", "nullable": True, "metadata": {}},
-]
-COLUMNS = {"type": "struct", "fields": FIELDS}
 
 
 def create(log: TableLog, **properties: str) -> None:
-    protocol, metadata = creation(COLUMNS, [DELETION_VECTORS])
+    protocol, metadata = creation(struct(id="string", n="long"), [DELETION_VECTORS])
     metadata["metaData"]["configuration"] |= properties
     log.commit(NO_TABLE, [protocol, metadata], "CREATE TABLE", None)
 
