@@ -26,13 +26,12 @@ from cdc.sinks.delta.executor import Staged, ViewState, WarehouseWriter
 from cdc.sinks.delta.log import (
     DELETION_VECTORS,
     Action,
-    DataFile,
+    File,
     FileNames,
     Identity,
     LastCommit,
     TableLog,
     TableState,
-    addition,
     additions,
     creation,
     extension,
@@ -42,7 +41,6 @@ from cdc.sinks.delta.mirror import (
     Rewrite,
     Search,
     Source,
-    bits,
     find_superseded,
     mark,
     remaining_rows,
@@ -50,8 +48,7 @@ from cdc.sinks.delta.mirror import (
     run_tasks,
     source,
 )
-from cdc.sinks.delta.place import CommitConflict, is_bucket, place, reading, write_hint
-from cdc.sinks.delta.vectors import bitmap
+from cdc.sinks.delta.place import CommitConflict, is_bucket, place, reading, write_hint, writing
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -89,7 +86,7 @@ class TableCommit:
     names: FileNames
     staged: Staged = field(default_factory=Staged)
     """What executors have written."""
-    rewritten: Mapping[str, DataFile | None] = field(default_factory=dict)
+    rewritten: Mapping[str, File | None] = field(default_factory=dict)
     """Files of the mirror that were written again: by its path, what replaces each."""
 
     @property
@@ -103,7 +100,7 @@ class TableCommit:
 
     def log(self, kind: str) -> TableLog:
         """Return the log of a part of the view."""
-        return self.tables.commits.log(self.folder(kind))
+        return self.tables.logs[self.folder(kind)]
 
     def discard(self, *, committed: bool) -> None:
         """Remove the files of a batch that wasn't applied.
@@ -122,28 +119,33 @@ class TableCommit:
 
     def append(self, spark: "SparkSession", checkpoint: ViewCheckpoint) -> None:
         """Commit the events to the log of changes; of a repair's events those that it lacks."""
-        events: list[DataFile] = self.staged.events
+        events = self.staged.events
         if self.advance.is_repair and events:
             events = self._missing_events(spark)
         self._commit("changes", additions(events), checkpoint, self.staged.events)
 
-    def _missing_events(self, spark: "SparkSession") -> list[DataFile]:
-        """Return files of the staged events that the log of changes lacks: those that have none that is
-        logged already, and new ones in the place of the others.
-        """
+    def _missing_events(self, spark: "SparkSession") -> list[File]:
+        """Return files of the staged events that the log of changes lacks. Events of a repair are few."""
         log = self.log("changes")
         folder = self.folder("changes")
-        state = log.refresh()
-        staged = {f"{folder}/{file.name}": file for file in self.staged.events}
-        stored = [source(log.place, file) for file in state.files.values()] if state else []
-        logged = find_logged(spark, list(staged), stored, self.view.topic_id)
         columns = to_arrow(schema(self.table, "changes"))
-        requests = [
-            Rewrite(folder, [Source(path, rows)], columns, self.names.generate())
-            for path, rows in logged.items()
-        ]
-        unchanged = [file for path, file in staged.items() if path not in logged]
-        return unchanged + [file for file in rewrite(spark, requests) if file]
+        with reading(folder):
+            events = pa.concat_tables(
+                table
+                for file in self.staged.events
+                for table in parquet.read_rows(f"{folder}/{file['path']}", columns)
+            )
+        keys = _keys(events)
+        state = log.refresh() or TableState()
+        stored = [source(log.place, file) for file in state.files.values()]
+        logged = run_tasks(spark, partial(_find_logged, keys, self.view.topic_id), stored)
+        is_missing = np.isin(keys, logged, invert=True)
+        if is_missing.all():
+            return self.staged.events
+        with writing(folder):
+            groups = [events.filter(is_missing)] if is_missing.any() else []
+            file = parquet.write_file(folder, self.names.generate(), groups)
+        return [file] if file else []
 
     def search(self) -> Search | None:
         """Describe the search for the rows that the batch supersedes; None where there can be none, or
@@ -164,7 +166,7 @@ class TableCommit:
         columns = schema(self.table, "mirror")
         if state.metadata:
             columns = merged(state.columns, columns)
-        added = {file.name: addition(file)["add"] for file in self.staged.rows}
+        added = {file["path"]: file for file in self.staged.rows}
         rewrites = {}
         for path, file in {**state.files, **added}.items():
             superseded = self.staged.superseded.get(path)
@@ -183,7 +185,7 @@ class TableCommit:
             changes = mark(place, state, rows, self.staged.superseded, self.names)
         else:
             replaced = [file for path, file in state.files.items() if path in self.rewritten]
-            files = [file for file in rows if file.name not in self.rewritten]
+            files = [file for file in rows if file["path"] not in self.rewritten]
             files += [file for file in self.rewritten.values() if file]
             changes = [*map(removal, replaced), *additions(files)]
         self._commit("mirror", changes, checkpoint, [*rows, *self.staged.deleted])
@@ -193,7 +195,7 @@ class TableCommit:
         kind: str,
         changes: Sequence[Action],
         checkpoint: ViewCheckpoint,
-        staged: Sequence[DataFile],
+        staged: Sequence[File],
     ) -> None:
         """Commit to a part of the view, which is created, or gets columns and features that it lacks;
         then remove those staged files that it doesn't have.
@@ -211,7 +213,7 @@ class TableCommit:
             shape = creation(columns, features)
         log.commit(self.identities[kind], [*shape, *changes], BATCH, checkpoint)
         added = {action["add"]["path"] for action in changes if "add" in action}
-        unused = [file.name for file in staged if file.name not in added]
+        unused = [file["path"] for file in staged if file["path"] not in added]
         parquet.remove_files(self.folder(kind), unused)
 
     def _mirror_state(self) -> TableState:
@@ -229,9 +231,8 @@ def begin(tables: "Delta", writer: str, advance: Advance, names: FileNames) -> T
         Fenced, PositionLost: see `Sink.apply`.
     """
     table = advance.table
-    commits = tables.commits
     folders = tables.folders(table)
-    last_commits = {kind: commits.last_commit(folder) for kind, folder in folders.items()}
+    last_commits = {kind: tables.logs[folder].last_commit() for kind, folder in folders.items()}
     for kind, last_commit in last_commits.items():
         if last_commit.trouble:
             raise PositionLost(
@@ -246,7 +247,7 @@ def begin(tables: "Delta", writer: str, advance: Advance, names: FileNames) -> T
         for kind, last_commit in last_commits.items()
         if tables.fence.gains(writer, advance, folders[kind], last_commit.checkpoint)
     }
-    states = {kind: commits.log(folder).state or TableState() for kind, folder in folders.items()}
+    states = {kind: tables.logs[folder].state or TableState() for kind, folder in folders.items()}
     mirror = states["mirror"]
     view = ViewState(
         table,
@@ -268,46 +269,24 @@ def known_offsets(advance: Advance, last_commit: LastCommit | None) -> tuple[int
     return positions.known_offsets(checkpoint, advance.end)
 
 
-def find_logged(
-    spark: "SparkSession", staged: Sequence[str], logged: Sequence[Source], topic_id: str
-) -> Mapping[str, bytes]:
-    """Find the staged events that a log of changes has, in one Spark job.
-
-    staged: locations of files; their events are few, and of one topic. logged: the log's files.
-    Returns by location the bitmap of those rows, for files that have any.
-
-    Raises SinkUnavailable: a file can't be read.
-    """
-    found: dict[str, bytes] = {}
-    for path, rows in run_tasks(spark, partial(_look_up, staged, topic_id), logged):
-        found[path] = (bitmap(found.get(path)) | bitmap(rows)).serialize()
-    return found
-
-
-def _look_up(staged: Sequence[str], topic_id: str, logged: Source) -> Iterator[tuple[str, bytes]]:
-    """Look into a file of the log: the staged files that have events of it, and the bitmaps of these."""
-    with reading(logged.path.rpartition("/")[0]):
-        present = np.concatenate([np.empty(0, np.int64), *_keys(logged, topic_id)])
-        for path in staged:
-            keys = np.concatenate(list(_keys(Source(path, None))))
-            rows = np.flatnonzero(np.isin(keys, present))
-            if len(rows):
-                yield path, bits(rows)
-
-
-def _keys(events: Source, topic_id: str | None = None) -> Iterator[np.ndarray]:
-    """Read a file's events, each as one number for its partition and offset.
-
-    topic_id: only the events of this topic, with the ones that name none: they are of a time when a
-    log had one topic only.
+def _find_logged(keys: np.ndarray, topic_id: str, logged: Source) -> Iterator[int]:
+    """Find the events of some keys in a file of the log of changes: only of this topic, or of none. These
+    are of a time when a log had one topic only.
     """
     fields = {"_cdc_partition": pa.int64(), "_cdc_offset": pa.int64(), "_cdc_topic": pa.string()}
-    for table in remaining_rows(events, pa.schema(fields)):
-        topic = table["_cdc_topic"]
-        is_of_topic = pc.or_kleene(pc.is_null(topic), pc.equal(topic, topic_id))
-        rows = table if topic_id is None else table.filter(is_of_topic)
-        partitions = rows["_cdc_partition"].to_numpy().astype(np.int64)
-        yield (partitions << OFFSET_BITS) | rows["_cdc_offset"].to_numpy()
+    with reading(logged.path.rpartition("/")[0]):
+        for events in remaining_rows(logged, pa.schema(fields)):
+            topic = events["_cdc_topic"]
+            is_of_topic = pc.or_kleene(pc.is_null(topic), pc.equal(topic, topic_id))
+            present = _keys(events.filter(is_of_topic))
+            yield from present[np.isin(present, keys)].tolist()
+
+
+def _keys(events: pa.Table) -> np.ndarray:
+    """Return each event as one number for its partition and offset."""
+    partitions = events["_cdc_partition"].to_numpy().astype(np.int64)
+    keys: np.ndarray = (partitions << OFFSET_BITS) | events["_cdc_offset"].to_numpy()
+    return keys
 
 
 def apply_batch(tables: "Delta", cleanups: Cleanups, batch: Batch) -> Outcome:

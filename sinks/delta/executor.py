@@ -27,7 +27,7 @@ from cdc.sink.lane import SUPERSEDED, ChunkLimits, Failure, FoldedRow, Part, Ver
 from cdc.sink.rejection import Source
 from cdc.sinks.delta import parquet
 from cdc.sinks.delta.columns import arrow_schema
-from cdc.sinks.delta.log import DataFile, FileNames
+from cdc.sinks.delta.log import File, FileNames
 from cdc.sinks.delta.mirror import Search, search_files
 from cdc.sinks.delta.parquet import ID, FileWriter
 from cdc.sinks.delta.place import read_failure, reading, writing
@@ -73,9 +73,9 @@ class Staged(msgspec.Struct):
     superseded: by path of a file of the mirror, or of rows: the bitmap of its rows that are superseded.
     """
 
-    events: list[DataFile] = []
-    rows: list[DataFile] = []
-    deleted: list[DataFile] = []
+    events: list[File] = []
+    rows: list[File] = []
+    deleted: list[File] = []
     repeated: bool = False
     superseded: dict[str, bytes] = {}
 
@@ -95,8 +95,8 @@ class Staged(msgspec.Struct):
 
         files: paths of the mirror's files.
         """
-        rows = [file.name for file in self.rows]
-        deleted = [file.name for file in self.deleted]
+        rows = [file["path"] for file in self.rows]
+        deleted = [file["path"] for file in self.deleted]
         if not (rows or deleted):
             return None
         return Search(table, folder, files, rows, deleted, repeated=self.repeated)
@@ -329,7 +329,7 @@ class StoredRows:
         return [row_id for row_id, is_staged in zip(ids, staged, strict=True) if is_staged]
 
     def values(
-        self, missing: MissingColumns, rows: Sequence[DataFile], deleted: Sequence[DataFile]
+        self, missing: MissingColumns, rows: Sequence[File], deleted: Sequence[File]
     ) -> Mapping[str, tuple[Any, ...]]:
         """Look up the values of missing columns, by id of those rows that exist.
 
@@ -349,7 +349,7 @@ class StoredRows:
                 ids = pa.array(sorted(staged), pa.string())
                 for files, columns in ((rows, schema), (deleted, key_schema)):
                     for file in files:
-                        path = f"{self._folder}/{file.name}"
+                        path = f"{self._folder}/{file['path']}"
                         self._collect(newest, parquet.rows_with_ids(path, ids, columns))
             if self._mirror and (wanted := self._mirror_ids(missing, newest)):
                 ids = pa.array(sorted(wanted), pa.string())

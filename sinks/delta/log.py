@@ -24,8 +24,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID, uuid4
 
-import msgspec
-
 from cdc.errors import SinkRejected
 from cdc.model.position import Position, ViewCheckpoint
 from cdc.sinks.delta import positions
@@ -69,7 +67,7 @@ Identity = tuple[int, str]
 """A version of a table, and the table's id."""
 NO_TABLE: Identity = (-1, "")
 File = Mapping[str, Any]
-"""A file of a table: what its `add` action has."""
+"""A file of a table, or one that is in no commit yet: what its `add` action has."""
 DELETION_VECTORS = "deletionVectors"
 """The feature that readers must support of a table whose rows may be marked as deleted."""
 PROPERTY = "delta.enableDeletionVectors"
@@ -82,17 +80,6 @@ Commit = Mapping[str, Any]
 """A commit of a table: version, operation, operationParameters, userMetadata."""
 SEARCHED_VERSIONS = 50
 """Each takes some milliseconds, in which the stream waits."""
-
-
-class DataFile(msgspec.Struct, frozen=True):
-    """A file by its name in a table's folder; it may be in no commit yet.
-
-    size: in bytes; stats: the JSON text that Delta's log has for a file.
-    """
-
-    name: str
-    size: int
-    stats: str
 
 
 class FileNames:
@@ -292,6 +279,13 @@ class TableLog:
         files = (action[kind] for action in actions for kind in ("add", "remove") if kind in action)
         return any(file.get("dataChange", True) for file in files)
 
+    def last_commit(self) -> LastCommit:
+        """Find our last commit; commits of others may be above it. Raises as `refresh` does."""
+        if self.refresh() is None:
+            return LastCommit(None)
+        lost = LastCommit(None, "its log has lost the commit that held its position")
+        return self.standing(self.history()) or lost
+
     def standing(self, commits: Iterable[Commit]) -> LastCommit | None:
         """Find our last commit among some commits; see `standing`."""
         return standing(commits, self.changed_rows, self._restored_version)
@@ -481,23 +475,24 @@ def _require_known(protocol: Mapping[str, Any]) -> None:
         )
 
 
-def addition(file: DataFile, *, data_change: bool = True) -> Action:
-    """Make the action that adds a file."""
+def new_file(name: str, size: int, stats: str) -> File:
+    """Describe a new file of a table's folder.
+
+    size: in bytes; stats: the JSON text that Delta's log has for a file.
+    """
     return {
-        "add": {
-            "path": file.name,
-            "partitionValues": {},
-            "size": file.size,
-            "modificationTime": int(time.time() * 1000),
-            "dataChange": data_change,
-            "stats": file.stats,
-        }
+        "path": name,
+        "partitionValues": {},
+        "size": size,
+        "modificationTime": int(time.time() * 1000),
+        "dataChange": True,
+        "stats": stats,
     }
 
 
-def additions(files: Iterable[DataFile]) -> list[Action]:
+def additions(files: Iterable[File]) -> list[Action]:
     """Make the actions that add files."""
-    return [addition(file) for file in files]
+    return [{"add": file} for file in files]
 
 
 def creation(columns: Any, features: Collection[str] = ()) -> list[Action]:
@@ -619,31 +614,10 @@ def standing(
     return LastCommit(None, trouble) if version == 0 else None
 
 
-class Commits:
-    """The logs of the Delta tables of one sink by their folders, read once and kept up to date."""
+class Logs(dict[str, TableLog]):
+    """The logs of the Delta tables of one sink by their folders, read once and kept up to date. A table
+    may not exist.
+    """
 
-    def __init__(self) -> None:
-        self._logs: dict[str, TableLog] = {}
-
-    def close(self) -> None:
-        """Drop the logs; each is read again when it is asked for."""
-        self._logs.clear()
-
-    def log(self, folder: str) -> TableLog:
-        """Return the log of a table, which may not exist."""
-        return self._logs.setdefault(folder, TableLog(folder))
-
-    def state(self, folder: str) -> TableState | None:
-        """Return a table in its newest version; None where there is no table.
-
-        Raises SinkUnavailable where that can't be read.
-        """
-        return self.log(folder).refresh()
-
-    def last_commit(self, folder: str) -> LastCommit:
-        """Find our last commit; commits of others may be above it. `state` has been read then."""
-        log = self.log(folder)
-        if log.refresh() is None:
-            return LastCommit(None)
-        lost = LastCommit(None, "its log has lost the commit that held its position")
-        return log.standing(log.history()) or lost
+    def __missing__(self, folder: str) -> TableLog:
+        return self.setdefault(folder, TableLog(folder))

@@ -24,13 +24,11 @@ from cdc.sinks.delta import parquet, vectors
 from cdc.sinks.delta.columns import to_arrow
 from cdc.sinks.delta.log import (
     Action,
-    DataFile,
     File,
     FileNames,
     Identity,
     TableLog,
     TableState,
-    addition,
     removal,
 )
 from cdc.sinks.delta.parquet import ID
@@ -166,7 +164,7 @@ def search_files(search: Search) -> Iterator[tuple[str, bytes]]:
     if search.repeated:
         for name, rows in find_repeated(staged):
             if name in search.rows:
-                yield name, bits(rows)
+                yield name, _bits(rows)
     wanted = pc.unique(
         pa.chunked_array([c for t in staged.values() for c in t[ID].chunks], pa.string())
     )
@@ -191,7 +189,7 @@ def search_files(search: Search) -> Iterator[tuple[str, bytes]]:
         position += len(ids)
     for path, parts in numbers.items():
         if any(map(len, parts)):
-            yield path, bits(np.concatenate(parts))
+            yield path, _bits(np.concatenate(parts))
 
 
 def find_repeated(staged: Mapping[str, pa.Table]) -> Iterator[tuple[str, np.ndarray]]:
@@ -210,8 +208,7 @@ def find_repeated(staged: Mapping[str, pa.Table]) -> Iterator[tuple[str, np.ndar
             yield name, numbers
 
 
-def bits(rows: np.ndarray) -> bytes:
-    """Make the bitmap of the numbers of rows."""
+def _bits(rows: np.ndarray) -> bytes:
     return BitMap64(rows.astype(np.uint64)).serialize()
 
 
@@ -240,7 +237,7 @@ def row_count(place: Place, file: File) -> int:
 def mark(
     place: Place,
     state: TableState,
-    rows: Sequence[DataFile],
+    rows: Sequence[File],
     superseded: Mapping[str, bytes],
     names: FileNames,
 ) -> list[Action]:
@@ -254,7 +251,7 @@ def mark(
     """
     vector_file = vectors.VectorFile(names.generate_id())
     actions: list[Action] = []
-    staged = {file.name: addition(file)["add"] for file in rows}
+    staged = {file["path"]: file for file in rows}
     for path, file in {**state.files, **staged}.items():
         if path not in superseded:
             actions += [{"add": file}] if path in staged else []
@@ -305,22 +302,22 @@ def source(place: Place, file: File, superseded: bytes | None = None) -> Source:
     return Source(locate(place.location, file["path"]), rows.serialize())
 
 
-def rewrite(spark: "SparkSession", rewrites: Sequence[Rewrite]) -> list[DataFile | None]:
+def rewrite(spark: "SparkSession", rewrites: Sequence[Rewrite]) -> list[File | None]:
     """Write files again, in one Spark job. Returns for each the new file; None where no row remains.
 
     Raises SinkUnavailable: a folder takes no more.
     """
-    files = {file.name: file for file in run_tasks(spark, _rewrite, rewrites)}
+    files = {file["path"]: file for file in run_tasks(spark, _rewrite, rewrites)}
     return [files.get(request.name) for request in rewrites]
 
 
-def _rewrite(request: Rewrite) -> Iterator[DataFile]:
+def _rewrite(request: Rewrite) -> Iterator[File]:
     with writing(request.folder):
         if file := rewrite_files(request):
             yield file
 
 
-def rewrite_files(request: Rewrite) -> DataFile | None:
+def rewrite_files(request: Rewrite) -> File | None:
     """Write the remaining rows of some files as one; None when none remain. Raises OSError."""
     tables = (
         table for source in request.sources for table in remaining_rows(source, request.columns)
@@ -385,13 +382,11 @@ def request(log: TableLog, state: TableState, files: Sequence[File], names: File
     return Rewrite(log.place.location, sources, to_arrow(state.columns), names.generate())
 
 
-def replace(
-    log: TableLog, identity: Identity, files: Sequence[File], result: DataFile | None
-) -> None:
+def replace(log: TableLog, identity: Identity, files: Sequence[File], result: File | None) -> None:
     """Commit a new file in the place of others, unless another commit came in between."""
     actions = [removal(file, data_change=False) for file in files]
     if result:
-        actions.append(addition(result, data_change=False))
+        actions.append({"add": {**result, "dataChange": False}})
     # The position stays what it is. Where somebody else's commit is the newest one, it is found below.
     text = (log.state.info.get("userMetadata") or "") if log.state else ""
     is_ours = text.startswith(ViewCheckpoint.JSON_START)
@@ -400,4 +395,4 @@ def replace(
         log.commit(identity, actions, "OPTIMIZE", checkpoint)
         return
     if result:
-        parquet.remove_files(log.place.location, [result.name])
+        parquet.remove_files(log.place.location, [result["path"]])

@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from cdc.errors import SinkUnavailable
-from cdc.sinks.delta.log import DataFile
+from cdc.sinks.delta.log import File, new_file
 from cdc.sinks.delta.place import place
 
 GROUP_ROWS = 100_000
@@ -54,14 +54,14 @@ class FileWriter:
                 )
             self._writer.write_table(table, row_group_size=GROUP_ROWS)
 
-    def close(self) -> DataFile | None:
+    def close(self) -> File | None:
         """End the file and return it; None when nothing was added, for there is no file then."""
         if self._writer is None:
             return None
         with self.remove_on_failure():
             self._writer.close()
             size = self._place.finish(self.name, self._file)
-        return DataFile(self.name, size, json.dumps(_stats(self._metadata[0])))
+        return new_file(self.name, size, json.dumps(_stats(self._metadata[0])))
 
     @contextmanager
     def remove_on_failure(self) -> Iterator[None]:
@@ -79,7 +79,7 @@ class FileWriter:
             raise
 
 
-def write_file(folder: str, name: str, groups: Iterable[pa.Table]) -> DataFile | None:
+def write_file(folder: str, name: str, groups: Iterable[pa.Table]) -> File | None:
     """Write tables as one file, a row group each; return None when there are no tables.
 
     Raises OSError, and leaves no file then.

@@ -25,15 +25,15 @@ from cdc.model.position import ViewCheckpoint
 from cdc.model.table import Table
 from cdc.sink.contract import Batch, Outcome, SchemaMismatch
 from cdc.sink.promotion import require_free_space
-from cdc.sinks.delta import generations
 from cdc.sinks.delta.cleanup import Cleanups
 from cdc.sinks.delta.columns import differs, refusals, schema
+from cdc.sinks.delta.generations import generation_names, promote
 from cdc.sinks.delta.log import (
     CLEARED,
     DELETION_VECTORS,
     NO_TABLE,
-    Commits,
     LastCommit,
+    Logs,
     creation,
     extension,
     removal_of_all,
@@ -83,11 +83,11 @@ class Delta:
         # Absolute, because executors work in another directory.
         self.path = path if is_bucket(path) else str(Path(path).absolute())
         self.kinds = KINDS if generation_names is None else ("mirror",)
-        self.commits = Commits()
+        self.logs = Logs()
         self.fence = WriterFence()
         self.without_deletion_vectors = without_deletion_vectors
         self._generation_names = generation_names
-        self._cleanups = Cleanups(self.commits)
+        self._cleanups = Cleanups(self.logs)
         self._is_tried = False
 
     def folder(self, table: Table, kind: str) -> str:
@@ -155,25 +155,25 @@ class Delta:
         """
         folder = self.folder(table, kind)
         place(folder).make()
-        state = self.commits.state(folder)
+        state = self.logs[folder].refresh()
         if state is None:
             created = creation(schema(table, kind), self.features(table, kind))
             # Another process may create it meanwhile.
             with suppress(CommitConflict):
-                self.commits.log(folder).commit(NO_TABLE, created, "CREATE TABLE", CLEARED)
+                self.logs[folder].commit(NO_TABLE, created, "CREATE TABLE", CLEARED)
         elif differs(state.columns, table):
             if not self.is_empty(folder):
                 raise SchemaMismatch(table, self.name)
             self.empty(table, kind, CLEARED)
-        if (last_commit := self.commits.last_commit(folder)).trouble:
+        if (last_commit := self.logs[folder].last_commit()).trouble:
             raise self._unusable(table, folder, last_commit)
 
     def is_empty(self, folder: str) -> bool:
         """Whether a Delta table has neither rows nor a position."""
-        last_commit = self.commits.last_commit(folder)
+        last_commit = self.logs[folder].last_commit()
         if last_commit.checkpoint or last_commit.trouble:
             return False
-        state = self.commits.log(folder).state
+        state = self.logs[folder].state
         return state is None or not state.files
 
     def position(self, table: Table) -> ViewCheckpoint | None:
@@ -185,7 +185,7 @@ class Delta:
         """
         checkpoints = {}
         for kind, folder in self.folders(table).items():
-            last_commit = self.commits.last_commit(folder)
+            last_commit = self.logs[folder].last_commit()
             if last_commit.trouble and last_commit.checkpoint is None:
                 raise self._unusable(table, folder, last_commit)
             checkpoints[kind] = last_commit.checkpoint
@@ -195,7 +195,7 @@ class Delta:
 
     def archived(self, table: Table) -> ViewCheckpoint | None:
         """Return the position of the log of changes, whatever the mirror's is."""
-        return self.commits.last_commit(self.folder(table, "changes")).checkpoint
+        return self.logs[self.folder(table, "changes")].last_commit().checkpoint
 
     def apply(self, batch: Batch) -> Outcome:
         """Commit a batch's events and rows. A table that fails doesn't keep the others from it."""
@@ -213,7 +213,7 @@ class Delta:
         if self.refusals(table):
             return
         for kind, folder in self.folders(table).items():
-            state = self.commits.state(folder)
+            state = self.logs[folder].refresh()
             if state is None:
                 continue
             fits = not differs(state.columns, table)
@@ -224,7 +224,7 @@ class Delta:
             except SinkUnavailable:
                 # A running stream that finds a view without a position clears it as well. Either
                 # commit does.
-                if self.commits.last_commit(folder).checkpoint is not None:
+                if self.logs[folder].last_commit().checkpoint is not None:
                     raise
 
     def repair_changes(self, table: Table) -> None:
@@ -236,26 +236,26 @@ class Delta:
         its rows.
         """
         folder = self.folder(table, "changes")
-        last_commit = self.commits.last_commit(folder)
-        state = self.commits.log(folder).state
+        last_commit = self.logs[folder].last_commit()
+        state = self.logs[folder].state
         if state is None:
             return
         checkpoint = last_commit.checkpoint
         if differs(state.columns, table) or (last_commit.trouble and checkpoint is None):
             self.empty(table, "changes", checkpoint or CLEARED)
         elif last_commit.trouble and checkpoint:
-            self.commits.log(folder).commit(state.identity, [], "WRITE", checkpoint)
+            self.logs[folder].commit(state.identity, [], "WRITE", checkpoint)
 
     def empty(self, table: Table, kind: str, checkpoint: ViewCheckpoint) -> None:
         """Remove all rows of a Delta table and give it the source's columns, in one commit."""
         folder = self.folder(table, kind)
         self.fence.forget(folder)
-        state = self.commits.state(folder)
+        state = self.logs[folder].refresh()
         if state is None:
             return
         shape = extension(state, schema(table, kind), replaced=True)
         changes = [*shape, *removal_of_all(state)]
-        self.commits.log(folder).commit(state.identity, changes, "WRITE", checkpoint)
+        self.logs[folder].commit(state.identity, changes, "WRITE", checkpoint)
 
     def scan(
         self, table: Table, spark: "SparkSession", ids: Sequence[str] | None = None
@@ -264,7 +264,7 @@ class Delta:
         from cdc.sinks.delta.scan import SCANNED, Mirror, scan_bucket, scan_mirror
 
         folder = self.folder(table, "mirror")
-        state = self.commits.state(folder)
+        state = self.logs[folder].refresh()
         if state is None:
             return spark.createDataFrame([], SCANNED)
         if is_bucket(folder):
@@ -276,7 +276,7 @@ class Delta:
         from cdc.sinks.delta.scan import Mirror, scan_mirrors
 
         folders = {table: self.folder(table, "mirror") for table in tables}
-        states = {table: self.commits.state(folder) for table, folder in folders.items()}
+        states = {table: self.logs[folder].refresh() for table, folder in folders.items()}
         mirrors = [
             Mirror(table, folders[table], state.version) for table, state in states.items() if state
         ]
@@ -284,7 +284,7 @@ class Delta:
 
     def close(self) -> None:
         """Close the Delta tables."""
-        self.commits.close()
+        self.logs.clear()
 
     def for_generation(self, names: Mapping[str, str]) -> "Delta":
         """Return a sink that writes the generations of these names, by table."""
@@ -295,7 +295,7 @@ class Delta:
 
         Raises SinkRejected when there is too little.
         """
-        mirrors = (self.commits.state(self.folder(table, "mirror")) for table in tables)
+        mirrors = (self.logs[self.folder(table, "mirror")].refresh() for table in tables)
         size_bytes = sum(mirror.size_bytes for mirror in mirrors if mirror)
         if not is_bucket(self.path):
             Path(self.path).mkdir(parents=True, exist_ok=True)
@@ -307,15 +307,26 @@ class Delta:
 
     def promote(self, tables: Sequence[Table], names: Mapping[str, str]) -> Mapping[str, str]:
         """Make generations live in one commit a view; see `generations.promote`."""
-        return generations.promote(self, tables, names)
+        return promote(self, tables, names)
 
     def generations(self, table: Table) -> list[str]:
-        """List the generations of a view, the live one first."""
-        return generations.list_names(self, table)
+        """List the generations of a view, the live one first.
+
+        Without folders that have no table: a killed command had linked files into them, no more.
+        """
+        live = self.folder(table, "mirror")
+        checkpoint = self.logs[live].last_commit().checkpoint
+        live_name = [checkpoint.generation] if checkpoint else []
+        names = [name for name in generation_names(live) if self.logs[f"{live}@{name}"].refresh()]
+        return live_name + [name for name in names if name not in live_name]
 
     def drop_unreferenced(self, tables: Sequence[Table], keep: Mapping[str, str]) -> None:
         """Remove the folders of generations that are neither live nor in `keep`."""
-        generations.drop_unreferenced(self, tables, keep)
+        for table in tables:
+            live = self.folder(table, "mirror")
+            for name in generation_names(live):
+                if name != keep.get(table.qualified):
+                    place(f"{live}@{name}").remove_all()
 
     def remains(self, tables: Sequence[Table]) -> list[str]:
         """List the folders of the views that have files; they hold all generations."""
@@ -324,7 +335,7 @@ class Delta:
 
     def remove(self, tables: Sequence[Table]) -> None:
         """Remove views with all generations; the warehouse's folder, too, where it is empty then."""
-        self.commits.close()
+        self.logs.clear()
         for table in tables:
             place(f"{self.path}/{table.qualified}").remove_all()
         if not is_bucket(self.path):

@@ -14,7 +14,7 @@ from cdc.sinks.delta import parquet, scan
 from cdc.sinks.delta.columns import to_arrow
 from cdc.sinks.delta.log import (
     NO_TABLE,
-    DataFile,
+    File,
     FileNames,
     Identity,
     TableLog,
@@ -49,7 +49,7 @@ def write(folder: str, identity: Identity, rows: "DataFrame", stored: ViewCheckp
     TableLog(folder).commit(identity, files, "WRITE", stored)
 
 
-def _write(folder: str, rows: "DataFrame") -> list[DataFile]:
+def _write(folder: str, rows: "DataFrame") -> list[File]:
     """Write rows as a file that is in no commit yet."""
     columns = to_arrow(rows.schema.jsonValue())
     table = parquet.fit_to_schema(rows.toArrow(), columns)

@@ -50,7 +50,7 @@ def test_a_row_group_of_nulls_leaves_the_bounds_of_the_others(tmp_path: Path) ->
     groups = (pa.table({"note": group}, schema=schema) for group in (["a", "b"], [None]))
     file = write_file(str(tmp_path), "part-1.parquet", groups)
     assert file
-    stats = json.loads(file.stats)
+    stats = json.loads(file["stats"])
     assert (stats["minValues"], stats["maxValues"]) == ({"note": "a"}, {"note": "b"})
 
 

@@ -18,11 +18,11 @@ from cdc.sinks.delta.columns import schema
 from cdc.sinks.delta.log import (
     DELETION_VECTORS,
     NO_TABLE,
-    DataFile,
     FileNames,
     TableLog,
     additions,
     creation,
+    new_file,
 )
 from cdc.sinks.delta.mirror import mark
 from cdc.sinks.delta.scan import Mirror, documents, read_documents, read_mirror, read_share
@@ -122,7 +122,7 @@ def test_files_of_a_mirror(tmp_path: Path) -> None:
             if (tmp_path / name).exists():
                 Path(folder).mkdir(exist_ok=True)
                 shutil.copy(tmp_path / name, folder)
-        listed = [DataFile(name, 1, '{"numRecords": 2}') for name in files]
+        listed = [new_file(name, 1, '{"numRecords": 2}') for name in files]
         created = [*creation(schema(items("text"), "mirror")), *additions(listed)]
         TableLog(folder).commit(NO_TABLE, created, "WRITE", None)
         return [
@@ -144,7 +144,7 @@ def test_marked_rows_are_left_out(tmp_path: Path) -> None:
     columns = schema(items("text"), "mirror")
     log.commit(NO_TABLE, creation(columns, [DELETION_VECTORS]), "WRITE", None)
     assert log.state
-    file = DataFile("part.parquet", 1, '{"numRecords": 5}')
+    file = new_file("part.parquet", 1, '{"numRecords": 5}')
     superseded = {"part.parquet": BitMap64([1, 4]).serialize()}
     changes = mark(log.place, log.state, [file], superseded, FileNames())
     log.commit(log.state.identity, changes, "WRITE", None)

@@ -25,7 +25,6 @@ from cdc.sinks.delta.log import (
     CLEARED,
     DELETION_VECTORS,
     NO_TABLE,
-    Commits,
     FileNames,
     LastCommit,
     TableLog,
@@ -343,10 +342,10 @@ def test_a_checkpoint_keeps_the_position(mirror: Mirror) -> None:
     deltalake.DeltaTable(str(mirror.folder)).create_checkpoint()
     for version in range(3):
         (mirror.folder / commit_path(version)).unlink()
-    last = Commits().last_commit(str(mirror.folder))
+    last = TableLog(str(mirror.folder)).last_commit()
     assert last == LastCommit(replace(stored[1], writer=""))
     (mirror.folder / commit_path(3)).unlink()
-    assert "has lost the commit" in Commits().last_commit(str(mirror.folder)).trouble
+    assert "has lost the commit" in TableLog(str(mirror.folder)).last_commit().trouble
 
 
 def test_in_commit_time_stamps_grow(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def test_rows_are_written_and_read(warehouse: str) -> None:
     file = parquet.write_file(location, "part-1.parquet", [ROWS, ROWS])
     assert file
     (listed,) = place(location).files()
-    assert (listed.path, listed.size) == (file.name, file.size)
+    assert (listed.path, listed.size) == (file["path"], file["size"])
     read = pa.concat_tables(parquet.read_rows(f"{location}/part-1.parquet", ROWS.schema))
     assert read == pa.concat_tables([ROWS, ROWS])
     assert parquet.row_count(f"{location}/part-1.parquet") == 4
