@@ -20,7 +20,6 @@ from cdc.sink import lane_run
 from cdc.sink.contract import Batch, Outcome, PositionLost
 from cdc.sink.fencing import checkpoint_after
 from cdc.sinks.delta import executor, parquet, positions
-from cdc.sinks.delta.cleanup import Cleanups
 from cdc.sinks.delta.columns import merged, schema, to_arrow
 from cdc.sinks.delta.executor import Staged, ViewState, WarehouseWriter
 from cdc.sinks.delta.log import (
@@ -28,12 +27,9 @@ from cdc.sinks.delta.log import (
     Action,
     File,
     FileNames,
-    Identity,
-    LastCommit,
     TableLog,
     TableState,
     additions,
-    creation,
     extension,
     removal,
 )
@@ -48,7 +44,7 @@ from cdc.sinks.delta.mirror import (
     run_tasks,
     source,
 )
-from cdc.sinks.delta.place import CommitConflict, is_bucket, place, reading, write_hint, writing
+from cdc.sinks.delta.place import is_bucket, place, reading, write_hint, writing
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -71,17 +67,16 @@ decode_staged = msgspec.json.Decoder(Staged).decode
 class TableCommit:
     """What a batch is going to commit to one table's view.
 
-    pending: by kind, our last commit in those parts of the view that gain something.
-    identities: by kind, of the Delta tables as they were read then; NO_TABLE where there was none. A
-    commit since then has to be a conflict.
+    pending: by kind, the checkpoints of those parts of the view that gain something.
+    states: by kind, the Delta tables as they were read then. A commit since then has to be a conflict.
     view: what executors get to know.
     names: of the batch's files.
     """
 
     advance: Advance
     tables: "Delta"
-    pending: Mapping[str, LastCommit]
-    identities: Mapping[str, Identity]
+    pending: Mapping[str, ViewCheckpoint | None]
+    states: Mapping[str, TableState]
     view: ViewState
     names: FileNames
     staged: Staged = field(default_factory=Staged)
@@ -113,7 +108,7 @@ class TableCommit:
             # the failure that led here.
             if committed:
                 state = TableLog(folder).refresh() or TableState()
-                if state.identity != self.identities[kind]:
+                if state.identity != self.states[kind].identity:
                     continue
             parquet.remove_files_with(folder, self.names.common)
 
@@ -136,8 +131,7 @@ class TableCommit:
                 for table in parquet.read_rows(f"{folder}/{file['path']}", columns)
             )
         keys = _keys(events)
-        state = log.refresh() or TableState()
-        stored = [source(log.place, file) for file in state.files.values()]
+        stored = [source(log.place, file) for file in self.states["changes"].files.values()]
         logged = run_tasks(spark, partial(_find_logged, keys, self.view.topic_id), stored)
         is_missing = np.isin(keys, logged, invert=True)
         if is_missing.all():
@@ -153,7 +147,7 @@ class TableCommit:
         """
         if "mirror" not in self.pending or self.view.files is not None:
             return None
-        files = list(self._mirror_state().files)
+        files = list(self.states["mirror"].files)
         return self.staged.search(self.table.qualified, self.view.mirror, files)
 
     def rewrites(self) -> dict[str, Rewrite]:
@@ -162,7 +156,7 @@ class TableCommit:
         """
         if "mirror" not in self.pending or self.tables.may_have_marks(self.table):
             return {}
-        state = self._mirror_state()
+        state = self.states["mirror"]
         columns = schema(self.table, "mirror")
         if state.metadata:
             columns = merged(state.columns, columns)
@@ -178,7 +172,7 @@ class TableCommit:
 
     def merge(self, checkpoint: ViewCheckpoint) -> None:
         """Commit the rows to the mirror."""
-        state = self._mirror_state()
+        state = self.states["mirror"]
         rows = self.staged.rows
         if self.tables.may_have_marks(self.table):
             place = self.log("mirror").place
@@ -202,26 +196,15 @@ class TableCommit:
 
         Raises CommitConflict, SinkUnavailable.
         """
-        log = self.log(kind)
-        columns = schema(self.table, kind)
+        state = self.states[kind]
         features = self.tables.features(self.table, kind)
-        if state := log.refresh():
-            # All files of a mirror without marks that had some have been written again.
-            dropped = [DELETION_VECTORS] if kind == "mirror" and not features else []
-            shape = extension(state, columns, features, dropped=dropped)
-        else:
-            shape = creation(columns, features)
-        log.commit(self.identities[kind], [*shape, *changes], BATCH, checkpoint)
+        # All files of a mirror without marks that had some have been written again.
+        dropped = [DELETION_VECTORS] if kind == "mirror" and not features else []
+        shape = extension(state, schema(self.table, kind), features, dropped=dropped)
+        self.log(kind).commit(state.identity, [*shape, *changes], BATCH, checkpoint)
         added = {action["add"]["path"] for action in changes if "add" in action}
         unused = [file["path"] for file in staged if file["path"] not in added]
         parquet.remove_files(self.folder(kind), unused)
-
-    def _mirror_state(self) -> TableState:
-        """Return the mirror as it was when the batch began. Raises CommitConflict."""
-        state = self.log("mirror").refresh() or TableState()
-        if state.identity != self.identities["mirror"]:
-            raise CommitConflict
-        return state
 
 
 def begin(tables: "Delta", writer: str, advance: Advance, names: FileNames) -> TableCommit:
@@ -243,9 +226,9 @@ def begin(tables: "Delta", writer: str, advance: Advance, names: FileNames) -> T
     checkpoints = {kind: last_commit.checkpoint for kind, last_commit in last_commits.items()}
     tables.fence.begin_step(writer, advance, folders, checkpoints)
     pending = {
-        kind: last_commit
-        for kind, last_commit in last_commits.items()
-        if tables.fence.gains(writer, advance, folders[kind], last_commit.checkpoint)
+        kind: checkpoint
+        for kind, checkpoint in checkpoints.items()
+        if tables.fence.gains(writer, advance, folders[kind], checkpoint)
     }
     states = {kind: tables.logs[folder].state or TableState() for kind, folder in folders.items()}
     mirror = states["mirror"]
@@ -254,19 +237,17 @@ def begin(tables: "Delta", writer: str, advance: Advance, names: FileNames) -> T
         advance.end.topic_id,
         folders.get("changes"),
         folders["mirror"],
-        known_offsets(advance, last_commits.get("changes")),
-        known_offsets(advance, last_commits["mirror"]),
+        known_offsets(advance, checkpoints.get("changes")),
+        known_offsets(advance, checkpoints["mirror"]),
         mirror.version if checkpoints["mirror"] else None,
         list(mirror.files) if mirror.size_bytes <= SEARCHED_BYTES else None,
     )
-    identities = {kind: state.identity for kind, state in states.items()}
-    return TableCommit(advance, tables, pending, identities, view, names)
+    return TableCommit(advance, tables, pending, states, view, names)
 
 
-def known_offsets(advance: Advance, last_commit: LastCommit | None) -> tuple[int, ...]:
+def known_offsets(advance: Advance, checkpoint: ViewCheckpoint | None) -> tuple[int, ...]:
     """Return by partition the offset below which a part needs nothing; 0 for a repair."""
-    checkpoint = None if advance.is_repair or last_commit is None else last_commit.checkpoint
-    return positions.known_offsets(checkpoint, advance.end)
+    return positions.known_offsets(None if advance.is_repair else checkpoint, advance.end)
 
 
 def _find_logged(keys: np.ndarray, topic_id: str, logged: Source) -> Iterator[int]:
@@ -289,7 +270,7 @@ def _keys(events: pa.Table) -> np.ndarray:
     return keys
 
 
-def apply_batch(tables: "Delta", cleanups: Cleanups, batch: Batch) -> Outcome:
+def apply_batch(tables: "Delta", batch: Batch) -> Outcome:
     """Have the executors write the files of all tables, then commit those tables that gain something.
     One that fails doesn't keep the others from it.
 
@@ -310,7 +291,7 @@ def apply_batch(tables: "Delta", cleanups: Cleanups, batch: Batch) -> Outcome:
             continue
         if step.pending:
             steps[advance.table.qualified] = step
-    outcome = _write_and_commit(tables, cleanups, batch, steps, names) if steps else Outcome()
+    outcome = _write_and_commit(tables, batch, steps, names) if steps else Outcome()
     if failures:
         raise failures[0]
     return outcome
@@ -318,7 +299,6 @@ def apply_batch(tables: "Delta", cleanups: Cleanups, batch: Batch) -> Outcome:
 
 def _write_and_commit(
     tables: "Delta",
-    cleanups: Cleanups,
     batch: Batch,
     steps: Mapping[str, TableCommit],
     names: FileNames,
@@ -354,7 +334,7 @@ def _write_and_commit(
             failures.append(error)
             continue
         for kind in step.pending:
-            cleanups.tidy(spark, step.folder(kind))
+            tables.cleanups.tidy(spark, step.folder(kind))
     # The others are committed before the first error is raised.
     if failures:
         raise failures[0]
@@ -383,8 +363,8 @@ def _write_files(
 def _commit_table(spark: "SparkSession", writer: str, step: TableCommit, applied: Applied) -> None:
     """Append the events first, then merge the rows; each only where it gains something."""
     tables = step.tables
-    for kind, last_commit in step.pending.items():
-        checkpoint = last_commit.checkpoint
+    for kind, previous in step.pending.items():
+        checkpoint = previous
         if not (step.advance.is_repair and checkpoint):
             # A repair doesn't change the position: the stream that owns it goes on undisturbed.
             end = positions.next_position(checkpoint, step.advance.end)

@@ -11,7 +11,6 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import deltalake
 import msgspec
 import numpy as np
 import pyarrow as pa
@@ -30,7 +29,7 @@ from cdc.sinks.delta.columns import arrow_schema
 from cdc.sinks.delta.log import File, FileNames
 from cdc.sinks.delta.mirror import Search, search_files
 from cdc.sinks.delta.parquet import ID, FileWriter
-from cdc.sinks.delta.place import read_failure, reading, writing
+from cdc.sinks.delta.place import reading, writing
 from cdc.sinks.delta.scan import MirrorVersion
 from cdc.sinks.delta.vectors import bitmap
 
@@ -344,7 +343,7 @@ class StoredRows:
         key_schema = pa.schema([(ID, pa.string()), ("_cdc_offset", pa.int64())])
         schema = pa.schema([*key_schema, *fields])
         newest: Newest = {}
-        try:
+        with _reported(reading(self._folder)):
             if staged := self.staged_ids(list(missing)):
                 ids = pa.array(sorted(staged), pa.string())
                 for files, columns in ((rows, schema), (deleted, key_schema)):
@@ -354,8 +353,6 @@ class StoredRows:
             if self._mirror and (wanted := self._mirror_ids(missing, newest)):
                 ids = pa.array(sorted(wanted), pa.string())
                 self._collect(newest, self._mirror.rows(ids, schema))
-        except (OSError, deltalake.exceptions.DeltaError) as error:
-            raise Failure("unavailable", read_failure(self._folder, error).message) from None
         return {row_id: values for row_id, (_, values) in newest.items() if values is not None}
 
     def _mirror_ids(self, missing: MissingColumns, newest: Mapping[str, object]) -> list[str]:

@@ -100,10 +100,6 @@ class FileNames:
         return UUID(self.common + secrets.token_hex(6))
 
 
-class UnknownFeature(SinkRejected):
-    """A table has a feature of Delta's that isn't known here."""
-
-
 @dataclass(frozen=True)
 class LastCommit:
     """Our last commit in a table.
@@ -240,9 +236,8 @@ class TableLog:
         Raises as `refresh` does.
         """
         state = TableLog(self.place.location)._load(version)
-        if state is None or state.version != version:
-            return None
-        _require_known(state.protocol)
+        if state:
+            _require_known(state.protocol)
         return state
 
     def history(self) -> Iterator[Mapping[str, Any]]:
@@ -353,22 +348,22 @@ class TableLog:
         self.state = state.after(listed)
         self._newest = data
 
-    def _load(self, newest: int | None = None) -> TableState | None:
-        """Read the table in its newest version, or in a version that isn't newer than another."""
-        commits: list[int] = []
+    def _load(self, wanted: int | None = None) -> TableState | None:
+        """Read the table in its newest version, or in another one; None where there is none."""
+        newest = -1
         checkpoints: dict[int, list[str]] = {}
         for file in self.place.files(FOLDER):
             if match := COMMIT.match(file.path):
-                commits.append(int(match[1]))
+                newest = max(newest, int(match[1]))
             elif (match := CHECKPOINT.match(file.path)) and file.size:
                 checkpoints.setdefault(int(match[1]), []).append(file.path)
         complete = [
             version
             for version, paths in checkpoints.items()
-            if _is_complete(paths) and (newest is None or version <= newest)
+            if _is_complete(paths) and (wanted is None or version <= wanted)
         ]
         self.checkpoint_version = max(complete, default=-1)
-        if not commits and not complete:
+        if newest < 0 and not complete:
             return None
         state = TableState()
         for actions in self._read_checkpoint(checkpoints.get(self.checkpoint_version, ())):
@@ -376,18 +371,16 @@ class TableLog:
         self._newest = self.place.read(commit_path(state.version)) or b""
         # A checkpoint doesn't have its commit's information.
         state.apply(state.version, [a for a in _parse(self._newest) if "commitInfo" in a])
-        for version in sorted(commits):
-            if version <= state.version or (newest is not None and version > newest):
-                continue
-            data = self.place.read(commit_path(version)) if version == state.version + 1 else None
-            if data is None and newest is not None:
+        while state.version < (newest if wanted is None else wanted):
+            data = self.place.read(commit_path(state.version + 1))
+            if data is None and wanted is not None:
                 return None
             if data is None:
                 raise SinkRejected(
                     f"The log of the Delta table {self.place.location} lacks version {state.version + 1}.",
                     hint="restore the file from a backup, or make the view again with `rebuild`",
                 )
-            state.apply(version, _parse(data))
+            state.apply(state.version + 1, _parse(data))
             self._newest = data
         return state
 
@@ -462,14 +455,14 @@ def _present(value: Any) -> Any:
 
 
 def _require_known(protocol: Mapping[str, Any]) -> None:
-    """Raises UnknownFeature."""
+    """Raise SinkRejected for a feature that isn't known here."""
     unknown = set(protocol.get("readerFeatures") or ()) - READER_FEATURES
     unknown |= set(protocol.get("writerFeatures") or ()) - WRITER_FEATURES
     readers = protocol["minReaderVersion"]
     writers = protocol["minWriterVersion"]
     if unknown or readers not in READER_VERSIONS or writers not in WRITER_VERSIONS:
         name = sorted(unknown)[0] if unknown else f"the protocol's versions {readers} and {writers}"
-        raise UnknownFeature(
+        raise SinkRejected(
             f"The Delta table has {name}, which isn't supported here.",
             hint="drop the feature (ALTER TABLE ... DROP FEATURE), or let the sink write to another path",
         )
@@ -496,21 +489,8 @@ def additions(files: Iterable[File]) -> list[Action]:
 
 
 def creation(columns: Any, features: Collection[str] = ()) -> list[Action]:
-    """Make the actions that create a table.
-
-    columns: as Delta's JSON has a struct. features: that its readers must support, with what the
-    columns need.
-    """
-    metadata = {
-        "id": str(uuid4()),
-        "format": {"provider": "parquet", "options": {}},
-        "partitionColumns": [],
-        "createdTime": int(time.time() * 1000),
-        "schemaString": json.dumps(columns, ensure_ascii=False),
-        "configuration": _configuration({}, features),
-    }
-    readers = reader_features(columns) | set(features)
-    return [{"protocol": _protocol(readers, set(LEGACY) | readers)}, {"metaData": metadata}]
+    """Make the actions that create a table; see `extension`."""
+    return extension(TableState(), columns, features)
 
 
 def extension(
@@ -522,36 +502,46 @@ def extension(
     dropped: Collection[str] = (),
 ) -> list[Action]:
     """Make the actions that give a table columns that it lacks, fields that its structs lack, and
-    features; none where it lacks nothing.
+    features; none where it lacks nothing. The first ones create it.
 
-    replaced: whether the table has exactly these columns afterwards. dropped: features that its
-    readers needn't support any more.
+    columns: as Delta's JSON has a struct. features: that its readers must support, with what the
+    columns need. replaced: whether the table has exactly these columns afterwards. dropped: features
+    that its readers needn't support any more.
 
     Raises SinkRejected: the table is partitioned, and isn't replaced.
     """
-    partitioned = bool(state.metadata["partitionColumns"])
+    partitioned = bool(state.metadata.get("partitionColumns"))
     if partitioned and not replaced:
         raise SinkRejected(
             "The Delta table is partitioned, which the pipeline's tables aren't.",
             hint="somebody else has written it: make the view again with `rebuild`",
         )
-    target = columns if replaced else merged(state.columns, columns)
+    target = merged(state.columns, columns) if state.metadata and not replaced else columns
     added = reader_features(target) | set(features)
     readers = (state.reader_features | added) - set(dropped)
-    configuration = _configuration(state.properties, features)
+    configuration = dict(state.properties)
+    if DELETION_VECTORS in features:
+        configuration[PROPERTY] = "true"
     if DELETION_VECTORS in dropped:
         configuration.pop(PROPERTY, None)
     actions: list[Action] = []
-    if readers != state.reader_features:
+    if not state.protocol or readers != state.reader_features:
         former = state.protocol.get("writerFeatures") or LEGACY
         writers = (set(former) | added) - set(dropped)
         actions.append({"protocol": _protocol(readers, writers)})
-    if target != state.columns or configuration != state.properties or partitioned:
-        changed = {
-            "schemaString": json.dumps(target, ensure_ascii=False),
-            "configuration": configuration,
-            "partitionColumns": [],
-        }
+    made = {
+        "id": str(uuid4()),
+        "format": {"provider": "parquet", "options": {}},
+        "createdTime": int(time.time() * 1000),
+    }
+    changed = {
+        "schemaString": json.dumps(target, ensure_ascii=False),
+        "configuration": configuration,
+        "partitionColumns": [],
+    }
+    if not state.metadata:
+        actions.append({"metaData": {**made, **changed}})
+    elif target != state.columns or configuration != state.properties or partitioned:
         actions.append({"metaData": {**state.metadata, **changed}})
     return actions
 
@@ -559,11 +549,6 @@ def extension(
 def removal_of_all(state: TableState) -> list[Action]:
     """Make the actions that remove all files of a table."""
     return [removal(file) for file in state.files.values()]
-
-
-def _configuration(properties: Any, features: Collection[str]) -> dict[str, str]:
-    enabled = {PROPERTY: "true"} if DELETION_VECTORS in features else {}
-    return {**properties, **enabled}
 
 
 def _protocol(readers: Collection[str], writers: Collection[str]) -> dict[str, Any]:

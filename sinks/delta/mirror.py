@@ -26,7 +26,6 @@ from cdc.sinks.delta.log import (
     Action,
     File,
     FileNames,
-    Identity,
     TableLog,
     TableState,
     removal,
@@ -307,22 +306,19 @@ def rewrite(spark: "SparkSession", rewrites: Sequence[Rewrite]) -> list[File | N
 
     Raises SinkUnavailable: a folder takes no more.
     """
-    files = {file["path"]: file for file in run_tasks(spark, _rewrite, rewrites)}
+    files = {file["path"]: file for file in run_tasks(spark, rewrite_files, rewrites)}
     return [files.get(request.name) for request in rewrites]
 
 
-def _rewrite(request: Rewrite) -> Iterator[File]:
-    with writing(request.folder):
-        if file := rewrite_files(request):
-            yield file
-
-
-def rewrite_files(request: Rewrite) -> File | None:
-    """Write the remaining rows of some files as one; None when none remain. Raises OSError."""
+def rewrite_files(request: Rewrite) -> Iterator[File]:
+    """Write the remaining rows of some files as one, if there are any. Raises SinkUnavailable."""
     tables = (
         table for source in request.sources for table in remaining_rows(source, request.columns)
     )
-    return parquet.write_file(request.folder, request.name, parquet.row_groups(tables))
+    groups = parquet.row_groups(tables)
+    with writing(request.folder):
+        if file := parquet.write_file(request.folder, request.name, groups):
+            yield file
 
 
 def remaining_rows(source: Source, columns: pa.Schema) -> Iterator[pa.Table]:
@@ -350,7 +346,7 @@ def compact(spark: "SparkSession", log: TableLog) -> None:
     state = log.refresh()
     if state and (files := select(log.place, state)):
         (result,) = rewrite(spark, [request(log, state, files, FileNames())])
-        replace(log, state.identity, files, result)
+        replace(log, state, files, result)
 
 
 def select(place: Place, state: TableState) -> list[File]:
@@ -382,17 +378,17 @@ def request(log: TableLog, state: TableState, files: Sequence[File], names: File
     return Rewrite(log.place.location, sources, to_arrow(state.columns), names.generate())
 
 
-def replace(log: TableLog, identity: Identity, files: Sequence[File], result: File | None) -> None:
+def replace(log: TableLog, state: TableState, files: Sequence[File], result: File | None) -> None:
     """Commit a new file in the place of others, unless another commit came in between."""
     actions = [removal(file, data_change=False) for file in files]
     if result:
         actions.append({"add": {**result, "dataChange": False}})
     # The position stays what it is. Where somebody else's commit is the newest one, it is found below.
-    text = (log.state.info.get("userMetadata") or "") if log.state else ""
+    text = state.info.get("userMetadata") or ""
     is_ours = text.startswith(ViewCheckpoint.JSON_START)
     checkpoint = ViewCheckpoint.from_json(text) if is_ours else None
     with suppress(CommitConflict):
-        log.commit(identity, actions, "OPTIMIZE", checkpoint)
+        log.commit(state.identity, actions, "OPTIMIZE", checkpoint)
         return
     if result:
         parquet.remove_files(log.place.location, [result["path"]])

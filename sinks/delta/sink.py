@@ -87,7 +87,7 @@ class Delta:
         self.fence = WriterFence()
         self.without_deletion_vectors = without_deletion_vectors
         self._generation_names = generation_names
-        self._cleanups = Cleanups(self.logs)
+        self.cleanups = Cleanups(self.logs)
         self._is_tried = False
 
     def folder(self, table: Table, kind: str) -> str:
@@ -201,7 +201,7 @@ class Delta:
         """Commit a batch's events and rows. A table that fails doesn't keep the others from it."""
         from cdc.sinks.delta.batch import apply_batch
 
-        outcome = apply_batch(self, self._cleanups, batch)
+        outcome = apply_batch(self, batch)
         applied = {advance.table.qualified: Applied() for advance in batch.advances}
         return replace(outcome, applied=applied | outcome.applied, writer_results={})
 

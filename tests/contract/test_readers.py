@@ -413,7 +413,7 @@ class Writer:
         assert state
         if files := mirror.select(self._log.place, state):
             request = mirror.request(self._log, state, files, names)
-            mirror.replace(self._log, state.identity, files, rewrite_files(request))
+            mirror.replace(self._log, state, files, next(rewrite_files(request), None))
         if self.chance.random() < 0.2:
             self._log = TableLog(str(self.folder))
             self._log.refresh()

@@ -24,7 +24,7 @@ from cdc.sink.rejection import Skip
 from cdc.sinks.delta import parquet
 from cdc.sinks.delta.batch import TableCommit
 from cdc.sinks.delta.executor import Staged, StoredRows, ViewState, WarehouseWriter
-from cdc.sinks.delta.log import File, FileNames
+from cdc.sinks.delta.log import File, FileNames, TableState
 from tests.support.envelopes import PLACEHOLDER, Topic, encoded
 from tests.support.envelopes import table as items
 
@@ -267,7 +267,7 @@ def commit_in(folder: Path, names: FileNames) -> TableCommit:
     state = ViewState(ITEMS, "id", None, str(folder), (0,), (0,), 1)
     tables: Any = OneFolder(folder)
     pending: Any = {"mirror": None}
-    return TableCommit(advance, tables, pending, {"mirror": (1, "")}, state, names)
+    return TableCommit(advance, tables, pending, {"mirror": TableState(1)}, state, names)
 
 
 def test_discarding_opens_no_table_where_nothing_was_committed(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from cdc.errors import SinkUnavailable
 from cdc.sinks.delta.columns import merged
 from cdc.sinks.delta.log import NO_TABLE, TableLog, additions, creation, extension
 from cdc.sinks.delta.parquet import GROUP_BYTES, GROUP_ROWS, row_groups, write_file
-from cdc.sinks.delta.place import write_failure
+from cdc.sinks.delta.place import writing
 from tests.support.warehouse import struct
 
 
@@ -67,14 +67,13 @@ def test_a_row_group_of_nulls_leaves_the_bounds_of_the_others(tmp_path: Path) ->
         ),
         ("[Errno 30] Read-only file system: '/w/part-1.parquet'", "Read-only file system"),
         ("IO error: Read-only file system (os error 30)", "Read-only file system"),
-        ("something with a value in it", "Exception"),
+        ("something with a value in it", "OSError"),
     ],
 )
 def test_what_a_disk_says_is_reported_and_nothing_else(text: str, reason: str) -> None:
-    assert (
-        write_failure("/w", Exception(text)).message
-        == f"The warehouse folder /w can't be written: {reason}."
-    )
+    with pytest.raises(SinkUnavailable) as caught, writing("/w"):
+        raise OSError(text)
+    assert caught.value.message == f"The warehouse folder /w can't be written: {reason}."
 
 
 def test_columns_and_fields_of_structs_are_added() -> None:

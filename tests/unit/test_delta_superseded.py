@@ -130,7 +130,7 @@ def test_compaction_changes_no_row(tmp_path: Path) -> None:
     selected = mirror.select(log.place, log.state)
     assert len(selected) == mirror.SMALL_FILES
     request = mirror.request(log, log.state, selected, FileNames())
-    mirror.replace(log, log.state.identity, selected, rewrite_files(request))
+    mirror.replace(log, log.state, selected, next(rewrite_files(request), None))
     assert len(log.state.files) == 1
     assert not log.state.has_marks
     assert not log.changed_rows(log.state.version)
