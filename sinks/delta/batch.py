@@ -86,15 +86,12 @@ class TableCommit:
 
     @property
     def table(self) -> Table:
-        """The source's table."""
         return self.advance.table
 
     def folder(self, kind: str) -> str:
-        """Return the folder of a part of the view."""
         return self.tables.folder(self.table, kind)
 
     def log(self, kind: str) -> TableLog:
-        """Return the log of a part of the view."""
         return self.tables.logs[self.folder(kind)]
 
     def discard(self, *, committed: bool) -> None:
@@ -224,12 +221,7 @@ def begin(tables: "Delta", writer: str, advance: Advance, names: FileNames) -> T
                 table=table.qualified,
             )
     checkpoints = {kind: last_commit.checkpoint for kind, last_commit in last_commits.items()}
-    tables.fence.begin_step(writer, advance, folders, checkpoints)
-    pending = {
-        kind: checkpoint
-        for kind, checkpoint in checkpoints.items()
-        if tables.fence.gains(writer, advance, folders[kind], checkpoint)
-    }
+    pending = tables.fence.begin_step(writer, advance, folders, checkpoints)
     states = {kind: tables.logs[folder].state or TableState() for kind, folder in folders.items()}
     mirror = states["mirror"]
     view = ViewState(
@@ -251,8 +243,10 @@ def known_offsets(advance: Advance, checkpoint: ViewCheckpoint | None) -> tuple[
 
 
 def _find_logged(keys: np.ndarray, topic_id: str, logged: Source) -> Iterator[int]:
-    """Find the events of some keys in a file of the log of changes: only of this topic, or of none. These
-    are of a time when a log had one topic only.
+    """Find those of some keys that a file of the log of changes has.
+
+    topic_id: only its events count, and the ones that name none: they are of a time when a log had one
+    topic only.
     """
     fields = {"_cdc_partition": pa.int64(), "_cdc_offset": pa.int64(), "_cdc_topic": pa.string()}
     with reading(logged.path.rpartition("/")[0]):
@@ -344,7 +338,6 @@ def _write_and_commit(
 def _write_files(
     tables: "Delta", batch: Batch, steps: Mapping[str, TableCommit], names: FileNames
 ) -> Outcome:
-    """Have the executors write the files of all tables."""
     writer = WarehouseWriter(
         {step.table.topic: step.view for step in steps.values()},
         names,

@@ -126,5 +126,4 @@ def list_paths(state: TableState) -> list[str]:
 
 
 def _name(path: str) -> str:
-    """Return the name of a file without its folders."""
     return unquote(path).rpartition("/")[2]

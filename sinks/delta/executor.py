@@ -30,7 +30,7 @@ from cdc.sinks.delta.log import File, FileNames
 from cdc.sinks.delta.mirror import Search, search_files
 from cdc.sinks.delta.parquet import ID, FileWriter
 from cdc.sinks.delta.place import reading, writing
-from cdc.sinks.delta.scan import MirrorVersion
+from cdc.sinks.delta.scan import Mirror
 from cdc.sinks.delta.vectors import bitmap
 
 LIMITS = ChunkLimits(rows=50_000, bytes=64 * 2**20)
@@ -79,7 +79,6 @@ class Staged(msgspec.Struct):
     superseded: dict[str, bytes] = {}
 
     def add(self, staged: "Staged") -> None:
-        """Add the files of a task."""
         self.events.extend(staged.events)
         self.rows.extend(staged.rows)
         self.deleted.extend(staged.deleted)
@@ -116,7 +115,6 @@ class WarehouseWriter:
     _stages: dict[str, "_Stage"] = field(default_factory=dict)
 
     def start_offset(self, advance: Advance, partition: int) -> int:
-        """Return the offset from which a partition is read."""
         return advance.start_offsets[partition]
 
     def observe(self, part: Part, change: Change, source: Source, value: Any) -> int:
@@ -312,7 +310,7 @@ class StoredRows:
     def __init__(self, table: Table, folder: str, version: int | None) -> None:
         self._table = table
         self._folder = folder
-        self._mirror = None if version is None else MirrorVersion(folder, version)
+        self._mirror = None if version is None else Mirror(table, folder, version)
         self._staged_hashes = np.empty(0, np.int64)
 
     def note_chunk(self, ids: Sequence[str]) -> bool:

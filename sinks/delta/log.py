@@ -92,7 +92,6 @@ class FileNames:
         self.common = str(uuid4())[:-12]
 
     def generate(self) -> str:
-        """Make the next name of a file of rows."""
         return f"part-{self.generate_id()}.parquet"
 
     def generate_id(self) -> UUID:
@@ -154,7 +153,6 @@ class TableState:
 
     @property
     def size_bytes(self) -> int:
-        """The size of the table's files."""
         return sum(file["size"] for file in self.files.values())
 
     @property
@@ -174,7 +172,6 @@ class TableState:
         return state
 
     def apply(self, version: int, actions: Sequence[Action]) -> None:
-        """Become a version by its actions."""
         self.info = {}
         for action in actions:
             if remove := action.get("remove"):
@@ -395,12 +392,10 @@ class TableLog:
 
 
 def commit_path(version: int) -> str:
-    """Name the file of a commit."""
     return f"{FOLDER}/{version:020}.json"
 
 
 def removal(file: File, *, data_change: bool = True) -> Action:
-    """Make the action that removes a file."""
     vector = file.get("deletionVector")
     return {
         "remove": {
@@ -484,7 +479,6 @@ def new_file(name: str, size: int, stats: str) -> File:
 
 
 def additions(files: Iterable[File]) -> list[Action]:
-    """Make the actions that add files."""
     return [{"add": file} for file in files]
 
 
@@ -547,7 +541,6 @@ def extension(
 
 
 def removal_of_all(state: TableState) -> list[Action]:
-    """Make the actions that remove all files of a table."""
     return [removal(file) for file in state.files.values()]
 
 

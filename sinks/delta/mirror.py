@@ -179,12 +179,11 @@ def search_files(search: Search) -> Iterator[tuple[str, bytes]]:
     ]
     # One call for all groups: each makes a table of what is wanted, which takes longer than a group.
     is_wanted = pc.is_in(pa.chunked_array([ids for *_, ids in groups], pa.string()), wanted)
-    found = pc.indices_nonzero(is_wanted).to_numpy().astype(np.int64)
     numbers: dict[str, list[np.ndarray]] = {}
     position = 0
     for path, start, ids in groups:
-        of_group = slice(*np.searchsorted(found, [position, position + len(ids)]))
-        numbers.setdefault(path, []).append(found[of_group] - position + start)
+        found = pc.indices_nonzero(is_wanted.slice(position, len(ids))).to_numpy()
+        numbers.setdefault(path, []).append(found.astype(np.int64) + start)
         position += len(ids)
     for path, parts in numbers.items():
         if any(map(len, parts)):
@@ -218,7 +217,7 @@ def marked_rows(place: Place, file: File, superseded: bytes | None) -> BitMap64:
     """
     rows = vectors.bitmap(superseded)
     if descriptor := file.get("deletionVector"):
-        rows |= vectors.deleted_rows(descriptor, place.read_range)
+        rows |= vectors.deleted_rows(descriptor, place)
     return rows
 
 

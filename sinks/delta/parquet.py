@@ -131,7 +131,7 @@ def rows_with_ids(
                     selected = selection[offset : offset + metadata.num_rows]
                     mask = pc.and_(mask, pa.chunked_array([pa.array(selected)]))
                 if pc.any(mask).as_py():
-                    yield fit_to_schema(_columns(file, group, schema).filter(mask), schema)
+                    yield _read_group(file, group, schema).filter(mask)
             offset += metadata.num_rows
 
 
@@ -142,7 +142,7 @@ def read_rows(path: str, schema: pa.Schema) -> Iterator[pa.Table]:
     """
     with open_file(path) as file:
         for group in range(file.num_row_groups):
-            yield fit_to_schema(_columns(file, group, schema), schema)
+            yield _read_group(file, group, schema)
 
 
 def read_ids_within(path: str, low: str, high: str) -> Iterator[tuple[int, pa.Array]]:
@@ -223,10 +223,9 @@ def fit_to_schema(table: pa.Table, schema: pa.Schema) -> pa.Table:
     return pa.table(columns, schema=schema)
 
 
-def _columns(file: Any, group: int, schema: pa.Schema) -> pa.Table:
-    """Read those columns of a schema that a row group has."""
+def _read_group(file: Any, group: int, schema: pa.Schema) -> pa.Table:
     names = [name for name in schema.names if name in file.schema_arrow.names]
-    return file.read_row_group(group, columns=names).select(names)
+    return fit_to_schema(file.read_row_group(group, columns=names), schema)
 
 
 def _id_bounds(group: Any) -> tuple[str, str] | None:

@@ -45,7 +45,6 @@ class StoreError(OSError):
 
 
 def write_hint(location: str) -> str:
-    """Return what helps where a warehouse can't be written."""
     return STORE_HINT if is_bucket(location) else WRITE_HINT
 
 
@@ -131,7 +130,6 @@ class Folder:
                 return None
 
     def read_range(self, path: str, start: int, length: int) -> bytes:
-        """Read a part of a file."""
         with reading(self.location), self._path(path).open("rb") as file:
             file.seek(start)
             return file.read(length)
@@ -217,11 +215,6 @@ class Folder:
         """Make the place: files can only be written to one that exists."""
         with writing(self.location):
             Path(self.location).mkdir(parents=True, exist_ok=True)
-
-    def require_one_winner(self) -> None:
-        """Raise SinkRejected where two writers can create one file: each would take the commit of the
-        other for its own. A file system either makes one link of a name or refuses links.
-        """
 
     def remove(self, paths: Iterable[str]) -> None:
         """Remove files, with the checksums that Spark puts beside them; what doesn't exist is passed over."""
@@ -399,6 +392,9 @@ class Bucket:
             return size
 
     def require_one_winner(self) -> None:
+        """Raise SinkRejected where two writers can create one file: each would take the commit of the
+        other for its own. A file system either makes one link of a name or refuses links.
+        """
         path = f".cdc-{uuid4()}"
         self.write_new(path, b"one")
         is_overwritten = self.write_new(path, b"two")

@@ -6,7 +6,6 @@ isn't ours.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -30,20 +29,20 @@ BATCH_ROWS = 1000
 Item = TypeVar("Item")
 
 
-class MirrorVersion:
-    """A version of a mirror. It is opened when the first row is read.
+class Mirror:
+    """A version of a table's mirror. It is opened when the first row is read.
 
     Used by one task in its thread. Methods raise OSError, DeltaError.
     """
 
-    def __init__(self, folder: str, version: int) -> None:
+    def __init__(self, table: Table, folder: str, version: int) -> None:
+        self.table = table
         self._folder = folder
         self._version = version
 
     @cached_property
     def columns(self) -> frozenset[str]:
-        """The names of its columns."""
-        return frozenset(field.name for field in self._table.schema().fields)
+        return frozenset(field.name for field in self._opened.schema().fields)
 
     def rows(self, ids: pa.Array, schema: pa.Schema) -> Iterator[pa.Table]:
         """Read the rows of sorted ids, as the columns of a schema."""
@@ -65,19 +64,19 @@ class MirrorVersion:
                     start = end
 
     @cached_property
-    def _table(self) -> deltalake.DeltaTable:
+    def _opened(self) -> deltalake.DeltaTable:
         return deltalake.DeltaTable(table_uri(self._folder), version=self._version)
 
     @cached_property
     def _paths(self) -> list[str]:
-        actions = pa.table(self._table.get_add_actions())
+        actions = pa.table(self._opened.get_add_actions())
         # Not `file_uris`, which puts the table's folder before absolute paths too.
         return [locate(self._folder, path) for path in actions["path"].to_pylist()]
 
     @cached_property
     def _selections(self) -> dict[str, Any]:
         """By path of those files that have deletion vectors: which of its rows aren't deleted."""
-        vectors = pa.table(self._table.deletion_vectors().read_all())
+        vectors = pa.table(self._opened.deletion_vectors().read_all())
         paths = (locate(self._folder, path) for path in vectors["filepath"].to_pylist())
         selections = vectors["selection_vector"]
         return {path: selections[number].values for number, path in enumerate(paths)}
@@ -115,7 +114,6 @@ def read_documents(
 
 
 def row_ids(batch: pa.RecordBatch) -> pa.Array:
-    """Return the ids of a batch's rows as text."""
     return batch.column(ID).cast(pa.string())
 
 
@@ -133,15 +131,6 @@ def documents(table: Table, batch: pa.RecordBatch) -> pa.Array:
     # Whatever type they have: the codec casts them where it reads a value.
     names = [column.name for column in table.columns]
     return codec(table).documents(pa.RecordBatch.from_arrays(columns, names=names))
-
-
-@dataclass(frozen=True)
-class Mirror:
-    """A mirror in a version."""
-
-    table: Table
-    folder: str
-    version: int
 
 
 def scan_bucket(spark: "SparkSession", mirror: Mirror, ids: Sequence[str] | None) -> "DataFrame":
@@ -183,7 +172,7 @@ def read_share(
     mirror: Mirror, shares: int, wanted: pa.Array | None, share: int
 ) -> Iterator[pa.RecordBatch]:
     """Read the rows of one share of a mirror's files, of all ids or of some: GROUPED."""
-    for batch in MirrorVersion(mirror.folder, mirror.version).batches(share, shares):
+    for batch in mirror.batches(share, shares):
         rows = batch if wanted is None else batch.filter(pc.is_in(row_ids(batch), wanted))
         if rows.num_rows:
             yield _batch(mirror, row_ids(rows), documents(mirror.table, rows))

@@ -13,7 +13,7 @@ import os
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,7 +38,7 @@ from cdc.sinks.delta.log import (
     extension,
     removal_of_all,
 )
-from cdc.sinks.delta.place import CommitConflict, is_bucket, place
+from cdc.sinks.delta.place import Bucket, CommitConflict, is_bucket, place
 from cdc.sinks.delta.positions import WriterFence, oldest
 
 if TYPE_CHECKING:
@@ -91,14 +91,12 @@ class Delta:
         self._is_tried = False
 
     def folder(self, table: Table, kind: str) -> str:
-        """Return the folder of a part of a view."""
         suffix = ""
         if self._generation_names and kind == "mirror":
             suffix = f"@{self._generation_names[table.qualified]}"
         return f"{self.path}/{table.qualified}/{kind}{suffix}"
 
     def folders(self, table: Table) -> dict[str, str]:
-        """Return the folders of a view's parts by kind."""
         return {kind: self.folder(table, kind) for kind in self.kinds}
 
     def generation(self, table: Table) -> str | None:
@@ -122,10 +120,13 @@ class Delta:
         if is_bucket(self.path):
             place(self.path).folders()
             return []
-        return list(check_folder(self.name, read_folder(self.path)))
+        location = Path(self.path)
+        folder = next(parent for parent in (location, *location.parents) if parent.exists())
+        usage = shutil.disk_usage(folder)
+        is_writable = os.access(folder, os.W_OK | os.X_OK) and folder.is_dir()
+        return list(check_folder(self.name, str(folder), is_writable, usage.free / usage.total))
 
     def refusals(self, table: Table) -> list[str]:
-        """List why a table can't be stored, one sentence a column."""
         return refusals(table)
 
     def prepare(self, table: Table) -> None:
@@ -142,8 +143,8 @@ class Delta:
                 hint=f"rename it, or write exclude: [COLUMN] for {table.qualified} in the pipeline file, then run"
                 " cdc -p FILE migrate and cdc -p FILE register",
             )
-        if not self._is_tried:
-            place(self.path).require_one_winner()
+        if is_bucket(self.path) and not self._is_tried:
+            Bucket(self.path).require_one_winner()
             self._is_tried = True
         for kind in self.kinds:
             self.create(table, kind)
@@ -283,11 +284,9 @@ class Delta:
         return scan_mirrors(spark, mirrors)
 
     def close(self) -> None:
-        """Close the Delta tables."""
         self.logs.clear()
 
     def for_generation(self, names: Mapping[str, str]) -> "Delta":
-        """Return a sink that writes the generations of these names, by table."""
         return Delta(self.name, self.path, self.pipeline, names, self.without_deletion_vectors)
 
     def check_capacity(self, tables: Sequence[Table]) -> None:
@@ -363,31 +362,11 @@ def spill_folder() -> str | None:
     return folders.split(",")[0]
 
 
-@dataclass(frozen=True)
-class WarehouseFacts:
-    """What was read of the warehouse's folder, or of the first folder above it that exists."""
-
-    folder: str
-    writable: bool
-    free_share: float
-
-
-def read_folder(path: str) -> WarehouseFacts:
-    """Read the facts."""
-    location = Path(path).absolute()
-    folder = next(parent for parent in (location, *location.parents) if parent.exists())
-    usage = shutil.disk_usage(folder)
-    writable = os.access(folder, os.W_OK | os.X_OK) and folder.is_dir()
-    return WarehouseFacts(str(folder), writable, usage.free / usage.total)
-
-
-def check_folder(sink: str, facts: WarehouseFacts) -> Iterator[Finding]:
-    """Judge the folder. Pure."""
-    if not facts.writable:
-        message = f"{sink}: {facts.folder} can't be written by this user."
-        fix = f"ls -ld {facts.folder}"
-        yield find("sink-unfit/folder", facts.folder, message, fix, sink=sink)
-    if facts.free_share < LEAST_FREE:
-        message = f"{sink}: {facts.free_share:.0%} of the disk of {facts.folder} is free."
-        fix = f"df -h {facts.folder}"
-        yield find("disk-low/warehouse", facts.folder, message, fix, sink=sink)
+def check_folder(sink: str, folder: str, is_writable: bool, free_share: float) -> Iterator[Finding]:
+    """Judge the warehouse's folder, or the first folder above it that exists. Pure."""
+    if not is_writable:
+        message = f"{sink}: {folder} can't be written by this user."
+        yield find("sink-unfit/folder", folder, message, f"ls -ld {folder}", sink=sink)
+    if free_share < LEAST_FREE:
+        message = f"{sink}: {free_share:.0%} of the disk of {folder} is free."
+        yield find("disk-low/warehouse", folder, message, f"df -h {folder}", sink=sink)

@@ -65,7 +65,7 @@ class Mirror:
             former = add.get("deletionVector")
             bitmap = BitMap64(found)
             if former:
-                bitmap |= vectors.deleted_rows(former, self.log.place.read_range)
+                bitmap |= vectors.deleted_rows(former, self.log.place)
             if not found or (former and len(bitmap) == former["cardinality"]):
                 continue
             actions.append(removal(add))
