@@ -213,10 +213,10 @@ def begin(tables: "Delta", writer: str, advance: Advance, names: FileNames) -> T
     table = advance.table
     folders = tables.folders(table)
     last_commits = {kind: tables.logs[folder].last_commit() for kind, folder in folders.items()}
-    for kind, last_commit in last_commits.items():
+    for last_commit in last_commits.values():
         if last_commit.trouble:
             raise PositionLost(
-                f"The Delta table {folders[kind]} can't be gone on with: {last_commit.trouble}.",
+                last_commit.trouble,
                 hint=f"cdc -p FILE rebuild {tables.name} --table {table.qualified}",
                 table=table.qualified,
             )

@@ -173,9 +173,11 @@ class TableState:
 
     def apply(self, version: int, actions: Sequence[Action]) -> None:
         self.info = {}
-        for action in actions:
-            if remove := action.get("remove"):
-                self._remove(remove)
+        for remove in (action["remove"] for action in actions if "remove" in action):
+            present = self.files.get(remove["path"])
+            # A file that gets other marks is removed with the former ones and added with these.
+            if present and vector_id(present) == vector_id(remove):
+                del self.files[remove["path"]]
         for action in actions:
             if add := action.get("add"):
                 self.files[add["path"]] = add
@@ -189,12 +191,6 @@ class TableState:
                 self.info = info
                 self.timestamp = info.get("inCommitTimestamp", self.timestamp)
         self.version = version
-
-    def _remove(self, remove: Mapping[str, Any]) -> None:
-        present = self.files.get(remove["path"])
-        # A file that gets other marks is removed with the former ones and added with these.
-        if present and vector_id(present) == vector_id(remove):
-            del self.files[remove["path"]]
 
 
 class TableLog:
@@ -276,7 +272,13 @@ class TableLog:
         if self.refresh() is None:
             return LastCommit(None)
         lost = LastCommit(None, "its log has lost the commit that held its position")
-        return self.standing(self.history()) or lost
+        found = self.standing(self.history()) or lost
+        if not found.trouble:
+            return found
+        folder = self.place.location
+        return replace(
+            found, trouble=f"The Delta table {folder} can't be gone on with: {found.trouble}."
+        )
 
     def standing(self, commits: Iterable[Commit]) -> LastCommit | None:
         """Find our last commit among some commits; see `standing`."""

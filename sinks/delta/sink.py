@@ -32,7 +32,6 @@ from cdc.sinks.delta.log import (
     CLEARED,
     DELETION_VECTORS,
     NO_TABLE,
-    LastCommit,
     Logs,
     creation,
     extension,
@@ -167,7 +166,7 @@ class Delta:
                 raise SchemaMismatch(table, self.name)
             self.empty(table, kind, CLEARED)
         if (last_commit := self.logs[folder].last_commit()).trouble:
-            raise self._unusable(table, folder, last_commit)
+            raise SchemaMismatch(table, self.name, last_commit.trouble)
 
     def is_empty(self, folder: str) -> bool:
         """Whether a Delta table has neither rows nor a position."""
@@ -188,7 +187,7 @@ class Delta:
         for kind, folder in self.folders(table).items():
             last_commit = self.logs[folder].last_commit()
             if last_commit.trouble and last_commit.checkpoint is None:
-                raise self._unusable(table, folder, last_commit)
+                raise SchemaMismatch(table, self.name, last_commit.trouble)
             checkpoints[kind] = last_commit.checkpoint
         for kind, folder in self.folders(table).items():
             self.fence.record(folder, checkpoints[kind])
@@ -340,11 +339,6 @@ class Delta:
         if not is_bucket(self.path):
             with suppress(OSError):
                 Path(self.path).rmdir()
-
-    def _unusable(self, table: Table, folder: str, last_commit: LastCommit) -> SchemaMismatch:
-        """Make the error that says that the mirror has to be rebuilt."""
-        message = f"The Delta table {folder} can't be gone on with: {last_commit.trouble}."
-        return SchemaMismatch(table, self.name, message)
 
 
 def spill_folder() -> str | None:
