@@ -233,9 +233,10 @@ class _Stage:
 
     def _append(self, kind: str, table: "pa.Table") -> None:
         """Add a row group to the file of a kind (a list of `Staged`); close it when it is full."""
-        if kind not in self._writers:
-            self._writers[kind] = FileWriter(self._folder(kind), self._names.generate())
-        with _reported(writing(self._folder(kind))):
+        folder = self._folder(kind)
+        with _reported(writing(folder)):
+            if kind not in self._writers:
+                self._writers[kind] = FileWriter(folder, self._names.generate(), table)
             self._writers[kind].add(table)
         if self._writers[kind].bytes > FILE_BYTES:
             self._close(kind)
@@ -243,8 +244,7 @@ class _Stage:
     def _close(self, kind: str) -> None:
         if writer := self._writers.pop(kind, None):
             with _reported(writing(self._folder(kind))):
-                file = writer.close()
-            getattr(self._staged, kind).extend([file] if file else [])
+                getattr(self._staged, kind).append(writer.close())
 
     def _folder(self, kind: str) -> str:
         return self._view.changes if kind == "events" and self._view.changes else self._view.mirror

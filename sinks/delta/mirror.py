@@ -8,7 +8,7 @@ Executors read and write the files, and the driver makes the actions of the comm
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import cache, partial
+from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -19,7 +19,7 @@ from pyroaring import BitMap64
 
 from cdc.errors import SinkUnavailable
 from cdc.model.position import ViewCheckpoint
-from cdc.sink.lane_run import freeze_gc
+from cdc.sink.lane_run import freeze_gc, task_numbers
 from cdc.sinks.delta import parquet, vectors
 from cdc.sinks.delta.columns import to_arrow
 from cdc.sinks.delta.log import (
@@ -34,8 +34,6 @@ from cdc.sinks.delta.parquet import ID
 from cdc.sinks.delta.place import CommitConflict, Place, locate, reading, writing
 
 if TYPE_CHECKING:
-    from pyspark import SparkContext
-    from pyspark.core.rdd import RDD
     from pyspark.sql import SparkSession
 
 FILES_A_TASK = 8
@@ -75,7 +73,9 @@ def run_tasks(
     tasks = min(len(items), context.defaultParallelism)
     shares = [items[task::tasks] for task in range(tasks)]
     results: list[Result] = []
-    for result in _numbers(context, tasks).mapPartitions(partial(_work, work, shares)).collect():
+    for result in (
+        task_numbers(context, tasks).mapPartitions(partial(_work, work, shares)).collect()
+    ):
         if isinstance(result, Unavailable):
             raise SinkUnavailable(result.message, hint=result.hint)
         results.append(result)
@@ -95,12 +95,6 @@ def _work(
             except SinkUnavailable as error:
                 yield Unavailable(error.message, error.hint)
     freeze_gc(getattr(work, "func", work).__qualname__)
-
-
-@cache
-def _numbers(context: "SparkContext", tasks: int) -> "RDD[int]":
-    """The numbers of a job's tasks. Cached: to make them takes longer than to run a small job."""
-    return context.parallelize(range(tasks), tasks)
 
 
 class Search(NamedTuple):

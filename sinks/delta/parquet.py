@@ -5,6 +5,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import date, datetime
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
@@ -32,36 +33,32 @@ class FileWriter:
     Methods raise OSError; what was written of the file is removed then.
     """
 
-    def __init__(self, folder: str, name: str) -> None:
-        self.name = name
+    def __init__(self, folder: str, name: str, sample: pa.Table) -> None:
+        """sample: the first row group, which isn't written yet."""
         self.bytes = 0
+        self._name = name
         self._place = place(folder)
-        self._file: Any = None
         self._metadata: list[Any] = []
-        self._writer: Any = None
+        self._file = self._place.create(name)
+        self._writer = pq.ParquetWriter(
+            self._file,
+            sample.schema,
+            metadata_collector=self._metadata,
+            use_dictionary=_repetitive(sample),
+        )
 
     def add(self, table: pa.Table) -> None:
         """Write one more row group; `bytes` counts its size in memory."""
         self.bytes += table.nbytes
         with self.remove_on_failure():
-            if self._writer is None:
-                self._file = self._place.create(self.name)
-                self._writer = pq.ParquetWriter(
-                    self._file,
-                    table.schema,
-                    metadata_collector=self._metadata,
-                    use_dictionary=_repetitive(table),
-                )
             self._writer.write_table(table, row_group_size=GROUP_ROWS)
 
-    def close(self) -> File | None:
-        """End the file and return it; None when nothing was added, for there is no file then."""
-        if self._writer is None:
-            return None
+    def close(self) -> File:
+        """End the file and return it."""
         with self.remove_on_failure():
             self._writer.close()
-            size = self._place.finish(self.name, self._file)
-        return new_file(self.name, size, json.dumps(_stats(self._metadata[0])))
+            size = self._place.finish(self._name, self._file)
+        return new_file(self._name, size, json.dumps(_stats(self._metadata[0])))
 
     @contextmanager
     def remove_on_failure(self) -> Iterator[None]:
@@ -69,13 +66,10 @@ class FileWriter:
         try:
             yield
         except OSError:
-            if self._writer:
+            for file in (self._writer, self._file):
                 with suppress(OSError):
-                    self._writer.close()
-            if self._file:
-                with suppress(OSError):
-                    self._file.close()
-                remove_files(self._place.location, [self.name])
+                    file.close()
+            remove_files(self._place.location, [self._name])
             raise
 
 
@@ -84,9 +78,12 @@ def write_file(folder: str, name: str, groups: Iterable[pa.Table]) -> File | Non
 
     Raises OSError, and leaves no file then.
     """
-    writer = FileWriter(folder, name)
+    remaining = iter(groups)
+    if (first := next(remaining, None)) is None:
+        return None
+    writer = FileWriter(folder, name, first)
     with writer.remove_on_failure():
-        for group in groups:
+        for group in chain([first], remaining):
             writer.add(group)
         return writer.close()
 
