@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from cdc.errors import CdcError, DecodeError, ValueNotRepresentable
 from cdc.model.outcome import Applied
@@ -17,6 +17,10 @@ from cdc.sink.contract import Outcome, RowsRejected
 from cdc.sink.lane import BatchRecords, Lane, PartitionOutcome
 from cdc.sink.rejection import DECODE, UNHOLDABLE, Rejected
 from cdc.sink.remedy import REPORTED
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
+    from pyspark.core.rdd import RDD
 
 COMMON_HINTS = {
     **dict.fromkeys(("broker", "unread"), "no action needed; retried automatically; is Kafka up?"),
@@ -124,3 +128,11 @@ def freeze_gc_after(
 def freeze_gc(_: str) -> None:
     """Exclude what is loaded from garbage collection, after the first task of each kind."""
     gc.freeze()
+
+
+@cache
+def task_numbers(context: SparkContext, tasks: int) -> RDD[int]:
+    """The input of a job with so many tasks: their numbers. Cached: to make it takes longer than to run a
+    small job.
+    """
+    return context.parallelize(range(tasks), tasks)

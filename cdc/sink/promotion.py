@@ -45,7 +45,7 @@ def is_caught_up(live: Sink, standby: Sink, tables: Sequence[Table]) -> bool:
     return all(candidate and not would_go_back(candidate, stored) for stored, candidate in pairs)
 
 
-def would_go_back(candidate: ViewCheckpoint, live: ViewCheckpoint) -> bool:
+def would_go_back(candidate: ViewCheckpoint | None, live: ViewCheckpoint) -> bool:
     """Say whether readers who are shown the candidate instead of the live view would go back in
     time.
     """

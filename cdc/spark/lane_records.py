@@ -21,12 +21,10 @@ import msgspec
 from cdc.errors import HeldUp
 from cdc.kafka.log_reader import Block, OffsetRange, ReadRanges, read_records
 from cdc.sink.lane import Lane, PartitionOutcome
-from cdc.sink.lane_run import freeze_gc
+from cdc.sink.lane_run import freeze_gc, task_numbers
 from cdc.sink.lane_task import Blocks, run_task
 
 if TYPE_CHECKING:
-    from pyspark import SparkContext
-    from pyspark.core.rdd import RDD
     from pyspark.sql import SparkSession
 
 SPLIT = 1000
@@ -215,7 +213,7 @@ def read_on_executors(
     if not parts:
         return []
     task = _Task(work, partial(read, bootstrap), parts)
-    return _numbers(spark.sparkContext, len(parts)).mapPartitionsWithIndex(task).collect()
+    return task_numbers(spark.sparkContext, len(parts)).mapPartitionsWithIndex(task).collect()
 
 
 @dataclass(frozen=True)
@@ -253,11 +251,3 @@ def balanced(ranges: Sequence[OffsetRange], tasks: int) -> list[list[OffsetRange
 @cache
 def _tasks_at_most(spark: SparkSession) -> int:
     return int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
-
-
-@cache
-def _numbers(context: SparkContext, tasks: int) -> RDD[int]:
-    """The input of a job with so many tasks. Cached: to make it takes longer than to run a small
-    job.
-    """
-    return context.parallelize(range(tasks), tasks)

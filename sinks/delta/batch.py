@@ -3,7 +3,7 @@ by itself, the log of changes before the mirror.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -11,7 +11,6 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyroaring import BitMap64
 
 from cdc.errors import CdcError, SinkUnavailable
 from cdc.model.outcome import Advance, Applied
@@ -19,23 +18,18 @@ from cdc.model.position import ViewCheckpoint
 from cdc.model.table import Table
 from cdc.sink import lane_run
 from cdc.sink.contract import Batch, Outcome, PositionLost
+from cdc.sink.fencing import checkpoint_after
 from cdc.sinks.delta import executor, parquet, positions
-from cdc.sinks.delta.cleanup import Cleanups
 from cdc.sinks.delta.columns import merged, schema, to_arrow
 from cdc.sinks.delta.executor import Staged, ViewState, WarehouseWriter
 from cdc.sinks.delta.log import (
     DELETION_VECTORS,
-    NO_TABLE,
     Action,
-    DataFile,
+    File,
     FileNames,
-    Identity,
-    LastCommit,
     TableLog,
     TableState,
-    addition,
     additions,
-    creation,
     extension,
     removal,
 )
@@ -50,8 +44,7 @@ from cdc.sinks.delta.mirror import (
     run_tasks,
     source,
 )
-from cdc.sinks.delta.place import CommitConflict, is_bucket, place, reading, write_hint
-from cdc.sinks.delta.vectors import bitmap
+from cdc.sinks.delta.place import is_bucket, place, reading, write_hint, writing
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -74,36 +67,32 @@ decode_staged = msgspec.json.Decoder(Staged).decode
 class TableCommit:
     """What a batch is going to commit to one table's view.
 
-    pending: by kind, our last commit in those parts of the view that gain something.
-    identities: by kind, of the Delta tables as they were read then; NO_TABLE where there was none. A
-    commit since then has to be a conflict.
+    pending: by kind, the checkpoints of those parts of the view that gain something.
+    states: by kind, the Delta tables as they were read then. A commit since then has to be a conflict.
     view: what executors get to know.
     names: of the batch's files.
     """
 
     advance: Advance
     tables: "Delta"
-    pending: Mapping[str, LastCommit]
-    identities: Mapping[str, Identity]
+    pending: Mapping[str, ViewCheckpoint | None]
+    states: Mapping[str, TableState]
     view: ViewState
     names: FileNames
     staged: Staged = field(default_factory=Staged)
     """What executors have written."""
-    rewritten: Mapping[str, DataFile | None] = field(default_factory=dict)
+    rewritten: Mapping[str, File | None] = field(default_factory=dict)
     """Files of the mirror that were written again: by its path, what replaces each."""
 
     @property
     def table(self) -> Table:
-        """The source's table."""
         return self.advance.table
 
     def folder(self, kind: str) -> str:
-        """Return the folder of a part of the view."""
         return self.tables.folder(self.table, kind)
 
     def log(self, kind: str) -> TableLog:
-        """Return the log of a part of the view."""
-        return self.tables.commits.log(self.folder(kind))
+        return self.tables.logs[self.folder(kind)]
 
     def discard(self, *, committed: bool) -> None:
         """Remove the files of a batch that wasn't applied.
@@ -114,33 +103,40 @@ class TableCommit:
             folder = self.folder(kind)
             # Where nothing was committed no table is opened: what can't be read now must not hide
             # the failure that led here.
-            if not committed or identity_of(TableLog(folder).refresh()) == self.identities[kind]:
-                parquet.remove_files(folder, parquet.names_with(folder, self.names.common))
+            if committed:
+                state = TableLog(folder).refresh() or TableState()
+                if state.identity != self.states[kind].identity:
+                    continue
+            parquet.remove_files_with(folder, self.names.common)
 
     def append(self, spark: "SparkSession", checkpoint: ViewCheckpoint) -> None:
         """Commit the events to the log of changes; of a repair's events those that it lacks."""
-        events: list[DataFile] = self.staged.events
+        events = self.staged.events
         if self.advance.is_repair and events:
             events = self._missing_events(spark)
         self._commit("changes", additions(events), checkpoint, self.staged.events)
 
-    def _missing_events(self, spark: "SparkSession") -> list[DataFile]:
-        """Return files of the staged events that the log of changes lacks: those that have none that is
-        logged already, and new ones in the place of the others.
-        """
+    def _missing_events(self, spark: "SparkSession") -> list[File]:
+        """Return files of the staged events that the log of changes lacks. Events of a repair are few."""
         log = self.log("changes")
         folder = self.folder("changes")
-        state = log.refresh()
-        staged = {f"{folder}/{file.name}": file for file in self.staged.events}
-        stored = [source(log.place, file) for file in state.files.values()] if state else []
-        logged = find_logged(spark, list(staged), stored, self.view.topic_id)
         columns = to_arrow(schema(self.table, "changes"))
-        requests = [
-            Rewrite(folder, [Source(path, rows)], columns, self.names.generate())
-            for path, rows in logged.items()
-        ]
-        unchanged = [file for path, file in staged.items() if path not in logged]
-        return unchanged + [file for file in rewrite(spark, requests) if file]
+        with reading(folder):
+            events = pa.concat_tables(
+                table
+                for file in self.staged.events
+                for table in parquet.read_rows(f"{folder}/{file['path']}", columns)
+            )
+        keys = _keys(events)
+        stored = [source(log.place, file) for file in self.states["changes"].files.values()]
+        logged = run_tasks(spark, partial(_find_logged, keys, self.view.topic_id), stored)
+        is_missing = np.isin(keys, logged, invert=True)
+        if is_missing.all():
+            return self.staged.events
+        with writing(folder):
+            groups = [events.filter(is_missing)] if is_missing.any() else []
+            file = parquet.write_file(folder, self.names.generate(), groups)
+        return [file] if file else []
 
     def search(self) -> Search | None:
         """Describe the search for the rows that the batch supersedes; None where there can be none, or
@@ -148,20 +144,20 @@ class TableCommit:
         """
         if "mirror" not in self.pending or self.view.files is not None:
             return None
-        files = list(self._mirror_state().files)
+        files = list(self.states["mirror"].files)
         return self.staged.search(self.table.qualified, self.view.mirror, files)
 
     def rewrites(self) -> dict[str, Rewrite]:
         """List the files of the mirror that are to be written again, by their paths: where readers
         don't support deletion vectors those with superseded rows, or with marks of earlier merges.
         """
-        if "mirror" not in self.pending or self._may_have_marks:
+        if "mirror" not in self.pending or self.tables.may_have_marks(self.table):
             return {}
-        state = self._mirror_state()
+        state = self.states["mirror"]
         columns = schema(self.table, "mirror")
         if state.metadata:
             columns = merged(state.columns, columns)
-        added = {file.name: addition(file)["add"] for file in self.staged.rows}
+        added = {file["path"]: file for file in self.staged.rows}
         rewrites = {}
         for path, file in {**state.files, **added}.items():
             superseded = self.staged.superseded.get(path)
@@ -173,14 +169,14 @@ class TableCommit:
 
     def merge(self, checkpoint: ViewCheckpoint) -> None:
         """Commit the rows to the mirror."""
-        state = self._mirror_state()
+        state = self.states["mirror"]
         rows = self.staged.rows
-        if self._may_have_marks:
+        if self.tables.may_have_marks(self.table):
             place = self.log("mirror").place
             changes = mark(place, state, rows, self.staged.superseded, self.names)
         else:
             replaced = [file for path, file in state.files.items() if path in self.rewritten]
-            files = [file for file in rows if file.name not in self.rewritten]
+            files = [file for file in rows if file["path"] not in self.rewritten]
             files += [file for file in self.rewritten.values() if file]
             changes = [*map(removal, replaced), *additions(files)]
         self._commit("mirror", changes, checkpoint, [*rows, *self.staged.deleted])
@@ -190,37 +186,22 @@ class TableCommit:
         kind: str,
         changes: Sequence[Action],
         checkpoint: ViewCheckpoint,
-        staged: Sequence[DataFile],
+        staged: Sequence[File],
     ) -> None:
         """Commit to a part of the view, which is created, or gets columns and features that it lacks;
         then remove those staged files that it doesn't have.
 
         Raises CommitConflict, SinkUnavailable.
         """
-        log = self.log(kind)
-        columns = schema(self.table, kind)
+        state = self.states[kind]
         features = self.tables.features(self.table, kind)
-        if state := log.refresh():
-            # All files of a mirror without marks that had some have been written again.
-            dropped = [DELETION_VECTORS] if kind == "mirror" and not features else []
-            shape = extension(state, columns, features, dropped=dropped)
-        else:
-            shape = creation(columns, features)
-        log.commit(self.identities[kind], [*shape, *changes], BATCH, checkpoint)
+        # All files of a mirror without marks that had some have been written again.
+        dropped = [DELETION_VECTORS] if kind == "mirror" and not features else []
+        shape = extension(state, schema(self.table, kind), features, dropped=dropped)
+        self.log(kind).commit(state.identity, [*shape, *changes], BATCH, checkpoint)
         added = {action["add"]["path"] for action in changes if "add" in action}
-        unused = [file.name for file in staged if file.name not in added]
+        unused = [file["path"] for file in staged if file["path"] not in added]
         parquet.remove_files(self.folder(kind), unused)
-
-    def _mirror_state(self) -> TableState:
-        """Return the mirror as it was when the batch began. Raises CommitConflict."""
-        state = self.log("mirror").refresh()
-        if identity_of(state) != self.identities["mirror"]:
-            raise CommitConflict
-        return state or TableState()
-
-    @property
-    def _may_have_marks(self) -> bool:
-        return self.tables.may_have_deletion_vectors(self.table.qualified)
 
 
 def begin(tables: "Delta", writer: str, advance: Advance, names: FileNames) -> TableCommit:
@@ -230,93 +211,60 @@ def begin(tables: "Delta", writer: str, advance: Advance, names: FileNames) -> T
         Fenced, PositionLost: see `Sink.apply`.
     """
     table = advance.table
-    commits = tables.commits
     folders = tables.folders(table)
-    last_commits = {kind: commits.last_commit(folder) for kind, folder in folders.items()}
-    for kind, last_commit in last_commits.items():
+    last_commits = {kind: tables.logs[folder].last_commit() for kind, folder in folders.items()}
+    for last_commit in last_commits.values():
         if last_commit.trouble:
             raise PositionLost(
-                f"The Delta table {folders[kind]} can't be gone on with: {last_commit.trouble}.",
+                last_commit.trouble,
                 hint=f"cdc -p FILE rebuild {tables.name} --table {table.qualified}",
                 table=table.qualified,
             )
     checkpoints = {kind: last_commit.checkpoint for kind, last_commit in last_commits.items()}
-    tables.fence.begin_step(writer, advance, folders, checkpoints)
-    pending = {
-        kind: last_commit
-        for kind, last_commit in last_commits.items()
-        if tables.fence.gains(writer, advance, folders[kind], last_commit.checkpoint)
-    }
-    states = {kind: commits.log(folder).state for kind, folder in folders.items()}
-    mirror = states["mirror"] or TableState()
+    pending = tables.fence.begin_step(writer, advance, folders, checkpoints)
+    states = {kind: tables.logs[folder].state or TableState() for kind, folder in folders.items()}
+    mirror = states["mirror"]
     view = ViewState(
         table,
         advance.end.topic_id,
         folders.get("changes"),
         folders["mirror"],
-        known_offsets(advance, last_commits.get("changes")),
-        known_offsets(advance, last_commits["mirror"]),
+        known_offsets(advance, checkpoints.get("changes")),
+        known_offsets(advance, checkpoints["mirror"]),
         mirror.version if checkpoints["mirror"] else None,
         list(mirror.files) if mirror.size_bytes <= SEARCHED_BYTES else None,
     )
-    identities = {kind: identity_of(state) for kind, state in states.items()}
-    return TableCommit(advance, tables, pending, identities, view, names)
+    return TableCommit(advance, tables, pending, states, view, names)
 
 
-def identity_of(state: TableState | None) -> Identity:
-    """Return a table's identity; NO_TABLE where there is none."""
-    return state.identity if state else NO_TABLE
-
-
-def known_offsets(advance: Advance, last_commit: LastCommit | None) -> tuple[int, ...]:
+def known_offsets(advance: Advance, checkpoint: ViewCheckpoint | None) -> tuple[int, ...]:
     """Return by partition the offset below which a part needs nothing; 0 for a repair."""
-    checkpoint = None if advance.is_repair or last_commit is None else last_commit.checkpoint
-    return positions.known_offsets(checkpoint, advance.end)
+    return positions.known_offsets(None if advance.is_repair else checkpoint, advance.end)
 
 
-def find_logged(
-    spark: "SparkSession", staged: Sequence[str], logged: Sequence[Source], topic_id: str
-) -> Mapping[str, bytes]:
-    """Find the staged events that a log of changes has, in one Spark job.
+def _find_logged(keys: np.ndarray, topic_id: str, logged: Source) -> Iterator[int]:
+    """Find those of some keys that a file of the log of changes has.
 
-    staged: locations of files; their events are few, and of one topic. logged: the log's files.
-    Returns by location the bitmap of those rows, for files that have any.
-
-    Raises SinkUnavailable: a file can't be read.
-    """
-    found: dict[str, bytes] = {}
-    for path, rows in run_tasks(spark, partial(_look_up, staged, topic_id), logged):
-        found[path] = (bitmap(found.get(path)) | bitmap(rows)).serialize()
-    return found
-
-
-def _look_up(staged: Sequence[str], topic_id: str, logged: Source) -> Iterator[tuple[str, bytes]]:
-    """Look into a file of the log: the staged files that have events of it, and the bitmaps of these."""
-    with reading(logged.path.rpartition("/")[0]):
-        present = np.concatenate([np.empty(0, np.int64), *_keys(logged, topic_id)])
-        for path in staged:
-            keys = np.concatenate(list(_keys(Source(path, None))))
-            rows = np.flatnonzero(np.isin(keys, present))
-            if len(rows):
-                yield path, BitMap64(rows.astype(np.uint64)).serialize()
-
-
-def _keys(events: Source, topic_id: str | None = None) -> Iterator[np.ndarray]:
-    """Read a file's events, each as one number for its partition and offset.
-
-    topic_id: only the events of this topic, with the ones that name none: they are of a time when a
-    log had one topic only.
+    topic_id: only its events count, and the ones that name none: they are of a time when a log had one
+    topic only.
     """
     fields = {"_cdc_partition": pa.int64(), "_cdc_offset": pa.int64(), "_cdc_topic": pa.string()}
-    for table in remaining_rows(events, pa.schema(fields)):
-        topic = table["_cdc_topic"]
-        is_of_topic = pc.or_kleene(pc.is_null(topic), pc.equal(topic, topic_id))
-        rows = table if topic_id is None else table.filter(is_of_topic)
-        partitions = rows["_cdc_partition"].to_numpy().astype(np.int64)
-        yield (partitions << OFFSET_BITS) | rows["_cdc_offset"].to_numpy()
+    with reading(logged.path.rpartition("/")[0]):
+        for events in remaining_rows(logged, pa.schema(fields)):
+            topic = events["_cdc_topic"]
+            is_of_topic = pc.or_kleene(pc.is_null(topic), pc.equal(topic, topic_id))
+            present = _keys(events.filter(is_of_topic))
+            yield from present[np.isin(present, keys)].tolist()
 
 
-def apply_batch(tables: "Delta", cleanups: Cleanups, batch: Batch) -> Outcome:
+def _keys(events: pa.Table) -> np.ndarray:
+    """Return each event as one number for its partition and offset."""
+    partitions = events["_cdc_partition"].to_numpy().astype(np.int64)
+    keys: np.ndarray = (partitions << OFFSET_BITS) | events["_cdc_offset"].to_numpy()
+    return keys
+
+
+def apply_batch(tables: "Delta", batch: Batch) -> Outcome:
     """Have the executors write the files of all tables, then commit those tables that gain something.
     One that fails doesn't keep the others from it.
 
@@ -337,7 +285,7 @@ def apply_batch(tables: "Delta", cleanups: Cleanups, batch: Batch) -> Outcome:
             continue
         if step.pending:
             steps[advance.table.qualified] = step
-    outcome = _write_and_commit(tables, cleanups, batch, steps, names) if steps else Outcome()
+    outcome = _write_and_commit(tables, batch, steps, names) if steps else Outcome()
     if failures:
         raise failures[0]
     return outcome
@@ -345,7 +293,6 @@ def apply_batch(tables: "Delta", cleanups: Cleanups, batch: Batch) -> Outcome:
 
 def _write_and_commit(
     tables: "Delta",
-    cleanups: Cleanups,
     batch: Batch,
     steps: Mapping[str, TableCommit],
     names: FileNames,
@@ -381,7 +328,7 @@ def _write_and_commit(
             failures.append(error)
             continue
         for kind in step.pending:
-            cleanups.tidy(spark, step.folder(kind))
+            tables.cleanups.tidy(spark, step.folder(kind))
     # The others are committed before the first error is raised.
     if failures:
         raise failures[0]
@@ -391,7 +338,6 @@ def _write_and_commit(
 def _write_files(
     tables: "Delta", batch: Batch, steps: Mapping[str, TableCommit], names: FileNames
 ) -> Outcome:
-    """Have the executors write the files of all tables."""
     writer = WarehouseWriter(
         {step.table.topic: step.view for step in steps.values()},
         names,
@@ -410,11 +356,14 @@ def _write_files(
 def _commit_table(spark: "SparkSession", writer: str, step: TableCommit, applied: Applied) -> None:
     """Append the events first, then merge the rows; each only where it gains something."""
     tables = step.tables
-    for kind, last_commit in step.pending.items():
-        generation = tables.generation(step.table)
-        checkpoint = positions.next_checkpoint(
-            writer, step.advance, last_commit.checkpoint, applied, generation
-        )
+    for kind, previous in step.pending.items():
+        checkpoint = previous
+        if not (step.advance.is_repair and checkpoint):
+            # A repair doesn't change the position: the stream that owns it goes on undisturbed.
+            end = positions.next_position(checkpoint, step.advance.end)
+            advance = replace(step.advance, end=end)
+            generation = tables.generation(step.table)
+            checkpoint = checkpoint_after(advance, checkpoint, applied, writer, generation)
         if kind == "changes":
             step.append(spark, checkpoint)
         else:

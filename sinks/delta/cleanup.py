@@ -15,7 +15,7 @@ import structlog
 
 from cdc.model.trace import kind, trace
 from cdc.sinks.delta.generations import generation_names
-from cdc.sinks.delta.log import Commits, TableState
+from cdc.sinks.delta.log import Logs, TableState
 from cdc.sinks.delta.place import TEMPORARY, place, table_uri
 from cdc.sinks.delta.vectors import vector_path
 
@@ -49,8 +49,8 @@ A query may read a replaced file for as long.
 class Cleanups:
     """The housekeeping of a sink's mirrors and logs of changes. Used by the thread that commits them."""
 
-    def __init__(self, commits: Commits) -> None:
-        self._commits = commits
+    def __init__(self, logs: Logs) -> None:
+        self._logs = logs
         self._last_cleanups: dict[str, tuple[float, set[str]]] = {}
 
     def tidy(self, spark: "SparkSession", folder: str) -> None:
@@ -64,7 +64,7 @@ class Cleanups:
         now = time.monotonic()
         last_cleanup, candidates = self._last_cleanups.setdefault(folder, (now, set()))
         try:
-            log = self._commits.log(folder)
+            log = self._logs[folder]
             compact(spark, log)
             state = log.refresh()
             if state and state.version - log.checkpoint_version >= CHECKPOINT_COMMITS:
@@ -72,7 +72,7 @@ class Cleanups:
                 log.checkpoint_version = state.version
             if now - last_cleanup >= CLEANUP_S:
                 self._last_cleanups[folder] = now, candidates
-                unused = remove_unreferenced(self._commits, folder, candidates)
+                unused = remove_unreferenced(self._logs, folder, candidates)
                 self._last_cleanups[folder] = now, unused
                 if state and state.properties.get("delta.enableExpiredLogCleanup") != "false":
                     deltalake.DeltaTable(table_uri(folder)).cleanup_metadata()
@@ -80,7 +80,7 @@ class Cleanups:
             events.warning("not_tidied", folder=folder, error=kind(error), exception=trace(error))
 
 
-def remove_unreferenced(commits: Commits, folder: str, candidates: set[str]) -> set[str]:
+def remove_unreferenced(logs: Logs, folder: str, candidates: set[str]) -> set[str]:
     """Remove files that belong to no generation, if they belonged to none at the last call; and what a
     killed process has left of a file that it was about to name.
 
@@ -89,13 +89,13 @@ def remove_unreferenced(commits: Commits, folder: str, candidates: set[str]) -> 
     may be of somebody's OPTIMIZE at work: it stays longer, unless its name is one of ours. In a log
     of changes what was replaced stays as well, for as long as Delta's log names it: a week.
     """
-    if commits.state(folder) is None:
+    if logs[folder].refresh() is None:
         return set()
     used: set[str] = set()
     parent, _, name = folder.rpartition("/")
     live = f"{parent}/{name.partition('@')[0]}"
     for generation in (live, *(f"{live}@{name}" for name in generation_names(live))):
-        if state := commits.state(generation):
+        if state := logs[generation].refresh():
             used |= {_name(path) for path in list_paths(state)}
     table = deltalake.DeltaTable(table_uri(folder))
     listed = table.vacuum(0, dry_run=True, enforce_retention_duration=False, full=False)
@@ -126,5 +126,4 @@ def list_paths(state: TableState) -> list[str]:
 
 
 def _name(path: str) -> str:
-    """Return the name of a file without its folders."""
     return unquote(path).rpartition("/")[2]

@@ -1,18 +1,19 @@
-"""Columns of a warehouse table: their types for Spark and Delta, and names that are refused."""
+"""Columns of a warehouse table: their types, and names that are refused."""
 
 import json
-import re
 from collections.abc import Iterable
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
+import deltalake
+
+from cdc.codec.table import codec
+from cdc.codec.types.arrow import arrow
 from cdc.model.table import Table
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-DELTA_NAMES = {"smallint": "short", "int": "integer", "bigint": "long"}
-"""Types that Delta calls otherwise than Spark does."""
 FORBIDDEN = " ,;{}()\n\t="
 """Characters that Delta refuses in a column's name.
 
@@ -30,7 +31,7 @@ CHANGES = {
 NO_COLUMNS = Table("", "", (), (), "")
 """A table without columns: its schema is our own columns alone."""
 BOOKKEEPING = {"changes": CHANGES, "mirror": MIRROR}
-"""Our own columns. `_cdc_topic` is the id of the topic that the offsets are of."""
+"""Our own columns, with Spark's names of types. `_cdc_topic` is the id of the topic that the offsets are of."""
 METADATA = "_metadata"
 """The column in which Spark names the file that a row is from.
 
@@ -45,57 +46,36 @@ def refusals(table: Table) -> list[str]:
     column, or `exclude`. What no view can hold (names that differ in case only, our own names) is
     refused before: `cdc.model.column_names`.
     """
-    names = [column.name for column in table.columns]
-    return [*_forbidden_characters(names), *_names_of_spark(names)]
+    reasons = []
+    for name in (column.name for column in table.columns):
+        if characters := sorted(set(name) & set(FORBIDDEN)):
+            reasons.append(
+                f"column {name!r} has {', '.join(map(repr, characters))} in its name, which a Delta table can't"
+                " have there"
+            )
+        if name.lower() == METADATA:
+            reasons.append(
+                f"column {name!r} has a name that Spark uses for itself when it reads a Delta table"
+            )
+    return reasons
 
 
-def _forbidden_characters(names: Iterable[str]) -> list[str]:
-    forbidden = {name: sorted(set(name) & set(FORBIDDEN)) for name in names}
-    return [
-        f"column {name!r} has {', '.join(map(repr, characters))} in its name, which a Delta table can't have there"
-        for name, characters in forbidden.items()
-        if characters
-    ]
-
-
-def _names_of_spark(names: Iterable[str]) -> list[str]:
-    return [
-        f"column {name!r} has a name that Spark uses for itself when it reads a Delta table"
-        for name in names
-        if name.lower() == METADATA
-    ]
-
-
-def column_type(table: Table, name: str) -> str:
-    """Return a column's type as Spark writes it: decimal(10,2), array<string>."""
-    from cdc.codec.types.nested import column_kind
-
-    return column_kind(table.column(name)).column
-
-
-def delta_type(text: str) -> object:
-    """Translate Spark's text of a type into the JSON of a Delta schema."""
-    from cdc.codec.types.arrow import struct_members
-
-    if members := struct_members(text):
-        return {"type": "struct", "fields": [_field(name, type_) for name, type_ in members]}
-    if array := re.fullmatch(r"array<(.*)>", text):
-        return {"type": "array", "elementType": delta_type(array[1]), "containsNull": True}
-    return DELTA_NAMES.get(text, text)
-
-
-def _field(name: str, type_: str) -> object:
-    return {"name": name, "type": delta_type(type_), "nullable": True, "metadata": {}}
-
-
+@cache
 def schema(table: Table, kind: str) -> Any:
     """Make the columns of a table's `changes` or `mirror`, as Delta's JSON has a struct: ours, then
     the table's.
     """
-    bookkeeping = BOOKKEEPING[kind].items()
-    columns = ((column.name, column_type(table, column.name)) for column in table.columns)
-    fields = [_field(name, type_) for name, type_ in (*bookkeeping, *columns)]
-    return {"type": "struct", "fields": fields}
+    import pyarrow as pa
+
+    bookkeeping = pa.schema([(name, arrow(type_)) for name, type_ in BOOKKEEPING[kind].items()])
+    return _struct([*bookkeeping, *codec(table).schema])
+
+
+def _struct(fields: "Iterable[pa.Field]") -> Any:
+    """Translate columns into Delta's JSON of a struct."""
+    import pyarrow as pa
+
+    return json.loads(deltalake.Schema.from_arrow(pa.schema(fields)).to_json())
 
 
 @cache
@@ -106,7 +86,6 @@ def arrow_schema(table: Table | None, kind: str) -> "pa.Schema":
 
 def to_arrow(columns: Any) -> "pa.Schema":
     """Translate a struct of Delta's."""
-    import deltalake
     import pyarrow as pa
 
     return pa.schema(deltalake.Schema.from_json(json.dumps(columns)).to_arrow())
@@ -125,8 +104,7 @@ def differs(stored: Any, table: Table) -> bool:
     """
     if any(set(field["name"]) & set(FORBIDDEN) for field in stored["fields"]):
         return True
-    fields = [_field(column.name, column_type(table, column.name)) for column in table.columns]
-    return not _can_take(stored, {"type": "struct", "fields": fields})
+    return not _can_take(stored, _struct(codec(table).schema))
 
 
 def _can_take(stored: Any, required: Any) -> bool:

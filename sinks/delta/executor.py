@@ -11,7 +11,6 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import deltalake
 import msgspec
 import numpy as np
 import pyarrow as pa
@@ -27,11 +26,11 @@ from cdc.sink.lane import SUPERSEDED, ChunkLimits, Failure, FoldedRow, Part, Ver
 from cdc.sink.rejection import Source
 from cdc.sinks.delta import parquet
 from cdc.sinks.delta.columns import arrow_schema
-from cdc.sinks.delta.log import DataFile, FileNames
+from cdc.sinks.delta.log import File, FileNames
 from cdc.sinks.delta.mirror import Search, search_files
 from cdc.sinks.delta.parquet import ID, FileWriter
-from cdc.sinks.delta.place import read_failure, reading, writing
-from cdc.sinks.delta.scan import MirrorVersion
+from cdc.sinks.delta.place import reading, writing
+from cdc.sinks.delta.scan import Mirror
 from cdc.sinks.delta.vectors import bitmap
 
 LIMITS = ChunkLimits(rows=50_000, bytes=64 * 2**20)
@@ -73,14 +72,13 @@ class Staged(msgspec.Struct):
     superseded: by path of a file of the mirror, or of rows: the bitmap of its rows that are superseded.
     """
 
-    events: list[DataFile] = []
-    rows: list[DataFile] = []
-    deleted: list[DataFile] = []
+    events: list[File] = []
+    rows: list[File] = []
+    deleted: list[File] = []
     repeated: bool = False
     superseded: dict[str, bytes] = {}
 
     def add(self, staged: "Staged") -> None:
-        """Add the files of a task."""
         self.events.extend(staged.events)
         self.rows.extend(staged.rows)
         self.deleted.extend(staged.deleted)
@@ -95,8 +93,8 @@ class Staged(msgspec.Struct):
 
         files: paths of the mirror's files.
         """
-        rows = [file.name for file in self.rows]
-        deleted = [file.name for file in self.deleted]
+        rows = [file["path"] for file in self.rows]
+        deleted = [file["path"] for file in self.deleted]
         if not (rows or deleted):
             return None
         return Search(table, folder, files, rows, deleted, repeated=self.repeated)
@@ -117,7 +115,6 @@ class WarehouseWriter:
     _stages: dict[str, "_Stage"] = field(default_factory=dict)
 
     def start_offset(self, advance: Advance, partition: int) -> int:
-        """Return the offset from which a partition is read."""
         return advance.start_offsets[partition]
 
     def observe(self, part: Part, change: Change, source: Source, value: Any) -> int:
@@ -236,9 +233,10 @@ class _Stage:
 
     def _append(self, kind: str, table: "pa.Table") -> None:
         """Add a row group to the file of a kind (a list of `Staged`); close it when it is full."""
-        if kind not in self._writers:
-            self._writers[kind] = FileWriter(self._folder(kind), self._names.generate())
-        with _reported(writing(self._folder(kind))):
+        folder = self._folder(kind)
+        with _reported(writing(folder)):
+            if kind not in self._writers:
+                self._writers[kind] = FileWriter(folder, self._names.generate(), table)
             self._writers[kind].add(table)
         if self._writers[kind].bytes > FILE_BYTES:
             self._close(kind)
@@ -246,8 +244,7 @@ class _Stage:
     def _close(self, kind: str) -> None:
         if writer := self._writers.pop(kind, None):
             with _reported(writing(self._folder(kind))):
-                file = writer.close()
-            getattr(self._staged, kind).extend([file] if file else [])
+                getattr(self._staged, kind).append(writer.close())
 
     def _folder(self, kind: str) -> str:
         return self._view.changes if kind == "events" and self._view.changes else self._view.mirror
@@ -313,29 +310,23 @@ class StoredRows:
     def __init__(self, table: Table, folder: str, version: int | None) -> None:
         self._table = table
         self._folder = folder
-        self._mirror = None if version is None else MirrorVersion(folder, version)
-        self._staged_hashes: Any = None
+        self._mirror = None if version is None else Mirror(table, folder, version)
+        self._staged_hashes = np.empty(0, np.int64)
 
     def note_chunk(self, ids: Sequence[str]) -> bool:
         """Remember the rows of a chunk; return whether one of them is staged repeatedly now."""
-        hashes = np.sort(np.fromiter(map(hash, ids), np.int64, len(ids)))
-        earlier = self._staged_hashes
-        self._staged_hashes = hashes
-        if earlier is None:
-            return bool((hashes[1:] == hashes[:-1]).any())
         # Two sorted halves one after the other: a stable sort only merges them.
-        self._staged_hashes = np.sort(np.concatenate([earlier, hashes]), kind="stable")
+        hashes = np.concatenate([self._staged_hashes, np.sort(_hashes(ids))])
+        self._staged_hashes = np.sort(hashes, kind="stable")
         return bool((self._staged_hashes[1:] == self._staged_hashes[:-1]).any())
 
     def staged_ids(self, ids: Sequence[str]) -> list[str]:
         """Select those ids that earlier chunks may contain (they have the same hash)."""
-        if self._staged_hashes is None or not ids:
-            return []
-        staged = np.isin(np.fromiter(map(hash, ids), np.int64, len(ids)), self._staged_hashes)
+        staged = np.isin(_hashes(ids), self._staged_hashes)
         return [row_id for row_id, is_staged in zip(ids, staged, strict=True) if is_staged]
 
     def values(
-        self, missing: MissingColumns, rows: Sequence[DataFile], deleted: Sequence[DataFile]
+        self, missing: MissingColumns, rows: Sequence[File], deleted: Sequence[File]
     ) -> Mapping[str, tuple[Any, ...]]:
         """Look up the values of missing columns, by id of those rows that exist.
 
@@ -350,20 +341,16 @@ class StoredRows:
         key_schema = pa.schema([(ID, pa.string()), ("_cdc_offset", pa.int64())])
         schema = pa.schema([*key_schema, *fields])
         newest: Newest = {}
-        try:
+        with _reported(reading(self._folder)):
             if staged := self.staged_ids(list(missing)):
                 ids = pa.array(sorted(staged), pa.string())
-                for file in rows:
-                    path = f"{self._folder}/{file.name}"
-                    self._collect(newest, parquet.rows_with_ids(path, ids, schema))
-                for file in deleted:
-                    path = f"{self._folder}/{file.name}"
-                    self._collect(newest, parquet.rows_with_ids(path, ids, key_schema))
+                for files, columns in ((rows, schema), (deleted, key_schema)):
+                    for file in files:
+                        path = f"{self._folder}/{file['path']}"
+                        self._collect(newest, parquet.rows_with_ids(path, ids, columns))
             if self._mirror and (wanted := self._mirror_ids(missing, newest)):
                 ids = pa.array(sorted(wanted), pa.string())
                 self._collect(newest, self._mirror.rows(ids, schema))
-        except (OSError, deltalake.exceptions.DeltaError) as error:
-            raise Failure("unavailable", read_failure(self._folder, error).message) from None
         return {row_id: values for row_id, (_, values) in newest.items() if values is not None}
 
     def _mirror_ids(self, missing: MissingColumns, newest: Mapping[str, object]) -> list[str]:
@@ -381,18 +368,22 @@ class StoredRows:
         """Add rows by their ids where they are newer; without columns of values they are
         deletes.
         """
+        names = [column.name for column in self._table.columns]
         for table in tables:
-            columns = {name: table[name] for name in table.column_names}
-            ids = columns.pop(ID).to_pylist()
-            offsets = columns.pop("_cdc_offset").to_pylist()
             lists = {
-                name: column.cast(countable(column.type)).to_pylist()
-                for name, column in columns.items()
+                name: table[name].cast(countable(table[name].type)).to_pylist()
+                for name in names
+                if name in table.column_names
             }
             nulls = [None] * table.num_rows
-            rows = zip(
-                *(lists.get(column.name, nulls) for column in self._table.columns), strict=True
+            rows = zip(*(lists.get(name, nulls) for name in names), strict=True)
+            versions = zip(
+                table[ID].to_pylist(), table["_cdc_offset"].to_pylist(), rows, strict=True
             )
-            for row_id, offset, values in zip(ids, offsets, rows, strict=True):
+            for row_id, offset, values in versions:
                 if row_id not in newest or newest[row_id][0] < offset:
                     newest[row_id] = offset, values if lists else None
+
+
+def _hashes(ids: Sequence[str]) -> np.ndarray:
+    return np.fromiter(map(hash, ids), np.int64, len(ids))

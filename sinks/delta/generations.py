@@ -14,15 +14,14 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from cdc.model.generation import new_generation
-from cdc.model.position import ViewCheckpoint, distance
+from cdc.model.position import ViewCheckpoint
 from cdc.model.table import Table
-from cdc.sink.promotion import wait_until_caught_up
+from cdc.sink.promotion import wait_until_caught_up, would_go_back
 from cdc.sinks.delta.log import (
     CLEARED,
     DELETION_VECTORS,
     NO_TABLE,
     Action,
-    Commits,
     FileNames,
     LastCommit,
     TableLog,
@@ -47,119 +46,78 @@ def promote(views: "Delta", tables: Sequence[Table], names: Mapping[str, str]) -
     None is switched before each can be: half of them would show another generation than the rest.
     The previous ones are retained after all of the commits.
     """
-    commits = views.commits
     retained = {}
-    folders = {
-        table: (live := views.folder(table, "mirror"), f"{live}@{names[table.qualified]}")
+    logs = {
+        table: (views.logs[live], views.logs[f"{live}@{names[table.qualified]}"])
         for table in tables
+        for live in [views.folder(table, "mirror")]
     }
-    pending = [table for table in tables if not is_live(commits, *folders[table])]
+    pending = [table for table in tables if not is_live(*logs[table])]
     lagging = list(pending)
 
     def is_caught_up() -> bool:
-        lagging[:] = [table for table in lagging if not can_switch(commits, *folders[table])]
+        lagging[:] = [table for table in lagging if not can_switch(*logs[table])]
         return not lagging
 
     wait_until_caught_up(is_caught_up, views.name, lagging)
     for table in tables:
         views.repair_changes(table)
         if table in pending:
-            attempt = partial(switch, commits, *folders[table], {})
+            marks = views.may_have_marks(table)
+            attempt = partial(switch, *logs[table], {}, may_have_marks=marks)
             wait_until_caught_up(attempt, views.name, [table])
     for table in tables:
-        live = views.folder(table, "mirror")
         name = new_generation()
-        if not views.may_have_deletion_vectors(table.qualified):
-            wait_until_caught_up(partial(drop_deletion_vectors, commits, live), views.name)
-        if retain_previous(commits, live, f"{live}@{name}"):
+        if retain_previous(logs[table][0], name):
             retained[table.qualified] = name
     return retained
 
 
-def list_names(views: "Delta", table: Table) -> list[str]:
-    """List the generations of a view, the live one first.
-
-    Without folders that have no table: a killed command had linked files into them, no more.
-    """
-    live = views.folder(table, "mirror")
-    checkpoint = views.commits.last_commit(live).checkpoint
-    live_name = [checkpoint.generation] if checkpoint else []
-    names = [name for name in generation_names(live) if views.commits.state(f"{live}@{name}")]
-    return live_name + [name for name in names if name not in live_name]
-
-
-def drop_unreferenced(views: "Delta", tables: Sequence[Table], keep: Mapping[str, str]) -> None:
-    """Remove the folders of generations that are neither live nor in `keep`."""
-    for table in tables:
-        live = views.folder(table, "mirror")
-        for name in generation_names(live):
-            if name != keep.get(table.qualified):
-                place(f"{live}@{name}").remove_all()
-
-
-def is_live(commits: Commits, live: str, generation: str) -> bool:
+def is_live(live: TableLog, generation: TableLog) -> bool:
     """Whether readers see this generation."""
-    checkpoint = commits.last_commit(live).checkpoint
-    return checkpoint is not None and f"{live}@{checkpoint.generation}" == generation
+    checkpoint = live.last_commit().checkpoint
+    return checkpoint is not None and checkpoint.generation == _name(generation)
 
 
-def can_switch(commits: Commits, live: str, generation: str) -> bool:
+def can_switch(live: TableLog, generation: TableLog) -> bool:
     """Whether there is such a generation, and readers who are shown it don't go back."""
-    source_commit = commits.last_commit(generation)
-    live_commit = commits.last_commit(live)
-    exists = commits.log(generation).state is not None
-    return exists and not source_commit.trouble and not lags(source_commit, live_commit)
+    commit = generation.last_commit()
+    exists = generation.state is not None
+    return exists and not commit.trouble and not lags(commit, live.last_commit())
 
 
-def switch(commits: Commits, live: str, generation: str, shared: dict[str, str]) -> bool:
+def switch(
+    live: TableLog, generation: TableLog, shared: dict[str, str], *, may_have_marks: bool
+) -> bool:
     """Commit the files of `generation` as the live table's; return whether it was done.
 
     It isn't done while the live table is ahead, or when somebody else commits to it meanwhile.
 
     shared: what earlier attempts have shared, see `share_files`.
+    may_have_marks: whether readers of the live table support deletion vectors. If not, they needn't any
+    more, unless the generation has some.
     """
-    source_commit = commits.last_commit(generation)
-    source = commits.log(generation).state
+    source_commit = generation.last_commit()
+    source = generation.state
     if source is None or source_commit.trouble:
         return False
     # A source without records has no position, and a view of it can't be behind. The name is the
     # folder's: a retained generation has its former one until a batch reaches it.
-    checkpoint = replace(
-        source_commit.checkpoint or CLEARED, generation=generation.rpartition("@")[2]
-    )
-    if commits.state(live) is None:
-        clone(source, generation, live, checkpoint)
+    checkpoint = replace(source_commit.checkpoint or CLEARED, generation=_name(generation))
+    if live.refresh() is None:
+        clone(source, generation.place.location, live.place.location, checkpoint)
         return True
     # Before the live table is read: to copy files takes longer than the live stream waits between commits.
-    added = share_files(source, generation, live, shared)
-    live_commit = commits.last_commit(live)
-    state = commits.log(live).state
+    added = share_files(source, generation.place.location, live.place.location, shared)
+    live_commit = live.last_commit()
+    state = live.state
     if state is None or lags(source_commit, live_commit):
         return False
-    identity = state.identity
-    shape = extension(state, source.columns, _features(source), replaced=True)
-    removed = removal_of_all(state)
-    changes = [*shape, *removed, *added]
+    dropped = [] if may_have_marks or source.has_marks else [DELETION_VECTORS]
+    shape = extension(state, source.columns, _features(source), replaced=True, dropped=dropped)
+    changes = [*shape, *removal_of_all(state), *added]
     try:
-        commits.log(live).commit(identity, changes, "WRITE", checkpoint, SWITCH)
-    except CommitConflict:
-        return False
-    return True
-
-
-def drop_deletion_vectors(commits: Commits, live: str) -> bool:
-    """Stop demanding support of deletion vectors from readers of the live table, if it has none.
-
-    Returns false when somebody else commits to it meanwhile.
-    """
-    state = commits.state(live)
-    if state is None or state.has_marks:
-        return True
-    changes = extension(state, state.columns, dropped=[DELETION_VECTORS])
-    if not changes:
-        return True
-    try:
-        commits.log(live).commit(state.identity, changes, "DROP FEATURE", None)
+        live.commit(state.identity, changes, "WRITE", checkpoint, SWITCH)
     except CommitConflict:
         return False
     return True
@@ -169,31 +127,30 @@ def lags(generation: LastCommit, live: LastCommit) -> bool:
     """Whether readers who are shown `generation` instead of `live` would go back in time."""
     if live.checkpoint is None or live.trouble:
         return False
-    gap = distance(generation.checkpoint, live.checkpoint.position, live.checkpoint.floor)
-    return gap.comparable and not gap.reached
+    return would_go_back(generation.checkpoint, live.checkpoint)
 
 
-def retain_previous(commits: Commits, live: str, generation: str) -> bool:
-    """Create a table in `generation` of what the live table was before its last switch.
+def retain_previous(live: TableLog, name: str) -> bool:
+    """Create a generation of this name of what the live table was before its last switch.
 
     Returns false when there was nothing before, or its files have been removed.
     """
-    log = commits.log(live)
-    log.refresh()
-    history = log.history()
+    live.refresh()
+    history = live.history()
     switches = (commit["version"] for commit in history if commit.get("cdc") == SWITCH["cdc"])
     version = next(switches, 0) - 1
-    source = log.state_at(version) if version >= 0 else None
+    source = live.state_at(version) if version >= 0 else None
     # The iterator goes on below the switch.
-    last_commit = log.standing(history)
+    last_commit = live.standing(history)
     if source is None or last_commit is None or not last_commit.checkpoint or last_commit.trouble:
         return False
+    folder = live.place.location
     try:
-        clone(source, live, generation, last_commit.checkpoint)
+        clone(source, folder, f"{folder}@{name}", last_commit.checkpoint)
     except FileMissing:
         # A process that was killed after the switch goes on whenever somebody starts it again. That
         # may be later than the clean-up of the files that the switch has replaced.
-        place(generation).remove_all()
+        place(f"{folder}@{name}").remove_all()
         return False
     return True
 
@@ -248,6 +205,10 @@ def generation_names(live: str) -> list[str]:
     return sorted(
         folder.removeprefix(f"{name}@") for folder in folders if folder.startswith(f"{name}@")
     )
+
+
+def _name(generation: TableLog) -> str:
+    return generation.place.location.rpartition("@")[2]
 
 
 def _features(state: TableState) -> set[str]:

@@ -24,8 +24,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID, uuid4
 
-import msgspec
-
 from cdc.errors import SinkRejected
 from cdc.model.position import Position, ViewCheckpoint
 from cdc.sinks.delta import positions
@@ -69,7 +67,7 @@ Identity = tuple[int, str]
 """A version of a table, and the table's id."""
 NO_TABLE: Identity = (-1, "")
 File = Mapping[str, Any]
-"""A file of a table: what its `add` action has."""
+"""A file of a table, or one that is in no commit yet: what its `add` action has."""
 DELETION_VECTORS = "deletionVectors"
 """The feature that readers must support of a table whose rows may be marked as deleted."""
 PROPERTY = "delta.enableDeletionVectors"
@@ -84,17 +82,6 @@ SEARCHED_VERSIONS = 50
 """Each takes some milliseconds, in which the stream waits."""
 
 
-class DataFile(msgspec.Struct, frozen=True):
-    """A file by its name in a table's folder; it may be in no commit yet.
-
-    size: in bytes; stats: the JSON text that Delta's log has for a file.
-    """
-
-    name: str
-    size: int
-    stats: str
-
-
 class FileNames:
     """Names for the files of one batch: each is new, and all have a part in common.
 
@@ -105,16 +92,11 @@ class FileNames:
         self.common = str(uuid4())[:-12]
 
     def generate(self) -> str:
-        """Make the next name of a file of rows."""
         return f"part-{self.generate_id()}.parquet"
 
     def generate_id(self) -> UUID:
         """Make the next id, of a file of deletion vectors. Our clean-up knows names with a UUID."""
         return UUID(self.common + secrets.token_hex(6))
-
-
-class UnknownFeature(SinkRejected):
-    """A table has a feature of Delta's that isn't known here."""
 
 
 @dataclass(frozen=True)
@@ -148,8 +130,10 @@ class TableState:
 
     @property
     def identity(self) -> Identity:
-        """By it a version differs from all others, also of a table that was made again."""
-        return self.version, self.metadata["id"]
+        """By it a version differs from all others, also of a table that was made again. Where there is no
+        table yet: NO_TABLE.
+        """
+        return self.version, self.metadata.get("id", "")
 
     @property
     def columns(self) -> Any:
@@ -169,7 +153,6 @@ class TableState:
 
     @property
     def size_bytes(self) -> int:
-        """The size of the table's files."""
         return sum(file["size"] for file in self.files.values())
 
     @property
@@ -189,11 +172,12 @@ class TableState:
         return state
 
     def apply(self, version: int, actions: Sequence[Action]) -> None:
-        """Become a version by its actions."""
         self.info = {}
-        for action in actions:
-            if remove := action.get("remove"):
-                self._remove(remove)
+        for remove in (action["remove"] for action in actions if "remove" in action):
+            present = self.files.get(remove["path"])
+            # A file that gets other marks is removed with the former ones and added with these.
+            if present and vector_id(present) == vector_id(remove):
+                del self.files[remove["path"]]
         for action in actions:
             if add := action.get("add"):
                 self.files[add["path"]] = add
@@ -207,12 +191,6 @@ class TableState:
                 self.info = info
                 self.timestamp = info.get("inCommitTimestamp", self.timestamp)
         self.version = version
-
-    def _remove(self, remove: Mapping[str, Any]) -> None:
-        present = self.files.get(remove["path"])
-        # A file that gets other marks is removed with the former ones and added with these.
-        if present and vector_id(present) == vector_id(remove):
-            del self.files[remove["path"]]
 
 
 class TableLog:
@@ -251,9 +229,8 @@ class TableLog:
         Raises as `refresh` does.
         """
         state = TableLog(self.place.location)._load(version)
-        if state is None or state.version != version:
-            return None
-        _require_known(state.protocol)
+        if state:
+            _require_known(state.protocol)
         return state
 
     def history(self) -> Iterator[Mapping[str, Any]]:
@@ -268,18 +245,12 @@ class TableLog:
         for version in range(state.version - bool(state.info), -1, -1):
             actions = self.read(version)
             if actions is None:
-                yield from self._kept_by_checkpoint(version)
+                kept = positions.from_transactions(state.transactions)
+                if kept and state.transactions[positions.APPLICATION] == version:
+                    yield {"version": version, "userMetadata": kept.to_json()}
                 return
             infos = (action["commitInfo"] for action in actions if "commitInfo" in action)
             yield {**next(infos, {}), "version": version}
-
-    def _kept_by_checkpoint(self, version: int) -> Iterator[Mapping[str, Any]]:
-        """Yield the commit of a version whose file doesn't exist any more, if it is our last one."""
-        assert self.state
-        transactions = self.state.transactions
-        checkpoint = positions.from_transactions(transactions)
-        if checkpoint and transactions[positions.APPLICATION] == version:
-            yield {"version": version, "userMetadata": checkpoint.to_json()}
 
     def read(self, version: int) -> list[Action] | None:
         """Read the actions of a commit; None where its file doesn't exist, yet or any more."""
@@ -295,6 +266,19 @@ class TableLog:
             return True
         files = (action[kind] for action in actions for kind in ("add", "remove") if kind in action)
         return any(file.get("dataChange", True) for file in files)
+
+    def last_commit(self) -> LastCommit:
+        """Find our last commit; commits of others may be above it. Raises as `refresh` does."""
+        if self.refresh() is None:
+            return LastCommit(None)
+        lost = LastCommit(None, "its log has lost the commit that held its position")
+        found = self.standing(self.history()) or lost
+        if not found.trouble:
+            return found
+        folder = self.place.location
+        return replace(
+            found, trouble=f"The Delta table {folder} can't be gone on with: {found.trouble}."
+        )
 
     def standing(self, commits: Iterable[Commit]) -> LastCommit | None:
         """Find our last commit among some commits; see `standing`."""
@@ -330,10 +314,9 @@ class TableLog:
         Raises:
             CommitConflict: there is a newer version. SinkUnavailable: the place can't be written.
         """
-        refreshed = self.refresh()
-        if (refreshed.identity if refreshed else NO_TABLE) != identity:
+        state = self.refresh() or TableState()
+        if state.identity != identity:
             raise CommitConflict
-        state = refreshed or TableState()
         version = state.version + 1
         now = int(time.time() * 1000)
         info: Action = {
@@ -364,41 +347,39 @@ class TableLog:
         self.state = state.after(listed)
         self._newest = data
 
-    def _load(self, newest: int | None = None) -> TableState | None:
-        """Read the table in its newest version, or in a version that isn't newer than another."""
-        commits: list[int] = []
+    def _load(self, wanted: int | None = None) -> TableState | None:
+        """Read the table in its newest version, or in another one; None where there is none."""
+        newest = -1
         checkpoints: dict[int, list[str]] = {}
         for file in self.place.files(FOLDER):
             if match := COMMIT.match(file.path):
-                commits.append(int(match[1]))
+                newest = max(newest, int(match[1]))
             elif (match := CHECKPOINT.match(file.path)) and file.size:
                 checkpoints.setdefault(int(match[1]), []).append(file.path)
         complete = [
             version
             for version, paths in checkpoints.items()
-            if _is_complete(paths) and (newest is None or version <= newest)
+            if _is_complete(paths) and (wanted is None or version <= wanted)
         ]
         self.checkpoint_version = max(complete, default=-1)
-        if not commits and not complete:
+        if newest < 0 and not complete:
             return None
         state = TableState()
-        for actions in self._read_checkpoint(checkpoints[max(complete)] if complete else ()):
-            state.apply(max(complete), actions)
+        for actions in self._read_checkpoint(checkpoints.get(self.checkpoint_version, ())):
+            state.apply(self.checkpoint_version, actions)
         self._newest = self.place.read(commit_path(state.version)) or b""
         # A checkpoint doesn't have its commit's information.
         state.apply(state.version, [a for a in _parse(self._newest) if "commitInfo" in a])
-        for version in sorted(commits):
-            if version <= state.version or (newest is not None and version > newest):
-                continue
-            data = self.place.read(commit_path(version)) if version == state.version + 1 else None
-            if data is None and newest is not None:
+        while state.version < (newest if wanted is None else wanted):
+            data = self.place.read(commit_path(state.version + 1))
+            if data is None and wanted is not None:
                 return None
             if data is None:
                 raise SinkRejected(
                     f"The log of the Delta table {self.place.location} lacks version {state.version + 1}.",
                     hint="restore the file from a backup, or make the view again with `rebuild`",
                 )
-            state.apply(version, _parse(data))
+            state.apply(state.version + 1, _parse(data))
             self._newest = data
         return state
 
@@ -409,19 +390,14 @@ class TableLog:
             actions = _parse(data) if path.endswith(".json") else _rows(data)
             yield actions
             sidecars = [action["sidecar"]["path"] for action in actions if "sidecar" in action]
-            if sidecars:
-                yield from self._read_checkpoint(
-                    [f"{FOLDER}/_sidecars/{name}" for name in sidecars]
-                )
+            yield from self._read_checkpoint([f"{FOLDER}/_sidecars/{name}" for name in sidecars])
 
 
 def commit_path(version: int) -> str:
-    """Name the file of a commit."""
     return f"{FOLDER}/{version:020}.json"
 
 
 def removal(file: File, *, data_change: bool = True) -> Action:
-    """Make the action that removes a file."""
     vector = file.get("deletionVector")
     return {
         "remove": {
@@ -476,54 +452,41 @@ def _present(value: Any) -> Any:
 
 
 def _require_known(protocol: Mapping[str, Any]) -> None:
-    """Raises UnknownFeature."""
+    """Raise SinkRejected for a feature that isn't known here."""
     unknown = set(protocol.get("readerFeatures") or ()) - READER_FEATURES
     unknown |= set(protocol.get("writerFeatures") or ()) - WRITER_FEATURES
     readers = protocol["minReaderVersion"]
     writers = protocol["minWriterVersion"]
     if unknown or readers not in READER_VERSIONS or writers not in WRITER_VERSIONS:
         name = sorted(unknown)[0] if unknown else f"the protocol's versions {readers} and {writers}"
-        raise UnknownFeature(
+        raise SinkRejected(
             f"The Delta table has {name}, which isn't supported here.",
             hint="drop the feature (ALTER TABLE ... DROP FEATURE), or let the sink write to another path",
         )
 
 
-def addition(file: DataFile, *, data_change: bool = True) -> Action:
-    """Make the action that adds a file."""
+def new_file(name: str, size: int, stats: str) -> File:
+    """Describe a new file of a table's folder.
+
+    size: in bytes; stats: the JSON text that Delta's log has for a file.
+    """
     return {
-        "add": {
-            "path": file.name,
-            "partitionValues": {},
-            "size": file.size,
-            "modificationTime": int(time.time() * 1000),
-            "dataChange": data_change,
-            "stats": file.stats,
-        }
+        "path": name,
+        "partitionValues": {},
+        "size": size,
+        "modificationTime": int(time.time() * 1000),
+        "dataChange": True,
+        "stats": stats,
     }
 
 
-def additions(files: Iterable[DataFile]) -> list[Action]:
-    """Make the actions that add files."""
-    return [addition(file) for file in files]
+def additions(files: Iterable[File]) -> list[Action]:
+    return [{"add": file} for file in files]
 
 
 def creation(columns: Any, features: Collection[str] = ()) -> list[Action]:
-    """Make the actions that create a table.
-
-    columns: as Delta's JSON has a struct. features: that its readers must support, with what the
-    columns need.
-    """
-    metadata = {
-        "id": str(uuid4()),
-        "format": {"provider": "parquet", "options": {}},
-        "partitionColumns": [],
-        "createdTime": int(time.time() * 1000),
-        "schemaString": json.dumps(columns, ensure_ascii=False),
-        "configuration": _configuration({}, features),
-    }
-    readers = reader_features(columns) | set(features)
-    return [{"protocol": _protocol(readers, set(LEGACY) | readers)}, {"metaData": metadata}]
+    """Make the actions that create a table; see `extension`."""
+    return extension(TableState(), columns, features)
 
 
 def extension(
@@ -535,48 +498,52 @@ def extension(
     dropped: Collection[str] = (),
 ) -> list[Action]:
     """Make the actions that give a table columns that it lacks, fields that its structs lack, and
-    features; none where it lacks nothing.
+    features; none where it lacks nothing. The first ones create it.
 
-    replaced: whether the table has exactly these columns afterwards. dropped: features that its
-    readers needn't support any more.
+    columns: as Delta's JSON has a struct. features: that its readers must support, with what the
+    columns need. replaced: whether the table has exactly these columns afterwards. dropped: features
+    that its readers needn't support any more.
 
     Raises SinkRejected: the table is partitioned, and isn't replaced.
     """
-    partitioned = bool(state.metadata["partitionColumns"])
+    partitioned = bool(state.metadata.get("partitionColumns"))
     if partitioned and not replaced:
         raise SinkRejected(
             "The Delta table is partitioned, which the pipeline's tables aren't.",
             hint="somebody else has written it: make the view again with `rebuild`",
         )
-    target = columns if replaced else merged(state.columns, columns)
+    target = merged(state.columns, columns) if state.metadata and not replaced else columns
     added = reader_features(target) | set(features)
     readers = (state.reader_features | added) - set(dropped)
-    configuration = _configuration(state.properties, features)
+    configuration = dict(state.properties)
+    if DELETION_VECTORS in features:
+        configuration[PROPERTY] = "true"
     if DELETION_VECTORS in dropped:
         configuration.pop(PROPERTY, None)
     actions: list[Action] = []
-    if readers != state.reader_features:
+    if not state.protocol or readers != state.reader_features:
         former = state.protocol.get("writerFeatures") or LEGACY
         writers = (set(former) | added) - set(dropped)
         actions.append({"protocol": _protocol(readers, writers)})
-    if target != state.columns or configuration != state.properties or partitioned:
-        changed = {
-            "schemaString": json.dumps(target, ensure_ascii=False),
-            "configuration": configuration,
-            "partitionColumns": [],
-        }
+    made = {
+        "id": str(uuid4()),
+        "format": {"provider": "parquet", "options": {}},
+        "createdTime": int(time.time() * 1000),
+    }
+    changed = {
+        "schemaString": json.dumps(target, ensure_ascii=False),
+        "configuration": configuration,
+        "partitionColumns": [],
+    }
+    if not state.metadata:
+        actions.append({"metaData": {**made, **changed}})
+    elif target != state.columns or configuration != state.properties or partitioned:
         actions.append({"metaData": {**state.metadata, **changed}})
     return actions
 
 
 def removal_of_all(state: TableState) -> list[Action]:
-    """Make the actions that remove all files of a table."""
     return [removal(file) for file in state.files.values()]
-
-
-def _configuration(properties: Any, features: Collection[str]) -> dict[str, str]:
-    enabled = {PROPERTY: "true"} if DELETION_VECTORS in features else {}
-    return {**properties, **enabled}
 
 
 def _protocol(readers: Collection[str], writers: Collection[str]) -> dict[str, Any]:
@@ -627,31 +594,10 @@ def standing(
     return LastCommit(None, trouble) if version == 0 else None
 
 
-class Commits:
-    """The logs of the Delta tables of one sink by their folders, read once and kept up to date."""
+class Logs(dict[str, TableLog]):
+    """The logs of the Delta tables of one sink by their folders, read once and kept up to date. A table
+    may not exist.
+    """
 
-    def __init__(self) -> None:
-        self._logs: dict[str, TableLog] = {}
-
-    def close(self) -> None:
-        """Drop the logs; each is read again when it is asked for."""
-        self._logs.clear()
-
-    def log(self, folder: str) -> TableLog:
-        """Return the log of a table, which may not exist."""
-        return self._logs.setdefault(folder, TableLog(folder))
-
-    def state(self, folder: str) -> TableState | None:
-        """Return a table in its newest version; None where there is no table.
-
-        Raises SinkUnavailable where that can't be read.
-        """
-        return self.log(folder).refresh()
-
-    def last_commit(self, folder: str) -> LastCommit:
-        """Find our last commit; commits of others may be above it. `state` has been read then."""
-        log = self.log(folder)
-        if log.refresh() is None:
-            return LastCommit(None)
-        lost = LastCommit(None, "its log has lost the commit that held its position")
-        return log.standing(log.history()) or lost
+    def __missing__(self, folder: str) -> TableLog:
+        return self.setdefault(folder, TableLog(folder))

@@ -8,7 +8,7 @@ Executors read and write the files, and the driver makes the actions of the comm
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import cache, partial
+from functools import partial
 from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -19,26 +19,21 @@ from pyroaring import BitMap64
 
 from cdc.errors import SinkUnavailable
 from cdc.model.position import ViewCheckpoint
-from cdc.sink.lane_run import freeze_gc
+from cdc.sink.lane_run import freeze_gc, task_numbers
 from cdc.sinks.delta import parquet, vectors
 from cdc.sinks.delta.columns import to_arrow
 from cdc.sinks.delta.log import (
     Action,
-    DataFile,
     File,
     FileNames,
-    Identity,
     TableLog,
     TableState,
-    addition,
     removal,
 )
 from cdc.sinks.delta.parquet import ID
 from cdc.sinks.delta.place import CommitConflict, Place, locate, reading, writing
 
 if TYPE_CHECKING:
-    from pyspark import SparkContext
-    from pyspark.core.rdd import RDD
     from pyspark.sql import SparkSession
 
 FILES_A_TASK = 8
@@ -78,7 +73,9 @@ def run_tasks(
     tasks = min(len(items), context.defaultParallelism)
     shares = [items[task::tasks] for task in range(tasks)]
     results: list[Result] = []
-    for result in _numbers(context, tasks).mapPartitions(partial(_work, work, shares)).collect():
+    for result in (
+        task_numbers(context, tasks).mapPartitions(partial(_work, work, shares)).collect()
+    ):
         if isinstance(result, Unavailable):
             raise SinkUnavailable(result.message, hint=result.hint)
         results.append(result)
@@ -98,12 +95,6 @@ def _work(
             except SinkUnavailable as error:
                 yield Unavailable(error.message, error.hint)
     freeze_gc(getattr(work, "func", work).__qualname__)
-
-
-@cache
-def _numbers(context: "SparkContext", tasks: int) -> "RDD[int]":
-    """The numbers of a job's tasks. Cached: to make them takes longer than to run a small job."""
-    return context.parallelize(range(tasks), tasks)
 
 
 class Search(NamedTuple):
@@ -182,12 +173,11 @@ def search_files(search: Search) -> Iterator[tuple[str, bytes]]:
     ]
     # One call for all groups: each makes a table of what is wanted, which takes longer than a group.
     is_wanted = pc.is_in(pa.chunked_array([ids for *_, ids in groups], pa.string()), wanted)
-    found = pc.indices_nonzero(is_wanted).to_numpy().astype(np.int64)
     numbers: dict[str, list[np.ndarray]] = {}
     position = 0
     for path, start, ids in groups:
-        of_group = slice(*np.searchsorted(found, [position, position + len(ids)]))
-        numbers.setdefault(path, []).append(found[of_group] - position + start)
+        found = pc.indices_nonzero(is_wanted.slice(position, len(ids))).to_numpy()
+        numbers.setdefault(path, []).append(found.astype(np.int64) + start)
         position += len(ids)
     for path, parts in numbers.items():
         if any(map(len, parts)):
@@ -221,7 +211,7 @@ def marked_rows(place: Place, file: File, superseded: bytes | None) -> BitMap64:
     """
     rows = vectors.bitmap(superseded)
     if descriptor := file.get("deletionVector"):
-        rows |= vectors.deleted_rows(descriptor, place.read_range)
+        rows |= vectors.deleted_rows(descriptor, place)
     return rows
 
 
@@ -239,7 +229,7 @@ def row_count(place: Place, file: File) -> int:
 def mark(
     place: Place,
     state: TableState,
-    rows: Sequence[DataFile],
+    rows: Sequence[File],
     superseded: Mapping[str, bytes],
     names: FileNames,
 ) -> list[Action]:
@@ -253,7 +243,7 @@ def mark(
     """
     vector_file = vectors.VectorFile(names.generate_id())
     actions: list[Action] = []
-    staged = {file.name: addition(file)["add"] for file in rows}
+    staged = {file["path"]: file for file in rows}
     for path, file in {**state.files, **staged}.items():
         if path not in superseded:
             actions += [{"add": file}] if path in staged else []
@@ -304,27 +294,24 @@ def source(place: Place, file: File, superseded: bytes | None = None) -> Source:
     return Source(locate(place.location, file["path"]), rows.serialize())
 
 
-def rewrite(spark: "SparkSession", rewrites: Sequence[Rewrite]) -> list[DataFile | None]:
+def rewrite(spark: "SparkSession", rewrites: Sequence[Rewrite]) -> list[File | None]:
     """Write files again, in one Spark job. Returns for each the new file; None where no row remains.
 
     Raises SinkUnavailable: a folder takes no more.
     """
-    files = {file.name: file for file in run_tasks(spark, _rewrite, rewrites)}
+    files = {file["path"]: file for file in run_tasks(spark, rewrite_files, rewrites)}
     return [files.get(request.name) for request in rewrites]
 
 
-def _rewrite(request: Rewrite) -> Iterator[DataFile]:
-    with writing(request.folder):
-        if file := rewrite_files(request):
-            yield file
-
-
-def rewrite_files(request: Rewrite) -> DataFile | None:
-    """Write the remaining rows of some files as one; None when none remain. Raises OSError."""
+def rewrite_files(request: Rewrite) -> Iterator[File]:
+    """Write the remaining rows of some files as one, if there are any. Raises SinkUnavailable."""
     tables = (
         table for source in request.sources for table in remaining_rows(source, request.columns)
     )
-    return parquet.write_file(request.folder, request.name, parquet.row_groups(tables))
+    groups = parquet.row_groups(tables)
+    with writing(request.folder):
+        if file := parquet.write_file(request.folder, request.name, groups):
+            yield file
 
 
 def remaining_rows(source: Source, columns: pa.Schema) -> Iterator[pa.Table]:
@@ -352,7 +339,7 @@ def compact(spark: "SparkSession", log: TableLog) -> None:
     state = log.refresh()
     if state and (files := select(log.place, state)):
         (result,) = rewrite(spark, [request(log, state, files, FileNames())])
-        replace(log, state.identity, files, result)
+        replace(log, state, files, result)
 
 
 def select(place: Place, state: TableState) -> list[File]:
@@ -384,19 +371,17 @@ def request(log: TableLog, state: TableState, files: Sequence[File], names: File
     return Rewrite(log.place.location, sources, to_arrow(state.columns), names.generate())
 
 
-def replace(
-    log: TableLog, identity: Identity, files: Sequence[File], result: DataFile | None
-) -> None:
+def replace(log: TableLog, state: TableState, files: Sequence[File], result: File | None) -> None:
     """Commit a new file in the place of others, unless another commit came in between."""
     actions = [removal(file, data_change=False) for file in files]
     if result:
-        actions.append(addition(result, data_change=False))
+        actions.append({"add": {**result, "dataChange": False}})
     # The position stays what it is. Where somebody else's commit is the newest one, it is found below.
-    text = (log.state.info.get("userMetadata") or "") if log.state else ""
+    text = state.info.get("userMetadata") or ""
     is_ours = text.startswith(ViewCheckpoint.JSON_START)
     checkpoint = ViewCheckpoint.from_json(text) if is_ours else None
     with suppress(CommitConflict):
-        log.commit(identity, actions, "OPTIMIZE", checkpoint)
+        log.commit(state.identity, actions, "OPTIMIZE", checkpoint)
         return
     if result:
-        parquet.remove_files(log.place.location, [result.name])
+        parquet.remove_files(log.place.location, [result["path"]])

@@ -5,6 +5,7 @@ from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import date, datetime
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
@@ -12,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from cdc.errors import SinkUnavailable
-from cdc.sinks.delta.log import DataFile
+from cdc.sinks.delta.log import File, new_file
 from cdc.sinks.delta.place import place
 
 GROUP_ROWS = 100_000
@@ -32,36 +33,32 @@ class FileWriter:
     Methods raise OSError; what was written of the file is removed then.
     """
 
-    def __init__(self, folder: str, name: str) -> None:
-        self.name = name
+    def __init__(self, folder: str, name: str, sample: pa.Table) -> None:
+        """sample: the first row group, which isn't written yet."""
         self.bytes = 0
+        self._name = name
         self._place = place(folder)
-        self._file: Any = None
         self._metadata: list[Any] = []
-        self._writer: Any = None
+        self._file = self._place.create(name)
+        self._writer = pq.ParquetWriter(
+            self._file,
+            sample.schema,
+            metadata_collector=self._metadata,
+            use_dictionary=_repetitive(sample),
+        )
 
     def add(self, table: pa.Table) -> None:
         """Write one more row group; `bytes` counts its size in memory."""
         self.bytes += table.nbytes
         with self.remove_on_failure():
-            if self._writer is None:
-                self._file = self._place.create(self.name)
-                self._writer = pq.ParquetWriter(
-                    self._file,
-                    table.schema,
-                    metadata_collector=self._metadata,
-                    use_dictionary=_repetitive(table),
-                )
             self._writer.write_table(table, row_group_size=GROUP_ROWS)
 
-    def close(self) -> DataFile | None:
-        """End the file and return it; None when nothing was added, for there is no file then."""
-        if self._writer is None:
-            return None
+    def close(self) -> File:
+        """End the file and return it."""
         with self.remove_on_failure():
             self._writer.close()
-            size = self._place.finish(self.name, self._file)
-        return DataFile(self.name, size, json.dumps(_stats(self._metadata[0])))
+            size = self._place.finish(self._name, self._file)
+        return new_file(self._name, size, json.dumps(_stats(self._metadata[0])))
 
     @contextmanager
     def remove_on_failure(self) -> Iterator[None]:
@@ -69,24 +66,24 @@ class FileWriter:
         try:
             yield
         except OSError:
-            if self._writer:
+            for file in (self._writer, self._file):
                 with suppress(OSError):
-                    self._writer.close()
-            if self._file:
-                with suppress(OSError):
-                    self._file.close()
-                remove_files(self._place.location, [self.name])
+                    file.close()
+            remove_files(self._place.location, [self._name])
             raise
 
 
-def write_file(folder: str, name: str, groups: Iterable[pa.Table]) -> DataFile | None:
+def write_file(folder: str, name: str, groups: Iterable[pa.Table]) -> File | None:
     """Write tables as one file, a row group each; return None when there are no tables.
 
     Raises OSError, and leaves no file then.
     """
-    writer = FileWriter(folder, name)
+    remaining = iter(groups)
+    if (first := next(remaining, None)) is None:
+        return None
+    writer = FileWriter(folder, name, first)
     with writer.remove_on_failure():
-        for group in groups:
+        for group in chain([first], remaining):
             writer.add(group)
         return writer.close()
 
@@ -131,7 +128,7 @@ def rows_with_ids(
                     selected = selection[offset : offset + metadata.num_rows]
                     mask = pc.and_(mask, pa.chunked_array([pa.array(selected)]))
                 if pc.any(mask).as_py():
-                    yield fit_to_schema(_columns(file, group, schema).filter(mask), schema)
+                    yield _read_group(file, group, schema).filter(mask)
             offset += metadata.num_rows
 
 
@@ -142,7 +139,7 @@ def read_rows(path: str, schema: pa.Schema) -> Iterator[pa.Table]:
     """
     with open_file(path) as file:
         for group in range(file.num_row_groups):
-            yield fit_to_schema(_columns(file, group, schema), schema)
+            yield _read_group(file, group, schema)
 
 
 def read_ids_within(path: str, low: str, high: str) -> Iterator[tuple[int, pa.Array]]:
@@ -191,12 +188,11 @@ def remove_files(folder: str, names: Sequence[str]) -> None:
         place(folder).remove(names)
 
 
-def names_with(folder: str, text: str) -> list[str]:
-    """List a folder's files whose names have a text in them; none when it can't be listed."""
-    try:
-        return [file.path for file in place(folder).files() if text in file.path]
-    except SinkUnavailable:
-        return []
+def remove_files_with(folder: str, text: str) -> None:
+    """Remove a folder's files whose names have a text in them, as far as possible."""
+    with suppress(SinkUnavailable):
+        files = place(folder).files()
+        place(folder).remove([file.path for file in files if text in file.path])
 
 
 def _repetitive(table: pa.Table) -> list[str]:
@@ -224,10 +220,9 @@ def fit_to_schema(table: pa.Table, schema: pa.Schema) -> pa.Table:
     return pa.table(columns, schema=schema)
 
 
-def _columns(file: Any, group: int, schema: pa.Schema) -> pa.Table:
-    """Read those columns of a schema that a row group has."""
+def _read_group(file: Any, group: int, schema: pa.Schema) -> pa.Table:
     names = [name for name in schema.names if name in file.schema_arrow.names]
-    return file.read_row_group(group, columns=names).select(names)
+    return fit_to_schema(file.read_row_group(group, columns=names), schema)
 
 
 def _id_bounds(group: Any) -> tuple[str, str] | None:

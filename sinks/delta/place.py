@@ -12,7 +12,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
@@ -21,6 +21,7 @@ from urllib.parse import quote, unquote
 from uuid import uuid4
 
 import obstore
+from deltalake.exceptions import DeltaError
 from obstore.exceptions import AlreadyExistsError, BaseError
 from obstore.store import from_url
 
@@ -43,52 +44,29 @@ class StoreError(OSError):
     """What an object store answers, or a file system that can't be used, in words."""
 
 
-def reason_of(error: Exception) -> str:
-    """Say why a file system or a store has failed, in its own words."""
-    if isinstance(error, StoreError):
-        return str(error)
-    matches = OS_ERROR.findall(str(error))
-    return "".join(matches[-1]).strip() if matches else type(error).__name__
-
-
 def write_hint(location: str) -> str:
-    """Return what helps where a warehouse can't be written."""
     return STORE_HINT if is_bucket(location) else WRITE_HINT
 
 
-def write_failure(location: str, error: Exception) -> SinkUnavailable:
-    """Make the error that says that a disk or a store takes no more."""
-    return _failure(location, error, "written", write_hint(location))
-
-
-def read_failure(location: str, error: Exception) -> SinkUnavailable:
-    """Make the error that says that a table can't be read."""
-    hint = STORE_HINT if is_bucket(location) else READ_HINT
-    return _failure(location, error, "read", hint)
-
-
-def _failure(location: str, error: Exception, done: str, hint: str) -> SinkUnavailable:
-    name = location if is_bucket(location) else f"folder {location}"
-    message = f"The warehouse {name} can't be {done}: {reason_of(error)}."
-    return SinkUnavailable(message, hint=hint)
-
-
 @contextmanager
-def reading(location: str) -> Iterator[None]:
+def reading(location: str, done: str = "read", hint: str = READ_HINT) -> Iterator[None]:
     """Raise SinkUnavailable where the block can't read a table."""
     try:
         yield
-    except OSError as error:
-        raise read_failure(location, error) from None
+    except (OSError, DeltaError) as error:
+        quoted = OS_ERROR.findall(str(error))
+        reason = "".join(quoted[-1]).strip() if quoted else type(error).__name__
+        if isinstance(error, StoreError):
+            reason = str(error)
+        name = location if is_bucket(location) else f"folder {location}"
+        message = f"The warehouse {name} can't be {done}: {reason}."
+        hint = STORE_HINT if is_bucket(location) else hint
+        raise SinkUnavailable(message, hint=hint) from None
 
 
-@contextmanager
-def writing(location: str) -> Iterator[None]:
+def writing(location: str) -> AbstractContextManager[None]:
     """Raise SinkUnavailable where the block can't write to a table."""
-    try:
-        yield
-    except OSError as error:
-        raise write_failure(location, error) from None
+    return reading(location, "written", WRITE_HINT)
 
 
 class CommitConflict(SinkUnavailable):
@@ -152,7 +130,6 @@ class Folder:
                 return None
 
     def read_range(self, path: str, start: int, length: int) -> bytes:
-        """Read a part of a file."""
         with reading(self.location), self._path(path).open("rb") as file:
             file.seek(start)
             return file.read(length)
@@ -238,11 +215,6 @@ class Folder:
         """Make the place: files can only be written to one that exists."""
         with writing(self.location):
             Path(self.location).mkdir(parents=True, exist_ok=True)
-
-    def require_one_winner(self) -> None:
-        """Raise SinkRejected where two writers can create one file: each would take the commit of the
-        other for its own. A file system either makes one link of a name or refuses links.
-        """
 
     def remove(self, paths: Iterable[str]) -> None:
         """Remove files, with the checksums that Spark puts beside them; what doesn't exist is passed over."""
@@ -420,6 +392,9 @@ class Bucket:
             return size
 
     def require_one_winner(self) -> None:
+        """Raise SinkRejected where two writers can create one file: each would take the commit of the
+        other for its own. A file system either makes one link of a name or refuses links.
+        """
         path = f".cdc-{uuid4()}"
         self.write_new(path, b"one")
         is_overwritten = self.write_new(path, b"two")
@@ -440,30 +415,24 @@ class Bucket:
         return f"{self._prefix}/{path}" if path else self._prefix
 
 
-class _Reader(io.RawIOBase):
+class _Reader:
     """obstore's reader as pyarrow takes one: it asks whether a file is closed."""
+
+    closed = False
 
     def __init__(self, reader: Any) -> None:
         self._reader = reader
+        self.tell = reader.tell
+        self.close = reader.close
 
-    def read(self, size: int = -1) -> bytes:
+    def read(self, size: int) -> bytes:
         with _translated():
-            return bytes(self._reader.read(None if size < 0 else size))
+            return bytes(self._reader.read(size))
 
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+    def seek(self, offset: int, whence: int) -> int:
         with _translated():
             position: int = self._reader.seek(offset, whence)
             return position
-
-    def tell(self) -> int:
-        position: int = self._reader.tell()
-        return position
-
-    def seekable(self) -> bool:
-        return True
-
-    def readable(self) -> bool:
-        return True
 
 
 def _split(location: str) -> tuple[str, str]:

@@ -10,9 +10,9 @@ the numbers are in every checkpoint of the log.
 from collections.abc import Mapping
 from dataclasses import replace
 
-from cdc.model.outcome import Advance, Applied
+from cdc.model.outcome import Advance
 from cdc.model.position import Position, Reach, ViewCheckpoint, distance
-from cdc.sink.fencing import checkpoint_after, mismatch
+from cdc.sink.fencing import mismatch
 
 APPLICATION = "cdc"
 """The name in `txn` actions under which each of our commits has its version. Others begin with it."""
@@ -106,7 +106,6 @@ class WriterFence:
         self._steps: dict[str, tuple[str, Position | None, Position]] = {}
 
     def record(self, folder: str, checkpoint: ViewCheckpoint | None) -> None:
-        """Remember a part's position."""
         self._checkpoints[folder] = checkpoint
 
     def forget(self, folder: str) -> None:
@@ -119,38 +118,36 @@ class WriterFence:
         advance: Advance,
         folders: Mapping[str, str],
         checkpoints: Mapping[str, ViewCheckpoint | None],
-    ) -> None:
-        """Remember a step from where the parts stand.
+    ) -> dict[str, ViewCheckpoint | None]:
+        """Remember a step from where the parts stand; return the checkpoints of those that gain something.
 
         The same step may begin again: one of the parts may have moved on by the first attempt.
 
-        folders, checkpoints: of the parts by kind; the latter, by their logs, count where one of the parts
-        isn't remembered yet.
+        folders, checkpoints: of the parts by kind; the latter by their logs. They count where one of the
+        parts isn't remembered yet.
 
         Raises:
             Fenced, PositionLost: see `Sink.apply`.
         """
         step = (writer, advance.start, advance.end)
-        if any(folder not in self._checkpoints for folder in folders.values()):
+        is_known = all(folder in self._checkpoints for folder in folders.values())
+        if not is_known:
             for kind, folder in folders.items():
                 self.record(folder, checkpoints[kind])
-        elif self._steps.get(advance.table.topic) == step:
-            return
-        start = oldest({kind: self._checkpoints[folder] for kind, folder in folders.items()})
-        if position_of(start) != advance.start:
-            raise mismatch(advance.table, advance.start, position_of(start), ours=False)
-        self._steps[advance.table.topic] = step
+        if not is_known or self._steps.get(advance.table.topic) != step:
+            start = oldest({kind: self._checkpoints[folder] for kind, folder in folders.items()})
+            if position_of(start) != advance.start:
+                raise mismatch(advance.table, advance.start, position_of(start), ours=False)
+            self._steps[advance.table.topic] = step
+        return {
+            kind: checkpoints[kind]
+            for kind, folder in folders.items()
+            if self._gains(writer, advance, folder, checkpoints[kind])
+        }
 
-    def gains(
+    def _gains(
         self, writer: str, advance: Advance, folder: str, checkpoint: ViewCheckpoint | None
     ) -> bool:
-        """Return whether a part of the view gains something by a step.
-
-        checkpoint: of the part, by its log.
-
-        Raises:
-            Fenced, PositionLost: see `Sink.apply`.
-        """
         end = next_position(checkpoint, advance.end)
         gains = advance.is_repair or end != position_of(checkpoint)
         if not gains and checkpoint and checkpoint.writer == writer:
@@ -172,21 +169,5 @@ def _is_same(checkpoint: ViewCheckpoint | None, expected: ViewCheckpoint | None)
     return checkpoint == expected
 
 
-def next_checkpoint(
-    writer: str,
-    advance: Advance,
-    previous: ViewCheckpoint | None,
-    applied: Applied,
-    generation: str | None,
-) -> ViewCheckpoint:
-    """Make the checkpoint that a part of a view stores with a step."""
-    if advance.is_repair and previous:
-        # A repair doesn't change the position: the stream that owns it goes on undisturbed.
-        return previous
-    step = replace(advance, end=next_position(previous, advance.end))
-    return checkpoint_after(step, previous, applied, writer, generation)
-
-
 def position_of(checkpoint: ViewCheckpoint | None) -> Position | None:
-    """Return a checkpoint's position; None where there is no checkpoint."""
     return checkpoint.position if checkpoint else None

@@ -1,63 +1,61 @@
-"""A version of a mirror, read on an executor without the rows that are marked as deleted.
+"""Scans of mirrors as the documents that other views have, without the rows that are marked as deleted.
 
-By deltalake's reading of the log and the marks, not ours.
+A mirror in a folder is read by Spark's own source, which would need Hadoop's connectors for a bucket. There, and
+for many small mirrors at once, tasks read the files themselves. Both by a reading of the log and the marks that
+isn't ours.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import deltalake
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from cdc.codec.table import codec
 from cdc.model.table import Table
 from cdc.sink.lane_run import freeze_gc_after
 from cdc.sinks.delta import parquet
-from cdc.sinks.delta.log import Commits
+from cdc.sinks.delta.parquet import ID
 from cdc.sinks.delta.place import locate, table_uri
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-ArrowMap = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
-"""A function for `mapInArrow`: batches of a partition in, batches out."""
 SCANNED = "id string, document string"
-ROW_ID = "_cdc_id"
-GROUPED = ["table", "id", "document"]
+GROUPED = f"table string, {SCANNED}"
 BATCH_ROWS = 1000
+Item = TypeVar("Item")
 
 
-class MirrorVersion:
-    """A version of a mirror. It is opened when the first row is read.
+class Mirror:
+    """A version of a table's mirror. It is opened when the first row is read.
 
     Used by one task in its thread. Methods raise OSError, DeltaError.
     """
 
-    def __init__(self, folder: str, version: int) -> None:
+    def __init__(self, table: Table, folder: str, version: int) -> None:
+        self.table = table
         self._folder = folder
         self._version = version
 
     @cached_property
     def columns(self) -> frozenset[str]:
-        """The names of its columns."""
-        return frozenset(field.name for field in self._table.schema().fields)
+        return frozenset(field.name for field in self._opened.schema().fields)
 
     def rows(self, ids: pa.Array, schema: pa.Schema) -> Iterator[pa.Table]:
         """Read the rows of sorted ids, as the columns of a schema."""
         for path in self._paths:
             yield from parquet.rows_with_ids(path, ids, schema, self._selections.get(path))
 
-    def batches(self, rows: int, share: int = 0, shares: int = 1) -> Iterator[pa.RecordBatch]:
-        """Read all rows, so many at once at most, with the columns that each file has; or the rows of one
-        share of the files.
-        """
+    def batches(self, share: int = 0, shares: int = 1) -> Iterator[pa.RecordBatch]:
+        """Read all rows, with the columns that each file has; or the rows of one share of the files."""
         for path in self._paths[share::shares]:
             selection = self._selections.get(path)
             start = 0
             with parquet.open_file(path) as file:
-                for batch in file.iter_batches(rows):
+                for batch in file.iter_batches(BATCH_ROWS):
                     end = start + batch.num_rows
                     if selection is None:
                         yield batch
@@ -66,19 +64,19 @@ class MirrorVersion:
                     start = end
 
     @cached_property
-    def _table(self) -> deltalake.DeltaTable:
+    def _opened(self) -> deltalake.DeltaTable:
         return deltalake.DeltaTable(table_uri(self._folder), version=self._version)
 
     @cached_property
     def _paths(self) -> list[str]:
-        actions = pa.table(self._table.get_add_actions())
+        actions = pa.table(self._opened.get_add_actions())
         # Not `file_uris`, which puts the table's folder before absolute paths too.
         return [locate(self._folder, path) for path in actions["path"].to_pylist()]
 
     @cached_property
     def _selections(self) -> dict[str, Any]:
         """By path of those files that have deletion vectors: which of its rows aren't deleted."""
-        vectors = pa.table(self._table.deletion_vectors().read_all())
+        vectors = pa.table(self._opened.deletion_vectors().read_all())
         paths = (locate(self._folder, path) for path in vectors["filepath"].to_pylist())
         selections = vectors["selection_vector"]
         return {path: selections[number].values for number, path in enumerate(paths)}
@@ -92,34 +90,31 @@ def scan_mirror(
 
     mirror = spark.read.format("delta").load(folder)
     if ids is not None:
-        requested = spark.createDataFrame([(row_id,) for row_id in ids], f"{ROW_ID} string")
-        mirror = mirror.join(F.broadcast(requested), ROW_ID, "left_semi")
-    needed = {ROW_ID, *(column.name for column in table.columns)}
+        requested = spark.createDataFrame([(row_id,) for row_id in ids], f"{ID} string")
+        mirror = mirror.join(F.broadcast(requested), ID, "left_semi")
+    needed = {ID, *(column.name for column in table.columns)}
     names = {f"c{number}": name for number, name in enumerate(mirror.columns)}
     # By number: Spark parses a dot or a backtick in a name.
     columns = [number for number, name in names.items() if name in needed]
     rows = mirror.toDF(*names).select(*columns)
-    return rows.mapInArrow(freeze_gc_after(document_reader(table, names)), SCANNED)
+    return rows.mapInArrow(freeze_gc_after(partial(read_documents, table, names)), SCANNED)
 
 
-def document_reader(table: Table, names: Mapping[str, str]) -> ArrowMap:
-    """Make the function that turns a mirror's columns, ROW_ID among them, into SCANNED.
+def read_documents(
+    table: Table, names: Mapping[str, str], batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Turn a mirror's columns, ID among them, into SCANNED.
 
     names: the mirror's names of columns, by the names that the batches have.
     """
-
-    def read_documents(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in batches:
-            mirror = batch.rename_columns([names[column] for column in batch.schema.names])
-            columns = [row_ids(mirror), documents(table, mirror)]
-            yield pa.RecordBatch.from_arrays(columns, names=["id", "document"])
-
-    return read_documents
+    for batch in batches:
+        mirror = batch.rename_columns([names[column] for column in batch.schema.names])
+        columns = [row_ids(mirror), documents(table, mirror)]
+        yield pa.RecordBatch.from_arrays(columns, names=["id", "document"])
 
 
 def row_ids(batch: pa.RecordBatch) -> pa.Array:
-    """Return the ids of a batch's rows as text."""
-    return batch.column(ROW_ID).cast(pa.string())
+    return batch.column(ID).cast(pa.string())
 
 
 def documents(table: Table, batch: pa.RecordBatch) -> pa.Array:
@@ -138,49 +133,55 @@ def documents(table: Table, batch: pa.RecordBatch) -> pa.Array:
     return codec(table).documents(pa.RecordBatch.from_arrays(columns, names=names))
 
 
-@dataclass(frozen=True)
-class Mirror:
-    """A mirror in a version; None where there is none, so it has no rows."""
+def scan_bucket(spark: "SparkSession", mirror: Mirror, ids: Sequence[str] | None) -> "DataFrame":
+    """Read the rows of a mirror in a bucket, of all ids or of some: SCANNED."""
+    shares = spark.sparkContext.defaultParallelism
+    wanted = None if ids is None else pa.array(ids, pa.string())
+    read = partial(read_share, mirror, shares, wanted)
+    return _scan(spark, read, range(shares)).select("id", "document")
 
-    table: Table
-    folder: str
-    version: int | None
+
+def scan_mirrors(spark: "SparkSession", mirrors: Sequence[Mirror]) -> "DataFrame":
+    """Scan some mirrors, as `cdc.sink.contract.GroupScanner` says."""
+    return _scan(spark, read_mirror, mirrors)
 
 
-def scan_mirrors(
-    spark: "SparkSession", folders: Mapping[Table, str], commits: Commits
+def _scan(
+    spark: "SparkSession",
+    read: Callable[[Item], Iterator[pa.RecordBatch]],
+    items: Sequence[Item],
 ) -> "DataFrame":
-    """Scan the mirrors in these folders, as `cdc.sink.contract.GroupScanner` says."""
-    states = {folder: commits.state(folder) for folder in folders.values()}
-    mirrors = [
-        Mirror(table, folder, state.version if (state := states[folder]) else None)
-        for table, folder in folders.items()
-    ]
-    tasks = max(1, min(spark.sparkContext.defaultParallelism, len(mirrors)))
-    read = _reader(mirrors, tasks)
-    return spark.range(0, tasks, numPartitions=tasks).mapInArrow(
-        read, "table string, id string, document string"
-    )
+    """Read something of each item, in the tasks of one job: GROUPED."""
+    tasks = max(1, min(spark.sparkContext.defaultParallelism, len(items)))
+    work = partial(_read_items, read, [items[task::tasks] for task in range(tasks)])
+    return spark.range(tasks, numPartitions=tasks).mapInArrow(freeze_gc_after(work), GROUPED)
 
 
-def _reader(mirrors: Sequence[Mirror], tasks: int) -> ArrowMap:
-    """Make the function of a task: it gets numbers and reads those shares of the mirrors."""
+def _read_items(
+    read: Callable[[Item], Iterator[pa.RecordBatch]],
+    shares: Sequence[Sequence[Item]],
+    batches: Iterator[pa.RecordBatch],
+) -> Iterator[pa.RecordBatch]:
+    """Read the items of a task: numbers of shares in, GROUPED out."""
+    for number in (number for batch in batches for number in batch.column("id").to_pylist()):
+        for item in shares[number]:
+            yield from read(item)
 
-    def read(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for number in (number for batch in batches for number in batch.column("id").to_pylist()):
-            for mirror in mirrors[number::tasks]:
-                yield from read_rows(mirror)
 
-    return read
+def read_share(
+    mirror: Mirror, shares: int, wanted: pa.Array | None, share: int
+) -> Iterator[pa.RecordBatch]:
+    """Read the rows of one share of a mirror's files, of all ids or of some: GROUPED."""
+    for batch in mirror.batches(share, shares):
+        rows = batch if wanted is None else batch.filter(pc.is_in(row_ids(batch), wanted))
+        if rows.num_rows:
+            yield _batch(mirror, row_ids(rows), documents(mirror.table, rows))
 
 
-def read_rows(mirror: Mirror) -> Iterator[pa.RecordBatch]:
-    """Read the rows of a mirror: GROUPED, or one row without id and document where it can't be read."""
-    if mirror.version is None:
-        return
+def read_mirror(mirror: Mirror) -> Iterator[pa.RecordBatch]:
+    """Read all rows of a mirror: GROUPED, or one row without id and document where it can't be read."""
     try:
-        for batch in MirrorVersion(mirror.folder, mirror.version).batches(BATCH_ROWS):
-            yield _batch(mirror, row_ids(batch), documents(mirror.table, batch))
+        yield from read_share(mirror, 1, None, 0)
     except (
         deltalake.exceptions.DeltaError,
         OSError,
@@ -188,40 +189,9 @@ def read_rows(mirror: Mirror) -> Iterator[pa.RecordBatch]:
         KeyError,
         NotImplementedError,
     ):
-        yield _unread(mirror)
-
-
-def scan_bucket(spark: "SparkSession", mirror: Mirror, ids: Sequence[str] | None) -> "DataFrame":
-    """Read the rows of a mirror in a bucket, of all ids or of some: SCANNED."""
-    from pyspark.sql import functions as F
-
-    tasks = spark.sparkContext.defaultParallelism
-    read = partial(_read_shares, mirror, tasks)
-    rows = spark.range(tasks, numPartitions=tasks).mapInArrow(freeze_gc_after(read), SCANNED)
-    if ids is None:
-        return rows
-    requested = spark.createDataFrame([(row_id,) for row_id in ids], "id string")
-    return rows.join(F.broadcast(requested), "id", "left_semi")
-
-
-def _read_shares(
-    mirror: Mirror, shares: int, batches: Iterator[pa.RecordBatch]
-) -> Iterator[pa.RecordBatch]:
-    """Read shares of a mirror's files: numbers of shares in, SCANNED out."""
-    if mirror.version is None:
-        return
-    version = MirrorVersion(mirror.folder, mirror.version)
-    for share in (number for batch in batches for number in batch.column("id").to_pylist()):
-        for rows in version.batches(BATCH_ROWS, share, shares):
-            columns = [row_ids(rows), documents(mirror.table, rows)]
-            yield pa.RecordBatch.from_arrays(columns, names=["id", "document"])
-
-
-def _unread(mirror: Mirror) -> pa.RecordBatch:
-    """Make the row that says that a mirror wasn't read: without id and document."""
-    return _batch(mirror, pa.nulls(1, pa.string()), pa.nulls(1, pa.string()))
+        yield _batch(mirror, pa.nulls(1, pa.string()), pa.nulls(1, pa.string()))
 
 
 def _batch(mirror: Mirror, ids: pa.Array, texts: pa.Array) -> pa.RecordBatch:
     names = pa.array([mirror.table.qualified] * len(ids), pa.string())
-    return pa.RecordBatch.from_arrays([names, ids, texts], names=GROUPED)
+    return pa.RecordBatch.from_arrays([names, ids, texts], names=["table", "id", "document"])

@@ -85,7 +85,6 @@ class Delta(SinkSettings):
             )
 
     def build(self, name: str, pipeline: str) -> "Sink":
-        """Make the sink."""
         from cdc.sinks.delta import sink
 
         return sink.Delta(

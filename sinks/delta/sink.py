@@ -13,7 +13,7 @@ import os
 import shutil
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,20 +25,19 @@ from cdc.model.position import ViewCheckpoint
 from cdc.model.table import Table
 from cdc.sink.contract import Batch, Outcome, SchemaMismatch
 from cdc.sink.promotion import require_free_space
-from cdc.sinks.delta import generations
 from cdc.sinks.delta.cleanup import Cleanups
 from cdc.sinks.delta.columns import differs, refusals, schema
+from cdc.sinks.delta.generations import generation_names, promote
 from cdc.sinks.delta.log import (
     CLEARED,
     DELETION_VECTORS,
     NO_TABLE,
-    Commits,
-    LastCommit,
+    Logs,
     creation,
     extension,
     removal_of_all,
 )
-from cdc.sinks.delta.place import CommitConflict, is_bucket, place
+from cdc.sinks.delta.place import Bucket, CommitConflict, is_bucket, place
 from cdc.sinks.delta.positions import WriterFence, oldest
 
 if TYPE_CHECKING:
@@ -83,49 +82,50 @@ class Delta:
         # Absolute, because executors work in another directory.
         self.path = path if is_bucket(path) else str(Path(path).absolute())
         self.kinds = KINDS if generation_names is None else ("mirror",)
-        self.commits = Commits()
+        self.logs = Logs()
         self.fence = WriterFence()
         self.without_deletion_vectors = without_deletion_vectors
         self._generation_names = generation_names
-        self._cleanups = Cleanups(self.commits)
+        self.cleanups = Cleanups(self.logs)
         self._is_tried = False
 
     def folder(self, table: Table, kind: str) -> str:
-        """Return the folder of a part of a view."""
         suffix = ""
         if self._generation_names and kind == "mirror":
             suffix = f"@{self._generation_names[table.qualified]}"
         return f"{self.path}/{table.qualified}/{kind}{suffix}"
 
     def folders(self, table: Table) -> dict[str, str]:
-        """Return the folders of a view's parts by kind."""
         return {kind: self.folder(table, kind) for kind in self.kinds}
 
     def generation(self, table: Table) -> str | None:
         """Return the name of the generation that is written; None when it is the live one."""
         return self._generation_names[table.qualified] if self._generation_names else None
 
-    def may_have_deletion_vectors(self, table: str) -> bool:
+    def may_have_marks(self, table: Table) -> bool:
         """Whether a table's mirror is for readers that support deletion vectors."""
-        return not any(fnmatchcase(table, pattern) for pattern in self.without_deletion_vectors)
+        patterns = self.without_deletion_vectors
+        return not any(fnmatchcase(table.qualified, pattern) for pattern in patterns)
 
     def features(self, table: Table, kind: str) -> list[str]:
         """Name the features that readers of a part of a view must support, whatever its columns are.
 
         From the start: Spark can't run a plan that it made before a table had deletion vectors.
         """
-        may_have_marks = kind == "mirror" and self.may_have_deletion_vectors(table.qualified)
-        return [DELETION_VECTORS] if may_have_marks else []
+        return [DELETION_VECTORS] if kind == "mirror" and self.may_have_marks(table) else []
 
     def examine(self, tables: Sequence[Table]) -> list[Finding]:  # noqa: ARG002  # one folder for all
         """See `check_folder`; a bucket must answer. Raises SinkUnavailable."""
         if is_bucket(self.path):
             place(self.path).folders()
             return []
-        return list(check_folder(self.name, read_folder(self.path)))
+        location = Path(self.path)
+        folder = next(parent for parent in (location, *location.parents) if parent.exists())
+        usage = shutil.disk_usage(folder)
+        is_writable = os.access(folder, os.W_OK | os.X_OK) and folder.is_dir()
+        return list(check_folder(self.name, str(folder), is_writable, usage.free / usage.total))
 
     def refusals(self, table: Table) -> list[str]:
-        """List why a table can't be stored, one sentence a column."""
         return refusals(table)
 
     def prepare(self, table: Table) -> None:
@@ -142,8 +142,8 @@ class Delta:
                 hint=f"rename it, or write exclude: [COLUMN] for {table.qualified} in the pipeline file, then run"
                 " cdc -p FILE migrate and cdc -p FILE register",
             )
-        if not self._is_tried:
-            place(self.path).require_one_winner()
+        if is_bucket(self.path) and not self._is_tried:
+            Bucket(self.path).require_one_winner()
             self._is_tried = True
         for kind in self.kinds:
             self.create(table, kind)
@@ -155,25 +155,25 @@ class Delta:
         """
         folder = self.folder(table, kind)
         place(folder).make()
-        state = self.commits.state(folder)
+        state = self.logs[folder].refresh()
         if state is None:
             created = creation(schema(table, kind), self.features(table, kind))
             # Another process may create it meanwhile.
             with suppress(CommitConflict):
-                self.commits.log(folder).commit(NO_TABLE, created, "CREATE TABLE", CLEARED)
+                self.logs[folder].commit(NO_TABLE, created, "CREATE TABLE", CLEARED)
         elif differs(state.columns, table):
             if not self.is_empty(folder):
                 raise SchemaMismatch(table, self.name)
             self.empty(table, kind, CLEARED)
-        if (last_commit := self.commits.last_commit(folder)).trouble:
-            raise self._unusable(table, folder, last_commit)
+        if (last_commit := self.logs[folder].last_commit()).trouble:
+            raise SchemaMismatch(table, self.name, last_commit.trouble)
 
     def is_empty(self, folder: str) -> bool:
         """Whether a Delta table has neither rows nor a position."""
-        last_commit = self.commits.last_commit(folder)
+        last_commit = self.logs[folder].last_commit()
         if last_commit.checkpoint or last_commit.trouble:
             return False
-        state = self.commits.log(folder).state
+        state = self.logs[folder].state
         return state is None or not state.files
 
     def position(self, table: Table) -> ViewCheckpoint | None:
@@ -185,9 +185,9 @@ class Delta:
         """
         checkpoints = {}
         for kind, folder in self.folders(table).items():
-            last_commit = self.commits.last_commit(folder)
+            last_commit = self.logs[folder].last_commit()
             if last_commit.trouble and last_commit.checkpoint is None:
-                raise self._unusable(table, folder, last_commit)
+                raise SchemaMismatch(table, self.name, last_commit.trouble)
             checkpoints[kind] = last_commit.checkpoint
         for kind, folder in self.folders(table).items():
             self.fence.record(folder, checkpoints[kind])
@@ -195,13 +195,13 @@ class Delta:
 
     def archived(self, table: Table) -> ViewCheckpoint | None:
         """Return the position of the log of changes, whatever the mirror's is."""
-        return self.commits.last_commit(self.folder(table, "changes")).checkpoint
+        return self.logs[self.folder(table, "changes")].last_commit().checkpoint
 
     def apply(self, batch: Batch) -> Outcome:
         """Commit a batch's events and rows. A table that fails doesn't keep the others from it."""
         from cdc.sinks.delta.batch import apply_batch
 
-        outcome = apply_batch(self, self._cleanups, batch)
+        outcome = apply_batch(self, batch)
         applied = {advance.table.qualified: Applied() for advance in batch.advances}
         return replace(outcome, applied=applied | outcome.applied, writer_results={})
 
@@ -213,7 +213,7 @@ class Delta:
         if self.refusals(table):
             return
         for kind, folder in self.folders(table).items():
-            state = self.commits.state(folder)
+            state = self.logs[folder].refresh()
             if state is None:
                 continue
             fits = not differs(state.columns, table)
@@ -224,7 +224,7 @@ class Delta:
             except SinkUnavailable:
                 # A running stream that finds a view without a position clears it as well. Either
                 # commit does.
-                if self.commits.last_commit(folder).checkpoint is not None:
+                if self.logs[folder].last_commit().checkpoint is not None:
                     raise
 
     def repair_changes(self, table: Table) -> None:
@@ -236,26 +236,26 @@ class Delta:
         its rows.
         """
         folder = self.folder(table, "changes")
-        last_commit = self.commits.last_commit(folder)
-        state = self.commits.log(folder).state
+        last_commit = self.logs[folder].last_commit()
+        state = self.logs[folder].state
         if state is None:
             return
         checkpoint = last_commit.checkpoint
         if differs(state.columns, table) or (last_commit.trouble and checkpoint is None):
             self.empty(table, "changes", checkpoint or CLEARED)
         elif last_commit.trouble and checkpoint:
-            self.commits.log(folder).commit(state.identity, [], "WRITE", checkpoint)
+            self.logs[folder].commit(state.identity, [], "WRITE", checkpoint)
 
     def empty(self, table: Table, kind: str, checkpoint: ViewCheckpoint) -> None:
         """Remove all rows of a Delta table and give it the source's columns, in one commit."""
         folder = self.folder(table, kind)
         self.fence.forget(folder)
-        state = self.commits.state(folder)
+        state = self.logs[folder].refresh()
         if state is None:
             return
         shape = extension(state, schema(table, kind), replaced=True)
         changes = [*shape, *removal_of_all(state)]
-        self.commits.log(folder).commit(state.identity, changes, "WRITE", checkpoint)
+        self.logs[folder].commit(state.identity, changes, "WRITE", checkpoint)
 
     def scan(
         self, table: Table, spark: "SparkSession", ids: Sequence[str] | None = None
@@ -264,7 +264,7 @@ class Delta:
         from cdc.sinks.delta.scan import SCANNED, Mirror, scan_bucket, scan_mirror
 
         folder = self.folder(table, "mirror")
-        state = self.commits.state(folder)
+        state = self.logs[folder].refresh()
         if state is None:
             return spark.createDataFrame([], SCANNED)
         if is_bucket(folder):
@@ -273,17 +273,19 @@ class Delta:
 
     def scan_group(self, tables: Sequence[Table], spark: "SparkSession") -> "DataFrame":
         """Read the rows of many small mirrors in one job."""
-        from cdc.sinks.delta.scan import scan_mirrors
+        from cdc.sinks.delta.scan import Mirror, scan_mirrors
 
         folders = {table: self.folder(table, "mirror") for table in tables}
-        return scan_mirrors(spark, folders, self.commits)
+        states = {table: self.logs[folder].refresh() for table, folder in folders.items()}
+        mirrors = [
+            Mirror(table, folders[table], state.version) for table, state in states.items() if state
+        ]
+        return scan_mirrors(spark, mirrors)
 
     def close(self) -> None:
-        """Close the Delta tables."""
-        self.commits.close()
+        self.logs.clear()
 
     def for_generation(self, names: Mapping[str, str]) -> "Delta":
-        """Return a sink that writes the generations of these names, by table."""
         return Delta(self.name, self.path, self.pipeline, names, self.without_deletion_vectors)
 
     def check_capacity(self, tables: Sequence[Table]) -> None:
@@ -291,7 +293,7 @@ class Delta:
 
         Raises SinkRejected when there is too little.
         """
-        mirrors = (self.commits.state(self.folder(table, "mirror")) for table in tables)
+        mirrors = (self.logs[self.folder(table, "mirror")].refresh() for table in tables)
         size_bytes = sum(mirror.size_bytes for mirror in mirrors if mirror)
         if not is_bucket(self.path):
             Path(self.path).mkdir(parents=True, exist_ok=True)
@@ -303,15 +305,26 @@ class Delta:
 
     def promote(self, tables: Sequence[Table], names: Mapping[str, str]) -> Mapping[str, str]:
         """Make generations live in one commit a view; see `generations.promote`."""
-        return generations.promote(self, tables, names)
+        return promote(self, tables, names)
 
     def generations(self, table: Table) -> list[str]:
-        """List the generations of a view, the live one first."""
-        return generations.list_names(self, table)
+        """List the generations of a view, the live one first.
+
+        Without folders that have no table: a killed command had linked files into them, no more.
+        """
+        live = self.folder(table, "mirror")
+        checkpoint = self.logs[live].last_commit().checkpoint
+        live_name = [checkpoint.generation] if checkpoint else []
+        names = [name for name in generation_names(live) if self.logs[f"{live}@{name}"].refresh()]
+        return live_name + [name for name in names if name not in live_name]
 
     def drop_unreferenced(self, tables: Sequence[Table], keep: Mapping[str, str]) -> None:
         """Remove the folders of generations that are neither live nor in `keep`."""
-        generations.drop_unreferenced(self, tables, keep)
+        for table in tables:
+            live = self.folder(table, "mirror")
+            for name in generation_names(live):
+                if name != keep.get(table.qualified):
+                    place(f"{live}@{name}").remove_all()
 
     def remains(self, tables: Sequence[Table]) -> list[str]:
         """List the folders of the views that have files; they hold all generations."""
@@ -320,17 +333,12 @@ class Delta:
 
     def remove(self, tables: Sequence[Table]) -> None:
         """Remove views with all generations; the warehouse's folder, too, where it is empty then."""
-        self.commits.close()
+        self.logs.clear()
         for table in tables:
             place(f"{self.path}/{table.qualified}").remove_all()
         if not is_bucket(self.path):
             with suppress(OSError):
                 Path(self.path).rmdir()
-
-    def _unusable(self, table: Table, folder: str, last_commit: LastCommit) -> SchemaMismatch:
-        """Make the error that says that the mirror has to be rebuilt."""
-        message = f"The Delta table {folder} can't be gone on with: {last_commit.trouble}."
-        return SchemaMismatch(table, self.name, message)
 
 
 def spill_folder() -> str | None:
@@ -348,31 +356,11 @@ def spill_folder() -> str | None:
     return folders.split(",")[0]
 
 
-@dataclass(frozen=True)
-class WarehouseFacts:
-    """What was read of the warehouse's folder, or of the first folder above it that exists."""
-
-    folder: str
-    writable: bool
-    free_share: float
-
-
-def read_folder(path: str) -> WarehouseFacts:
-    """Read the facts."""
-    location = Path(path).absolute()
-    folder = next(parent for parent in (location, *location.parents) if parent.exists())
-    usage = shutil.disk_usage(folder)
-    writable = os.access(folder, os.W_OK | os.X_OK) and folder.is_dir()
-    return WarehouseFacts(str(folder), writable, usage.free / usage.total)
-
-
-def check_folder(sink: str, facts: WarehouseFacts) -> Iterator[Finding]:
-    """Judge the folder. Pure."""
-    if not facts.writable:
-        message = f"{sink}: {facts.folder} can't be written by this user."
-        fix = f"ls -ld {facts.folder}"
-        yield find("sink-unfit/folder", facts.folder, message, fix, sink=sink)
-    if facts.free_share < LEAST_FREE:
-        message = f"{sink}: {facts.free_share:.0%} of the disk of {facts.folder} is free."
-        fix = f"df -h {facts.folder}"
-        yield find("disk-low/warehouse", facts.folder, message, fix, sink=sink)
+def check_folder(sink: str, folder: str, is_writable: bool, free_share: float) -> Iterator[Finding]:
+    """Judge the warehouse's folder, or the first folder above it that exists. Pure."""
+    if not is_writable:
+        message = f"{sink}: {folder} can't be written by this user."
+        yield find("sink-unfit/folder", folder, message, f"ls -ld {folder}", sink=sink)
+    if free_share < LEAST_FREE:
+        message = f"{sink}: {free_share:.0%} of the disk of {folder} is free."
+        yield find("disk-low/warehouse", folder, message, f"df -h {folder}", sink=sink)

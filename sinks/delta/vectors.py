@@ -9,13 +9,13 @@ or anywhere, `p`. We write one file a commit. Never `i`: VACUUM of delta-spark 4
 import struct
 import zlib
 from base64 import b85decode, b85encode
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 from uuid import UUID
 
 from pyroaring import BitMap64
 
-from cdc.sinks.delta.place import locate
+from cdc.sinks.delta.place import Place, locate
 
 MAGIC = struct.pack("<I", 1681511377)
 CHARACTERS = (
@@ -32,8 +32,6 @@ FRAME_BYTES = 8
 """A vector's size before it, and a checksum after it."""
 Descriptor = Mapping[str, Any]
 """What the log has of a vector: storageType, pathOrInlineDv, offset, sizeInBytes, cardinality."""
-ReadRange = Callable[[str, int, int], bytes]
-"""Reads a part of a file: its path, where the part begins, how long it is."""
 
 
 class UnreadableVector(ValueError):
@@ -44,13 +42,10 @@ class VectorFile:
     """The vectors of one commit, for one file. id: of the file, a new one."""
 
     def __init__(self, file_id: UUID) -> None:
+        self.name = file_name(file_id)
+        """The file's name in the table's folder."""
         self._id = file_id
         self._data = bytearray(b"\x01")
-
-    @property
-    def name(self) -> str:
-        """The file's name in the table's folder."""
-        return file_name(self._id)
 
     @property
     def data(self) -> bytes:
@@ -72,17 +67,17 @@ class VectorFile:
         return descriptor
 
 
-def deleted_rows(descriptor: Descriptor, read_range: ReadRange) -> BitMap64:
-    """Read which rows of a file are deleted, by their numbers from 0 on.
+def deleted_rows(descriptor: Descriptor, place: Place) -> BitMap64:
+    """Read which rows of a file of a place are deleted, by their numbers from 0 on.
 
-    Raises UnreadableVector.
+    Raises UnreadableVector, SinkUnavailable.
     """
     size = descriptor["sizeInBytes"]
     if descriptor["storageType"] == "i":
         return _decode(decode85(descriptor["pathOrInlineDv"])[:size])
     path = vector_path(descriptor)
     assert path is not None
-    framed = read_range(path, descriptor.get("offset", 1), size + FRAME_BYTES)
+    framed = place.read_range(path, descriptor.get("offset", 1), size + FRAME_BYTES)
     vector = framed[4:-4]
     if framed[:4] != struct.pack(">I", size) or framed[-4:] != struct.pack(
         ">I", zlib.crc32(vector)
@@ -117,7 +112,6 @@ def vector_id(file: Mapping[str, Any]) -> str | None:
 
 
 def file_name(file_id: UUID) -> str:
-    """Name the file of vectors that has an id."""
     return f"deletion_vector_{file_id}.bin"
 
 
@@ -136,7 +130,6 @@ def encode85(data: bytes) -> str:
 
 
 def decode85(text: str) -> bytes:
-    """The reverse of `encode85`."""
     return b85decode(text.encode().translate(FROM_CHARACTERS))
 
 

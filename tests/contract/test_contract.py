@@ -18,7 +18,7 @@ from cdc.model.position import Position, ViewCheckpoint
 from cdc.sink.contract import Batch, Outcome, PositionLost, Sink
 from cdc.sink.fencing import checkpoint_after
 from cdc.sinks.delta import generations
-from cdc.sinks.delta.log import Commits
+from cdc.sinks.delta.log import TableLog
 from cdc.sinks.delta.sink import Delta
 from cdc.sinks.elasticsearch.sink import Elasticsearch
 from cdc.sinks.memory import Memory
@@ -264,7 +264,7 @@ def test_a_commit_of_files_that_meets_another_is_tried_again(
     begin(folder, rows, stored)
     with pytest.raises(SinkUnavailable, match="same time"):
         begin(folder, rows, stored)
-    state = Commits().state(folder)
+    state = TableLog(folder).refresh()
     assert state
     write(folder, state.identity, rows, stored)
     with pytest.raises(SinkUnavailable, match="same time"):
@@ -276,7 +276,8 @@ def test_a_commit_of_files_that_meets_another_is_tried_again(
 def test_a_switch_asks_of_readers_what_new_columns_do(
     spark: "SparkSession", tmp_path: Path, marked: bool
 ) -> None:
-    live, build, commits = str(tmp_path / "live"), str(tmp_path / "live@other"), Commits()
+    live, build = str(tmp_path / "live"), str(tmp_path / "live@other")
+    live_log, log = TableLog(live), TableLog(build)
     rows = spark.range(3).select(F.col("id").cast("string").alias("_cdc_id"))
     begin(live, rows, ViewCheckpoint(Position("id", (1,))))
     assert deltalake.DeltaTable(live).protocol().min_reader_version == 1
@@ -287,18 +288,17 @@ def test_a_switch_asks_of_readers_what_new_columns_do(
             f"ALTER TABLE delta.`{build}` SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')"
         )
         spark.sql(f"DELETE FROM delta.`{build}` WHERE _cdc_id = '1'")
-        state = commits.state(build)
+        state = log.refresh()
         assert state
         assert state.has_marks
-        log = commits.log(build)
         log.commit(state.identity, [], "WRITE", ViewCheckpoint(Position("id", (2,))))
-    assert generations.switch(commits, live, build, {})
-    last = commits.last_commit(live)
+    assert generations.switch(live_log, log, {}, may_have_marks=True)
+    last = live_log.last_commit()
     assert last.checkpoint == ViewCheckpoint(Position("id", (2,)), generation="other")
     now = deltalake.DeltaTable(live)
     features = {"timestampNtz", "deletionVectors"} if marked else {"timestampNtz"}
     assert set(now.protocol().reader_features or ()) == features
-    state = commits.state(live)
+    state = live_log.refresh()
     assert state
     stored = ViewCheckpoint(Position("id", (3,)))
     write(live, state.identity, dated.where("_cdc_id = '0'"), stored)

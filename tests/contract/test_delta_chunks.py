@@ -267,7 +267,7 @@ def without_word(text: str) -> Staged:
     staged = DECODE_STAGED(text)
     staged.repeated = False
     for file in staged.rows:
-        staged.superseded.pop(file.name, None)
+        staged.superseded.pop(file["path"], None)
     return staged
 
 

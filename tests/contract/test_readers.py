@@ -32,11 +32,11 @@ from cdc.sinks.delta.log import (
     CLEARED,
     DELETION_VECTORS,
     NO_TABLE,
-    DataFile,
     FileNames,
     TableLog,
     creation,
     extension,
+    new_file,
 )
 from cdc.sinks.delta.mirror import Search, rewrite_files, search_files
 from cdc.sinks.delta.sink import Delta
@@ -401,7 +401,7 @@ class Writer:
         assert state
         search = Search("t", str(self.folder), list(state.files), [changed], [deleted], True)
         size = (self.folder / changed).stat().st_size
-        file = DataFile(changed, size, json.dumps({"numRecords": len(keys)}))
+        file = new_file(changed, size, json.dumps({"numRecords": len(keys)}))
         superseded = dict(search_files(search))
         changes = mirror.mark(self._log.place, state, [file], superseded, names)
         extended = extension(state, state.columns, [DELETION_VECTORS])
@@ -413,7 +413,7 @@ class Writer:
         assert state
         if files := mirror.select(self._log.place, state):
             request = mirror.request(self._log, state, files, names)
-            mirror.replace(self._log, state.identity, files, rewrite_files(request))
+            mirror.replace(self._log, state, files, next(rewrite_files(request), None))
         if self.chance.random() < 0.2:
             self._log = TableLog(str(self.folder))
             self._log.refresh()

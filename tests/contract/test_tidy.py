@@ -13,7 +13,7 @@ import pytest
 
 from cdc.sinks.delta import cleanup, generations
 from cdc.sinks.delta.batch import TableCommit
-from cdc.sinks.delta.log import Commits, TableLog
+from cdc.sinks.delta.log import Logs, TableLog
 from cdc.sinks.delta.place import place
 from cdc.sinks.delta.sink import Delta
 from tests.contract import laws
@@ -66,9 +66,9 @@ def test_replaced_files_are_removed(tidied: Delta, spark: "SparkSession", unique
     long_ago = time.time() - cleanup.UNCOMMITTED_S - 60
     for name in (orphan, old_file):
         os.utime(mirror / name, (long_ago, long_ago))
-    commits = Commits()
-    commit = commits.last_commit(str(mirror))
-    live = commits.log(str(mirror)).state
+    log = TableLog(str(mirror))
+    commit = log.last_commit()
+    live = log.state
     assert live
     assert commit.checkpoint
     clone = f"{mirror}@kept"
@@ -97,7 +97,7 @@ def listed(folder: str) -> list[str]:
 
 
 def in_use(mirror: Path) -> list[str]:
-    state = Commits().state(str(mirror))
+    state = TableLog(str(mirror)).refresh()
     assert state
     return cleanup.list_paths(state)
 
@@ -176,7 +176,7 @@ def test_what_is_gone_is_not_kept(tidied: Delta, spark: "SparkSession", unique: 
     names = {harness.table.qualified: "another"}
     harness.apply(writer="another", sink=tidied.for_generation(names))
     live = tidied.folder(harness.table, "mirror")
-    assert generations.switch(Commits(), live, f"{live}@another", {})
+    assert generations.switch(TableLog(live), TableLog(f"{live}@another"), {}, may_have_marks=True)
     for _ in range(2):
         harness.topic.add("u", laws.row("k1", 1, "later"))
         harness.apply(writer="later")
@@ -189,13 +189,13 @@ def test_what_lies_deeper_is_in_use(spark: "SparkSession", tmp_path: Path) -> No
     """Another writer may put files and marks into folders of the table's own; deltalake lists all
     marks as unused.
     """
-    folder, commits = str(tmp_path / "table"), Commits()
+    folder, logs = str(tmp_path / "table"), Logs()
     properties = {"delta.enableDeletionVectors": "true", "delta.randomizeFilePrefixes": "true"}
     spark.range(10).repartition(1).write.format("delta").options(**properties).save(folder)
     spark.sql(f"DELETE FROM delta.`{folder}` WHERE id = 3")
     marks = list(Path(folder).glob("*/deletion_vector_*.bin"))
     assert marks
-    candidates = cleanup.remove_unreferenced(commits, folder, set())
-    cleanup.remove_unreferenced(commits, folder, candidates)
+    candidates = cleanup.remove_unreferenced(logs, folder, set())
+    cleanup.remove_unreferenced(logs, folder, candidates)
     assert all(path.exists() for path in marks)
     assert spark.read.format("delta").load(folder).count() == 9

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import redis
 from pyspark.sql import functions as F
 
-from cdc.sinks.delta.log import Commits
+from cdc.sinks.delta.log import TableLog
 from cdc.verify.comparison import Comparison, Options
 from cdc.verify.repair import repair
 from cdc.verify.verification import verify
@@ -57,7 +57,7 @@ def plant(world: "World") -> None:
         http.put(f"{index}/_doc/{number}", json={"id": number}).raise_for_status()
         cache.set(f"{prefix}{number}", json.dumps({"id": number}))
     folder = f"{world.warehouse}/public.busy/mirror"
-    stored = Commits().last_commit(folder).checkpoint
+    stored = TableLog(folder).last_commit().checkpoint
     assert stored
     # As if it were the pipeline's own fault: what somebody else has changed is refused until a
     # rebuild.

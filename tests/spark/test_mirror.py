@@ -7,8 +7,9 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from cdc.codec.table import codec
+from cdc.codec.types.nested import column_kind
 from cdc.model.table import Column, Table
-from cdc.sinks.delta.columns import MIRROR, column_type
+from cdc.sinks.delta.columns import MIRROR
 from cdc.sinks.delta.sink import Delta
 from tests.support.forms import TYPES, compact, wide
 
@@ -32,7 +33,7 @@ def fill(spark: SparkSession, table: Table, folder: str, rows: list[bytes]) -> N
     quoted = {column.name: "`" + column.name.replace("`", "``") + "`" for column in table.columns}
     columns = {
         **MIRROR,
-        **{quoted[column.name]: column_type(table, column.name) for column in table.columns},
+        **{quoted[column.name]: column_kind(column).column for column in table.columns},
     }
     schema = ", ".join(f"{name} {type_}" for name, type_ in columns.items())
     frame = spark.range(0, 1, numPartitions=1).mapInArrow(

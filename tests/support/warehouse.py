@@ -3,7 +3,7 @@ mirror, read without Spark.
 """
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import deltalake
 import pyarrow as pa
@@ -14,7 +14,7 @@ from cdc.sinks.delta import parquet, scan
 from cdc.sinks.delta.columns import to_arrow
 from cdc.sinks.delta.log import (
     NO_TABLE,
-    DataFile,
+    File,
     FileNames,
     Identity,
     TableLog,
@@ -25,6 +25,15 @@ from cdc.sinks.delta.sink import Delta
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+
+def struct(**types: Any) -> Any:
+    """Columns or fields, as Delta's JSON has them."""
+    fields = [
+        {"name": name, "type": type_, "nullable": True, "metadata": {}}
+        for name, type_ in types.items()
+    ]
+    return {"type": "struct", "fields": fields}
 
 
 def begin(folder: str, rows: "DataFrame", stored: ViewCheckpoint) -> None:
@@ -40,7 +49,7 @@ def write(folder: str, identity: Identity, rows: "DataFrame", stored: ViewCheckp
     TableLog(folder).commit(identity, files, "WRITE", stored)
 
 
-def _write(folder: str, rows: "DataFrame") -> list[DataFile]:
+def _write(folder: str, rows: "DataFrame") -> list[File]:
     """Write rows as a file that is in no commit yet."""
     columns = to_arrow(rows.schema.jsonValue())
     table = parquet.fit_to_schema(rows.toArrow(), columns)

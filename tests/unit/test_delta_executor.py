@@ -24,7 +24,7 @@ from cdc.sink.rejection import Skip
 from cdc.sinks.delta import parquet
 from cdc.sinks.delta.batch import TableCommit
 from cdc.sinks.delta.executor import Staged, StoredRows, ViewState, WarehouseWriter
-from cdc.sinks.delta.log import DataFile, FileNames
+from cdc.sinks.delta.log import File, FileNames, TableState
 from tests.support.envelopes import PLACEHOLDER, Topic, encoded
 from tests.support.envelopes import table as items
 
@@ -73,9 +73,11 @@ def run(state: ViewState, topic: Topic, rows: int = 100) -> tuple[list[Partition
     return reports, staged
 
 
-def read_files(folder: Path, kind: str, files: list[DataFile]) -> list[dict[str, Any]]:
+def read_files(folder: Path, kind: str, files: list[File]) -> list[dict[str, Any]]:
     return [
-        record for file in files for record in pq.read_table(folder / kind / file.name).to_pylist()
+        record
+        for file in files
+        for record in pq.read_table(folder / kind / file["path"]).to_pylist()
     ]
 
 
@@ -111,7 +113,7 @@ def test_every_event_and_the_newest_of_each_row(folder: Path) -> None:
         '["gone",1]'
     ]
     assert not staged.repeated
-    stats = json.loads(staged.rows[0].stats)
+    stats = json.loads(staged.rows[0]["stats"])
     assert (stats["numRecords"], stats["maxValues"]["n"], stats["nullCount"]["v"]) == (1, 2, 0)
 
 
@@ -138,11 +140,11 @@ def test_a_small_mirror_is_searched_by_the_tasks(folder: Path) -> None:
     topic.add("u", row("k1", 2))
     topic.add("d", row("k0"))
     topic.add("u", row("k1", 3))
-    state = view(folder, topic, files=[stored.name], logged=(3,), mirrored=(3,))
+    state = view(folder, topic, files=[stored["path"]], logged=(3,), mirrored=(3,))
     _, staged = run(state, topic, rows=1)
     (rows,) = staged.rows
     found = {path: set(BitMap64.deserialize(bits)) for path, bits in staged.superseded.items()}
-    assert found == {stored.name: {0, 1}, rows.name: {0}}
+    assert found == {stored["path"]: {0, 1}, rows["path"]: {0}}
     _, staged = run(replace(state, files=None), topic)
     assert staged.superseded == {}
 
@@ -265,7 +267,7 @@ def commit_in(folder: Path, names: FileNames) -> TableCommit:
     state = ViewState(ITEMS, "id", None, str(folder), (0,), (0,), 1)
     tables: Any = OneFolder(folder)
     pending: Any = {"mirror": None}
-    return TableCommit(advance, tables, pending, {"mirror": (1, "")}, state, names)
+    return TableCommit(advance, tables, pending, {"mirror": TableState(1)}, state, names)
 
 
 def test_discarding_opens_no_table_where_nothing_was_committed(tmp_path: Path) -> None:

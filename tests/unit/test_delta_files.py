@@ -13,7 +13,8 @@ from cdc.errors import SinkUnavailable
 from cdc.sinks.delta.columns import merged
 from cdc.sinks.delta.log import NO_TABLE, TableLog, additions, creation, extension
 from cdc.sinks.delta.parquet import GROUP_BYTES, GROUP_ROWS, row_groups, write_file
-from cdc.sinks.delta.place import write_failure
+from cdc.sinks.delta.place import writing
+from tests.support.warehouse import struct
 
 
 @pytest.mark.parametrize(("width", "groups"), [(1, 1), (100_000, 4)], ids=["narrow", "wide"])
@@ -37,7 +38,7 @@ def test_a_text_that_parquet_has_no_bound_of_hides_no_row(tmp_path: Path) -> Non
     groups = (pa.table({"note": group}, schema=schema) for group in notes)
     file = write_file(folder, "part-1.parquet", groups)
     assert file
-    created = [*creation(columns_of("note")), *additions([file])]
+    created = [*creation(struct(note="string")), *additions([file])]
     TableLog(folder).commit(NO_TABLE, created, "WRITE", None)
     query = deltalake.QueryBuilder().register("t", deltalake.DeltaTable(folder))
     rows = query.execute("SELECT note FROM t WHERE note = 'mango'").read_all()
@@ -49,7 +50,7 @@ def test_a_row_group_of_nulls_leaves_the_bounds_of_the_others(tmp_path: Path) ->
     groups = (pa.table({"note": group}, schema=schema) for group in (["a", "b"], [None]))
     file = write_file(str(tmp_path), "part-1.parquet", groups)
     assert file
-    stats = json.loads(file.stats)
+    stats = json.loads(file["stats"])
     assert (stats["minValues"], stats["maxValues"]) == ({"note": "a"}, {"note": "b"})
 
 
@@ -66,24 +67,16 @@ def test_a_row_group_of_nulls_leaves_the_bounds_of_the_others(tmp_path: Path) ->
         ),
         ("[Errno 30] Read-only file system: '/w/part-1.parquet'", "Read-only file system"),
         ("IO error: Read-only file system (os error 30)", "Read-only file system"),
-        ("something with a value in it", "Exception"),
+        ("something with a value in it", "OSError"),
     ],
 )
 def test_what_a_disk_says_is_reported_and_nothing_else(text: str, reason: str) -> None:
-    assert (
-        write_failure("/w", Exception(text)).message
-        == f"The warehouse folder /w can't be written: {reason}."
-    )
+    with pytest.raises(SinkUnavailable) as caught, writing("/w"):
+        raise OSError(text)
+    assert caught.value.message == f"The warehouse folder /w can't be written: {reason}."
 
 
 def test_columns_and_fields_of_structs_are_added() -> None:
-    def struct(**types: Any) -> Any:
-        fields = [
-            {"name": name, "type": type_, "nullable": True, "metadata": {}}
-            for name, type_ in types.items()
-        ]
-        return {"type": "struct", "fields": fields}
-
     def array(type_: Any) -> Any:
         return {"type": "array", "elementType": type_, "containsNull": True}
 
@@ -99,9 +92,9 @@ def test_columns_and_fields_of_structs_are_added() -> None:
 
 def test_a_column_that_a_full_disk_has_no_room_for_is_added_later(tmp_path: Path) -> None:
     log = TableLog(str(tmp_path))
-    log.commit(NO_TABLE, creation(columns_of("note")), "WRITE", None)
+    log.commit(NO_TABLE, creation(struct(note="string")), "WRITE", None)
     assert log.state
-    extended = extension(log.state, columns_of("note", "price"))
+    extended = extension(log.state, struct(note="string", price="string"))
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1, limits[1]))
     try:
@@ -113,8 +106,3 @@ def test_a_column_that_a_full_disk_has_no_room_for_is_added_later(tmp_path: Path
     table = deltalake.DeltaTable(str(tmp_path))
     assert [field.name for field in table.schema().fields] == ["note", "price"]
     assert len(list(tmp_path.glob("_delta_log/*"))) == 2
-
-
-def columns_of(*names: str) -> Any:
-    fields = [{"name": name, "type": "string", "nullable": True, "metadata": {}} for name in names]
-    return {"type": "struct", "fields": fields}

@@ -18,14 +18,14 @@ from cdc.sinks.delta.columns import schema
 from cdc.sinks.delta.log import (
     DELETION_VECTORS,
     NO_TABLE,
-    DataFile,
     FileNames,
     TableLog,
     additions,
     creation,
+    new_file,
 )
 from cdc.sinks.delta.mirror import mark
-from cdc.sinks.delta.scan import Mirror, document_reader, documents, read_rows
+from cdc.sinks.delta.scan import Mirror, documents, read_documents, read_mirror, read_share
 
 STAMP, LOCAL = "timestamp with time zone", "timestamp without time zone"
 VALUES: list[tuple[str, pa.DataType, Any, str]] = [
@@ -97,7 +97,7 @@ def test_rows_have_their_ids() -> None:
     """Whatever the columns are called when they come."""
     mirror = part(pa.string(), "a", "b")
     names = {f"c{number}": name for number, name in enumerate(mirror.schema.names)}
-    (rows,) = document_reader(items("text"), names)(iter([mirror.rename_columns(list(names))]))
+    (rows,) = read_documents(items("text"), names, [mirror.rename_columns(list(names))])
     assert rows.to_pylist() == [
         {"id": "0", "document": '{"v\\"":"a","later":null,"id":0}'},
         {"id": "1", "document": '{"v\\"":"b","later":null,"id":1}'},
@@ -122,12 +122,12 @@ def test_files_of_a_mirror(tmp_path: Path) -> None:
             if (tmp_path / name).exists():
                 Path(folder).mkdir(exist_ok=True)
                 shutil.copy(tmp_path / name, folder)
-        listed = [DataFile(name, 1, '{"numRecords": 2}') for name in files]
+        listed = [new_file(name, 1, '{"numRecords": 2}') for name in files]
         created = [*creation(schema(items("text"), "mirror")), *additions(listed)]
         TableLog(folder).commit(NO_TABLE, created, "WRITE", None)
         return [
             key
-            for rows in read_rows(Mirror(items("text"), folder, 0))
+            for rows in read_mirror(Mirror(items("text"), folder, 0))
             for key in rows.column("id").to_pylist()
         ]
 
@@ -135,7 +135,6 @@ def test_files_of_a_mirror(tmp_path: Path) -> None:
     assert ids(good) == ["0", "1"]
     for bad in (foreign, torn, gone):
         assert ids(good, bad) == ["0", "1", None]
-    assert list(read_rows(Mirror(items("text"), str(tmp_path / "nothing"), None))) == []
 
 
 def test_marked_rows_are_left_out(tmp_path: Path) -> None:
@@ -145,9 +144,14 @@ def test_marked_rows_are_left_out(tmp_path: Path) -> None:
     columns = schema(items("text"), "mirror")
     log.commit(NO_TABLE, creation(columns, [DELETION_VECTORS]), "WRITE", None)
     assert log.state
-    file = DataFile("part.parquet", 1, '{"numRecords": 5}')
+    file = new_file("part.parquet", 1, '{"numRecords": 5}')
     superseded = {"part.parquet": BitMap64([1, 4]).serialize()}
     changes = mark(log.place, log.state, [file], superseded, FileNames())
     log.commit(log.state.identity, changes, "WRITE", None)
-    (read,) = read_rows(Mirror(items("text"), str(tmp_path), 1))
+    mirror = Mirror(items("text"), str(tmp_path), 1)
+    (read,) = read_mirror(mirror)
     assert read.column("id").to_pylist() == ["0", "2", "3"]
+    (chosen,) = read_share(mirror, 1, pa.array(["3", "4"]), 0)
+    assert chosen.to_pylist() == [
+        {"table": "public.t", "id": "3", "document": '{"v\\"":"d","later":null,"id":3}'}
+    ]

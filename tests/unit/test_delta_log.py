@@ -25,11 +25,9 @@ from cdc.sinks.delta.log import (
     CLEARED,
     DELETION_VECTORS,
     NO_TABLE,
-    Commits,
     FileNames,
     LastCommit,
     TableLog,
-    UnknownFeature,
     commit_path,
     creation,
     removal,
@@ -37,18 +35,13 @@ from cdc.sinks.delta.log import (
 from cdc.sinks.delta.mirror import mark, select
 from cdc.sinks.delta.place import CommitConflict, Folder, place
 from tests.support import buckets
-from tests.support.warehouse import values_by_id
+from tests.support.warehouse import struct, values_by_id
 
 SCHEMA = pa.schema([("id", pa.string()), ("n", pa.int64())])
-FIELDS = [
-    {"name": "id", "type": "string", "nullable": True, "metadata": {}},
-    {"name": "n", "type": "long", "nullable": True, "metadata": {}},
-]
-COLUMNS = {"type": "struct", "fields": FIELDS}
 
 
 def create(log: TableLog, **properties: str) -> None:
-    protocol, metadata = creation(COLUMNS, [DELETION_VECTORS])
+    protocol, metadata = creation(struct(id="string", n="long"), [DELETION_VECTORS])
     metadata["metaData"]["configuration"] |= properties
     log.commit(NO_TABLE, [protocol, metadata], "CREATE TABLE", None)
 
@@ -72,7 +65,7 @@ class Mirror:
             former = add.get("deletionVector")
             bitmap = BitMap64(found)
             if former:
-                bitmap |= vectors.deleted_rows(former, self.log.place.read_range)
+                bitmap |= vectors.deleted_rows(former, self.log.place)
             if not found or (former and len(bitmap) == former["cardinality"]):
                 continue
             actions.append(removal(add))
@@ -232,7 +225,7 @@ def test_what_is_not_known_is_refused_by_name(mirror: Mirror) -> None:
     protocol = {**state.protocol, "writerFeatures": ["deletionVectors", "rowTracking"]}
     data = json.dumps({"protocol": protocol}).encode()
     mirror.log.place.write(commit_path(1), data)
-    with pytest.raises(UnknownFeature, match="rowTracking"):
+    with pytest.raises(SinkRejected, match="rowTracking"):
         mirror.log.refresh()
 
 
@@ -244,7 +237,7 @@ def test_a_feature_that_is_gone_is_not_refused(mirror: Mirror) -> None:
         data = json.dumps({"protocol": protocol}).encode()
         mirror.log.place.write(commit_path(version), data)
         if version == 1:
-            with pytest.raises(UnknownFeature):
+            with pytest.raises(SinkRejected):
                 mirror.log.refresh()
     for log in (mirror.log, TableLog(str(mirror.folder))):
         assert log.refresh()
@@ -348,10 +341,10 @@ def test_a_checkpoint_keeps_the_position(mirror: Mirror) -> None:
     deltalake.DeltaTable(str(mirror.folder)).create_checkpoint()
     for version in range(3):
         (mirror.folder / commit_path(version)).unlink()
-    last = Commits().last_commit(str(mirror.folder))
+    last = TableLog(str(mirror.folder)).last_commit()
     assert last == LastCommit(replace(stored[1], writer=""))
     (mirror.folder / commit_path(3)).unlink()
-    assert "has lost the commit" in Commits().last_commit(str(mirror.folder)).trouble
+    assert "has lost the commit" in TableLog(str(mirror.folder)).last_commit().trouble
 
 
 def test_in_commit_time_stamps_grow(tmp_path: Path) -> None:

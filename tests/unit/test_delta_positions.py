@@ -136,11 +136,10 @@ def test_a_checkpoint_that_the_log_has_kept_is_nobody_elses() -> None:
     folders = {"mirror": "/warehouse/mirror"}
     fence = WriterFence()
     fence.record("/warehouse/mirror", stored)
-    fence.begin_step("us", step, folders, {})
-    assert fence.gains("us", step, "/warehouse/mirror", kept)
+    assert fence.begin_step("us", step, folders, {"mirror": kept}) == {"mirror": kept}
     other = replace(kept, position=Position("one", (3, 9)))
     with pytest.raises(CdcError):
-        fence.gains("us", step, "/warehouse/mirror", other)
+        fence.begin_step("us", step, folders, {"mirror": other})
 
 
 def test_numbers_of_another_kind_are_no_position() -> None:

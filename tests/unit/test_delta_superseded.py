@@ -16,10 +16,10 @@ from cdc.sinks.delta.log import (
     CLEARED,
     DELETION_VECTORS,
     NO_TABLE,
-    DataFile,
     FileNames,
     TableLog,
     creation,
+    new_file,
 )
 from cdc.sinks.delta.mirror import Search, rewrite_files, search_files
 from tests.support.warehouse import values_by_id
@@ -100,7 +100,7 @@ def test_marks_add_up_and_a_file_without_rows_goes(tmp_path: Path) -> None:
         assert state is not None
         search = Search("t", str(tmp_path), list(state.files), [name], [gone], repeated=True)
         stats = json.dumps({"numRecords": len(versions)})
-        file = DataFile(name, (tmp_path / name).stat().st_size, stats)
+        file = new_file(name, (tmp_path / name).stat().st_size, stats)
         actions = mirror.mark(log.place, state, [file], dict(search_files(search)), FileNames())
         log.commit(state.identity, actions, "STREAMING UPDATE", CLEARED)
         live |= dict(versions)
@@ -121,7 +121,7 @@ def test_compaction_changes_no_row(tmp_path: Path) -> None:
         assert mirror.select(log.place, log.state) == []
         versions = [(f"k{number}", number), ("changing", number)]
         name = write(tmp_path, f"part-{number}.parquet", versions)
-        file = DataFile(name, (tmp_path / name).stat().st_size, json.dumps({"numRecords": 2}))
+        file = new_file(name, (tmp_path / name).stat().st_size, json.dumps({"numRecords": 2}))
         search = Search("t", str(tmp_path), list(log.state.files), [name], [])
         actions = mirror.mark(log.place, log.state, [file], dict(search_files(search)), FileNames())
         log.commit(log.state.identity, actions, "STREAMING UPDATE", CLEARED)
@@ -130,7 +130,7 @@ def test_compaction_changes_no_row(tmp_path: Path) -> None:
     selected = mirror.select(log.place, log.state)
     assert len(selected) == mirror.SMALL_FILES
     request = mirror.request(log, log.state, selected, FileNames())
-    mirror.replace(log, log.state.identity, selected, rewrite_files(request))
+    mirror.replace(log, log.state, selected, next(rewrite_files(request), None))
     assert len(log.state.files) == 1
     assert not log.state.has_marks
     assert not log.changed_rows(log.state.version)

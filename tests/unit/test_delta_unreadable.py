@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from cdc.errors import SinkUnavailable
-from cdc.sinks.delta.log import Commits
+from cdc.sinks.delta.log import TableLog
 
 
 def break_mount(warehouse: Path) -> None:
@@ -37,15 +37,15 @@ def table(tmp_path: Path) -> str:
 def test_a_folder_that_cannot_be_read_is_unavailable(
     table: str, tmp_path: Path, damage: Callable[[Path], None], opened: bool
 ) -> None:
-    commits = Commits()
+    log = TableLog(table)
     if opened:
-        assert commits.state(table)
+        assert log.refresh()
     damage(tmp_path / "warehouse")
     with pytest.raises(SinkUnavailable, match="can't be read: Not a directory"):
-        commits.last_commit(table)
+        log.last_commit()
 
 
 def test_a_folder_that_is_not_there_has_no_table(tmp_path: Path) -> None:
-    assert Commits().last_commit(str(tmp_path / "warehouse" / "items")).checkpoint is None
+    assert TableLog(str(tmp_path / "warehouse" / "items")).last_commit().checkpoint is None
     (tmp_path / "empty").mkdir()
-    assert Commits().last_commit(str(tmp_path / "empty")).checkpoint is None
+    assert TableLog(str(tmp_path / "empty")).last_commit().checkpoint is None

@@ -40,7 +40,7 @@ from cdc.readiness.facts import (
     SourceFacts,
     TableFacts,
 )
-from cdc.sinks.delta.sink import WarehouseFacts, check_folder
+from cdc.sinks.delta.sink import check_folder
 from cdc.sinks.elasticsearch.health import IndexFacts, check_cluster
 from cdc.sinks.redis.health import check_info
 from docs.generate import FOLDER
@@ -258,7 +258,6 @@ LOG_FAULTS: Faults = {
 
 INFO = {"redis_version": "7.4.0", "role": "master", "maxmemory_policy": "noeviction"}
 INDEX = IndexFacts(("8.19.21",), "green", 10, 1000, {"a": 0.5}, 0.85, (), ())
-WAREHOUSE = WarehouseFacts("/warehouse", True, 0.5)
 MACHINE = MachineFacts(17, True, 8 << 30, 8 << 30, "/state")
 
 
@@ -287,12 +286,8 @@ OTHER_FAULTS: Faults = {
     ("disk-low/index", "a"): lambda: index(disk_used={"a": 0.9}),
     ("index-blocked", "shop-public.orders@1"): lambda: index(blocked=("shop-public.orders@1",)),
     ("index-shadows-alias", "shop-public.orders"): lambda: index(shadowed=("shop-public.orders",)),
-    ("sink-unfit/folder", "/warehouse"): lambda: check_folder(
-        "lake", replace(WAREHOUSE, writable=False)
-    ),
-    ("disk-low/warehouse", "/warehouse"): lambda: check_folder(
-        "lake", replace(WAREHOUSE, free_share=0.01)
-    ),
+    ("sink-unfit/folder", "/warehouse"): lambda: check_folder("lake", "/warehouse", False, 0.5),
+    ("disk-low/warehouse", "/warehouse"): lambda: check_folder("lake", "/warehouse", True, 0.01),
     ("machine-unfit/java", "java"): lambda: machine(java=None),
     ("machine-unfit/old-java", "java"): lambda: machine(java=11),
     ("machine-unfit/spark", "pyspark"): lambda: machine(spark=False),
@@ -312,7 +307,7 @@ def test_healthy_facts_give_no_finding() -> None:
         *copies(3, "2"),
         *cache(),
         *index(),
-        *check_folder("lake", WAREHOUSE),
+        *check_folder("lake", "/warehouse", True, 0.5),
         *machine(),
         *check_clock("Postgres", 1.0),
     ]
