@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
+from pyroaring import BitMap64
 
 from cdc.errors import CdcError, SinkUnavailable
 from cdc.model.outcome import Advance, Applied
@@ -44,7 +45,8 @@ from cdc.sinks.delta.mirror import (
     run_tasks,
     source,
 )
-from cdc.sinks.delta.place import is_bucket, place, reading, write_hint, writing
+from cdc.sinks.delta.place import is_bucket, place, reading, write_hint
+from cdc.sinks.delta.vectors import bitmap
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -117,26 +119,21 @@ class TableCommit:
         self._commit("changes", additions(events), checkpoint, self.staged.events)
 
     def _missing_events(self, spark: "SparkSession") -> list[File]:
-        """Return files of the staged events that the log of changes lacks. Events of a repair are few."""
+        """Return files of the staged events that the log of changes lacks: those that have none that is
+        logged already, and new ones in the place of the others.
+        """
         log = self.log("changes")
         folder = self.folder("changes")
-        columns = to_arrow(schema(self.table, "changes"))
-        with reading(folder):
-            events = pa.concat_tables(
-                table
-                for file in self.staged.events
-                for table in parquet.read_rows(f"{folder}/{file['path']}", columns)
-            )
-        keys = _keys(events)
+        staged = {f"{folder}/{file['path']}": file for file in self.staged.events}
         stored = [source(log.place, file) for file in self.states["changes"].files.values()]
-        logged = run_tasks(spark, partial(_find_logged, keys, self.view.topic_id), stored)
-        is_missing = np.isin(keys, logged, invert=True)
-        if is_missing.all():
-            return self.staged.events
-        with writing(folder):
-            groups = [events.filter(is_missing)] if is_missing.any() else []
-            file = parquet.write_file(folder, self.names.generate(), groups)
-        return [file] if file else []
+        logged = _find_logged(spark, list(staged), stored, self.view.topic_id)
+        columns = to_arrow(schema(self.table, "changes"))
+        requests = [
+            Rewrite(folder, [Source(path, rows)], columns, self.names.generate())
+            for path, rows in logged.items()
+        ]
+        unchanged = [file for path, file in staged.items() if path not in logged]
+        return unchanged + [file for file in rewrite(spark, requests) if file]
 
     def search(self) -> Search | None:
         """Describe the search for the rows that the batch supersedes; None where there can be none, or
@@ -242,26 +239,46 @@ def known_offsets(advance: Advance, checkpoint: ViewCheckpoint | None) -> tuple[
     return positions.known_offsets(None if advance.is_repair else checkpoint, advance.end)
 
 
-def _find_logged(keys: np.ndarray, topic_id: str, logged: Source) -> Iterator[int]:
-    """Find those of some keys that a file of the log of changes has.
+def _find_logged(
+    spark: "SparkSession", staged: Sequence[str], logged: Sequence[Source], topic_id: str
+) -> Mapping[str, bytes]:
+    """Find the staged events that a log of changes has, in one Spark job.
 
-    topic_id: only its events count, and the ones that name none: they are of a time when a log had one
-    topic only.
+    staged: locations of files; their events are few, and of one topic. logged: the log's files.
+    Returns by location the bitmap of those rows, for files that have any.
+
+    Raises SinkUnavailable: a file can't be read.
+    """
+    found: dict[str, bytes] = {}
+    for path, rows in run_tasks(spark, partial(_look_up, staged, topic_id), logged):
+        found[path] = (bitmap(found.get(path)) | bitmap(rows)).serialize()
+    return found
+
+
+def _look_up(staged: Sequence[str], topic_id: str, logged: Source) -> Iterator[tuple[str, bytes]]:
+    """Look into a file of the log: the staged files that have events of it, and the bitmaps of these."""
+    with reading(logged.path.rpartition("/")[0]):
+        present = np.concatenate([np.empty(0, np.int64), *_keys(logged, topic_id)])
+        for path in staged:
+            keys = np.concatenate(list(_keys(Source(path, None))))
+            rows = np.flatnonzero(np.isin(keys, present))
+            if len(rows):
+                yield path, BitMap64(rows.astype(np.uint64)).serialize()
+
+
+def _keys(events: Source, topic_id: str | None = None) -> Iterator[np.ndarray]:
+    """Read a file's events, each as one number for its partition and offset.
+
+    topic_id: only the events of this topic, with the ones that name none: they are of a time when a
+    log had one topic only.
     """
     fields = {"_cdc_partition": pa.int64(), "_cdc_offset": pa.int64(), "_cdc_topic": pa.string()}
-    with reading(logged.path.rpartition("/")[0]):
-        for events in remaining_rows(logged, pa.schema(fields)):
-            topic = events["_cdc_topic"]
-            is_of_topic = pc.or_kleene(pc.is_null(topic), pc.equal(topic, topic_id))
-            present = _keys(events.filter(is_of_topic))
-            yield from present[np.isin(present, keys)].tolist()
-
-
-def _keys(events: pa.Table) -> np.ndarray:
-    """Return each event as one number for its partition and offset."""
-    partitions = events["_cdc_partition"].to_numpy().astype(np.int64)
-    keys: np.ndarray = (partitions << OFFSET_BITS) | events["_cdc_offset"].to_numpy()
-    return keys
+    for table in remaining_rows(events, pa.schema(fields)):
+        topic = table["_cdc_topic"]
+        is_of_topic = pc.or_kleene(pc.is_null(topic), pc.equal(topic, topic_id))
+        rows = table if topic_id is None else table.filter(is_of_topic)
+        partitions = rows["_cdc_partition"].to_numpy().astype(np.int64)
+        yield (partitions << OFFSET_BITS) | rows["_cdc_offset"].to_numpy()
 
 
 def apply_batch(tables: "Delta", batch: Batch) -> Outcome:
