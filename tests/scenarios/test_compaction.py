@@ -20,7 +20,6 @@ if TYPE_CHECKING:
 def rows_read(world: "World") -> tuple[int, ...]:
     """Scans of the table, and rows read by them, as Postgres counts them."""
     with psycopg.connect(world.dsn, autocommit=True) as connection:
-        await_reads(connection)
         query = "SELECT seq_scan + idx_scan, seq_tup_read + idx_tup_fetch FROM pg_stat_user_tables"
         return connection.execute(f"{query} WHERE relname = 'items'").fetchone() or ()
 
@@ -42,14 +41,18 @@ def test_a_compacted_log_makes_the_views_again(world: "World") -> None:
         read: dict[str, tuple[int, ...]] = {}
 
         def note(build: GenerationBuild) -> None:
-            # Postgres reports reads seconds later, so only the phases that are compared ask.
-            if build.phase in ("replay", "catch up", "verify") and build.phase not in read:
+            # Postgres reports reads seconds later, so only the phases that are compared wait.
+            if build.phase in ("replay", "catch up") and build.phase not in read:
+                with psycopg.connect(world.dsn, autocommit=True) as connection:
+                    await_reads(connection)
                 read[build.phase] = rows_read(world)
 
         world.rebuild("cache", show=note)
         # Replay leaves Postgres alone; the proof afterwards reads it.
         assert read["replay"] == read["catch up"]
-        wait_until(lambda: rows_read(world) > read["verify"], 60, "the proof's reads to be counted")
+        wait_until(
+            lambda: rows_read(world) > read["catch up"], 60, "the proof's reads to be counted"
+        )
         world.settle()
         comparisons = compare(world.spark, world.described, world.dsn, world.sinks)
         assert [comparison.equal for comparison in comparisons] == [True, True]

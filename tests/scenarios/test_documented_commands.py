@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 FIRST_HOUR = "own-tables.md"
 ELSEWHERE = {
     "up --stack compose": "needs a Docker engine: tests/containers",
-    "run": "starts its own Spark: test_outages, test_rollback; here it runs in this process",
+    "run": "starts its own Spark: test_outages, test_rebuild; here it runs in this process",
     "run --master spark://spark:7077": "names a cluster: test_pipeline runs local-cluster",
     "up": "starts servers of its own: the fixture of all tests does, and test_first_hour",
     "down": "stops them: the same",

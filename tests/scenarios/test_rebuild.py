@@ -2,19 +2,26 @@
 is left over.
 """
 
+import random
 import signal
+import statistics
 import subprocess
 import sys
 import time
 from contextlib import AbstractContextManager
+from dataclasses import asdict, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 from unittest import mock
 
+import psutil
 import pytest
 from kafka import KafkaConsumer, KafkaProducer
 
-from cdc.generations.registry import GenerationBuild
+from cdc.errors import SparkError
+from cdc.generations.registry import GenerationBuild, Registry
+from cdc.kafka.topics import Topics
 from cdc.model.generation import new_generation
 from cdc.rebuild import build as rebuilding
 from cdc.rebuild.build import keep_current, only_tables
@@ -81,7 +88,9 @@ def generations(world: "World") -> dict[str, int]:
 
 
 def test_readers_notice_nothing(world: "World") -> None:
-    """Each view is rebuilt, and rolled back and forth, while all are written and read."""
+    """Each view is rebuilt, and rolled back and forth, while all are written and read. What is kept
+    outlives crashes.
+    """
     begin(world)
     places = {
         "search": [world.stack.endpoints.elasticsearch, f"{world.name}-public.busy"],
@@ -110,6 +119,64 @@ def test_readers_notice_nothing(world: "World") -> None:
         assert {name: age for name, age in ages.items() if age > OLDEST_S} == {}
         assert {name: ways for name, ways in took.items() if max(ways) > BACK_S} == {}
     world.assert_equal()
+    outlive_crashes(world)
+
+
+def spark_of(pid: int) -> psutil.Process | None:
+    children = psutil.Process(pid).children()
+    return next((child for child in children if child.name() == "java"), None)
+
+
+def runs(log: Path, start: int) -> bool:
+    return b"cache running" in log.read_bytes()[start:]
+
+
+def outlive_crashes(world: "World") -> None:
+    """`cdc run` is killed, then its Spark, in whatever batch; both generations of each view equal
+    the source. Then what is kept expires.
+    """
+    chance = random.Random(3)
+    with writer.writing(world.dsn, 200.0):
+        for group in (True, False):
+            log = world.folder / "run.log"
+            length = log.stat().st_size if log.exists() else 0
+            with world.process() as run:
+                # What was killed may have left a task that still moves the position, for a while:
+                # this run itself must have begun.
+                wait_until(partial(runs, log, length), 60, "the cache's stream to run")
+                world.wait_for("cache", world.offsets("cache") + chance.randint(200, 600))
+                spark = spark_of(run.pid)
+                assert spark
+                (run if group else spark).send_signal(signal.SIGKILL)
+                assert run.wait(300) == (-signal.SIGKILL if group else SparkError.exit_code)
+        assert "Spark's process was ended" in " ".join(
+            (world.folder / "run.log").read_text().split()
+        )
+    with world.running():
+        world.settle()
+        took_s = []
+        for _ in range(2):
+            world.assert_equal()
+            took_s += [world.rollback(name) for name in SINKS]
+        assert statistics.median(took_s) < 15, took_s
+        (table,) = world.described
+        with Topics(world.pipeline.kafka) as kafka:
+            registry = Registry(world.pipeline, kafka).read()
+            for name in SINKS:
+                retained = registry.for_sink(name).retained[table.qualified]
+                expired = replace(retained, until=time.time() + 1)
+                registry.write((("kept", name, table.qualified), asdict(expired)))
+            wait_until(
+                lambda: not any(registry.read().for_sink(name).retained for name in SINKS),
+                60,
+                "what has been kept long enough to be forgotten",
+            )
+        wait_until(
+            lambda: all(len(sink.generations(table)) == 1 for sink in world.sinks),
+            60,
+            "what was kept to be removed",
+        )
+        world.assert_equal()
 
 
 def test_what_differs_is_never_shown(world: "World") -> None:
