@@ -189,7 +189,9 @@ def test_killed_servers_come_back_where_they_were_and_no_other_is_touched(
     for name in killed:
         put(endpoints, name)
         os.kill(old_pids[name], signal.SIGKILL)
-        wait_until(lambda name=name: not stack.status(state)[name]["alive"], 10, f"{name} to die")  # type: ignore[misc]
+    wait_until(
+        lambda: not any(StackState.load(state).alive(name) for name in killed), 10, "them to die"
+    )
     assert stack.running(state) is None
     assert stack.up(state, progress=print) == endpoints
     assert all(keeps_data(endpoints, name) for name in killed)
