@@ -4,7 +4,7 @@ of other tables each.
 A change is drained when the last document of it is in the topic of documents, by the time that its
 record has; the first record of its table in Kafka begins it. The connector stands still while
 changes are written. `alone` no other sink is at work, else all three are. Postgres' own query of the
-changed documents (`cdc.views.sql`) is the limit.
+changed documents (`cdc.documents.sql`) is the limit.
 """
 
 import time

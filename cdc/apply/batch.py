@@ -10,7 +10,7 @@ from tenacity import Retrying
 
 from cdc.apply.machine import Ends, ResumePlan
 from cdc.apply.progress import Account
-from cdc.apply.resume import Views
+from cdc.apply.resume import SinkViews
 from cdc.codec.record import RecordDecoder
 from cdc.errors import SinkError
 from cdc.kafka.log_reader import OffsetRange
@@ -45,7 +45,7 @@ class BatchWriter:
     def __init__(
         self,
         records: LoggedRecords,
-        views: Views,
+        views: SinkViews,
         writer: str,
         retry_batch: Callable[[], Retrying],
     ) -> None:

@@ -70,7 +70,7 @@ class Clock:
         return event.wait(seconds)
 
 
-class Views:
+class SinkViews:
     """The views of one sink. `plan` is as of the last `load`; `sink` takes the batches. One thread
     uses it.
     """

@@ -43,7 +43,7 @@ from cdc.apply.machine import (
     decide,
 )
 from cdc.apply.progress import Progress, RunState
-from cdc.apply.resume import Clock, Views
+from cdc.apply.resume import Clock, SinkViews
 from cdc.apply.schema_follower import DescribeTables
 from cdc.config.settings import Pipeline
 from cdc.errors import CdcError, Fenced, HeldUp, KafkaForbidden, KafkaUnavailable
@@ -173,7 +173,7 @@ class Stream:
         self._resumed_at = 0.0
         """When the plan had been loaded: its positions may be ahead of ends that are older."""
         kafka = environment.kafka
-        self._views = Views(sink, pipeline, kafka, describe, placeholder, names, self._clock)
+        self._views = SinkViews(sink, pipeline, kafka, describe, placeholder, names, self._clock)
         self._stopping = threading.Event()
         self._recovery = Recovery(self._views, self._stopping, self._publish, self._clock)
         self._batches = BatchWriter(
@@ -428,7 +428,7 @@ class Recovery:
 
     def __init__(
         self,
-        views: Views,
+        views: SinkViews,
         stopping: threading.Event,
         publish: Callable[..., None],
         clock: Clock,

@@ -61,15 +61,15 @@ def _make_plan(context: "Context") -> "Plan":
     from cdc.control import registrations
     from cdc.control.change_plan import CurrentState, Refusal, RequestedState
     from cdc.control.change_plan import plan as compare
+    from cdc.documents.needs import examine_room
+    from cdc.documents.source_checks import examine_views
+    from cdc.documents.state import StateTooLarge
     from cdc.errors import CdcError, SinkError, SourceError
     from cdc.kafka.log_refusals import shape_errors
     from cdc.kafka.topic_specs import topic_settings, topic_specs
     from cdc.kafka.topics import Topics
     from cdc.postgres import catalog, source, table_survey
     from cdc.sink.factory import build_state
-    from cdc.views.needs import examine_room
-    from cdc.views.source_checks import examine_views
-    from cdc.views.state import StateTooLarge
 
     pipeline = context.pipeline
     troubles = list[CdcError]()

@@ -112,8 +112,8 @@ def _select(
     context: "Context", name: str | None, sinks: "Sequence[str]"
 ) -> "tuple[Sequence[Table], list[Comparison]]":
     """Select what is compared, and say of views that wait why they aren't. Raises SettingsError."""
+    from cdc.documents.tables import view_table
     from cdc.verify.comparison import Comparison
-    from cdc.views.tables import view_table
 
     pipeline = context.pipeline
     waiting = context.waiting_views

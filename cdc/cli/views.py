@@ -16,7 +16,7 @@ from cdc.postgres import table_survey
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from cdc.views.state import LateChange
+    from cdc.documents.state import LateChange
 
 app = typer.Typer(help="Show the views of several tables.", rich_markup_mode=None)
 ViewName = Annotated[str, typer.Argument(help="A view of the pipeline file.")]
@@ -70,8 +70,8 @@ def sql(context: typer.Context, name: ViewName) -> None:
 @app.command()
 def show(context: typer.Context, name: ViewName, as_json: Json = False) -> None:
     """Show how a view is made: its tables as a tree, and what the state keeps of their rows."""
-    from cdc.views.outline import outline, state_outline
-    from cdc.views.plan import StatePlan
+    from cdc.documents.outline import outline, state_outline
+    from cdc.documents.plan import StatePlan
 
     table_survey.table_named(context.obj.views, f"view.{name}")
     plan = StatePlan(context.obj.resolution.views)
@@ -113,10 +113,10 @@ def plan(context: typer.Context, as_json: Json = False) -> None:
     """Show what the next `cdc run` makes again, where the file differs from what the state was made
     for.
     """
+    from cdc.documents.needs import all_needs, rebuilds, topic_ids
+    from cdc.documents.plan import StatePlan
     from cdc.kafka.topics import Topics
     from cdc.sink.factory import build_state
-    from cdc.views.needs import all_needs, rebuilds, topic_ids
-    from cdc.views.plan import StatePlan
 
     pipeline = context.obj.pipeline
     rows: dict[str, dict[str, Any]] = {"tables": {}, "views": {}, "waiting": {}}

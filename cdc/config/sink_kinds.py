@@ -61,7 +61,7 @@ class SinkSettings(Section):
         raise NotImplementedError
 
     def build_state(self) -> Any:
-        """The state of the pipeline's documents, a `cdc.views.state.StateSink`."""
+        """The state of the pipeline's documents, a `cdc.documents.state.StateSink`."""
         raise NotImplementedError
 
 

@@ -1,7 +1,7 @@
 """What the pipeline file says of a view: documents of several tables, or of groups of rows.
 
 Structure is YAML, every expression over the columns of a row is SQL. Here is what can be checked
-without the database; `cdc.views.resolve` checks the rest.
+without the database; `cdc.documents.resolve` checks the rest.
 """
 
 import re

@@ -18,6 +18,9 @@ from cdc.config.settings import Pipeline
 from cdc.config.view_settings import SCHEMA, STATE
 from cdc.connectors.client import Connect
 from cdc.connectors.debezium import PLUGIN
+from cdc.documents.needs import examine_room
+from cdc.documents.source_checks import examine_views
+from cdc.documents.state import StateTooLarge
 from cdc.errors import CdcError, ConnectorError, SettingsError, Unexpected
 from cdc.kafka.topics import Topics, TopicsPool
 from cdc.model.finding import Finding, Severity, find_error, worst_first
@@ -36,9 +39,6 @@ from cdc.readiness.checks import check_source
 from cdc.sink.contract import Examinable, FitChecker, SchemaMismatch, Sink
 from cdc.sink.factory import build_state
 from cdc.sink.remedy import classify
-from cdc.views.needs import examine_room
-from cdc.views.source_checks import examine_views
-from cdc.views.state import StateTooLarge
 
 log = structlog.get_logger()
 CONSEQUENCES = {

@@ -150,7 +150,7 @@ class ClockStatus:
 
 @dataclass(frozen=True)
 class DocumentsStatus:
-    """What the state of documents holds, and has to do: see `cdc.views.state.StateSizes`.
+    """What the state of documents holds, and has to do: see `cdc.documents.state.StateSizes`.
 
     rows, bytes  by table; bytes of rows and their entries, without indexes and keys
     dirty        by view: documents to send; of a large fan-out those that remain

@@ -92,7 +92,7 @@ def source_names(table: Table) -> list[str]:
 def own_rows(table: Table) -> sql.Composable:
     """Build what to select the rows from: the table without its children, or the query of a view."""
     if table.derivation:
-        # The text is of the pipeline's own making, see `cdc.views.sql`.
+        # The text is of the pipeline's own making, see `cdc.documents.sql`.
         query = sql.SQL(table.derivation.query)
         return sql.SQL("({}) AS {}").format(query, sql.Identifier(table.name))
     only = sql.SQL("ONLY " if table.has_children else "")

@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 
 from cdc.apply.progress import Progress as StreamProgress
 from cdc.apply.progress import RunState
-from cdc.apply.resume import Views
+from cdc.apply.resume import SinkViews
 from cdc.apply.schema_follower import Described, DescribeTables
 from cdc.apply.stream import Environment, Stream
 from cdc.config.settings import Pipeline
@@ -181,7 +181,7 @@ class Rebuild:
         generation has all of its tables, or it is none.
         """
         names = self._build.names
-        plan = Views(
+        plan = SinkViews(
             candidate, self.pipeline, self.kafka, self._describe, self.placeholder, names
         ).load()
         if plan.refused:

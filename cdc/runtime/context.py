@@ -26,9 +26,9 @@ from cdc.postgres import catalog, source, table_survey
 from cdc.sink import factory
 
 if TYPE_CHECKING:
+    from cdc.documents.resolve import Resolution
+    from cdc.documents.tables import Waiting
     from cdc.sink.contract import Sink
-    from cdc.views.resolve import Resolution
-    from cdc.views.tables import Waiting
 
 DISPLAY_DEADLINE_S = 2.5
 """Seconds after which `pipeline_to_show` does without the servers."""
@@ -182,7 +182,7 @@ class Context:
     @cached_property
     def views(self) -> tuple[Table, ...]:
         """The views of several tables that the file declares, as tables. Raises SettingsError."""
-        from cdc.views.tables import view_tables
+        from cdc.documents.tables import view_tables
 
         return tuple(view_tables(self.pipeline, self.tables)) if self.pipeline.views else ()
 
@@ -191,7 +191,7 @@ class Context:
         """The views that don't fit their tables, or that the run has found not to."""
         if not self.pipeline.views:
             return {}
-        from cdc.views.tables import waiting
+        from cdc.documents.tables import waiting
 
         names = {table.qualified for table in table_survey.views_by_name_only(self.pipeline)}
         noted = factory.state_reader(self.pipeline, lambda state: state.waiting())()
@@ -201,7 +201,7 @@ class Context:
     @cached_property
     def resolution(self) -> "Resolution":
         """The plans of the views of several tables, and why some have none. Raises SourceError."""
-        from cdc.views.resolve import resolve
+        from cdc.documents.resolve import resolve
 
         return resolve(self.pipeline, self.tables)
 
@@ -211,8 +211,8 @@ class Context:
         """
         if not self.pipeline.views:
             return []
-        from cdc.views.resolve import resolve_views
-        from cdc.views.source_checks import check_views, missing_indexes
+        from cdc.documents.resolve import resolve_views
+        from cdc.documents.source_checks import check_views, missing_indexes
 
         tables = table_survey.describe(connection, self.pipeline)
         views = resolve_views(self.pipeline, tables)

@@ -70,7 +70,7 @@ class Streams:
         """
         if not self.context.pipeline.views:
             return self.follower
-        from cdc.views.tables import with_views
+        from cdc.documents.tables import with_views
 
         def describe(history: "Sequence[Definition]", registration: "Registration") -> "Described":
             captured, problems = self.follower(history, registration)
@@ -83,9 +83,9 @@ class Streams:
         """Make the stream that keeps the state of documents, and sends them."""
         from cdc.apply.schema_follower import describing
         from cdc.apply.stream import Environment, Stream
-        from cdc.views.engine import DocumentEngine
-        from cdc.views.resolve import Resolution, resolve
-        from cdc.views.source_checks import refused_by_source
+        from cdc.documents.engine import DocumentEngine
+        from cdc.documents.resolve import Resolution, resolve
+        from cdc.documents.source_checks import refused_by_source
 
         state = factory.build_state(self.context.pipeline)
         pipeline = self.context.pipeline

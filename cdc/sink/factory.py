@@ -21,7 +21,7 @@ def build(pipeline: Pipeline, name: str) -> Sink:
 
 
 def build_state(pipeline: Pipeline) -> Any:
-    """The state of the pipeline's documents, a `cdc.views.state.StateSink`. Its file has one."""
+    """The state of the pipeline's documents, a `cdc.documents.state.StateSink`. Its file has one."""
     assert pipeline.state is not None, "a file with views has a state"
     return pipeline.state.build_state()
 
@@ -116,7 +116,7 @@ def earliest_checkpoint(noted: Sequence[ViewCheckpoint | None]) -> ViewCheckpoin
 
 def sizes_reader(pipeline: Pipeline) -> Callable[[], Mapping[str, Any]]:
     """The function that reads how much the state of documents holds, and has to do: the fields of
-    `cdc.views.state.StateSizes`; and `clocks`, see `State.clocks`, of views whose documents have all
+    `cdc.documents.state.StateSizes`; and `clocks`, see `State.clocks`, of views whose documents have all
     been sent as of some time.
     """
     tables = sorted({name for view in pipeline.views.values() for name in tables_of(view)})
@@ -131,7 +131,7 @@ def sizes_reader(pipeline: Pipeline) -> Callable[[], Mapping[str, Any]]:
 
 
 def state_reader(pipeline: Pipeline, question: Callable[[Any], T]) -> Callable[[], T]:
-    """The function that asks the state of the pipeline's documents, a `cdc.views.state.State`.
+    """The function that asks the state of the pipeline's documents, a `cdc.documents.state.State`.
 
     It raises SinkUnavailable or SinkRejected.
     """

@@ -84,7 +84,7 @@ REMEDIES: Mapping[type[BaseException], Remedy] = {
     DecodeError: Remedy.STOP,
     ValueNotRepresentable: Remedy.STOP,
     RowsRejected: Remedy.STOP,
-    # A view for other columns: its table is set aside (`Views.load`); where that isn't possible,
+    # A view for other columns: its table is set aside (`SinkViews.load`); where that isn't possible,
     # nothing else helps.
     SchemaMismatch: Remedy.STOP,
     SettingsError: Remedy.STOP,

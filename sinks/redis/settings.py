@@ -11,8 +11,8 @@ from cdc.config.section import readable, server
 from cdc.config.sink_kinds import TRIGGER, SinkSettings
 
 if TYPE_CHECKING:
+    from cdc.documents.state import StateSink
     from cdc.sink.contract import Sink
-    from cdc.views.state import StateSink
 
 PORTS = {"redis": 6379, "rediss": 6379}
 

@@ -10,6 +10,12 @@ from typing import Any
 import pytest
 
 from cdc.codec.decode_options import DecodeOptions
+from cdc.documents.closing import SAID
+from cdc.documents.plan import Aggregate, Join, Node, Order, StatePlan, View
+from cdc.documents.rows import Entries
+from cdc.documents.scalar.operators import Term
+from cdc.documents.scalar.type_groups import OTHER
+from cdc.documents.state import Span, State, StateSink, Turn
 from cdc.errors import CdcError
 from cdc.model.outcome import Advance
 from cdc.model.position import Position, ViewCheckpoint
@@ -18,12 +24,6 @@ from cdc.sink.contract import Batch, Outcome
 from cdc.sink.lane import ChunkLimits, Failure, Lane, Verdicts
 from cdc.sink.lane_run import collect_outcome
 from cdc.sink.lane_task import LaneRun
-from cdc.views.closing import SAID
-from cdc.views.plan import Aggregate, Join, Node, Order, StatePlan, View
-from cdc.views.rows import Entries
-from cdc.views.scalar.operators import Term
-from cdc.views.scalar.type_groups import OTHER
-from cdc.views.state import Span, State, StateSink, Turn
 
 PARTITIONS, MANY = 2, 4_500
 """MANY: rows, more than two of a state's pages."""

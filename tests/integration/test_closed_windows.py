@@ -13,15 +13,15 @@ from typing import Any
 import pytest
 import redis
 
+from cdc.documents import engine, groups, tasks
+from cdc.documents.closing import ClosedWindow
+from cdc.documents.scalar.instants import microseconds, text_of
 from cdc.model.position import Position, distance
 from cdc.sinks.redis.documents import executor
 from cdc.sinks.redis.documents.scripts import APPLY
 from cdc.sinks.redis.documents.sink import STATE_COMMANDS
 from cdc.sinks.redis.documents.state import RedisState
 from cdc.sinks.redis.server import COMMANDS
-from cdc.views import engine, groups, tasks
-from cdc.views.closing import ClosedWindow
-from cdc.views.scalar.instants import microseconds, text_of
 from tests.integration.test_grouped_views import RUNS, TABLES, VIEWS, change, literal
 from tests.support.document_history import History, is_final, run_random_history
 from tests.support.verbs import run_verb

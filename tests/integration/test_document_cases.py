@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import redis
 
+from cdc.documents import tasks
+from cdc.documents.tables import view_table
+from cdc.documents.tasks import SLICE
 from cdc.errors import ConnectorError, SettingsError
 from cdc.sinks.redis.documents import state as redis_state
 from cdc.sinks.redis.documents.state import RedisState
 from cdc.verify.repair import send_documents_again
-from cdc.views import tasks
-from cdc.views.tables import view_table
-from cdc.views.tasks import SLICE
 from tests.support.budget import SCALE
 from tests.support.document_history import History
 from tests.support.envelopes import PLACEHOLDER

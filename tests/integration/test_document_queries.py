@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cdc.views.plan import Node, StatePlan
+from cdc.documents.plan import Node, StatePlan
 from tests.support.budget import SCALE
 from tests.support.document_history import History
 

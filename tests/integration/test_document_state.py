@@ -16,6 +16,13 @@ import pytest
 import redis
 
 from cdc.codec.decode_options import DecodeOptions
+from cdc.documents import tasks
+from cdc.documents.plan import Aggregate, Join, Node, Order, StatePlan, View
+from cdc.documents.rows import Entries
+from cdc.documents.scalar.operators import Term
+from cdc.documents.scalar.type_groups import OTHER
+from cdc.documents.state import Chunk, Turn
+from cdc.documents.tasks import SLICE, Emission, Report
 from cdc.errors import SinkRejected
 from cdc.kafka.transactions import Outgoing
 from cdc.model.outcome import Advance
@@ -30,13 +37,6 @@ from cdc.sinks.redis.documents.keys import shard_prefix
 from cdc.sinks.redis.documents.sink import DocumentState
 from cdc.sinks.redis.documents.state import RedisState
 from cdc.sinks.redis.positions import Positions
-from cdc.views import tasks
-from cdc.views.plan import Aggregate, Join, Node, Order, StatePlan, View
-from cdc.views.rows import Entries
-from cdc.views.scalar.operators import Term
-from cdc.views.scalar.type_groups import OTHER
-from cdc.views.state import Chunk, Turn
-from cdc.views.tasks import SLICE, Emission, Report
 from tests.support.budget import SCALE
 from tests.support.cache import cache
 from tests.support.proxy import Road

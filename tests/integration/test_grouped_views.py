@@ -10,18 +10,18 @@ from typing import Any
 
 import pytest
 
+from cdc.documents import aggregates, groups, tasks
+from cdc.documents.aggregates import tallied
+from cdc.documents.plan import Aggregate, Grouping, StatePlan, Tally, Totals, Window
+from cdc.documents.rows import Entries
+from cdc.documents.scalar import operators
+from cdc.documents.scalar.instants import instant_of, microseconds, text_of
+from cdc.documents.scalar.operators import Term
+from cdc.documents.sessions import Sessions
+from cdc.documents.state import Chunk, Span, State
+from cdc.documents.tasks import climb
 from cdc.model.table import Table
 from cdc.sink.lane import Failure
-from cdc.views import aggregates, groups, tasks
-from cdc.views.aggregates import tallied
-from cdc.views.plan import Aggregate, Grouping, StatePlan, Tally, Totals, Window
-from cdc.views.rows import Entries
-from cdc.views.scalar import operators
-from cdc.views.scalar.instants import instant_of, microseconds, text_of
-from cdc.views.scalar.operators import Term
-from cdc.views.sessions import Sessions
-from cdc.views.state import Chunk, Span, State
-from cdc.views.tasks import climb
 from tests.support.budget import SCALE
 from tests.support.document_history import History, run_random_history
 

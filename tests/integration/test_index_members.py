@@ -11,11 +11,11 @@ import httpx
 import pytest
 
 from cdc.config import settings
+from cdc.documents.tables import view_tables
 from cdc.postgres import source, table_survey
 from cdc.postgres.row_query import row_query
 from cdc.sink.contract import SchemaMismatch
 from cdc.sinks.elasticsearch.sink import Elasticsearch
-from cdc.views.tables import view_tables
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -18,13 +18,13 @@ from psycopg.conninfo import make_conninfo
 from cdc import sample
 from cdc.compose.stack_state import Endpoints
 from cdc.config import settings
+from cdc.documents.tables import view_tables
 from cdc.errors import SourceError
 from cdc.migrations import SAMPLE, migrate
 from cdc.postgres import source, table_survey
 from cdc.postgres.row_query import row_query
 from cdc.sample import load, replay
 from cdc.sample.plan import KEYS, plan
-from cdc.views.tables import view_tables
 
 DAY = date(2013, 2, 9)  # after a snow storm: a third of the flights are cancelled
 WEEK = date(2013, 1, 1), date(2013, 1, 7)

@@ -5,12 +5,12 @@ import re
 import psycopg
 import pytest
 
+from cdc.documents.source_checks import examine_views
 from cdc.errors import SourceError
 from cdc.migrations import migrate, prepare_source
 from cdc.postgres import source
 from cdc.postgres.table_survey import read_source, survey
 from cdc.readiness.checks import check_source
-from cdc.views.source_checks import examine_views
 from tests.integration.test_comparison import alter_publication, prepared, requirements
 from tests.support.pipelines import pipeline
 

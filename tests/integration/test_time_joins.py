@@ -13,19 +13,19 @@ from typing import Any
 import pytest
 
 from cdc.config import settings
+from cdc.documents import assemble, tasks
+from cdc.documents.having import shown_values
+from cdc.documents.plan import Node, StatePlan
+from cdc.documents.rows import Entries
+from cdc.documents.state import Chunk, Span, State, Turn, scan_spans
+from cdc.documents.tables import view_tables
+from cdc.documents.tasks import climb, mark
+from cdc.documents.time_joins import ListPlace, children_span
 from cdc.errors import ConnectorError
 from cdc.model.position import ViewCheckpoint
 from cdc.sink.factory import build_state
 from cdc.sinks.redis.documents.state import RedisState
 from cdc.verify.barrier import WaitOptions, place_barrier
-from cdc.views import assemble, tasks
-from cdc.views.having import shown_values
-from cdc.views.plan import Node, StatePlan
-from cdc.views.rows import Entries
-from cdc.views.state import Chunk, Span, State, Turn, scan_spans
-from cdc.views.tables import view_tables
-from cdc.views.tasks import climb, mark
-from cdc.views.time_joins import ListPlace, children_span
 from tests.support import document_history
 from tests.support.budget import SCALE
 from tests.support.document_history import History, run_random_history

@@ -14,7 +14,7 @@ from typing import Any, cast
 import pytest
 from kafka.net.compat import KafkaNetClient
 
-from cdc.apply.resume import Views
+from cdc.apply.resume import SinkViews
 from cdc.config.settings import Pipeline
 from cdc.config.view_settings import STATE
 from cdc.errors import ConnectorError, KafkaUnavailable
@@ -363,7 +363,7 @@ def test_a_state_that_a_floor_empties_waits_for_the_rows_that_were_requested_wit
     ensure_topics(topics, shop)
     orders = table(shop.topic("public.orders"), "orders")
     end = topics.ends([orders.topic])[orders.topic]
-    views = Views(Memory(STATE), shop, topics, lambda *_: ([], {}), PLACEHOLDER)
+    views = SinkViews(Memory(STATE), shop, topics, lambda *_: ([], {}), PLACEHOLDER)
     continuity = Continuity(shop, topics).read([orders.topic])
     current, former = (
         ViewCheckpoint(replace(end, topic_id=topic_id), floor=100)

@@ -7,10 +7,10 @@ import psycopg
 import pytest
 
 from cdc.config import settings
+from cdc.documents.resolve import resolve_views
+from cdc.documents.source_checks import check_views, missing_indexes
 from cdc.errors import SettingsError
 from cdc.postgres import catalog, source, table_survey
-from cdc.views.resolve import resolve_views
-from cdc.views.source_checks import check_views, missing_indexes
 
 TABLES = """
 CREATE SCHEMA lib;

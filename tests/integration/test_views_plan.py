@@ -13,11 +13,11 @@ import pytest
 import redis
 
 from cdc.cli import console, verbs
+from cdc.documents.needs import all_needs, rebuilds
 from cdc.errors import SinkUnavailable
 from cdc.runtime.context import Context
 from cdc.sinks.redis.database import Database
 from cdc.sinks.redis.documents import sink as documents
-from cdc.views.needs import all_needs, rebuilds
 from tests.integration.test_document_cases import (
     AUTHOR_DOCS,
     BOOK_DOCS,

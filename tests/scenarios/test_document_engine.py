@@ -20,6 +20,11 @@ import pytest
 import redis
 
 from cdc.control.heartbeat import last_heartbeat
+from cdc.documents.engine import DocumentEngine
+from cdc.documents.resolve import resolve
+from cdc.documents.state import State
+from cdc.documents.tables import view_table
+from cdc.documents.tasks import SLICE, Emission, Report, Write, climb
 from cdc.errors import (
     ConnectorError,
     Fenced,
@@ -32,11 +37,6 @@ from cdc.model.position import Position
 from cdc.postgres import source
 from cdc.sink.contract import PositionLost
 from cdc.verify.barrier import WaitOptions, place_barrier
-from cdc.views.engine import DocumentEngine
-from cdc.views.resolve import resolve
-from cdc.views.state import State
-from cdc.views.tables import view_table
-from cdc.views.tasks import SLICE, Emission, Report, Write, climb
 from tests.support.cache import CacheServer
 from tests.support.document_history import Broker, History, repetitions
 from tests.support.shop import read
@@ -337,7 +337,7 @@ def test_a_move_that_the_state_lost_is_looked_for_in_the_topic(
     server.go_back()
     history.do("UPDATE lib.books SET author_id = 3")
     if not recovers:
-        monkeypatch.setattr("cdc.views.engine.read_on_executors", lambda *_: [])
+        monkeypatch.setattr("cdc.documents.engine.read_on_executors", lambda *_: [])
     engine = Engine(spark, history)
     history.apply()
     engine.work()
@@ -492,7 +492,7 @@ def test_a_change_is_sent_within_two_slices_of_a_large_fan_out(
     history.apply()
     engine.work()
     assert sent_before_the_other_author(history, engine) <= 2 * SLICE
-    monkeypatch.setattr("cdc.views.engine.Emission", OneViewFirst)
+    monkeypatch.setattr("cdc.documents.engine.Emission", OneViewFirst)
     assert sent_before_the_other_author(history, engine) == FAN_OUT
 
 
@@ -538,7 +538,7 @@ def test_a_view_is_current_amid_the_fan_out_of_another(
     history.apply()
     engine.work()
     assert engine.is_current
-    monkeypatch.setattr("cdc.views.engine.Emission", SlowEmission)
+    monkeypatch.setattr("cdc.documents.engine.Emission", SlowEmission)
     history.do("UPDATE lib.authors SET version = version + 1")
     history.apply()
     assert engine.engine.work(history.positions)
@@ -680,7 +680,7 @@ def test_a_fan_out_goes_on_after_a_kill_on_its_way(
         folder = tmp_path / when
         folder.mkdir()
         emission = partial(HaltingEmission, when=when, folder=folder)
-        monkeypatch.setattr("cdc.views.engine.Emission", emission)
+        monkeypatch.setattr("cdc.documents.engine.Emission", emission)
         with ThreadPoolExecutor(1) as pool:
             working = pool.submit(engine.work)
             wait_until((folder / "halted").exists, 60, "a third of the fan-out to be sent")
@@ -719,7 +719,7 @@ def test_a_document_that_no_record_can_hold_is_named(
     history: History, spark: "SparkSession", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It isn't taken for a broker that is away, and a shorter list is a document that can be sent."""
-    monkeypatch.setattr("cdc.views.engine.Emission", ShortRecords)
+    monkeypatch.setattr("cdc.documents.engine.Emission", ShortRecords)
     fill(history)
     engine = Engine(spark, history)
     history.apply()

@@ -27,6 +27,15 @@ from cdc.codec.decode_options import DecodeOptions
 from cdc.codec.table import codec
 from cdc.config import settings
 from cdc.config.settings import Pipeline
+from cdc.documents.engine import TAKE_S, ViewClocks
+from cdc.documents.needs import all_needs
+from cdc.documents.plan import StatePlan, View
+from cdc.documents.resolve import resolve_views
+from cdc.documents.scalar.instants import FIRST, microseconds, text_of
+from cdc.documents.sql import clock_setting
+from cdc.documents.state import LateChange, Turn
+from cdc.documents.tables import view_table
+from cdc.documents.tasks import Emission, Report, mark, read_report
 from cdc.kafka.clients import kafka
 from cdc.kafka.topic_setup import ensure_topics
 from cdc.kafka.topics import Topics
@@ -46,15 +55,6 @@ from cdc.sinks.redis.documents.keys import shard_prefix
 from cdc.sinks.redis.documents.sink import DocumentState
 from cdc.sinks.redis.documents.state import RedisState
 from cdc.sinks.redis.positions import Positions
-from cdc.views.engine import TAKE_S, ViewClocks
-from cdc.views.needs import all_needs
-from cdc.views.plan import StatePlan, View
-from cdc.views.resolve import resolve_views
-from cdc.views.scalar.instants import FIRST, microseconds, text_of
-from cdc.views.sql import clock_setting
-from cdc.views.state import LateChange, Turn
-from cdc.views.tables import view_table
-from cdc.views.tasks import Emission, Report, mark, read_report
 from tests.support.envelopes import PLACEHOLDER
 from tests.support.simulated import MemoryLog, SimulatedClock
 

@@ -14,6 +14,8 @@ from cdc.cli.verify import report
 from cdc.config.view_settings import STATE
 from cdc.control import registrations
 from cdc.control.registrations import Captured, Registration
+from cdc.documents.plan import StatePlan
+from cdc.documents.state import StateSizes
 from cdc.errors import CdcError
 from cdc.kafka.log_refusals import missing_topic, refuse_gap, shape_errors, unfilled_topic
 from cdc.model.finding import LOOK_AGAIN, Finding, find, find_error, is_command, only_looks
@@ -38,8 +40,6 @@ from cdc.sink.contract import SchemaMismatch
 from cdc.sink.remedy import classify
 from cdc.sinks.redis.documents.room import Forecast, require_room
 from cdc.verify.comparison import Comparison
-from cdc.views.plan import StatePlan
-from cdc.views.state import StateSizes
 from tests.support.pages import refusal
 from tests.support.pipelines import pipeline, position_by_table
 from tests.unit.test_doctor import FAULTS, table

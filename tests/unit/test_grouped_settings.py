@@ -8,13 +8,13 @@ import pytest
 from cdc.capture.renewal import select_renewed
 from cdc.config import settings
 from cdc.config.settings import Pipeline
+from cdc.documents.outline import outline
+from cdc.documents.plan import Closing, Session, View, Window
+from cdc.documents.resolve import resolve_views
+from cdc.documents.sql import document_query
+from cdc.documents.tables import view_table
 from cdc.errors import SettingsError
 from cdc.model.table import Column, Table
-from cdc.views.outline import outline
-from cdc.views.plan import Closing, Session, View, Window
-from cdc.views.resolve import resolve_views
-from cdc.views.sql import document_query
-from cdc.views.tables import view_table
 from tests.support.simulated import MemoryLog, SimulatedClock
 
 GOOD = """\

@@ -9,14 +9,14 @@ from cdc.cli.views import draw_view
 from cdc.config import settings
 from cdc.config.durations import microseconds
 from cdc.config.mistakes import InvalidSetting
+from cdc.documents.outline import outline
+from cdc.documents.plan import TimeJoin, View
+from cdc.documents.resolve import resolve_views
+from cdc.documents.scalar.instants import FIRST, LAST, instant_of, order_of
+from cdc.documents.scalar.instants import microseconds as instant
+from cdc.documents.tables import view_table
 from cdc.errors import SettingsError
 from cdc.model.table import Column, Table
-from cdc.views.outline import outline
-from cdc.views.plan import TimeJoin, View
-from cdc.views.resolve import resolve_views
-from cdc.views.scalar.instants import FIRST, LAST, instant_of, order_of
-from cdc.views.scalar.instants import microseconds as instant
-from cdc.views.tables import view_table
 from tests.unit.test_screens import shown
 
 GOOD = """\

@@ -7,11 +7,11 @@ import pytest
 
 from cdc.config import settings
 from cdc.config.settings import Pipeline
+from cdc.documents.engine import TAKE_S, ViewClocks
+from cdc.documents.plan import Node, StatePlan, View
+from cdc.documents.rows import latest_times
+from cdc.documents.scalar.instants import FIRST, microseconds
 from cdc.model.position import Position
-from cdc.views.engine import TAKE_S, ViewClocks
-from cdc.views.plan import Node, StatePlan, View
-from cdc.views.rows import latest_times
-from cdc.views.scalar.instants import FIRST, microseconds
 from tests.support.simulated import MemoryLog, SimulatedClock
 from tests.unit.test_time_settings import GOOD, TABLES
 

@@ -6,14 +6,14 @@ from pathlib import Path
 
 from cdc.cli.status import draw_status
 from cdc.cli.views import draw_late, draw_view
+from cdc.documents.outline import outline, state_outline
+from cdc.documents.plan import StatePlan
+from cdc.documents.state import LateChange
 from cdc.model.wording import clock
 from cdc.observe.pipeline_metrics import LookMetrics
 from cdc.observe.sampler import Sample, Sampler
 from cdc.observe.status import ClockStatus, DocumentsStatus, SinkStatus, Status
 from cdc.serve.drawing import describe_hops
-from cdc.views.outline import outline, state_outline
-from cdc.views.plan import StatePlan
-from cdc.views.state import LateChange
 from tests.unit.test_screens import shown
 from tests.unit.test_view_settings import GOOD, load, resolve
 

@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from cdc.config import settings
+from cdc.documents.plan import Aggregate, Node, Order, View
+from cdc.documents.resolve import resolve_views
 from cdc.errors import SettingsError
 from cdc.model.table import Column, Table
-from cdc.views.plan import Aggregate, Node, Order, View
-from cdc.views.resolve import resolve_views
 
 GOOD = """\
 pipeline: airport

@@ -7,6 +7,8 @@ from typing import Any
 
 import redis
 
+from cdc.documents.plan import StatePlan
+from cdc.documents.rows import ConnectorRows, entry_maker, latest_times
 from cdc.model.table import Table
 from cdc.sink.lane import ChunkLimits, Failure, FoldedRow, Part
 from cdc.sinks.redis.documents.keys import index_prefix, state_key
@@ -14,8 +16,6 @@ from cdc.sinks.redis.documents.scripts import APPLY, SEE
 from cdc.sinks.redis.documents.state import RedisState, state_failure
 from cdc.sinks.redis.executor import ChunkWriter, PendingAdvance
 from cdc.sinks.redis.server import client, position_key, view_key
-from cdc.views.plan import StatePlan
-from cdc.views.rows import ConnectorRows, entry_maker, latest_times
 
 CHUNK = ChunkLimits(rows=500, bytes=2_000_000)
 """Size of a Lua call: with five entries a row it takes some 12 ms."""

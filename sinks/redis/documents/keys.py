@@ -3,10 +3,10 @@ by which a cluster keeps them in one slot. A script also reaches keys that aren'
 they are in that slot, too.
 
 <prefix>:_cdc:<table>                  hash    the table's position, as in the cache
-<prefix>:<table>:<id>                  string  a row, see `cdc.views.rows`
+<prefix>:<table>:<id>                  string  a row, see `cdc.documents.rows`
 <prefix>:_x:<table>:<slot> GS <text>   set     ids of the rows with that entry
 <prefix>:_x:<table>:l<n> GS <text>     zset    a list: <order> <id> of each row, all with score 0
-<prefix>:_x:<table>:c<n> GS <text>     hash    a tally: see `cdc.views.state.State.tallied`
+<prefix>:_x:<table>:c<n> GS <text>     hash    a tally: see `cdc.documents.state.State.tallied`
 <prefix>:_pending                      hash    number of a chunk: table, [id, old entries, ...]
 <prefix>:_dirty:<view>                 zset    id of a root row: number of what made it dirty
 <prefix>:_due:<view>                   zset    id of a root row: when its document is due, in us
@@ -29,8 +29,8 @@ they are in that slot, too.
 
 from typing import Literal
 
+from cdc.documents.rows import GROUP, escape
 from cdc.sinks.redis.server import view_key
-from cdc.views.rows import GROUP, escape
 
 KeyName = Literal[
     "pending",

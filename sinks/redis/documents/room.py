@@ -9,13 +9,13 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from cdc.config.view_settings import STATE
+from cdc.documents.plan import StatePlan, Values
+from cdc.documents.state import StateSizes, StateTooLarge
 from cdc.model.address import address
 from cdc.model.finding import Finding, find
 from cdc.model.pg_types import base_type
 from cdc.model.table import RowEstimate, Table
 from cdc.sinks.redis.server import shell_command, view_key
-from cdc.views.plan import StatePlan, Values
-from cdc.views.state import StateSizes, StateTooLarge
 
 KEY = 80
 """Bytes that the server takes for a key with its value, in addition to the bytes of both."""
@@ -94,7 +94,7 @@ def require_room(url: str, expected: Forecast, sizes: StateSizes) -> Finding | N
 
 def _row_bytes(plan: StatePlan, table: Table, estimate: RowEstimate) -> int:
     """Estimate a row of the state with its id and what its indexes have of it: see
-    `cdc.views.rows`. Lists and numbers that leave rows out aren't counted.
+    `cdc.documents.rows`. Lists and numbers that leave rows out aren't counted.
     """
     name = table.qualified
     lengths = {

@@ -180,7 +180,7 @@ return redis.call('ZADD', KEYS[1], unpack(marks))
 """
 
 # KEYS: dirty set, deleted rows, number; digests, if the documents are to be sent whatever the topic
-# has: no document has an empty digest. One that is final stays it (`cdc.views.closing.SAID`). ARGV:
+# has: no document has an empty digest. One that is final stays it (`cdc.documents.closing.SAID`). ARGV:
 # id, the connector's key, ... The key is needed only where there is no row.
 MARK = """
 local number = redis.call('INCR', KEYS[3])

@@ -12,6 +12,7 @@ import redis
 import structlog
 
 from cdc.config.view_settings import STATE
+from cdc.documents.plan import StatePlan
 from cdc.errors import SinkUnavailable
 from cdc.model.finding import Finding
 from cdc.model.position import ViewCheckpoint
@@ -29,7 +30,6 @@ from cdc.sinks.redis.positions import Positions
 from cdc.sinks.redis.scripts import REMOVE
 from cdc.sinks.redis.server import COMMANDS, Failure, forget, view_key
 from cdc.sinks.redis.tables import add_name, empty_table, list_keys, other_tables, remove_keys
-from cdc.views.plan import StatePlan
 
 log = structlog.get_logger()
 STATE_COMMANDS = (
@@ -45,7 +45,7 @@ class _Database(Database):
 
 
 class DocumentState:
-    """See `cdc.views.state.StateSink`."""
+    """See `cdc.documents.state.StateSink`."""
 
     name = STATE
 

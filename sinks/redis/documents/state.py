@@ -1,4 +1,4 @@
-"""The state as `cdc.views.state.State`: reads and small scripts, from any process.
+"""The state as `cdc.documents.state.State`: reads and small scripts, from any process.
 
 What documents are current in is noted in the hash of documents. A field is `<view> <topic>`, its value the
 JSON of topic id, offsets and floor; or `<view> now()`, its value the time of the view's clock. No name of a
@@ -16,15 +16,8 @@ from typing import Any, TypeVar
 import msgspec
 import redis
 
-from cdc.model.address import address
-from cdc.model.position import Position, ViewCheckpoint
-from cdc.sink import lane
-from cdc.sinks.redis.checkpoint import checkpoint_of
-from cdc.sinks.redis.documents import scripts
-from cdc.sinks.redis.documents.keys import KeyName, index_key, state_key
-from cdc.sinks.redis.server import Failure, client, failure, first_word, position_key, view_key
-from cdc.views.rows import LISTING, TALLY, StoredRow, decode_entries, decode_row, unescape
-from cdc.views.state import (
+from cdc.documents.rows import LISTING, TALLY, StoredRow, decode_entries, decode_row, unescape
+from cdc.documents.state import (
     NEVER_DUE,
     NOTHING_SENT,
     Chunk,
@@ -36,6 +29,13 @@ from cdc.views.state import (
     StateSizes,
     Turn,
 )
+from cdc.model.address import address
+from cdc.model.position import Position, ViewCheckpoint
+from cdc.sink import lane
+from cdc.sinks.redis.checkpoint import checkpoint_of
+from cdc.sinks.redis.documents import scripts
+from cdc.sinks.redis.documents.keys import KeyName, index_key, state_key
+from cdc.sinks.redis.server import Failure, client, failure, first_word, position_key, view_key
 
 PAGE = 2000
 """Keys of one request."""

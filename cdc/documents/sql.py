@@ -11,9 +11,8 @@ from itertools import count
 
 from cdc.codec.types import kind
 from cdc.config.view_settings import ENDS
-from cdc.model.table import Column, Table
-from cdc.views.aggregates import result_type
-from cdc.views.plan import (
+from cdc.documents.aggregates import result_type
+from cdc.documents.plan import (
     FINAL,
     LISTED,
     WINDOW_END,
@@ -27,7 +26,7 @@ from cdc.views.plan import (
     View,
     Window,
 )
-from cdc.views.scalar.operators import (
+from cdc.documents.scalar.operators import (
     COLLATION,
     NOW,
     Term,
@@ -36,7 +35,8 @@ from cdc.views.scalar.operators import (
     quoted_table,
     sql_text,
 )
-from cdc.views.scalar.type_groups import TEXTS, TIMESTAMPTZ, group
+from cdc.documents.scalar.type_groups import TEXTS, TIMESTAMPTZ, group
+from cdc.model.table import Column, Table
 
 Member = tuple[str, str]
 """A name, and SQL for the text of a value as JSON; its NULL is JSON's null."""
@@ -180,7 +180,7 @@ class _Parts:
     """What a row's document gets from its children, and the joins that it comes from.
 
     numbers     aggregates as columns, SQL for their values
-    named       SQL for what `having` may name of objects, see `cdc.views.having`
+    named       SQL for what `having` may name of objects, see `cdc.documents.having`
     conditions  without which there is no document
     """
 

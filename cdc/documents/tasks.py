@@ -11,7 +11,7 @@ The writer of a topic is fenced twice. An executor takes the name in Kafka only 
 names its owner: it looks before and after, so an owner that comes later takes the name later, too.
 The same look detects a state that has gone back, with its server: its documents would be older.
 
-Of windows that are closed see `cdc.views.closing`.
+Of windows that are closed see `cdc.documents.closing`.
 
 Of a view that `sends_once` the state also knows what the topic has, as digests. A document that the
 topic has already isn't sent again. That a transaction begins is noted before it does: if it isn't
@@ -32,18 +32,18 @@ import msgspec
 
 from cdc.codec.members import members
 from cdc.codec.table import codec
+from cdc.documents.assemble import Document, assemble
+from cdc.documents.closing import SAID, closed_at
+from cdc.documents.groups import assemble_groups, documents_of
+from cdc.documents.plan import Node, StatePlan, View, is_key
+from cdc.documents.rows import Entries, value_reader
+from cdc.documents.state import Chunk, State, Turn
+from cdc.documents.time_joins import list_place, parents
 from cdc.errors import ConnectorError, Fenced
 from cdc.kafka.clients import LARGEST_BYTES, is_sendable
 from cdc.kafka.transactions import Outgoing, TransactionalWriter
 from cdc.sink.lane import Failure
 from cdc.sink.lane_task import Blocks
-from cdc.views.assemble import Document, assemble
-from cdc.views.closing import SAID, closed_at
-from cdc.views.groups import assemble_groups, documents_of
-from cdc.views.plan import Node, StatePlan, View, is_key
-from cdc.views.rows import Entries, value_reader
-from cdc.views.state import Chunk, State, Turn
-from cdc.views.time_joins import list_place, parents
 
 SLICE = 2000
 """Documents that are assembled and sent at once: a transaction."""

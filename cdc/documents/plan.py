@@ -18,9 +18,9 @@ from itertools import chain
 from typing import TypeVar
 
 from cdc.config.view_settings import ENDS, SCHEMA, Function, TimeKind
+from cdc.documents.scalar.operators import Term
+from cdc.documents.scalar.type_groups import DATE, TEXTS, TIMESTAMP, TIMESTAMPTZ, UUID, group
 from cdc.model.table import Column, Table
-from cdc.views.scalar.operators import Term
-from cdc.views.scalar.type_groups import DATE, TEXTS, TIMESTAMP, TIMESTAMPTZ, UUID, group
 
 T = TypeVar("T")
 Values = tuple[Term, ...]
@@ -98,7 +98,7 @@ class Aggregate:
 
 @dataclass(frozen=True)
 class Closing:
-    """When the windows of a view close, see `cdc.views.closing`.
+    """When the windows of a view close, see `cdc.documents.closing`.
 
     view   the name of the view, whose clock it is
     after  how long after its beginning a window closes, in microseconds

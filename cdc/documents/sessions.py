@@ -10,12 +10,12 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
-from cdc.views.aggregates import RowAggregates
-from cdc.views.plan import Grouping, Session, StatePlan, View, narrowed
-from cdc.views.rows import Entries, document_values
-from cdc.views.scalar.instants import FIRST, LAST, instant_of, order_of
-from cdc.views.scalar.type_groups import TIMESTAMPTZ, group
-from cdc.views.state import SPAN_PAGE, Span, State
+from cdc.documents.aggregates import RowAggregates
+from cdc.documents.plan import Grouping, Session, StatePlan, View, narrowed
+from cdc.documents.rows import Entries, document_values
+from cdc.documents.scalar.instants import FIRST, LAST, instant_of, order_of
+from cdc.documents.scalar.type_groups import TIMESTAMPTZ, group
+from cdc.documents.state import SPAN_PAGE, Span, State
 
 FIRST_PAGE = 20
 """Places that are read of a run at first; each further page is twice as long, up to `SPAN_PAGE`."""

@@ -24,6 +24,13 @@ import structlog
 
 from cdc.config.settings import Pipeline
 from cdc.control.heartbeat import last_heartbeat
+from cdc.documents.needs import all_needs, require_room, topic_ids
+from cdc.documents.plan import StatePlan, View
+from cdc.documents.resolve import Resolution
+from cdc.documents.scalar.instants import FIRST
+from cdc.documents.state import State, StateSink, Turn
+from cdc.documents.tables import Waiting, waiting
+from cdc.documents.tasks import Emission, Report, mark, read_report
 from cdc.kafka.log_reader import OffsetRange
 from cdc.kafka.log_refusals import missing_topic
 from cdc.kafka.topics import Topics
@@ -33,13 +40,6 @@ from cdc.sink.contract import positions as checkpoints
 from cdc.sink.lane import Failure
 from cdc.sink.lane_run import freeze_gc_after, reported_error
 from cdc.spark.lane_records import read_on_executors
-from cdc.views.needs import all_needs, require_room, topic_ids
-from cdc.views.plan import StatePlan, View
-from cdc.views.resolve import Resolution
-from cdc.views.scalar.instants import FIRST
-from cdc.views.state import State, StateSink, Turn
-from cdc.views.tables import Waiting, waiting
-from cdc.views.tasks import Emission, Report, mark, read_report
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -10,17 +10,24 @@ from typing import Any, NamedTuple
 
 from cdc.codec.members import encode, joined, members
 from cdc.codec.table import codec
+from cdc.documents.aggregates import Numbers, RowAggregates
+from cdc.documents.closing import ClosedWindow
+from cdc.documents.having import shown_values
+from cdc.documents.plan import Listing, Node, StatePlan, View, is_key, narrowed
+from cdc.documents.rows import (
+    Entries,
+    StoredRow,
+    document_values,
+    meeting,
+    place_text,
+    value_reader,
+)
+from cdc.documents.scalar.instants import text_of
+from cdc.documents.scalar.operators import NOW, Term, next_change
+from cdc.documents.scalar.ordering import code_points
+from cdc.documents.state import State, scan_spans
+from cdc.documents.time_joins import children_span, is_last, list_place
 from cdc.model.table import Table
-from cdc.views.aggregates import Numbers, RowAggregates
-from cdc.views.closing import ClosedWindow
-from cdc.views.having import shown_values
-from cdc.views.plan import Listing, Node, StatePlan, View, is_key, narrowed
-from cdc.views.rows import Entries, StoredRow, document_values, meeting, place_text, value_reader
-from cdc.views.scalar.instants import text_of
-from cdc.views.scalar.operators import NOW, Term, next_change
-from cdc.views.scalar.ordering import code_points
-from cdc.views.state import State, scan_spans
-from cdc.views.time_joins import children_span, is_last, list_place
 
 NO_CLOCK: Mapping[str, str] = {}
 Member = tuple[str, bytes]

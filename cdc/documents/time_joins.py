@@ -6,10 +6,10 @@ list.
 
 from collections.abc import Collection, Iterator
 
-from cdc.views.plan import Listing, Node, StatePlan, TimeJoin
-from cdc.views.rows import Entries
-from cdc.views.scalar.instants import FIRST, LAST, instant_of, order_of
-from cdc.views.state import Place, Span, State, scan_spans
+from cdc.documents.plan import Listing, Node, StatePlan, TimeJoin
+from cdc.documents.rows import Entries
+from cdc.documents.scalar.instants import FIRST, LAST, instant_of, order_of
+from cdc.documents.state import Place, Span, State, scan_spans
 
 ListPlace = tuple[str, str]
 """The text of a list, and what a row is ordered by there."""

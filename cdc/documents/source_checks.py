@@ -13,17 +13,17 @@ import psycopg
 
 from cdc.config.settings import Pipeline
 from cdc.config.view_settings import GroupedViewSettings, tables_of
+from cdc.documents.plan import Node, View
+from cdc.documents.resolve import Keys, resolve
+from cdc.documents.scalar.operators import Term, quoted_name, quoted_table
+from cdc.documents.sql import clock_setting, document_query
+from cdc.documents.tables import view_table
 from cdc.errors import SettingsError
 from cdc.model.table import Table
 from cdc.postgres.column_facts import TableFacts, column_facts
 from cdc.postgres.source import Connection
 from cdc.postgres.table_survey import Survey
 from cdc.readiness.facts import bounded_locks
-from cdc.views.plan import Node, View
-from cdc.views.resolve import Keys, resolve
-from cdc.views.scalar.operators import Term, quoted_name, quoted_table
-from cdc.views.sql import clock_setting, document_query
-from cdc.views.tables import view_table
 
 
 class Examined(NamedTuple):

@@ -11,8 +11,8 @@ from decimal import Decimal
 from typing import Any
 
 from cdc.codec.table import codec
-from cdc.views.aggregates import result_type
-from cdc.views.plan import FINAL, WINDOW_END, WINDOW_START, Node, View, narrowed
+from cdc.documents.aggregates import result_type
+from cdc.documents.plan import FINAL, WINDOW_END, WINDOW_START, Node, View, narrowed
 
 OBJECT = "object"
 """The type of a member that is an object."""

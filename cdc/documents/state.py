@@ -3,13 +3,13 @@
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, Protocol
 
+from cdc.documents.plan import StatePlan
+from cdc.documents.rows import Entries, StoredRow
 from cdc.errors import SinkRejected
 from cdc.model.finding import Finding
 from cdc.model.position import ViewCheckpoint
 from cdc.model.table import RowEstimate
 from cdc.sink.contract import Applier
-from cdc.views.plan import StatePlan
-from cdc.views.rows import Entries, StoredRow
 
 SPAN_PAGE = 2000
 """Places that are read of a part of a list at once: a parent may have millions of children."""
@@ -192,7 +192,7 @@ class State(Protocol):
     def tallied(self, table: str, number: int, texts: Collection[str]) -> dict[str, dict[str, int]]:
         """Read a tally's numbers, by text. `n` counts rows, `c0` counts values of its first column
         that aren't NULL, and `s0` is their sum. Bigints and numerics have `s0:<name>` instead, the
-        sum of each amount (`cdc.views.scalar.amounts`). `c1` is of the second column, and so on.
+        sum of each amount (`cdc.documents.scalar.amounts`). `c1` is of the second column, and so on.
         What is 0 is left out.
         """
 
@@ -328,7 +328,7 @@ class StateSink(Applier, Protocol):
     ) -> None:
         """Take a plan for what the file's views need now, before rows are undone or applied for it.
 
-        `waiting`: views that the plan lacks, see `cdc.views.tables.Waiting`. Documents count as
+        `waiting`: views that the plan lacks, see `cdc.documents.tables.Waiting`. Documents count as
         current no more whose view isn't in the plan, or whose tables' rows are stored for something
         else: some may be of rows that the state never meets again. May raise Failure of
         `cdc.sink.lane`.

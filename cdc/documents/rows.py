@@ -25,13 +25,13 @@ import msgspec
 from cdc.codec.forms import FilledValue
 from cdc.codec.members import encode, joined, members
 from cdc.codec.table import codec
+from cdc.documents.plan import Listing, Order, StatePlan, Tally, Values, is_key, narrowed
+from cdc.documents.scalar.amounts import COUNTED, encode_amount, encode_distinct
+from cdc.documents.scalar.instants import microseconds
+from cdc.documents.scalar.operators import Term
+from cdc.documents.scalar.ordering import order_text, reversed_order, sort_key
+from cdc.documents.scalar.type_groups import group
 from cdc.model.table import Table
-from cdc.views.plan import Listing, Order, StatePlan, Tally, Values, is_key, narrowed
-from cdc.views.scalar.amounts import COUNTED, encode_amount, encode_distinct
-from cdc.views.scalar.instants import microseconds
-from cdc.views.scalar.operators import Term
-from cdc.views.scalar.ordering import order_text, reversed_order, sort_key
-from cdc.views.scalar.type_groups import group
 
 GROUP = "\x1d"
 """Separates the parts of an entry."""

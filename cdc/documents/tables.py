@@ -5,13 +5,13 @@ from dataclasses import replace
 
 from cdc.config.settings import Pipeline
 from cdc.config.view_settings import SCHEMA
+from cdc.documents.aggregates import result_type
+from cdc.documents.having import grouped_types
+from cdc.documents.plan import Node, View
+from cdc.documents.resolve import resolve, resolve_views
+from cdc.documents.sql import clock_setting, document_query
 from cdc.errors import SettingsError
 from cdc.model.table import Column, Derivation, Shape, Table
-from cdc.views.aggregates import result_type
-from cdc.views.having import grouped_types
-from cdc.views.plan import Node, View
-from cdc.views.resolve import resolve, resolve_views
-from cdc.views.sql import clock_setting, document_query
 
 NESTED = "jsonb"
 """The type of a member that is made of other tables' rows: its text is JSON in the view's topic."""

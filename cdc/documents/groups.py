@@ -2,7 +2,7 @@
 
 What a document shows is in the tallies and lists of its group, or of the panes of its window: numbers of
 panes are added up. So a change costs the documents that it is in, however many rows they have. Only a
-session is made of its rows (`cdc.views.sessions`).
+session is made of its rows (`cdc.documents.sessions`).
 """
 
 import json
@@ -11,10 +11,10 @@ from functools import cached_property
 from typing import Any
 
 from cdc.codec.members import encode
-from cdc.views.aggregates import Numbers
-from cdc.views.assemble import Document, Slice, note_due
-from cdc.views.closing import ClosedWindow
-from cdc.views.plan import (
+from cdc.documents.aggregates import Numbers
+from cdc.documents.assemble import Document, Slice, note_due
+from cdc.documents.closing import ClosedWindow
+from cdc.documents.plan import (
     FINAL,
     WINDOW_END,
     WINDOW_START,
@@ -24,12 +24,12 @@ from cdc.views.plan import (
     View,
     Window,
 )
-from cdc.views.rows import LISTING, TALLY, Entries, join_text, meeting
-from cdc.views.scalar.instants import FIRST, LAST, microseconds, text_of
-from cdc.views.scalar.operators import NOW
-from cdc.views.scalar.type_groups import BOOLEAN, INTEGERS, TIMESTAMPTZ, group
-from cdc.views.sessions import Sessions
-from cdc.views.state import Pane, State
+from cdc.documents.rows import LISTING, TALLY, Entries, join_text, meeting
+from cdc.documents.scalar.instants import FIRST, LAST, microseconds, text_of
+from cdc.documents.scalar.operators import NOW
+from cdc.documents.scalar.type_groups import BOOLEAN, INTEGERS, TIMESTAMPTZ, group
+from cdc.documents.sessions import Sessions
+from cdc.documents.state import Pane, State
 
 Values = list[Any]
 """What the rows of a document have in common, in the form of documents: the columns of `View.keyed`."""
@@ -114,7 +114,7 @@ def _close(
     panes: Mapping[str, list[str]],
     now: int | None,
 ) -> tuple[dict[str, ClosedWindow], dict[str, int]]:
-    """Say which windows are closed, see `cdc.views.closing`, given with the texts of their panes; and when
+    """Say which windows are closed, see `cdc.documents.closing`, given with the texts of their panes; and when
     to look at a document again: when its window closes, or when the last of its panes does.
     """
     grouping = groups.grouping

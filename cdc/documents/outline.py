@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cdc.config.view_settings import AnyView, IncludeSettings
-from cdc.views.plan import Node, StatePlan, View
+from cdc.documents.plan import Node, StatePlan, View
 
 UNSHOWN = {"root", "table", "include", "show", "clock", "alerts", "to"}
 

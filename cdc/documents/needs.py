@@ -13,6 +13,9 @@ import psycopg
 import structlog
 
 from cdc.config.settings import Pipeline
+from cdc.documents.plan import Node, StatePlan, narrowed
+from cdc.documents.resolve import resolve
+from cdc.documents.state import StateSink
 from cdc.errors import CdcError
 from cdc.kafka.topics import Topics
 from cdc.model.finding import Finding
@@ -23,9 +26,6 @@ from cdc.sink.contract import positions
 from cdc.sink.lane import Failure
 from cdc.sink.lane_run import reported_error
 from cdc.sink.remedy import classify
-from cdc.views.plan import Node, StatePlan, narrowed
-from cdc.views.resolve import resolve
-from cdc.views.state import StateSink
 
 ESTIMATE_S = 10.0
 """Seconds that a start waits for Postgres' statistics."""

@@ -16,8 +16,8 @@ from sqlglot.errors import SqlglotError
 
 from cdc.config.durations import microseconds
 from cdc.config.mistakes import InvalidSetting
-from cdc.views.scalar import type_groups as types
-from cdc.views.scalar.operators import UNITS, Term, like_pattern
+from cdc.documents.scalar import type_groups as types
+from cdc.documents.scalar.operators import UNITS, Term, like_pattern
 
 ACCEPTED = (
     "accepted: columns, numbers, texts, = <> < <= > >=, AND, OR, NOT, IS [NOT] NULL, IN, BETWEEN, LIKE,"

@@ -27,10 +27,8 @@ from cdc.config.view_settings import (
     ordering,
     selected,
 )
-from cdc.errors import SettingsError
-from cdc.model.table import Column, Table
-from cdc.views.having import grouped_types, shown_types
-from cdc.views.plan import (
+from cdc.documents.having import grouped_types, shown_types
+from cdc.documents.plan import (
     FINAL,
     WINDOW_END,
     WINDOW_START,
@@ -45,10 +43,10 @@ from cdc.views.plan import (
     View,
     Window,
 )
-from cdc.views.scalar.instants import EPOCH
-from cdc.views.scalar.operators import Term, quoted_name
-from cdc.views.scalar.parser import UnknownColumn, parse
-from cdc.views.scalar.type_groups import (
+from cdc.documents.scalar.instants import EPOCH
+from cdc.documents.scalar.operators import Term, quoted_name
+from cdc.documents.scalar.parser import UnknownColumn, parse
+from cdc.documents.scalar.type_groups import (
     BOOLEAN,
     ENUM,
     INTEGERS,
@@ -65,6 +63,8 @@ from cdc.views.scalar.type_groups import (
     is_summed,
     keeps_form,
 )
+from cdc.errors import SettingsError
+from cdc.model.table import Column, Table
 
 Keys = tuple[str, ...]
 OPERATORS = re.compile(r"[-+*/%|&<>=():,]")

@@ -18,7 +18,7 @@ What happens in a turn, in order; a crash may come between any two steps:
    takes the place of the document's digest until they are gone.
 
 What the topic says is final is final. Wherever the state doesn't know what the topic has, the topic is
-read (`cdc.views.tasks`): a final document is noted as `SAID`, and the state keeps the latest time
+read (`cdc.documents.tasks`): a final document is noted as `SAID`, and the state keeps the latest time
 at which such a window closed. A state that lost all is filled again while its clock hasn't begun, so
 nothing is refused. Then its clock begins at that time at least. Final documents aren't sent again,
 whatever their panes have now, and the panes are dropped.
@@ -31,9 +31,9 @@ import json
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from cdc.views.plan import FINAL, WINDOW_END, WINDOW_START, View, Window
-from cdc.views.scalar.instants import microseconds
-from cdc.views.state import Pane
+from cdc.documents.plan import FINAL, WINDOW_END, WINDOW_START, View, Window
+from cdc.documents.scalar.instants import microseconds
+from cdc.documents.state import Pane
 
 SAID = b"final"
 """What the state has in place of a digest where the topic has the last document of a window."""

@@ -6,14 +6,23 @@ from decimal import Decimal
 from typing import Any
 
 from cdc.config.view_settings import ENDS
+from cdc.documents.plan import (
+    EXTREMES,
+    LISTED,
+    Aggregate,
+    StatePlan,
+    Tally,
+    Totals,
+    narrowed,
+    tally_of,
+)
+from cdc.documents.rows import NULL_LAST, amounts, document_values, meeting
+from cdc.documents.scalar.amounts import EXACT, INTEGERS, count_amounts, total, trimmed
+from cdc.documents.scalar.operators import Term
+from cdc.documents.scalar.ordering import sort_key
+from cdc.documents.scalar.type_groups import group
+from cdc.documents.state import Place, Span, State, scan_spans
 from cdc.model.table import Table
-from cdc.views.plan import EXTREMES, LISTED, Aggregate, StatePlan, Tally, Totals, narrowed, tally_of
-from cdc.views.rows import NULL_LAST, amounts, document_values, meeting
-from cdc.views.scalar.amounts import EXACT, INTEGERS, count_amounts, total, trimmed
-from cdc.views.scalar.operators import Term
-from cdc.views.scalar.ordering import sort_key
-from cdc.views.scalar.type_groups import group
-from cdc.views.state import Place, Span, State, scan_spans
 
 
 def tallied(part: Aggregate, table: Table, tally: Tally, numbers: Mapping[str, int]) -> Any:
