@@ -23,7 +23,7 @@ from cdc.sinks.redis.documents.sink import STATE_COMMANDS
 from cdc.sinks.redis.documents.state import RedisState
 from cdc.sinks.redis.server import COMMANDS
 from tests.integration.test_grouped_views import RUNS, TABLES, VIEWS, change, literal
-from tests.support.document_history import History, is_final, run_random_history
+from tests.support.document_history import MOST_ROWS, History, is_final, run_random_history
 from tests.support.verbs import run_verb
 
 DAY = "2013-01-01"
@@ -95,7 +95,7 @@ def change_rows(history: History, rng: random.Random, now: int) -> None:
     partition = rng.choice([None, None, None, 0, 1])
     if partition is not None:
         history.apply()
-    history.do(*(trip_at(rng, now) for _ in range(rng.randrange(1, 4))))
+    history.do(*(trip_at(rng, now) for _ in range(rng.randrange(1, MOST_ROWS))))
     if partition is None:
         history.apply()
     else:

@@ -28,7 +28,7 @@ from cdc.sinks.redis.documents.state import RedisState
 from cdc.verify.barrier import WaitOptions, place_barrier
 from tests.support import document_history
 from tests.support.budget import SCALE
-from tests.support.document_history import History, run_random_history
+from tests.support.document_history import MOST_ROWS, History, run_random_history
 from tests.support.simulated import MemoryLog, SimulatedClock
 from tests.unit.test_time_settings import GOOD
 from tests.unit.test_time_settings import TABLES as TIMED_TABLES
@@ -244,7 +244,7 @@ def change(rng: random.Random) -> str:
 
 
 def change_rows(history: History, rng: random.Random, _: int) -> None:
-    history.do(*(change(rng) for _ in range(rng.randrange(1, 4))))
+    history.do(*(change(rng) for _ in range(rng.randrange(1, MOST_ROWS))))
     if rng.random() < 0.5:
         table = rng.choice(["flights", "weather", "planes", "owners"])
         history.apply(*([table] if rng.random() < 0.5 else []))

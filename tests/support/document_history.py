@@ -55,6 +55,7 @@ from cdc.sinks.redis.documents.keys import shard_prefix
 from cdc.sinks.redis.documents.sink import DocumentState
 from cdc.sinks.redis.documents.state import RedisState
 from cdc.sinks.redis.positions import Positions
+from tests.support.budget import SCALE
 from tests.support.envelopes import PLACEHOLDER
 from tests.support.simulated import MemoryLog, SimulatedClock
 
@@ -92,6 +93,10 @@ WIRE = {
 """SQL for a value as the connector writes it, by type; others travel as they are."""
 CHANGES = 100
 """Rounds of a random history."""
+MOST_ROWS = 4 if SCALE == 1 else 60
+"""A round changes fewer rows than this. Of each kind of view 40 histories with 60 change more than
+100,000 (`make properties`).
+"""
 STEPS = ("climbed", "begin_sending", "sent", "write")
 """At which the process of a random history ends."""
 Documents = dict[str, str]
