@@ -79,6 +79,12 @@ def folder_kind(folder: Path) -> str:
 
 def migrations(folder: Path) -> list[Migration]:
     names = sorted(path.name for path in folder.glob("*.sql"))
+    numbers = [name.partition("_")[0] for name in names]
+    if not names or numbers != [f"{number:04}" for number in range(1, len(names) + 1)]:
+        raise SourceError(
+            f"The files of {folder} aren't numbered from 0001 without gaps.",
+            hint="install cdc again",
+        )
     return [
         Migration(f"{folder_kind(folder)}/{name}", (folder / name).read_bytes()) for name in names
     ]

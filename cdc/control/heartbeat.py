@@ -58,7 +58,10 @@ def first_heartbeat_since(topics: Topics, pipeline: Pipeline, since: float) -> H
 def _heartbeat(record: Record, pipeline: str) -> Heartbeat | None:
     """The heartbeat in a record. None for another pipeline's row, and for a snapshot's record."""
     change = record.change
-    if change.get("op") not in ("c", "u") or change["after"].get("pipeline") != pipeline:
+    if (
+        change.get("op") not in ("c", "u")
+        or (change.get("after") or {}).get("pipeline") != pipeline
+    ):
         return None
     source = change["source"]
     return Heartbeat(record.offset, int(source["ts_ms"]), record.timestamp_ms, int(source["lsn"]))

@@ -7,12 +7,12 @@ Invariant: the record is written while the connector is stopped, so every later 
 """
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
 import msgspec
 
 from cdc.config.settings import Pipeline
-from cdc.errors import AnotherServer, SettingsError, SourceError
+from cdc.errors import AnotherServer, ConnectorError, SettingsError, SourceError
 from cdc.kafka.topics import Topics
 from cdc.model.obstacle import Obstacle
 from cdc.model.position import Position, Server
@@ -215,13 +215,26 @@ def refuse_promoted(
 
 
 def read(topics: Topics, pipeline: Pipeline) -> Registration | None:
-    """The last registration; None if there is none. Raises ConnectorError."""
+    """The last registration; None if there is none. Raises ConnectorError, also for a record that isn't
+    one: taken for an empty registration, it would make records of a former server count again.
+    """
     if not topics.existing([pipeline.registered_topic]):
         return None
     record = topics.last_record(pipeline.registered_topic)
     if record is None or not record.value:
         return None
-    return msgspec.json.decode(record.value, type=Registration)
+    try:
+        named = msgspec.json.decode(record.value, type=dict[str, msgspec.Raw]).keys()
+        if named != {field.name for field in fields(Registration)}:
+            raise ValueError
+        return msgspec.json.decode(record.value, type=Registration)
+    except ValueError:
+        raise ConnectorError(
+            f"The record at offset {record.offset} of {pipeline.registered_topic} isn't a registration of this"
+            " version of cdc.",
+            hint="does anything else write to it? else run the version that has registered the pipeline",
+            topic=pipeline.registered_topic,
+        ) from None
 
 
 def write(topics: Topics, pipeline: Pipeline, registration: Registration) -> None:

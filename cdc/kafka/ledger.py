@@ -134,7 +134,7 @@ def _damaged(topic: str, offset: int) -> ConnectorError:
     return ConnectorError(
         f"The record at offset {offset} of {topic} can't be read: something else has written to it.",
         hint=f"the topic is the pipeline's own: delete {topic} by kafka-topics.sh, then: cdc -p FILE register;"
-        " the holes in logs of changes that it knew are forgotten",
+        " the holes in logs of changes that it knew are forgotten, and with how many partitions topics were made",
         topic=topic,
     )
 

@@ -15,7 +15,6 @@ tests/integration/test_log_reader.py compares this with what kafka-python reads.
 import os
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
-from functools import cache
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -120,8 +119,7 @@ def read_records(bootstrap: str, ranges: Sequence[OffsetRange]) -> Generator[Blo
     from confluent_kafka import TopicPartition
 
     is_bulk = sum(asked.size for asked in ranges) > BULK
-    consumer = _consumer(bootstrap, os.getpid(), is_bulk)
-    admin = _admin(bootstrap, os.getpid())
+    consumer, admin = _clients_of(bootstrap, is_bulk)
     topic_ids = {asked.topic: asked.topic_id for asked in ranges if asked.topic_id}
     held: list[Block] = []
     held_at = time.monotonic()
@@ -149,9 +147,9 @@ def read_records(bootstrap: str, ranges: Sequence[OffsetRange]) -> Generator[Blo
         # The clients' metadata of the brokers may be out of date: the next read gets new ones.
         topic = error.details["topic"]
         hides = is_hidden(consumer, topic)
-        consumer.close()
-        _consumer.cache_clear()
-        _admin.cache_clear()
+        for kind in (False, True):
+            if clients := _clients.pop((bootstrap, os.getpid(), kind), None):
+                clients.consumer.close()
         if hides:
             raise forbidden(bootstrap, "Read", topic) from None
         raise
@@ -160,22 +158,33 @@ def read_records(bootstrap: str, ranges: Sequence[OffsetRange]) -> Generator[Blo
         raise
 
 
-@cache
-def _consumer(bootstrap: str, process: int, is_bulk: bool) -> "Consumer":  # noqa: ARG001
-    """A consumer that is kept for later reads of a process: its threads don't survive a fork. While
-    idle it has no partitions and fetches nothing.
+class _Clients(NamedTuple):
+    """What reads of a process are made with. While idle the consumer has no partitions and fetches
+    nothing.
     """
+
+    consumer: "Consumer"
+    admin: "AdminClient"
+
+
+_clients: dict[tuple[str, int, bool], _Clients] = {}
+"""Kept for later reads, by broker, process and whether reads are large. A fork has none of their threads,
+so it must neither use nor close them.
+"""
+
+
+def _clients_of(bootstrap: str, is_bulk: bool) -> _Clients:
     from confluent_kafka import Consumer
-
-    settings = BULK_SETTINGS if is_bulk else SETTINGS
-    return Consumer({"bootstrap.servers": bootstrap, **settings})
-
-
-@cache
-def _admin(bootstrap: str, process: int) -> "AdminClient":  # noqa: ARG001
     from confluent_kafka.admin import AdminClient
 
-    return AdminClient({"bootstrap.servers": bootstrap, **ADMIN_SETTINGS})
+    key = bootstrap, os.getpid(), is_bulk
+    if key not in _clients:
+        settings = BULK_SETTINGS if is_bulk else SETTINGS
+        _clients[key] = _Clients(
+            Consumer({"bootstrap.servers": bootstrap, **settings}),
+            AdminClient({"bootstrap.servers": bootstrap, **ADMIN_SETTINGS}),
+        )
+    return _clients[key]
 
 
 def _require_topics(admin: "AdminClient", topic_ids: Mapping[str, str]) -> None:

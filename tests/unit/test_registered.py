@@ -2,6 +2,7 @@
 servers.
 """
 
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -10,11 +11,13 @@ import pytest
 from cdc.control.registrations import (
     Captured,
     Registration,
+    read,
     refuse_another,
     refuse_changed,
     refuse_promoted,
 )
-from cdc.errors import AnotherServer, SettingsError, SourceError
+from cdc.errors import AnotherServer, ConnectorError, SettingsError, SourceError
+from cdc.kafka.records import Record
 from cdc.model.obstacle import Obstacle
 from cdc.model.position import Position, Server
 from tests.support.pipelines import pipeline
@@ -35,6 +38,16 @@ def test_what_is_kept_comes_back() -> None:
     assert msgspec.json.decode(msgspec.json.encode(registration), type=Registration) == registration
     empty = msgspec.json.encode(Registration())
     assert msgspec.json.decode(empty, type=Registration) == Registration()
+
+
+@pytest.mark.parametrize("value", [b"{}", b"[]", b'{"op":"c"}', b'{"server"'])
+def test_what_is_no_registration_is_not_taken_for_an_empty_one(value: bytes) -> None:
+    """Records of a former server would count again."""
+    broker: Any = SimpleNamespace(
+        existing=set, last_record=lambda _: Record(7, 0, b"registration", value)
+    )
+    with pytest.raises(ConnectorError, match=r"offset 7 of shop\.registered isn't a registration"):
+        read(broker, SHOP)
 
 
 @pytest.mark.parametrize(
