@@ -179,8 +179,8 @@ class ReadTimeout(SinkUnavailable):
 
 
 class HeldUp(SinkUnavailable):
-    """A job that several sinks share takes too long for another one of them. It is no failure of this
-    sink, so it is not reported: its batch is repeated without the others.
+    """A job that several sinks share takes too long, or fails. Whose fault that is isn't known, so it is
+    not reported: the batch of each sink is repeated without the others.
     """
 
 

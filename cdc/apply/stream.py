@@ -77,6 +77,8 @@ LOOK_SHARE = 0.05
 """The largest share of a core that these requests take. With hundreds of tables, one takes longer
 than a millisecond.
 """
+ALIGNED_S = 2.0
+"""The longest interval whose batches start at multiples of it. Sharing a job pays where there are many."""
 LEAST_PAUSE_S = 0.001
 """The rest of a pause may be too small to change the time."""
 FIRST_PAUSE_S = 0.25
@@ -158,7 +160,7 @@ class Stream:
         worker: BackgroundWorker | None = None,
     ) -> None:
         """`describe` returns the tables as they are now, at every start. `placeholder` is the
-        connector's. `trigger_s`: the least seconds between the starts of two batches, see
+        connector's. `trigger_s`: the seconds between the starts of two batches, see
         `sink_kinds.TRIGGER`. `names`: the generation to apply to, by table, if readers don't see it.
         `worker`: the work between batches.
         """
@@ -306,12 +308,13 @@ class Stream:
         return decision
 
     def _next_start(self, began: float) -> float:
-        """When the next batch may start: at a multiple of `trigger_s`, half of it from now at least.
-
-        So all sinks with the same interval start at the same time, and can share a job.
+        """When the next batch may start. Short intervals are multiples of `trigger_s`, half of it from now
+        at least: so all sinks with the same interval start at the same time, and can share a job.
         """
         interval_s = self._trigger_s
-        return ceil(began / interval_s + 0.5) * interval_s if interval_s else began
+        if not 0.0 < interval_s <= ALIGNED_S:
+            return began + interval_s
+        return ceil(began / interval_s + 0.5) * interval_s
 
     def _see_ends(self) -> Ends | None:
         """Read the topics' ends. None while the broker can't be reached, which is published. Raises

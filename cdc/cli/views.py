@@ -164,7 +164,9 @@ def _place(name: str, place: "Mapping[str, Any]") -> str:
     parts += _times(place)
     parts += [f"where {place['where']}"] if "where" in place else []
     parts += _pattern(place["pattern"]) if "pattern" in place else []
-    parts += [f"by {', '.join(place['order_by'])}"] if "order_by" in place else []
+    order = place.get("order_by", [])
+    columns = [order] if isinstance(order, str) else order
+    parts += [f"by {', '.join(columns)}"] if columns else []
     parts += [f"{place['limit']:,} at most"] if "limit" in place else []
     shown = [place["flatten"]] if "flatten" in place else place.get("columns", [])
     parts += [f"({', '.join(shown)})"] if shown else []
@@ -174,7 +176,7 @@ def _place(name: str, place: "Mapping[str, Any]") -> str:
     named = (name if name == text else f"{name} = {text}" for name, text in groups)
     parts += [f"grouped by {' and '.join(named)}"] if groups else []
     numbers = {**place.get("aggregates", {}), **place.get("select", {})}
-    parts += [f"{member} = {call_}" for member, call_ in numbers.items()]
+    parts += [f"{member} = {call_.strip()}" for member, call_ in numbers.items()]
     parts += [f"having {place['having']}"] if "having" in place else []
     parts += [f"now() is the latest {place['clock']}"] if "clock" in place else []
     parts += ["each change sent once"] if "alerts" in place else []

@@ -16,8 +16,9 @@ from cdc.errors import SettingsError
 
 GROUP = "cdc.sinks"
 TRIGGER = (
-    "The seconds between the starts of two batches. Sinks with the same interval start together, and share"
-    " a small batch. While 10,000 changes or more wait, the next batch starts at once."
+    "The seconds between the starts of two batches. Up to 2 s they start at multiples of it, so that sinks"
+    " with the same interval can share a small batch. While 10,000 changes or more wait, the next batch"
+    " starts at once."
 )
 """The description of `trigger_s`, the same for every kind."""
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import structlog
 
-from cdc.errors import CdcError, DecodeError, Fenced, SinkRejected, ValueNotRepresentable
+from cdc.errors import CdcError, DecodeError, Fenced, HeldUp, SinkRejected, ValueNotRepresentable
 from cdc.kafka.log_refusals import Discontinued
 from cdc.model.outcome import Advance
 from cdc.model.position import Position, ViewCheckpoint, distance
@@ -186,6 +186,8 @@ class StandbySink:
             return
         try:
             outcome = self._standby.apply(replace(batch, rejection=Skip()))
+        except HeldUp:
+            raise
         except Exception as error:
             self.drop(explain(error, self.name))
             return
@@ -213,6 +215,8 @@ class StandbySink:
             self._standby.apply(batch)
         except (DecodeError, ValueNotRepresentable, RowsRejected) as rejection:
             return rejection
+        except HeldUp:
+            raise
         except Exception as error:
             self.drop(explain(error, self.name))
             return None

@@ -19,7 +19,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
-import psutil
 import structlog
 
 from cdc.apply.progress import LIVING, Progress, RunState
@@ -216,7 +215,16 @@ def _is_alive(value: Mapping[str, Any], now: float) -> bool:
     if now - value["at"] >= ALIVE_S:
         return False
     is_near = (value["host"], value["processes"]) == (socket.gethostname(), _process_space())
-    return psutil.pid_exists(value["pid"]) if is_near else True
+    if not is_near:
+        return True
+    try:
+        os.kill(value["pid"], 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        # Another user's. psutil would look into /proc, which may hide it.
+        return True
+    return True
 
 
 def _process_space() -> int | None:

@@ -68,8 +68,13 @@ class Context:
         return self.state_option or stack.state_dir(settings.name_of(self.path))
 
     def worker_log(self) -> Path | None:
-        """Find the log of Kafka Connect's worker; None where that isn't a local server."""
-        log = self.state / "connect" / "log" / "connect.log"
+        """Find the log of Kafka Connect's worker; None where that isn't a local server, or the file can't
+        be read.
+        """
+        try:
+            log = self.state / "connect" / "log" / "connect.log"
+        except CdcError:
+            return None
         return log if log.exists() else None
 
     @cached_property

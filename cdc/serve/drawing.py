@@ -172,9 +172,11 @@ def _sink_lines(status: Status, sink: SinkStatus, *, unread: bool) -> Iterator[s
         yield f"{sum(status.documents.dirty.values()):,} documents to send"
         if late := sum(status.documents.late.values()):
             yield f"{late:,} changes after their windows had closed"
-        # Without the names of the views: a line has no more room.
-        for at in sorted({view.at for view in status.documents.clocks.values()}):
-            yield f"clock {clock(at)}"
+        views_by_time: dict[str, list[str]] = {}
+        for view, status_of_clock in status.documents.clocks.items():
+            views_by_time.setdefault(clock(status_of_clock.at), []).append(view)
+        for time, views in views_by_time.items():
+            yield f"clock {time}: {', '.join(views)}"
 
 
 def lag_text(seconds: float) -> str:

@@ -9,12 +9,14 @@ Sinks that are at the same offsets at the same time share a job, and its read, w
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import TYPE_CHECKING
+from uuid import uuid4
 
 import msgspec
 
@@ -29,12 +31,6 @@ if TYPE_CHECKING:
 
 SPLIT = 1000
 """The least offsets per task: fewer don't pay for another one."""
-SHARED_WAIT_S = 0.03
-"""How long a batch waits for the sinks that had the same one last time. Each asks its server for
-positions before its job.
-"""
-HELD_UP_S = 5.0
-"""How long a sink waits for a job that it shares: another one's server may not answer for a minute."""
 Reports = list[PartitionOutcome]
 _decode_reports = msgspec.json.Decoder(list[Reports]).decode
 _encode = msgspec.json.Encoder().encode
@@ -88,9 +84,10 @@ class SharedJob:
     """A job that sinks may share. `threads`: whose lanes it has, and those that came too late for it."""
 
     ranges: Sequence[OffsetRange]
+    threads: set[int]
     lanes: list[Lane] = field(default_factory=list)
-    threads: set[int] = field(default_factory=set)
     is_open: bool = True
+    name: str = field(default_factory=lambda: f"shared-{uuid4().hex}")
     reports: Future[list[Reports]] = field(default_factory=Future)
 
 
@@ -99,58 +96,92 @@ class SharedJobs:
 
     A lane waits for the sinks that came with its ranges last time, `wait_s` at most. A sink that doesn't
     come in time has a job of its own, and isn't waited for until it comes with the ranges of another one
-    again. So a sink that is away or behind holds up the others once.
+    again.
+
+    No sink depends on another one for long. After a job that failed, was slow or had to be given up, its
+    sinks have jobs of their own for `apart_s`; so has a sink that comes with the same ranges twice, as a
+    standby and its live view do.
 
     Any thread may use it; each sink has one.
     """
 
     def __init__(
         self,
-        run_job: Callable[[Sequence[OffsetRange], Sequence[Lane]], list[Reports]],
-        wait_s: float = SHARED_WAIT_S,
-        held_up_s: float = HELD_UP_S,
+        run_job: Callable[[Sequence[OffsetRange], Sequence[Lane], str | None], list[Reports]],
+        cancel: Callable[[str], object],
+        *,
+        wait_s: float = 0.03,
+        slow_s: float = 1.0,
+        held_up_s: float = 5.0,
+        apart_s: float = 60.0,
     ) -> None:
-        """`run_job` runs lanes over ranges: what became of the partitions, for each lane."""
+        """
+        run_job    runs lanes over ranges: what became of the partitions, for each lane. A shared job
+                   has a name, by which `cancel` ends it
+        wait_s     on the way to its job each sink has asked its server for positions
+        held_up_s  how long a sink waits for a job: the server of another one may not answer for a minute
+        """
         self._run_job = run_job
+        self._cancel = cancel
         self._wait_s = wait_s
+        self._slow_s = slow_s
         self._held_up_s = held_up_s
+        self._apart_s = apart_s
         self._came = threading.Condition()
         self._last: dict[int, SharedJob] = {}
         """The last job of each thread."""
-        # In threads that no sink waits in: a sink that gives up a job has to go on. Several, because
-        # the job may take a minute after that.
+        self._apart_until: dict[int, float] = {}
+        # In threads that no sink waits in: a sink that gives up a job has to go on. Several, because a
+        # job may take a while to end then.
         self._threads = ThreadPoolExecutor(4, "shared-job")
 
     def run(self, ranges: Sequence[OffsetRange], lane: Lane) -> Reports:
         """Run a lane over ranges.
 
         Raises:
-            HeldUp: the job takes too long for its other sinks. It may still write.
+            HeldUp: the job takes too long, or fails; whose fault that is a job of each sink's own will
+                show.
         """
         job, place = self._join(ranges, lane)
         if place is None or len(job.lanes) == 1:
-            return self._run_job(ranges, [lane])[0]
+            return self._run_job(ranges, [lane], None)[0]
+        began = time.monotonic()
         try:
-            return job.reports.result(self._held_up_s)[place]
-        except TimeoutError:
+            reports = job.reports.result(self._held_up_s)[place]
+        except Exception as error:
+            self._stay_apart()
+            # Nothing of the batch may still be written when it is repeated.
+            self._cancel(job.name)
             raise HeldUp(
-                f"A job for several sinks takes more than {self._held_up_s:.0f} s: another sink doesn't answer.",
+                "A job for several sinks failed, or another sink doesn't answer.",
                 hint="no action needed; each sink goes on by itself",
-            ) from None
+            ) from error
+        if time.monotonic() - began > self._slow_s:
+            self._stay_apart()
+        return reports
+
+    def _stay_apart(self) -> None:
+        self._apart_until[threading.get_ident()] = time.monotonic() + self._apart_s
 
     def _join(self, ranges: Sequence[OffsetRange], lane: Lane) -> tuple[SharedJob, int | None]:
         """Find the job for these ranges, or make one, which starts once the expected sinks have come.
-        Returns the lane's place in it; None if it had started before.
+        Returns the lane's place in it; None if the lane is to have a job of its own.
         """
         thread = threading.get_ident()
         with self._came:
+            last = self._last.get(thread)
+            if last and last.ranges == ranges:
+                self._stay_apart()
+            if time.monotonic() < self._apart_until.get(thread, 0.0):
+                self._last[thread] = SharedJob(ranges, {thread}, is_open=False)
+                return self._last[thread], None
             jobs = [
                 job
                 for job in self._last.values()
-                if job.ranges == ranges and thread not in job.threads
+                if job.ranges == ranges and self._may_share(job.threads)
             ]
-            job = jobs[0] if jobs else SharedJob(ranges)
-            expected = self._last[thread].threads if thread in self._last else {thread}
+            job = jobs[0] if jobs else SharedJob(ranges, set())
+            expected = last.threads if last else {thread}
             self._last[thread] = job
             job.threads.add(thread)
             place = len(job.lanes) if job.is_open else None
@@ -164,16 +195,32 @@ class SharedJobs:
                     self._threads.submit(self._run_shared, job)
             return job, place
 
+    def _may_share(self, threads: Iterable[int]) -> bool:
+        now = time.monotonic()
+        return all(now >= self._apart_until.get(thread, 0.0) for thread in threads)
+
     def _run_shared(self, job: SharedJob) -> None:
         try:
-            job.reports.set_result(self._run_job(job.ranges, job.lanes))
+            job.reports.set_result(self._run_job(job.ranges, job.lanes, job.name))
         except BaseException as error:
             job.reports.set_exception(error)
 
 
 @cache
 def _shared_jobs(spark: SparkSession, bootstrap: str) -> SharedJobs:
-    return SharedJobs(partial(_run_job, spark, bootstrap, read_records))
+    def run_job(
+        ranges: Sequence[OffsetRange], lanes: Sequence[Lane], name: str | None
+    ) -> list[Reports]:
+        if name is None:
+            return _run_job(spark, bootstrap, read_records, ranges, lanes)
+        context.addJobTag(name)
+        try:
+            return _run_job(spark, bootstrap, read_records, ranges, lanes)
+        finally:
+            context.removeJobTag(name)
+
+    context = spark.sparkContext
+    return SharedJobs(run_job, context.cancelJobsWithTag)
 
 
 def _run_job(

@@ -358,9 +358,11 @@ class TableVerification:
         """
         self._truncations.read()
         name = self.table.qualified
-        return self._truncations.floors.number(name) == barrier.floors.number(name) and not any(
-            barrier.sort(sink, [self.table])
-        )
+        late, stopped = barrier.sort(sink, [self.table])
+        if stopped and self.wait.stalled is None:
+            raise stopped[self.table]
+        is_same_floor = self._truncations.floors.number(name) == barrier.floors.number(name)
+        return is_same_floor and not late and not stopped
 
 
 def differing_buckets(

@@ -240,7 +240,7 @@ def _reporting_failures() -> Iterator[None]:
     try:
         yield
     except SinkError as error:
-        kind = KINDS.get(type(error), "rejected")
+        kind = next((kind for cls, kind in KINDS.items() if isinstance(error, cls)), "rejected")
         if isinstance(error, Refusal) and error.status in (UNAUTHORIZED, FORBIDDEN):
             kind = "forbidden"
         raise Failure(kind, error.message) from None

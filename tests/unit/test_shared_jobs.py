@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cdc.errors import HeldUp, SinkRejected
+from cdc.errors import HeldUp, SinkRejected, WorkerLost
 from cdc.kafka.log_reader import OffsetRange
 from cdc.spark.lane_records import SharedJobs
 
@@ -22,28 +22,34 @@ def batch(number: int) -> list[OffsetRange]:
 
 
 class Jobs:
-    """Runs jobs without Spark. Notes the lanes of each; `hold` keeps those of several from ending."""
+    """Runs jobs without Spark. Notes the lanes of each. `broken` is a sink whose lane fails, `hangs` one
+    whose lane doesn't end until its job is cancelled.
+    """
 
     def __init__(self) -> None:
         self.lanes: list[set[str]] = []
-        self.failure: Exception | None = None
-        self.hold = False
-        self.released = threading.Event()
+        self.broken = ""
+        self.hangs = ""
+        self.cancelled = threading.Event()
 
-    def __call__(self, ranges: Sequence[OffsetRange], lanes: Sequence[Any]) -> Any:
+    def run(self, ranges: Sequence[OffsetRange], lanes: Sequence[Any], _: str | None) -> Any:
         self.lanes.append(set(lanes))
-        if self.failure and len(lanes) > 1:
-            raise self.failure
-        if self.hold and len(lanes) > 1:
-            self.released.wait(LONG_S)
+        if self.broken in lanes:
+            raise SinkRejected(f"{self.broken} is broken", hint="")
+        if self.hangs in lanes:
+            self.cancelled.wait(LONG_S)
+            raise WorkerLost("cancelled", hint="")
         return [f"{lane} {ranges[0].start}" for lane in lanes]
+
+    def cancel(self, _: str) -> None:
+        self.cancelled.set()
 
 
 class Sinks:
     """Sinks with a thread each."""
 
     def __init__(self, jobs: Jobs, **options: float) -> None:
-        self.shared = SharedJobs(jobs, **options)
+        self.shared = SharedJobs(jobs.run, jobs.cancel, **options)
         self._threads: dict[str, ThreadPoolExecutor] = {}
 
     def start(self, sink: str, number: int) -> "Future[Any]":
@@ -64,7 +70,7 @@ class Sinks:
 def jobs() -> Iterator[Jobs]:
     jobs = Jobs()
     yield jobs
-    jobs.released.set()
+    jobs.cancelled.set()
 
 
 @pytest.fixture
@@ -76,7 +82,7 @@ def sinks_of(jobs: Jobs) -> Iterator[Callable[..., Sinks]]:
         return made[-1]
 
     yield make
-    jobs.released.set()
+    jobs.cancelled.set()
     for sinks in made:
         sinks.close()
 
@@ -130,47 +136,56 @@ def test_a_sink_that_does_not_come_is_waited_for_once(
     assert jobs.lanes[-1] == {"cache", "index"}
 
 
-def test_a_job_that_another_sink_holds_up_is_given_up(
+def test_a_job_that_another_sink_holds_up_is_given_up_and_ended(
     jobs: Jobs, sinks_of: Callable[..., Sinks]
 ) -> None:
+    """Nothing of it may be written when the batch is repeated; each does that by itself."""
     sinks = sinks_of(wait_s=LONG_S, held_up_s=0.1)
     pair(sinks)
-    jobs.hold = True
+    jobs.hangs = "index"
     both = [sinks.start("cache", 1), sinks.start("index", 1)]
-    for sink in both:
-        with pytest.raises(HeldUp, match="another sink doesn't answer"):
-            sink.result(LONG_S)
-    assert jobs.lanes[-1] == {"cache", "index"}
+    assert isinstance(both[0].exception(LONG_S), HeldUp)
+    assert jobs.cancelled.is_set()
+    jobs.cancelled.clear()
+    hung = sinks.start("index", 1)
+    assert [sinks.run("cache", number) for number in (1, 2)] == ["cache 1", "cache 2"]
+    assert not hung.done()
+    assert jobs.lanes[2] == {"cache", "index"}
+    assert sorted(map(sorted, jobs.lanes[3:])) == [["cache"], ["cache"], ["index"]]
 
 
-def test_a_job_that_hangs_does_not_hold_up_the_next(
-    jobs: Jobs, sinks_of: Callable[..., Sinks]
-) -> None:
-    sinks = sinks_of(wait_s=0.01, held_up_s=0.1)
-    pair(sinks)
-    jobs.hold = True
-    both = [sinks.start("cache", 1), sinks.start("index", 1)]
-    assert any(isinstance(sink.exception(LONG_S), HeldUp) for sink in both)
-    assert sinks.run("cache", 1) == "cache 1"
-    assert sinks.run("cache", 2) == "cache 2"
-
-
-def test_a_failure_of_the_job_is_raised_for_each_sink(
-    jobs: Jobs, sinks_of: Callable[..., Sinks]
-) -> None:
+def test_a_sink_whose_lane_fails_fails_alone(jobs: Jobs, sinks_of: Callable[..., Sinks]) -> None:
     sinks = sinks_of(wait_s=LONG_S)
     pair(sinks)
-    jobs.failure = SinkRejected("refused", hint="")
+    jobs.broken = "index"
     both = [sinks.start("cache", 1), sinks.start("index", 1)]
-    assert [sink.exception(LONG_S) for sink in both] == [jobs.failure, jobs.failure]
+    assert all(isinstance(sink.exception(LONG_S), HeldUp) for sink in both)
+    for number in (1, 2):
+        broken = sinks.start("index", 1)
+        assert sinks.run("cache", number) == f"cache {number}"
+        with pytest.raises(SinkRejected, match="index is broken"):
+            broken.result(LONG_S)
 
 
-def test_the_second_batch_of_one_sink_waits_for_no_other(
+@pytest.mark.parametrize("apart_s", [0.0, LONG_S])
+def test_sinks_of_a_slow_job_have_their_own_for_a_while(
+    jobs: Jobs, sinks_of: Callable[..., Sinks], apart_s: float
+) -> None:
+    sinks = sinks_of(wait_s=0.5, slow_s=0.0, apart_s=apart_s)
+    pair(sinks)
+    for number in (1, 2):
+        both = [sinks.start("cache", number), sinks.start("index", number)]
+        assert [sink.result(LONG_S) for sink in both] == [f"cache {number}", f"index {number}"]
+    assert (jobs.lanes[2], len(jobs.lanes)) == ({"cache", "index"}, 5 if apart_s else 4)
+
+
+def test_a_sink_that_comes_twice_with_a_batch_has_jobs_of_its_own(
     jobs: Jobs, sinks_of: Callable[..., Sinks]
 ) -> None:
     """A standby and its live view take the same batch one after the other, in one thread."""
     sinks = sinks_of(wait_s=LONG_S)
-    assert sinks.run("cache", 0) == "cache 0"
-    assert sinks.run("cache", 0) == "cache 0"
-    assert sinks.run("cache", 1) == "cache 1"
-    assert jobs.lanes == [{"cache"}] * 3
+    pair(sinks)
+    assert [sinks.run("cache", number) for number in (0, 1, 1, 2)] == [
+        f"cache {number}" for number in (0, 1, 1, 2)
+    ]
+    assert jobs.lanes[2:] == [{"cache"}] * 4

@@ -86,8 +86,8 @@ def test_clocks_are_shown_beside_their_views() -> None:
         branch.sink
         for branch in describe_hops(replace(status, sinks=(SinkStatus("documents"),))).branches
     ]
-    assert f"clock {clock(now)}" in box.lines
-    assert f"clock {clock(1_359_750_000.0)}" in box.lines
+    assert f"clock {clock(now)}: overdue" in box.lines
+    assert f"clock {clock(1_359_750_000.0)}: arrivals" in box.lines
     looks = Sampler("the servers", lambda: status)
     looks.sample = Sample(status, now, 0.1)
     figures = {
