@@ -16,8 +16,7 @@ T = TypeVar("T")
 
 def build(pipeline: Pipeline, name: str) -> Sink:
     """The sink of that name, of whatever kind. Clients are imported only when used."""
-    sink = pipeline.sinks[name].build(name, pipeline.pipeline)
-    assert isinstance(sink, Sink), f"the sink {name} lacks methods of cdc.sink.contract.Sink"
+    sink: Sink = pipeline.sinks[name].build(name, pipeline.pipeline)
     return sink
 
 
