@@ -26,7 +26,7 @@ from tests.support.envelopes import table
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-MOMENTS = {"redis": range(0, 6, 2), "elasticsearch": range(0, 16, 6), "delta": range(0, 16, 7)}
+MOMENTS = {"redis": range(0, 6, 2), "elasticsearch": range(0, 16, 6), "delta": range(0, 12, 4)}
 """The moments of each meeting that are tried: not all, because a round takes seconds; `make
 properties` tries every one.
 """
@@ -126,7 +126,7 @@ def unversioned() -> AbstractContextManager[object]:
     ("kind", "bug", "meeting", "number"),
     [
         ("redis", unguarded, switches.the_kept_one_is_written_and_switched_to, 2),
-        ("delta", unversioned, switches.the_live_one_is_written_and_replaced, 7),
+        ("delta", unversioned, switches.the_live_one_is_written_and_replaced, 4),
     ],
 )
 def test_planted(
