@@ -244,7 +244,7 @@ class History:
         for name, read in readers.items():
             try:
                 self.open_reads[name] = read()
-            except Exception as error:  # told by the test of that reader
+            except Exception as error:  # reported by the test of that reader
                 self.open_reads[name] = error
 
     def roll_back(self) -> None:

@@ -424,7 +424,7 @@ class Command:
 def test_a_rebuild_killed_once_readers_see_it_only_retains(
     shop: Pipeline, registry: Registry, unique: str, is_emptied: bool
 ) -> None:
-    """Though a table without records has no position from which it could be told, and a TRUNCATE gives
+    """Though a table without records has no position from which it could be seen, and a TRUNCATE gives
     a view another generation.
     """
     sink = Memory(SINK)

@@ -371,7 +371,7 @@ def test_a_lost_slot_fails_loudly(shop: Shop, unique: str, recreated: bool) -> N
 
 
 def test_a_connector_that_is_not_there_is_reset(shop: Shop, unique: str) -> None:
-    """As when another removal has just deleted it, while the workers still told its state."""
+    """As when another removal has just deleted it, while the workers still reported its state."""
     with Connect(shop.connect) as client:
         client.reset(unique)
         assert client.config(unique) is None

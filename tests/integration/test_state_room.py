@@ -1,4 +1,4 @@
-"""Whether a build of documents fits into the state's server: told before, and by measure."""
+"""Whether a build of documents fits into the state's server: estimated before, and measured."""
 
 import json
 import sys

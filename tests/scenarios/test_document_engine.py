@@ -1,6 +1,6 @@
 """The engine of documents behind a real broker, Spark and a state that is lost, or goes back.
 
-What the state was given stays in the log, and what the topics of documents were told stays in them:
+What the state was given stays in the log, and what was sent to the topics of documents stays in them:
 so documents never go back, and become right again.
 """
 

@@ -271,7 +271,7 @@ def commit_in(folder: Path, names: FileNames) -> TableCommit:
 
 
 def test_discarding_opens_no_table_where_nothing_was_committed(tmp_path: Path) -> None:
-    """A table that can't be opened is often why the batch failed: that failure is to be told."""
+    """A table that can't be opened is often why the batch failed: that failure is reported."""
     log = tmp_path / "_delta_log"
     log.mkdir()
     (log / f"{0:020}.json").write_text("no JSON")

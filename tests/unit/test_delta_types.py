@@ -1,4 +1,4 @@
-"""Which tables a warehouse can't hold, told before it is asked to."""
+"""Which tables a warehouse can't hold, reported before it is asked to."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What each setting's change means later, told before anything is done."""
+"""What each setting's change means later, said before anything is done."""
 
 from typing import Any
 

@@ -485,7 +485,7 @@ def test_a_captured_table_that_slips_out_of_a_pattern_is_reported(
     assert "public.orders is captured" in slipped.message
     assert why in slipped.message
     assert 'ALTER PUBLICATION shop DROP TABLE ONLY "public"."orders"' in slipped.message
-    # Who gives a table up, or lists it by its name, is not told; nor is one told that has become
+    # Who gives a table up, or lists it by its name, is not reported; nor is one that has become
     # part of another.
     given_up = replace(registration, tables={"public.items": Captured()})
     assert judge("public.*", registration=given_up, candidates=[now, items]) == []
