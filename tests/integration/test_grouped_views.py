@@ -225,7 +225,7 @@ def touch(history: History, rng: random.Random, _: int) -> None:
     history.do(
         "INSERT INTO lib.trips (id, origin, dep) VALUES (99, 'w', '1970-01-01')",
         # Never the row that it was: nothing would come of that.
-        f"UPDATE lib.trips SET is_late = {rng.choice(['true', 'false'])}, fare = {rng.randrange(10**9)}"
+        f"UPDATE lib.trips SET is_late = {rng.choice(['true', 'false'])}, fare = {rng.randrange(10**6)}"
         " WHERE id = 99",
     )
 
