@@ -186,7 +186,8 @@ class Demo:
 
     def live(self) -> tuple[Replayed, Probe]:
         sinks: Mapping[str, Any] = self.pipeline.sinks
-        search, cache = sinks["search"], sinks["cache"]
+        search = sinks["search"]
+        cache = sinks["cache"]
         watches = {
             "search": elasticsearch_watch(search.url, self.pipeline.pipeline, WATCHED),
             "cache": redis_watch(cache.url, cache.prefix, WATCHED),

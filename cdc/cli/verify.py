@@ -252,7 +252,10 @@ def draw_comparisons(results: "Sequence[Comparison]") -> RenderableType:
         grid.add_row(
             result.table, result.sink, *(f"{count:,}" for count in counts), _verdict(result)
         )
-    samples, closed, purged, waiting = [], [], [], []
+    samples = []
+    closed = []
+    purged = []
+    waiting = []
     for result in results:
         view = f"{result.table} in {result.sink}"
         for difference in result.sample:

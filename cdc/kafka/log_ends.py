@@ -67,7 +67,8 @@ class LogEnds:
                 try:
                     answer = self._ask(partitions, is_committed)
                 except KafkaUnavailable as error:
-                    at, answer = time.monotonic(), error
+                    at = time.monotonic()
+                    answer = error
                 self._answers[key] = at, answer
         if isinstance(answer, KafkaUnavailable):
             raise answer

@@ -479,7 +479,7 @@ class TopicsPool:
 
 
 def retrying(limit_s: float, *errors: type[Exception]) -> Retrying:
-    """Retry after these errors, or after ours that stand for one of them."""
+    """Retry after these errors, or after our own errors that were raised for one of them."""
     return Retrying(
         retry=retry_if_exception(
             lambda error: isinstance(error, errors) or isinstance(error.__cause__, errors)

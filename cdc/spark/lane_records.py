@@ -95,14 +95,13 @@ class SharedJobs:
     """Runs lanes of several sinks over the same ranges in one job.
 
     A lane waits for the sinks that came with its ranges last time, `wait_s` at most. A sink that doesn't
-    come in time has a job of its own, and isn't waited for until it comes with the ranges of another one
-    again.
+    come in time runs alone, and isn't waited for until it comes with the ranges of another one again.
 
     No sink depends on another one for long. After a job that failed, was slow or had to be given up, its
-    sinks have jobs of their own for `apart_s`; so has a sink that comes with the same ranges twice, as a
-    standby and its live view do.
+    sinks run alone for `apart_s`; so does a sink that comes with the same ranges twice, as a standby and
+    its live view do.
 
-    Any thread may use it; each sink has one.
+    Any thread may use it. A sink always comes from the same one.
     """
 
     def __init__(
@@ -139,8 +138,8 @@ class SharedJobs:
         """Run a lane over ranges.
 
         Raises:
-            HeldUp: the job takes too long, or fails; whose fault that is a job of each sink's own will
-                show.
+            HeldUp: the job takes too long, or fails; a repeated batch, which runs alone, shows
+                whose fault that is.
         """
         job, place = self._join(ranges, lane)
         if place is None or len(job.lanes) == 1:
@@ -165,7 +164,7 @@ class SharedJobs:
 
     def _join(self, ranges: Sequence[OffsetRange], lane: Lane) -> tuple[SharedJob, int | None]:
         """Find the job for these ranges, or make one, which starts once the expected sinks have come.
-        Returns the lane's place in it; None if the lane is to have a job of its own.
+        Returns the lane's place in it; None if the lane is to run alone.
         """
         thread = threading.get_ident()
         with self._came:

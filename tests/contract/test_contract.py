@@ -276,8 +276,10 @@ def test_a_commit_of_files_that_meets_another_is_tried_again(
 def test_a_switch_asks_of_readers_what_new_columns_do(
     spark: "SparkSession", tmp_path: Path, marked: bool
 ) -> None:
-    live, build = str(tmp_path / "live"), str(tmp_path / "live@other")
-    live_log, log = TableLog(live), TableLog(build)
+    live = str(tmp_path / "live")
+    build = str(tmp_path / "live@other")
+    live_log = TableLog(live)
+    log = TableLog(build)
     rows = spark.range(3).select(F.col("id").cast("string").alias("_cdc_id"))
     begin(live, rows, ViewCheckpoint(Position("id", (1,))))
     assert deltalake.DeltaTable(live).protocol().min_reader_version == 1

@@ -197,7 +197,8 @@ class VouchesForFormerRows(DocumentState):
 
     def prepare(self, table: Table) -> None:
         super().prepare(table)
-        key, name = state_key(self.prefix, "needs"), table.qualified
+        key = state_key(self.prefix, "needs")
+        name = table.qualified
         with redis.Redis.from_url(self.url) as server:
             server.hset(key, name, self.needs[name])
 
@@ -216,7 +217,8 @@ def test_a_broken_sink_is_caught(
         law(make_harness(sink_type))
 
 
-DIRTY, SCAN_MEMBERS = RedisState.dirty, RedisState.scan_members
+DIRTY = RedisState.dirty
+SCAN_MEMBERS = RedisState.scan_members
 
 
 def none_is_stale(fields: Iterable[str], _: Collection[str]) -> list[str]:

@@ -189,7 +189,8 @@ def test_what_lies_deeper_is_in_use(spark: "SparkSession", tmp_path: Path) -> No
     """Another writer may put files and marks into folders of the table's own; deltalake lists all
     marks as unused.
     """
-    folder, logs = str(tmp_path / "table"), Logs()
+    folder = str(tmp_path / "table")
+    logs = Logs()
     properties = {"delta.enableDeletionVectors": "true", "delta.randomizeFilePrefixes": "true"}
     spark.range(10).repartition(1).write.format("delta").options(**properties).save(folder)
     spark.sql(f"DELETE FROM delta.`{folder}` WHERE id = 3")

@@ -187,7 +187,8 @@ def change(history: History, chance: random.Random, count: int) -> None:
     with history.connection.transaction():
         for _ in range(count):
             name = chance.choice([*KEYS, "flights"])
-            row, key = random_row(chance, name), KEYS[name]
+            row = random_row(chance, name)
+            key = KEYS[name]
             same = " AND ".join(f"{column} = %s" for column in key)
             delete = f"DELETE FROM lib.{name} WHERE {same}"
             history.connection.execute(delete.encode(), row[: len(key)])

@@ -20,7 +20,9 @@ class CacheServer:
 
     def __init__(self, folder: Path, *options: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
-        self._folder, self._port, self._options = folder, free_port(), options
+        self._folder = folder
+        self._port = free_port()
+        self._options = options
         self.url = f"redis://127.0.0.1:{self._port}/0"
         self.start()
 

@@ -11,7 +11,8 @@ class Road:
     """
 
     def __init__(self, target: int, until: bytes | None = None) -> None:
-        self.target, self._until = target, until
+        self.target = target
+        self._until = until
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port = int(self._listener.getsockname()[1])
         threading.Thread(target=self._accept, daemon=True).start()

@@ -43,7 +43,8 @@ def test_a_removal_that_fails_fails_no_batch(
         return {"replaced.parquet"}
 
     monkeypatch.setattr(cleanup, "remove_unreferenced", remove)
-    cleanups, mirror = Cleanups(Logs()), str(tmp_path / "mirror")
+    cleanups = Cleanups(Logs())
+    mirror = str(tmp_path / "mirror")
 
     def clean(interval_s: float) -> None:
         monkeypatch.setattr(cleanup, "CLEANUP_S", interval_s)
@@ -58,7 +59,8 @@ def test_a_removal_that_fails_fails_no_batch(
 
 def test_a_log_of_changes_is_rid_of_what_no_commit_has_named(tmp_path: Path) -> None:
     """Its earlier versions stay readable, and mirrors beside it are none of its generations."""
-    folder, logs = str(tmp_path / "changes"), Logs()
+    folder = str(tmp_path / "changes")
+    logs = Logs()
 
     def write(n: int) -> File:
         file = write_file(folder, FileNames().generate(), [pa.table({"n": [n]})])
