@@ -16,7 +16,7 @@ import typer
 from pyspark.sql import functions as F
 
 from bench.latency import LIMITS, RATE, visible
-from bench.output.cost import Meter
+from bench.output.cost import Cost, Meter
 from bench.output.figure import Figure
 from bench.stage import Stage
 from cdc.cli.rebuild import build
@@ -48,6 +48,13 @@ def process(stage: Stage, changes: int, seconds: float) -> Iterator[Figure]:
     sinks = stage.context.sinks(None)
     used = Figure("memory of `cdc run`, three sinks", "GB", rate=3.0, at_most=True, changes=changes)
     resting = Figure("idle: share of one core in Spark", "%", rate=2.0, at_most=True, changes=1)
+    busy = Figure(
+        f"CPU of all processes at {RATE:,.0f}/s, without readers",
+        "% of all cores",
+        rate=40.0,
+        at_most=True,
+        changes=int(RATE * seconds),
+    )
 
     def load() -> None:
         stage.data.mixed(changes)
@@ -73,6 +80,11 @@ def process(stage: Stage, changes: int, seconds: float) -> Iterator[Figure]:
                 time.sleep(seconds)
             resting.ours.append(100 * meter.cost.cpu_s["run"] / seconds)
             warm = visible(stage, RATE, seconds)
+            # Nobody looks at the views meanwhile: that costs an index as much as the changes do.
+            with stage.meter() as meter_of_all:
+                stage.data.single(int(RATE * seconds), rate=RATE)
+            busy.ours.append(_share_of_cores(meter_of_all.cost))
+            busy.costs.append(meter_of_all.cost)
         except CdcError:
             # What a view waits for is said by the run alone.
             lines = printed.read_text(errors="replace").splitlines()
@@ -83,6 +95,13 @@ def process(stage: Stage, changes: int, seconds: float) -> Iterator[Figure]:
     yield from _restarted(started, warm)
     yield used
     yield resting
+    yield busy
+
+
+def _share_of_cores(cost: Cost) -> float:
+    """The CPU of all processes but the bench itself, of all cores, %."""
+    used_s = sum(used for name, used in cost.cpu_s.items() if name != "bench")
+    return 100 * used_s / cost.seconds / (os.cpu_count() or 1)
 
 
 def _restarted(started: Mapping[str, Watch], warm: Mapping[str, Watch]) -> Iterator[Figure]:
