@@ -237,6 +237,9 @@ class History:
         self.tables = table_survey.describe(self.connection, self.pipeline)
         self.views = {view.name: view for view in resolve_views(self.pipeline, self.tables)}
         self.plan = StatePlan(tuple(self.views.values()))
+        self._codecs = {
+            name: codec(view_table(pipeline, view)) for name, view in self.views.items()
+        }
         self.topic_ids = {table.topic: table.topic for table in self.tables}
         if self._broker:
             self._make_topics()
@@ -495,7 +498,7 @@ class History:
 
     def _receive(self, record: Outgoing) -> None:
         view = self.views[record.topic]
-        table = codec(view_table(self.pipeline, view))
+        table = self._codecs[view.name]
         row_id = table.row_id(record.key)
         self.emitted.append((view.name, row_id, record.value))
         if is_final(self.topics[view.name].get(row_id)):

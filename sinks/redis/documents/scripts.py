@@ -13,15 +13,24 @@ local GS, RS, US = '\\29', '\\30', '\\31'
 local R, X, pends, views = ARGV[fixed], ARGV[fixed + 1], ARGV[fixed + 2] == '1', tonumber(ARGV[fixed + 4])
 local roots = fixed + 5
 local rows = roots + 2 * views
-local number, pending, bytes, count, sets, changed = nil, {}, 0, 0, {}, {}
+local number, pending, bytes, count, changed = nil, {}, 0, 0, {}
 local clocks, refused, late = {}, {}, {}
+-- What the rows' entries come to, by key: members of sets and of lists, and sums of tallies by field. Rows of
+-- one chunk often share a pane or a parent, and a call costs more than what it does.
+local added, removed, listed, unlisted, sums = {}, {}, {}, {}, {}
 local function is_closed(view, time)
   if clocks[view] == nil then clocks[view] = tonumber(redis.call('HGET', ARGV[fixed + 3], view) or -math.huge) end
   return time <= clocks[view]
 end
-local function add(key, field, amount)
-  if amount == 0 then return end
-  if redis.call('HINCRBY', key, field, string.format('%d', amount)) == 0 then redis.call('HDEL', key, field) end
+local function put(members, key, ...)
+  local all = members[key]
+  if not all then all = {}; members[key] = all end
+  for _, member in ipairs({...}) do all[#all + 1] = member end
+end
+local function add(tally, field, amount)
+  local fields = sums[tally]
+  if not fields then fields = {}; sums[tally] = fields end
+  fields[field] = (fields[field] or 0) + amount
 end
 -- `sign`: 1 does an entry, -1 undoes it.
 local function enter(entry, id, sign)
@@ -42,7 +51,7 @@ local function enter(entry, id, sign)
   if kind == 108 then
     local ends = string.find(entry, GS, string.find(entry, GS, 1, true) + 1, true)
     local list, member = X .. string.sub(entry, 1, ends - 1), string.sub(entry, ends + 1) .. ' ' .. id
-    if sign == 1 then redis.call('ZADD', list, 0, member) else redis.call('ZREM', list, member) end
+    if sign == 1 then put(listed, list, 0, member) else put(unlisted, list, member) end
   elseif kind == 99 then
     local parts = {}
     for part in string.gmatch(entry .. GS, '([^' .. GS .. ']*)' .. GS) do parts[#parts + 1] = part end
@@ -59,10 +68,9 @@ local function enter(entry, id, sign)
       end
     end
   elseif sign == 1 then
-    local ids = sets[entry]
-    if ids then ids[#ids + 1] = id else sets[entry] = {id} end
+    put(added, X .. entry, id)
   else
-    redis.call('SREM', X .. entry, id)
+    put(removed, X .. entry, id)
   end
 end
 local function change(i)
@@ -103,9 +111,19 @@ local function change(i)
     pending[#pending + 1] = before
   end
 end
--- Does at once what the rows have in common.
+-- Does at once what the rows have in common. A row is in a chunk once, so no member is both added and removed.
 local function finish(table)
-  for entry, ids in pairs(sets) do redis.call('SADD', X .. entry, unpack(ids)) end
+  for key, ids in pairs(removed) do redis.call('SREM', key, unpack(ids)) end
+  for key, ids in pairs(added) do redis.call('SADD', key, unpack(ids)) end
+  for key, members in pairs(unlisted) do redis.call('ZREM', key, unpack(members)) end
+  for key, members in pairs(listed) do redis.call('ZADD', key, unpack(members)) end
+  for tally, fields in pairs(sums) do
+    for field, amount in pairs(fields) do
+      if amount ~= 0 and redis.call('HINCRBY', tally, field, string.format('%d', amount)) == 0 then
+        redis.call('HDEL', tally, field)
+      end
+    end
+  end
   if #changed > 0 then
     for v = 0, views - 1 do redis.call('ZADD', ARGV[roots + 2 * v], unpack(changed)) end
   end
