@@ -17,22 +17,13 @@ from cdc.model.finding_codes import CODES
 from cdc.model.generation import generation_time
 from cdc.model.outcome import Applied
 from cdc.observe import run_endpoint
-from cdc.observe.diagnosis import diagnose
 from cdc.observe.run_endpoint import RunEndpoint
 from cdc.observe.sampler import Sample, Sampler
-from cdc.observe.status import (
-    BuildStatus,
-    ConnectorStatus,
-    HeartbeatStatus,
-    SinkStatus,
-    Status,
-    ViewStatus,
-)
-from cdc.readiness.facts import Slot
+from cdc.observe.status import BuildStatus, HeartbeatStatus, SinkStatus, Status, ViewStatus
 from tests.support import http
+from tests.support.page import SLOT, good_status
 from tests.support.pages import ROOT
 
-SLOT = Slot(True, 1, "0/1", "0/2", "reserved", 500, 900, 100, "pgoutput", "shop", None, None)
 GENERATION = "20261126t120000000000"
 VIEWS = tuple(
     ViewStatus(
@@ -40,23 +31,12 @@ VIEWS = tuple(
     )
     for number in range(500)
 )
-STATUS = diagnose(
-    Status(
-        "shop",
-        ConnectorStatus("RUNNING", ("RUNNING",), None),
-        SLOT,
-        HeartbeatStatus(1.0, 0.02, 2.0),
-        (
-            SinkStatus(
-                "cache",
-                "running",
-                views=VIEWS,
-                build=BuildStatus("replay", 3, 9, True),
-                catch_up_s=60.0,
-            ),
-        ),
-        slot_loss_s=600.0,
-    )
+BUILD = BuildStatus("replay", 3, 9, True)
+STATUS = good_status(
+    SinkStatus("cache", "running", views=VIEWS, build=BUILD, catch_up_s=60.0),
+    slot=replace(SLOT, lag_bytes=500, safe_wal_size=100),
+    heartbeat=HeartbeatStatus(1.0, 0.02, 2.0),
+    slot_loss_s=600.0,
 )
 RUNNING = Progress(
     "cache",
