@@ -119,8 +119,9 @@ def test_an_address_gets_findings_of_its_severity(receiver: Receiver) -> None:
 
 @pytest.mark.parametrize("answer", [503, 0])
 def test_a_receiver_that_was_away_gets_the_newest_state_of_each_finding_in_order(
-    answer: int, receiver: Receiver
+    answer: int, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("cdc.observe.webhook.PAUSE_S", 0.1)
     receiver.answer = 429
     with closing(webhook(receiver.url, after_s=0)) as shop:
         shop.take([BEHIND], 1)

@@ -302,7 +302,7 @@ def test_a_server_that_begins_to_hang_during_a_look_is_named_by_it(
 ) -> None:
     """Postgres has answered about its slot, and then nothing of its definitions."""
     release = threading.Event()
-    monkeypatch.setattr(collection, "ANSWER_S", 2.0)
+    monkeypatch.setattr(collection, "ANSWER_S", 1.0)
     monkeypatch.setattr(collection, "read_slot", lambda _: GOOD.slot)
     monkeypatch.setattr(collection, "read_definitions", lambda _: release.wait(60))
     shop = pipeline("shop", "postgresql://owner@127.0.0.1:1/shop", "public.orders")

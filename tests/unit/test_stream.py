@@ -11,8 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from cdc.apply import batch
-from cdc.apply.batch import LEAST
+from cdc.apply import batch, stream
 from cdc.apply.progress import RunState
 from cdc.apply.stream import Environment, Stream
 from cdc.config.settings import Pipeline
@@ -179,19 +178,24 @@ def test_small_batches_keep_the_interval() -> None:
     assert min(later - earlier for earlier, later in pairwise(starts[1:])) >= TRIGGER_S - 1e-6
 
 
-def test_what_arrives_during_a_large_batch_does_not_wait_for_the_interval() -> None:
+def test_what_arrives_during_a_large_batch_does_not_wait_for_the_interval(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Only what is less than a large batch waits."""
+    large = 200
+    for module in (batch, stream):
+        monkeypatch.setattr(module, "LEAST", large)
 
     def write_more(run: Simulation) -> None:
-        if len(run.topic.records) < 3 * LEAST:
-            for _ in range(LEAST):
+        if len(run.topic.records) < 3 * large:
+            for _ in range(large):
                 run.change("c", len(run.topic.records))
 
     run = Simulation(lambda _: None, seconds=5, trigger_s=3600)
     write_more(run)
     run.sink.on_apply = lambda: write_more(run)
     run.stream.run()
-    assert [read for _, read in run.sink.batches] == [LEAST] * 3
+    assert [read for _, read in run.sink.batches] == [large] * 3
     assert len({began for began, _ in run.sink.batches}) == 1
 
 
