@@ -1,12 +1,7 @@
 """The rules of a migrations folder, and the statements that need no database."""
 
-import re
-from pathlib import Path
-
-import pytest
-
 from cdc.migrations import CONTROL, SAMPLE, heartbeat_query
-from cdc.migrations.runner import folder_kind, migrations
+from cdc.migrations.runner import migrations
 
 APPLIED = {
     "control/0001_control.sql": "0ef4f0abce4cfec078f7ee8d6901217cab061b605a50e34fcc79494614c7f7f6",
@@ -20,13 +15,6 @@ APPLIED = {
     "sample/0001_airport.sql": "37ba8c81e47b12fd8a1df2a3b6012d7cc58df16bdf26b6780437015f52f0fef8",
 }
 """Files that databases have applied, by the SHA-256 of their bytes. A new file gets a line, none is changed."""
-
-
-@pytest.mark.parametrize("shipped", [CONTROL, SAMPLE])
-def test_shipped_folders_are_well_formed(shipped: Path) -> None:
-    """In lower case, numbered without gaps."""
-    for number, file in enumerate(migrations(shipped), start=1):
-        assert re.fullmatch(rf"{folder_kind(shipped)}/{number:04}_[a-z0-9_]+\.sql", file.name)
 
 
 def test_files_that_were_applied_stay_as_they_are() -> None:

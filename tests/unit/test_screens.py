@@ -250,9 +250,8 @@ def test_the_file_may_be_named_behind_the_verb(words: list[str], expected: list[
 
 
 def test_the_version_is_reported() -> None:
-    command = [sys.executable, "-m", "cdc.entry", "--version"]
-    process = subprocess.run(command, check=True, capture_output=True, text=True, cwd=ROOT)
-    assert re.fullmatch(r"cdc \d+\.\d+\S*\n", process.stdout)
+    printed = CliRunner().invoke(app, ["--version"]).stdout
+    assert re.fullmatch(r"cdc \d+\.\d+\S*\n", printed)
 
 
 def test_sentences_end_once() -> None:

@@ -40,7 +40,7 @@ from tests.support.wait import wait_until
 PAGES = ("/", "/tables", "/generations", "/quarantine", "/runbooks/sink-behind")
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def page() -> Iterator[ServedPage]:
     with serve_page(Scene()) as served:
         yield served

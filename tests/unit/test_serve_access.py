@@ -23,13 +23,13 @@ LOCKED = (
 """Paths that need a token where one is set. The last has no page."""
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def open_page() -> Iterator[ServedPage]:
     with serve_page(Scene()) as served:
         yield served
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def locked_page() -> Iterator[ServedPage]:
     with serve_page(Scene(), TOKEN) as served:
         yield served
