@@ -16,7 +16,7 @@ from cdc.control.registrations import (
     refuse_changed,
     refuse_promoted,
 )
-from cdc.errors import AnotherServer, ConnectorError, SettingsError, SourceError
+from cdc.errors import ConnectorError, SettingsError, SourceError
 from cdc.kafka.records import Record
 from cdc.model.obstacle import Obstacle
 from cdc.model.position import Position, Server
@@ -96,12 +96,6 @@ def test_the_same_server_is_no_other(server: Server | None) -> None:
     refuse_another(Registration(FIRST), server, SHOP)
     refuse_another(Registration(), server, SHOP)
     refuse_another(None, server, SHOP)
-
-
-def test_another_server_is_refused_by_name() -> None:
-    with pytest.raises(AnotherServer, match="identifier is 8, that one's was 7") as caught:
-        refuse_another(Registration(FIRST), OTHER_SERVER, SHOP)
-    assert "register --another-server" in caught.value.hint
 
 
 def test_a_promoted_standby_is_reported() -> None:
