@@ -51,7 +51,7 @@ class Feed:
 
     def publish(self) -> None:
         lag = (self.progress.lag_records or 0) + 1
-        news = {"lag_records": lag, "published_at": time.time(), "busy": self.busy}
+        news: dict[str, Any] = {"lag_records": lag, "published_at": time.time(), "busy": self.busy}
         self.progress = replace(self.progress, state=RunState.APPLYING, **news)
 
     def note_restart(self) -> None:
