@@ -252,20 +252,7 @@ def test_two_sinks_on_one_place_are_refused(tmp_path: Path, sink: str, same: str
     assert "give another another " in caught.value.hint
 
 
-WRONG: tuple[Any, ...] = (
-    None,
-    [],
-    {},
-    "",
-    " ",
-    "x!",
-    -1,
-    0.5,
-    True,
-    ["x"],
-    {"x": "y"},
-    {"type": "delta"},
-)
+WRONG: Any = (None, [], {}, "", " ", "x!", -1, 0.5, True, ["x"], {"x": "y"}, {"type": "delta"})
 
 
 def mistaken(node: Any) -> Iterator[Any]:

@@ -451,7 +451,12 @@ def test_failed_fetch_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         artifacts.retrieve("spark", tmp_path)
 
 
-# processes
+# health
+
+
+@pytest.mark.parametrize("server", servers.ALL, ids=lambda server: server.name)
+def test_server_that_does_not_listen_is_not_ready(server: servers.Server) -> None:
+    assert server.ready(host.choose_ports([server.name])) is False
 
 
 def test_last_lines_are_the_last(tmp_path: Path) -> None:
