@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator, Mapping
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -26,6 +27,7 @@ def module_name(path: Path) -> str:
     return name if path.parts[0] == "cdc" else f"cdc.{name}"
 
 
+@cache
 def arrows() -> Arrows:
     """Every import between two rooms, wherever in a module it stands."""
     paths = [path for package in PACKAGES for path in sorted((ROOT / package).rglob("*.py"))]

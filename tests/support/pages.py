@@ -1,6 +1,4 @@
-"""Things in pages of the documentation that can be looked up: commands, links, paths, targets,
-words.
-"""
+"""Things in pages of the documentation that can be looked up: commands, links, paths, targets."""
 
 import re
 import shlex
@@ -27,20 +25,6 @@ TARGET = re.compile(r"\bmake ([a-z]+)\b")
 COMMAND = re.compile(r"^(\$ )?(.*[;|] *)?(\w+=\S+ )*(\.venv/bin/)?cdc ")
 BRACKETED = re.compile(r"\w\[\w+\]$")
 SYMBOLS = {";", "|", "||", "&", "&&", ">", ">>", "<"}
-BANNED = {
-    "bookmark": "position",
-    "watermark": "position, or checkpoint",
-    "dead letter": "quarantine",
-    "dead-letter": "quarantine",
-    "resync": "backfill",
-    "reindex": "rebuild",
-    "micro-batch": "batch",
-    "way back": "standby, or rollback",
-    "cut-over": "promote",
-    "read replica": "standby",
-    "blue/green": "generation",
-}
-"""Words, and what the glossary has for them."""
 
 
 @cache
@@ -159,10 +143,3 @@ def lost_paths(text: str) -> Iterator[str]:
         [*SPAN.findall(prose(text)), *(body for language, body in blocks(text) if not language)]
     )
     yield from (f"make {target}" for target in TARGET.findall(code) if target not in targets)
-
-
-def banned(text: str) -> Iterator[str]:
-    """Words that the glossary has another one for."""
-    for word, instead in BANNED.items():
-        if re.search(rf"\b{re.escape(word)}", prose(text), re.IGNORECASE):
-            yield f"{word}: {instead}"

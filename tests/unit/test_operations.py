@@ -1,18 +1,17 @@
 """Which verbs write to the operation log, and what they write."""
 
-from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
-from cdc.cli.operations import recorded
 from cdc.cli.verbs import app
 from cdc.control import operations
 from cdc.control.operations import Operation, recording
 from cdc.errors import SinkRejected
-from tests.support.pipelines import pipeline
+from tests.support.pipelines import pipeline, unreachable_file
 
 SHOP = pipeline("shop", "", "public.orders")
 CHANGING = {
@@ -50,43 +49,22 @@ def test_a_log_that_can_not_be_written_ends_nothing() -> None:
         pass
 
 
-def test_a_recorded_verb_has_its_options_and_writes_what_was_said(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("words", "recorded"),
+    [
+        ("pause cache --json", [{"sink": "cache"}]),
+        ("generations --clean", [{"clean": True}]),
+        ("generations", []),
+        ("migrate", [{}]),
+        ("migrate --dry-run", []),
+    ],
+)
+def test_a_verb_notes_what_was_said_if_it_changes_something(
+    words: str, recorded: list[dict[str, Any]], log_entries: list[Operation], tmp_path: Path
 ) -> None:
-    calls: list[tuple[str, dict[str, Any]]] = []
-
-    def note(_: object, verb: str, arguments: dict[str, Any], __: str) -> nullcontext[None]:
-        calls.append((verb, arguments))
-        return nullcontext()
-
-    monkeypatch.setattr(operations, "recording", note)
-    toy = typer.Typer()
-
-    class Loaded:
-        def load(self) -> object:
-            return SHOP
-
-    @toy.callback()
-    def options(context: typer.Context) -> None:
-        context.obj = Loaded()
-
-    @toy.command()
-    @recorded("change", lambda arguments: not arguments["dry_run"])
-    def change(
-        context: typer.Context,
-        sink: str,
-        table: str | None = None,
-        dry_run: bool = False,
-        as_json: bool = False,
-    ) -> None:
-        assert context.obj
-        assert sink == "cache"
-
-    run = CliRunner().invoke
-    assert run(toy, ["change", "cache", "--dry-run"]).exit_code == 0
-    assert calls == []
-    assert run(toy, ["change", "cache", "--table", "public.t", "--as-json"]).exit_code == 0
-    assert calls == [("change", {"sink": "cache", "table": "public.t"})]
+    file = unreachable_file(tmp_path, "public.orders")
+    assert CliRunner().invoke(app, ["-p", str(file), *words.split()]).exit_code
+    assert [entry.arguments for entry in log_entries] == recorded
 
 
 def test_every_changing_verb_is_recorded() -> None:

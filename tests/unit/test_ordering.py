@@ -34,29 +34,22 @@ def check(type_: str, left: Any, right: Any) -> None:
     assert (backwards[0] > backwards[1]) == (keys[0] < keys[1])
 
 
-@given(NUMBERS, NUMBERS)
-def test_numbers(left: str, right: str) -> None:
-    check("numeric", left, right)
+@pytest.mark.parametrize(
+    ("type_", "values"),
+    [("numeric", NUMBERS), ("bigint", st.integers()), ("text", TEXTS)],
+    ids=["numeric", "bigint", "text"],
+)
+@given(data=st.data())
+def test_any_two_values(type_: str, values: st.SearchStrategy[Any], data: st.DataObject) -> None:
+    check(type_, data.draw(values), data.draw(values))
 
 
-@given(st.integers(), st.integers())
-def test_integers(left: int, right: int) -> None:
-    check("bigint", left, right)
-
-
-@given(TEXTS, TEXTS)
-def test_texts(left: str, right: str) -> None:
-    check("text", left, right)
-
-
-@pytest.mark.parametrize(("left", "right"), [*itertools.product(TIMES, TIMES)])
-def test_dates(left: str, right: str) -> None:
-    check("date", left, right)
-
-
-@pytest.mark.parametrize(("left", "right"), [*itertools.product(STAMPS, STAMPS)])
-def test_stamps(left: str, right: str) -> None:
-    check("timestamp with time zone", left, right)
+@pytest.mark.parametrize(
+    ("type_", "values"), [("date", TIMES), ("timestamp with time zone", STAMPS)]
+)
+def test_times(type_: str, values: list[str]) -> None:
+    for left, right in itertools.product(values, values):
+        check(type_, left, right)
 
 
 def test_numbers_that_are_written_in_several_ways() -> None:

@@ -16,32 +16,24 @@ from tests.support import pages
 from tests.support.pages import PAGES, ROOT
 from tests.support.pipelines import pipeline
 
-GLOSSARY = FOLDER / "understand" / "glossary.md"
+every = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
 
-def name_of(page: Path) -> str:
-    return str(page.relative_to(ROOT))
-
-
-def every(*which: Path) -> pytest.MarkDecorator:
-    return pytest.mark.parametrize("page", which or PAGES, ids=name_of)
-
-
-@every()
+@every
 def test_every_command_parses(page: Path) -> None:
     text = page.read_text()
     assert [message for words in pages.commands(text) if (message := pages.refusal(words))] == []
     assert list(pages.unknown_words(text)) == []
 
 
-@every()
+@every
 def test_links_and_paths_lead_somewhere(page: Path) -> None:
     text = page.read_text()
     assert list(pages.broken_links(page, text)) == []
     assert list(pages.lost_paths(text)) == []
 
 
-@every()
+@every
 def test_names_are_in_the_file_that_a_page_gives_for_them(page: Path) -> None:
     named = re.findall(r"`(\w+)` in `([\w/]+\.py)`", page.read_text())
     assert [
@@ -51,21 +43,9 @@ def test_names_are_in_the_file_that_a_page_gives_for_them(page: Path) -> None:
     ] == []
 
 
-@every(*(page for page in PAGES if page != GLOSSARY))
-def test_words_are_those_of_the_glossary(page: Path) -> None:
-    assert list(pages.banned(page.read_text())) == []
-
-
 @pytest.mark.parametrize("name", GENERATED)
 def test_generated_pages_are_current(name: str) -> None:
     assert (FOLDER / name).read_text() == GENERATED[name](), "python -m docs.generate"
-
-
-def test_every_page_is_in_the_navigation() -> None:
-    entries = set(re.findall(r"(\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.MULTILINE))
-    assert entries == {
-        str(page.relative_to(FOLDER)) for page in PAGES if page.is_relative_to(FOLDER)
-    }
 
 
 def test_the_codec_at_a_prompt_says_what_the_page_says() -> None:

@@ -36,25 +36,12 @@ def test_the_screen_of_status(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(time, "time", lambda: NOW)
     monkeypatch.setattr(wording, "clock", lambda _: "13:04:17")
     view = ViewStatus("public.orders", 0, 0.0, 2, NOW - 10, quarantined=1)
-    sink = SinkStatus(
-        "cache",
-        "running",
-        NOW - 35,
-        views=(view,),
-        rows_per_s=0.0,
-        applied=Applied(3, 2, quarantined=1),
-    )
-    state = diagnose(
-        Status(
-            "shop",
-            ConnectorStatus("RUNNING", ("RUNNING",), None),
-            Slot(
-                True, 7, "0/1", "0/1", "reserved", 152, 3300, None, "pgoutput", "shop", None, None
-            ),
-            HeartbeatStatus(0.6, 0.045, 2.0),
-            (sink,),
-        )
-    )
+    applied = Applied(3, 2, quarantined=1)
+    sink = SinkStatus("cache", "running", NOW - 35, views=(view,), rows_per_s=0.0, applied=applied)
+    connector = ConnectorStatus("RUNNING", ("RUNNING",), None)
+    slot = Slot(True, 7, "0/1", "0/1", "reserved", 152, 3300, None, "pgoutput", "shop", None, None)
+    heartbeat = HeartbeatStatus(0.6, 0.045, 2.0)
+    state = diagnose(Status("shop", connector, slot, heartbeat, (sink,)))
     shown = Console(file=io.StringIO(), width=120)
     shown.print(draw_status(state, slow_hop(state)))
     printed: Any = shown.file

@@ -14,21 +14,12 @@ from cdc.verify.census import (
 )
 from cdc.verify.row_equality import DEEPEST, SOURCE, Comparable, RowSums, sum_rows
 
-COLUMNS = (
-    ("id", "text"),
-    ("d", "double"),
-    ("r", "real"),
-    ("l", "doubles"),
-    ("j", "json"),
-    ("v", "text"),
-)
+COMPARED = {"id": "text", "d": "double", "r": "real", "l": "doubles", "j": "json", "v": "text"}
 DEEP = 1500
 """Lists within lists: Python's parser takes some 1,000, jsonb several thousand."""
 LONG = 10_000_000
 ROW = '{"id":1,"d":1.5,"r":0.1,"l":[1,2.5],"j":{"a":[1,2]},"v":"x"}'
-
-
-RULES = Comparable(COLUMNS)
+RULES = Comparable(tuple(COMPARED.items()))
 
 
 def leaf(*rows: tuple[str, str], rules: Comparable = RULES) -> RowSums:
@@ -78,9 +69,8 @@ def test_different_rows_have_different_sums(text: str) -> None:
 
 
 def test_a_column_that_is_lacking_counts_as_null() -> None:
-    assert leaf(("1", '{"id":1}')) == leaf(
-        ("1", '{"id":1,"d":null,"r":null,"l":null,"j":null,"v":null}')
-    )
+    nulls = '{"id":1,"d":null,"r":null,"l":null,"j":null,"v":null}'
+    assert leaf(("1", '{"id":1}')) == leaf(("1", nulls))
 
 
 @pytest.mark.parametrize(
@@ -186,12 +176,7 @@ def test_json_is_compared_as_an_index_can_have_it(source: str, view: str, equal:
         ("doubles", '["NaN",null]', '["NaN",null]', True),
         ("doubles", '["NaN"]', '["Infinity"]', False),
         ("reals", "[[0.1]]", "[[0.10000000149011612]]", True),
-        (
-            "path",
-            '{"closed":true,"points":[1,2.0]}',
-            '{"points":[1.0,2],"closed":true}',
-            True,
-        ),
+        ("path", '{"closed":true,"points":[1,2.0]}', '{"points":[1.0,2],"closed":true}', True),
         ("path", '{"closed":true,"points":[1]}', '{"closed":false,"points":[1]}', False),
         ("path", '{"closed":true,"points":[1]}', '{"closed":true,"points":[2]}', False),
         ("path", "null", "null", True),
@@ -233,9 +218,8 @@ def test_an_id_and_a_document_have_a_border() -> None:
 
 
 def tables(count: int) -> list[Table]:
-    return [
-        Table("public", f"t{number}", (), ("id",), f"x.public.t{number}") for number in range(count)
-    ]
+    names = (f"t{number}" for number in range(count))
+    return [Table("public", name, (), ("id",), f"x.public.{name}") for name in names]
 
 
 def test_small_tables_go_together_in_their_order() -> None:
@@ -266,15 +250,13 @@ SINKS = ["cache", "search"]
 def filled() -> SumsByView:
     """Every table with its number of rows, the first of them with none."""
     rows = {name: [(str(key), ROW) for key in range(number)] for number, name in enumerate(NAMES)}
-    return {
-        (side, name): leaf(*rows[name]) for side in (SOURCE, *SINKS) for name in NAMES if rows[name]
-    }
+    sides = (SOURCE, *SINKS)
+    return {(side, name): leaf(*rows[name]) for side in sides for name in NAMES if rows[name]}
 
 
 def unproved(leaves: SumsByView) -> set[tuple[str, str]]:
-    return {(sink, name) for sink in SINKS for name in NAMES} - proved_equal(
-        leaves, NAMES, SINKS
-    ).keys()
+    proved = proved_equal(leaves, NAMES, SINKS).keys()
+    return {(sink, name) for sink in SINKS for name in NAMES} - proved
 
 
 def test_equal_views_are_proved_with_their_rows() -> None:
@@ -296,9 +278,7 @@ def test_equal_views_are_proved_with_their_rows() -> None:
     ids=["different", "missing", "extra", "twice", "empty", "unread"],
 )
 def test_what_differs_is_one_view_of_many(planted: RowSums | None) -> None:
-    """The twin of what is proved equal: one fault in one view of a group is reported for that
-    view alone.
-    """
+    """One fault in one view of a group is reported for that view alone."""
     assert unproved(filled() | {("cache", NAMES[2]): planted}) == {("cache", NAMES[2])}
 
 

@@ -17,22 +17,13 @@ from cdc.model.finding_codes import CODES
 from cdc.model.generation import generation_time
 from cdc.model.outcome import Applied
 from cdc.observe import run_endpoint
-from cdc.observe.diagnosis import diagnose
 from cdc.observe.run_endpoint import RunEndpoint
 from cdc.observe.sampler import Sample, Sampler
-from cdc.observe.status import (
-    BuildStatus,
-    ConnectorStatus,
-    HeartbeatStatus,
-    SinkStatus,
-    Status,
-    ViewStatus,
-)
-from cdc.readiness.facts import Slot
+from cdc.observe.status import BuildStatus, HeartbeatStatus, SinkStatus, Status, ViewStatus
 from tests.support import http
+from tests.support.page import SLOT, good_status
 from tests.support.pages import ROOT
 
-SLOT = Slot(True, 1, "0/1", "0/2", "reserved", 500, 900, 100, "pgoutput", "shop", None, None)
 GENERATION = "20261126t120000000000"
 VIEWS = tuple(
     ViewStatus(
@@ -40,23 +31,12 @@ VIEWS = tuple(
     )
     for number in range(500)
 )
-STATUS = diagnose(
-    Status(
-        "shop",
-        ConnectorStatus("RUNNING", ("RUNNING",), None),
-        SLOT,
-        HeartbeatStatus(1.0, 0.02, 2.0),
-        (
-            SinkStatus(
-                "cache",
-                "running",
-                views=VIEWS,
-                build=BuildStatus("replay", 3, 9, True),
-                catch_up_s=60.0,
-            ),
-        ),
-        slot_loss_s=600.0,
-    )
+BUILD = BuildStatus("replay", 3, 9, True)
+STATUS = good_status(
+    SinkStatus("cache", "running", views=VIEWS, build=BUILD, catch_up_s=60.0),
+    slot=replace(SLOT, lag_bytes=500, safe_wal_size=100),
+    heartbeat=HeartbeatStatus(1.0, 0.02, 2.0),
+    slot_loss_s=600.0,
 )
 RUNNING = Progress(
     "cache",
@@ -82,9 +62,10 @@ def looks(status: Status = STATUS) -> Sampler[Status]:
     return sampler
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def endpoint() -> Iterator[RunEndpoint]:
     with closing(RunEndpoint(looks(), lambda: True, 0, LOOPBACK)) as served:
+        served.publish([RUNNING])
         yield served
 
 
@@ -99,7 +80,6 @@ def series(endpoint: RunEndpoint) -> dict[str, float]:
 
 
 def test_each_hop_has_its_numbers(endpoint: RunEndpoint) -> None:
-    endpoint.publish([RUNNING])
     values = series(endpoint)
     assert values["cdc_slot_lag_bytes"] == 500
     assert values["cdc_slot_safe_bytes"] == 100
@@ -126,7 +106,6 @@ def test_each_hop_has_its_numbers(endpoint: RunEndpoint) -> None:
 
 
 def test_of_500_tables_only_the_worst_have_series(endpoint: RunEndpoint) -> None:
-    endpoint.publish([RUNNING])
     values = series(endpoint)
     assert values['cdc_view_lag_seconds{sink="cache",table="public.t499"}'] == 499
     assert len([name for name in values if name.startswith("cdc_view_lag")]) == 100
@@ -143,14 +122,15 @@ def test_what_is_not_known_has_no_series() -> None:
     assert [name for name in values if name.startswith(unknown)] == []
 
 
-def test_a_run_is_ready_when_every_sink_has_begun(endpoint: RunEndpoint) -> None:
-    assert fetched(endpoint, "/readyz").status_code == 503
-    endpoint.publish([RUNNING, Progress("search")])
-    answer = fetched(endpoint, "/readyz")
-    assert (answer.status_code, answer.text) == (503, "starting: search\n")
-    endpoint.publish([RUNNING, replace(RUNNING, sink="search", state=RunState.RETRYING)])
-    assert fetched(endpoint, "/readyz").status_code == 200
-    assert fetched(endpoint, "/elsewhere").status_code == 404
+def test_a_run_is_ready_when_every_sink_has_begun() -> None:
+    with closing(RunEndpoint(looks(), lambda: True, 0, LOOPBACK)) as served:
+        assert fetched(served, "/readyz").status_code == 503
+        served.publish([RUNNING, Progress("search")])
+        answer = fetched(served, "/readyz")
+        assert (answer.status_code, answer.text) == (503, "starting: search\n")
+        served.publish([RUNNING, replace(RUNNING, sink="search", state=RunState.RETRYING)])
+        assert fetched(served, "/readyz").status_code == 200
+        assert fetched(served, "/elsewhere").status_code == 404
 
 
 def test_a_run_that_doesnt_tick_is_not_alive(
@@ -172,14 +152,9 @@ def test_a_run_whose_spark_has_ended_is_not_alive() -> None:
     assert (answer.status_code, answer.text) == (503, "Spark's process has ended\n")
 
 
-def exported(endpoint: RunEndpoint) -> set[str]:
-    endpoint.publish([RUNNING])
-    text = fetched(endpoint, "/metrics").text
-    return set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
-
-
 def test_rules_and_dashboard_name_what_is_exported(endpoint: RunEndpoint) -> None:
-    names = exported(endpoint)
+    exposition = fetched(endpoint, "/metrics").text
+    names = set(re.findall(r"^# TYPE (\S+)", exposition, re.MULTILINE))
     rules = yaml.safe_load((ROOT / "compose" / "alerts.yml").read_text())["groups"][0]["rules"]
     dashboard = json.loads((ROOT / "compose" / "dashboard.json").read_text())
     expressions = [rule["expr"] for rule in rules]
@@ -193,7 +168,6 @@ def test_rules_and_dashboard_name_what_is_exported(endpoint: RunEndpoint) -> Non
 
 
 def test_the_page_names_every_metric_with_its_labels(endpoint: RunEndpoint) -> None:
-    endpoint.publish([RUNNING])
     exposition = fetched(endpoint, "/metrics").text
     labels = {
         sample.name: set(sample.labels)

@@ -23,6 +23,8 @@ from cdc.sink.remedy import classify
 from tests.support.pipelines import NOWHERE
 
 SECRET = "hunter2"
+INDEX = f"http://elastic:{SECRET}@{NOWHERE}"
+CACHE = f"redis://app:{SECRET}@{NOWHERE}/0"
 FILE = f"""\
 pipeline: shop
 source:
@@ -30,8 +32,8 @@ source:
   replication_password: {SECRET}
   tables: [public.items]
 sinks:
-  search: {{type: elasticsearch, url: "http://elastic:{SECRET}@{NOWHERE}"}}
-  cache: {{type: redis, url: "redis://app:{SECRET}@{NOWHERE}/0", prefix: shop}}
+  search: {{type: elasticsearch, url: "{INDEX}"}}
+  cache: {{type: redis, url: "{CACHE}", prefix: shop}}
   warehouse: {{type: delta, path: PATH/warehouse}}
 kafka: {NOWHERE}
 connect: http://worker:{SECRET}@{NOWHERE}
@@ -62,9 +64,8 @@ def spoken(
     file: Path, words: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> tuple[int | str | None, str]:
     """The exit code of a verb, and all that it printed."""
-    monkeypatch.setattr(
-        sys, "argv", ["cdc", "-p", str(file), "--state", str(file.parent / "state"), *words.split()]
-    )
+    options = ["-p", str(file), "--state", str(file.parent / "state")]
+    monkeypatch.setattr(sys, "argv", ["cdc", *options, *words.split()])
     with pytest.raises(SystemExit) as exit_info:
         verbs.main()
     printed = capfd.readouterr()
@@ -144,41 +145,29 @@ def test_no_wrong_setting_is_quoted(
 
 
 @pytest.mark.parametrize(
-    ("name", "url"),
+    ("given", "url"),
     [
-        ("search", f"http://elastic:{SECRET}@[::1"),
-        ("search", f"http://elastic:{SECRET}@127.0.0.1:port"),
-        ("search", f"http://elastic:x/{SECRET}@127.0.0.1:1"),
-        ("cache", f"redis://:x/{SECRET}@127.0.0.1:1"),
-        ("cache", f"redis://app:{SECRET}@[::1"),
-        ("cache", f"redis://app:{SECRET}@127.0.0.1:port"),
-        ("cache", f"redis://127.0.0.1:1/0?password={SECRET}"),
-        ("cache", f"redis://127.0.0.1:1/{SECRET}"),
-        ("cache", f"unix://app:{SECRET}@/nowhere.sock?db=0"),
-        ("cache", f"{SECRET}://127.0.0.1:1"),
+        (INDEX, f"http://elastic:{SECRET}@[::1"),
+        (INDEX, f"http://elastic:{SECRET}@127.0.0.1:port"),
+        (INDEX, f"http://elastic:x/{SECRET}@127.0.0.1:1"),
+        (CACHE, f"redis://:x/{SECRET}@127.0.0.1:1"),
+        (CACHE, f"redis://app:{SECRET}@[::1"),
+        (CACHE, f"redis://app:{SECRET}@127.0.0.1:port"),
+        (CACHE, f"redis://127.0.0.1:1/0?password={SECRET}"),
+        (CACHE, f"redis://127.0.0.1:1/{SECRET}"),
+        (CACHE, f"unix://app:{SECRET}@/nowhere.sock?db=0"),
+        (CACHE, f"{SECRET}://127.0.0.1:1"),
     ],
 )
 def test_no_wrong_url_is_quoted(
-    name: str,
+    given: str,
     url: str,
     file: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    lines = [
-        f'  {name}: {{type: {"redis, prefix: shop" if name == "cache" else "elasticsearch"}, url: "{url}"}}'
-        if line.startswith(f"  {name}:")
-        else line
-        for line in file.read_text().splitlines()
-    ]
-    file.write_text("\n".join(lines))
+    assert FILE.count(given) == 1
+    file.write_text(file.read_text().replace(given, url))
     _, printed = spoken(file, "status --json", monkeypatch, capfd)
     assert printed
     assert SECRET not in printed
-
-
-def test_a_marked_secret_would_be_found() -> None:
-    """The twin: an address as it is, and a library's own text."""
-    assert SECRET in FILE
-    assert SECRET in str(ValueError(f"invalid literal for int(): '{SECRET}'"))
-    assert SECRET not in trace(ValueError(f"invalid literal for int(): '{SECRET}'"))

@@ -1,6 +1,7 @@
 """The pipeline file: what is accepted, and how every mistake in it is named."""
 
 import copy
+import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,9 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cdc.compose.stack_state import Endpoints
 from cdc.config import settings
-from cdc.config.references import STACK_VARIABLES
 from cdc.config.settings import read_tree
 from cdc.errors import SettingsError
 from cdc.sinks.delta.settings import Delta
@@ -45,18 +44,6 @@ def test_a_whole_file(tmp_path: Path) -> None:
     ]
     assert pipeline.source.dsn == "postgresql://localhost/shop"
     assert pipeline.topic("public.orders") == "shop.public.orders"
-
-
-def test_the_sample_is_accepted() -> None:
-    servers = Endpoints(
-        "postgresql://x", "x:1", "http://x:2", "http://x:3", "redis://x:4/0", "/x", "/state"
-    )
-    pipeline = settings.load(
-        Path(__file__).parents[2] / "sample/airport.yaml", servers.environment()
-    )
-    assert set(STACK_VARIABLES) == set(servers.environment())
-    assert len(pipeline.source.tables) == 5
-    assert set(pipeline.sinks) == {"search", "cache", "warehouse"}
 
 
 DOCUMENTED = [
@@ -159,6 +146,12 @@ def test_what_pages_show_of_a_file_is_accepted(tmp_path: Path, block: str) -> No
         ),
         ("  dsn: ${DSN}", "  dsn: ${NO-WHERE}", 5, "source.dsn has ${NO..., which is no reference", "${NAME:-default}"),
         ("  dsn: ${DSN}", "  dsn: ${NO", 5, "source.dsn has ${NO..., which is no reference", "${NAME:-default}"),
+        ("path: /tmp", "without_deletion_vectors: [public.item], path: /tmp", 7, "source.tables: public.item", ""),
+        ("path: /tmp", "without_deletion_vectors: true, path: /tmp", 10, "without_deletion_vectors: a list is", ""),
+        ("kafka:", "notify: [{url: a.b/secret}]\nkafka:", 2, "notify.0.url: needs http:// or https://", ""),
+        ("kafka:", "notify: [{url: 'https://a', severity: info}]\nkafka:", 2, "notify.0.severity", ""),
+        ("kafka:", "notify: [{url: 'https://a', after_s: -1}]\nkafka:", 2, "notify.0.after_s", ""),
+        ("kafka:", "notify: [{url: 'https://a', format: slack}]\nkafka:", 2, "notify.0.format", ""),
         (
             '{type: elasticsearch, url: "http://localhost:9200"}', "{type: elasticsearch, url: ${CDC_ELASTICSEARCH}}",
             8, "${CDC_ELASTICSEARCH} inside of { } is taken apart", 'quote it: "${CDC_ELASTICSEARCH}"',
@@ -175,6 +168,7 @@ def test_a_mistake_is_named_with_its_line(
     if line:
         assert f"shop.yaml:{line}:" in caught.value.message
     assert caught.value.exit_code == 2
+    assert "secret" not in f"{caught.value.message} {caught.value.hint}"
 
 
 @pytest.mark.parametrize("mark", ["\n", "\r", "\t", " ", "\x00", "\x7f"])
@@ -252,31 +246,19 @@ def test_two_sinks_on_one_place_are_refused(tmp_path: Path, sink: str, same: str
     if same is None:
         assert "another" in load(tmp_path, text).sinks
         return
-    with pytest.raises(
-        SettingsError, match=f"sinks: {same} and another are on one place"
-    ) as caught:
+    with pytest.raises(SettingsError, match=f"sinks: {same} and another are on one") as caught:
         load(tmp_path, text)
     assert "secret" not in caught.value.message
     assert "give another another " in caught.value.hint
 
 
+WRONG: Any = (None, [], {}, "", " ", "x!", -1, 0.5, True, ["x"], {"x": "y"}, {"type": "delta"})
+
+
 def mistaken(node: Any) -> Iterator[Any]:
     """Copies of a tree with one wrong value each, in every place."""
     for name in list(node if isinstance(node, dict) else range(len(node))):
-        for wrong in (
-            None,
-            [],
-            {},
-            "",
-            " ",
-            "x!",
-            -1,
-            0.5,
-            True,
-            ["x"],
-            {"x": "y"},
-            {"type": "delta"},
-        ):
+        for wrong in WRONG:
             value = node[name]
             node[name] = wrong
             yield copy.deepcopy(node)
@@ -288,48 +270,24 @@ def mistaken(node: Any) -> Iterator[Any]:
             node[name] = inner
 
 
-@pytest.mark.parametrize(
-    ("tables", "message"),
-    [
-        ("[public.items]", ""),
-        ("['public.*']", ""),
-        ("['*']", ""),
-        ("[public.item]", "public.item"),
-        ("true", "list"),
-    ],
-)
-def test_tables_without_deletion_vectors_are_of_the_file(
-    tmp_path: Path, tables: str, message: str
-) -> None:
-    text = GOOD.replace(
-        "path: /tmp/warehouse", f"path: /tmp/warehouse, without_deletion_vectors: {tables}"
-    )
-    if not message:
-        sink = load(tmp_path, text).sinks["warehouse"]
-        assert isinstance(sink, Delta)
-        assert list(sink.without_deletion_vectors) == yaml.safe_load(tables)
-        return
-    with pytest.raises(SettingsError, match=f"without_deletion_vectors.*{message}"):
-        load(tmp_path, text)
+@pytest.mark.parametrize("table", ["public.items", "public.*", "*"])
+def test_tables_without_deletion_vectors_are_of_the_file(tmp_path: Path, table: str) -> None:
+    text = GOOD.replace("path: /tmp", f"without_deletion_vectors: ['{table}'], path: /tmp")
+    sink = load(tmp_path, text).sinks["warehouse"]
+    assert isinstance(sink, Delta)
+    assert sink.without_deletion_vectors == (table,)
 
 
 def test_no_mistake_is_reported_in_words_of_the_library(tmp_path: Path) -> None:
     refused = []
     for tree in mistaken(yaml.safe_load(GOOD)):
         try:
-            load(tmp_path, yaml.safe_dump(tree))
+            load(tmp_path, json.dumps(tree))
         except SettingsError as error:
             refused.append(f"{error.message} {error.hint}")
     assert len(refused) > 150
-    strange = re.compile(
-        r"Input should|valid|tuple|dictionary|instance|None|isn't accepted|union|tag|loc|str_"
-    )
-    assert [words for words in refused if strange.search(words.replace("localhost", ""))] == []
-
-
-def test_an_absent_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="can't be read"):
-        settings.load(tmp_path / "none.yaml", {})
+    strange = r"Input should|valid|tuple|dictionary|instance|None|isn't accepted|union|tag|loc|str_"
+    assert [words for words in refused if re.search(strange, words.replace("localhost", ""))] == []
 
 
 def test_the_name_is_known_before_any_server_runs(tmp_path: Path) -> None:

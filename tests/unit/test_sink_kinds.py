@@ -100,12 +100,7 @@ def test_it_is_accepted_and_built(tmp_path: Path) -> None:
         ("drawer: 2", "drawers: 2", "shop.yaml:7: sinks.archive.drawers: no such setting", "did you mean drawer?"),
         ("type: paper", "type: stone", "shop.yaml:7: sinks.archive: no such sink type", "paper"),
         ("only: [public.orders]", "only: [public.items]", "shop.yaml:5: sinks: archive.only names public.items", ""),
-        (
-            "}\n  archive",
-            "}\n  second: {type: paper, drawer: 2}\n  archive",
-            "second and archive are",
-            "another drawer",
-        ),
+        ("}\n  archive", "}\n  second: {type: paper, drawer: 2}\n  archive", "second and archive", "another drawer"),
     ],
 )  # fmt: skip
 def test_its_mistakes_are_named_as_ours_are(

@@ -11,14 +11,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from cdc.apply import batch
-from cdc.apply.batch import LEAST
+from cdc.apply import batch, stream
 from cdc.apply.progress import RunState
 from cdc.apply.stream import Environment, Stream
 from cdc.config.settings import Pipeline
 from cdc.control.registrations import KEY, Captured, Registration
 from cdc.errors import KafkaForbidden, SinkUnavailable
-from cdc.generations.pause import pause, resume
 from cdc.generations.registry import Registry, RetainedView
 from cdc.kafka.log_refusals import Discontinued
 from cdc.kafka.records import Record
@@ -119,9 +117,7 @@ class Simulation:
         }
 
     def _describe(self, *_: object) -> tuple[list[Table], dict[str, list[str]]]:
-        """Describe the table, which every start of the stream does. A stream that starts again and
-        again comes to its end, too.
-        """
+        """Every start does this, and takes time: one that starts again and again ends, too."""
         self.clock.wait(Event(), START_S)
         return [ITEMS], {}
 
@@ -182,19 +178,24 @@ def test_small_batches_keep_the_interval() -> None:
     assert min(later - earlier for earlier, later in pairwise(starts[1:])) >= TRIGGER_S - 1e-6
 
 
-def test_what_arrives_during_a_large_batch_does_not_wait_for_the_interval() -> None:
+def test_what_arrives_during_a_large_batch_does_not_wait_for_the_interval(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Only what is less than a large batch waits."""
+    large = 200
+    for module in (batch, stream):
+        monkeypatch.setattr(module, "LEAST", large)
 
     def write_more(run: Simulation) -> None:
-        if len(run.topic.records) < 3 * LEAST:
-            for _ in range(LEAST):
+        if len(run.topic.records) < 3 * large:
+            for _ in range(large):
                 run.change("c", len(run.topic.records))
 
     run = Simulation(lambda _: None, seconds=5, trigger_s=3600)
     write_more(run)
     run.sink.on_apply = lambda: write_more(run)
     run.stream.run()
-    assert [read for _, read in run.sink.batches] == [LEAST] * 3
+    assert [read for _, read in run.sink.batches] == [large] * 3
     assert len({began for began, _ in run.sink.batches}) == 1
 
 
@@ -294,64 +295,36 @@ def test_a_sink_that_is_away_gets_everything_once_it_is_back() -> None:
     assert max(run.clock.waited_s) == 10.0
 
 
-def test_a_paused_sink_gets_nothing_until_it_is_resumed() -> None:
-    def act(run: Simulation) -> None:
-        if len(run.topic.records) < 20:
-            run.change("c", len(run.topic.records))
-        elif run.elapsed_s > 30 and run.stream.progress.state is RunState.PAUSED:
-            states.append((run.stream.progress.state, len(run.view)))
-            resume(SHOP, run.log, "cache")
+@pytest.mark.parametrize(
+    ("copies", "restarts"), [(1, {"topic": 1}), (3, {"failure": 1})], ids=["fewer", "more"]
+)
+def test_no_record_of_a_topic_that_was_created_again_is_applied(
+    copies: int, restarts: dict[str, int]
+) -> None:
+    """Where it has more records than the former one by the time that the stream looks, no offset
+    shows that it is another topic.
+    """
 
-    states: list[tuple[RunState, int]] = []
-    run = Simulation(act, seconds=40)
-    pause(SHOP, run.log, "cache", "someone")
-    run.stream.run()
-    assert states == [(RunState.PAUSED, 0)]
-    assert run.view == run.topic.model()
-
-
-def test_a_topic_that_is_created_again_ends_the_stream_before_it_reads_a_record() -> None:
     def act(run: Simulation) -> None:
         if run.elapsed_s < 1:
-            run.change("c", len(run.topic.records))
+            run.change("c", len(run.topic.records), "of the first topic")
         elif run.elapsed_s > 2 and not recreated:
             recreated.append((run.clock.now, run.view))
             run.log.create(ITEMS.topic, run.topic.partitions)
-            run.log.append(ITEMS.topic, 0, encoded({"a": "x", "b": 1}), None)
+            first, *others = run.topic.records
+            for record in (first, *others * (copies - 1)):
+                value = (encoded(record.value) or b"").replace(b"first", b"second")
+                run.log.append(ITEMS.topic, record.partition, encoded(record.key), value)
 
     recreated: list[tuple[float, dict[str, Any]]] = []
     run = Simulation(act, seconds=60)
     with pytest.raises(Discontinued) as caught:
         run.stream.run()
     assert "rebuild" in caught.value.hint
-    assert run.stream.progress.restarts == {"topic": 1}
+    assert run.stream.progress.restarts == restarts
     [(recreated_at, view)] = recreated
     assert run.clock.now - recreated_at < 1
     assert run.view == view == run.topic.model()
-
-
-def test_no_record_of_a_topic_that_was_created_again_is_applied() -> None:
-    """It has more records than the former one by the time that the stream looks: no offset shows
-    that it is another topic.
-    """
-
-    def act(run: Simulation) -> None:
-        if run.elapsed_s < 1:
-            run.change("c", len(run.topic.records), "of the first topic")
-        elif run.elapsed_s > 2 and not views:
-            views.append(run.view)
-            run.log.create(ITEMS.topic, run.topic.partitions)
-            records = [*run.topic.records, *run.topic.records]
-            for record in records:
-                value = (encoded(record.value) or b"").replace(b"first", b"second")
-                run.log.append(ITEMS.topic, record.partition, encoded(record.key), value)
-
-    views: list[dict[str, Any]] = []
-    run = Simulation(act, seconds=60)
-    with pytest.raises(Discontinued):
-        run.stream.run()
-    assert run.view == views[0] == run.topic.model()
-    assert run.stream.progress.restarts == {"failure": 1}
 
 
 def test_a_view_that_no_longer_fits_is_named_by_its_table() -> None:

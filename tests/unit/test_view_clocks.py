@@ -1,4 +1,6 @@
-"""What `now()` is: the time of commits, or of a column, once the state has got to the ends of the log."""
+"""What `now()` is: the time of commits, or of a column. That it counts once the state has got to the ends
+of the log: `tests/integration/test_closed_windows.py`.
+"""
 
 import json
 from pathlib import Path
@@ -60,25 +62,6 @@ def test_no_time_counts_before_the_first_heartbeat(log: Log) -> None:
     assert log.read() == {"commits": 5000, "events": FIRST}
 
 
-def test_a_time_counts_once_the_state_has_all_partitions(log: Log) -> None:
-    """One partition is at day 30, the other at day 2: nothing is called late by what the first has."""
-    log.beat(40)
-    log.log.append(TOPIC, 0, b"1", b"{}")
-    log.log.append(TOPIC, 1, b"2", b"{}")
-    log.seen = {"events": 30_000}
-    log.reached = (1, 0)
-    assert [log.read() for _ in range(3)] == [None] * 3
-    log.reached = (1, 1)
-    assert log.read() == {"commits": 40_000, "events": 30_000}
-    # Newer times, of rows that a partition lacks.
-    log.beat(50)
-    log.seen = {"events": 45_000}
-    log.log.append(TOPIC, 1, b"3", b"{}")
-    assert [log.read() for _ in range(3)] == [{"commits": 40_000, "events": 30_000}] * 3
-    log.reached = (1, 2)
-    assert [log.read() for _ in range(2)][-1] == {"commits": 50_000, "events": 45_000}
-
-
 def test_an_idle_table_has_the_time_of_the_heartbeats(log: Log) -> None:
     for moment in range(1, 5):
         log.beat(moment)
@@ -93,10 +76,8 @@ def test_no_row_moves_a_clock_beyond_the_commits(log: Log) -> None:
 
 def test_a_row_of_the_future_moves_no_clock() -> None:
     texts = ["2013-01-01T10:00:00.000000Z", "2099-01-01T00:00:00.000000Z", "infinity", None]
-    rows = [
-        json.dumps({"id": 1, "origin": None, "tail": None, "dep": text, "day": None}).encode()
-        for text in texts
-    ]
+    other_columns = {"id": 1, "origin": None, "tail": None, "day": None}
+    rows = [json.dumps({**other_columns, "dep": text}).encode() for text in texts]
     plan = StatePlan((COMMITS, EVENTS))
     [table] = plan.tables
     now = microseconds("2026-01-01T00:00:00.000000Z")

@@ -38,11 +38,7 @@ def test_a_view_is_outlined_in_the_words_of_the_file(tmp_path: Path) -> None:
         "state": state_outline(StatePlan((flights, airports)), ["public.planes"]),
     }
     assert described["state"] == [
-        {
-            "table": "public.planes",
-            "columns": ["tailnum", "on", "seats"],
-            "indexes": [["on"]],
-        }
+        {"table": "public.planes", "columns": ["tailnum", "on", "seats"], "indexes": [["on"]]}
     ]
     drawn = shown(draw_view(described))
     assert "flight_docs: public.flights" in drawn

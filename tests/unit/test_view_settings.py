@@ -1,7 +1,8 @@
 """Views in the pipeline file: what is accepted, and how mistakes are named."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -59,27 +60,14 @@ def table(name: str, key: str, /, **types: str) -> Table:
 
 TABLES = (
     table(
-        "flights",
-        "id",
-        id="integer",
-        flight="integer",
-        carrier="text",
-        tailnum="text",
-        origin="character varying(3)",
-        dest="text",
-        gate="character(3)",
-        day="date",
-        delay="integer",
-        is_active="boolean",
-        fuel="double precision",
-        price="numeric",
-        note="json",
-        word="citext",
+        "flights", "id", id="integer", flight="integer", carrier="text", tailnum="text",
+        origin="character varying(3)", dest="text", gate="character(3)", day="date", delay="integer",
+        is_active="boolean", fuel="double precision", price="numeric", note="json", word="citext",
     ),
     table("airlines", "carrier", carrier="text", name="text"),
     table("airports", "faa", faa="text", name="text", flight="integer"),
     table("planes", "tailnum", tailnum="text", on="text", seats="integer"),
-)
+)  # fmt: skip
 
 
 def load(tmp_path: Path, text: str) -> settings.Pipeline:
@@ -95,10 +83,8 @@ def resolve(tmp_path: Path, text: str, tables: Sequence[Table] = TABLES) -> tupl
 
 def texts(node: Node) -> list[tuple[str, str]]:
     assert node.join is not None
-    return [
-        (left.text, right.text)
-        for left, right in zip(node.join.parent, node.join.child, strict=True)
-    ]
+    sides = zip(node.join.parent, node.join.child, strict=True)
+    return [(left.text, right.text) for left, right in sides]
 
 
 def test_a_declared_view_is_resolved(tmp_path: Path) -> None:
@@ -148,9 +134,8 @@ def test_a_view_has_a_topic_of_its_own(tmp_path: Path) -> None:
     assert load(tmp_path, GOOD).view_topic("flight_docs") == "airport.view.flight_docs"
 
 
-@pytest.mark.parametrize(
-    ("old_text", "new_text", "line", "message", "hint"),
-    [
+MISTAKES: list[tuple[Any, ...]] = [
+    *((load, old, new, f"{line}: ", *words) for old, new, line, *words in [
         ("root: public.flights", "root: flights", 13, "flight_docs.root: takes schema.table", ""),
         ("root: public.flights", "roots: public.flights", 13, "no such setting", "did you mean root"),
         ("root: public.flights", "root: public.trains", 13, "the table isn't captured", "add public"),
@@ -172,9 +157,7 @@ def test_a_view_has_a_topic_of_its_own(tmp_path: Path) -> None:
         (
             "    root: public.flights",
             "    root: public.flights\n    window: {size: 1 hour}",
-            12,
-            "flight_docs: window is of a view that begins with from",
-            "select: {flights: count(*)}",
+            12, "flight_docs: window is of a view that begins with from", "select: {flights: count(*)}",
         ),
         ("    root: public.flights", "    from: public.flights", 14, "columns: no such setting", "clock, from"),
         ("    root: public.flights\n", "", 12, "root: required, but missing", "root: public.flights"),
@@ -185,29 +168,9 @@ def test_a_view_has_a_topic_of_its_own(tmp_path: Path) -> None:
         ("localhost/2", "localhost/7?db=1", 10, "state: the state is where cache has", ""),
         ("{type: redis, url: \"redis://localhost/2\"", "{type: delta, url: \"x\"", 10, "state.type", ""),
         ("public.air*,", "public.air*, view.flight_docs,", 12, "view.flight_docs has the same", "another"),
-    ],
-)  # fmt: skip
-def test_mistakes_are_named_with_their_line(
-    tmp_path: Path, old_text: str, new_text: str, line: int, message: str, hint: str
-) -> None:
-    assert old_text in GOOD
-    with pytest.raises(SettingsError) as caught:
-        load(tmp_path, GOOD.replace(old_text, new_text, 1))
-    assert f"airport.yaml:{line}: " in caught.value.message
-    assert message in caught.value.message
-    assert hint in caught.value.hint
-
-
-def test_the_spare_database_of_a_sink_counts(tmp_path: Path) -> None:
-    text = GOOD.replace("prefix: airport}\nstate", "prefix: airport, spare: 5}\nstate")
-    load(tmp_path, text.replace("localhost/2", "localhost/1"))
-    with pytest.raises(SettingsError, match="where cache has its views or makes the next ones"):
-        load(tmp_path, text.replace("localhost/2", "localhost/4"))
-
-
-@pytest.mark.parametrize(
-    ("old_text", "new_text", "line", "message", "hint"),
-    [
+    ]),
+    # What only the tables show to be wrong.
+    *((resolve, old, new, f"{line}: views.", *words) for old, new, line, *words in [
         ("[flight, delay]", "[flight, dellay]", 14, "columns.1: public.flights has no column dellay", "mean delay?"),
         ("columns: [name]", "columns: [nam]", 17, "public.airlines has no column nam", "mean name?"),
         ("{tailnum: tailnum}", "{tailnun: tailnum}", 20, "on.tailnun: public.flights has no column", ""),
@@ -240,17 +203,37 @@ def test_the_spare_database_of_a_sink_counts(tmp_path: Path) -> None:
         ("flatten: flight", "flatten: fligt", 33, "departures has no member fligt", "one of: id"),
         ("      airline:", "      flight:", 17, "flight_docs has another member flight", ""),
         ("      airline:", "      id:", 17, "flight_docs has another member id", ""),
-    ],
-)  # fmt: skip
-def test_what_the_tables_show_to_be_wrong_is_named_with_its_line(
-    tmp_path: Path, old_text: str, new_text: str, line: int, message: str, hint: str
+    ]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("read", "old_text", "new_text", "place", "message", "hint"),
+    MISTAKES,
+    ids=[message for *_, message, _ in MISTAKES],
+)
+def test_mistakes_are_named_with_their_line(
+    tmp_path: Path,
+    read: Callable[[Path, str], object],
+    old_text: str,
+    new_text: str,
+    place: str,
+    message: str,
+    hint: str,
 ) -> None:
     assert old_text in GOOD
     with pytest.raises(SettingsError) as caught:
-        resolve(tmp_path, GOOD.replace(old_text, new_text, 1))
-    assert f"airport.yaml:{line}: views." in caught.value.message
+        read(tmp_path, GOOD.replace(old_text, new_text, 1))
+    assert f"airport.yaml:{place}" in caught.value.message
     assert message in caught.value.message
     assert hint in caught.value.hint
+
+
+def test_the_spare_database_of_a_sink_counts(tmp_path: Path) -> None:
+    text = GOOD.replace("prefix: airport}\nstate", "prefix: airport, spare: 5}\nstate")
+    load(tmp_path, text.replace("localhost/2", "localhost/1"))
+    with pytest.raises(SettingsError, match="where cache has its views or makes the next ones"):
+        load(tmp_path, text.replace("localhost/2", "localhost/4"))
 
 
 def test_a_table_that_a_pattern_leaves_out_is_named(tmp_path: Path) -> None:
