@@ -53,6 +53,7 @@ def test_a_log_that_can_not_be_written_ends_nothing() -> None:
     ("words", "recorded"),
     [
         ("pause cache --json", [{"sink": "cache"}]),
+        ("rebuild cache", [{"sink": "cache", "keep": 1.0}]),
         ("generations --clean", [{"clean": True}]),
         ("generations", []),
         ("migrate", [{}]),

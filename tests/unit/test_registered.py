@@ -98,6 +98,11 @@ def test_the_same_server_is_no_other(server: Server | None) -> None:
     refuse_another(None, server, SHOP)
 
 
+def test_another_server_is_refused_by_its_identifier() -> None:
+    with pytest.raises(SourceError, match="identifier is 8, that one's was 7"):
+        refuse_another(Registration(FIRST), OTHER_SERVER, SHOP)
+
+
 def test_a_promoted_standby_is_reported() -> None:
     """It may lack the end of the log that was sent, and nothing in the log says so."""
     with pytest.raises(SourceError, match="timeline is 2, it was 1") as caught:

@@ -5,7 +5,7 @@ something can't be read.
 import json
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import jsonschema  # type: ignore[import-untyped]
@@ -40,8 +40,16 @@ from tests.support.wait import wait_until
 PAGES = ("/", "/tables", "/generations", "/quarantine", "/runbooks/sink-behind")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def page() -> Iterator[ServedPage]:
+    """A page that the test may change."""
+    with serve_page(Scene()) as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def same_page() -> Iterator[ServedPage]:
+    """A page that tests only read."""
     with serve_page(Scene()) as served:
         yield served
 
@@ -50,9 +58,9 @@ def text_of(page: ServedPage, path: str) -> str:
     return http.get(f"{page.url}{path}").raise_for_status().text
 
 
-@pytest.mark.parametrize("status", [good_status(), stuck_status(), away_status()])
-def test_each_page_answers_whatever_was_seen(status: Status) -> None:
-    with serve_page(Scene(status)) as served:
+@pytest.mark.parametrize("status", [good_status, stuck_status, away_status])
+def test_each_page_answers_whatever_was_seen(status: Callable[[], Status]) -> None:
+    with serve_page(Scene(status())) as served:
         for path in PAGES:
             assert "<h1" in text_of(served, path)
 
@@ -66,8 +74,8 @@ def test_every_page_before_the_first_look_says_so() -> None:
         assert http.get(f"{served.url}/readyz").status_code == 503
 
 
-def test_the_status_is_the_document_of_the_verb(page: ServedPage) -> None:
-    status = http.get(f"{page.url}/api/status").json()
+def test_the_status_is_the_document_of_the_verb(same_page: ServedPage) -> None:
+    status = http.get(f"{same_page.url}/api/status").json()
     schema = json.loads((FOLDER / "reference" / "status.schema.json").read_text())
     jsonschema.validate(status, schema)
     assert status["verdict"] == "ok"
@@ -137,8 +145,8 @@ def test_each_finding_has_a_runbook(code: str) -> None:
 
 
 @pytest.mark.parametrize("code", ["nothing", "index", "%2e%2e/metrics", "%2e%2e%2fmetrics"])
-def test_there_is_no_runbook_beside_the_codes(page: ServedPage, code: str) -> None:
-    assert http.get(f"{page.url}/runbooks/{code}").status_code == 404
+def test_there_is_no_runbook_beside_the_codes(same_page: ServedPage, code: str) -> None:
+    assert http.get(f"{same_page.url}/runbooks/{code}").status_code == 404
 
 
 def test_500_tables_are_searched_and_sorted_and_come_in_pages() -> None:
@@ -161,22 +169,22 @@ def test_500_tables_are_searched_and_sorted_and_come_in_pages() -> None:
             assert "500 of 500" in text_of(served, f"/tables?{query}")
 
 
-def test_what_others_wrote_is_shown_as_text(page: ServedPage) -> None:
-    search = text_of(page, '/tables?search="><script>alert(1)</script>')
+def test_what_others_wrote_is_shown_as_text(same_page: ServedPage) -> None:
+    search = text_of(same_page, '/tables?search="><script>alert(1)</script>')
     assert "<script>alert" not in search
-    text = text_of(page, "/quarantine")
+    text = text_of(same_page, "/quarantine")
     assert "cache/shop.public.orders/0/11" in text
     assert "The value is no &lt;b&gt;number&lt;/b&gt;." in text
-    records = http.get(f"{page.url}/api/quarantine").json()["quarantine"]
+    records = http.get(f"{same_page.url}/api/quarantine").json()["quarantine"]
     assert [set(record) for record in records] == [{"place", "sink", "topic", "reason", "at"}] * 2
 
 
-def test_generations_and_builds_are_shown(page: ServedPage) -> None:
-    text = text_of(page, "/generations")
+def test_generations_and_builds_are_shown(same_page: ServedPage) -> None:
+    text = text_of(same_page, "/generations")
     assert "20261124t120000000000" in text
     assert "61,000 of 250,000 records, 14,000/s, 14 s left" in text
     assert "interrupted" in text
-    document = http.get(f"{page.url}/api/generations").json()
+    document = http.get(f"{same_page.url}/api/generations").json()
     assert [len(document[name]) for name in ("live", "kept", "builds")] == [16, 1, 2]
 
 
@@ -217,19 +225,19 @@ def test_each_page_has_the_commands_for_what_it_shows(
     assert [why for line in shown if (why := refusal(line.split()))] == []
 
 
-def test_events_come_when_there_is_something_new(page: ServedPage) -> None:
-    with http.stream("GET", f"{page.url}/events") as stream:
+def test_events_come_when_there_is_something_new(same_page: ServedPage) -> None:
+    with http.stream("GET", f"{same_page.url}/events") as stream:
         lines = stream.iter_lines()
         numbers = [line for line in (next(lines) for _ in range(9)) if line.startswith("data: ")]
     assert len(set(numbers)) == 3
 
 
-def test_metrics_and_probes(page: ServedPage) -> None:
-    text = text_of(page, "/metrics")
+def test_metrics_and_probes(same_page: ServedPage) -> None:
+    text = text_of(same_page, "/metrics")
     assert 'cdc_sink_lag_seconds{sink="cache"} 0.0' in text
     assert "cdc_look_up 1.0" in text
-    assert text_of(page, "/readyz") == "there is a first look\n"
-    assert http.get(f"{page.url}/livez").status_code == 200
+    assert text_of(same_page, "/readyz") == "there is a first look\n"
+    assert http.get(f"{same_page.url}/livez").status_code == 200
 
 
 def test_a_look_that_hangs_is_loud_and_not_alive(
@@ -241,10 +249,10 @@ def test_a_look_that_hangs_is_loud_and_not_alive(
     assert "hasn&#39;t ended for" in text_of(page, "/")
 
 
-def test_a_port_that_is_taken_is_named(page: ServedPage) -> None:
-    port = int(page.url.rpartition(":")[2])
+def test_a_port_that_is_taken_is_named(same_page: ServedPage) -> None:
+    port = int(same_page.url.rpartition(":")[2])
     with pytest.raises(SettingsError, match=str(port)):
-        PageServer(page.dashboard, Access("127.0.0.1", LOOPBACK, None), port)
+        PageServer(same_page.dashboard, Access("127.0.0.1", LOOPBACK, None), port)
 
 
 def test_nobody_watches_and_the_servers_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

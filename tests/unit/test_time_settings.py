@@ -142,7 +142,7 @@ MISTAKES: list[tuple[str, ...]] = [
         ("having: following", "having: before", "having names before, which the document doesn't show", "one of: id"),
         ("having: following IS NULL AND now() > dep", "having: id", "isn't a condition", "having: late > 3"),
     ]),
-    *((PATTERN, *row) for row in [
+    *((PATTERN, old, new, f"{place}: ", *words) for old, new, place, *words in [
         ("from:", "root:", "10: views.late.root", "no such setting", "accepted here: alerts, clock, columns, from"),
         ("    from: public.flights\n", "", "9: views.late.from", "required, but missing", "from: public.flights"),
         ("from: public.flights", "from: flights", "10: views.late.from", "takes schema.table", ""),

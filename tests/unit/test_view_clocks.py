@@ -1,6 +1,4 @@
-"""What `now()` is: the time of commits, or of a column. That it counts once the state has got to the ends
-of the log: `tests/integration/test_closed_windows.py`.
-"""
+"""What `now()` is: the time of commits, or of a column."""
 
 import json
 from pathlib import Path
@@ -85,3 +83,18 @@ def test_a_row_of_the_future_moves_no_clock() -> None:
     assert latest_times(plan, table, rows, now) == {"events": microseconds(str(texts[0]))}
     assert latest_times(plan, table, rows[1:], now) == {}
     assert latest_times(StatePlan((COMMITS,)), table, rows, now) == {}
+
+
+def test_a_time_counts_once_the_state_has_the_ends_and_stays_until_the_next_one_does(
+    log: Log,
+) -> None:
+    log.beat(40)
+    log.log.append(TOPIC, 0, b"1", b"{}")
+    assert [log.read() for _ in range(3)] == [None] * 3
+    log.reached = (1, 0)
+    assert log.read() == {"commits": 40_000, "events": FIRST}
+    log.beat(50)
+    log.log.append(TOPIC, 1, b"2", b"{}")
+    assert [log.read() for _ in range(3)] == [{"commits": 40_000, "events": FIRST}] * 3
+    log.reached = (1, 1)
+    assert [log.read() for _ in range(2)][-1] == {"commits": 50_000, "events": FIRST}
