@@ -50,7 +50,8 @@ def view(folder: Path, topic: Topic, **options: Any) -> ViewState:
 
 def run(state: ViewState, topic: Topic) -> tuple[PartitionOutcome, Staged]:
     """Run all records of a topic of one partition through a task."""
-    writer = WarehouseWriter({topic.table.topic: state}, FileNames(), archives=True)
+    archives = state.changes is not None
+    writer = WarehouseWriter({topic.table.topic: state}, FileNames(), archives=archives)
     advance = Advance(topic.table, None, Position("id", topic.ends))
     task = LaneRun(Lane((advance,), DecodeOptions(PLACEHOLDER), writer, Skip()))
     records = [(encoded(r.key), encoded(r.value), r.offset) for r in topic.records]
@@ -95,6 +96,20 @@ def test_every_event_and_the_newest_of_each_row(folder: Path) -> None:
     assert not staged.repeated
     stats = json.loads(staged.rows[0]["stats"])
     assert (stats["numRecords"], stats["maxValues"]["n"], stats["nullCount"]["v"]) == (1, 2, 0)
+
+
+def test_a_part_gets_nothing_that_it_knows(folder: Path) -> None:
+    topic = Topic(ITEMS, 1)
+    for number in range(4):
+        topic.add("c", row(f"k{number}", number))
+    report, staged = run(view(folder, topic, logged=(3,), mirrored=(2,)), topic)
+    events = read_files(folder / "changes", staged.events)
+    assert [record["_cdc_offset"] for record in events] == [3]
+    rows = read_files(folder / "mirror", staged.rows)
+    assert [record["_cdc_offset"] for record in rows] == [2, 3]
+    assert (report.applied.stale, report.applied.written) == (2, 2)
+    _, staged = run(view(folder, topic, changes=None), topic)
+    assert (staged.events, len(staged.rows)) == ([], 1)
 
 
 def test_a_file_of_the_mirror_that_a_task_cant_read_is_reported(folder: Path) -> None:
