@@ -124,7 +124,7 @@ def test_a_state_stays_what_it_is(mirror: Mirror) -> None:
 
 @pytest.mark.parametrize("kind", ["folder", "bucket"])
 def test_of_two_commits_on_one_version_one_succeeds(tmp_path: Path, unique: str, kind: str) -> None:
-    """Two writers raise one counter 40 times, each from what it has read."""
+    """Two writers raise one counter 100 times, each from what it has read."""
     location = f"{buckets.new_bucket(unique)}/mirror" if kind == "bucket" else str(tmp_path)
     create_mirror(TableLog(location))
     logs = [TableLog(location) for _ in range(2)]
@@ -132,7 +132,7 @@ def test_of_two_commits_on_one_version_one_succeeds(tmp_path: Path, unique: str,
 
     def raise_counter(log: TableLog) -> None:
         raised = 0
-        while raised < 20:
+        while raised < 50:
             state = log.refresh()
             assert state is not None
             counter = state.transactions.get("counter", 0)
@@ -150,8 +150,8 @@ def test_of_two_commits_on_one_version_one_succeeds(tmp_path: Path, unique: str,
         thread.join()
     state = TableLog(location).refresh()
     assert state is not None
-    assert (state.version, state.transactions["counter"]) == (40, 40)
-    assert len(list(place(location).files())) == 41
+    assert (state.version, state.transactions["counter"]) == (100, 100)
+    assert len(list(place(location).files())) == 101
 
 
 def test_a_commit_whose_answer_was_lost_is_recognised(

@@ -4,7 +4,6 @@ import errno
 import os
 import shutil
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -52,30 +51,6 @@ def test_files_are_written_read_listed_and_removed(warehouse: str) -> None:
     assert [file.path for file in table.files()] == ["_delta_log/1.json"]
     place(f"{warehouse}/public.größe").remove_all()
     assert list(place(warehouse).files()) == []
-
-
-def test_of_several_writers_one_creates_a_file(warehouse: str) -> None:
-    """In each of 20 rounds, which begin for all of them at once."""
-    table = place(f"{warehouse}/mirror")
-    table.make()
-    if isinstance(table, Bucket):
-        table.require_one_winner()
-    barrier = threading.Barrier(4)
-    created: list[tuple[int, bytes]] = []
-
-    def write(name: bytes) -> None:
-        for number in range(20):
-            barrier.wait()
-            if table.write_new(f"{number}.json", name):
-                created.append((number, name))
-
-    threads = [threading.Thread(target=write, args=(name,)) for name in (b"a", b"b", b"c", b"d")]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(number for number, _ in created) == list(range(20))
-    assert all(table.read(f"{number}.json") == name for number, name in created)
 
 
 def test_rows_are_written_and_read(warehouse: str) -> None:
