@@ -87,6 +87,11 @@ class Remembered:
     def put(self, records: Sequence[tuple[Rejected, Source]]) -> None:
         self.records.extend(records)
 
+    @property
+    def reasons(self) -> list[tuple[int, str]]:
+        """By offset."""
+        return [(record.offset, record.reason) for record, _ in self.records]
+
 
 def run(lane: Lane, records: Iterable[Raw]) -> list[PartitionOutcome]:
     task = LaneRun(lane)

@@ -12,6 +12,18 @@ from tests.support.envelopes import PLACEHOLDER, Row, envelope
 from tests.support.twin import Raw, placeholders
 
 SHAPES = placeholders(PLACEHOLDER)
+TYPES = (
+    "text",
+    "bigint",
+    "text",
+    "integer",
+    "boolean",
+    "numeric(10,2)",
+    "text[]",
+    "integer[]",
+    "jsonb",
+)
+"""Of columns whose values it can write, the key's first."""
 Pair = tuple[bytes | None, bytes | None]
 
 

@@ -72,18 +72,13 @@ def test_hops_are_those_of_the_batch_that_holds_the_record() -> None:
 )
 def test_all_that_is_asked_is_met(goals: dict[str, Any], answer: str) -> None:
     """A ratio to what wasn't measured isn't reached either."""
-    assert (
-        report.verdict(
-            Figure("W4", "rows/s", **{"against": "rival", **goals}, ours=[100.0], rival=[90.0])
-        )
-        == answer
-    )
+    settings = {"against": "rival", **goals}
+    figure = Figure("W4", "rows/s", **settings, ours=[100.0], rival=[90.0])
+    assert report.verdict(figure) == answer
 
 
 def test_latency_is_met_by_both_percentiles() -> None:
     hops = {"visible": [0.1] * 98 + [0.4] * 2}
-    answers = [
-        report.verdict(Figure("cache", "s", hops=hops, asked=aim))
-        for aim in ((0.1, 0.4), (0.1, 0.3), (0.05, 0.5), ())
-    ]
+    aims: list[tuple[float, ...]] = [(0.1, 0.4), (0.1, 0.3), (0.05, 0.5), ()]
+    answers = [report.verdict(Figure("cache", "s", hops=hops, asked=aim)) for aim in aims]
     assert answers == ["yes", "no", "no", ""]

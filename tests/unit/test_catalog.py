@@ -1,5 +1,7 @@
 """What patterns mean: which tables, and which not, for every command the same."""
 
+from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -45,11 +47,8 @@ def test_a_pattern_means_what_can_be_captured_and_says_what_not() -> None:
         "public.spatial_ref_sys": "of the extension postgis",
     }
     finding = choice.findings[0]
-    assert (finding.code, finding.severity, finding.table) == (
-        "table-left-out",
-        "info",
-        "public.report",
-    )
+    assert (finding.code, finding.severity) == ("table-left-out", "info")
+    assert finding.table == "public.report"
     assert finding.message == (
         "public.report is left out: a view: the log has rows of tables only."
         " No action needed, unless its rows are wanted."
@@ -82,12 +81,8 @@ def test_each_table_once_and_in_the_order_of_the_file(
 
 
 def test_settings_are_the_entrys_own() -> None:
-    original = pipeline(
-        "shop",
-        "",
-        {"table": "public.*", "partitions": 1},
-        {"table": "public.orders", "partitions": 8},
-    )
+    entries = {"table": "public.*", "partitions": 1}, {"table": "public.orders", "partitions": 8}
+    original = pipeline("shop", "", *entries)
     resolved = original.with_tables(["public.items", "public.orders"])
     assert {entry.table: entry.partitions for entry in resolved.source.tables} == {
         "public.items": 1,
@@ -125,86 +120,65 @@ def test_a_table_that_comes_later_waits() -> None:
     registration = Registration(tables={"public.items": Captured()})
     refuse_waiting(None, ["public.items"])
     refuse_waiting(registration, ["public.items"])
-    with pytest.raises(
-        SettingsError, match=r"public.orders and 1 more .* isn't captured yet"
-    ) as caught:
+    not_captured = r"public.orders and 1 more .* isn't captured yet"
+    with pytest.raises(SettingsError, match=not_captured) as caught:
         refuse_waiting(registration, ["public.items", "public.orders", "public.other"])
     assert "migrate, then cdc -p FILE register" in caught.value.hint
 
 
-class Nobody:
-    """A connection to Kafka, for what is stubbed beyond it."""
+@pytest.fixture
+def file(tmp_path: Path) -> Callable[..., Path]:
+    """Writes a pipeline file with these tables, whose Kafka and Postgres are at these addresses."""
 
-    def __enter__(self) -> "Nobody":
-        return self
+    def write(tables: str, kafka: str = "x", dsn: str = "x") -> Path:
+        path = tmp_path / "shop.yaml"
+        path.write_text(
+            f"pipeline: shop\nkafka: {kafka}\nconnect: http://x\n"
+            f"source:\n  dsn: {dsn}\n  tables: {tables}\n"
+            "sinks:\n  warehouse: {type: delta, path: /x}\n"
+        )
+        return path
 
-    def __exit__(self, *_: object) -> None:
-        pass
+    return write
 
 
 def test_a_pattern_has_to_mean_something_that_is_registered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    file: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """For every verb: views of no table are all right, whatever is asked of them."""
-    monkeypatch.setattr("cdc.kafka.topics.Topics", lambda _: Nobody())
-    monkeypatch.setattr(
-        "cdc.control.registrations.read",
-        lambda *_: Registration(tables={"public.items": Captured()}),
-    )
-
-    def file(pattern: str) -> Context:
-        path = tmp_path / "shop.yaml"
-        path.write_text(
-            f"pipeline: shop\nkafka: x\nconnect: http://x\nsource:\n  dsn: x\n  tables: ['{pattern}']\n"
-            "sinks:\n  warehouse: {type: delta, path: /x}\n"
-        )
-        return Context(path, tmp_path)
-
-    assert [entry.table for entry in file("public.*").pipeline.source.tables] == ["public.items"]
+    registration = Registration(tables={"public.items": Captured()})
+    monkeypatch.setattr("cdc.kafka.topics.Topics", lambda _: nullcontext())
+    monkeypatch.setattr("cdc.control.registrations.read", lambda *_: registration)
+    shop = Context(file("['public.*']"), tmp_path).pipeline
+    assert [entry.table for entry in shop.source.tables] == ["public.items"]
     with pytest.raises(SettingsError, match=r"pubilc\.\* in source\.tables means none") as caught:
-        _ = file("pubilc.*").pipeline
+        _ = Context(file("['pubilc.*']"), tmp_path).pipeline
     assert "migrate, then cdc -p FILE register" in caught.value.hint
 
 
 @pytest.mark.parametrize(
     ("entry", "words"),
     [
-        (
-            "{table: public.*, exclude: [note]}",
-            "exclude, key and index.fields are a single table's",
-        ),
+        ("{table: public.*, exclude: [note]}", "exclude, key and index.fields are a single table's"),
         ("{table: public.*, key: [a]}", "exclude, key and index.fields are a single table's"),
-        (
-            "{table: public.*, index: {fields: {a: {type: keyword}}}}",
-            "index.fields are a single table's",
-        ),
+        ("{table: public.*, index: {fields: {a: {type: keyword}}}}", "index.fields are a single table's"),
         ('"public.a?*"', "a pattern has letters, digits, _, - and * only"),
         ('"public*"', "a table is written schema.table"),
-        ("[public.*, public.*]", "listed twice: public.*"),
+        ("public.*, public.*", "listed twice: public.*"),
     ],
-)
-def test_a_pattern_that_is_written_wrong(tmp_path: Path, entry: str, words: str) -> None:
-    path = tmp_path / "shop.yaml"
-    tables = entry if entry.startswith("[") else f"[{entry}]"
-    path.write_text(
-        f"pipeline: shop\nkafka: x\nconnect: http://x\nsource:\n  dsn: x\n  tables: {tables}\n"
-        "sinks:\n  warehouse: {type: delta, path: /x}\n"
-    )
+)  # fmt: skip
+def test_a_pattern_that_is_written_wrong(file: Callable[..., Path], entry: str, words: str) -> None:
     with pytest.raises(SettingsError) as caught:
-        settings.load(path, {})
+        settings.load(file(f"[{entry}]"), {})
     assert words in caught.value.message
 
 
-def test_who_only_looks_does_not_wait_for_a_server_that_says_nothing(tmp_path: Path) -> None:
-    """A `cdc status` has to tell it within seconds: what is listed by name is known all the
-    same.
-    """
-    path = tmp_path / "shop.yaml"
+def test_who_only_looks_does_not_wait_for_a_server_that_says_nothing(
+    file: Callable[..., Path], tmp_path: Path
+) -> None:
+    """A `cdc status` has to say so within seconds: what is listed by name is known all the same."""
     with answering(silent) as kafka, answering(silent) as postgres:
-        path.write_text(
-            f"pipeline: shop\nkafka: 127.0.0.1:{kafka}\nconnect: http://x\n"
-            f"source:\n  dsn: postgresql://127.0.0.1:{postgres}/x\n  tables: [public.items, public.o*]\n"
-            "sinks:\n  warehouse: {type: delta, path: /x}\n"
-        )
+        dsn = f"postgresql://127.0.0.1:{postgres}/x"
+        path = file("[public.items, public.o*]", f"127.0.0.1:{kafka}", dsn)
         shown = answer_within(4, lambda: Context(path, tmp_path).pipeline_to_show)
     assert [entry.table for entry in shown.source.tables] == ["public.items"]

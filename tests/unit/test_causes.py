@@ -1,6 +1,4 @@
-"""Why a server can't be used is reported, once and at once: each client's own words mean the same to
-its user.
-"""
+"""Why a server can't be used is reported at once, in the same words whatever its client says."""
 
 import socket
 import time
@@ -41,21 +39,20 @@ def cache(url: str) -> None:
 
 
 READY = b"Z\x00\x00\x00\x05I"
+LET_IN = b"R\x00\x00\x00\x08\x00\x00\x00\x00" + READY
 
 
 def wordless_postgres(client: socket.socket) -> None:
-    """Lets a client in, and says nothing from then on: as one that is stopped, or behind a network
-    that is.
-    """
+    """Lets a client in, and says nothing from then on."""
     client.recv(1024)
-    client.sendall(b"R\x00\x00\x00\x08\x00\x00\x00\x00" + READY)
+    client.sendall(LET_IN)
     silent(client)
 
 
 def falling_silent(client: socket.socket) -> None:
     """The same after the statement with which a session begins."""
     client.recv(1024)
-    client.sendall(b"R\x00\x00\x00\x08\x00\x00\x00\x00" + READY)
+    client.sendall(LET_IN)
     client.recv(1024)
     client.sendall(b"C\x00\x00\x00\x0dSELECT 1\x00" + READY)
     silent(client)
@@ -128,12 +125,8 @@ def refused(ask: Callable[[str], None], url: str) -> CdcError:
             UNKNOWN, "sslrootcert=", SourceError,
         ),
         (
-            postgres,
-            postgres_tls,
-            "postgresql://127.0.0.1:{}/d?sslmode=verify-full&sslrootcert=" + str(ELSEWHERE),
-            OTHER_HOST,
-            "host name",
-            SourceError,
+            postgres, postgres_tls, "postgresql://127.0.0.1:{}/d?sslmode=verify-full&sslrootcert=" + str(ELSEWHERE),
+            OTHER_HOST, "host name", SourceError,
         ),
         (
             postgres, postgres_tls, "postgresql://127.0.0.1:{}/d?sslmode=verify-full&sslrootcert=/no/ca.pem",
@@ -188,11 +181,7 @@ def test_what_is_away_may_come_back(
 @pytest.mark.parametrize(
     ("words", "text", "passes"),
     [
-        (
-            "certificate verify failed: certificate has expired (_ssl.c:1000)",
-            "its certificate has expired",
-            True,
-        ),
+        ("certificate verify failed: certificate has expired (_ssl.c:1000)", "its certificate has expired", True),
         ("certificate verify failed: unable to get local issuer certificate", UNKNOWN, False),
         ("tlsv13 alert certificate required", "it asks for a client's certificate", False),
         ("server does not support SSL, but SSL was required", NO_TLS, False),
@@ -201,7 +190,7 @@ def test_what_is_away_may_come_back(
         ("Timeout connecting to server", "it doesn't answer", True),
         ("words of another language", "", True),
     ],
-)
+)  # fmt: skip
 def test_words_of_libraries(words: str, text: str, passes: bool) -> None:
     why = cause(words)
     assert (why.text, why.is_transient) == (text, passes)

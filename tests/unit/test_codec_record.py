@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,15 +17,13 @@ from tests.support import twin
 from tests.support.budget import budget
 from tests.support.comparing import assert_as_the_twin
 from tests.support.envelopes import PLACEHOLDER, Row, envelope, table
-from tests.support.scribe import SHAPES, Scribe, packed
+from tests.support.scribe import SHAPES, TYPES, Scribe, packed
 
 ITEMS = table("t.public.items")
 KEY = b'{"a":"k","b":1}'
+ID = '["k",1]'
 ROW: Row = {"a": "k", "b": 1, "v": "x", "n": 1}
 EVENT = envelope("c", None, ROW, lsn=7)
-TYPES = (
-    "text", "bigint", "text", "integer", "boolean", "numeric(10,2)", "text[]", "integer[]", "jsonb",
-)  # fmt: skip
 TOASTED = (
     "text", "bytea", "text[]", "bytea[]", "integer[]", "bigint[]", "uuid[]", "jsonb", "hstore", "integer",
 )  # fmt: skip
@@ -44,18 +43,16 @@ def problem(key: bytes | None, value: bytes | None, topic: str = ITEMS.topic) ->
     return caught.value.problem
 
 
-def test_a_change() -> None:
-    assert decoder().decode(ITEMS.topic, KEY, packed(EVENT)) == Change(
-        '["k",1]', "c", packed(ROW), (), 7, 1_700_000_000_000_000
-    )
-
-
-def test_both_kinds_of_delete() -> None:
-    event = envelope("d", ROW, None, lsn=7)
-    assert decoder().decode(ITEMS.topic, KEY, packed(event)) == Change(
-        '["k",1]', "d", None, (), 7, EVENT["source"]["ts_us"]
-    )
-    assert decoder().decode(ITEMS.topic, KEY, None) == Change('["k",1]', None, None, (), None, None)
+@pytest.mark.parametrize(
+    ("value", "change"),
+    [
+        (packed(EVENT), Change(ID, "c", packed(ROW), (), 7, 1_700_000_000_000_000)),
+        (packed(envelope("d", ROW, None, lsn=7)), Change(ID, "d", None, (), 7, 1_700_000_000_000_000)),
+        (None, Change(ID, None, None, (), None, None)),
+    ],
+)  # fmt: skip
+def test_a_change_and_both_kinds_of_delete(value: bytes | None, change: Change) -> None:
+    assert decoder().decode(ITEMS.topic, KEY, value) == change
 
 
 @pytest.mark.parametrize(
@@ -91,16 +88,8 @@ WRONG: list[tuple[bytes | None, bytes | None, str]] = [
     (b'{"a":"k","b":null}', b"no json", "its key is not one of the table"),
     (b'{"a":"k","b":1.5}', packed(EVENT), "its key is not one of the table"),
     (b'{"a":"k","b":9223372036854775808}', packed(EVENT), "its key is not one of the table"),
-    (KEY, b"", "its value is no change event"),
-    (KEY, b"nope", "its value is no change event"),
     (KEY, b"null", "its value is no change event"),
-    (KEY, b"[]", "its value is no change event"),
-    (KEY, b"7", "its value is no change event"),
-    (KEY, b"{}", "its value is no change event"),
-    (KEY, packed([EVENT]), "its value is no change event"),
-    (KEY, packed(EVENT)[:-1], "its value is no change event"),
     (KEY, packed(EVENT) + b"x", "its value is no change event"),
-    (KEY, packed({**EVENT, "op": None}), "its value is no change event"),
     (KEY, packed({**EVENT, "op": 7}), "its value is no change event"),
     (KEY, packed(EVENT).replace(b'"n":1', b'"n":NaN'), "its value is no change event"),
     (KEY, packed(EVENT).replace(b'"x"', b'"\\ud800"'), "its value is no change event"),
@@ -108,8 +97,6 @@ WRONG: list[tuple[bytes | None, bytes | None, str]] = [
     (KEY, packed({**EVENT, "op": "t"}), "its operation is unknown"),
     (KEY, packed({**EVENT, "op": "", "after": None}), "its operation is unknown"),
     (KEY, packed({"op": "c"}), "it lacks the row"),
-    (KEY, packed({**EVENT, "after": None}), "it lacks the row"),
-    (KEY, packed({**EVENT, "after": [ROW]}), "it lacks the row"),
     (KEY, packed({**EVENT, "after": json.dumps(ROW)}), "it lacks the row"),
     (KEY, packed({**EVENT, "after": 7, "source": {"schema": "s", "table": "t"}}), "it lacks the row"),
     (KEY, packed({**EVENT, "source": {"schema": "public", "table": "others"}}), "it is of another table"),
@@ -122,6 +109,7 @@ WRONG: list[tuple[bytes | None, bytes | None, str]] = [
 def test_a_record_of_another_writer_is_reported(
     key: bytes | None, value: bytes | None, expected: str
 ) -> None:
+    """The scribe's garbage, which the twin refuses as well, has more of them."""
     assert problem(key, value) == expected
 
 
@@ -130,17 +118,16 @@ def test_a_topic_of_no_table_has_no_keys() -> None:
 
 
 def test_a_bad_record_is_named_by_its_key_if_it_has_one() -> None:
-    assert decoder().row_id(ITEMS.topic, KEY) == '["k",1]'
+    assert decoder().row_id(ITEMS.topic, KEY) == ID
     for key in (None, b"", b"\xff", b'{"a":"\xff","b":1}', b'{"a":"k"}', b"7"):
         assert decoder().row_id(ITEMS.topic, key) is None
     assert decoder().row_id("t.public.others", KEY) is None
 
 
 def test_a_text_may_hold_what_stands_for_bytes_that_are_none() -> None:
-    row = {"a": "\ufffd", "b": 1, "v": "\ufffd", "n": 1}
-    change = decoder().decode(
-        ITEMS.topic, packed({"a": "\ufffd", "b": 1}), packed(envelope("c", None, row))
-    )
+    key = {"a": "\ufffd", "b": 1}
+    row = {**key, "v": "\ufffd", "n": 1}
+    change = decoder().decode(ITEMS.topic, packed(key), packed(envelope("c", None, row)))
     assert (change.id, json.loads(change.row or b"")) == ('["\ufffd",1]', row)
 
 
@@ -150,30 +137,26 @@ def test_a_row_keeps_every_digit_and_escape() -> None:
     assert decoder().decode(ITEMS.topic, KEY, value).row == row
 
 
+def keyed(**types: str) -> Table:
+    """A table with a key `k` and these columns."""
+    columns = (Column(*column) for column in {"k": "text", **types}.items())
+    return Table("public", "w", tuple(columns), ("k",), "t.public.w")
+
+
+def update(table: Table, row: Row, *, ascii_only: bool = False) -> Change:
+    event = packed({"op": "u", "after": row}, ascii_only=ascii_only)
+    return decoder(table).decode(table.topic, b'{"k":"1"}', event)
+
+
 @pytest.mark.parametrize("kind", SHAPES)
 @pytest.mark.parametrize("ascii_only", [False, True])
 def test_every_shape_is_a_placeholder(kind: str, ascii_only: bool) -> None:
     """Alone, beside others, and never what merely looks like one."""
     shape, type_ = SHAPES[kind], "uuid[]" if kind == "uuid" else kind.split(" ", maxsplit=1)[0]
-    wide = Table(
-        "public",
-        "w",
-        (Column("k", "text"), Column("a", type_), Column("é", type_)),
-        ("k",),
-        "t.public.w",
-    )
-    near = {
-        "x": PLACEHOLDER[:-1],
-        "y": [PLACEHOLDER[:-1]],
-        "z": list(PLACEHOLDER.encode())[:-1],
-        "w": f"{PLACEHOLDER}x",
-    }
+    cut = PLACEHOLDER[:-1]
+    near = {"x": cut, "y": [cut], "z": list(cut.encode()), "w": f"{PLACEHOLDER}x"}
     row = {"a": shape, **near, "b": "b", "é": shape, "c": None}
-    change = decoder(wide).decode(
-        wide.topic,
-        b'{"k":"1"}',
-        packed({"op": "u", "after": {**row, "k": "1"}}, ascii_only=ascii_only),
-    )
+    change = update(keyed(a=type_, é=type_), {**row, "k": "1"}, ascii_only=ascii_only)
     assert change.missing == ("a", "é")
     assert twin.loads((change.row or b"").decode()) == {**row, "k": "1", "a": None, "é": None}
 
@@ -191,19 +174,9 @@ def test_a_row_of_a_snapshot_misses_nothing(op: str, missing: tuple[str, ...]) -
 
 @pytest.mark.parametrize("reshaped", [False, True])
 def test_a_column_that_the_table_has_no_more_is_not_missing(reshaped: bool) -> None:
-    """Its views leave it out, so that nothing could complete it; a table that isn't reshaped may
-    get it yet.
-    """
-    table = Table(
-        "public",
-        "w",
-        (Column("k", "text"), Column("a", "text")),
-        ("k",),
-        "t.public.w",
-        reshaped=reshaped,
-    )
-    row = {"k": "1", "a": PLACEHOLDER, "gone": PLACEHOLDER}
-    change = decoder(table).decode(table.topic, b'{"k":"1"}', packed({"op": "u", "after": row}))
+    """Nothing could complete it. A table that isn't reshaped may get it yet."""
+    table = replace(keyed(a="text"), reshaped=reshaped)
+    change = update(table, {"k": "1", "a": PLACEHOLDER, "gone": PLACEHOLDER})
     assert change.missing == (("a",) if reshaped else ("a", "gone"))
     assert json.loads(change.row or b"") == {"k": "1", "a": None, "gone": None}
 
@@ -211,11 +184,9 @@ def test_a_column_that_the_table_has_no_more_is_not_missing(reshaped: bool) -> N
 @pytest.mark.parametrize("kind", SHAPES)
 def test_no_placeholder_of_a_column_that_nobody_knows_yet_passes(kind: str) -> None:
     """The record was written after ALTER TABLE ... ADD, which the pipeline hasn't heard of."""
-    table = Table(
-        "public", "w", (Column("k", "text"), Column("a", "integer")), ("k",), "t.public.w"
-    )
+    table = keyed(a="integer")
     row = {"k": "1", "a": 1, "new": SHAPES[kind]}
-    change = decoder(table).decode(table.topic, b'{"k":"1"}', packed({"op": "u", "after": row}))
+    change = update(table, row)
     assert json.loads(codec(table).document(change.row or b"")) == {**row, "new": None}
     assert change.missing == ("new",)
 
@@ -234,11 +205,8 @@ def make_table(names: list[str], types: tuple[str, ...], key: int) -> Table:
 @budget(40)
 def test_decoding_equals_the_twin(names: list[str], texts: list[str], seed: int, form: Any) -> None:
     table = make_table(names, TYPES, 2)
-    keys = [
-        {names[0]: text, names[1]: number}
-        for text in texts
-        for number in (0, -1, 2**53 + 1, 2**63 - 1, -(2**63))
-    ]
+    numbers = (0, -1, 2**53 + 1, 2**63 - 1, -(2**63))
+    keys = [{names[0]: text, names[1]: number} for text in texts for number in numbers]
     assert_as_the_twin(table, Scribe(table, seed, texts, keys).log(100, garbage=0.4), form)
 
 
@@ -246,11 +214,8 @@ def test_decoding_equals_the_twin(names: list[str], texts: list[str], seed: int,
 @budget(40)
 def test_placeholders_equal_the_twin(seed: int, form: Any) -> None:
     texts = ["", "a", 'q"\\', "😀", "null", PLACEHOLDER[:-1], PLACEHOLDER[1:]]
-    table = make_table(
-        ["id", *(f"c{index} {type_}" for index, type_ in enumerate(TOASTED))],
-        ("bigint", *TOASTED),
-        1,
-    )
+    names = ["id", *(f"c{index} {type_}" for index, type_ in enumerate(TOASTED))]
+    table = make_table(names, ("bigint", *TOASTED), 1)
     scribe = Scribe(table, seed, texts, [{"id": number} for number in range(5)])
     assert_as_the_twin(table, scribe.log(100, garbage=0.06, lacking=0.5), form)
 
@@ -278,20 +243,18 @@ def test_no_two_keys_collide(
     """Neither as ids, nor as the ids of documents, which are at most 512 bytes long."""
     near = [*numbers, *(n + 1 for n in numbers if n < 2**63 - 1)]
     pairs = [(pair, number) for pair in texts for number in near]
-    mixed = list(
-        dict.fromkeys(
-            tuple(n if t == "bigint" else p[index % 2] for index, t in enumerate(types))
-            for p, n in pairs
-        )
+    mixed = dict.fromkeys(
+        tuple(n if t == "bigint" else p[index % 2] for index, t in enumerate(types))
+        for p, n in pairs
     )
-    columns = tuple(Column(f"k{index}", type_) for index, type_ in enumerate(types))
-    assert_told_apart(
-        Table("public", "x", columns, tuple(column.name for column in columns), "t.public.x"), mixed
-    )
+    table = make_table([f"k{index}" for index in range(len(types))], types, len(types))
+    assert_told_apart(table, list(mixed))
 
 
 def assert_told_apart(keyed: Table, mixed: Sequence[tuple[Any, ...]]) -> None:
-    ids = [codec(keyed).row_id(packed(dict(zip(keyed.key, key, strict=True)))) for key in mixed]
+    keys = [dict(zip(keyed.key, key, strict=True)) for key in mixed]
+    ids = [codec(keyed).row_id(packed(key)) for key in keys]
+    assert ids == [codec(keyed).row_id(packed(key, ascii_only=True)) for key in keys]
     assert len(set(ids)) == len(mixed), "two keys with one id"
     assert ids == [row_id(list(key)) for key in mixed]
     documents = [document_id(key_id) for key_id in ids]

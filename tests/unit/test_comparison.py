@@ -22,12 +22,10 @@ WRONG = Comparison("warehouse", "public.busy", source_rows=10, view_rows=9, miss
 
 
 def test_what_was_not_decided_is_not_equal() -> None:
-    assert [comparison.equal for comparison in (EQUAL, UNDECIDED, WRONG)] == [True, False, False]
-    assert [comparison.verdict for comparison in (EQUAL, UNDECIDED, WRONG)] == [
-        "equal",
-        "undecided",
-        "differs",
-    ]
+    comparisons = EQUAL, UNDECIDED, WRONG
+    assert [comparison.equal for comparison in comparisons] == [True, False, False]
+    verdicts = [comparison.verdict for comparison in comparisons]
+    assert verdicts == ["equal", "undecided", "differs"]
 
 
 def test_what_is_undecided_after_a_repair_is_not_repaired() -> None:
@@ -64,12 +62,8 @@ def test_each_verdict_has_its_exit_code(
     document = json.loads(capsys.readouterr().out)
     assert document["equal"] is (error is None)
     assert document["undecided"] == sum(comparison.undecided for comparison in comparisons)
-    assert [view["undecided"] for view in document["views"]] == [
-        comparison.undecided for comparison in comparisons
-    ]
-    assert [view["verdict"] for view in document["views"]] == [
-        comparison.verdict for comparison in comparisons
-    ]
+    views = [(view["undecided"], view["verdict"]) for view in document["views"]]
+    assert views == [(comparison.undecided, comparison.verdict) for comparison in comparisons]
 
 
 def test_the_table_says_it_in_words(capsys: pytest.CaptureFixture[str]) -> None:
@@ -133,16 +127,3 @@ def test_a_proof_ends_at_the_first_difference() -> None:
     answers = iter([[EQUAL, WRONG], [EQUAL, EQUAL]])
     with pytest.raises(DivergenceError, match="1 rows missing"):
         prove(lambda: next(answers), "warehouse", REBUILD)
-
-
-def test_planted_twin(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A comparison that forgets what it couldn't decide: every promise above is broken by it."""
-    monkeypatch.setattr(
-        Comparison, "verdict", property(lambda self: "differs" if self.wrong else "equal")
-    )
-    for promise in (
-        test_what_was_not_decided_is_not_equal,
-        test_a_proof_that_stays_undecided_is_none,
-    ):
-        with pytest.raises((AssertionError, pytest.fail.Exception)):
-            promise()

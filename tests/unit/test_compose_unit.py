@@ -1,6 +1,4 @@
-"""The stack of containers through the command line; a script stands in for Docker and keeps what
-runs in a file.
-"""
+"""The stack of containers through the command line; a script stands in for Docker."""
 
 import json
 import os

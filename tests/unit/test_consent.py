@@ -3,7 +3,6 @@
 import io
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,12 +17,8 @@ class Terminal(io.StringIO):
         return True
 
 
-def answer(monkeypatch: pytest.MonkeyPatch, stdin: Any) -> None:
-    monkeypatch.setattr("sys.stdin", stdin)
-
-
 def test_without_a_terminal_nobody_agrees(monkeypatch: pytest.MonkeyPatch) -> None:
-    answer(monkeypatch, io.StringIO("shop\n"))
+    monkeypatch.setattr("sys.stdin", io.StringIO("shop\n"))
     with pytest.raises(SettingsError, match="no terminal") as caught:
         require_consent("All of it goes", "shop", yes=False)
     assert "--yes" in caught.value.hint
@@ -34,7 +29,7 @@ def test_register_asks_before_it_starts_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = unreachable_file(tmp_path, "public.orders")
-    answer(monkeypatch, io.StringIO("shop\n"))
+    monkeypatch.setattr("sys.stdin", io.StringIO("shop\n"))
     words = ["cdc", "-p", str(path), "--state", str(tmp_path), "register", "--new-snapshot"]
     monkeypatch.setattr(sys, "argv", words)
     with pytest.raises(SystemExit):
@@ -43,9 +38,9 @@ def test_register_asks_before_it_starts_over(
 
 
 def test_only_the_word_itself_agrees(monkeypatch: pytest.MonkeyPatch) -> None:
-    answer(monkeypatch, Terminal("shop\n"))
+    monkeypatch.setattr("sys.stdin", Terminal("shop\n"))
     require_consent("All of it goes", "shop", yes=False)
     for word in ("shop2", "y"):
-        answer(monkeypatch, Terminal(f"{word}\n"))
+        monkeypatch.setattr("sys.stdin", Terminal(f"{word}\n"))
         with pytest.raises(SettingsError, match="nothing was removed"):
             require_consent("All of it goes", "shop", yes=False)

@@ -9,8 +9,7 @@ import pytest
 
 from cdc.cli import console
 from cdc.model.outcome import Applied
-
-ROOT = Path(__file__).parents[2]
+from tests.support.pages import ROOT
 
 
 def spoken(code: str) -> "subprocess.CompletedProcess[str]":
@@ -53,15 +52,8 @@ def test_what_has_no_json_is_a_bug_not_a_text(odd: object) -> None:
 
 
 def test_a_verb_that_fails_prints_a_document_as_well(tmp_path: Path) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "cdc.entry",
-        "-p",
-        str(tmp_path / "none.yaml"),
-        "status",
-        "--json",
-    ]
+    words = ["-p", str(tmp_path / "none.yaml"), "status", "--json"]
+    command = [sys.executable, "-m", "cdc.entry", *words]
     process = subprocess.run(command, check=False, capture_output=True, text=True, cwd=ROOT)
     assert process.returncode == 2
     error = json.loads(process.stdout)["error"]

@@ -1,9 +1,8 @@
-"""The thread that compares definitions: nothing ends it, and how long it has compared nothing is
-known.
-"""
+"""The thread that compares definitions: nothing ends it, and its delay is known."""
 
 import itertools
 import threading
+from contextlib import nullcontext
 
 import pytest
 
@@ -14,20 +13,10 @@ from tests.support.pipelines import pipeline
 from tests.support.wait import wait_until
 
 
-class Nobody:
-    """A connection, for what is stubbed beyond it."""
-
-    def __enter__(self) -> "Nobody":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-
 @pytest.mark.parametrize("failure", [OSError(24, "Too many open files"), ValueError("never met")])
 def test_whatever_fails_is_tried_again(monkeypatch: pytest.MonkeyPatch, failure: Exception) -> None:
     monkeypatch.setattr(definitions, "COMPARE_S", 0.01)
-    monkeypatch.setattr(source, "connect", lambda _: Nobody())
+    monkeypatch.setattr(source, "connect", lambda _: nullcontext())
     compared = itertools.count()
     monkeypatch.setattr(definitions, "compare", lambda _: next(compared))
     calls, fails = itertools.count(), 50

@@ -1,4 +1,4 @@
-"""Protocol and columns of a table as our commits change them; deltalake reads what comes of it."""
+"""Protocol and columns of a table as our commits change them, and columns that none can have."""
 
 from pathlib import Path
 
@@ -6,14 +6,9 @@ import deltalake
 import pytest
 
 from cdc.errors import SinkRejected
-from cdc.sinks.delta.log import (
-    DELETION_VECTORS,
-    NO_TABLE,
-    Action,
-    TableLog,
-    creation,
-    extension,
-)
+from cdc.model.table import Column, Table
+from cdc.sinks.delta.columns import refusals
+from cdc.sinks.delta.log import DELETION_VECTORS, NO_TABLE, Action, TableLog, creation, extension
 from tests.support.warehouse import struct
 
 
@@ -78,3 +73,25 @@ def test_a_partitioned_table_waits_until_it_is_replaced(tmp_path: Path) -> None:
         extension(log.state, struct(a="long"))
     commit(log, extension(log.state, struct(a="long"), replaced=True))
     assert deltalake.DeltaTable(str(tmp_path)).metadata().partition_columns == []
+
+
+def made_of(*names: str) -> Table:
+    columns = tuple(Column(name, "text") for name in ("id", *names))
+    return Table("public", "items", columns, ("id",), "t")
+
+
+def test_names_that_are_carried() -> None:
+    """`tests/contract/test_delta.py` carries others."""
+    assert refusals(made_of("a/b", "ID2", "cdc")) == []
+
+
+@pytest.mark.parametrize("character", [" ", ",", ";", "{", "}", "(", ")", "\n", "\t", "="])
+def test_a_character_that_no_column_can_have(character: str) -> None:
+    (reason,) = refusals(made_of(f"order{character}date", "plain"))
+    assert repr(f"order{character}date") in reason
+    assert repr(character) in reason
+
+
+def test_the_name_that_spark_needs_itself() -> None:
+    (reason,) = refusals(made_of("_Metadata", "metadata"))
+    assert "_Metadata" in reason

@@ -2,9 +2,8 @@
 
 import json
 import shutil
-from datetime import UTC, date, datetime
 from decimal import Decimal
-from math import inf, nan
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -25,39 +24,14 @@ from cdc.sinks.delta.log import (
     new_file,
 )
 from cdc.sinks.delta.mirror import mark
-from cdc.sinks.delta.scan import Mirror, documents, read_documents, read_mirror, read_share
+from cdc.sinks.delta.scan import Mirror, documents, read_mirror, read_share
 
-STAMP, LOCAL = "timestamp with time zone", "timestamp without time zone"
 VALUES: list[tuple[str, pa.DataType, Any, str]] = [
-    ("text", pa.string(), None, "null"),
-    ("boolean", pa.bool_(), True, "true"),
-    ("integer", pa.int32(), -7, "-7"),
+    # What the codec's tests of every type compare as JSON, which hides how it is written.
     ("text", pa.string(), 'a"\\\n\x1f\x7fü', '"a\\"\\\\\\n\\u001f\x7fü"'),
-    ("double precision", pa.float64(), 1.5, "1.5"),
     ("real", pa.float32(), 1e20, "1e20"),
-    ("double precision", pa.float64(), nan, '"NaN"'),
     ("double precision", pa.float64(), inf, '"Infinity"'),
-    ("double precision", pa.float64(), -inf, '"-Infinity"'),
     ("numeric(8,7)", pa.decimal128(8, 7), Decimal("0.0000000"), '"0.0000000"'),
-    ("numeric(10,2)", pa.decimal128(10, 2), Decimal("-12.50"), '"-12.50"'),
-    ("date", pa.date32(), date(5, 1, 2), '"0005-01-02"'),
-    ("date", pa.date32(), -735160, '"-0043-03-15"'),
-    (LOCAL, pa.timestamp("us"), datetime(2026, 1, 2, 3, 4, 5), '"2026-01-02T03:04:05.000000"'),  # noqa: DTZ001
-    (
-        STAMP,
-        pa.timestamp("us", "UTC"),
-        datetime(2026, 1, 2, 3, 4, 5, 6, UTC),
-        '"2026-01-02T03:04:05.000006Z"',
-    ),
-    (STAMP, pa.timestamp("us", "UTC"), 2**63 - 1, '"infinity"'),
-    ("bytea", pa.binary(), b"\x00\xff", '"AP8="'),
-    ("text[]", pa.list_(pa.string()), ["1", None, "x"], '["1",null,"x"]'),
-    (
-        "path",
-        pa.struct([("closed", pa.bool_()), ("points", pa.list_(pa.float64()))]),
-        {"closed": True, "points": [1.0]},
-        '{"closed":true,"points":[1.0]}',
-    ),
     ("jsonb", pa.string(), '{"a": 1.00}', '{"a": 1.00}'),
     ("json[]", pa.list_(pa.string()), ["1", None], "[1,null]"),
 ]
@@ -69,15 +43,9 @@ def items(type_: str) -> Table:
 
 
 def part(type_: pa.DataType, *values: Any) -> pa.RecordBatch:
-    """Make a part with columns of its own, in an order of its own, without a column that was added
-    later.
-    """
-    count = len(values)
-    columns = {
-        "_cdc_id": [str(number) for number in range(count)],
-        "_cdc_offset": [*range(count)],
-        "id": [*range(count)],
-    }
+    """Make a part whose columns have an order of their own; one was added later, and is missing."""
+    numbers = [*range(len(values))]
+    columns = {"_cdc_id": [*map(str, numbers)], "_cdc_offset": numbers, "id": numbers}
     arrays = [pa.array(values, type_), *(pa.array(listed) for listed in columns.values())]
     return pa.RecordBatch.from_arrays(arrays, names=['v"', *columns])
 
@@ -86,28 +54,14 @@ def part(type_: pa.DataType, *values: Any) -> pa.RecordBatch:
 def test_values(type_: str, arrow_type: pa.DataType, value: Any, text: str) -> None:
     """Values of json come last."""
     (document,) = documents(items(type_), part(arrow_type, value)).to_pylist()
-    tested, constant = f'"v\\"":{text}', '"later":null,"id":0'
-    assert document == (
-        f"{{{constant},{tested}}}" if type_.startswith("json") else f"{{{tested},{constant}}}"
-    )
+    members = [f'"v\\"":{text}', '"later":null,"id":0']
+    in_order = reversed(members) if type_.startswith("json") else members
+    assert document == f"{{{','.join(in_order)}}}"
     json.loads(document)
 
 
-def test_rows_have_their_ids() -> None:
-    """Whatever the columns are called when they come."""
-    mirror = part(pa.string(), "a", "b")
-    names = {f"c{number}": name for number, name in enumerate(mirror.schema.names)}
-    (rows,) = read_documents(items("text"), names, [mirror.rename_columns(list(names))])
-    assert rows.to_pylist() == [
-        {"id": "0", "document": '{"v\\"":"a","later":null,"id":0}'},
-        {"id": "1", "document": '{"v\\"":"b","later":null,"id":1}'},
-    ]
-
-
 def test_files_of_a_mirror(tmp_path: Path) -> None:
-    """One that can't be read, or has something else in it, is reported by a row without an id,
-    whatever else there is.
-    """
+    """One that can't be read, or isn't the mirror's, is reported by a row without an id."""
     good, foreign, torn, gone = (f"{name}.parquet" for name in ("good", "other", "torn", "gone"))
     for name, rows in (
         (good, part(pa.string(), "a", "b")),

@@ -4,7 +4,6 @@ import errno
 import os
 import shutil
 import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -52,30 +51,6 @@ def test_files_are_written_read_listed_and_removed(warehouse: str) -> None:
     assert [file.path for file in table.files()] == ["_delta_log/1.json"]
     place(f"{warehouse}/public.größe").remove_all()
     assert list(place(warehouse).files()) == []
-
-
-def test_of_several_writers_one_creates_a_file(warehouse: str) -> None:
-    """In each of 20 rounds, which begin for all of them at once."""
-    table = place(f"{warehouse}/mirror")
-    table.make()
-    if isinstance(table, Bucket):
-        table.require_one_winner()
-    barrier = threading.Barrier(4)
-    created: list[tuple[int, bytes]] = []
-
-    def write(name: bytes) -> None:
-        for number in range(20):
-            barrier.wait()
-            if table.write_new(f"{number}.json", name):
-                created.append((number, name))
-
-    threads = [threading.Thread(target=write, args=(name,)) for name in (b"a", b"b", b"c", b"d")]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert sorted(number for number, _ in created) == list(range(20))
-    assert all(table.read(f"{number}.json") == name for number, name in created)
 
 
 def test_rows_are_written_and_read(warehouse: str) -> None:
@@ -133,13 +108,18 @@ def test_a_shared_file_of_a_folder_is_young(tmp_path: Path) -> None:
     assert source.stat().st_nlink == 2
 
 
-def test_a_file_system_without_links_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def no_links(*_: object) -> NoReturn:
+@pytest.fixture
+def no_links(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file system has none, or Linux refuses to link a file of another user."""
+
+    def refused(*_: object) -> NoReturn:
         raise PermissionError(errno.EPERM, "Operation not permitted")
 
-    monkeypatch.setattr(os, "link", no_links)
+    monkeypatch.setattr(os, "link", refused)
+
+
+@pytest.mark.usefixtures("no_links")
+def test_a_file_system_without_links_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SinkUnavailable, match="has no hard links"):
         place(str(tmp_path)).write_new("1.json", b"{}")
     assert list(tmp_path.iterdir()) == []
@@ -222,9 +202,8 @@ def test_what_a_store_answers_is_reported(status: str, code: str) -> None:
 def test_a_store_that_is_away_is_reported() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
-    with pytest.raises(
-        SinkUnavailable, match=r"s3://lake-\d+/mirror can't be read: it doesn't answer"
-    ):
+    away = r"s3://lake-\d+/mirror can't be read: it doesn't answer"
+    with pytest.raises(SinkUnavailable, match=away):
         bucket_at(port).read("a")
 
 
@@ -232,17 +211,13 @@ def accepting(client: socket.socket) -> None:
     """Take every object, whatever the request's conditions are."""
     client.recv(65_536)
     body = b"<DeleteResult><Deleted><Key>k</Key></Deleted></DeleteResult>"
-    head = (
-        f'HTTP/1.1 200 OK\r\netag: "1"\r\ncontent-length: {len(body)}\r\nconnection: close\r\n\r\n'
-    )
-    client.sendall(head.encode() + body)
+    length = f"content-length: {len(body)}\r\nconnection: close"
+    client.sendall(f'HTTP/1.1 200 OK\r\netag: "1"\r\n{length}\r\n\r\n'.encode() + body)
 
 
 def test_a_store_where_two_can_create_one_file_is_refused() -> None:
-    with (
-        answering(accepting) as port,
-        pytest.raises(SinkRejected, match="lets two writers create the same file"),
-    ):
+    refusal = "lets two writers create the same file"
+    with answering(accepting) as port, pytest.raises(SinkRejected, match=refusal):
         bucket_at(port).require_one_winner()
 
 
@@ -274,11 +249,9 @@ def test_deltalake_finds_a_table_whatever_its_name_is(unique: str) -> None:
     assert deltalake.DeltaTable(table_uri(location)).version() == 0
 
 
+@pytest.mark.usefixtures("no_links")
 def test_a_file_of_another_user_is_copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Linux refuses to link it; what a copy that is cut leaves isn't taken for the file."""
-
-    def refused(*_: object) -> NoReturn:
-        raise PermissionError(errno.EPERM, "Operation not permitted")
+    """What a copy that is cut leaves isn't taken for the file."""
 
     def cut(_: str, destination: Path) -> NoReturn:
         destination.write_bytes(b"ro")
@@ -286,7 +259,6 @@ def test_a_file_of_another_user_is_copied(tmp_path: Path, monkeypatch: pytest.Mo
 
     (tmp_path / "source").write_bytes(b"rows")
     target = place(str(tmp_path / "mirror"))
-    monkeypatch.setattr(os, "link", refused)
     with monkeypatch.context() as patch:
         patch.setattr("shutil.copyfile", cut)
         with pytest.raises(SinkUnavailable, match="can't be written: No space left"):

@@ -58,10 +58,7 @@ def test_reading_starts_where_neither_misses_a_record(
 
 
 def commit(
-    number: int,
-    operation: str = "WRITE",
-    stored: ViewCheckpoint | None = None,
-    **parameters: object,
+    number: int, operation: str, stored: ViewCheckpoint | None = None, **parameters: object
 ) -> Commit:
     text = stored.to_json() if stored else "a note of somebody else"
     return {
@@ -72,7 +69,7 @@ def commit(
     }
 
 
-OURS = [commit(number, stored=checkpoint(number)) for number in range(5)]
+OURS = [commit(number, "WRITE", checkpoint(number)) for number in range(5)]
 """Versions 0 to 4, each with a position of its own."""
 
 
@@ -84,19 +81,18 @@ def stands(
 
 
 def test_what_rearranges_files_leaves_the_position() -> None:
-    assert stands(
-        commit(5, "OPTIMIZE"), commit(6, "SET TBLPROPERTIES"), commit(7, "VACUUM END")
-    ) == LastCommit(checkpoint(4))
+    operations = ("OPTIMIZE", "SET TBLPROPERTIES", "VACUUM END")
+    commits = [commit(number, operation) for number, operation in enumerate(operations, 5)]
+    assert stands(*commits) == LastCommit(checkpoint(4))
 
 
 def test_a_restore_leads_back() -> None:
     restore = commit(5, "RESTORE", version="2")
     assert stands(restore) == LastCommit(checkpoint(2))
     assert stands(restore, commit(6, "RESTORE", version=4)) == LastCommit(checkpoint(4))
-    assert stands(
-        restore, commit(6, "RESTORE", version="1"), commit(7, "RESTORE", version="5")
-    ) == LastCommit(checkpoint(2))
-    assert stands(restore, commit(6, stored=checkpoint(3))) == LastCommit(checkpoint(3))
+    back, forth = commit(6, "RESTORE", version="1"), commit(7, "RESTORE", version="5")
+    assert stands(restore, back, forth) == LastCommit(checkpoint(2))
+    assert stands(restore, commit(6, "WRITE", checkpoint(3))) == LastCommit(checkpoint(3))
     nowhere = [commit(0, "CREATE TABLE", CLEARED), *OURS[1:]]
     assert stands(commit(5, "RESTORE", version="0"), older=nowhere) == LastCommit(None)
 
@@ -114,7 +110,8 @@ def test_a_restore_undoes_what_somebody_else_has_done() -> None:
 
 def test_what_is_not_said_is_not_made_up() -> None:
     assert stands(older=OURS[:0]) is None
-    assert standing([commit(9), commit(8)], lambda _: False, lambda _: None) is None
+    unknown = [commit(9, "WRITE"), commit(8, "WRITE")]
+    assert standing(unknown, lambda _: False, lambda _: None) is None
     unnamed = stands(commit(5, "RESTORE", timestamp="2026-01-01"))
     assert unnamed
     assert unnamed.trouble
@@ -122,9 +119,8 @@ def test_what_is_not_said_is_not_made_up() -> None:
 
 def test_a_restore_that_names_a_time_is_looked_up() -> None:
     history = [commit(5, "RESTORE", version=None, timestamp="2026-01-01"), *OURS[::-1]]
-    assert standing(history, lambda _: False, lambda version: version - 3) == LastCommit(
-        checkpoint(2)
-    )
+    last = standing(history, lambda _: False, lambda version: version - 3)
+    assert last == LastCommit(checkpoint(2))
 
 
 def test_a_checkpoint_that_the_log_has_kept_is_nobody_elses() -> None:

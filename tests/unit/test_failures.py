@@ -57,33 +57,27 @@ def error_of(kind: type[CdcError]) -> CdcError:
     return kind("It failed.", hint="h")
 
 
+RETRIED: list[type[CdcError]] = [SinkUnavailable, KafkaUnavailable, SourceUnavailable]
+RETRIED += [errors.ReadTimeout, errors.RecordRefused, errors.TopicMissing]
+STOPPING: list[type[CdcError]] = [SinkRejected, Fenced, ConnectorError, SourceError, SparkError]
+STOPPING += [DecodeError, Unexpected, errors.SinkError, errors.SettingsError, CdcError]
+STOPPING += [errors.ValueNotRepresentable]
+OTHERS = (
+    GenerationReplaced("public.orders", "g1", "cache"),
+    RowsRejected({("t", "1"): "too long"}, "cache"),
+    SchemaMismatch(TABLE, "cache"),
+    ValueError("x"),
+    KeyboardInterrupt(),
+)
+
+
 @pytest.mark.parametrize(
     ("error", "action"),
     [
-        (error_of(SinkUnavailable), Remedy.RETRY),
-        (error_of(errors.ReadTimeout), Remedy.RETRY),
-        (error_of(PositionLost), Remedy.RESTART),
-        (error_of(SinkRejected), Remedy.STOP),
-        (error_of(Fenced), Remedy.STOP),
-        (GenerationReplaced("public.orders", "g1", "cache"), Remedy.STOP),
-        (error_of(errors.SinkError), Remedy.STOP),
-        (error_of(KafkaUnavailable), Remedy.RETRY),
-        (error_of(errors.RecordRefused), Remedy.RETRY),
-        (error_of(errors.TopicMissing), Remedy.RETRY),
-        (error_of(ConnectorError), Remedy.STOP),
-        (error_of(SourceUnavailable), Remedy.RETRY),
-        (error_of(SourceError), Remedy.STOP),
-        (error_of(WorkerLost), Remedy.RESTART),
-        (error_of(SparkError), Remedy.STOP),
-        (error_of(DecodeError), Remedy.STOP),
-        (error_of(errors.ValueNotRepresentable), Remedy.STOP),
-        (RowsRejected({("t", "1"): "too long"}, "cache"), Remedy.STOP),
-        (SchemaMismatch(TABLE, "cache"), Remedy.STOP),
-        (error_of(errors.SettingsError), Remedy.STOP),
-        (error_of(Unexpected), Remedy.STOP),
-        (error_of(CdcError), Remedy.STOP),
-        (ValueError("x"), Remedy.STOP),
-        (KeyboardInterrupt(), Remedy.STOP),
+        *((error_of(kind), Remedy.RETRY) for kind in RETRIED),
+        *((error_of(kind), Remedy.RESTART) for kind in (PositionLost, WorkerLost)),
+        *((error_of(kind), Remedy.STOP) for kind in STOPPING),
+        *((error, Remedy.STOP) for error in OTHERS),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else str(value),
 )
@@ -98,13 +92,13 @@ def test_every_class_of_error_is_in_the_table_or_beneath_one_that_is() -> None:
         if isinstance(kind, type) and issubclass(kind, CdcError)
     ]
     # Of a stream: what only verbs raise ends them.
-    verbs = {
-        CdcError,
+    of_verbs = {
         errors.StackError,
         errors.DivergenceError,
         errors.UndecidedError,
         errors.Interrupted,
     }
+    verbs = {CdcError, *of_verbs}
     bare = [
         kind for kind in kinds if kind not in verbs and not set(kind.__mro__[:-3]) & REMEDIES.keys()
     ]
@@ -112,24 +106,16 @@ def test_every_class_of_error_is_in_the_table_or_beneath_one_that_is() -> None:
 
 
 def test_what_executors_report_passes_or_not_by_its_class() -> None:
-    assert {word: REMEDIES[kind] for word, kind in REPORTED.items()} == {
-        "unavailable": Remedy.RETRY,
-        "blocked": Remedy.RETRY,
-        "rejected": Remedy.STOP,
-        "forbidden": Remedy.STOP,
-        "misplaced": Remedy.STOP,
-        "stranger": Remedy.STOP,
-        "oversized": Remedy.STOP,
-        "rekeyed": Remedy.STOP,
-        **dict.fromkeys(("trust", "certificate", "client", "plain"), Remedy.STOP),
-        "fenced": Remedy.STOP,
-        "rewound": Remedy.RESTART,
-        "broker": Remedy.RETRY,
-        "topic": Remedy.RETRY,
-        "unread": Remedy.RESTART,
-        "unauthorized": Remedy.STOP,
-        "gone": Remedy.RESTART,
-        "refused": Remedy.STOP,
+    words: dict[Remedy, set[str]] = {}
+    for word, kind in REPORTED.items():
+        words.setdefault(REMEDIES[kind], set()).add(word)
+    assert words == {
+        Remedy.RETRY: {"unavailable", "blocked", "broker", "topic"},
+        Remedy.RESTART: {"rewound", "unread", "gone"},
+        Remedy.STOP: {
+            *("rejected", "forbidden", "misplaced", "stranger", "oversized", "rekeyed", "trust"),
+            *("certificate", "client", "plain", "fenced", "unauthorized", "refused"),
+        },
     }
 
 
@@ -137,21 +123,15 @@ def test_what_executors_report_passes_or_not_by_its_class() -> None:
     ("text", "kind"),
     [
         (KILLED.format("Python worker exited unexpectedly (crashed)"), WorkerLost),
-        (
-            KILLED.format("Python worker exited unexpectedly (crashed). Consider setting"),
-            WorkerLost,
-        ),
-        (
-            "Job aborted: ExecutorLostFailure (executor 1 exited caused by one of the running tasks)",
-            WorkerLost,
-        ),
+        (KILLED.format("Python worker exited unexpectedly (crashed). Consider setting"), WorkerLost),
+        ("Job aborted: ExecutorLostFailure (executor 1 exited caused by one of the running tasks)", WorkerLost),
         ("Lost executor: Executor heartbeat timed out after 123456 ms", WorkerLost),
         (KILLED.format(KILLED_AT_ITS_START), WorkerLost),
         ("java.lang.OutOfMemoryError: Java heap space", SparkError),
         ("[CAST_INVALID_INPUT] The value 'x' of the type", errors.SinkError),
         ("what nobody has seen", errors.SinkError),
     ],
-)
+)  # fmt: skip
 def test_text_of_spark_gets_its_class_back(text: str, kind: type[CdcError]) -> None:
     error = explain(PySparkException(f"{text} {SECRET}"), "cache")
     assert type(error) is kind
@@ -188,9 +168,8 @@ def test_what_may_pass_is_tried_for_ever_what_may_not_a_few_times() -> None:
     away, lost = error_of(SinkUnavailable), error_of(WorkerLost)
     assert all(Patience().meet(away, 1) for _ in range(100))
     patience = Patience()
-    assert [patience.meet(lost, 1) for _ in range(MAX_REPEATS)] == [True] * (MAX_REPEATS - 1) + [
-        False
-    ]
+    met = [patience.meet(lost, 1) for _ in range(MAX_REPEATS)]
+    assert met == [True] * (MAX_REPEATS - 1) + [False]
     assert not Patience().meet(error_of(SinkRejected), 1)
 
 
@@ -198,11 +177,8 @@ def test_progress_or_another_failure_starts_the_count_again() -> None:
     patience, lost = Patience(), error_of(WorkerLost)
     assert all(patience.meet(lost, time) for time in range(100))
     patience = Patience()
-    assert all(
-        patience.meet(error_of(kind), 1)
-        for _ in range(10)
-        for kind in (WorkerLost, SinkUnavailable)
-    )
+    in_turn = [error_of(WorkerLost), error_of(SinkUnavailable)] * 10
+    assert all(patience.meet(error, 1) for error in in_turn)
 
 
 def test_what_is_given_up_says_how_often_it_came_back() -> None:

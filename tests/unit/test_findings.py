@@ -52,14 +52,12 @@ def test_the_page_of_settings_has_each_with_what_comes_of_it(key: str) -> None:
 
 
 def test_a_finding_has_the_severity_and_the_consequence_of_its_code() -> None:
-    finding = find(
-        "sink-failed", "cache", "It is full.", "cdc -p FILE run --sink cache", sink="cache"
-    )
+    fix = "cdc -p FILE run --sink cache"
+    finding = find("sink-failed", "cache", "It is full.", fix, sink="cache")
     assert (finding.severity, finding.hop, finding.exit_code) == ("down", "Kafka -> cache", 7)
     assert finding.why
-    error = find_error(
-        "another-server", "Postgres", CdcError("Other.", hint="cdc -p FILE register")
-    )
+    cause = CdcError("Other.", hint="cdc -p FILE register")
+    error = find_error("another-server", "Postgres", cause)
     assert (error.message, error.fix, error.exit_code) == ("Other.", "cdc -p FILE register", 1)
 
 
@@ -112,19 +110,12 @@ def test_a_hint_that_begins_with_a_command_says_where_it_ends() -> None:
             r'(?:hint|fix|following)=?\s?=?\s?f?"(cdc -p FILE [^"]*)"', path.read_text()
         )
     ]
-    # Where the verb itself is chosen at run time, each choice stands elsewhere.
+    # Where the verb itself is chosen at run time, each choice is elsewhere.
     hints = [hint for hint in hints if not hint.startswith("cdc -p FILE NAME")]
     assert len(hints) > 10
-    commands = [
-        command
-        for hint in hints
-        for command in find("sink-failed", "cache", "No.", hint).fix.split(" && ")
-    ]
-    assert [text for text in map(refusal, map(words_of, commands)) if text] == []
-
-
-def words_of(command: str) -> list[str]:
-    return shlex.split(command)[1:]
+    fixes = [find("sink-failed", "cache", "No.", hint).fix for hint in hints]
+    commands = [command for fix in fixes for command in fix.split(" && ")]
+    assert [text for command in commands if (text := refusal(shlex.split(command)[1:]))] == []
 
 
 def finding(severity: Severity, code: str = "sink-behind", table: str = "t") -> Finding:
@@ -132,9 +123,8 @@ def finding(severity: Severity, code: str = "sink-behind", table: str = "t") -> 
 
 
 def test_the_worst_decides() -> None:
-    info, warning, down = (
-        finding(severity) for severity in (Severity.INFO, Severity.WARNING, Severity.DOWN)
-    )
+    severities = (Severity.INFO, Severity.WARNING, Severity.DOWN)
+    info, warning, down = map(finding, severities)
     assert worst_first([info, down, warning]) == (down, warning, info)
     assert (verdict([down, info]), exit_code([down, info])) == ("down", 7)
     assert (verdict([info]), exit_code([info])) == ("ok", 0)

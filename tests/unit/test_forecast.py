@@ -164,13 +164,10 @@ def test_the_memory_that_a_state_will_take(
     records: dict[str, tuple[int, int]] | None,
     expected: int | None,
 ) -> None:
-    """Records: by table, how many wait and how many are applied. Expected in bytes by row that is
-    there.
-    """
+    """records: by table, how many wait and are applied. expected: in bytes by row that is there."""
     if records is not None:
-        waiting, applied = (
-            {name: pair[place] for name, pair in records.items()} for place in (0, 1)
-        )
+        waiting = {name: waits for name, (waits, _) in records.items()}
+        applied = {name: count for name, (_, count) in records.items()}
         documents = replace(documents, waiting=waiting, applied=applied)
     estimate = needed_memory_bytes(documents)
     assert estimate == (None if expected is None else expected * ROWS)

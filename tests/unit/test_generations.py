@@ -1,6 +1,4 @@
-"""What the registry's records mean for who reads them: what is kept current, what is removed, who
-is at work.
-"""
+"""What the registry's records mean for their readers: what is current, and who is at work."""
 
 import time
 
@@ -15,43 +13,39 @@ from cdc.generations.registry import (
     Work,
 )
 
-NAME = {"public.items": "20260101t000000000000"}
-OTHER_NAME = {"public.orders": "20260101t000000000001"}
+ITEMS, ORDERS = "public.items", "public.orders"
+NAME = {ITEMS: "20260101t000000000000"}
+NAMES = {**NAME, ORDERS: "20260101t000000000001"}
 
 
-def retained(left_s: float, names: dict[str, str]) -> dict[str, RetainedView]:
+def retained(left_s: dict[str, float]) -> dict[str, RetainedView]:
     now = time.time()
-    return {table: RetainedView(name, now + left_s, now) for table, name in names.items()}
+    return {table: RetainedView(NAMES[table], now + left, now) for table, left in left_s.items()}
 
 
 def building(phase: str = "replay") -> GenerationBuild:
     return GenerationBuild("search", phase, NAME, time.time())  # type: ignore[arg-type]
 
 
-def alive(ago_s: float) -> dict[str, float]:
-    return {"a command": time.time() - ago_s}
-
-
-def test_what_is_retained_is_kept_current_until_its_time_is_over() -> None:
-    generations = Generations(retained={**retained(60, NAME), **retained(-1, OTHER_NAME)})
-    assert generations.standby_names == NAME
-
-
-def test_what_is_being_built_is_not_kept_current_by_who_applies_to_the_live_views() -> None:
-    assert Generations(work=building("promote")).standby_names == {}
-
-
-def test_a_table_that_is_rebuilt_takes_nothing_from_another(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(
+    ("work", "left_s", "standby"),
+    [
+        pytest.param(None, {ITEMS: 60, ORDERS: -1}, [ITEMS], id="until its time is over"),
+        pytest.param(building("promote"), {}, [], id="not what is being built"),
+        pytest.param(building(), {ORDERS: 60}, [ORDERS], id="while another table is rebuilt"),
+        pytest.param(Rollback("search", NAME), {ITEMS: -60}, [ITEMS], id="for a killed rollback, however late"),
+    ],
+)  # fmt: skip
+def test_what_is_retained_is_kept_current(
+    work: Work | None, left_s: dict[str, float], standby: list[str]
 ) -> None:
-    generations = Generations(work=building(), retained=retained(60, OTHER_NAME))
-    assert generations.standby_names == OTHER_NAME
-    assert generations.needed_names() == {**NAME, **OTHER_NAME}
+    generations = Generations(work=work, retained=retained(left_s))
+    assert generations.standby_names == {table: NAMES[table] for table in standby}
 
 
-def test_a_rollback_that_was_killed_can_be_ended_however_late() -> None:
-    generations = Generations(work=Rollback("search", NAME), retained=retained(-60, NAME))
-    assert generations.standby_names == NAME
+def test_a_table_that_is_rebuilt_takes_nothing_from_another() -> None:
+    generations = Generations(work=building(), retained=retained({ORDERS: 60}))
+    assert generations.needed_names() == NAMES
 
 
 @pytest.mark.parametrize(
@@ -67,10 +61,9 @@ def test_a_rollback_that_was_killed_can_be_ended_however_late() -> None:
 def test_readers_are_being_shown_another_generation(
     work: Work | None, ago_s: float, showing: bool
 ) -> None:
-    assert (
-        Generations(work=work, claims={"a command": 3}, alive_at=alive(ago_s)).promotion_in_progress
-        == showing
-    )
+    alive_at = {"a command": time.time() - ago_s}
+    generations = Generations(work=work, claims={"a command": 3}, alive_at=alive_at)
+    assert generations.promotion_in_progress == showing
 
 
 def test_the_first_in_the_topic_holds_the_sink() -> None:

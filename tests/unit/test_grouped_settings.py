@@ -38,22 +38,20 @@ views:
     having: flights > 1
     to: [cache]
 """
+WINDOW = "    window: {hopping: 1 hour, every: 10 minutes, time: dep}\n"
 MINUTE = 60_000_000
 FLIGHTS = Table(
     "public",
     "flights",
-    tuple(
-        Column(name, type_)
-        for name, type_ in {
-            "id": "integer",
-            "origin": "text",
-            "dep": "timestamp with time zone",
-            "planned": "timestamp without time zone",
-            "day": "date",
-            "delay": "integer",
-            "speed": "double precision",
-            "is_late": "boolean",
-        }.items()
+    (
+        Column("id", "integer"),
+        Column("origin", "text"),
+        Column("dep", "timestamp with time zone"),
+        Column("planned", "timestamp without time zone"),
+        Column("day", "date"),
+        Column("delay", "integer"),
+        Column("speed", "double precision"),
+        Column("is_late", "boolean"),
     ),
     ("id",),
     "air.public.flights",
@@ -66,10 +64,15 @@ def resolved(folder: Path, text: str) -> tuple[View, ...]:
     return resolve_views(settings.load(path, {}), [FLIGHTS])
 
 
-def view_of(folder: Path, old_text: str = "", new_text: str = "") -> View:
-    assert old_text in GOOD
-    (view,) = resolved(folder, GOOD.replace(old_text, new_text, 1))
+def view_of(folder: Path, old_text: str = "", new_text: str = "", good: str = GOOD) -> View:
+    assert old_text in good
+    (view,) = resolved(folder, good.replace(old_text, new_text, 1))
     return view
+
+
+def columns_of(folder: Path, view: View) -> dict[str, str]:
+    table = view_table(settings.load(folder / "air.yaml", {}), view)
+    return {column.name: column.type for column in table.columns}
 
 
 def outlined(folder: Path, view: View) -> dict[str, Any]:
@@ -80,9 +83,8 @@ def test_a_grouped_view_is_resolved(tmp_path: Path) -> None:
     view = view_of(tmp_path)
     assert view.grouping is not None
     assert view.grouping.window == Window("dep", 60 * MINUTE, 10 * MINUTE, 0)
-    table = view_table(settings.load(tmp_path / "air.yaml", {}), view)
-    assert table.key == ("origin", "window_start")
-    assert [(column.name, column.type) for column in table.columns] == [
+    assert [column.name for column in view.keyed.columns] == ["origin", "window_start"]
+    assert list(columns_of(tmp_path, view).items()) == [
         ("origin", "text"),
         ("window_start", "timestamp with time zone"),
         ("window_end", "timestamp with time zone"),
@@ -100,27 +102,19 @@ def test_weeks_begin_on_a_monday(tmp_path: Path) -> None:
     week = 7 * 24 * 60 * MINUTE
     # 7 January 2013 is 15,712 days after 1 January 1970.
     assert view.grouping.window == Window("dep", week, week, 15_712 * 24 * 60 * MINUTE)
-    assert outlined(tmp_path, view)["window"] == {
-        "tumbling": "1 week",
-        "start": "2013-01-07",
-        "time": "dep",
-    }
+    shown = outlined(tmp_path, view)["window"]
+    assert shown == {"tumbling": "1 week", "start": "2013-01-07", "time": "dep"}
 
 
 def test_groups_of_expressions_have_their_names(tmp_path: Path) -> None:
-    view = view_of(
-        tmp_path, "[origin]", "{month: \"date_trunc('month', dep)\", is_late: is_late, o: origin}"
-    )
-    assert [column.name for column in view.keyed.columns] == [
-        "month",
-        "is_late",
-        "o",
-        "window_start",
-    ]
+    groups = "{month: \"date_trunc('month', dep)\", is_late: is_late, o: origin}"
+    view = view_of(tmp_path, "[origin]", groups)
+    names = [column.name for column in view.keyed.columns]
+    assert names == ["month", "is_late", "o", "window_start"]
 
 
 def test_its_query_is_one_that_a_person_would_write(tmp_path: Path) -> None:
-    changed = GOOD.replace("    window: {hopping: 1 hour, every: 10 minutes, time: dep}\n", "")
+    changed = GOOD.replace(WINDOW, "")
     (view,) = resolved(tmp_path, changed.replace("    having: flights > 1\n", ""))
     assert document_query(view) == (
         'SELECT t0."origin" AS "origin", count(*) AS "flights",'
@@ -193,6 +187,10 @@ def test_it_is_shown_in_the_words_of_the_file(tmp_path: Path) -> None:
         ("delay > 15", "dep < now()", 16, "now() here", "having"),
         ("dep IS NOT NULL", "dep < now()", 11, "now() here", "having"),
         ("flights > 1", "delay > 1", 18, "having names delay, which the document doesn't show", "origin, window_start"),
+        ("hopping: 1 hour, every: 10 minutes", "lateness: 1 hour, session: 1 hour", 12,
+         "lateness needs windows that end by themselves: a session is corrected for ever",
+         "take out lateness, or use tumbling"),
+        ("having: flights > 1", "order_by: id", 18, "the rows of a window are in the order of its time", ""),
         ("having: flights > 1", "clock: dep", 18, "neither where nor having compares with now()", "take out clock"),
         ("having: flights > 1", "columns: [origin]", 18, "columns: no such setting", "accepted here: alerts"),
     ],
@@ -213,18 +211,11 @@ def test_aggregates_are_shown_as_the_file_has_them(tmp_path: Path) -> None:
         "median": "percentile_disc(0.5) WITHIN GROUP (ORDER BY delay)",
         "first": "first(is_late)",
     }
-    text = ", ".join(f"{name}: {call}" for name, call in calls.items())
-    view = view_of(
-        tmp_path,
-        "flights: count(*)",
-        f"flights: count(*)\n      {text.replace(', ', chr(10) + '      ')}",
-    )
+    lines = ["flights: count(*)", *(f"{name}: {call}" for name, call in calls.items())]
+    view = view_of(tmp_path, "flights: count(*)", "\n      ".join(lines))
     shown = outlined(tmp_path, view)["select"]
     assert {name: shown[name] for name in calls} == calls
-    types = {
-        column.name: column.type
-        for column in view_table(settings.load(tmp_path / "air.yaml", {}), view).columns
-    }
+    types = columns_of(tmp_path, view)
     assert [types[name] for name in calls] == ["bigint", "integer", "boolean"]
 
 
@@ -262,11 +253,6 @@ def test_a_filter_needs_no_space(tmp_path: Path) -> None:
     assert outlined(tmp_path, view)["select"]["late"] == "count(*) FILTER(WHERE(delay > 15))"
 
 
-def test_rows_of_a_window_have_an_order(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError, match="the rows of a window are in the order of its time"):
-        view_of(tmp_path, "having: flights > 1", "order_by: id")
-
-
 def test_a_session_is_resolved(tmp_path: Path) -> None:
     view = view_of(tmp_path, "hopping: 1 hour, every: 10 minutes", "session: 30 minutes")
     assert view.grouping is not None
@@ -276,16 +262,9 @@ def test_a_session_is_resolved(tmp_path: Path) -> None:
 
 def test_a_sliding_window_is_resolved(tmp_path: Path) -> None:
     view = view_of(tmp_path, "hopping: 1 hour, every: 10 minutes", "sliding: 1 hour")
-    table = view_table(settings.load(tmp_path / "air.yaml", {}), view)
-    assert table.key == ("id",)
-    assert [column.name for column in table.columns] == [
-        "id",
-        "origin",
-        "dep",
-        "flights",
-        "late",
-        "mean",
-    ]
+    assert view_table(settings.load(tmp_path / "air.yaml", {}), view).key == ("id",)
+    names = ["id", "origin", "dep", "flights", "late", "mean"]
+    assert list(columns_of(tmp_path, view)) == names
     shown = outlined(tmp_path, view)
     assert shown["window"] == {"sliding": "1 hour", "time": "dep"}
     assert shown["group_by"] == {"origin": "origin"}
@@ -310,9 +289,8 @@ def test_mistakes_of_sliding_windows_are_named(
     tmp_path: Path, old_text: str, new_text: str, line: int, message: str, hint: str
 ) -> None:
     good = GOOD.replace("hopping: 1 hour, every: 10 minutes", "sliding: 1 hour")
-    assert old_text in good
     with pytest.raises(SettingsError) as caught:
-        resolved(tmp_path, good.replace(old_text, new_text, 1))
+        view_of(tmp_path, old_text, new_text, good)
     assert f"air.yaml:{line}: views.delays" in caught.value.message
     assert message in caught.value.message
     assert hint in caught.value.hint
@@ -328,16 +306,10 @@ def test_windows_that_close_are_resolved(tmp_path: Path) -> None:
     assert table.column("final").type == "boolean"
     assert table.derivation is not None
     assert (table.derivation.clock, table.derivation.closes) == ("cdc.now_delays", True)
-    assert "interval '10800000000 microseconds' > current_setting('cdc.now_delays')" in (
-        document_query(view)
-    )
-    [by_dep] = resolved(
-        tmp_path,
-        GOOD.replace("time: dep}", "time: dep, lateness: 0 seconds}").replace(
-            "having: flights > 1", "clock: dep"
-        ),
-    )
-    assert by_dep.clock == "dep"
+    closed = "interval '10800000000 microseconds' > current_setting('cdc.now_delays')"
+    assert closed in document_query(view)
+    good = GOOD.replace("time: dep}", "time: dep, lateness: 0 seconds}")
+    assert view_of(tmp_path, "having: flights > 1", "clock: dep", good).clock == "dep"
 
 
 def test_a_topic_that_knows_closed_windows_is_renewed_on_request(tmp_path: Path) -> None:
@@ -361,20 +333,6 @@ def test_a_topic_that_knows_closed_windows_is_renewed_on_request(tmp_path: Path)
         assert caught.value.hint == "if that is meant, add --forget"
 
 
-def test_a_session_does_not_close(tmp_path: Path) -> None:
-    with pytest.raises(SettingsError) as caught:
-        view_of(
-            tmp_path,
-            "hopping: 1 hour, every: 10 minutes, time: dep",
-            "session: 1 hour, time: dep, lateness: 1 hour",
-        )
-    assert "air.yaml:12: views.delays" in caught.value.message
-    assert "lateness needs windows that end by themselves: a session is corrected for ever" in (
-        caught.value.message
-    )
-    assert caught.value.hint == "take out lateness, or use tumbling"
-
-
 def test_only_windows_that_close_have_a_member_final(tmp_path: Path) -> None:
     named = GOOD.replace("flights: count(*)", "final: count(*)").replace("flights > 1", "final > 1")
     [view] = resolved(tmp_path, named)
@@ -385,8 +343,6 @@ def test_only_windows_that_close_have_a_member_final(tmp_path: Path) -> None:
 
 
 def test_a_view_without_groups_and_windows_is_refused(tmp_path: Path) -> None:
-    text = GOOD.replace("    group_by: [origin]\n", "").replace(
-        "    window: {hopping: 1 hour, every: 10 minutes, time: dep}\n", ""
-    )
+    text = GOOD.replace("    group_by: [origin]\n", "").replace(WINDOW, "")
     with pytest.raises(SettingsError, match="neither group_by nor window"):
         resolved(tmp_path, text)

@@ -1,5 +1,6 @@
 """What the pipeline file may ask of an index, and what an index is by default, without a server."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -46,10 +47,8 @@ def test_settings_are_the_same_however_they_are_nested(tmp_path: Path, text: str
 
 
 def test_fields_are_as_json_has_them(tmp_path: Path) -> None:
-    result = load(
-        tmp_path,
-        "{fields: {made: {null_value: 2013-01-02}, name: {fields: {raw: {type: keyword}}}}}",
-    )
+    text = "{fields: {made: {null_value: 2013-01-02}, name: {fields: {raw: {type: keyword}}}}}"
+    result = load(tmp_path, text)
     assert result.fields == {
         "made": {"null_value": "2013-01-02"},
         "name": {"fields": {"raw": {"type": "keyword"}}},
@@ -64,16 +63,13 @@ def test_fields_are_as_json_has_them(tmp_path: Path) -> None:
         ("{fields: {price: double}}", "index.fields.price"),
         ("{fields: {name: {fields: raw}}}", "sub-fields of name are settings by name"),
         ("{settings: {gc_deletes: 1s}}", "gc_deletes can't be set"),
-        (
-            "{settings: {index: {mapping: {source: {mode: synthetic}}}}}",
-            "mapping.source.mode can't be set",
-        ),
+        ("{settings: {index: {mapping: {source: {mode: synthetic}}}}}", "mapping.source.mode can't be set"),
         ("{settings: {translog.durability: async}}", "translog.durability can't be set"),
         ("{settings: {number_of_shards: three}}", "number_of_shards is a whole number"),
         ("{settings: {index.blocks.write: true}}", "blocks.write can't be set"),
         ("{settings: {mode: logsdb}}", "mode can't be set"),
     ],
-)
+)  # fmt: skip
 def test_what_an_index_can_not_be_asked(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(SettingsError) as caught:
         load(tmp_path, text)
@@ -83,33 +79,24 @@ def test_what_an_index_can_not_be_asked(tmp_path: Path, text: str, message: str)
 
 def test_a_column_that_is_not_there() -> None:
     columns = (Column("id", "bigint"), Column("price", "numeric(10,2)"))
-    table = Table(
-        "public", "items", columns, ("id",), "t", index=IndexOptions({"price": {"type": "double"}})
-    )
+    options = IndexOptions({"price": {"type": "double"}})
+    table = Table("public", "items", columns, ("id",), "t", index=options)
     column_names.require_indexed([table])
-    wrong = Table(
-        "public", "items", columns, ("id",), "t", index=IndexOptions({"prize": {"type": "double"}})
-    )
+    wrong = replace(table, index=IndexOptions({"prize": {"type": "double"}}))
     with pytest.raises(SettingsError, match=r"public\.items names prize") as caught:
         column_names.require_indexed([table, wrong])
     assert caught.value.hint == "did you mean price?"
 
 
+DOUBLES = ["numeric", "numeric(10,2)", "numeric(10,2)[]", "numeric(2,4)", "numeric(19,0)"]
+DOUBLES += ["numeric(16,-3)", "money", "xid8"]
+
+
 @pytest.mark.parametrize(
     ("type_", "field_type"),
     [
-        ("numeric", "double"),
-        ("numeric(10,2)", "double"),
-        ("numeric(10,2)[]", "double"),
-        ("numeric(2,4)", "double"),
-        ("numeric(18,0)", "long"),
-        ("numeric(19,0)", "double"),
-        ("numeric(16,-2)", "long"),
-        ("numeric(16,-3)", "double"),
-        ("money", "double"),
-        ("xid8", "double"),
-        ("bigint", "long"),
-        ("oid", "long"),
+        *((type_, "double") for type_ in DOUBLES),
+        *((type_, "long") for type_ in ("numeric(18,0)", "numeric(16,-2)", "bigint", "oid")),
         ("hstore", "flattened"),
         ("jsonb", "object"),
         ("timestamp(3) with time zone", "date"),
@@ -129,7 +116,6 @@ def test_a_field_is_added_to_or_given_a_type() -> None:
     raw = {"type": "keyword"}
     assert merge_field(text, {"fields": {"raw": raw}})["fields"] == {"keyword": keyword, "raw": raw}
     assert merge_field(text, {"type": "keyword"}) == {"type": "keyword"}
-    assert merge_field(field("jsonb"), {"type": "flattened"}) == field("hstore")
-    assert (
-        merge_field(field("jsonb"), {"type": "flattened", "ignore_above": 9})["ignore_above"] == 9
-    )
+    flattened = {"type": "flattened"}
+    assert merge_field(field("jsonb"), flattened) == field("hstore")
+    assert merge_field(field("jsonb"), {**flattened, "ignore_above": 9})["ignore_above"] == 9

@@ -1,6 +1,4 @@
-"""A task of a lane has a chunk in memory, whatever is in its log: measured in a process for each
-case, up to ten million records with `make properties`.
-"""
+"""A task of a lane has a chunk in memory, whatever is in its log: a process for each case."""
 
 import json
 import subprocess
