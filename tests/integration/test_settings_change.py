@@ -1,8 +1,11 @@
-"""Another `exclude` or `key` in the pipeline file: what rows are changes without an event, so they
+"""Another `exclude`, `key` or `events` in the pipeline file: what rows are changes without an event, so they
 are sent again.
 """
 
 from typing import Any
+
+import psycopg
+import pytest
 
 from cdc.control import registrations
 from cdc.kafka.topics import Topics
@@ -88,3 +91,32 @@ def test_a_table_that_was_away_comes_back_with_a_new_connector(shop: Shop) -> No
     wait_until(lambda: 11 in shop.rows("shop.counters"), 20, "what was written meanwhile")
     ids: list[Any] = [change.key["id"] for change in shop.living("shop.counters")]
     assert sorted(ids) == [6, 7, 8, 9, 10, 11]
+
+
+def test_a_table_becomes_one_of_events_and_one_of_rows_again(shop: Shop) -> None:
+    """What was sent before is dead: the deletes of rows, and then the events that were purged."""
+    orders = {**ORDERS, "exclude": ["hidden"]}
+    shop.migrate()
+    shop.register()
+    shop.conn.execute("DELETE FROM shop.counters WHERE id = 1")
+    wait_until(lambda: shop.rows("shop.counters").get(1, ...) is None, 20, "the delete")
+    events = shop.capturing(orders, {**COUNTERS, "events": True})
+    events.migrate()
+    assert events.register().sent == ["shop.counters"]
+    wait_until(lambda: reads(events, "shop.counters") == 19, 20, "the events")
+    with pytest.raises(psycopg.Error, match=r"an event of shop\.counters can't be changed"):
+        shop.conn.execute("UPDATE shop.counters SET n = 0 WHERE id = 2")
+    shop.conn.execute("DELETE FROM shop.counters WHERE id = 2")
+    wait_until(lambda: events.rows("shop.counters").get(2, ...) is None, 20, "the purge")
+    assert ids(events) == list(range(2, 11))
+    rows = shop.capturing(orders, COUNTERS)
+    rows.migrate()
+    assert rows.register().sent == ["shop.counters"]
+    wait_until(lambda: reads(rows, "shop.counters") == 27, 20, "the rows")
+    assert ids(rows) == list(range(3, 11))
+    shop.conn.execute("UPDATE shop.counters SET n = 0 WHERE id = 3")
+
+
+def ids(shop: Shop) -> list[int]:
+    """The rows of a table that its topic has, dead ones left out."""
+    return sorted({change.key["id"] for change in shop.living("shop.counters") if change.op != "d"})
