@@ -6,6 +6,7 @@ is tested, the process is started: `World.process`, `World.command`.
 """
 
 import io
+import json
 import multiprocessing
 import os
 import sys
@@ -14,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from subprocess import CompletedProcess
+from typing import Any
 from unittest import mock
 
 FORKS = multiprocessing.get_context("forkserver")
@@ -49,6 +51,13 @@ def run_verb(words: Sequence[str]) -> "CompletedProcess[str]":
     verb = words[words.index("--state") + 2 :]
     needs_spark = any(tuple(verb[: len(start)]) == start for start in SPARK_VERBS)
     return run_with_spark(words) if needs_spark else run_forked(words)
+
+
+def document_of(file: Path, verb: str, code: int | None = 0) -> Any:
+    """Run a verb of a pipeline file; return the JSON document that it prints."""
+    answer = run_verb(["-p", str(file), "--state", str(file.parent), verb, "--json"])
+    assert code in (None, answer.returncode), f"{answer.stdout}{answer.stderr}"
+    return json.loads(answer.stdout)
 
 
 def run_forked(words: Sequence[str]) -> "CompletedProcess[str]":
