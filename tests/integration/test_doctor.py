@@ -33,7 +33,7 @@ from cdc.sinks.redis.settings import Redis
 from tests.support.cache import cache as server_of
 from tests.support.pipelines import NOWHERE
 from tests.support.shop import Shop
-from tests.support.verbs import run_verb
+from tests.support.verbs import run_here
 from tests.support.wait import wait_until
 
 MISCONFIGURED = {
@@ -114,7 +114,7 @@ class Clinic:
     def cdc(self, *words: str) -> None:
         if "--new-snapshot" in words:
             words = (*words, "--yes")  # at a terminal it asks
-        answer = run_verb(["-p", str(self.file), "--state", str(self.folder), *words])
+        answer = run_here(["-p", str(self.file), "--state", str(self.folder), *words])
         assert answer.returncode == 0, f"{words}: {answer.stdout}{answer.stderr}"
 
     def carry_out(self, fix: str) -> None:
