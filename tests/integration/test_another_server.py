@@ -1,6 +1,4 @@
-"""Another Postgres behind the same name: never in silence, and nothing of the one before rises from
-the dead.
-"""
+"""Another Postgres behind the same name: never in silence, and nothing of the one before rises from the dead."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,6 +1,4 @@
-"""An audit of topics with planted defects: each is found, by its kind and its keys, and nothing
-else is.
-"""
+"""An audit of topics with planted defects: each is found, by its kind and its keys, and nothing else is."""
 
 import json
 import time
@@ -14,13 +12,12 @@ from cdc.cli import topics as cli_topics
 from cdc.config.settings import Pipeline
 from cdc.errors import DivergenceError
 from cdc.kafka.clients import kafka
-from cdc.kafka.topic_setup import ensure_topics
 from cdc.kafka.topics import Topics
 from cdc.model.position import Position, ViewCheckpoint
 from cdc.model.table import Column, Table
 from tests.support.envelopes import PLACEHOLDER, encoded
 from tests.support.envelopes import envelope as enveloped
-from tests.support.pipelines import pipeline
+from tests.support.pipelines import with_topics
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
@@ -126,9 +123,7 @@ class Broker:
             self.producer.send(topic, key=key_, value=encoded(value), partition=partition).get(60)
 
     def define(self, table: str) -> None:
-        """A journal as the connector writes it: `more` was added, with a default, while the table
-        was captured.
-        """
+        """A journal as the connector writes it: `more` was added, with a default, while the table was captured."""
         for id_, names, lsn in ((1, ("id", "v", "w"), 1), (2, ("id", "v", "w", "more"), CHANGED)):
             columns: list[dict[str, Any]] = [
                 {
@@ -212,11 +207,7 @@ DEFECTS: dict[str, tuple[Planted, Change | None, dict[str, tuple[int, tuple[str,
     "keyless": (CLEAN, Broker.without_keys, {"topic-unfit/keyless": (2, ())}),
     "moved": (MOVED, None, {"topic-unfit/moved": (2, ("1", "6"))}),
     "unreadable": (UNREADABLE, None, {"records-unreadable": (2, ())}),
-    "policy": (
-        CLEAN,
-        lambda broker, topic: broker.policy(topic, "compact,delete"),
-        {"topic-unfit/policy": (1, ())},
-    ),
+    "policy": (CLEAN, lambda broker, topic: broker.policy(topic, "compact,delete"), {"topic-unfit/policy": (1, ())}),
     "start": ([row(2), *CLEAN], Broker.cut, {"topic-unfit/truncated": (1, ())}),
     "partitions": (CLEAN, Broker.grow, {"topic-unfit/partitions": (1, ())}),
     "retention": (
@@ -224,21 +215,16 @@ DEFECTS: dict[str, tuple[Planted, Change | None, dict[str, tuple[int, tuple[str,
         lambda broker, topic: broker.topics.override({topic: {"delete.retention.ms": "3600000"}}),
         {"setting-differs/delete.retention.ms": (1, ())},
     ),
-}
+}  # fmt: skip
 
 
 @pytest.fixture
 def broker(stack: Any, unique: str) -> Iterator[Broker]:
     tables = ({"table": f"public.{name}", "partitions": 2} for name in DEFECTS)
-    shop = pipeline(unique, "postgresql://127.0.0.1:1/none", *tables, kafka=stack.endpoints.kafka)
-    with Topics(shop.kafka) as topics:
-        ensure_topics(topics, shop)
+    with with_topics(unique, stack.endpoints.kafka, *tables) as (shop, topics):
         broker = Broker(shop, topics)
         yield broker
         broker.producer.close()
-        broker.admin.delete_topics(
-            [topic for topic in broker.admin.list_topics() if unique in topic]
-        )
         broker.admin.close()
 
 
@@ -332,48 +318,28 @@ def test_a_topic_that_is_not_there(broker: Broker, spark: "SparkSession") -> Non
 
 def test_what_is_found_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     keys = tuple(map(str, range(100)))
-    damaged = Audit(
-        "public.items",
-        "t.public.items",
-        (row_flaw("records-incomplete/values", 123, keys),),
-        20_000,
-        150,
-        3,
+    flaw, remark = (
+        row_flaw("records-incomplete/values", 123, keys),
+        row_flaw("records-unreadable", 1),
     )
-    warned = Audit(
-        "public.others", "t.public.others", (row_flaw("records-unreadable", 1),), 10, 10, repaired=7
-    )
+    damaged = Audit("public.items", "t.public.items", (flaw,), 20_000, 150, 3)
+    warned = Audit("public.others", "t.public.others", (remark,), 10, 10, repaired=7)
     with pytest.raises(DivergenceError, match="1 of 2 topics") as caught:
         cli_topics.report([damaged, warned], as_json=False)
     assert "--repair" in caught.value.hint
     output = capsys.readouterr().out
     # Piped, a sentence is one line, so that it can be searched for.
-    assert (
-        len([line for line in output.splitlines() if line.startswith("public.items: 123 rows")])
-        == 1
-    )
+    (sentence,) = [line for line in output.splitlines() if line.startswith("public.items: 123")]
+    assert ": 0, 1, 2, 3, 4 and more" in sentence
     assert output.count("\n") < 10
-    for words in (
-        "can't be replayed",
-        "replayable",
-        "19,850",
-        "99%",
-        "(records-incomplete)",
-        "(records-unreadable)",
-        "123 rows",
-        ": 0, 1, 2, 3, 4 and more",
-        "quarantine",
-    ):
+    codes = ("(records-incomplete)", "(records-unreadable)")
+    for words in (*codes, "can't be replayed", "replayable", "19,850", "99%", "quarantine"):
         assert words in " ".join(output.split()), output
     cli_topics.report([warned], as_json=True)
     document = json.loads(capsys.readouterr().out)
     assert (document["replayable"], document["topics"][0]["repaired"]) == (True, 7)
     (finding,) = document["topics"][0]["findings"]
     assert finding["message"].startswith("public.others: 1 records are no changes")
-    assert (finding["code"], finding["severity"], finding["count"], finding["defect"]) == (
-        "records-unreadable",
-        "warning",
-        1,
-        False,
-    )
+    said = {"code": "records-unreadable", "severity": "warning", "count": 1, "defect": False}
+    assert finding.items() >= said.items()
     assert finding["fix"]

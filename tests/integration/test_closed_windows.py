@@ -27,7 +27,6 @@ from tests.support.document_history import MOST_ROWS, History, is_final, run_ran
 from tests.support.verbs import run_verb
 
 DAY = "2013-01-01"
-HOUR = 3_600_000_000
 CLOSING = """
   hours:
     from: lib.trips
@@ -113,9 +112,7 @@ def touch(history: History, rng: random.Random, now: int) -> None:
 
 
 def run_closing_history(history: History, seed: int) -> int:
-    """Compare windows that close with their query through a random history. Returns how many documents
-    were final.
-    """
+    """Compare windows that close with their query through a random history. Returns how many documents were final."""
     run_random_history(
         history, seed, TABLES, CLOSING, partial(change_rows, history), partial(touch, history)
     )
@@ -190,10 +187,6 @@ def trip(row_id: int, dep: str, delay: int = 1) -> str:
     )
 
 
-def moved(row_id: int, dep: str) -> str:
-    return f"UPDATE lib.trips SET dep = '{DAY} {dep}Z' WHERE id = {row_id}"
-
-
 def trips(history: History, clock: str | None = None) -> dict[str, tuple[int, bool]]:
     """How many trips each window has, and whether it is final, by its beginning."""
     if clock is not None:
@@ -229,16 +222,6 @@ def test_a_window_closes_at_its_end_and_lateness_and_not_before(cases: History) 
     assert sorted(late(cases)) == [("1", "10:00"), ("3", "10:00"), ("4", "10:00")]
 
 
-def test_a_row_that_leaves_a_closed_window_counts_in_the_open_one(cases: History) -> None:
-    cases.do(trip(1, "10:00"), trip(2, "12:00"))
-    trips(cases, "12:00:00")
-    cases.do(moved(1, "12:30"))
-    assert trips(cases) == {"10:00": (1, True), "12:00": (2, False)}
-    cases.do(moved(2, "10:30"))
-    assert trips(cases) == {"10:00": (1, True), "12:00": (1, False)}
-    assert late(cases) == [("1", "10:00"), ("2", "10:00")]
-
-
 def test_a_change_of_another_column_is_not_late(cases: History) -> None:
     cases.do(trip(1, "10:00"))
     trips(cases, "12:00:00")
@@ -256,34 +239,6 @@ def test_nothing_stays_in_the_state_of_windows_that_are_closed(history: History)
         assert all(final for _, final in trips(cases, "14:30:00").values())
         assert len(trips(cases)) > 1
         assert (cases.index_keys(), digests(cases)) == ([], {})
-
-
-def test_closed_windows_survive_their_state_and_their_rows(cases: History) -> None:
-    cases.do(trip(1, "10:00"), trip(2, "12:00"))
-    trips(cases, "12:00:00")
-    cases.do(trip(3, "10:30"))
-    trips(cases)
-    cases.go_back()
-    assert trips(cases) == {"10:00": (1, True), "12:00": (1, False)}
-    cases.do("DELETE FROM lib.trips")
-    assert trips(cases) == {"10:00": (1, True)}
-    cases.go_back()
-    assert trips(cases) == {"10:00": (1, True)}
-    assert cases.index_keys() == []
-
-
-def test_what_is_late_for_a_closed_window_may_be_in_time_for_one_that_overlaps(
-    history: History,
-) -> None:
-    cases = opened(history, HOPPING)
-    cases.do(trip(1, "10:10"))
-    assert trips(cases, "11:30:00") == {"09:30": (1, True), "10:00": (1, False)}
-    cases.do(trip(2, "10:20"))
-    assert trips(cases) == {"09:30": (1, True), "10:00": (2, False)}
-    assert late(cases) == []
-    cases.go_back()
-    assert trips(cases) == {"09:30": (1, True), "10:00": (2, False)}
-    assert trips(cases, "12:00:00") == {"09:30": (1, True), "10:00": (2, True)}
 
 
 def test_the_newest_row_goes_with_the_state(history: History) -> None:

@@ -163,27 +163,12 @@ def test_what_has_changed_is_noted_once(
     assert len(history(conn)) == count
 
 
-def test_without_a_look_nothing_is_known(conn: Connection) -> None:
-    """The twin: no entry, so that no view would be put right."""
-    conn.execute("ALTER TABLE shop.orders ADD vip boolean NOT NULL DEFAULT false")
-    assert verdicts(conn) == []
-
-
 def test_a_start_looks(conn: Connection, postgres_dsn: str, unique: str) -> None:
     shop_pipeline = pipeline(unique, postgres_dsn, *CAPTURED)
     follower = SchemaFollower(lambda: shop_pipeline, table_survey.describe(conn, shop_pipeline))
     conn.execute("ALTER TABLE shop.orders ALTER n TYPE int USING -n")
     follower([], Registration())
     assert verdicts(conn) == [(ORDERS, "refresh")]
-
-
-def test_status_says_how_definitions_are_watched(
-    conn: Connection, postgres_dsn: str, unique: str
-) -> None:
-    shop_pipeline = pipeline(unique, postgres_dsn, *CAPTURED)
-    assert collect(shop_pipeline, positions={}).definitions == "comparison"
-    conn.execute("SELECT cdc.watch_ddl()")
-    assert collect(shop_pipeline, positions={}).definitions == "event triggers"
 
 
 def test_a_new_partition_is_taken_in(conn: Connection) -> None:
@@ -275,8 +260,11 @@ def test_a_locked_partition_keeps_no_other_from_being_taken_in(
     assert verdicts(conn) == [(PARTS, "cleanse")]
 
 
-def test_event_triggers_leave_nothing_to_compare(conn: Connection) -> None:
-    assert definitions.watch(conn) == "comparison"
+def test_event_triggers_leave_nothing_to_compare(
+    conn: Connection, postgres_dsn: str, unique: str
+) -> None:
+    file = pipeline(unique, postgres_dsn, *CAPTURED)
+    assert collect(file, positions={}).definitions == "comparison"
     conn.execute("SELECT cdc.watch_ddl()")
     assert definitions.watch(conn) == "event triggers"
     conn.execute("ALTER TABLE shop.orders ADD vip boolean NOT NULL DEFAULT false")
@@ -357,22 +345,6 @@ def test_a_label_changes_at_any_depth(
             definitions.compare(conn)
         assert sorted(verdicts(conn, *tables)) == sorted((name, "refresh") for name in tables)
         assert definitions.compare(conn) == 0
-
-
-def test_without_depth_a_label_below_a_domain_changes_unseen(
-    postgres_dsn: str, unique: str
-) -> None:
-    """The twin: a fingerprint that ends at the column's own type."""
-    table = DEEP["state"]
-    with prepared(postgres_dsn, unique, deep_schema(), table) as conn:
-        conn.execute(
-            "CREATE OR REPLACE FUNCTION cdc.types_below(root oid) RETURNS SETOF oid LANGUAGE sql AS 'SELECT root'"
-        )
-        definitions.compare(conn)
-        entries = verdicts(conn, table)
-        conn.execute(RENAMED.encode())
-        definitions.compare(conn)
-        assert verdicts(conn, table) == entries
 
 
 LINES = """
@@ -476,19 +448,6 @@ def test_a_change_of_the_parent_is_one_of_its_children(
         assert definitions.compare(conn) == 0
 
 
-def test_without_its_heirs_a_change_of_the_parent_is_unseen(postgres_dsn: str, unique: str) -> None:
-    """The twin: an event trigger that notes what the command names, and nobody who looks."""
-    with prepared(postgres_dsn, unique, FAMILY, "shop.child") as conn:
-        conn.execute(
-            "CREATE OR REPLACE FUNCTION cdc.captured_heirs(relations oid[]) RETURNS oid[]"
-            " LANGUAGE sql AS 'SELECT ARRAY[]::oid[]'"
-        )
-        conn.execute("ALTER TABLE shop.parent ADD COLUMN w int NOT NULL DEFAULT 7")
-        assert verdicts(conn, "shop.child") == []
-        definitions.compare(conn)
-        assert verdicts(conn, "shop.child") == [("shop.child", "refresh")]
-
-
 COLUMN_NAMES = """
 SELECT attname FROM pg_attribute WHERE attrelid = 'shop.child'::regclass AND attnum > 0 AND NOT attisdropped
 """
@@ -505,24 +464,18 @@ def watched(postgres_dsn: str, unique: str) -> Iterator[Connection]:
 @pytest.mark.parametrize(
     ("statement", "expected"),
     [
-        (
-            "ALTER TABLE shop.orders ADD extra text NOT NULL DEFAULT 'd'",
-            [(ORDERS, "refresh")],
-        ),
+        ("ALTER TABLE shop.orders ADD extra text NOT NULL DEFAULT 'd'", [(ORDERS, "refresh")]),
         ("ALTER TABLE shop.orders ADD plain text", [(ORDERS, "refresh")]),
         ("ALTER TABLE shop.orders RENAME note TO remark", [(ORDERS, "refresh")]),
         ("ALTER TABLE shop.parts ALTER n TYPE text", [(PARTS, "refresh")]),
         ("ALTER TABLE shop.parts ADD extra int DEFAULT 1", [(PARTS, "refresh")]),
         ("ALTER TABLE shop.parts DETACH PARTITION shop.low", [(PARTS, "cleanse")]),
-        (
-            "ALTER TABLE shop.parts ATTACH PARTITION shop.high FOR VALUES FROM (10) TO (20)",
-            [(PARTS, "refresh")],
-        ),
+        ("ALTER TABLE shop.parts ATTACH PARTITION shop.high FOR VALUES FROM (10) TO (20)", [(PARTS, "refresh")]),
         ("ALTER TYPE shop.mood RENAME VALUE 'bad' TO 'worse'", [(ORDERS, "refresh")]),
         ("ALTER TABLE shop.orders RENAME TO requests", [(ORDERS, "gone")]),
         ("DROP TABLE shop.orders", [(ORDERS, "gone")]),
     ],
-)
+)  # fmt: skip
 def test_what_event_triggers_do_not_see_is_noted_once(
     watched: Connection, statement: str, expected: list[tuple[str, str]]
 ) -> None:
@@ -642,14 +595,10 @@ LEFT_OUT = [
         [(ORDERS, "cleanse")],
     ),
     ("SET (publish = 'insert')", "SET (publish = 'insert, update, delete, truncate')", BOTH),
-    (
-        "SET (publish_via_partition_root = false)",
-        "SET (publish_via_partition_root = true)",
-        BOTH,
-    ),
+    ("SET (publish_via_partition_root = false)", "SET (publish_via_partition_root = true)", BOTH),
     ("DROP TABLE cdc.truncation", "ADD TABLE cdc.truncation", BOTH),
     ("DROP TABLE cdc.ddl", "ADD TABLE cdc.ddl", BOTH),
-]
+]  # fmt: skip
 """How a publication is narrowed and widened again, and what becomes of the tables."""
 
 
@@ -702,12 +651,10 @@ def test_a_publication_that_migrate_repairs_has_its_rows_sent_again(
     watched: Connection, unique: str
 ) -> None:
     alter_publication(watched, unique, "DROP TABLE shop.orders")
-    pairs = [("shop", "orders"), ("shop", "parts")]
-    requirements = SourceRequirements(unique, pairs, f"{unique}_replication")
-    prepare_source(watched, requirements)
+    prepare_source(watched, requirements(unique, *CAPTURED))
     definitions.compare(watched)
     assert verdicts(watched) == [(ORDERS, "cleanse")]
-    prepare_source(watched, requirements)
+    prepare_source(watched, requirements(unique, *CAPTURED))
     assert definitions.compare(watched) == 0
 
 
@@ -715,11 +662,9 @@ def test_a_table_that_migrate_takes_out_and_in_again_is_no_loss(
     watched: Connection, unique: str
 ) -> None:
     """`cdc register` asks for the rows of a table that is new to the pipeline."""
-    role = f"{unique}_replication"
-    prepare_source(watched, SourceRequirements(unique, [("shop", "parts")], role))
+    prepare_source(watched, requirements(unique, PARTS))
     assert definitions.compare(watched) == 0
-    pairs = [("shop", "orders"), ("shop", "parts")]
-    prepare_source(watched, SourceRequirements(unique, pairs, role))
+    prepare_source(watched, requirements(unique, *CAPTURED))
     noted = history(watched)
     definitions.compare(watched)
     assert history(watched) == noted

@@ -85,15 +85,11 @@ CASES: dict[str, tuple[LiteralString, LiteralString, list[int]]] = {
     "updated in place of its key": ("UPDATE notes SET id = 7 WHERE id = 2", "COMMIT", REPLACED),
     "moved to another partition": ("UPDATE notes SET id = 0 WHERE id = 2", "COMMIT", REPLACED),
     "deleted": ("DELETE FROM notes WHERE id = 2", "COMMIT", REPLACED),
-    "deleted within a savepoint": (
-        "SAVEPOINT s; DELETE FROM notes WHERE id = 2; RELEASE s",
-        "COMMIT",
-        REPLACED,
-    ),
+    "deleted within a savepoint": ("SAVEPOINT s; DELETE FROM notes WHERE id = 2; RELEASE s", "COMMIT", REPLACED),
     "updated and taken back": ("UPDATE notes SET note = 'b' WHERE id = 2", "ROLLBACK", ALL),
     "locked": ("SELECT FROM notes WHERE id = 2 FOR UPDATE", "COMMIT", ALL),
     "inserted": ("INSERT INTO notes VALUES (5, 'new')", "COMMIT", ALL),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -4,19 +4,17 @@ finding.
 """
 
 import shlex
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
-import psycopg
 import pytest
 import redis
-import yaml
 
+from cdc.config import settings
 from cdc.connectors.client import Connect
 from cdc.errors import SourceError
 from cdc.kafka.clients import kafka
@@ -27,7 +25,6 @@ from cdc.observe.collection import collect
 from cdc.observe.diagnosis import diagnose
 from cdc.observe.examination import Examination
 from cdc.observe.status import Status
-from cdc.postgres import source
 from cdc.postgres.table_survey import read_source
 from cdc.readiness.checks import check_source
 from cdc.sink import factory
@@ -36,7 +33,7 @@ from cdc.sinks.redis.settings import Redis
 from tests.support.cache import cache as server_of
 from tests.support.pipelines import NOWHERE
 from tests.support.shop import Shop
-from tests.support.verbs import run_verb
+from tests.support.verbs import run_here
 from tests.support.wait import wait_until
 
 MISCONFIGURED = {
@@ -58,17 +55,17 @@ class Clinic:
     shop: Shop
     endpoints: Any
     folder: Path
-    tree: Mapping[str, Any]
+    file: Path
     """The pipeline file."""
 
-    def examine(self, **settings: Any) -> tuple[Finding, ...]:
-        pipeline = self.shop.pipeline.model_copy(update=settings)
+    def examine(self, **changes: Any) -> tuple[Finding, ...]:
+        pipeline = self.shop.pipeline.model_copy(update=changes)
         sinks = [factory.build(pipeline, name) for name in pipeline.sinks]
         return Examination(pipeline, sinks, self.folder).findings()
 
-    def look(self, **settings: Any) -> list[Finding]:
+    def look(self, **changes: Any) -> list[Finding]:
         """What doctor finds above a remark, each with its command."""
-        findings = self.examine(**settings)
+        findings = self.examine(**changes)
         assert all(finding.fix and finding.why for finding in findings)
         # The machine that runs the tests isn't what is tested.
         return [
@@ -78,8 +75,8 @@ class Clinic:
             and finding.code not in ("memory-low", "disk-low", "log-held")
         ]
 
-    def troubles(self, **settings: Any) -> list[str]:
-        return list(map(name_of, self.look(**settings)))
+    def troubles(self, **changes: Any) -> list[str]:
+        return list(map(name_of, self.look(**changes)))
 
     def sql(self, *statements: str) -> None:
         for statement in statements:
@@ -100,9 +97,7 @@ class Clinic:
         return fixes
 
     def status(self) -> Sequence[Finding]:
-        """What status finds, once every server has answered it: on a busy machine one that is well
-        may be late.
-        """
+        """What status finds, once every server has answered it: on a busy machine one that is well may be late."""
         pipeline = self.shop.pipeline
         sinks = [factory.build(pipeline, name) for name in pipeline.sinks]
         looks = {sink.name: partial(positions, sink) for sink in sinks}
@@ -117,11 +112,9 @@ class Clinic:
         return status.findings
 
     def cdc(self, *words: str) -> None:
-        file = self.folder / "shop.yaml"
-        file.write_text(yaml.safe_dump(dict(self.tree)))
         if "--new-snapshot" in words:
             words = (*words, "--yes")  # at a terminal it asks
-        answer = run_verb(["-p", str(file), "--state", str(self.folder), *words])
+        answer = run_here(["-p", str(self.file), "--state", str(self.folder), *words])
         assert answer.returncode == 0, f"{words}: {answer.stdout}{answer.stderr}"
 
     def carry_out(self, fix: str) -> None:
@@ -168,28 +161,13 @@ def first_command(fix: str) -> str:
 @pytest.fixture
 def clinic(shop: Shop, stack: Any, unique: str, tmp_path: Path) -> Clinic:
     endpoints = stack.endpoints
-    tree = shop.pipeline.model_dump()
     sinks = {
         "search": {"type": "elasticsearch", "url": endpoints.elasticsearch},
         "cache": {"type": "redis", "url": endpoints.redis, "prefix": unique},
         "warehouse": {"type": "delta", "path": str(tmp_path / "warehouse")},
     }
-    file = {
-        "pipeline": unique,
-        "source": {
-            "dsn": shop.pipeline.source.dsn,
-            "tables": [
-                {"table": "shop.orders", "partitions": 2, "exclude": ["hidden"]},
-                {"table": "shop.counters", "partitions": 1},
-            ],
-            "replication_password": tree["source"]["replication_password"].get_secret_value(),
-            "heartbeat_s": 0.5,
-        },
-        "sinks": sinks,
-        "kafka": endpoints.kafka,
-        "connect": endpoints.connect,
-    }
-    fresh = type(shop.pipeline).from_tree(file)
+    file = shop.file(tmp_path, sinks=sinks)
+    fresh = settings.load(file, {})
     return Clinic(replace(shop, pipeline=fresh), endpoints, tmp_path, file)
 
 
@@ -199,6 +177,10 @@ def test_the_doctor_before_and_after_register(clinic: Clinic) -> None:
     name = shop.pipeline.pipeline
     assert clinic.troubles() == ["control-missing"]
     shop.migrate()
+    # A slot of the pipeline's name that another program made.
+    clinic.sql(f"SELECT pg_create_logical_replication_slot('{name}', 'test_decoding')")
+    assert clinic.troubles() == ["slot-foreign"]
+    shop.drop_slot()
     assert clinic.troubles() == []
     shop.register()
     assert clinic.troubles() == []
@@ -403,22 +385,6 @@ def test_what_status_advises_about_the_capture_ends_it(clinic: Clinic) -> None:
                 20,
                 f"changes come through after the fix of {fault}",
             )
-
-
-def test_a_second_reader_of_the_slot_is_reported(clinic: Clinic) -> None:
-    """A slot of the pipeline's name that another program made."""
-    shop = clinic.shop
-    shop.migrate()
-    with source.connect(shop.pipeline.source.dsn) as conn:
-        conn.execute(
-            "SELECT pg_create_logical_replication_slot(%s, 'test_decoding')",
-            [shop.pipeline.pipeline],
-        )
-        try:
-            assert clinic.troubles() == ["slot-foreign"]
-        finally:
-            with suppress(psycopg.Error):
-                shop.drop_slot()
 
 
 def test_a_statement_that_is_advised_fits_names_in_upper_case_and_ends_its_finding(

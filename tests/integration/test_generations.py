@@ -1,6 +1,4 @@
-"""The registry of generations on a real broker: one command at a time, and none forgets what isn't
-its own.
-"""
+"""The registry of generations on a real broker: one command at a time, and none forgets what isn't its own."""
 
 import json
 import shutil
@@ -17,7 +15,7 @@ import pytest
 
 from cdc.config.settings import Pipeline
 from cdc.errors import CdcError, SettingsError, SinkUnavailable
-from cdc.generations.claim import Claim, claim
+from cdc.generations.claim import claim
 from cdc.generations.registry import (
     STALE_S,
     GenerationBuild,
@@ -28,7 +26,6 @@ from cdc.generations.registry import (
 )
 from cdc.generations.rollback import rollback, settle_rollback
 from cdc.kafka.clients import kafka
-from cdc.kafka.topic_setup import ensure_topics
 from cdc.kafka.topics import Topics
 from cdc.model.generation import new_generation
 from cdc.model.position import Position, ViewCheckpoint
@@ -40,7 +37,7 @@ from cdc.sinks.delta.sink import Delta
 from cdc.sinks.memory import Memory
 from tests.contract.laws import Harness, fill
 from tests.support.envelopes import table
-from tests.support.pipelines import pipeline
+from tests.support.pipelines import with_topics
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
@@ -52,25 +49,20 @@ FIRST, SECOND, THIRD = (f"20260101t00000000000{number}" for number in range(3))
 
 
 @pytest.fixture
-def shop(stack: Any, unique: str) -> Iterator[Pipeline]:
-    shop_pipeline = pipeline(
-        unique,
-        "postgresql://127.0.0.1:1/none",
-        "public.items",
-        "public.orders",
-        kafka=stack.endpoints.kafka,
-    )
-    with Topics(shop_pipeline.kafka) as topics:
-        ensure_topics(topics, shop_pipeline)
-    yield shop_pipeline
-    with kafka.KafkaAdminClient(bootstrap_servers=shop_pipeline.kafka) as admin:
-        admin.delete_topics([topic for topic in admin.list_topics() if unique in topic])
+def served(stack: Any, unique: str) -> Iterator[tuple[Pipeline, Topics]]:
+    tables = ("public.items", "public.orders")
+    with with_topics(unique, stack.endpoints.kafka, *tables) as pipeline_and_topics:
+        yield pipeline_and_topics
 
 
 @pytest.fixture
-def registry(shop: Pipeline) -> Iterator[Registry]:
-    with Topics(shop.kafka) as topics:
-        yield Registry(shop, topics)
+def shop(served: tuple[Pipeline, Topics]) -> Pipeline:
+    return served[0]
+
+
+@pytest.fixture
+def registry(served: tuple[Pipeline, Topics]) -> Registry:
+    return Registry(*served)
 
 
 def building(*names: str, phase: Any = "replay") -> GenerationBuild:
@@ -106,13 +98,6 @@ def race(shop: Pipeline) -> list[str]:
 def test_of_commands_begun_in_the_same_moment_one_wins(shop: Pipeline) -> None:
     lost = f"Another rebuild or rollback of {SINK} is at work."
     assert race(shop) == [lost, lost, "won"]
-
-
-def test_planted_twin(shop: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A registry in which the last record wins: all of them go to work."""
-    monkeypatch.setattr(Claim, "acquire", lambda self: None)
-    monkeypatch.setattr(Claim, "check", lambda self: None)
-    assert race(shop) == ["won"] * 3
 
 
 def test_one_that_was_killed_is_put_away(registry: Registry) -> None:
@@ -233,9 +218,7 @@ def shown_generation(sink: Memory) -> str:
 def test_a_rollback_that_was_killed_is_no_rebuild(
     registry: Registry, when: str, expected: str, retry: Callable[..., object]
 ) -> None:
-    """B9. What comes next takes back what nobody has seen yet, and ends what somebody may have
-    seen.
-    """
+    """B9. What comes next takes back what nobody has seen yet, and ends what somebody may have seen."""
     sink = kept_beside(registry, when)
     with pytest.raises(KeyboardInterrupt):
         rollback(registry, sink, [ITEMS], HOUR_S)

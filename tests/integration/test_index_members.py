@@ -1,21 +1,19 @@
-"""What the index finds in the members of a document is what Postgres finds in the rows that they are
-made of.
-"""
+"""What the index finds in the members of a document is what Postgres finds in the rows that they are made of."""
 
-import json
 import random
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import httpx
 import pytest
 
 from cdc.config import settings
 from cdc.documents.tables import view_tables
+from cdc.model.table import Table
 from cdc.postgres import source, table_survey
 from cdc.postgres.row_query import row_query
 from cdc.sink.contract import SchemaMismatch
 from cdc.sinks.elasticsearch.sink import Elasticsearch
+from tests.integration.test_index_queries import fill, search
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -118,29 +116,17 @@ class Shop:
 
     def index_documents(self) -> None:
         """Prepare the index for the view as it is now, and write what Postgres says."""
+        fill(self.sink, self.view, dict(self.conn.execute(row_query(self.view)).fetchall()))
+
+    @property
+    def view(self) -> Table:
         (view,) = view_tables(self.pipeline, table_survey.describe(self.conn, self.pipeline))
-        self.sink.prepare(view)
-        lines = "".join(
-            f'{{"index":{{"_id":"{key}"}}}}\n{text}\n'
-            for key, text in self.conn.execute(row_query(view))
-        )
-        self.request("_bulk", lines, "application/x-ndjson")
+        return view
 
     def search(self, query: dict[str, Any]) -> set[int]:
         """Return the ids of the orders that a query finds."""
-        body = json.dumps({"size": ORDERS, "_source": False, "query": query})
-        hits = self.request("_search", body, "application/json")["hits"]["hits"]
-        return {int(hit["_id"]) for hit in hits}
-
-    def request(self, verb: str, content: str, kind: str) -> Any:
-        url = f"{self.sink.url}/{self.pipeline.pipeline}-view.order_docs/{verb}"
-        parameters = {"refresh": "true"} if verb == "_bulk" else {}
-        answer = httpx.post(
-            url, content=content, params=parameters, headers={"content-type": kind}, timeout=60
-        )
-        result = answer.raise_for_status().json()
-        assert not result.get("errors"), answer.text[:1000]
-        return result
+        (ids,) = search(self.sink, self.view, [{"query": query}])
+        return set(ids)
 
 
 @pytest.fixture

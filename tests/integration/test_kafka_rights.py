@@ -34,10 +34,7 @@ def write_transaction(topics: Topics, topic: str) -> None:
 
 REFUSED: dict[str, tuple[str, Callable[[Topics, str], object]]] = {
     "ends": ("Describe", lambda topics, topic: topics.ends([topic])),
-    "ends in the loop": (
-        "Describe",
-        lambda topics, topic: LogEnds(topics.bootstrap).read({topic: 1}),
-    ),
+    "ends in the loop": ("Describe", lambda topics, topic: LogEnds(topics.bootstrap).read({topic: 1})),
     "a hidden topic": ("Describe", read_range),
     "a range": ("Read", read_range),
     "records": ("Read", lambda topics, topic: topics.read_all(topic)),
@@ -49,12 +46,9 @@ REFUSED: dict[str, tuple[str, Callable[[Topics, str], object]]] = {
         "AlterConfigs",
         lambda topics, topic: topics.override({topic: {"cleanup.policy": "compact"}}),
     ),
-    "creation": (
-        "Create",
-        lambda topics, topic: topics.request_topics({topic: {}}),
-    ),
+    "creation": ("Create", lambda topics, topic: topics.request_topics({topic: {}})),
     "removal": ("Delete", lambda topics, topic: topics.remove([topic])),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("request_name", REFUSED)

@@ -20,9 +20,7 @@ CREATE UNIQUE INDEX ON shop.places (a, b);
 def test_a_table_without_a_primary_key(
     shop: Shop, table: str, columns: tuple[str, str], value: str
 ) -> None:
-    """With either replica identity: FULL for a table that can be TOASTed, the index for one that
-    can't.
-    """
+    """With either replica identity: FULL for a table that can be TOASTed, the index for one that can't."""
     shop.conn.execute(TABLES)
     name = f"shop.{table}"
     b = next(column for column in columns if column != "a")

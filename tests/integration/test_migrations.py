@@ -1,7 +1,6 @@
 """Migrations and prepare_source against a real Postgres: what they make and what they refuse."""
 
 import shutil
-import subprocess
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -13,7 +12,6 @@ import pytest
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
-from cdc.compose.wheels import postgres_bin
 from cdc.errors import SourceError
 from cdc.migrations import (
     CONTROL,
@@ -28,7 +26,7 @@ from cdc.migrations import (
 )
 from cdc.migrations.runner import LOCK, migrations
 from cdc.readiness.facts import SourceRequirements
-from tests.support.postgres import strict_postgres
+from tests.support.postgres import run_psql
 from tests.support.wait import wait_until
 
 SHOP = """
@@ -38,19 +36,20 @@ CREATE TABLE shop.counters (id int PRIMARY KEY, n bigint);
 CREATE TABLE shop.lines (id int PRIMARY KEY, order_id int REFERENCES shop.orders);
 """
 TABLES = [("shop", "orders"), ("shop", "counters"), ("shop", "lines")]
+Connection = psycopg.Connection[Any]
 Prepare = Callable[..., list[str]]
 MakeRole = Callable[[str], str]
 
 
 @pytest.fixture
-def conn(postgres_dsn: str) -> Iterator[psycopg.Connection]:
+def conn(postgres_dsn: str) -> Iterator[Connection]:
     """An administrator's connection to an empty database."""
     with psycopg.connect(postgres_dsn, autocommit=True) as connection:
         yield connection
 
 
 @pytest.fixture
-def make_role(conn: psycopg.Connection) -> Iterator[MakeRole]:
+def make_role(conn: Connection) -> Iterator[MakeRole]:
     """Names of roles, which live longer than a database; `make_role("LOGIN")` also creates it."""
     names: list[str] = []
 
@@ -75,7 +74,7 @@ def role(make_role: MakeRole) -> str:
 
 
 @pytest.fixture
-def shop(conn: psycopg.Connection) -> psycopg.Connection:
+def shop(conn: Connection) -> Connection:
     """The control schema, and an application's three tables."""
     migrate(conn)
     execute(conn, SHOP)
@@ -83,7 +82,7 @@ def shop(conn: psycopg.Connection) -> psycopg.Connection:
 
 
 @pytest.fixture
-def prepare(shop: psycopg.Connection, role: str) -> Prepare:
+def prepare(shop: Connection, role: str) -> Prepare:
     def call(tables: Sequence[tuple[str, str]] = TABLES, **changed: Any) -> list[str]:
         values = {"pipeline": "shop", "role": role} | changed
         return prepare_source(
@@ -94,19 +93,19 @@ def prepare(shop: psycopg.Connection, role: str) -> Prepare:
     return call
 
 
-def execute(conn: psycopg.Connection, statements: str) -> None:
+def execute(conn: Connection, statements: str) -> None:
     conn.execute(sql.SQL(statements))
 
 
-def rows(conn: psycopg.Connection, query: str, *parameters: object) -> list[tuple[Any, ...]]:
+def rows(conn: Connection, query: str, *parameters: object) -> list[tuple[Any, ...]]:
     return conn.execute(query.encode(), parameters or None).fetchall()
 
 
-def as_role(dsn: str, role: str) -> psycopg.Connection:
+def as_role(dsn: str, role: str) -> Connection:
     return psycopg.connect(make_conninfo(dsn, options=f"-c role={role}"), autocommit=True)
 
 
-def fingerprint(conn: psycopg.Connection) -> list[tuple[Any, ...]]:
+def fingerprint(conn: Connection) -> list[tuple[Any, ...]]:
     """Everything that prepare_source may make or change."""
     return rows(
         conn,
@@ -132,27 +131,16 @@ def folder(tmp_path: Path, **files: str) -> Path:
 # The runner
 
 
-def test_files_are_applied_once_and_recorded(conn: psycopg.Connection) -> None:
-    first = migrate(conn)
-    second_run = migrate(conn)
-    assert first
+def test_files_are_applied_once_and_recorded(conn: Connection) -> None:
+    first = migrate(conn) | migrate(conn, SAMPLE)
     assert all(first.values())
-    assert second_run == dict.fromkeys(first, False)
+    assert migrate(conn) | migrate(conn, SAMPLE) == dict.fromkeys(first, False)
     assert rows(conn, "SELECT name, checksum FROM cdc.migration ORDER BY name") == [
-        (file.name, file.checksum) for file in migrations(CONTROL)
+        (file.name, file.checksum) for file in (*migrations(CONTROL), *migrations(SAMPLE))
     ]
 
 
-def test_the_sample_is_a_second_folder(conn: psycopg.Connection) -> None:
-    names = [*migrate(conn), *migrate(conn, SAMPLE)]
-    assert len(names) == len(set(names)) == len(rows(conn, "SELECT FROM cdc.migration"))
-    assert {"control/0001_control.sql", "sample/0001_airport.sql"} <= set(names)
-    assert not any(migrate(conn).values())
-
-
-def test_a_plain_connection_does_as_well_as_autocommit(
-    postgres_dsn: str, conn: psycopg.Connection
-) -> None:
+def test_a_plain_connection_does_as_well_as_autocommit(postgres_dsn: str, conn: Connection) -> None:
     with psycopg.connect(postgres_dsn) as plain:
         migrate(plain)
         plain.rollback()
@@ -167,7 +155,7 @@ def test_an_open_transaction_is_refused(postgres_dsn: str) -> None:
             migrate(plain)
 
 
-def test_an_edited_file_is_refused(conn: psycopg.Connection, tmp_path: Path) -> None:
+def test_an_edited_file_is_refused(conn: Connection, tmp_path: Path) -> None:
     migrate(conn, folder(tmp_path, a="CREATE TABLE one ()"))
     with pytest.raises(SourceError, match=r"mine/0001_a\.sql was changed") as caught:
         migrate(conn, folder(tmp_path, a="CREATE TABLE one (id int)", b="CREATE TABLE two ()"))
@@ -175,15 +163,13 @@ def test_an_edited_file_is_refused(conn: psycopg.Connection, tmp_path: Path) -> 
     assert rows(conn, "SELECT to_regclass('two')") == [(None,)]
 
 
-def test_a_recorded_file_that_is_missing_is_refused(
-    conn: psycopg.Connection, tmp_path: Path
-) -> None:
+def test_a_recorded_file_that_is_missing_is_refused(conn: Connection, tmp_path: Path) -> None:
     migrate(conn, folder(tmp_path, a="SELECT 1", b="SELECT 2"))
     with pytest.raises(SourceError, match=r"mine/0002_b\.sql was applied"):
         migrate(conn, folder(tmp_path, a="SELECT 1"))
 
 
-def test_a_failing_file_leaves_nothing_of_itself(conn: psycopg.Connection, tmp_path: Path) -> None:
+def test_a_failing_file_leaves_nothing_of_itself(conn: Connection, tmp_path: Path) -> None:
     broken = "CREATE TABLE two ();\nINSERT INTO nowhere\nVALUES (1)"
     with pytest.raises(SourceError) as caught:
         migrate(
@@ -195,9 +181,7 @@ def test_a_failing_file_leaves_nothing_of_itself(conn: psycopg.Connection, tmp_p
     assert list(repaired.values()) == [False, True]
 
 
-def test_two_migrators_take_turns(
-    conn: psycopg.Connection, postgres_dsn: str, tmp_path: Path
-) -> None:
+def test_two_migrators_take_turns(conn: Connection, postgres_dsn: str, tmp_path: Path) -> None:
     """Both wait for the lock that this test holds; without one, both would create the table."""
     files = folder(tmp_path, a="CREATE TABLE one ()", b="CREATE TABLE two ()")
 
@@ -225,29 +209,7 @@ def test_two_migrators_take_turns(
         ]
 
 
-def test_a_server_without_logical_decoding_is_refused() -> None:
-    with strict_postgres("replica") as dsn, psycopg.connect(dsn) as limited:
-        with pytest.raises(SourceError, match="wal_level = replica") as caught:
-            migrate(limited)
-        assert "ALTER SYSTEM SET wal_level = 'logical'" in caught.value.hint
-        assert rows(limited, "SELECT to_regnamespace('cdc')") == [(None,)]
-
-
-def test_a_missing_privilege_is_named(
-    conn: psycopg.Connection, postgres_dsn: str, make_role: MakeRole
-) -> None:
-    nobody = make_role("LOGIN")
-    with (
-        psycopg.connect(make_conninfo(postgres_dsn, user=nobody)) as theirs,
-        pytest.raises(SourceError, match="permission denied for database") as caught,
-    ):
-        migrate(theirs)
-    assert caught.value.hint.startswith(
-        f"run GRANT CREATE ON DATABASE {conn.info.dbname} TO {nobody}"
-    )
-
-
-def test_a_read_only_server_is_named(conn: psycopg.Connection, postgres_dsn: str) -> None:
+def test_a_read_only_server_is_named(conn: Connection, postgres_dsn: str) -> None:
     """As a standby would answer."""
     dsn = make_conninfo(postgres_dsn, options="-c default_transaction_read_only=on")
     with psycopg.connect(dsn) as standby, pytest.raises(SourceError, match="read-only transaction"):
@@ -255,7 +217,7 @@ def test_a_read_only_server_is_named(conn: psycopg.Connection, postgres_dsn: str
 
 
 def test_without_a_superuser_only_the_event_triggers_are_missing(
-    conn: psycopg.Connection, postgres_dsn: str, make_role: MakeRole
+    conn: Connection, postgres_dsn: str, make_role: MakeRole
 ) -> None:
     owner, requirements = (
         make_role("LOGIN"),
@@ -281,8 +243,8 @@ def test_without_a_superuser_only_the_event_triggers_are_missing(
 # The connector's role
 
 
-def test_the_role_gets_exactly_its_privileges(
-    prepare: Prepare, conn: psycopg.Connection, role: str
+def test_the_role_can_do_its_work_and_no_more(
+    prepare: Prepare, conn: Connection, postgres_dsn: str, role: str
 ) -> None:
     execute(conn, "CREATE TABLE shop.secrets (id int PRIMARY KEY)")
     prepare()
@@ -306,12 +268,6 @@ def test_the_role_gets_exactly_its_privileges(
     assert rows(conn, f"SELECT {attributes} FROM pg_roles WHERE rolname = %s", role) == [
         (True, True, False, False, False, False)
     ]
-
-
-def test_the_role_can_do_its_work_and_no_more(
-    prepare: Prepare, postgres_dsn: str, role: str
-) -> None:
-    prepare()
     with psycopg.connect(make_conninfo(postgres_dsn, user=role), autocommit=True) as connector:
         assert rows(connector, "SELECT * FROM shop.orders") == []
         assert connector.execute(heartbeat_query("shop").encode()).rowcount == 1
@@ -350,7 +306,7 @@ def test_a_role_beats_its_own_heart_only(
 
 
 def test_the_password_is_set_and_told_to_nobody(
-    prepare: Prepare, conn: psycopg.Connection, role: str
+    prepare: Prepare, conn: Connection, role: str
 ) -> None:
     lines = prepare(password="it's a secret")
     assert f"set the password of role {role}" in lines
@@ -360,7 +316,7 @@ def test_the_password_is_set_and_told_to_nobody(
 
 
 def test_a_role_with_too_much_is_cut_down(
-    prepare: Prepare, conn: psycopg.Connection, make_role: MakeRole
+    prepare: Prepare, conn: Connection, make_role: MakeRole
 ) -> None:
     grand = make_role("SUPERUSER BYPASSRLS NOLOGIN")
     execute(conn, f"GRANT ALL ON shop.orders TO {grand}")
@@ -374,24 +330,15 @@ def test_a_role_with_too_much_is_cut_down(
         execute(connector, "TRUNCATE shop.orders")
 
 
-def test_the_preparing_role_is_not_demoted(prepare: Prepare, conn: psycopg.Connection) -> None:
+def test_the_preparing_role_is_not_demoted(prepare: Prepare, conn: Connection) -> None:
     with pytest.raises(SourceError, match="is the user of source"):
         prepare(role=conn.info.user)
-
-
-def test_an_owner_of_tables_is_no_connector(
-    prepare: Prepare, conn: psycopg.Connection, make_role: MakeRole
-) -> None:
-    owner = make_role("LOGIN")
-    execute(conn, f"ALTER TABLE shop.lines OWNER TO {owner}")
-    with pytest.raises(SourceError, match=r"owns shop\.lines"):
-        prepare(role=owner)
 
 
 # The publication
 
 
-def published(conn: psycopg.Connection, pipeline: str = "shop") -> set[str]:
+def published(conn: Connection, pipeline: str = "shop") -> set[str]:
     query = "SELECT schemaname || '.' || tablename FROM pg_publication_tables WHERE pubname = %s"
     return {name for (name,) in rows(conn, query, pipeline)}
 
@@ -400,7 +347,7 @@ CONTROLS = {"cdc.heartbeat", "cdc.truncation", "cdc.ddl", "cdc.signal"}
 
 
 def test_the_publication_holds_captured_and_control_tables(
-    prepare: Prepare, conn: psycopg.Connection
+    prepare: Prepare, conn: Connection
 ) -> None:
     prepare()
     assert published(conn) == {"shop.orders", "shop.counters", "shop.lines"} | CONTROLS
@@ -408,17 +355,14 @@ def test_the_publication_holds_captured_and_control_tables(
         conn,
         "SELECT puballtables, pubinsert, pubupdate, pubdelete, pubtruncate, pubviaroot FROM pg_publication",
     ) == [(False, True, True, True, True, True)]
-
-
-def test_a_second_run_changes_nothing(prepare: Prepare, conn: psycopg.Connection) -> None:
-    assert prepare()
+    # A second run changes nothing.
     state = fingerprint(conn)
     assert prepare() == []
     assert fingerprint(conn) == state
 
 
 def test_a_changed_list_moves_the_source_to_it(
-    prepare: Prepare, conn: psycopg.Connection, role: str
+    prepare: Prepare, conn: Connection, role: str
 ) -> None:
     prepare(TABLES[:2])
     assert prepare(TABLES[1:]) == [
@@ -430,18 +374,16 @@ def test_a_changed_list_moves_the_source_to_it(
         "no longer recording TRUNCATE of shop.orders",
     ]
     assert published(conn) == {"shop.counters", "shop.lines"} | CONTROLS
-
-
-def test_privileges_go_with_a_schema_that_is_no_longer_captured(
-    prepare: Prepare, conn: psycopg.Connection, role: str
-) -> None:
+    noted = [table for command, table in journal(conn) if command == "PUBLISH"]
+    assert noted == ["shop.orders", "shop.counters", "shop.lines"]
+    # Also of a schema none of whose tables is captured any more.
     execute(conn, "CREATE SCHEMA old; CREATE TABLE old.notes (id int PRIMARY KEY)")
     prepare([*TABLES, ("old", "notes")])
     assert f"REVOKE SELECT ON old.notes FROM {role}" in prepare(TABLES)
 
 
 def test_pipelines_that_share_a_role_leave_each_other_alone(
-    prepare: Prepare, conn: psycopg.Connection, role: str
+    prepare: Prepare, conn: Connection, role: str
 ) -> None:
     prepare(TABLES[:2])
     prepare(TABLES[2:], pipeline="other")
@@ -451,7 +393,7 @@ def test_pipelines_that_share_a_role_leave_each_other_alone(
         assert rows(connector, "SELECT FROM shop.orders, shop.lines") == []
 
 
-def test_a_tampered_publication_is_repaired(prepare: Prepare, conn: psycopg.Connection) -> None:
+def test_a_tampered_publication_is_repaired(prepare: Prepare, conn: Connection) -> None:
     prepare()
     execute(conn, "ALTER PUBLICATION shop SET (publish = 'insert')")
     execute(conn, "ALTER PUBLICATION shop DROP TABLE shop.orders")
@@ -466,7 +408,7 @@ def test_a_tampered_publication_is_repaired(prepare: Prepare, conn: psycopg.Conn
 # Replica identity
 
 
-def identities(conn: psycopg.Connection, schema: str = "shop") -> dict[str, str]:
+def identities(conn: Connection, schema: str = "shop") -> dict[str, str]:
     query = (
         "SELECT relname, relreplident::text FROM pg_class WHERE relnamespace = to_regnamespace(%s)"
         " AND relkind IN ('r', 'p')"
@@ -474,15 +416,8 @@ def identities(conn: psycopg.Connection, schema: str = "shop") -> dict[str, str]
     return dict(rows(conn, query, schema))
 
 
-def test_only_tables_that_can_be_toasted_get_a_full_identity(
-    prepare: Prepare, conn: psycopg.Connection
-) -> None:
-    prepare()
-    assert identities(conn) == {"orders": "f", "counters": "d", "lines": "d"}
-
-
-def test_an_identity_without_the_key_is_repaired(
-    prepare: Prepare, conn: psycopg.Connection
+def test_only_tables_that_can_be_toasted_get_a_full_identity_and_each_has_the_key(
+    prepare: Prepare, conn: Connection
 ) -> None:
     """With NOTHING, publishing a table would make the application's updates fail."""
     execute(conn, "ALTER TABLE shop.counters REPLICA IDENTITY NOTHING, ALTER n SET NOT NULL")
@@ -495,7 +430,7 @@ def test_an_identity_without_the_key_is_repaired(
 
 
 def test_a_key_that_is_no_primary_key_becomes_the_identity(
-    prepare: Prepare, conn: psycopg.Connection
+    prepare: Prepare, conn: Connection
 ) -> None:
     """Otherwise a deletion would not say which row it was, or Postgres would refuse it."""
     execute(
@@ -531,9 +466,7 @@ def test_a_key_that_is_no_primary_key_becomes_the_identity(
     ]
 
 
-def test_the_application_can_still_write_every_table(
-    prepare: Prepare, conn: psycopg.Connection
-) -> None:
+def test_the_application_can_still_write_every_table(prepare: Prepare, conn: Connection) -> None:
     """A full identity with an unpublished generated column would refuse updates and deletes."""
     execute(
         conn,
@@ -544,9 +477,7 @@ def test_the_application_can_still_write_every_table(
     execute(conn, "DELETE FROM shop.shouts")
 
 
-def test_partitions_are_published_as_their_table(
-    prepare: Prepare, conn: psycopg.Connection
-) -> None:
+def test_partitions_are_published_as_their_table(prepare: Prepare, conn: Connection) -> None:
     execute(
         conn,
         "CREATE SCHEMA log; CREATE TABLE log.events (id int PRIMARY KEY, t text) PARTITION BY RANGE (id);"
@@ -561,7 +492,7 @@ def test_partitions_are_published_as_their_table(
 
 
 def test_a_table_is_published_without_those_that_inherit_from_it(
-    prepare: Prepare, conn: psycopg.Connection
+    prepare: Prepare, conn: Connection
 ) -> None:
     """A child is captured under its own name, or not at all; also one that comes later."""
     execute(
@@ -588,7 +519,6 @@ def test_a_table_is_published_without_those_that_inherit_from_it(
     ("statement", "table", "message", "hint"),
     [
         ("SELECT 1", "shop.ordres", "There is no table shop.ordres", "did you mean shop.orders?"),
-        ("SELECT 1", "shop.ORDERS", "There is no table shop.ORDERS", "did you mean shop.orders?"),
         (
             "CREATE MATERIALIZED VIEW shop.v AS SELECT 1 AS id",
             "shop.v",
@@ -602,25 +532,13 @@ def test_a_table_is_published_without_those_that_inherit_from_it(
             "shop.f is a foreign table",
             "on the server that has its rows",
         ),
-        ("SELECT 1", "qqq.zzzzz", "There is no table qqq.zzzzz", "create it, or"),
+        ("CREATE VIEW shop.v AS SELECT 1 AS id", "shop.v", "shop.v is a view", "list the tables"),
+        ("CREATE UNLOGGED TABLE shop.u (id int PRIMARY KEY)", "shop.u", "shop.u isn't logged", "SET LOGGED"),
         (
-            "CREATE VIEW shop.v AS SELECT 1 AS id",
-            "shop.v",
-            "shop.v is a view",
-            "list the tables",
-        ),
-        (
-            "CREATE UNLOGGED TABLE shop.u (id int PRIMARY KEY)",
-            "shop.u",
-            "shop.u isn't logged",
-            "SET LOGGED",
-        ),
-        ("CREATE TABLE shop.k (id int)", "shop.k", "shop.k has no primary key", "ADD PRIMARY KEY"),
-        (
-            "CREATE TABLE shop.k (id int PRIMARY KEY DEFERRABLE)",
-            "shop.k",
-            "The primary key of shop.k is deferrable",
-            "DROP CONSTRAINT k_pkey",
+            "CREATE TABLE shop.g (id int PRIMARY KEY, t text, n int GENERATED ALWAYS AS (id + 1) VIRTUAL)",
+            "shop.g",
+            "virtual generated columns (n)",
+            "",
         ),
         (
             "CREATE TABLE shop.r (id int PRIMARY KEY); ALTER TABLE shop.r ENABLE ROW LEVEL SECURITY",
@@ -629,17 +547,12 @@ def test_a_table_is_published_without_those_that_inherit_from_it(
             "CREATE POLICY",
         ),
         ("SELECT 1", "cdc.migration", "cdc.migration isn't an application's table", "take it out"),
-        (
-            "CREATE PUBLICATION shop FOR ALL TABLES",
-            "shop.lines",
-            "is for all tables",
-            "another name",
-        ),
+        ("CREATE PUBLICATION shop FOR ALL TABLES", "shop.lines", "is for all tables", "another name"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_captured_is_refused_before_anything_is_made(
     prepare: Prepare,
-    conn: psycopg.Connection,
+    conn: Connection,
     *,
     statement: str,
     table: str,
@@ -656,21 +569,8 @@ def test_what_cannot_be_captured_is_refused_before_anything_is_made(
     assert fingerprint(conn) == state
 
 
-def test_a_virtual_column_is_refused_where_it_would_stop_updates(
-    prepare: Prepare, conn: psycopg.Connection
-) -> None:
-    if conn.info.server_version < 180000:
-        pytest.skip("virtual generated columns came with Postgres 18")
-    execute(
-        conn,
-        "CREATE TABLE shop.g (id int PRIMARY KEY, t text, n int GENERATED ALWAYS AS (id + 1) VIRTUAL)",
-    )
-    with pytest.raises(SourceError, match=r"virtual generated columns \(n\)"):
-        prepare([("shop", "g")])
-
-
 def test_row_security_that_shows_the_connector_everything_is_fine(
-    prepare: Prepare, conn: psycopg.Connection, make_role: MakeRole
+    prepare: Prepare, conn: Connection, make_role: MakeRole
 ) -> None:
     reader = make_role("LOGIN REPLICATION BYPASSRLS")
     execute(conn, "ALTER TABLE shop.orders ENABLE ROW LEVEL SECURITY")
@@ -687,7 +587,7 @@ def test_row_security_that_shows_the_connector_everything_is_fine(
 
 
 def test_no_tables_and_no_control_schema_are_refused(
-    conn: psycopg.Connection, prepare: Prepare, role: str
+    conn: Connection, prepare: Prepare, role: str
 ) -> None:
     with pytest.raises(SourceError, match="no tables to capture"):
         prepare([])
@@ -697,7 +597,7 @@ def test_no_tables_and_no_control_schema_are_refused(
 
 
 def test_only_an_owner_may_publish(
-    prepare: Prepare, conn: psycopg.Connection, postgres_dsn: str, make_role: MakeRole
+    prepare: Prepare, conn: Connection, postgres_dsn: str, make_role: MakeRole
 ) -> None:
     """Each obstacle is named in turn: control tables, captured tables, the publication."""
     someone, connector = make_role("LOGIN"), make_role("LOGIN REPLICATION")
@@ -728,7 +628,7 @@ def test_only_an_owner_may_publish(
         )
 
 
-def test_a_failure_half_way_leaves_nothing(prepare: Prepare, conn: psycopg.Connection) -> None:
+def test_a_failure_half_way_leaves_nothing(prepare: Prepare, conn: Connection) -> None:
     execute(
         conn,
         "CREATE FUNCTION public.no() RETURNS event_trigger LANGUAGE plpgsql AS"
@@ -745,7 +645,7 @@ def test_a_failure_half_way_leaves_nothing(prepare: Prepare, conn: psycopg.Conne
 
 
 def test_a_locked_table_does_not_hold_everybody_up(
-    prepare: Prepare, conn: psycopg.Connection, postgres_dsn: str, monkeypatch: pytest.MonkeyPatch
+    prepare: Prepare, conn: Connection, postgres_dsn: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(source, "LOCK_TIMEOUT", "100ms")
     state = fingerprint(conn)
@@ -758,59 +658,31 @@ def test_a_locked_table_does_not_hold_everybody_up(
     assert prepare()
 
 
+@pytest.mark.parametrize("scripted", [False, True])
 def test_hostile_names_are_names(
-    prepare: Prepare, conn: psycopg.Connection, make_role: MakeRole
+    shop: Connection, postgres_dsn: str, make_role: MakeRole, scripted: bool
 ) -> None:
-    strange = ('O"dd; Schema', "T%a'ble ✈ {}")
-    connector = f'{make_role("")}"; DROP SCHEMA cdc; --'
-    quoted = sql.Identifier(*strange)
+    strange = ('O"dd; Schema', "T%a'ble :x \\q $cdc$\n✈ {}")
+    role = f'{make_role("")}"; DROP SCHEMA cdc; --\n\\quit :x'
+    requirements = SourceRequirements("shop", [strange], role)
+    conn, quoted = shop, sql.Identifier(*strange)
     conn.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(strange[0])))
     conn.execute(sql.SQL("CREATE TABLE {} (id int PRIMARY KEY, t text)").format(quoted))
     try:
-        prepare([strange], role=connector)
-        assert prepare([strange], role=connector) == []
+        if scripted:
+            text = script(conn, requirements, plan(conn, requirements))
+            for _ in range(2):
+                run_psql(postgres_dsn, text, "-v", "x=1")
+        else:
+            prepare_source(conn, requirements)
+        assert plan(conn, requirements) == []
+        assert prepare_source(conn, requirements) == []
         conn.execute(sql.SQL("TRUNCATE {}").format(quoted))
         assert rows(conn, "SELECT table_name FROM cdc.truncation") == [(".".join(strange),)]
     finally:
-        name = sql.Identifier(connector)
-        conn.execute(sql.SQL("DROP OWNED BY {}").format(name))
-        conn.execute(sql.SQL("DROP ROLE {}").format(name))
-
-
-def test_hostile_names_in_a_script_are_names(
-    shop: psycopg.Connection, conn: psycopg.Connection, make_role: MakeRole
-) -> None:
-    strange = ('O"dd; Schema', "T%a'ble :x \\q $cdc$\n✈ {}")
-    requirements = SourceRequirements(
-        "shop", [strange], f'{make_role("")}"; DROP SCHEMA cdc; --\n\\quit :x'
-    )
-    conn.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(strange[0])))
-    conn.execute(
-        sql.SQL("CREATE TABLE {} (id int PRIMARY KEY, t text)").format(sql.Identifier(*strange))
-    )
-    text = script(shop, requirements, plan(shop, requirements))
-    address = {name: getattr(conn.info, name) for name in ("host", "port", "user", "dbname")}
-    command = [
-        str(postgres_bin() / "psql"),
-        "-X",
-        "-v",
-        "x=1",
-        "-v",
-        "ON_ERROR_STOP=1",
-        make_conninfo("", **address),
-    ]
-    try:
-        for _ in range(2):
-            process = subprocess.run(
-                command, input=text, text=True, check=False, capture_output=True
-            )
-            assert process.returncode == 0, process.stderr
-        assert plan(shop, requirements) == []
-        assert prepare_source(shop, requirements) == []
-    finally:
         conn.execute(
             sql.SQL("DROP OWNED BY {role} CASCADE; DROP ROLE {role}").format(
-                role=sql.Identifier(requirements.role)
+                role=sql.Identifier(role)
             )
         )
 
@@ -818,40 +690,27 @@ def test_hostile_names_in_a_script_are_names(
 # TRUNCATE
 
 
-def truncations(conn: psycopg.Connection) -> dict[str, int]:
+def truncations(conn: Connection) -> dict[str, int]:
     return dict(rows(conn, "SELECT table_name, n FROM cdc.truncation"))
 
 
-def test_every_truncated_table_is_recorded(prepare: Prepare, conn: psycopg.Connection) -> None:
-    prepare()
-    execute(conn, "TRUNCATE shop.counters")
-    execute(conn, "TRUNCATE shop.orders CASCADE")
-    execute(conn, "TRUNCATE shop.counters, shop.lines")
-    assert truncations(conn) == {"shop.counters": 2, "shop.orders": 1, "shop.lines": 2}
-
-
-def test_a_second_truncation_raises_the_floor(prepare: Prepare, conn: psycopg.Connection) -> None:
-    prepare()
-    execute(conn, "TRUNCATE shop.counters")
-    first = rows(conn, "SELECT lsn::text, at FROM cdc.truncation")[0]
-    execute(conn, "TRUNCATE shop.counters")
-    query = "SELECT lsn > %s::pg_lsn, at > %s FROM cdc.truncation"
-    assert rows(conn, query, *first) == [(True, True)]
-
-
-def test_a_truncation_that_is_rolled_back_never_was(
-    prepare: Prepare, conn: psycopg.Connection
+def test_every_truncation_is_recorded_and_raises_the_floor(
+    prepare: Prepare, conn: Connection, make_role: MakeRole
 ) -> None:
     prepare()
     with conn.transaction(force_rollback=True):
         execute(conn, "TRUNCATE shop.counters")
     assert truncations(conn) == {}
-
-
-def test_whoever_may_truncate_needs_no_other_right(
-    prepare: Prepare, conn: psycopg.Connection, make_role: MakeRole
-) -> None:
-    prepare()
+    execute(conn, "TRUNCATE shop.counters")
+    first = rows(conn, "SELECT lsn::text, at FROM cdc.truncation")[0]
+    execute(conn, "TRUNCATE shop.orders CASCADE")
+    execute(conn, "TRUNCATE shop.counters, shop.lines")
+    assert truncations(conn) == {"shop.counters": 2, "shop.orders": 1, "shop.lines": 2}
+    query = (
+        "SELECT lsn > %s::pg_lsn, at > %s FROM cdc.truncation WHERE table_name = 'shop.counters'"
+    )
+    assert rows(conn, query, *first) == [(True, True)]
+    # Whoever may truncate needs no other right.
     cleaner = make_role("LOGIN")
     execute(
         conn,
@@ -859,21 +718,15 @@ def test_whoever_may_truncate_needs_no_other_right(
     )
     with as_role(conn.info.dsn, cleaner) as theirs:
         execute(theirs, "SET search_path = shop; TRUNCATE counters")
-    assert truncations(conn) == {"shop.counters": 1}
-
-
-def test_in_replica_mode_a_truncation_counts_too(
-    prepare: Prepare, conn: psycopg.Connection
-) -> None:
-    prepare()
+    assert truncations(conn)["shop.counters"] == 3
     execute(conn, "SET session_replication_role = replica")
     execute(conn, "TRUNCATE shop.counters")
-    assert truncations(conn) == {"shop.counters": 1}
+    assert truncations(conn)["shop.counters"] == 4
 
 
 @pytest.mark.parametrize("mode", ["origin", "replica"])
 def test_an_update_of_an_event_is_refused(
-    prepare: Prepare, conn: psycopg.Connection, role: str, mode: str
+    prepare: Prepare, conn: Connection, role: str, mode: str
 ) -> None:
     execute(
         conn,
@@ -907,7 +760,7 @@ def test_an_update_of_an_event_is_refused(
 
 
 def test_the_floor_divides_earlier_changes_from_later_ones(
-    prepare: Prepare, conn: psycopg.Connection
+    prepare: Prepare, conn: Connection
 ) -> None:
     """Seen as the connector sees it: the rows of one transaction, around a TRUNCATE, in the log."""
     prepare()
@@ -935,11 +788,11 @@ def test_the_floor_divides_earlier_changes_from_later_ones(
 # The DDL journal
 
 
-def journal(conn: psycopg.Connection) -> list[tuple[str, str]]:
+def journal(conn: Connection) -> list[tuple[str, str]]:
     return rows(conn, "SELECT command, table_name FROM cdc.ddl ORDER BY id")
 
 
-def publish(conn: psycopg.Connection, *tables: str) -> None:
+def publish(conn: Connection, *tables: str) -> None:
     """A pipeline's publication, as far as the journal minds it."""
     execute(
         conn,
@@ -948,7 +801,7 @@ def publish(conn: psycopg.Connection, *tables: str) -> None:
     execute(conn, "SELECT cdc.note('PUBLISH', array_agg(prrelid)) FROM pg_publication_rel")
 
 
-def test_definitions_of_tables_are_journalled(conn: psycopg.Connection) -> None:
+def test_definitions_of_tables_are_journalled(conn: Connection) -> None:
     migrate(conn)
     execute(
         conn,
@@ -1031,10 +884,8 @@ CREATE TABLE log.deep PARTITION OF log.events FOR VALUES FROM (20) TO (30) PARTI
 
 
 @pytest.fixture
-def events(prepare: Prepare, conn: psycopg.Connection) -> psycopg.Connection:
-    """A captured table with one partition, one table beside it, and a partition that has its
-    own.
-    """
+def events(prepare: Prepare, conn: Connection) -> Connection:
+    """A captured table with one partition, one table beside it, and a partition that has its own."""
     execute(conn, EVENTS)
     prepare([("log", "events")])
     return conn
@@ -1043,35 +894,19 @@ def events(prepare: Prepare, conn: psycopg.Connection) -> psycopg.Connection:
 @pytest.mark.parametrize(
     ("statement", "command", "partitions"),
     [
-        (
-            "CREATE TABLE log.new PARTITION OF log.events FOR VALUES FROM (40) TO (50)",
-            "CREATE TABLE",
-            "low new",
-        ),
-        (
-            "CREATE TABLE log.new PARTITION OF log.deep FOR VALUES FROM (20) TO (25)",
-            "CREATE TABLE",
-            "low new",
-        ),
-        (
-            "ALTER TABLE log.events ATTACH PARTITION log.high FOR VALUES FROM (10) TO (20)",
-            "ALTER TABLE",
-            "high low",
-        ),
-        (
-            "ALTER TABLE log.deep ATTACH PARTITION log.high FOR VALUES FROM (20) TO (21)",
-            "ALTER TABLE",
-            "high low",
-        ),
+        ("CREATE TABLE log.new PARTITION OF log.events FOR VALUES FROM (40) TO (50)", "CREATE TABLE", "low new"),
+        ("CREATE TABLE log.new PARTITION OF log.deep FOR VALUES FROM (20) TO (25)", "CREATE TABLE", "low new"),
+        ("ALTER TABLE log.events ATTACH PARTITION log.high FOR VALUES FROM (10) TO (20)", "ALTER TABLE", "high low"),
+        ("ALTER TABLE log.deep ATTACH PARTITION log.high FOR VALUES FROM (20) TO (21)", "ALTER TABLE", "high low"),
         ("ALTER TABLE log.events DETACH PARTITION log.low", "ALTER TABLE", ""),
         ("ALTER TABLE log.events DETACH PARTITION log.low CONCURRENTLY", "ALTER TABLE", ""),
         ("DROP TABLE log.low", "DROP TABLE", ""),
         ("ALTER TABLE log.low RENAME TO lower", "ALTER TABLE", "lower"),
         ("TRUNCATE log.low", "TRUNCATE PARTITION", "low"),
     ],
-)
+)  # fmt: skip
 def test_what_a_partition_does_is_reported_of_its_table(
-    events: psycopg.Connection, statement: str, command: str, partitions: str
+    events: Connection, statement: str, command: str, partitions: str
 ) -> None:
     earlier = journal(events)
     execute(events, statement)
@@ -1084,7 +919,7 @@ def test_what_a_partition_does_is_reported_of_its_table(
 
 
 def test_a_table_and_its_partition_are_truncated_in_one_transaction(
-    events: psycopg.Connection,
+    events: Connection,
 ) -> None:
     """The mark that tells the table's truncation from the partition's ends with the statement."""
     with events.transaction():
@@ -1097,7 +932,7 @@ def test_a_table_and_its_partition_are_truncated_in_one_transaction(
 
 
 def test_a_partition_that_comes_later_is_like_the_others(
-    events: psycopg.Connection, prepare: Prepare, make_role: MakeRole
+    events: Connection, prepare: Prepare, make_role: MakeRole
 ) -> None:
     """Made by someone who may do nothing else here."""
     author = make_role("LOGIN")
@@ -1120,9 +955,7 @@ def test_a_partition_that_comes_later_is_like_the_others(
     assert prepare([("log", "events")]) == ["no longer recording TRUNCATE of log.later"]
 
 
-def test_a_partition_that_nobody_adopted_is_found(
-    events: psycopg.Connection, prepare: Prepare
-) -> None:
+def test_a_partition_that_nobody_adopted_is_found(events: Connection, prepare: Prepare) -> None:
     """As it is where no superuser has made the event triggers."""
     execute(events, "ALTER EVENT TRIGGER cdc_ddl DISABLE")
     execute(events, "CREATE TABLE log.later PARTITION OF log.events FOR VALUES FROM (60) TO (70)")
@@ -1146,7 +979,7 @@ def test_a_partition_that_nobody_adopted_is_found(
     ],
 )
 def test_a_rewrite_is_reported_before_the_definition(
-    shop: psycopg.Connection, statement: str, rewritten: bool
+    shop: Connection, statement: str, rewritten: bool
 ) -> None:
     publish(shop, "shop.counters")
     if "UNLOGGED" in statement:
@@ -1161,48 +994,8 @@ def test_a_rewrite_is_reported_before_the_definition(
     assert events[0][1] == events[-1][1]
 
 
-def test_names_and_labels_that_change_elsewhere_are_told_of_the_table(
-    shop: psycopg.Connection,
-) -> None:
-    execute(
-        shop,
-        "CREATE TYPE shop.mood AS ENUM ('good', 'bad'); CREATE TYPE shop.pair AS (a int, b int)",
-    )
-    execute(shop, "CREATE TABLE shop.moods (id int PRIMARY KEY, m shop.mood[], p shop.pair)")
-    publish(shop, "shop.moods")
-    for statement in (
-        "ALTER TYPE shop.mood RENAME VALUE 'bad' TO 'worse'",
-        "ALTER TYPE shop.pair ADD ATTRIBUTE c int",
-        "ALTER SCHEMA shop RENAME TO store",
-    ):
-        execute(shop, statement)
-    query = (
-        "SELECT command, ARRAY(SELECT value FROM jsonb_each_text(columns #> '{1,types,0,labels}') ORDER BY key),"
-        " columns #> '{2,types,0,attributes}' FROM cdc.ddl WHERE table_name = %s"
-    )
-    assert rows(shop, f"{query} ORDER BY id", "shop.moods") == [
-        ("PUBLISH", ["good", "bad"], ["a integer", "b integer"]),
-        ("ALTER TYPE", ["good", "worse"], ["a integer", "b integer"]),
-        ("ALTER TYPE", ["good", "worse"], ["a integer", "b integer", "c integer"]),
-    ]
-    assert rows(shop, query, "store.moods") == [
-        ("ALTER SCHEMA", ["good", "worse"], ["a integer", "b integer", "c integer"])
-    ]
-
-
-def test_publishing_a_table_notes_what_it_looks_like(
-    prepare: Prepare, conn: psycopg.Connection
-) -> None:
-    prepare(TABLES[:1])
-    prepare(TABLES[:2])
-    published = [table for command, table in journal(conn) if command == "PUBLISH"]
-    assert published == ["shop.orders", "shop.counters"]
-
-
-def test_floors_of_another_server_are_reset(prepare: Prepare, conn: psycopg.Connection) -> None:
-    """After a dump and a restore positions start again; with such a floor every change would be
-    taken for dead.
-    """
+def test_floors_of_another_server_are_reset(prepare: Prepare, conn: Connection) -> None:
+    """After a dump and a restore positions start again; with such a floor every change would be taken for dead."""
     prepare()
     execute(conn, "TRUNCATE shop.counters")
     execute(conn, "INSERT INTO cdc.truncation VALUES ('shop.orders', now(), 'FFFF/0')")
@@ -1215,10 +1008,8 @@ def test_floors_of_another_server_are_reset(prepare: Prepare, conn: psycopg.Conn
     }
 
 
-def test_what_no_view_is_made_from_is_not_journalled(conn: psycopg.Connection) -> None:
-    """Nor is what no pipeline publishes: 50,000 staging tables of a nightly job are not read by
-    every sink.
-    """
+def test_what_no_view_is_made_from_is_not_journalled(conn: Connection) -> None:
+    """Nor is what no pipeline publishes: 50,000 staging tables of a nightly job are not read by every sink."""
     migrate(conn)
     execute(conn, "CREATE TABLE public.orders (id int); CREATE TABLE public.other (id int)")
     publish(conn, "public.orders")
@@ -1244,7 +1035,7 @@ def test_what_no_view_is_made_from_is_not_journalled(conn: psycopg.Connection) -
 
 
 def test_whoever_may_create_a_table_needs_no_other_right(
-    conn: psycopg.Connection, make_role: MakeRole
+    conn: Connection, make_role: MakeRole
 ) -> None:
     migrate(conn)
     author = make_role("LOGIN")
@@ -1260,7 +1051,7 @@ def test_whoever_may_create_a_table_needs_no_other_right(
     ]
 
 
-def test_a_broken_journal_warns_and_lets_the_ddl_through(conn: psycopg.Connection) -> None:
+def test_a_broken_journal_warns_and_lets_the_ddl_through(conn: Connection) -> None:
     migrate(conn)
     execute(conn, "CREATE TABLE public.t (id int)")
     publish(conn, "public.t")
@@ -1275,10 +1066,3 @@ def test_a_broken_journal_warns_and_lets_the_ddl_through(conn: psycopg.Connectio
     assert [severity for severity, _ in warnings] == ["WARNING", "WARNING"]
     assert all("is not in the DDL journal" in (message or "") for _, message in warnings)
     assert journal(conn) == entries
-
-
-def test_control_files_hold_nothing_of_one_deployment() -> None:
-    """Roles and publications have names that differ; they belong to prepare_source."""
-    text = "".join(path.read_text().upper() for path in CONTROL.glob("*.sql"))
-    assert "CREATE ROLE" not in text
-    assert "CREATE PUBLICATION" not in text

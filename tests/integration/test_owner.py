@@ -1,11 +1,7 @@
-"""A source whose owner is no superuser: an administrator gets the rest as SQL, and no way out leads
-back in.
-"""
+"""A source whose owner is no superuser: an administrator gets the rest as SQL, and no way out leads back in."""
 
 import io
 import json
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import closing, redirect_stderr, redirect_stdout
@@ -19,10 +15,9 @@ from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
 from cdc.cli.verbs import main
-from cdc.compose.wheels import postgres_bin
 from cdc.connectors.client import Connect
 from tests.support import pages
-from tests.support.postgres import strict_postgres
+from tests.support.postgres import run_psql
 
 SECRET, REPLICATION = "owner-secret-42", "it's a :secret"
 FILE = """\
@@ -47,9 +42,7 @@ INSERT INTO shop.orders SELECT n, 'a' FROM generate_series(1, 10) n;
 
 @dataclass
 class Owner:
-    """A role that owns a schema of a database and nothing else; `admin` is the server's
-    superuser.
-    """
+    """A role that owns a schema of a database and nothing else; `admin` is the server's superuser."""
 
     name: str
     admin: psycopg.Connection[tuple[Any, ...]]
@@ -90,35 +83,15 @@ class Owner:
         assert REPLICATION not in output
         return output
 
-    def psql(self, script: str, *options: str, code: int = 0) -> str:
+    def psql(self, script: str, *options: str) -> str:
         """Run a script as the administrator."""
         info = self.admin.info
-        command = [str(postgres_bin() / "psql"), "-X", "-v", "ON_ERROR_STOP=1", *options, "-f", "-"]
-        environment = {
-            **os.environ,
-            "PGHOST": info.host,
-            "PGPORT": str(info.port),
-            "PGUSER": info.user,
-            "PGPASSWORD": info.password,
-            "PGDATABASE": info.dbname,
-        }
-        process = subprocess.run(
-            command, input=script, capture_output=True, text=True, check=False, env=environment
-        )
-        assert process.returncode == code, process.stderr
-        return str(process.stderr)
+        return run_psql(make_conninfo(info.dsn, password=info.password), script, *options)
 
     def execute(self, statements: str) -> None:
         """Execute a statement as the owner."""
         with psycopg.connect(self.dsn) as conn:
             conn.execute(statements.encode())
-
-
-@pytest.fixture(scope="module")
-def guarded() -> Iterator[str]:
-    """A server of its own that asks for passwords."""
-    with strict_postgres(wal_level="logical") as dsn:
-        yield dsn
 
 
 @pytest.fixture
@@ -182,6 +155,7 @@ def test_an_owner_of_tables_alone_and_the_script_for_an_administrator(
     owner.write_file(REPLICATION)
     refused = unwrapped(owner.cdc("migrate", code=4))
     assert f"permission denied for database db_{owner.name}" in refused
+    assert f"run GRANT CREATE ON DATABASE db_{owner.name} TO {owner.name}" in refused
     assert "cdc -p FILE migrate --sql" in refused or "shop.yaml migrate --sql" in refused
     script = owner.cdc("migrate", "--sql")
     for _ in range(2):
@@ -196,9 +170,7 @@ def test_an_owner_of_tables_alone_and_the_script_for_an_administrator(
 
 
 def test_what_the_owner_may_do_is_done(owner: Owner) -> None:
-    """The first dead end: the statement that is missing is named, not just to whom it is to be
-    granted.
-    """
+    """The first dead end: the statement that is missing is named, not just to whom it is to be granted."""
     owner.admin.execute(
         sql.SQL("GRANT CREATE ON DATABASE {} TO {}").format(
             *map(sql.Identifier, (f"db_{owner.name}", owner.name))
@@ -218,9 +190,7 @@ def test_what_the_owner_may_do_is_done(owner: Owner) -> None:
 
 
 def test_an_administrator_without_event_triggers(owner: Owner) -> None:
-    """As where nobody is a superuser: a role that may give REPLICATION and act as the owner does
-    all but these.
-    """
+    """As where nobody is a superuser: a role that may give REPLICATION and act as the owner does all but these."""
     chief = sql.Identifier(f"{owner.name}_chief")
     owner.admin.execute(
         sql.SQL(
@@ -239,18 +209,21 @@ def test_an_administrator_without_event_triggers(owner: Owner) -> None:
     assert (len(lines), lines[0][:24], lines[1]) == (2, "note: no event triggers,", "nothing to do")
 
 
-def test_a_password_that_is_right_is_left_alone(owner: Owner) -> None:
-    """The second dead end: once an administrator has made the role, `migrate` has nothing to alter
-    about it.
-    """
+def give_database(owner: Owner, password: str) -> None:
+    """Give the owner its database, and a role for the connector with a password."""
     database, role, connector = map(
         sql.Identifier, (f"db_{owner.name}", owner.name, owner.connector)
     )
     owner.admin.execute(sql.SQL("ALTER DATABASE {} OWNER TO {}").format(database, role))
     owner.admin.execute(
-        sql.SQL("CREATE ROLE {} LOGIN REPLICATION PASSWORD {}").format(connector, REPLICATION)
+        sql.SQL("CREATE ROLE {} LOGIN REPLICATION PASSWORD {}").format(connector, password)
     )
     owner.write_file(REPLICATION)
+
+
+def test_a_password_that_is_right_is_left_alone(owner: Owner) -> None:
+    """The second dead end: once an administrator has made the role, `migrate` has nothing to alter about it."""
+    give_database(owner, REPLICATION)
     output = owner.cdc("migrate")
     assert "created publication" in output
     assert "password" not in output
@@ -258,17 +231,8 @@ def test_a_password_that_is_right_is_left_alone(owner: Owner) -> None:
 
 
 def test_a_password_that_is_wrong_is_somebody_elses_to_set(owner: Owner) -> None:
-    """The third: `register` leads to `migrate`, and that to the statement that an administrator has
-    to run.
-    """
-    database, role, connector = map(
-        sql.Identifier, (f"db_{owner.name}", owner.name, owner.connector)
-    )
-    owner.admin.execute(sql.SQL("ALTER DATABASE {} OWNER TO {}").format(database, role))
-    owner.admin.execute(
-        sql.SQL("CREATE ROLE {} LOGIN REPLICATION PASSWORD 'another'").format(connector)
-    )
-    owner.write_file(REPLICATION)
+    """The third: `register` leads to `migrate`, and that to the statement that an administrator has to run."""
+    give_database(owner, "another")
     refused = unwrapped(owner.cdc("migrate", code=4))
     assert f"ALTER ROLE \"{owner.connector}\" PASSWORD :'replication_password'" in refused
     script = owner.cdc("migrate", "--sql")
@@ -292,9 +256,7 @@ def test_a_superuser_sees_whether_a_password_is_right(owner: Owner) -> None:
 
 
 def test_where_a_role_stands_for_replication(owner: Owner) -> None:
-    """Amazon's administrators may not give the attribute; that the role is given can be tested, not
-    what it does.
-    """
+    """Amazon's administrators may not give the attribute; that the role is given can be tested, not what it does."""
     owner.admin.execute("CREATE ROLE rds_replication NOLOGIN")
     try:
         script = owner.cdc("migrate", "--sql")

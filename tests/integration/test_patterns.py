@@ -1,20 +1,18 @@
-"""`shop.*` in a pipeline file, on real servers: decided by migrate and register, and the same for
-everybody else.
-"""
+"""`shop.*` in a pipeline file, on real servers: decided by migrate and register, and the same for everybody else."""
 
 import io
-import json
 import sys
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from cdc.cli import console, verbs
+from cdc.cli import verbs
 from cdc.config import settings
 from cdc.runtime.context import Context
 from tests.support.pipelines import NOWHERE
 from tests.support.shop import PASSWORD, Shop
+from tests.support.verbs import document_of
 
 MORE = """
 CREATE VIEW shop.report AS SELECT id FROM shop.orders;
@@ -44,46 +42,33 @@ connect: {shop.connect}
     return path
 
 
-def test_what_is_captured_is_decided_once(
-    shop: Shop, file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def cdc(verb: str, code: int | None = 0) -> Any:
-        monkeypatch.setattr(console.call, "answered", False)
-        monkeypatch.setattr(
-            sys, "argv", ["cdc", "-p", str(file), "--state", str(file.parent), verb, "--json"]
-        )
-        with pytest.raises(SystemExit) as exit_info:
-            verbs.main()
-        printed = capsys.readouterr().out
-        assert code in (None, exit_info.value.code), printed
-        return json.loads(printed)
+def test_what_is_captured_is_decided_once(shop: Shop, file: Path) -> None:
+    cdc = partial(document_of, file)
 
     def captured() -> list[str]:
         return [entry.table for entry in Context(file, file.parent).pipeline.source.tables]
 
-    def waiting() -> list[str]:
-        return [
-            finding["message"]
-            for finding in cdc("status", code=None)["findings"]
-            if finding["code"] == "file-changed"
-        ]
+    def found(verb: str, code: str) -> list[str]:
+        """The messages of a finding."""
+        findings = cdc(verb, code=None)["findings"]
+        return [finding["message"] for finding in findings if finding["code"] == code]
+
+    def codes(verb: str) -> set[str]:
+        return {finding["code"] for finding in cdc(verb, code=None)["findings"]}
 
     assert captured() == CAPTURED
     # Before `register` the doctor says what it would meet.
     pattern = "{table: shop.*, partitions: 1}"
-    file.write_text(file.read_text().replace(pattern, f"{pattern}, shp.*"))
-    undecided = [
-        finding["message"]
-        for finding in cdc("doctor", code=None)["findings"]
-        if finding["code"] == "tables-undecided"
-    ]
-    assert ["shp.* in source.tables matches no table" in message for message in undecided] == [True]
-    file.write_text(file.read_text().replace(f"{pattern}, shp.*", pattern))
+    text = file.read_text()
+    file.write_text(text.replace(pattern, f"{pattern}, shp.*"))
+    (undecided,) = found("doctor", "tables-undecided")
+    assert "shp.* in source.tables matches no table" in undecided
+    file.write_text(text)
 
     plan = cdc("plan")
     assert [line.split(";")[0] for line in plan["register"]] == ["create the connector"]
-    assert any(line.startswith("created publication") for line in plan["migrate"])
-    assert any(line.startswith("created role") for line in plan["migrate"])
+    for step in ("created publication", "created role"):
+        assert any(line.startswith(step) for line in plan["migrate"])
     assert plan["refused"] == []
     findings = cdc("migrate")["findings"]
     assert {finding["code"] for finding in findings} == {"table-left-out"}
@@ -97,7 +82,7 @@ def test_what_is_captured_is_decided_once(
     assert left_out["shop.loose"]["fix"].startswith(f"cdc -p {file}")
     cdc("register")
     assert captured() == CAPTURED
-    assert waiting() == []
+    assert found("status", "file-changed") == []
     plan = cdc("plan")
     assert plan["migrate"] == plan["register"] == []
     assert plan["run"] == [
@@ -108,7 +93,8 @@ def test_what_is_captured_is_decided_once(
         "CREATE TABLE shop.late (id int PRIMARY KEY); INSERT INTO shop.late VALUES (1)"
     )
     assert captured() == CAPTURED
-    assert ["shop.late" in message for message in waiting()] == [True]
+    (waiting,) = found("status", "file-changed")
+    assert "shop.late" in waiting
     plan = cdc("plan")
     assert "publishing shop.late" in plan["migrate"]
     assert plan["register"] == ["capture shop.late: all its rows are sent, beside the stream"]
@@ -116,7 +102,7 @@ def test_what_is_captured_is_decided_once(
     assert captured() == CAPTURED
     assert cdc("register")["sent"] == ["shop.late"]
     assert captured() == ["shop.counters", "shop.late", "shop.orders", "shop.payments"]
-    assert waiting() == []
+    assert found("status", "file-changed") == []
 
     # Nobody has taken it out of the file: what is written to it meanwhile would be lost without a
     # word.
@@ -124,74 +110,54 @@ def test_what_is_captured_is_decided_once(
     slipped = (
         "shop.orders is captured, and by patterns in source.tables alone it no longer would be"
     )
-    assert [slipped in cdc(verb, 4)["error"]["message"] for verb in ("migrate", "register")] == [
-        True,
-        True,
-    ]
-    assert slipped in " ".join(refusal["what"] for refusal in cdc("plan")["refused"])
-    assert slipped in " ".join(
-        finding["message"] for finding in cdc("status", code=None)["findings"]
-    )
+    for verb in ("migrate", "register"):
+        assert slipped in cdc(verb, 4)["error"]["message"]
+    assert slipped in str(cdc("plan")["refused"])
+    assert slipped in str(cdc("status", code=None)["findings"])
     shop.conn.execute("ALTER TABLE shop.orders ADD PRIMARY KEY (id)")
     assert "no longer publishing shop.orders" not in cdc("migrate")["done"]
 
     # A partition beside its table: its rows would have to come twice.
-    text = file.read_text()
     entries = "{table: shop.payments, partitions: 2}, shop.payments_2025, {table: shop.counters, partitions: 1}"
-    file.write_text(
-        text.replace("{table: shop.*, partitions: 1}", entries) + "delete_retention_hours: 48\n"
-    )
+    file.write_text(text.replace(pattern, entries) + "delete_retention_hours: 48\n")
     plan = cdc("plan")
-    refused = [refusal["what"] for refusal in plan["refused"]]
-    assert [
-        any(words in refusal for refusal in refused)
-        for words in ("is a partition of", "file says 2")
-    ] == [True, True]
-    assert {"no longer publishing shop.late", "no longer publishing shop.orders"} <= set(
-        plan["migrate"]
-    )
+    refused = str(plan["refused"])
+    assert "is a partition of" in refused
+    assert "file says 2" in refused
+    gone = ("shop.late", "shop.orders")
+    assert {f"no longer publishing {name}" for name in gone} <= set(plan["migrate"])
     removals = [line.split(":")[0] for line in plan["register"] if "nobody updates them" in line]
-    assert sorted(removals) == ["no longer capture shop.late", "no longer capture shop.orders"]
-    assert (
-        plan["register"][-1] == "set delete.retention.ms = 172800000 on the topic of shop.counters"
-    )
+    assert sorted(removals) == [f"no longer capture {name}" for name in gone]
+    retention = "set delete.retention.ms = 172800000 on the topic of shop.counters"
+    assert plan["register"][-1] == retention
     error = cdc("migrate", 4)["error"]
-    assert (
-        "shop.payments_2025 is a partition of shop.payments, which is listed, too"
-        in error["message"]
-    )
+    assert "shop.payments_2025 is a partition of shop.payments, which is listed, too" in str(error)
     assert error["hint"] == "take shop.payments_2025 out of source.tables"
 
     # Under another name all of it is new, and what was stays.
     shop.stop()
-    file.write_text(text.replace(f"pipeline: {file.read_text().split()[1]}", "pipeline: renamed"))
+    file.write_text(text.replace(f"pipeline: {shop.pipeline.pipeline}", "pipeline: renamed"))
     plan = cdc("plan")
     assert plan["idle"] == [shop.pipeline.pipeline]
     assert plan["register"][0].startswith("create the connector")
     assert plan["refused"] == []
 
     # Who only looks learns what can be known.
+    def shown() -> list[str]:
+        return [entry.table for entry in Context(file, file.parent).pipeline_to_show.source.tables]
+
     file.write_text(text.replace(shop.kafka, NOWHERE))
-    assert {finding["code"] for finding in cdc("status", code=None)["findings"]} >= {
-        "kafka-unreachable"
-    }
-    assert [
-        entry.table for entry in Context(file, file.parent).pipeline_to_show.source.tables
-    ] == sorted([*CAPTURED, "shop.late"])
+    assert "kafka-unreachable" in codes("status")
+    assert shown() == sorted([*CAPTURED, "shop.late"])
     assert cdc("run", 5)["error"]["exit_code"] == 5
     dead = file.read_text().replace(shop.pipeline.source.dsn, f"postgresql://{NOWHERE}/x")
     file.write_text(dead.replace("[{table: shop.*", "[shop.orders, {table: shop.*"))
-    assert {finding["code"] for finding in cdc("status", code=None)["findings"]} >= {
-        "kafka-unreachable",
-        "source-unreachable",
-    }
-    assert [entry.table for entry in Context(file, file.parent).pipeline_to_show.source.tables] == [
-        "shop.orders"
-    ]
+    away = {"kafka-unreachable", "source-unreachable"}
+    assert codes("status") >= away
+    assert shown() == ["shop.orders"]
     # The doctor examines what is left: Connect is there, and so is the warehouse's folder.
-    codes = {finding["code"] for finding in cdc("doctor", code=None)["findings"]}
-    assert codes >= {"kafka-unreachable", "source-unreachable"}
-    assert "connect-unreachable" not in codes
+    assert codes("doctor") >= away
+    assert "connect-unreachable" not in codes("doctor")
 
 
 def test_a_first_file_from_a_database(

@@ -3,17 +3,12 @@
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
-from uuid import uuid4
 
 import psycopg
 import pytest
-from psycopg import sql
-from psycopg.conninfo import make_conninfo
 
 from cdc import sample
 from cdc.compose.stack_state import Endpoints
@@ -25,6 +20,7 @@ from cdc.postgres import source, table_survey
 from cdc.postgres.row_query import row_query
 from cdc.sample import load, replay
 from cdc.sample.plan import KEYS, plan
+from tests.support.postgres import sibling
 
 DAY = date(2013, 2, 9)  # after a snow storm: a third of the flights are cancelled
 WEEK = date(2013, 1, 1), date(2013, 1, 7)
@@ -44,21 +40,6 @@ SELECT carrier, flight FROM (
 """
 """Departures after which a plane has left late three times in a row, without joins."""
 Contents = dict[str, list[tuple[Any, ...]]]
-
-
-@contextmanager
-def sibling(dsn: str) -> Iterator[str]:
-    """Make another empty database with the sample schema, on the same server."""
-    name = f"sibling_{uuid4().hex[:12]}"
-    with psycopg.connect(dsn, autocommit=True) as admin:
-        admin.execute(sql.SQL("CREATE DATABASE {} TEMPLATE template0").format(sql.Identifier(name)))
-        sibling_dsn = make_conninfo(dsn, dbname=name)
-        try:
-            with psycopg.connect(sibling_dsn) as conn:
-                migrate(conn, SAMPLE)
-            yield sibling_dsn
-        finally:
-            admin.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
 
 
 @pytest.fixture
@@ -185,12 +166,12 @@ def test_a_database_without_the_schema_is_named(postgres_dsn: str) -> None:
 
 
 def test_the_seed_alone_decides_the_outcome(airport: str) -> None:
-    """Three times the same day, as fast as it goes: connections run in parallel, rows end the
-    same.
-    """
+    """Three times the same day, as fast as it goes: connections run in parallel, rows end the same."""
     outcomes = []
     with sibling(airport) as second, sibling(airport) as third:
         for dsn, connections, seed in ((airport, 1, 7), (second, 5, 7), (third, 5, 8)):
+            with psycopg.connect(dsn) as conn:
+                migrate(conn, SAMPLE)
             load.load(dsn, date(2013, 2, 8), date(2013, 2, 8))
             replay.replay(dsn, DAY, DAY, rate=math.inf, seed=seed, connections=connections)
             outcomes.append(contents(dsn))

@@ -6,7 +6,6 @@ catalog an empty one.
 """
 
 import json
-import subprocess
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,7 +13,6 @@ import psycopg
 import pytest
 from psycopg import sql
 
-from cdc.compose.wheels import postgres_bin
 from cdc.control import definitions
 from cdc.migrations import heartbeat_query, migrate, prepare_source
 from cdc.migrations.plan import plan, script
@@ -34,6 +32,7 @@ from cdc.readiness.checks import check_source
 from cdc.readiness.facts import SourceRequirements
 from tests.support.all_types import EXTENSIONS, SETUP, TABLES, create, insert
 from tests.support.pipelines import pipeline
+from tests.support.postgres import run_psql
 
 TWINS = r"""
 CREATE SCHEMA hostile;
@@ -78,6 +77,16 @@ INSERT INTO parts VALUES (1, 'a');
 """
 
 
+MET = (
+    "SELECT now()",
+    "SELECT 1 + 1",
+    "SELECT '1'::int4",
+    "SELECT oid FROM pg_class",
+    "SELECT to_json('a'::pg_catalog.text)",
+)
+"""Statements without pins, which meet the twins."""
+
+
 @pytest.fixture
 def hostile(postgres_dsn: str) -> Iterator[Connection]:
     """An administrator's session that began before the path was set."""
@@ -86,21 +95,11 @@ def hostile(postgres_dsn: str) -> Iterator[Connection]:
             admin.execute(f"CREATE EXTENSION {extension}")
         for statement in (*SETUP, *create(), PARTS, *insert(0), TWINS):
             admin.execute(statement)
+        with psycopg.connect(postgres_dsn, autocommit=True) as session:
+            for statement in MET:
+                with pytest.raises(psycopg.Error):
+                    session.execute(statement)
         yield admin
-
-
-def test_the_twins_are_met_without_pins(hostile: Connection, postgres_dsn: str) -> None:
-    """Otherwise the test below would prove nothing."""
-    with psycopg.connect(postgres_dsn, autocommit=True) as session:
-        for statement in (
-            "SELECT now()",
-            "SELECT 1 + 1",
-            "SELECT '1'::int4",
-            "SELECT oid FROM pg_class",
-            "SELECT to_json('a'::pg_catalog.text)",
-        ):
-            with pytest.raises(psycopg.Error):
-                session.execute(statement)
 
 
 def test_no_statement_of_ours_meets_them(
@@ -153,14 +152,7 @@ def test_no_statement_of_the_script_meets_them(
     with source.connect(postgres_dsn) as conn:
         text = script(conn, wanted, plan(conn, wanted))
         for _ in range(2):
-            process = subprocess.run(
-                [postgres_bin() / "psql", "-X", "-v", "ON_ERROR_STOP=1", postgres_dsn],
-                input=text,
-                text=True,
-                check=False,
-                capture_output=True,
-            )
-            assert process.returncode == 0, process.stderr
+            run_psql(postgres_dsn, text)
         assert plan(conn, wanted) == []
         application(postgres_dsn)
         remove_from_source(conn, unique, wanted.role)
@@ -185,9 +177,7 @@ def application(dsn: str) -> None:
 def test_a_key_whose_operators_the_path_misses_is_read_with_the_log_held_up(
     postgres_dsn: str, unique: str, path: str, kind: str
 ) -> None:
-    """The connector compares a chunk's bounds as text then, or not at all, and orders rows as the
-    type does.
-    """
+    """The connector compares a chunk's bounds as text then, or not at all, and orders rows as the type does."""
     with psycopg.connect(postgres_dsn, autocommit=True) as admin:
         admin.execute("CREATE SCHEMA extra; CREATE EXTENSION citext SCHEMA extra")
         admin.execute("CREATE EXTENSION ltree SCHEMA extra")

@@ -1,19 +1,13 @@
-"""Another `exclude`, `key` or `events` in the pipeline file: what rows are changes without an event, so they
-are sent again.
+"""Another `key` or `events` in the pipeline file: what rows are changes without an event, so they are
+sent again.
 """
-
-from typing import Any
 
 import psycopg
 import pytest
 
-from cdc.control import registrations
-from cdc.kafka.topics import Topics
 from tests.support.shop import Shop
 from tests.support.wait import wait_until
 
-ORDERS = {"table": "shop.orders", "partitions": 2}
-COUNTERS = {"table": "shop.counters", "partitions": 1}
 SEATS = """
 CREATE TABLE shop.seats (a int NOT NULL, b int NOT NULL, n int);
 CREATE UNIQUE INDEX ON shop.seats (a);
@@ -24,36 +18,6 @@ INSERT INTO shop.seats SELECT g, -g, 0 FROM generate_series(1, 5) g;
 
 def reads(shop: Shop, table: str) -> int:
     return sum(change.op == "r" for change in shop.log(table))
-
-
-def test_a_column_that_is_captured_or_no_longer_is_changes_all_rows(shop: Shop) -> None:
-    shop.migrate()
-    shop.register()
-    full_shop = shop.capturing(ORDERS, COUNTERS)
-    full_shop.migrate()
-    assert full_shop.register().sent == ["shop.orders"]
-    wait_until(
-        lambda: {row["hidden"] for row in shop.rows("shop.orders").values()} == {"secret"},
-        20,
-        "the column",
-    )
-    less = shop.capturing({**ORDERS, "exclude": ["hidden", "note"]}, COUNTERS)
-    less.migrate()
-    assert less.register().sent == ["shop.orders"]
-    wait_until(
-        lambda: {tuple(row) for row in shop.rows("shop.orders").values()} == {("id", "total")},
-        20,
-        "without it",
-    )
-    # Once more: nothing is new, and the other table never was.
-    result = less.register()
-    assert (result.changed, result.sent) == (False, [])
-    assert reads(shop, "shop.counters") == 10
-    with Topics(shop.kafka) as topics:
-        registration = registrations.read(topics, shop.pipeline)
-    # The log holds its values still, so that whoever reads it leaves them out.
-    assert registration is not None
-    assert set(registration.tables["shop.orders"].withdrawn) == {"hidden", "note"}
 
 
 def test_another_key_voids_what_the_topic_holds(shop: Shop) -> None:
@@ -72,25 +36,6 @@ def test_another_key_voids_what_the_topic_holds(shop: Shop) -> None:
     ]
     assert second.register().sent == []
 
-
-def test_a_table_that_was_away_comes_back_with_a_new_connector(shop: Shop) -> None:
-    """What happened while it wasn't captured has no events, whatever became of the connector
-    meanwhile.
-    """
-    shop.migrate()
-    shop.register()
-    few = shop.capturing({**ORDERS, "exclude": ["hidden"]})
-    few.migrate()
-    few.register()
-    shop.conn.execute(
-        "INSERT INTO shop.counters VALUES (11, 11); DELETE FROM shop.counters WHERE id < 6"
-    )
-    few.stop()
-    shop.migrate()
-    assert shop.register().sent == ["shop.counters"]
-    wait_until(lambda: 11 in shop.rows("shop.counters"), 20, "what was written meanwhile")
-    ids: list[Any] = [change.key["id"] for change in shop.living("shop.counters")]
-    assert sorted(ids) == [6, 7, 8, 9, 10, 11]
 
 
 def test_a_table_becomes_one_of_events_and_one_of_rows_again(shop: Shop) -> None:

@@ -7,14 +7,14 @@ import psycopg
 import pytest
 from psycopg.conninfo import make_conninfo
 
+from cdc.capture.connector import register
 from cdc.errors import SettingsError, SourceError
 from cdc.migrations import migrate
-from cdc.migrations.runner import require_capturable
 from cdc.model.table import CONTROL_TABLES, Column
 from cdc.postgres import catalog, source, table_survey
 from cdc.readiness.facts import read_slot
 from tests.support.pipelines import NOWHERE, pipeline
-from tests.support.postgres import PASSWORD, strict_postgres
+from tests.support.postgres import PASSWORD, sibling, strict_postgres
 from tests.support.wait import wait_until
 
 TABLES = """
@@ -41,15 +41,22 @@ CREATE TABLE shop.parts (id int PRIMARY KEY) PARTITION BY RANGE (id);
 """
 
 
+@pytest.fixture(scope="module")
+def shop_dsn(stack: Any) -> Iterator[str]:
+    with sibling(stack.endpoints.postgres) as dsn:
+        with source.connect(dsn) as connection:
+            connection.execute(TABLES)
+        yield dsn
+
+
 @pytest.fixture
-def conn(postgres_dsn: str) -> Iterator[source.Connection]:
-    with source.connect(postgres_dsn) as connection:
-        connection.execute(TABLES)
+def conn(shop_dsn: str) -> Iterator[source.Connection]:
+    with source.connect(shop_dsn) as connection:
         yield connection
 
 
 @pytest.fixture(scope="module")
-def guarded() -> Iterator[str]:
+def strict() -> Iterator[str]:
     """A server that asks for passwords and doesn't decode its log."""
     with strict_postgres(wal_level="replica") as dsn:
         yield dsn
@@ -89,6 +96,7 @@ def test_generated_columns_are_there_only_when_the_log_has_them(
     (table,) = table_survey.describe(conn, orders)
     assert "total" not in [column.name for column in table.columns]
     assert table_survey.unreplicated_columns(conn, orders) == {"shop.orders": ("twice", "total")}
+    conn.execute(f"DROP PUBLICATION {unique}")
 
 
 def test_excluded_columns_are_left_out(conn: source.Connection, unique: str) -> None:
@@ -114,15 +122,12 @@ def test_excluded_columns_are_left_out(conn: source.Connection, unique: str) -> 
         ({"table": "shop.keyed", "key": ["e"]}, ["deferrable"]),
         ({"table": "shop.keyed", "key": ["f;g"]}, ["semicolon", "rename"]),
         ({"table": "shop.keyed", "key": ["a", "b"], "exclude": ["b"]}, ["part of its key"]),
-        (
-            {"table": "shop.keyless", "key": ["id"]},
-            ["no unique index", "CREATE UNIQUE INDEX ON shop.keyless (id)"],
-        ),
+        ({"table": "shop.keyless", "key": ["id"]}, ["no unique index", "CREATE UNIQUE INDEX ON shop.keyless (id)"]),
         ("shop.summary", ["is a view"]),
         ({"table": "shop.orders", "exclude": ["nots"]}, ["no such column", "did you mean note?"]),
         ({"table": "shop.orders", "exclude": ["region"]}, ["part of its key", "take region out"]),
     ],
-)
+)  # fmt: skip
 def test_a_table_that_cannot_be_captured(
     conn: source.Connection, unique: str, table: Any, words: list[str]
 ) -> None:
@@ -144,9 +149,7 @@ def test_a_key_that_the_file_names(conn: source.Connection, unique: str) -> None
     assert orders.key == ("region", "id")
 
 
-def test_a_slot_as_the_server_has_it(
-    conn: source.Connection, postgres_dsn: str, unique: str
-) -> None:
+def test_a_slot_as_the_server_has_it(conn: source.Connection, shop_dsn: str, unique: str) -> None:
     assert read_slot(conn, unique) is None
     conn.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [unique])
     old_slot = read_slot(conn, unique)
@@ -160,13 +163,8 @@ def test_a_slot_as_the_server_has_it(
     assert (slot.lag_bytes or 0) > old_slot.lag_bytes
     assert (slot.retained_bytes or 0) >= (slot.lag_bytes or 0)
     assert slot.confirmed_flush_lsn == old_slot.confirmed_flush_lsn
-
-
-def test_a_transaction_that_holds_the_slot_back(
-    conn: source.Connection, postgres_dsn: str, unique: str
-) -> None:
-    conn.execute("SELECT pg_create_logical_replication_slot(%s, 'pgoutput')", [unique])
-    with psycopg.connect(postgres_dsn) as writer:
+    # A transaction that holds it back.
+    with psycopg.connect(shop_dsn) as writer:
         writer.execute("INSERT INTO shop.keyless VALUES (1)")
 
         def old_enough() -> bool:
@@ -174,40 +172,35 @@ def test_a_transaction_that_holds_the_slot_back(
             return slot is not None and (slot.oldest_transaction_s or 0) > 0.2
 
         wait_until(old_enough, 5, "the open transaction's age")
+    conn.execute("SELECT pg_drop_replication_slot(%s)", [unique])
 
 
-def test_a_server_that_is_fit(conn: source.Connection, unique: str) -> None:
-    require_capturable(conn)
-
-
-def test_a_server_without_logical_decoding(guarded: str, unique: str) -> None:
-    with (
-        source.connect(guarded) as conn,
-        pytest.raises(SourceError, match="wal_level = replica") as caught,
-    ):
-        require_capturable(conn)
-    assert "ALTER SYSTEM SET wal_level = 'logical'" in caught.value.hint
-    assert "restart" in caught.value.hint
+def test_a_server_without_logical_decoding(stack: Any, strict: str, unique: str) -> None:
+    servers = stack.endpoints
+    shop = pipeline(unique, strict, "shop.orders", kafka=servers.kafka, connect=servers.connect)
+    with source.connect(strict) as conn:
+        for attempt in (lambda: migrate(conn), lambda: register(shop, [])):
+            with pytest.raises(SourceError, match="wal_level = replica") as caught:
+                attempt()
+            assert "ALTER SYSTEM SET wal_level = 'logical'" in caught.value.hint
+            assert "restart" in caught.value.hint
+        assert conn.execute("SELECT to_regnamespace('cdc')").fetchone() == (None,)
 
 
 @pytest.mark.parametrize(
     ("change", "message", "hint"),
     [
-        (
-            {"password": "wrong-8472"},
-            "password authentication failed",
-            "the password of source.dsn",
-        ),
+        ({"password": "wrong-8472"}, "password authentication failed", "the password of source.dsn"),
         ({"password": ""}, "no password supplied", "names no password"),
         ({"dbname": "nothing_here"}, 'database "nothing_here" does not exist', "names a database"),
         ({"user": "nobody_here", "password": "x"}, "password authentication failed", "the user"),
         ({"port": NOWHERE.rsplit(":", maxsplit=1)[-1]}, "can't be reached", "cdc -p FILE up"),
         ({"host": "no-such-host.invalid"}, "can't be reached", "check host and port"),
     ],
-)
-def test_a_login_that_fails(guarded: str, change: dict[str, str], message: str, hint: str) -> None:
+)  # fmt: skip
+def test_a_login_that_fails(strict: str, change: dict[str, str], message: str, hint: str) -> None:
     with pytest.raises(SourceError) as caught:
-        source.connect(make_conninfo(guarded, **change))
+        source.connect(make_conninfo(strict, **change))
     assert message in caught.value.message
     assert hint in caught.value.hint
     assert PASSWORD not in f"{caught.value.message}{caught.value.hint}{caught.value.details}"
@@ -226,28 +219,20 @@ def test_a_dsn_that_is_none() -> None:
     assert "s3cret" not in caught.value.message
 
 
-@pytest.mark.parametrize("pattern", ["*.*", "c*.*"])
-def test_no_pattern_means_the_pipelines_own_tables(postgres_dsn: str, pattern: str) -> None:
+def test_no_pattern_means_the_pipelines_own_tables(postgres_dsn: str) -> None:
     """They are published, and no refusal of a table that a pattern leaves out is about them: its
     advice would be to stop publishing the journal.
     """
-    chosen = pipeline("shop", postgres_dsn, pattern)
     with source.connect(postgres_dsn) as connection:
         connection.execute("CREATE SCHEMA crm; CREATE TABLE crm.orders (id int PRIMARY KEY)")
         migrate(connection)
         tables = ", ".join(["crm.orders", *CONTROL_TABLES])
         connection.execute(f"CREATE PUBLICATION shop FOR TABLE {tables}".encode())
-        catalog.refuse_published(connection, chosen)
-        choice = catalog.find_tables(connection, chosen)
-    assert choice == catalog.Choice(("crm.orders",), {})
-
-
-def test_a_pattern_of_the_pipelines_own_schema_matches_nothing(postgres_dsn: str) -> None:
-    with source.connect(postgres_dsn) as connection:
-        connection.execute("CREATE SCHEMA crm; CREATE TABLE crm.orders (id int PRIMARY KEY)")
-        migrate(connection)
-        with pytest.raises(
-            SettingsError, match=r"cdc\.\* in source.tables matches no table"
-        ) as caught:
+        for pattern in ("*.*", "c*.*"):
+            chosen = pipeline("shop", postgres_dsn, pattern)
+            catalog.refuse_published(connection, chosen)
+            choice = catalog.find_tables(connection, chosen)
+            assert choice == catalog.Choice(("crm.orders",), {})
+        with pytest.raises(SettingsError, match=r"cdc\.\* in .* matches no table") as caught:
             catalog.find_tables(connection, pipeline("shop", postgres_dsn, "cdc.*"))
     assert "tables are in: crm" in caught.value.hint

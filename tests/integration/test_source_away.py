@@ -1,6 +1,4 @@
-"""Postgres that goes away while it is asked: what a connection that breaks in mid-question leads
-to.
-"""
+"""Postgres that goes away while it is asked: what a connection that breaks in mid-question leads to."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -113,9 +113,7 @@ def test_spark_that_cannot_start_says_so_and_why() -> None:
 
 
 def test_what_a_batch_keeps_may_be_more_than_its_memory() -> None:
-    """As it goes to disk; written in the default way, it is held until a hundred pieces of 4 MB
-    are.
-    """
+    """As it goes to disk; written in the default way, it is held until a hundred pieces of 4 MB are."""
     assert f"{WIDE >> 7} MiB" in run("vanish")
 
 

@@ -1,23 +1,20 @@
 """Whether a build of documents fits into the state's server: estimated before, and measured."""
 
-import json
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 
-from cdc.cli import console, verbs
 from cdc.documents.needs import require_room
 from cdc.documents.state import StateTooLarge
 from cdc.postgres.column_facts import estimate_rows
 from cdc.sinks.redis.documents.room import EXCESS
 from tests.integration.test_document_cases import AUTHOR_DOCS, BOOK_DOCS, library
-from tests.support.cache import cache
 from tests.support.document_history import History
-from tests.support.shop import PASSWORD, Shop
+from tests.support.shop import Shop
+from tests.support.verbs import document_of
 
 VIEWS = AUTHOR_DOCS + BOOK_DOCS
 FILLED = (
@@ -25,7 +22,6 @@ FILLED = (
     "INSERT INTO lib.books SELECT n, n % 3000, 'Title ' || n, 2000, 9.99"
     " FROM generate_series(1, 9000) n",
 )
-Verb = Callable[[str], Any]
 
 
 @pytest.fixture
@@ -125,60 +121,29 @@ def test_rows_of_partitions_are_their_tables(history: History) -> None:
     assert (estimate.rows, estimate.widths["note"]) == (1500, 4)
 
 
-@pytest.fixture
-def verb(
-    shop: Shop,
-    stack: Any,
-    unique: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> Iterator[tuple[Verb, str]]:
-    """Runs a verb of a pipeline whose state has a server of its own; and that server's URL."""
-    file = tmp_path / "shop.yaml"
-
-    def run(name: str) -> Any:
-        monkeypatch.setattr(console.call, "answered", False)
-        monkeypatch.setattr(
-            sys, "argv", ["cdc", "-p", str(file), "--state", str(tmp_path), name, "--json"]
-        )
-        with pytest.raises(SystemExit):
-            verbs.main()
-        return json.loads(capsys.readouterr().out)
-
-    with cache(tmp_path / "server") as url:
-        file.write_text(f"""\
-pipeline: {unique}
-source:
-  dsn: "{shop.pipeline.source.dsn}"
-  tables: [{{table: shop.orders, partitions: 2, exclude: [hidden]}}, {{table: shop.counters, partitions: 1}}]
-  replication_password: {PASSWORD}
-sinks:
-  search: {{type: elasticsearch, url: "{stack.endpoints.elasticsearch}"}}
-state: {{type: redis, url: "{url}", prefix: {unique}}}
-kafka: {shop.kafka}
-connect: {shop.connect}
-views:
-  order_docs: {{root: shop.orders, to: [search]}}
-""")
-        yield run, url
-
-
-def test_plan_and_doctor_tell_it_before_a_run(shop: Shop, verb: tuple[Verb, str]) -> None:
-    run, url = verb
+def test_plan_and_doctor_tell_it_before_a_run(
+    shop: Shop, stack: Any, unique: str, state_url: str, tmp_path: Path
+) -> None:
+    file = shop.file(
+        tmp_path,
+        sinks={"search": {"type": "elasticsearch", "url": stack.endpoints.elasticsearch}},
+        state={"type": "redis", "url": state_url, "prefix": unique},
+        views={"order_docs": {"root": "shop.orders", "to": ["search"]}},
+    )
     shop.conn.execute(
         "INSERT INTO shop.orders SELECT n, 'a note' FROM generate_series(1001, 20000) n"
     )
     shop.conn.execute("ANALYZE shop.orders")
 
     def findings() -> tuple[list[str], list[str]]:
-        planned = [part["what"] for part in run("plan")["refused"]]
-        findings = run("doctor")["findings"]
+        planned = [part["what"] for part in document_of(file, "plan", None)["refused"]]
+        findings = document_of(file, "doctor", None)["findings"]
         of_state = [part["severity"] for part in findings if part["code"] == "state-too-large"]
         return planned, of_state
 
     assert findings() == ([], [])
-    with redis.Redis.from_url(url) as server:
+    with redis.Redis.from_url(state_url) as server:
+        server.flushall()
         server.config_set("maxmemory", 2_000_000)
         (planned,), severities = findings()
         assert "doesn't fit into the server" in planned
@@ -188,3 +153,4 @@ def test_plan_and_doctor_tell_it_before_a_run(shop: Shop, verb: tuple[Verb, str]
         assert findings() == ([], ["warning"])
         server.config_set("maxmemory", 100_000_000)
         assert findings() == ([], [])
+        server.config_set("maxmemory", 0)

@@ -12,7 +12,6 @@ from tests.support.shop import Shop
 from tests.support.wait import wait_until
 
 ORDERS = {"table": "shop.orders", "partitions": 2, "exclude": ["hidden"]}
-COUNTERS = {"table": "shop.counters", "partitions": 1}
 NOTES = {"table": "shop.notes", "partitions": 1}
 
 
@@ -27,9 +26,7 @@ def reads(shop: Shop, table: str) -> list[Any]:
 
 
 def test_a_table_that_comes_to_a_running_pipeline(shop: Shop) -> None:
-    """Rows from before, from during and from after its registration arrive; the others aren't sent
-    again.
-    """
+    """Rows from before, from during and from after its registration arrive; the others aren't sent again."""
     few = shop.capturing(ORDERS)
     few.migrate()
     few.register()
@@ -74,9 +71,7 @@ def test_a_table_that_comes_to_a_running_pipeline(shop: Shop) -> None:
 
 
 def test_a_table_that_leaves_and_comes_back(shop: Shop) -> None:
-    """Its topic stays; what happened meanwhile has no events, so that everything in it is dead
-    then.
-    """
+    """Its topic stays; what happened meanwhile has no events, so that everything in it is dead then."""
     shop.migrate()
     shop.register()
     few = shop.capturing(ORDERS)
@@ -97,9 +92,22 @@ def test_a_table_that_leaves_and_comes_back(shop: Shop) -> None:
     shop.migrate()
     assert shop.register().sent == ["shop.counters"]
     wait_until(lambda: 11 in shop.rows("shop.counters"), 20, "what was written meanwhile")
-    floor = floors(shop)["shop.counters"]
-    alive = [change for change in shop.log("shop.counters") if change.lsn >= floor]
-    assert sorted(change.key["id"] for change in alive) == [6, 7, 8, 9, 10, 11]
+    assert living_ids(shop) == [6, 7, 8, 9, 10, 11]
+    # The same, whatever became of the connector meanwhile.
+    few.migrate()
+    few.register()
+    shop.conn.execute(
+        "INSERT INTO shop.counters VALUES (12, 12); DELETE FROM shop.counters WHERE id < 8"
+    )
+    few.stop()
+    shop.migrate()
+    assert shop.register().sent == ["shop.counters"]
+    wait_until(lambda: 12 in shop.rows("shop.counters"), 20, "what was written meanwhile")
+    assert living_ids(shop) == [8, 9, 10, 11, 12]
+
+
+def living_ids(shop: Shop) -> list[int]:
+    return sorted(change.key["id"] for change in shop.living("shop.counters"))
 
 
 def test_a_connector_that_was_deleted_comes_back_with_more_tables(shop: Shop) -> None:
@@ -115,18 +123,22 @@ def test_a_connector_that_was_deleted_comes_back_with_more_tables(shop: Shop) ->
     assert len(reads(shop, "shop.orders")) == 100
 
 
+def crash(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
 @pytest.mark.parametrize(
-    "crash", ["cdc.capture.new_tables.request_backfills", "cdc.connectors.client.Connect.put"]
+    "step", ["cdc.capture.new_tables.request_backfills", "cdc.connectors.client.Connect.put"]
 )
 def test_a_registration_that_ends_half_way(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch, crash: str
+    shop: Shop, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     few = shop.capturing(ORDERS)
     few.migrate()
     few.register()
     shop.migrate()
     with monkeypatch.context() as patch:
-        patch.setattr(crash, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(step, crash)
         with pytest.raises(KeyboardInterrupt):
             shop.register()
     shop.conn.execute("INSERT INTO shop.counters VALUES (11, 11)")
@@ -134,31 +146,24 @@ def test_a_registration_that_ends_half_way(
     wait_until(lambda: shop.rows("shop.counters").keys() == set(range(1, 12)), 20, "the new table")
 
 
-@pytest.mark.parametrize(
-    "crash",
-    ["cdc.kafka.ledger.Ledger.add_shapes", "cdc.capture.new_tables.request_backfills"],
-)
-def test_a_renewal_that_ends_half_way(
-    shop: Shop, monkeypatch: pytest.MonkeyPatch, crash: str
-) -> None:
+def test_a_renewal_that_ends_half_way(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     """The topic is there again, empty: the next registration has the rows sent."""
     shop.migrate()
     shop.register()
-    with monkeypatch.context() as patch:
-        patch.setattr(crash, lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            renew(shop.pipeline, shop.tables, [shop.table("shop.counters")])
-    assert shop.register().sent == ["shop.counters"]
-    wait_until(lambda: shop.rows("shop.counters").keys() == set(range(1, 11)), 20, "the rows")
-    # Once more: the topic is the one that was registered.
-    assert shop.register().sent == []
+    for step in ("cdc.kafka.ledger.Ledger.add_shapes", "cdc.capture.new_tables.request_backfills"):
+        with monkeypatch.context() as patch:
+            patch.setattr(step, crash)
+            with pytest.raises(KeyboardInterrupt):
+                renew(shop.pipeline, shop.tables, [shop.table("shop.counters")])
+        assert shop.register().sent == ["shop.counters"]
+        wait_until(lambda: shop.rows("shop.counters").keys() == set(range(1, 11)), 20, "the rows")
+        # Once more: the topic is the one that was registered.
+        assert shop.register().sent == []
 
 
 @pytest.mark.parametrize("slot", ["kept", "dropped"])
 def test_a_second_snapshot_leaves_no_ghosts(shop: Shop, slot: str) -> None:
-    """Rows deleted between two snapshots have no event; the floor between them says that they are
-    gone.
-    """
+    """Rows deleted between two snapshots have no event; the floor between them says that they are gone."""
     shop.migrate()
     shop.register()
     shop.stop(forget=True)
@@ -186,17 +191,11 @@ def test_a_second_snapshot_leaves_no_ghosts(shop: Shop, slot: str) -> None:
 def test_a_first_snapshot_and_an_ordinary_restart_raise_no_floor(shop: Shop) -> None:
     shop.migrate()
     shop.register()
+    with Connect(shop.connect) as connect:
+        assert not takes_snapshot(connect.offsets(shop.pipeline.pipeline))
     shop.stop()
     shop.register()
     assert floors(shop) == {}
-
-
-def test_what_a_connector_has_stored(shop: Shop) -> None:
-    shop.migrate()
-    shop.register()
-    with Connect(shop.connect) as connect:
-        offsets = connect.offsets(shop.pipeline.pipeline)
-    assert not takes_snapshot(offsets)
     assert takes_snapshot([])
     assert takes_snapshot([{"snapshot": "INITIAL", "snapshot_completed": False}])
     assert not takes_snapshot([{"snapshot": "INITIAL", "snapshot_completed": True}])

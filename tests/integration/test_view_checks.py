@@ -2,15 +2,18 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
 
 from cdc.config import settings
+from cdc.documents.plan import View
 from cdc.documents.resolve import resolve_views
 from cdc.documents.source_checks import check_views, missing_indexes
 from cdc.errors import SettingsError
 from cdc.postgres import catalog, source, table_survey
+from tests.support.postgres import sibling
 
 TABLES = """
 CREATE SCHEMA lib;
@@ -51,13 +54,20 @@ views:
 """
 
 
-@pytest.fixture
-def connection(postgres_dsn: str) -> Iterator[source.Connection]:
-    with source.connect(postgres_dsn) as connection:
+@pytest.fixture(scope="module")
+def tables(stack: Any) -> Iterator[source.Connection]:
+    with sibling(stack.endpoints.postgres) as dsn, source.connect(dsn) as connection:
         connection.execute(TABLES)
         for name in "abc":
             connection.execute(f"ALTER TABLE lib.{name} REPLICA IDENTITY FULL".encode())
         yield connection
+
+
+@pytest.fixture
+def connection(tables: source.Connection) -> Iterator[source.Connection]:
+    """What a test changes is taken back."""
+    with tables.transaction(force_rollback=True):
+        yield tables
 
 
 TIMED = """\
@@ -87,21 +97,24 @@ def test_an_index_for_joins_in_time_is_advised(
 ) -> None:
     connection.execute(f"CREATE INDEX ON lib.c {index}".encode())
     head, _, _ = FILE.format(dsn=connection.info.dsn, on="", options="").partition("  a_docs")
-    (tmp_path / "lib.yaml").write_text(head + TIMED)
-    pipeline = settings.load(tmp_path / "lib.yaml", {})
-    pipeline = pipeline.with_tables(catalog.find_tables(connection, pipeline).names)
-    tables = table_survey.describe(connection, pipeline)
-    advice = missing_indexes(connection, resolve_views(pipeline, tables))
+    _, views = resolve(connection, tmp_path, head + TIMED)
+    advice = missing_indexes(connection, views)
     statement = 'CREATE INDEX ON "lib"."c" ("code", "seen")'
     assert [text.partition("make one: ")[2] for text in advice] == [statement] * (not is_enough)
 
 
-def check(connection: source.Connection, folder: Path, text: str) -> None:
+def resolve(
+    connection: source.Connection, folder: Path, text: str
+) -> tuple[settings.Pipeline, tuple[View, ...]]:
     (folder / "lib.yaml").write_text(text)
     pipeline = settings.load(folder / "lib.yaml", {})
     pipeline = pipeline.with_tables(catalog.find_tables(connection, pipeline).names)
     tables = table_survey.describe(connection, pipeline)
-    check_views(connection, pipeline, resolve_views(pipeline, tables))
+    return pipeline, resolve_views(pipeline, tables)
+
+
+def check(connection: source.Connection, folder: Path, text: str) -> None:
+    check_views(connection, *resolve(connection, folder, text))
 
 
 @pytest.mark.parametrize(
@@ -123,47 +136,28 @@ def test_what_can_be_kept_is_accepted(
     check(connection, tmp_path, FILE.format(dsn=connection.info.dsn, on=on, options=options))
 
 
-@pytest.mark.parametrize(
-    ("on", "options", "message", "hint"),
-    [
-        ("{m: m}", "", "several rows of lib.b may have the same m", 'INDEX ON "lib"."b" ("m")'),
-        ("{m: n}", "", "several rows of lib.b may have the same n", "add many: true"),
-        ("{m: unsure}", "", "several rows of lib.b", "many: true"),
-        ("{code: code || 'x'}", "", "several rows of lib.b may have the same", "many"),
-    ],
-)
-def test_an_object_that_several_rows_might_be_is_refused_with_its_line(
-    connection: source.Connection, tmp_path: Path, on: str, options: str, message: str, hint: str
-) -> None:
-    require_refusal(connection, tmp_path, (on, options), message, hint)
+SEVERAL = "several rows of lib.b"
+LOOSE = "lib.b.word has a nondeterministic collation"
 
 
 @pytest.mark.parametrize(
     ("on", "options", "message", "hint"),
     [
-        ("{word: code}", "", "lib.b.word has a nondeterministic collation, lib.loose", "another"),
-        ("{word || 'x': code}", "", "lib.b.word has a nondeterministic collation", ""),
-        ("{code: word}", "many: true, ", "lib.b.word has a nondeterministic collation", ""),
+        ("{m: m}", "", f"{SEVERAL} may have the same m", 'INDEX ON "lib"."b" ("m")'),
+        ("{m: n}", "", f"{SEVERAL} may have the same n", "add many: true"),
+        ("{m: unsure}", "", SEVERAL, "many: true"),
+        ("{code: code || 'x'}", "", f"{SEVERAL} may have the same", "many"),
+        ("{word: code}", "", f"{LOOSE}, lib.loose", "another"),
+        ("{word || 'x': code}", "", LOOSE, ""),
+        ("{code: word}", "many: true, ", LOOSE, ""),
     ],
 )
-def test_a_collation_that_can_not_be_kept_is_refused_with_its_line(
+def test_a_join_that_can_not_be_kept_is_refused_with_its_line(
     connection: source.Connection, tmp_path: Path, on: str, options: str, message: str, hint: str
 ) -> None:
-    require_refusal(connection, tmp_path, (on, options), message, hint)
-
-
-def require_refusal(
-    connection: source.Connection,
-    folder: Path,
-    include: tuple[str, str],
-    message: str,
-    hint: str,
-) -> None:
-    """A nested object that is joined `on`, with further options, is refused at its line."""
-    on, options = include
     text = FILE.format(dsn=connection.info.dsn, on=on, options=options)
     with pytest.raises(SettingsError) as caught:
-        check(connection, folder, text)
+        check(connection, tmp_path, text)
     assert "lib.yaml:13: views.a_docs.include.first.include.second.on" in caught.value.message
     assert message in caught.value.message
     assert hint in caught.value.hint
@@ -192,60 +186,44 @@ def test_a_joined_column_that_the_log_may_lack_is_refused(
     )
 
 
-def test_what_rows_of_a_pattern_have_in_common_is_refused_with_its_line(
-    connection: source.Connection, tmp_path: Path
-) -> None:
-    connection.execute("ALTER TABLE lib.a ADD COLUMN at timestamptz")
-    text = (
-        FILE[: FILE.index("  a_docs:")].format(dsn=connection.info.dsn)
-        + """\
-  risen:
-    from: lib.a
-    pattern: {by: [plain], order_by: at, steps: {up: {where: b > 0, times: 3}}, within: 1 day, unless: b < 0}
-    to: [topic]
-"""
-    )
-    check(connection, tmp_path, text)
-    with pytest.raises(SettingsError, match=r"lib\.a\.loose has a nondeterministic") as caught:
-        check(connection, tmp_path, text.replace("plain", "loose"))
-    assert "lib.yaml:11: views.risen.pattern.by: " in caught.value.message
+DISTINCT = "group_by: [b], to: [topic], select: {n: count(*), n2: count(DISTINCT plain)}"
 
 
-@pytest.mark.parametrize("window", ["", "window: {sliding: 1 day, time: at}, "])
+@pytest.mark.parametrize(
+    ("view", "place"),
+    [
+        (
+            "pattern: {by: [plain], order_by: at, steps: {up: {where: b > 0, times: 3}}, within: 1 day,"
+            " unless: b < 0}, to: [topic]",
+            "pattern.by",
+        ),
+        (DISTINCT, "select.n2"),
+        (f"window: {{sliding: 1 day, time: at}}, {DISTINCT}", "select.n2"),
+    ],
+)
 def test_different_values_that_may_be_equal_are_refused_with_their_line(
-    connection: source.Connection, tmp_path: Path, window: str
+    connection: source.Connection, tmp_path: Path, view: str, place: str
 ) -> None:
     connection.execute("ALTER TABLE lib.a ADD COLUMN at timestamptz")
-    text = (
-        FILE[: FILE.index("  a_docs:")].format(dsn=connection.info.dsn)
-        + f"""\
-  words:
-    {{from: lib.a, {window}group_by: [b], to: [topic], select: {{n: count(*),
-      words: count(DISTINCT plain)}}}}
-"""
-    )
+    head = FILE[: FILE.index("  a_docs:")].format(dsn=connection.info.dsn)
+    text = f"{head}  found: {{from: lib.a, {view}}}\n"
     check(connection, tmp_path, text)
     with pytest.raises(SettingsError, match=r"lib\.a\.loose has a nondeterministic") as caught:
         check(connection, tmp_path, text.replace("plain", "loose"))
-    assert "lib.yaml:11: views.words.select.words: " in caught.value.message
+    assert f"lib.yaml:9: views.found.{place}: " in caught.value.message
 
 
 def test_a_query_that_postgres_refuses_is_named(
     connection: source.Connection, tmp_path: Path
 ) -> None:
     connection.execute("CREATE ROLE blind_reader")
-    try:
-        connection.execute("GRANT USAGE ON SCHEMA lib TO blind_reader")
-        connection.execute("GRANT SELECT ON lib.a TO blind_reader")
-        connection.execute("SET ROLE blind_reader")
-        text = FILE.format(dsn=connection.info.dsn, on="{m: id}", options="")
-        with pytest.raises(SettingsError, match=r"lib\.yaml:9: .*permission denied") as caught:
-            check(connection, tmp_path, text)
-        assert "views sql a_docs" in caught.value.hint
-    finally:
-        connection.execute("RESET ROLE")
-        connection.execute("DROP OWNED BY blind_reader")
-        connection.execute("DROP ROLE blind_reader")
+    connection.execute("GRANT USAGE ON SCHEMA lib TO blind_reader")
+    connection.execute("GRANT SELECT ON lib.a TO blind_reader")
+    connection.execute("SET LOCAL ROLE blind_reader")
+    text = FILE.format(dsn=connection.info.dsn, on="{m: id}", options="")
+    with pytest.raises(SettingsError, match=r"lib\.yaml:9: .*permission denied") as caught:
+        check(connection, tmp_path, text)
+    assert "views sql a_docs" in caught.value.hint
 
 
 CONDITIONS = (
@@ -271,17 +249,12 @@ def test_a_condition_with_a_label_that_is_renamed_is_refused_with_its_line(
     assert "lib.yaml:11: views.a_docs.where" in caught.value.message
     assert "has no label 'draft'" in caught.value.message
     assert caught.value.hint == "its labels: hidden, open, gone"
+    misspelt = text.replace("'draft'", "'hiden'")
+    with pytest.raises(SettingsError, match=r"has no label 'hiden'") as caught:
+        check(connection, tmp_path, misspelt)
+    assert caught.value.hint == "did you mean 'hidden'?"
     # A domain over an enum it doesn't even compare with a text.
-    with pytest.raises((psycopg.errors.DataError, psycopg.errors.UndefinedFunction)):
+    refusals = (psycopg.errors.DataError, psycopg.errors.UndefinedFunction)
+    with pytest.raises(refusals), connection.transaction():
         connection.execute(b"SELECT FROM lib.a WHERE " + condition.encode())
     check(connection, tmp_path, text.replace("'draft'", "'hidden'"))
-
-
-def test_a_condition_with_a_misspelt_label_names_the_right_one(
-    connection: source.Connection, tmp_path: Path
-) -> None:
-    text = FILE.format(dsn=connection.info.dsn, on="{m: id}", options="")
-    text = text.replace("    root: lib.a\n", "    root: lib.a\n    where: phase <> 'drafts'\n")
-    with pytest.raises(SettingsError, match=r"lib\.a\.phase has no label 'drafts'") as caught:
-        check(connection, tmp_path, text)
-    assert caught.value.hint == "did you mean 'draft'?"

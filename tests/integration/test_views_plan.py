@@ -2,17 +2,15 @@
 holds: read from real servers.
 """
 
-import json
-import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 
-from cdc.cli import console, verbs
 from cdc.documents.needs import all_needs, rebuilds
 from cdc.errors import SinkUnavailable
 from cdc.runtime.context import Context
@@ -25,10 +23,12 @@ from tests.integration.test_document_cases import (
     library,
 )
 from tests.support.document_history import PREFIX, History
-from tests.support.shop import PASSWORD, Shop
+from tests.support.shop import Shop
+from tests.support.verbs import document_of
 
 VIEWS = AUTHOR_DOCS + BOOK_DOCS
 TABLES = ["lib.authors", "lib.books"]
+NOTHING = (dict.fromkeys(TABLES, False), {"author_docs": False, "book_docs": False})
 
 
 def outlook(history: History, views: str) -> tuple[dict[str, bool], dict[str, bool]]:
@@ -49,10 +49,11 @@ def test_a_changed_file_makes_again_what_it_changes(history: History) -> None:
     library(history, VIEWS)
     history.do("INSERT INTO lib.authors VALUES (1, 'A')", "INSERT INTO lib.books VALUES (1, 1)")
     history.settle()
-    assert outlook(history, VIEWS) == (
-        dict.fromkeys(TABLES, False),
-        {"author_docs": False, "book_docs": False},
-    )
+    assert outlook(history, VIEWS) == NOTHING
+    # A column that may be NULL no more: what is in a document is what the log says.
+    for column in ("authors ALTER name", "books ALTER author_id"):
+        history.connection.execute(f"ALTER TABLE lib.{column} SET NOT NULL")
+    assert outlook(history, VIEWS) == NOTHING
     # Another limit: the documents of one view, for which its root's rows are read again; so those
     # of the other, which hold these rows.
     limited = VIEWS.replace("columns: [title]", "columns: [title], limit: 3")
@@ -77,32 +78,13 @@ def test_a_changed_file_makes_again_what_it_changes(history: History) -> None:
     history.settle()
 
 
-def test_a_column_that_may_be_null_no_more_makes_nothing_again(history: History) -> None:
-    """No document looks another way for it: what is in one is what the log says."""
-    library(history, VIEWS)
-    history.do("INSERT INTO lib.authors VALUES (1, 'A')", "INSERT INTO lib.books VALUES (1, 1)")
-    history.settle()
-    for column in ("authors ALTER name", "books ALTER author_id"):
-        history.connection.execute(f"ALTER TABLE lib.{column} SET NOT NULL")
-    assert outlook(history, VIEWS) == (
-        dict.fromkeys(TABLES, False),
-        {"author_docs": False, "book_docs": False},
-    )
-
-
 def test_a_table_that_never_had_a_row_is_not_read_again(history: History) -> None:
     library(history, VIEWS)
-    assert outlook(history, VIEWS) == (
-        dict.fromkeys(TABLES, False),
-        {"author_docs": False, "book_docs": False},
-    )
+    assert outlook(history, VIEWS) == NOTHING
     history.do("INSERT INTO lib.authors VALUES (1, 'A')")
     assert outlook(history, VIEWS)[0] == {"lib.authors": True, "lib.books": False}
     history.settle()
-    assert outlook(history, VIEWS) == (
-        dict.fromkeys(TABLES, False),
-        {"author_docs": False, "book_docs": False},
-    )
+    assert outlook(history, VIEWS) == NOTHING
 
 
 def test_a_table_that_no_view_uses_any_more_leaves_nothing_in_the_state(
@@ -230,49 +212,27 @@ def test_plan_and_doctor_say_of_a_view_what_register_would_meet(
     stack: Any,
     unique: str,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
 ) -> None:
     file = tmp_path / "shop.yaml"
+    cdc = partial(document_of, file)
+    url = stack.endpoints.redis.rsplit("/", 1)[0] + "/3"
+    alike = {"table": "shop.orders", "on": {"note": "note"}, "many": True, "columns": ["id"]}
 
-    def declare(include: str) -> None:
-        server = stack.endpoints.redis.rsplit("/", 1)[0]
-        file.write_text(f"""\
-pipeline: {unique}
-source:
-  dsn: "{shop.pipeline.source.dsn}"
-  tables: [{{table: shop.orders, partitions: 2, exclude: [hidden]}}, {{table: shop.counters, partitions: 1}}]
-  replication_password: {PASSWORD}
-  heartbeat_s: 0.5
-sinks:
-  search: {{type: elasticsearch, url: "{stack.endpoints.elasticsearch}"}}
-state: {{type: redis, url: "{server}/3", prefix: {unique}}}
-kafka: {shop.kafka}
-connect: {shop.connect}
-views:
-  order_docs:
-    root: shop.orders
-    include:
-      counters: {{table: shop.counters, {include}}}
-      alike: {{table: shop.orders, on: {{note: note}}, many: true, columns: [id]}}
-    to: [search]
-""")
-
-    def cdc(verb: str, code: int | None = 0) -> Any:
-        monkeypatch.setattr(console.call, "answered", False)
-        words = ["cdc", "-p", str(file), "--state", str(tmp_path), verb, "--json"]
-        monkeypatch.setattr(sys, "argv", words)
-        with pytest.raises(SystemExit) as ended:
-            verbs.main()
-        printed = capsys.readouterr().out
-        assert code in (None, ended.value.code), printed
-        return json.loads(printed)
+    def declare(counters: dict[str, Any]) -> None:
+        include = {"counters": {"table": "shop.counters", **counters}, "alike": alike}
+        shop.file(
+            tmp_path,
+            sinks={"search": {"type": "elasticsearch", "url": stack.endpoints.elasticsearch}},
+            state={"type": "redis", "url": url, "prefix": unique},
+            views={"order_docs": {"root": "shop.orders", "include": include, "to": ["search"]}},
+        )
 
     def found(code: str) -> list[dict[str, Any]]:
         findings = cdc("doctor", code=None)["findings"]
         return [finding for finding in findings if finding["code"] == code]
 
-    refused, accepted = "on: {id: n}", "on: {id: id}, columns: [n]"
+    refused = {"on": {"id": "n"}}
+    accepted = {"on": {"id": "id"}, "columns": ["n"]}
     # The log lacks the joined note until `migrate` has set the replica identity: it does so first.
     declare(accepted)
     before = cdc("plan")

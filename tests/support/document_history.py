@@ -46,7 +46,7 @@ from cdc.model.position import Position
 from cdc.model.table import Column, Table
 from cdc.postgres import catalog, source, table_survey
 from cdc.postgres.row_query import row_query
-from cdc.sink.lane import ChunkLimits, Failure, Lane
+from cdc.sink.lane import ChunkLimits, Failure, Lane, Part, Verdicts
 from cdc.sink.lane_task import LaneRun
 from cdc.sink.rejection import Rejected, Skip
 from cdc.sinks.redis.database import Database
@@ -54,6 +54,7 @@ from cdc.sinks.redis.documents.executor import StateWriter
 from cdc.sinks.redis.documents.keys import shard_prefix
 from cdc.sinks.redis.documents.sink import DocumentState
 from cdc.sinks.redis.documents.state import RedisState
+from cdc.sinks.redis.executor import PendingAdvance
 from cdc.sinks.redis.positions import Positions
 from tests.support.budget import SCALE
 from tests.support.envelopes import PLACEHOLDER
@@ -116,6 +117,10 @@ class Crash(Exception):
     """The process ends here."""
 
 
+def do_nothing() -> None:
+    """Let the process go on."""
+
+
 @dataclass
 class Record:
     """A record of the log. lsn: of the change; None for a tombstone."""
@@ -153,6 +158,38 @@ class _CrashingState:
             raise Crash
 
         return call
+
+
+class _InterruptedState:
+    """A state of which each call may end the process, before it or after it."""
+
+    def __init__(self, target: Any, interrupt: Callable[[], None]) -> None:
+        self._target, self._interrupt = target, interrupt
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._target, name)
+
+        def call(*arguments: Any) -> Any:
+            self._interrupt()
+            answer = method(*arguments)
+            if isinstance(answer, Iterator):
+                answer = list(answer)
+            self._interrupt()
+            return answer
+
+        return call
+
+
+class _InterruptedWriter(StateWriter):
+    """Each of its writes may end the process, before it or after it."""
+
+    interrupt: Callable[[], None]
+
+    def write(self, parts: Sequence[Part]) -> Sequence[Verdicts]:
+        self.interrupt()
+        verdicts = super().write(parts)
+        self.interrupt()
+        return verdicts
 
 
 class _CountingState:
@@ -194,6 +231,10 @@ class History:
         self.emitted: list[tuple[str, str, bytes | None]] = []
         self.floors: dict[str, int] = {}
         self.rejection = Collecting()
+        self.interrupt: Callable[[], None] = do_nothing
+        """Called where the process may end with a `Crash`: before and after each call of the state and each
+        write.
+        """
         self.chunk_rows, self.rows_read = 500, 0
         self.questions = 0
         self.sent: dict[str, list[tuple[str, bytes, bytes | None, int]]] = {}
@@ -362,12 +403,22 @@ class History:
                     Advance(table, position, topic_end, self.floors.get(table.topic, 0))
                 )
         steps = [step for part in advances if (step := self._positions.take(part, self.writer))]
-        writer = StateWriter(
+        writer = _InterruptedWriter(
             self.url, PREFIX, {step.advance.table.topic: step for step in steps}, self.plan
         )
+        writer.interrupt = self.interrupt
         writer.limits = ChunkLimits(self.chunk_rows, 1 << 20)
         reading = DecodeOptions(PLACEHOLDER, floors=self.floors)
         run = LaneRun(Lane(tuple(advances), reading, writer, self.rejection))
+        try:
+            self._fold(run, steps)
+        except Crash:
+            self._begin_process()
+            return
+        for step in steps:
+            self._positions.finish(step)
+
+    def _fold(self, run: LaneRun, steps: Sequence[PendingAdvance]) -> None:
         for step in steps:
             table = step.advance.table
             for number, (low, high) in enumerate(
@@ -381,9 +432,12 @@ class History:
                 if records:
                     run.fold(table.topic, number, records)
         failures = [report.message for report in run.finish() if report.failure]
-        assert failures == []
-        for step in steps:
-            self._positions.finish(step)
+        assert failures == [], failures
+
+    def _begin_process(self) -> None:
+        """The next process is another writer."""
+        self.writer = uuid4().hex
+        self.is_new_process = True
 
     def send(self, crash: str | None = None) -> int:
         """Send what is dirty; return the number of rounds. `crash`: "before climbed", "after sent"
@@ -404,12 +458,16 @@ class History:
         when, _, method = (crash or "").partition(" ")
         if crash and method != "write":
             state = _CrashingState(state, method, when)
+        if self.interrupt is not do_nothing:
+            state = _InterruptedState(state, self.interrupt)
 
         def write(records: Sequence[Outgoing]) -> None:
+            self.interrupt()
             if crash == "before write":
                 raise Crash
             for record in records:
                 self._receive(record)
+            self.interrupt()
             if crash == "after write":
                 raise Crash
 
@@ -423,9 +481,7 @@ class History:
                 rounds += 1
                 emission.send(state, report, write)
         except Crash:
-            # The next process is another writer.
-            self.writer = uuid4().hex
-            self.is_new_process = True
+            self._begin_process()
             if method == "write" and self.repeats_tasks:
                 with suppress(Failure):
                     emission.send(open_state(), Report(), write_again)
@@ -479,8 +535,7 @@ class History:
             server.flushdb()
             for key, dumped in self.saved.items():
                 server.restore(key, 0, dumped)
-        self.writer = uuid4().hex
-        self.is_new_process = True
+        self._begin_process()
         self.has_gone_back = True
         for view in self.views.values():
             if view.clock is not None:

@@ -1,14 +1,19 @@
 """Pipelines for tests, most without a file."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from cdc.config.settings import Pipeline
+from cdc.kafka.clients import kafka
+from cdc.kafka.topic_setup import ensure_topics
+from cdc.kafka.topics import Topics
 from cdc.model.position import ViewCheckpoint
 from cdc.model.table import Table
 
 NOWHERE = "127.0.0.1:1"
+NO_SOURCE = f"postgresql://{NOWHERE}/none"
 
 
 def pipeline(name: str, dsn: str, *tables: str | dict[str, Any], **settings: Any) -> Pipeline:
@@ -28,6 +33,19 @@ def pipeline(name: str, dsn: str, *tables: str | dict[str, Any], **settings: Any
             **settings,
         }
     )
+
+
+@contextmanager
+def with_topics(
+    name: str, bootstrap: str, *tables: str | dict[str, Any]
+) -> Iterator[tuple[Pipeline, Topics]]:
+    """A pipeline without a source, whose topics are on a broker until the end."""
+    made = pipeline(name, NO_SOURCE, *tables, kafka=bootstrap)
+    with Topics(bootstrap) as topics:
+        ensure_topics(topics, made)
+        yield made, topics
+    with kafka.KafkaAdminClient(bootstrap_servers=bootstrap) as admin:
+        admin.delete_topics([topic for topic in admin.list_topics() if name in topic])
 
 
 def unreachable_file(folder: Path, table: str) -> Path:

@@ -9,8 +9,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import psycopg
+from psycopg.conninfo import make_conninfo
 
 from cdc.compose.host import change_owner, unprivileged
 from cdc.compose.wheels import postgres_bin
@@ -51,20 +53,8 @@ def strict_postgres(wal_level: str) -> Iterator[str]:
         )
 
     try:
-        run(
-            "initdb",
-            "-D",
-            data,
-            "-U",
-            "owner",
-            "-A",
-            "scram-sha-256",
-            "--pwfile",
-            secret,
-            "-N",
-            "--locale=C",
-            "--encoding=UTF8",
-        )
+        login = ("-U", "owner", "-A", "scram-sha-256", "--pwfile", secret)
+        run("initdb", "-D", data, *login, "-N", "--locale=C", "--encoding=UTF8")
         options = f"-p {port} -k {home} -c listen_addresses=127.0.0.1 -c wal_level={wal_level} -c fsync=off"
         run("pg_ctl", "-D", data, "-l", home / "log", "-o", options, "-w", "start")
         yield f"postgresql://owner:{PASSWORD}@127.0.0.1:{port}/postgres"
@@ -72,6 +62,26 @@ def strict_postgres(wal_level: str) -> Iterator[str]:
         if (data / "postmaster.pid").exists():
             run("pg_ctl", "-D", data, "-m", "immediate", "-w", "stop")
         shutil.rmtree(home, ignore_errors=True)
+
+
+@contextmanager
+def sibling(dsn: str) -> Iterator[str]:
+    """The DSN of a new, empty database on the same server, for a while."""
+    name = f"sibling_{uuid4().hex[:12]}"
+    with psycopg.connect(dsn, autocommit=True) as admin:
+        admin.execute(f"CREATE DATABASE {name} TEMPLATE template0")
+        try:
+            yield make_conninfo(dsn, dbname=name)
+        finally:
+            admin.execute(f"DROP DATABASE {name} WITH (FORCE)")
+
+
+def run_psql(dsn: str, script: str, *options: str) -> str:
+    """Run a script as an administrator does; return what psql says of it."""
+    command = [str(postgres_bin() / "psql"), "-X", "-v", "ON_ERROR_STOP=1", *options, dsn]
+    process = subprocess.run(command, input=script, text=True, check=False, capture_output=True)
+    assert process.returncode == 0, process.stderr
+    return process.stderr
 
 
 def await_reads(connection: "psycopg.Connection[Any]") -> None:

@@ -5,9 +5,11 @@ at.
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from psycopg import sql
 
 from cdc import migrations
@@ -69,6 +71,23 @@ class Shop:
         listed = tuple(TableSettings.model_validate(entry) for entry in entries)
         changed = self.pipeline.source.model_copy(update={"tables": listed})
         return replace(self, pipeline=self.pipeline.model_copy(update={"source": changed}))
+
+    def file(self, folder: Path, **sections: Any) -> Path:
+        """Write the pipeline's file, with further sections."""
+        tables = [
+            entry.model_dump(mode="json", exclude_defaults=True)
+            for entry in self.pipeline.source.tables
+        ]
+        source = {"dsn": self.pipeline.source.dsn, "tables": tables, "heartbeat_s": 0.5}
+        tree = {
+            "pipeline": self.pipeline.pipeline,
+            "source": source | {"replication_password": PASSWORD},
+            "kafka": self.kafka,
+            "connect": self.connect,
+        }
+        path = folder / "shop.yaml"
+        path.write_text(yaml.safe_dump(tree | sections))
+        return path
 
     def migrate(self, password: str = PASSWORD) -> list[str]:
         migrations.migrate(self.conn)

@@ -6,6 +6,7 @@ is tested, the process is started: `World.process`, `World.command`.
 """
 
 import io
+import json
 import multiprocessing
 import os
 import sys
@@ -14,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
 from subprocess import CompletedProcess
+from typing import Any
 from unittest import mock
 
 FORKS = multiprocessing.get_context("forkserver")
@@ -51,6 +53,13 @@ def run_verb(words: Sequence[str]) -> "CompletedProcess[str]":
     return run_with_spark(words) if needs_spark else run_forked(words)
 
 
+def document_of(file: Path, verb: str, code: int | None = 0) -> Any:
+    """Run a verb of a pipeline file in this process; return the JSON document that it prints."""
+    answer = run_here(["-p", str(file), "--state", str(file.parent), verb, "--json"])
+    assert code in (None, answer.returncode), f"{answer.stdout}{answer.stderr}"
+    return json.loads(answer.stdout)
+
+
 def run_forked(words: Sequence[str]) -> "CompletedProcess[str]":
     """Run a verb in a process of its own, with this one's environment."""
     with tempfile.TemporaryDirectory(prefix="cdc-verb-") as folder:
@@ -78,17 +87,22 @@ def _run(words: Sequence[str], environment: Mapping[str, str], out: Path, err: P
 
 
 def run_with_spark(words: Sequence[str], err: io.StringIO | None = None) -> "CompletedProcess[str]":
+    """Run a verb in this process, whose Spark goes on."""
+    from pyspark.sql import SparkSession
+
+    with mock.patch.object(SparkSession, "stop"):
+        return run_here(words, err)
+
+
+def run_here(words: Sequence[str], err: io.StringIO | None = None) -> "CompletedProcess[str]":
     """Run a verb in this process, in its main thread. What it says, and what other threads log
     meanwhile, is in `err` at once.
     """
-    from pyspark.sql import SparkSession
-
     from cdc.cli import console, verbs
 
     out, err = io.StringIO(), err or io.StringIO()
     console.call.answered = False
     with (
-        mock.patch.object(SparkSession, "stop"),
         mock.patch.object(sys, "argv", ["cdc", *words]),
         redirect_stdout(out),
         redirect_stderr(err),
