@@ -1,5 +1,5 @@
 """Delta tables with a position of ours, made of Spark's rows instead of a batch; and the rows of a
-mirror, read without Spark.
+mirror and events, read without Spark.
 """
 
 from pathlib import Path
@@ -12,15 +12,7 @@ from cdc.model.position import ViewCheckpoint
 from cdc.model.table import Table
 from cdc.sinks.delta import parquet, scan
 from cdc.sinks.delta.columns import to_arrow
-from cdc.sinks.delta.log import (
-    NO_TABLE,
-    File,
-    FileNames,
-    Identity,
-    TableLog,
-    additions,
-    creation,
-)
+from cdc.sinks.delta.log import NO_TABLE, File, FileNames, Identity, TableLog, additions, creation
 from cdc.sinks.delta.sink import Delta
 
 if TYPE_CHECKING:
@@ -64,6 +56,14 @@ def values_by_id(folder: Path, id_column: str, column: str) -> dict[str, int]:
     ids = table[id_column].to_pylist()
     assert len(ids) == len(set(ids)), "an id twice"
     return dict(zip(ids, table[column].to_pylist(), strict=True))
+
+
+def logged_events(folder: str, version: int | None = None) -> list[tuple[int, int]]:
+    """The partitions and offsets of the events in a log of changes, as deltalake reads them."""
+    log = deltalake.DeltaTable(folder, version=version)
+    query = deltalake.QueryBuilder().register("t", log)
+    events = query.execute("SELECT _cdc_partition AS p, _cdc_offset AS o FROM t").read_all()
+    return list(zip(events["p"].to_pylist(), events["o"].to_pylist(), strict=True))
 
 
 def mirror_documents(sink: Delta, table: Table) -> list[tuple[str, str]]:
