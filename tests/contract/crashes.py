@@ -1,6 +1,4 @@
-"""Ways in which a writer ends in the middle of a batch. Parts of them run in the workers of Spark,
-by reference.
-"""
+"""Ways in which a writer ends in the middle of a batch. Parts of them run in the workers of Spark, by reference."""
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -103,9 +101,7 @@ def torn_memory(consumer: "Consumer", batch: Batch, seed: int) -> None:
 
 
 class Cut:
-    """Breaks at one of the calls of a writer: before the destination has it, or after. Stands
-    before its class.
-    """
+    """Breaks at one of the calls of a writer: before the destination has it, or after. Stands before its class."""
 
     calls: int
     late: bool

@@ -1,6 +1,4 @@
-"""The laws of a sink, each a function of a harness: run over every sink, and over broken ones that
-must fail them.
-"""
+"""The laws of a sink, each a function of a harness: run over every sink, and over broken ones that must fail them."""
 
 import contextlib
 import json
@@ -54,6 +52,13 @@ class Harness:
         sink = self.make()
         sink.prepare(self.table)
         return sink
+
+    def begin_generation(self) -> tuple[dict[str, str], Sink]:
+        """An empty generation beside the live view: its name by table, and its sink."""
+        names = {self.name: new_generation()}
+        build = self.sink.for_generation(names)
+        build.prepare(self.table)
+        return names, build
 
     def position(self, sink: Sink | None = None) -> Position | None:
         stored = (sink or self.sink).position(self.table)
@@ -140,6 +145,11 @@ def fill(harness: Harness) -> None:
     harness.topic.add("d", row("k2", 2))
 
 
+def fill_view(harness: Harness) -> None:
+    fill(harness)
+    harness.apply()
+
+
 def applying_twice_equals_once(harness: Harness) -> None:
     fill(harness)
     batch = harness.batch(None, harness.topic.ends, "one")
@@ -215,8 +225,7 @@ def every_key_has_a_row_of_its_own(harness: Harness) -> None:
 
 def the_position_is_not_ahead_of_the_data(harness: Harness) -> None:
     """A batch that can't be applied as a whole must not move the position past what is missing."""
-    fill(harness)
-    harness.apply()
+    fill_view(harness)
     harness.topic.add("u", row("k0", 0, "after"))
     harness.topic.add("c", {**row("bad", 1), "n": "not a number, a secret"})
     position = harness.position()
@@ -232,9 +241,7 @@ def the_position_is_not_ahead_of_the_data(harness: Harness) -> None:
 
 
 def a_run_resumes_from_the_sink(harness: Harness) -> None:
-    """Whatever was applied before a crash, the next run goes on from the sink's position and ends
-    right.
-    """
+    """Whatever was applied before a crash, the next run goes on from the sink's position and ends right."""
     fill(harness)
     harness.apply((2, 1), "one")
     harness.sink = harness.writer()
@@ -308,8 +315,7 @@ def _send_insisting(harness: Harness, batch: Batch, sink: Sink) -> None:
 
 
 def markers_alone_move_the_position(harness: Harness) -> None:
-    fill(harness)
-    harness.apply()
+    fill_view(harness)
     for partition in range(harness.topic.partitions):
         harness.topic.gap(partition)
     harness.apply()
@@ -339,11 +345,8 @@ def a_value_that_is_not_carried_stays(harness: Harness) -> None:
 
 
 def an_unknown_value_is_refused(harness: Harness) -> None:
-    """Never null, never the placeholder; the key is named, and nothing is lost: the position
-    doesn't pass it.
-    """
-    fill(harness)
-    harness.apply()
+    """Never null, never the placeholder; the key is named, and nothing is lost: the position doesn't pass it."""
+    fill_view(harness)
     start, view = harness.position(), harness.view()
     harness.topic.add("u", row("never seen", 1), lacking=["v"])
     with pytest.raises(RowsRejected) as caught:
@@ -356,9 +359,7 @@ def an_unknown_value_is_refused(harness: Harness) -> None:
 
 
 def what_a_view_has_is_not_set_back(harness: Harness) -> None:
-    """A batch that begins, and in one partition ends, before the view's position: for the sake of a
-    view beside it.
-    """
+    """A batch that begins, and in one partition ends, before the view's position: for the sake of a view beside it."""
     fill(harness)
     for number in range(3):
         harness.topic.add("c", row(f"k{number}", number + 1))
@@ -376,8 +377,7 @@ def what_a_view_has_is_not_set_back(harness: Harness) -> None:
 
 
 def a_cleared_view_is_made_again(harness: Harness) -> None:
-    fill(harness)
-    harness.apply()
+    fill_view(harness)
     harness.sink.clear(harness.table)
     harness.sink.prepare(harness.table)
     assert (harness.view(), harness.position()) == ({}, None)
@@ -388,8 +388,7 @@ def a_cleared_view_is_made_again(harness: Harness) -> None:
 
 def a_repair_moves_nothing(harness: Harness) -> None:
     """A batch of no length rewrites rows, and the writer that owns the position doesn't notice."""
-    fill(harness)
-    harness.apply()
+    fill_view(harness)
     position = harness.position()
     harness.send(harness.repair(position, "repairer"), harness.writer())
     assert (harness.position(), harness.view()) == (position, harness.topic.model())
@@ -411,28 +410,23 @@ def every_record_is_accounted_for(harness: Harness) -> None:
 
 
 def a_generation_is_built_unseen(harness: Harness) -> None:
-    """Built beside the live view, switched to in one step, and back; both can go on all the
-    time.
-    """
-    fill(harness)
-    harness.apply()
-    live_view, table = harness.view(), harness.table
-    live, name = harness.sink, new_generation()
-    build = live.for_generation({table.qualified: name})
-    build.prepare(table)
+    """Built beside the live view, switched to in one step, and back; both can go on all the time."""
+    fill_view(harness)
+    live, live_view, table = harness.sink, harness.view(), harness.table
+    names, build = harness.begin_generation()
     assert build.position(table) is None
     harness.topic.add("c", row("fresh", 1))
     harness.topic.add("d", row("k1", 1))
     harness.apply(writer="another", sink=build)
     assert harness.view() == live_view, "the build is seen"
     assert harness.view(build) == harness.topic.model()
-    replaced_names = live.promote([table], {table.qualified: name})
+    replaced_names = live.promote([table], names)
     assert harness.view() == harness.topic.model()
     stored = live.position(table)
     assert stored is not None
-    assert stored.generation == name
+    assert stored.generation == names[harness.name]
     # Whoever has been killed on the way repeats it.
-    replaced_names = live.promote([table], {table.qualified: name}) or replaced_names
+    replaced_names = live.promote([table], names) or replaced_names
     assert harness.view() == harness.topic.model()
     old_sink = live.for_generation(replaced_names)
     old_sink.prepare(table)
@@ -461,33 +455,28 @@ def what_is_empty_exists(harness: Harness) -> None:
     """
     table, live = harness.table, harness.sink
     assert (harness.view(), harness.position()) == ({}, None)
-    name = new_generation()
-    build = live.for_generation({table.qualified: name})
-    build.prepare(table)
-    replaced_names = live.promote([table], {table.qualified: name})
+    names, _ = harness.begin_generation()
+    replaced_names = live.promote([table], names)
     live.drop_unreferenced([table], replaced_names)
     assert (harness.view(), harness.position()) == ({}, None)
     live.clear(table)
     live.prepare(table)
     assert (harness.view(), harness.position()) == ({}, None)
-    fill(harness)
-    harness.apply()
+    fill_view(harness)
     assert harness.view() == harness.topic.model()
 
 
 def a_generation_that_is_behind_waits(harness: Harness) -> None:
     """Readers would see older values otherwise."""
     fill(harness)
-    live, name = harness.sink, new_generation()
-    build = live.for_generation({harness.table.qualified: name})
-    build.prepare(harness.table)
+    names, build = harness.begin_generation()
     harness.apply([1, 1], writer="another", sink=build)
     harness.apply()
     live_view = harness.view()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("cdc.sink.promotion.SWITCH_S", 0.5)
         with pytest.raises(SinkUnavailable, match=re.escape(harness.table.qualified)):
-            live.promote([harness.table], {harness.table.qualified: name})
+            harness.sink.promote([harness.table], names)
     assert harness.view() == live_view
     harness.topic.add("c", row("last", 1))
     harness.apply()
@@ -546,9 +535,7 @@ def what_a_server_before_has_written_stays_away(harness: Harness) -> None:
 
 
 def a_crash_leaves_nothing_out(harness: Harness) -> None:
-    """Wherever a writer has ended, the next one goes on from the position and finds nothing
-    missing.
-    """
+    """Wherever a writer has ended, the next one goes on from the position and finds nothing missing."""
     fill(harness)
     with contextlib.suppress(CdcError):
         harness.apply((3, 2))
@@ -559,10 +546,8 @@ def a_crash_leaves_nothing_out(harness: Harness) -> None:
 
 def a_removed_view_leaves_nothing_behind(harness: Harness) -> None:
     """With all of its generations; a removal may be repeated, and the view made again after it."""
-    fill(harness)
-    harness.apply()
-    candidate = harness.sink.for_generation({harness.name: new_generation()})
-    candidate.prepare(harness.table)
+    fill_view(harness)
+    _, candidate = harness.begin_generation()
     harness.apply(writer="build", sink=candidate)
     assert harness.sink.remains([harness.table])
     for _ in range(2):

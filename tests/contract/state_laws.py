@@ -111,9 +111,7 @@ class Harness:
     def adopt(self, plan: StatePlan = PLAN, **needs: str) -> None:
         self.sink = self.make()
         self.sink.adopt(
-            plan,
-            {table.qualified: needs.get(table.name, "1") for table in plan.tables},
-            {},
+            plan, {table.qualified: needs.get(table.name, "1") for table in plan.tables}, {}
         )
 
     @property
@@ -559,9 +557,7 @@ def what_a_topic_has_is_known_by_digest(harness: Harness) -> None:
 
 
 def what_is_closed_is_known(harness: Harness) -> None:
-    """No clock begins before the latest window that a topic has as closed; and what is final isn't sent
-    again.
-    """
+    """No clock begins before the latest window that a topic has as closed; and what is final isn't sent again."""
     state = harness.state
     turn = state.take("sender")
     state.note_closed(turn, AUTHOR_VIEW, 100)

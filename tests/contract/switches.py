@@ -31,9 +31,7 @@ DELTA = {"collect", "refresh", "write_new"}
 CALLS = REDIS | DELTA | {"perform_request"}
 """Functions through which the code of a sink looks at what is there, or changes it."""
 NEW_ROWS = 4
-"""Rows that a meeting adds, in all partitions: nobody touches them again, so what gets lost stays
-lost.
-"""
+"""Rows that a meeting adds, in all partitions: nobody touches them again, so what gets lost stays lost."""
 
 
 class Moment:
@@ -72,16 +70,14 @@ def _is_of_a_sink(frame: FrameType) -> bool:
 
 
 class Pair:
-    """A view with a second generation beside it, and who works on them: two streams, and another
-    process.
-    """
+    """A view with a second generation beside it, and who works on them: two streams, and another process."""
 
     def __init__(self, harness: Harness) -> None:
         self.harness, self.table, self.live = harness, harness.table, harness.sink
         self.other_writer, self.meetings = harness.writer(), 0
         fill(harness)
         harness.apply(writer="live")
-        self.names = dict.fromkeys([self.table.qualified], new_generation())
+        self.names, _ = harness.begin_generation()
         self._go_on()
 
     def meet(self, meeting: "Meeting", moment: Moment) -> None:

@@ -12,7 +12,6 @@ from pyspark.sql import functions as F
 
 from cdc.errors import SinkUnavailable
 from cdc.kafka.log_reader import Record
-from cdc.model.generation import new_generation
 from cdc.model.outcome import Applied
 from cdc.model.position import Position, ViewCheckpoint
 from cdc.sink.contract import Batch, Outcome, PositionLost, Sink
@@ -123,41 +122,23 @@ def test_planted_a_sink_that_says_there_is_nothing() -> None:
         laws.a_position_that_cannot_be_read_stops(Memory("memory"), table("away.public.items"))
 
 
-@pytest.mark.parametrize("unmarked", [False, True])
-def test_a_mirror_keeps_its_files(
-    unmarked: bool, spark: "SparkSession", unique: str, tmp_path: Path
-) -> None:
-    """Rows are marked as deleted where readers support that; others see the same rows either way."""
-    patterns = ["public.*"] if unmarked else []
-    sink = Delta("warehouse", str(tmp_path), unique, without_deletion_vectors=patterns)
-    harness = laws.Harness(spark, lambda: sink, table(f"{unique}.public.items"))
-    laws.an_older_position_never_wins(harness)
-    mirror = Path(sink.folder(harness.table, "mirror"))
-    log = "".join(path.read_text() for path in (mirror / "_delta_log").glob("*.json"))
-    assert ('"deletionVector":{' in log) is not unmarked
-    reader = deltalake.QueryBuilder().register("t", deltalake.DeltaTable(str(mirror)))
-    ids = reader.execute("SELECT _cdc_id AS id FROM t").read_all()["id"].to_pylist()
-    assert sorted(ids) == sorted(row["id"] for row in sink.scan(harness.table, spark).collect())
-
-
 @pytest.mark.parametrize("harness", ["elasticsearch", "redis"], indirect=True)
 @pytest.mark.parametrize("records", [0, 1])
 def test_beside_a_promoted_view_that_is_emptied_lies_what_it_replaced(
     harness: laws.Harness, records: int
 ) -> None:
     """That tells a rebuild, which was killed and is resumed after a TRUNCATE, that it is promoted."""
-    laws.fill(harness)
-    harness.apply()
-    live, name, captured = harness.sink, new_generation(), harness.table
+    laws.fill_view(harness)
+    live, captured = harness.sink, harness.table
     (former,) = live.generations(captured)
-    build = live.for_generation({captured.qualified: name})
-    build.prepare(captured)
+    names, build = harness.begin_generation()
+    name = names[harness.name]
     harness.apply(writer="rebuild", sink=build)
     live.clear(captured)
     live.prepare(captured)
     emptied, *beside = live.generations(captured)
     assert (beside, emptied == former) == ([name], False)
-    live.promote([captured], {captured.qualified: name})
+    live.promote([captured], names)
     assert live.generations(captured) == [name, emptied]
     live.clear(captured)
     live.prepare(captured)
@@ -169,9 +150,7 @@ def test_beside_a_promoted_view_that_is_emptied_lies_what_it_replaced(
 
 @pytest.mark.parametrize("harness", ["elasticsearch"], indirect=True)
 def test_an_index_that_is_gone_is_made_again(harness: laws.Harness) -> None:
-    """Somebody has deleted it; the stream has to start again from where the view stands, which
-    is nowhere.
-    """
+    """Somebody has deleted it; the stream has to start again from where the view stands, which is nowhere."""
     laws.fill(harness)
     harness.apply((3, 2))
     sink, batch = harness.sink, harness.batch(harness.position(), harness.topic.ends, "one")
@@ -237,8 +216,7 @@ def test_a_changed_row_has_nothing_in_a_dropped_column(harness: laws.Harness) ->
     """Nor has one that stays anything in a column that was added."""
     sink = harness.sink
     assert isinstance(sink, Delta)
-    laws.fill(harness)
-    harness.apply()
+    laws.fill_view(harness)
     mirror = sink.folder(harness.table, "mirror")
     former = harness.table
     dropped = replace(former.columns[-1], name="dropped")

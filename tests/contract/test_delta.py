@@ -1,6 +1,4 @@
-"""A warehouse: its log of changes has every event once, its mirror goes on from what it holds,
-whoever was at it.
-"""
+"""A warehouse: its log of changes has every event once, its mirror goes on from what it holds, whoever was at it."""
 
 import datetime
 import resource
@@ -29,6 +27,7 @@ from tests.contract.crashes import die, survived
 from tests.contract.laws import Harness, filtered, row
 from tests.contract.switches import Moment
 from tests.support.envelopes import Topic, table
+from tests.support.warehouse import logged_events
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -90,9 +89,7 @@ def assert_right(harness: Harness) -> None:
 
 def rebuild(harness: Harness, end: Callable[[], tuple[int, ...]] | None = None) -> None:
     """Make the mirror again beside the live one, and show it."""
-    names = {harness.table.qualified: new_generation()}
-    build = harness.sink.for_generation(names)
-    build.prepare(harness.table)
+    names, build = harness.begin_generation()
     harness.apply(end and end(), "rebuild", build)
     harness.sink.promote([harness.table], names)
     harness.sink = harness.writer()
@@ -101,9 +98,7 @@ def rebuild(harness: Harness, end: Callable[[], tuple[int, ...]] | None = None) 
 def test_a_rollback_of_an_idle_view_has_its_own_name_at_once(harness: Harness) -> None:
     """Whoever repeats it finds it done, without a batch in between."""
     harness.apply()
-    names = {harness.name: new_generation()}
-    build = harness.sink.for_generation(names)
-    build.prepare(harness.table)
+    names, build = harness.begin_generation()
     harness.apply(writer="rebuild", sink=build)
     retained_names = harness.sink.promote([harness.table], names)
     harness.sink.promote([harness.table], retained_names)
@@ -153,18 +148,6 @@ def change_everything(harness: Harness) -> None:
         harness.topic.add(
             "u", row(f"k{number}", number + 1, f"change {len(harness.topic.records)}")
         )
-
-
-def test_a_kill_between_the_two_commits_doubles_no_event(harness: Harness) -> None:
-    """The next run cuts its batches another way."""
-    batch = harness.batch(None, harness.topic.ends, "one")
-    with survived(), mock.patch.object(TableCommit, "merge", die):
-        harness.sink.apply(batch)
-    harness.sink = harness.writer()
-    for end in ((1, 1), (3, 1), None):
-        harness.apply(end, "two")
-        assert events(harness) == expected(harness)
-    assert_right(harness)
 
 
 def test_a_view_that_is_emptied_doubles_no_event(harness: Harness) -> None:
@@ -231,9 +214,7 @@ def by_time_in_spark(spark: "SparkSession", place: str, version: int) -> None:
 
 
 def just_after(place: str, version: int) -> datetime.datetime:
-    """Readers go by the time in a commit, or by that of its file, which on a busy machine is
-    later.
-    """
+    """Readers go by the time in a commit, or by that of its file, which on a busy machine is later."""
     file_s = Path(place, "_delta_log", f"{version:020}.json").stat().st_mtime
     commits_ms = {
         commit["version"]: commit["timestamp"] for commit in deltalake.DeltaTable(place).history()
@@ -244,18 +225,12 @@ def just_after(place: str, version: int) -> datetime.datetime:
 
 
 @pytest.mark.parametrize(
-    ("kind", "restore"),
-    [
-        ("mirror", by_version),
-        ("mirror", by_time),
-        ("mirror", by_spark),
-        ("changes", by_version),
-        ("changes", by_time_in_spark),
-    ],
+    ("kind", "restore"), [("mirror", by_time), ("mirror", by_spark), ("changes", by_time_in_spark)]
 )
 def test_a_restored_table_goes_on_from_what_it_holds(
     harness: Harness, spark: "SparkSession", kind: str, restore: Restore
 ) -> None:
+    """In `test_histories` deltalake restores versions of both."""
     for _ in range(2):
         harness.apply()
         position, version = harness.position(), opened(harness, kind).version()
@@ -366,15 +341,8 @@ def test_changes_of_other_types_begin_where_the_events_before_end(harness: Harne
         harness.sink.prepare(harness.table)
     rebuild(harness)
     harness.apply(writer="two")
-    old_log = deltalake.DeltaTable(folder(harness, "changes"), version=version)
-    query = (
-        deltalake.QueryBuilder()
-        .register("t", old_log)
-        .execute("SELECT _cdc_partition, _cdc_offset FROM t")
-        .read_all()
-    )
-    places = zip(query["_cdc_partition"].to_pylist(), query["_cdc_offset"].to_pylist(), strict=True)
-    assert events(harness) + Counter((harness.topic_id, *place) for place in places) == expected(
+    former = logged_events(folder(harness, "changes"), version)
+    assert events(harness) + Counter((harness.topic_id, *place) for place in former) == expected(
         harness
     )
 
@@ -444,42 +412,6 @@ def test_what_is_empty_can_be_read(spark: "SparkSession", unique: str, tmp_path:
     assert_readable("mirror")
 
 
-ODD = (
-    'quo"te',
-    "dotted.name",
-    "back`tick",
-    "select",
-    "größe 日付".replace(" ", ""),
-    "x" * 63,
-    "a-b",
-    "100%",
-    "it's",
-)
-
-
-@pytest.mark.parametrize("patterns", [[], ["*"]], ids=["marked", "unmarked"])
-def test_names_that_are_carried(
-    spark: "SparkSession", unique: str, tmp_path: Path, patterns: list[str]
-) -> None:
-    plain = table(f"{unique}.public.items")
-    odd = replace(plain, columns=(*plain.columns, *(Column(name, "text") for name in ODD)))
-    harness = Harness(
-        spark,
-        lambda: Delta("warehouse", str(tmp_path), unique, without_deletion_vectors=patterns),
-        odd,
-    )
-    texts = {name: f"value {number}" for number, name in enumerate(ODD)}
-    harness.topic.add("c", {**row("k", 1), **texts})
-    harness.topic.add("c", {**row("other", 1), **texts})
-    harness.apply()
-    harness.topic.add("u", {**row("k", 1), **dict.fromkeys(ODD, "second")}, lacking=ODD)
-    harness.topic.add("u", {**row("other", 1), **dict.fromkeys(ODD, "second")})
-    harness.apply()
-    assert_right(harness)
-    rebuild(harness)
-    assert_right(harness)
-
-
 def test_names_that_are_refused(harness: Harness) -> None:
     """Of the one table, with the way out."""
     for name in ("order date", "_metadata"):
@@ -500,38 +432,30 @@ def no_room() -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
-def test_a_disk_that_takes_no_more_is_reported(harness: Harness, tmp_path: Path) -> None:
-    """As that, not as another writer's commit; and it is gone on when there is room."""
-    batch = harness.batch(None, harness.topic.ends, "one")
-    with no_room(), pytest.raises(SinkUnavailable, match="File too large") as caught:
-        harness.send(batch)
-    assert str(tmp_path) in caught.value.message
-    harness.send(batch)
-    assert_right(harness)
-
-
-@pytest.mark.parametrize("step", ["write", "write_new"])
-def test_a_disk_that_fills_during_a_merge_is_reported(harness: Harness, step: str) -> None:
-    """When the marks are written, or the commit."""
+@pytest.mark.parametrize(
+    ("kind", "step"), [("changes", "write_new"), ("mirror", "write"), ("mirror", "write_new")]
+)
+def test_a_full_disk_is_reported(harness: Harness, kind: str, step: str) -> None:
+    """As that, not as another writer's commit: of either commit, or of the marks. It is gone on when there is room."""
     harness.apply()
     harness.topic.add("u", row("k0", 1, "changed"))
-    mirror = Path(folder(harness, "mirror"))
-    files = set(mirror.iterdir())
+    full = Path(folder(harness, kind))
+    files = set(full.iterdir())
     carried_out = getattr(Folder, step)
 
     def on_a_full_disk(place: Folder, *arguments: Any) -> Any:
-        # The log of changes comes first.
-        if place.location != str(mirror):
+        if place.location != str(full):
             return carried_out(place, *arguments)
         with no_room():
             return carried_out(place, *arguments)
 
     with (
         mock.patch.object(Folder, step, on_a_full_disk),
-        pytest.raises(SinkUnavailable, match="can't be written: File too large"),
+        pytest.raises(SinkUnavailable, match="can't be written: File too large") as caught,
     ):
         harness.apply()
-    assert set(mirror.iterdir()) == files
+    assert str(full) in caught.value.message
+    assert set(full.iterdir()) == files
     harness.apply()
     assert_right(harness)
 
@@ -562,9 +486,7 @@ def newest_word(history: Iterable[Commit], *_: object) -> LastCommit | None:
 
 
 def end_of_batch(_: ViewCheckpoint | None, end: Position) -> Position:
-    """Return the batch's end as the position of a part of the view, even when the part was further
-    already.
-    """
+    """Return the batch's end as the position of a part of the view, even when the part was further already."""
     return end
 
 

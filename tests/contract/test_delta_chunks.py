@@ -1,6 +1,4 @@
-"""Batches of a warehouse that executors write in many chunks, of several tables, in several
-tasks.
-"""
+"""Batches of a warehouse that executors write in many chunks, of several tables, in several tasks."""
 
 import errno
 import itertools
@@ -13,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from unittest import mock
 from uuid import UUID
 
-import deltalake
 import pytest
 
 import cdc.sinks.delta.batch
@@ -32,6 +29,7 @@ from tests.contract.laws import TOPIC_ID, row
 from tests.support.envelopes import PLACEHOLDER, Topic, listed
 from tests.support.envelopes import table as items
 from tests.support.histories import World, table
+from tests.support.warehouse import logged_events, mirror_documents
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -74,25 +72,24 @@ class Warehouse:
         assert all(counts.read == counts.accounted for counts in applied.values())
         return applied
 
+    def scan(self, table: Table) -> list[tuple[str, str]]:
+        """The ids and documents of a view as comparisons read them."""
+        rows = self.sink.scan(table, self.spark).collect()
+        return [(row["id"], row["document"]) for row in rows]
+
     def check(self) -> None:
         for topic in self.topics:
             stored = self.sink.position(topic.table)
             assert stored
-            rows = self.sink.scan(topic.table, self.spark).collect()
-            view = {row["id"]: json.loads(row["document"]) for row in rows}
+            rows = mirror_documents(self.sink, topic.table)
+            view = {key: json.loads(document) for key, document in rows}
             assert len(view) == len(rows), "an id twice in the view"
             assert view == topic.model(stored.position.offsets)
-            assert sorted(self.events(topic)) == sorted(
+            assert sorted(logged_events(self.sink.folder(topic.table, "changes"))) == sorted(
                 (record.partition, record.offset)
                 for record in topic.between((0,) * topic.partitions, stored.position.offsets)
                 if record.value is not None
             )
-
-    def events(self, topic: Topic) -> list[tuple[int, int]]:
-        query = "SELECT _cdc_partition AS p, _cdc_offset AS o FROM t"
-        log = deltalake.DeltaTable(self.sink.folder(topic.table, "changes"))
-        events = deltalake.QueryBuilder().register("t", log).execute(query).read_all()
-        return list(zip(events["p"].to_pylist(), events["o"].to_pylist(), strict=True))
 
     def unused(self) -> list[str]:
         """Files that no version of a table names."""
@@ -127,9 +124,7 @@ def searched(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def live(spark: "SparkSession", unique: str, sink: Delta, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows whose values an earlier chunk, or the mirror, has; that are deleted and come again; that
-    come in each.
-    """
+    """Rows whose values an earlier chunk, or the mirror, has; that are deleted and come again; that come in each."""
     monkeypatch.setattr("cdc.sinks.delta.executor.LIMITS", ChunkLimits(7, 2**30))
     tables = [replace(table(f"{unique}.public.{name}"), name=name) for name in ("one", "two")]
     worlds = [World(table, partitions=3, keys=40) for table in tables]
@@ -141,6 +136,8 @@ def live(spark: "SparkSession", unique: str, sink: Delta, monkeypatch: pytest.Mo
         warehouse.check()
     applied = warehouse.apply()
     warehouse.check()
+    for lives in tables:
+        assert sorted(warehouse.scan(lives)) == sorted(mirror_documents(sink, lives))
     assert all(counts.folded and counts.deleted for counts in applied.values())
     assert warehouse.unused() == []
 
@@ -177,9 +174,7 @@ SOME: dict[str, tuple[str, Any]] = {
 def test_values_of_every_type_are_taken_back(
     spark: "SparkSession", unique: str, sink: Delta, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """From a chunk before, and from the mirror: what a row held is what it holds, to the last
-    digit.
-    """
+    """From a chunk before, and from the mirror: what a row held is what it holds, to the last digit."""
     monkeypatch.setattr("cdc.sinks.delta.executor.LIMITS", ChunkLimits(1, 2**30))
     typed = tuple(Column(name, type_) for name, (type_, _) in SOME.items())
     base = items(f"{unique}.public.items")
@@ -189,14 +184,14 @@ def test_values_of_every_type_are_taken_back(
     warehouse = Warehouse(spark, sink, [topic])
     topic.add("c", {**row("k", 1, "x", 0), **values})
     warehouse.apply()
-    (first,) = sink.scan(topic.table, spark).collect()
+    ((first_id, first),) = warehouse.scan(topic.table)
     for number in (1, 2):
         # In a chunk each, since the other lies between.
         topic.add("u", {**row("k", 1, "x", 0), **values}, lacking=[*missing, "v"])
         topic.add("c", row("other", number))
     warehouse.apply()
-    documents = {row["id"]: row["document"] for row in sink.scan(topic.table, spark).collect()}
-    assert json.loads(documents[first["id"]]) == json.loads(first["document"])
+    documents = dict(warehouse.scan(topic.table))
+    assert json.loads(documents[first_id]) == json.loads(first)
     assert len(documents) == 3
 
 
@@ -213,9 +208,9 @@ def test_a_value_of_a_deleted_row_is_unknown_in_a_later_chunk(
     topic.add("u", row("k", 1), lacking=["v"])
     outcome = sink.apply(warehouse.batch())
     assert [(record.offset, record.id) for record in outcome.rejected] == [(4, '["k",1]')]
-    assert [row["id"] for row in sink.scan(topic.table, spark).collect()] == ['["other",1]']
+    assert [key for key, _ in warehouse.scan(topic.table)] == ['["other",1]']
     # What it said is on record all the same.
-    assert (0, 4) in warehouse.events(topic)
+    assert (0, 4) in logged_events(sink.folder(topic.table, "changes"))
 
 
 def test_a_column_that_the_mirror_lacks_is_unknown(
@@ -282,7 +277,7 @@ class Mirrored(WarehouseWriter):
             return super().read_stored(part, rows)
 
 
-@pytest.mark.usefixtures("searched")
+@pytest.mark.parametrize("sink", ["marked"], indirect=True)
 @pytest.mark.parametrize(
     ("name", "bug"), [("decode_staged", without_word), ("WarehouseWriter", Mirrored)]
 )

@@ -1,6 +1,4 @@
-"""What only the index can do wrong: answers that say nothing, late bulks, and readers who are shown
-another index.
-"""
+"""What only the index can do wrong: answers that say nothing, late bulks, and readers who are shown another index."""
 
 import json
 import os
@@ -28,7 +26,7 @@ from cdc.sinks.elasticsearch.executor import ElasticsearchWriter
 from cdc.sinks.elasticsearch.sink import Elasticsearch
 from cdc.spark.failures import explain
 from tests.contract import laws
-from tests.contract.laws import Harness, fill, row
+from tests.contract.laws import Harness, fill, fill_view, row
 from tests.support import http
 from tests.support.envelopes import table
 from tests.support.faulty import RESET, Answer, Proxy, Request, json_answer, nothing
@@ -84,10 +82,6 @@ FAULTS: dict[str, Callable[[Request], Answer]] = {
 }
 
 
-def only(part: str, fault: Callable[[Request], Answer]) -> Callable[[Request], Answer | None]:
-    return lambda request: fault(request) if part in request.path else None
-
-
 ITEMS = {"an error in place of the item", "no items", "another answer"}
 """Faults of an answer that has items: of aliases, there may be none."""
 
@@ -95,7 +89,7 @@ ITEMS = {"an error in place of the item", "no items", "another answer"}
 @pytest.mark.parametrize(
     ("part", "name"),
     [("/_mget", name) for name in FAULTS]
-    + [("/_alias", name) for name in FAULTS if name not in ITEMS],
+    + [(part, name) for part in ("/_alias", "/_mapping") for name in FAULTS if name not in ITEMS],
 )
 def test_what_cannot_be_read_is_not_nothing(
     proxy: Proxy, unique: str, part: str, name: str
@@ -104,18 +98,10 @@ def test_what_cannot_be_read_is_not_nothing(
     sink, items = Elasticsearch("search", proxy.url, unique), table(f"{unique}.public.items")
     sink.prepare(items)
     assert sink.position(items) is None
-    proxy.rule = only(part, FAULTS[name])
+    proxy.rule = lambda request: FAULTS[name](request) if part in request.path else None
+    ask = sink.prepare if part == "/_mapping" else sink.position
     with pytest.raises(SinkUnavailable):
-        sink.position(items)
-
-
-@pytest.mark.parametrize("name", sorted(FAULTS.keys() - ITEMS))
-def test_a_typed_call_that_fails_is_tried_again(proxy: Proxy, unique: str, name: str) -> None:
-    sink, items = Elasticsearch("search", proxy.url, unique), table(f"{unique}.public.items")
-    sink.prepare(items)
-    proxy.rule = only("/_mapping", FAULTS[name])
-    with pytest.raises(SinkUnavailable):
-        sink.prepare(items)
+        ask(items)
 
 
 def test_positions_that_are_closed_are_not_nothing(
@@ -137,11 +123,8 @@ def test_positions_that_are_closed_are_not_nothing(
 def test_a_view_that_cannot_be_asked_is_asked_again(
     harness: Harness, proxy: Proxy, name: str
 ) -> None:
-    """For a value that the log doesn't carry: neither a failure of Spark, nor a value that nobody
-    knows.
-    """
-    fill(harness)
-    harness.apply()
+    """For a value that the log doesn't carry: neither a failure of Spark, nor a value that nobody knows."""
+    fill_view(harness)
     harness.topic.add("u", row("k0", 0, n=7), lacking=["v"])
     harness.topic.add("d", row("k1", 1))
     proxy.rule = lambda request: FAULTS[name](request) if request.path == "/_mget" else None
@@ -154,8 +137,7 @@ def test_a_view_that_cannot_be_asked_is_asked_again(
 
 def test_a_view_that_cannot_be_read_may_come_back(harness: Harness, proxy: Proxy) -> None:
     """Neither fewer rows nor the failure of something unknown."""
-    fill(harness)
-    harness.apply()
+    fill_view(harness)
     proxy.rule = lambda request: (
         FAULTS["busy"](request) if "/_search" in request.path or "/_mget" in request.path else None
     )
@@ -196,8 +178,7 @@ def test_a_moment_of_absence_is_waited_for(
     harness: Harness, proxy: Proxy, kind: str, name: str
 ) -> None:
     """A `verify` of hours doesn't fail because a page was asked for while a shard moved."""
-    fill(harness)
-    harness.apply()
+    fill_view(harness)
     ids = [row_id([row["a"], row["b"]]) for row in harness.topic.model().values()]
     sink, tables, spark = harness.sink, [harness.table], harness.spark
     assert isinstance(sink, GroupScanner)
@@ -228,30 +209,31 @@ class Lost:
         return RESET
 
 
-def forget_versions(server: httpx.Client, sink: Elasticsearch, table: Table) -> None:
-    """Forget the versions of deleted documents, as a restart of the node does, or a shard that
-    moves.
-    """
-    index = quoted(sink, table)
+def forget_versions(server: httpx.Client, harness: Harness) -> None:
+    """Forget the versions of deleted documents, as a restart of the node does, or a shard that moves."""
+    index = index_of(harness)
     for step in ("_flush", "_close", "_open?wait_for_active_shards=1"):
         server.post(f"/{index}/{step}").raise_for_status()
 
 
-def quoted(sink: Elasticsearch, table: Table) -> str:
-    (index,) = http.get(f"{sink.url}/_alias/{sink.alias(table)}").raise_for_status().json()
+def alias_of(harness: Harness) -> str:
+    sink = harness.sink
+    assert isinstance(sink, Elasticsearch)
+    return sink.alias(harness.table)
+
+
+def index_of(harness: Harness) -> str:
+    sink = harness.sink
+    assert isinstance(sink, Elasticsearch)
+    (index,) = http.get(f"{sink.url}/_alias/{alias_of(harness)}").raise_for_status().json()
     return str(index)
 
 
 def late_bulk(
     harness: Harness, proxy: Proxy, server: httpx.Client, turned: Callable[[Request], Request]
 ) -> list[Any]:
-    """A run is cut off in mid-batch, another one takes over, the server restarts; then the bulk
-    arrives.
-    """
-    sink = harness.sink
-    assert isinstance(sink, Elasticsearch)
-    fill(harness)
-    harness.apply()
+    """A run is cut off in mid-batch, another one takes over, the server restarts; then the bulk arrives."""
+    fill_view(harness)
     harness.topic.add("c", row("risen", 1))
     harness.topic.add("d", row("k0", 0))
     proxy.rule = lost = Lost()
@@ -261,7 +243,7 @@ def late_bulk(
     harness.topic.add("d", row("risen", 1))
     harness.topic.add("c", row("k0", 0, "again"))
     harness.apply(writer="two", sink=harness.writer())
-    forget_versions(server, sink, harness.table)
+    forget_versions(server, harness)
     answers = [proxy.deliver(turned(request)).json() for request in lost.requests]
     assert answers
     assert harness.view() == harness.topic.model()
@@ -286,10 +268,8 @@ def test_planted_bulks_that_name_the_index(
     """Nobody can take an index' own name from a writer that has gone silent."""
 
     def direct(bulk: Request) -> Request:
-        sink = harness.sink
-        assert isinstance(sink, Elasticsearch)
         target = bulk.body.partition(b'"_index":"')[2].partition(b'"')[0]
-        body = bulk.body.replace(target, quoted(sink, harness.table).encode())
+        body = bulk.body.replace(target, index_of(harness).encode())
         return replace(bulk, body=body, path="/_bulk")
 
     with pytest.raises(AssertionError, match="risen"):
@@ -300,8 +280,7 @@ def test_a_late_bulk_of_deletes_makes_no_index(
     harness: Harness, proxy: Proxy, server: httpx.Client
 ) -> None:
     """A delete with a version of ours would create the index that it doesn't find."""
-    fill(harness)
-    harness.apply()
+    fill_view(harness)
     harness.topic.add("d", row("k0", 0))
     proxy.rule = lost = Lost()
     with pytest.raises(SinkUnavailable):
@@ -333,19 +312,14 @@ def test_who_is_overtaken_in_mid_batch_is_fenced(harness: Harness, proxy: Proxy)
 
 
 def test_a_new_index_is_sent_no_deletes(harness: Harness, server: httpx.Client) -> None:
-    """The server would hold each in its memory; deletes of rows that an earlier batch may have
-    brought are sent.
-    """
+    """The server would hold each in its memory; deletes of rows that an earlier batch may have brought are sent."""
     fill(harness)
     old_ends = harness.topic.ends
     harness.topic.add("d", row("k1", 1))
-    sink, name = harness.sink, new_generation()
-    assert isinstance(sink, Elasticsearch)
-    build = sink.for_generation({harness.table.qualified: name})
-    build.prepare(harness.table)
+    names, build = harness.begin_generation()
     applied = harness.apply(old_ends, sink=build)
     assert applied.deleted > 0
-    index = f"{sink.alias(harness.table)}@{name}"
+    index = f"{alias_of(harness)}@{names[harness.name]}"
 
     def deletes() -> int:
         stats = server.get(f"/{index}/_stats/indexing").json()["indices"][index]
@@ -386,11 +360,8 @@ def test_a_first_batch_deletes_what_an_earlier_chunk_of_it_has_shown(
 
 def second_generation(harness: Harness) -> tuple[dict[str, str], Sink]:
     """Fill the live view, and a generation beside it: its name by table, and its sink."""
-    fill(harness)
-    harness.apply()
-    names = {harness.table.qualified: new_generation()}
-    build = harness.sink.for_generation(names)
-    build.prepare(harness.table)
+    fill_view(harness)
+    names, build = harness.begin_generation()
     harness.apply(sink=build)
     return names, build
 
@@ -398,11 +369,8 @@ def second_generation(harness: Harness) -> tuple[dict[str, str], Sink]:
 def test_readers_do_not_go_back_at_a_switch(
     harness: Harness, proxy: Proxy, server: httpx.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A batch was cut half way: some of its rows are seen already, and the position doesn't say
-    so.
-    """
+    """A batch was cut half way: some of its rows are seen already, and the position doesn't say so."""
     live, items = harness.sink, harness.table
-    assert isinstance(live, Elasticsearch)
     names, build = second_generation(harness)
     keys = ["k0", "k3", "k4", "k5"]
     for key in keys:
@@ -411,7 +379,7 @@ def test_readers_do_not_go_back_at_a_switch(
     def visible() -> list[bool]:
         ids = {"ids": [row_id([key, int(key[1:])]) for key in keys]}
         docs = (
-            server.post(f"/{live.alias(items)}/_mget", json=ids).raise_for_status().json()["docs"]
+            server.post(f"/{alias_of(harness)}/_mget", json=ids).raise_for_status().json()["docs"]
         )
         return [doc["_source"]["v"] == "second" for doc in docs]
 
@@ -470,10 +438,8 @@ def test_whatever_block_an_index_has_is_named(
     harness: Harness, server: httpx.Client, stack: "Stack"
 ) -> None:
     sink, items = harness.sink, harness.table
-    assert isinstance(sink, Elasticsearch)
-    fill(harness)
-    harness.apply()
-    index = quoted(sink, items)
+    fill_view(harness)
+    index = index_of(harness)
     tries: dict[str, Callable[[], object]] = {
         "read_only": lambda: sink.prepare(items),
         "metadata": harness.apply,
@@ -499,11 +465,8 @@ def test_an_index_that_is_closed_is_waited_for(
     harness: Harness, server: httpx.Client, stack: "Stack"
 ) -> None:
     """The server answers each item as if its document were to blame; none of them is rejected."""
-    sink, items = harness.sink, harness.table
-    assert isinstance(sink, Elasticsearch)
-    fill(harness)
-    harness.apply()
-    index = quoted(sink, items)
+    fill_view(harness)
+    index = index_of(harness)
     harness.topic.add("u", row("k0", 0, "second"))
     harness.topic.add("u", row("k3", 3), lacking=["v"])
     server.post(f"/{index}/_close").raise_for_status()
@@ -518,8 +481,7 @@ def test_an_index_that_is_closed_is_waited_for(
 
 
 def test_a_user_who_may_not_write_is_reported_once(harness: Harness, proxy: Proxy) -> None:
-    fill(harness)
-    harness.apply()
+    fill_view(harness)
     harness.topic.add("u", row("k0", 0, "second"))
 
     def forbid(request: Request) -> Answer | None:
@@ -550,12 +512,10 @@ def test_an_operators_block_stays_until_he_lifts_it(
     """Nothing is lost, nothing is lifted, and the failure says how he does it."""
     monkeypatch.setattr("cdc.sinks.elasticsearch.index.indices.SWITCH_S", 0)
     sink, items = harness.sink, harness.table
-    assert isinstance(sink, Elasticsearch)
-    fill(harness)
-    harness.apply()
+    fill_view(harness)
     names, _ = second_generation(harness)
     harness.topic.add("d", row("k0", 0))
-    index = quoted(sink, items) if blocked == "view" else POSITIONS
+    index = index_of(harness) if blocked == "view" else POSITIONS
     server.put(f"/{index}/_block/write").raise_for_status()
     try:
         capacity = lambda: sink.check_capacity([items])  # noqa: E731
@@ -592,9 +552,8 @@ def test_a_block_that_a_killed_promotion_has_left_is_lifted(
 ) -> None:
     """Once a running one would be over; the next one finds nothing of it."""
     live, items = harness.sink, harness.table
-    assert isinstance(live, Elasticsearch)
     names, build = second_generation(harness)
-    index = quoted(live, items)
+    index = index_of(harness)
     kill_at(proxy, lambda request: "/_block/" in request.path)
     with pytest.raises(SinkUnavailable):
         live.promote([items], names)
@@ -621,17 +580,15 @@ def test_a_block_that_a_killed_promotion_has_left_on_the_standby_is_lifted(
     of them lives until a running promotion would be over.
     """
     live, items = harness.sink, harness.table
-    assert isinstance(live, Elasticsearch)
     names, _ = second_generation(harness)
-    index = quoted(live, items)
+    index = index_of(harness)
     kill_at(
-        proxy,
-        lambda request: request.path.startswith("/_aliases") and b"remove" in request.body,
+        proxy, lambda request: request.path.startswith("/_aliases") and b"remove" in request.body
     )
     with pytest.raises(SinkUnavailable):
         live.promote([items], names)
     proxy.rule = nothing
-    assert quoted(live, items) != index
+    assert index_of(harness) != index
     assert block_of(server, index) == "true"
     previous = {items.qualified: index.rpartition("@")[2]}
     harness.topic.add("d", row("k0", 0))
@@ -649,26 +606,23 @@ def test_a_block_that_a_killed_promotion_has_left_on_the_standby_is_lifted(
 
 def test_the_index_of_a_table_without_records_is_made_once(harness: Harness, proxy: Proxy) -> None:
     """Whatever a run loads its plan for; as soon as it was written to, it is recreated."""
-    sink, items = harness.sink, harness.table
-    assert isinstance(sink, Elasticsearch)
 
     def load() -> str:
-        assert prepare(sink, items, None, 0, lambda _: None) is None
-        return quoted(sink, items)
+        assert prepare(harness.sink, harness.table, None, 0, lambda _: None) is None
+        return index_of(harness)
 
     index = load()
     created: list[str] = []
 
     def note(request: Request) -> None:
         name = unquote(request.path)[1:]
-        if request.method == "PUT" and name.startswith(sink.alias(items)) and "/" not in name:
+        if request.method == "PUT" and name.startswith(alias_of(harness)) and "/" not in name:
             created.append(name)
 
     proxy.rule = note
     assert load() == index
     assert created == []
-    fill(harness)
-    harness.apply()
+    fill_view(harness)
     assert created == [load()]
     assert harness.view() == {}
 
@@ -676,12 +630,11 @@ def test_the_index_of_a_table_without_records_is_made_once(harness: Harness, pro
 def test_an_index_of_another_layout_is_recreated(harness: Harness) -> None:
     """Also by a clear that finds no document in it."""
     sink, items = harness.sink, harness.table
-    assert isinstance(sink, Elasticsearch)
     sink.prepare(items)
-    index = quoted(sink, items)
+    index = index_of(harness)
     fewer = replace(items, columns=items.columns[:3])
     sink.clear(fewer)
-    assert quoted(sink, items) != index
+    assert index_of(harness) != index
 
 
 def test_an_index_whose_record_alone_was_removed_is_recreated(
@@ -689,13 +642,11 @@ def test_an_index_whose_record_alone_was_removed_is_recreated(
 ) -> None:
     """As by a clear that was killed in between: its rows would be no table's."""
     sink, items = harness.sink, harness.table
-    assert isinstance(sink, Elasticsearch)
-    fill(harness)
-    harness.apply()
-    index = quoted(sink, items)
+    fill_view(harness)
+    index = index_of(harness)
     server.delete(f"/{POSITIONS}/_doc/{quote(index, safe='')}").raise_for_status()
     sink.clear(items)
-    assert quoted(sink, items) != index
+    assert index_of(harness) != index
     assert harness.view() == {}
 
 
@@ -704,8 +655,7 @@ def test_points_in_time_are_closed(harness: Harness, server: httpx.Client) -> No
         nodes = server.get("/_nodes/stats/indices/search").json()["nodes"]
         return sum(node["indices"]["search"]["open_contexts"] for node in nodes.values())
 
-    fill(harness)
-    harness.apply()
+    fill_view(harness)
     count = contexts()
     for _ in range(3):
         harness.view()
@@ -739,8 +689,6 @@ def test_json_that_an_index_refuses_is_repaired(
     json_harness: Harness, server: httpx.Client
 ) -> None:
     """Rows beside it, and values beside it in its row, are as they were sent."""
-    sink = json_harness.sink
-    assert isinstance(sink, Elasticsearch)
     plain = '{"n": 1.10, "u": "\\u00e9"}'
     values = {**REPAIRED, plain: plain}
     for number, text in enumerate(values):
@@ -751,7 +699,7 @@ def test_json_that_an_index_refuses_is_repaired(
     for number, (text, indexed) in enumerate(values.items()):
         by_path = indexed if text.startswith("{") else plain
         for key, v, path in ((number, indexed, plain), (100 + number, plain, by_path)):
-            source = server.get(f"/{sink.alias(json_harness.table)}/_doc/{key}").text
+            source = server.get(f"/{alias_of(json_harness)}/_doc/{key}").text
             assert f'"v":{v},"by_path":{path}}}' in source
     json_harness.topic.add("d", {"id": 0, "v": None, "by_path": None})
     json_harness.apply()

@@ -1,6 +1,4 @@
-"""Many small views read in one job: as each by itself; a fault in one neither spoils nor hides
-behind the others.
-"""
+"""Many small views read in one job: as each by itself; a fault in one neither spoils nor hides behind the others."""
 
 import json
 from collections.abc import Callable, Iterator
@@ -228,13 +226,3 @@ def test_an_index_of_more_than_one_search_gives(
     filled = [table.name for table in shelf.tables if table.name != f"items{EMPTY}"]
     monkeypatch.setattr("cdc.sinks.elasticsearch.scan.GROUP_ROWS", 5)
     assert shelf.unproved() == filled
-
-
-@pytest.mark.parametrize("shelf", ["delta"], indirect=True)
-def test_marked_rows_of_a_mirror_are_left_out(shelf: Shelf) -> None:
-    """Its files still hold what was deleted."""
-    shelf.change(0, "d", laws.row("k1", 1))
-    assert shelf.unproved() == [shelf.tables[0].name]
-    with psycopg.connect(shelf.dsn) as connection:
-        connection.execute("DELETE FROM items0 WHERE a = 'k1'")
-    assert shelf.unproved() == []

@@ -14,7 +14,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import deltalake
 import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
@@ -35,7 +34,7 @@ from tests.contract.test_contract import maker
 from tests.support.budget import SCALE, budget
 from tests.support.envelopes import PLACEHOLDER, Row, listed
 from tests.support.histories import Reader, World, table
-from tests.support.warehouse import mirror_documents
+from tests.support.warehouse import logged_events, mirror_documents
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -77,9 +76,7 @@ class Consumer:
         return self.place.offsets if self.place else (0,) * self.world.topic.partitions
 
     def batch(self, cut: Sequence[float]) -> Batch | None:
-        """The next batch: up to a share of what there is in each partition; None when that is
-        nothing.
-        """
+        """The next batch: up to a share of what there is in each partition; None when that is nothing."""
         if self.floor != self.world.floor:
             self.stand()
         ends = self.world.topic.ends
@@ -125,15 +122,8 @@ class Consumer:
             self.check_events(self.sink)
 
     def check_events(self, sink: Delta) -> None:
-        """The log of changes has every event up to where the view stands, and none of them
-        twice.
-        """
-        log = deltalake.DeltaTable(sink.folder(self.world.table, "changes"))
-        query = "SELECT _cdc_partition AS partition, _cdc_offset AS offset FROM t"
-        events = deltalake.QueryBuilder().register("t", log).execute(query).read_all()
-        places = list(
-            zip(events["partition"].to_pylist(), events["offset"].to_pylist(), strict=True)
-        )
+        """The log of changes has every event up to where the view stands, and none of them twice."""
+        places = logged_events(sink.folder(self.world.table, "changes"))
         assert len(places) == len(set(places)), "an event twice in the log of changes"
         records = [record for record in self.world.topic.records if record.value is not None]
         below = {
@@ -201,9 +191,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(cut=CUTS, seed=SEEDS)
     def crash(self, cut: tuple[float, float], seed: int) -> None:
-        """Some of a batch may be there, its position perhaps too; the next run finds out, and
-        batches differ.
-        """
+        """Some of a batch may be there, its position perhaps too; the next run finds out, and batches differ."""
         self.consumer.world.write(seed, self.most)
         if (batch := self.consumer.batch(cut)) and self.crashes:
             self.crashes[seed % len(self.crashes)](self.consumer, batch, seed)
@@ -247,9 +235,7 @@ class Histories(RuleBasedStateMachine):
 
     @rule(seed=SEEDS)
     def truncate(self, seed: int) -> None:
-        """Rows vanish while the consumer is behind, some of a transaction's own before and some
-        after.
-        """
+        """Rows vanish while the consumer is behind, some of a transaction's own before and some after."""
         if seed % 2:
             self.consumer.world.write(seed, self.most // 4)
             self.consumer.world.truncate()
@@ -260,9 +246,7 @@ class Histories(RuleBasedStateMachine):
         self.consumer.start()
 
     def teardown(self) -> None:
-        """Apply the rest of the log, which makes the view equal to the source, whatever has
-        happened.
-        """
+        """Apply the rest of the log, which makes the view equal to the source, whatever has happened."""
         if batch := self.consumer.batch((1.0, 1.0)):
             self.consumer.deliver(batch)
         assert self.consumer.check_view() == self.consumer.world.rows
@@ -271,9 +255,7 @@ class Histories(RuleBasedStateMachine):
 
 
 class Remembered(Histories):
-    """Besides: a destination that falls back to what it held earlier, and one that loses its
-    position only.
-    """
+    """Besides: a destination that falls back to what it held earlier, and one that loses its position only."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -346,7 +328,7 @@ def test_memory(
         ("redis", 3, 8),
         ("elasticsearch", 3, 8),
         ("delta", 2, 6),
-        ("delta, large", 2, 6),
+        ("delta, unmarked", 2, 6),
         ("delta, in a bucket", 2, 6),
     ],
 )

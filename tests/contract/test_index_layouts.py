@@ -1,6 +1,4 @@
-"""What an index is made with: by the columns' types, by the pipeline file, and when it was made by
-something else.
-"""
+"""What an index is made with: by the columns' types, by the pipeline file, and when it was made by something else."""
 
 import json
 import re
@@ -206,9 +204,7 @@ def limit_asked_for(sink: Elasticsearch, table: Table) -> int:
 
 
 def test_settings_are_those_of_the_file(server: httpx.Client, sink: Elasticsearch) -> None:
-    """Some change while the index is read, and go back; a new generation has them when it is
-    shown.
-    """
+    """Some change while the index is read, and go back; a new generation has them when it is shown."""
     plain = items("id name")
     replicated = items("id name", settings={"number_of_replicas": 2, "refresh_interval": "7s"})
     wide = items("id name", settings={"number_of_replicas": 1, "number_of_shards": 2})
@@ -274,9 +270,7 @@ def test_columns_come_and_go(server: httpx.Client, sink: Elasticsearch) -> None:
 def test_paths_of_json_are_searched_where_the_file_says_so(
     spark: "SparkSession", sink: Elasticsearch
 ) -> None:
-    """All of a document is found by its path, as text; a value that isn't one of members is refused
-    by its field.
-    """
+    """All of a document is found by its path, as text; a value that isn't one of members is refused by its field."""
     table = items("id attrs", fields={"attrs": {"type": "flattened"}})
     harness = Harness(spark, lambda: sink, table)
     values = [

@@ -2,7 +2,6 @@
 read, and which grow with what the members are made of.
 """
 
-import importlib.util
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -10,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import deltalake
-import duckdb
 import polars
 import pyarrow as pa
 import pytest
@@ -19,6 +17,7 @@ from cdc.model.table import Column, Shape, Table
 from cdc.sink.contract import SchemaMismatch
 from cdc.sinks.delta.sink import Delta
 from tests.contract.laws import Harness
+from tests.contract.test_readers import database
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -78,13 +77,7 @@ def as_row(document: "Row") -> "Row":
 
 
 def by_duckdb(folder: str) -> list["Row"]:
-    database = duckdb.connect()
-    package = importlib.util.find_spec("duckdb_extension_delta")
-    assert package
-    assert package.origin
-    extensions = Path(package.origin).parent / "extensions"
-    database.execute(f"LOAD '{extensions}/v{duckdb.__version__}/delta.duckdb_extension'")
-    result = database.execute(f"SELECT * FROM delta_scan('{folder}')")
+    result = database().execute(f"SELECT * FROM delta_scan('{folder}')")
     names = [column[0] for column in result.description]
     return [dict(zip(names, values, strict=True)) for values in result.fetchall()]
 
@@ -195,8 +188,7 @@ def test_members_are_structs_and_lists_that_grow(
         "customer": Shape((Column("name", "text"), Column("city", "text")), True, False),
     }
     harness.table = replace(
-        harness.table,
-        columns=tuple(replace(c, shape=parts.get(c.name, c.shape)) for c in COLUMNS),
+        harness.table, columns=tuple(replace(c, shape=parts.get(c.name, c.shape)) for c in COLUMNS)
     )
     harness.sink = harness.writer()
     product = {"size": 9, "name": "big", "weight": 2.0}

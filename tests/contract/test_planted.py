@@ -1,6 +1,4 @@
-"""Planted bugs: each turns the law or the check that is named beside it red, which is green without
-it.
-"""
+"""Planted bugs: each turns the law or the check that is named beside it red, which is green without it."""
 
 import contextlib
 import json
@@ -83,9 +81,7 @@ def placeholder_passed(*_: object) -> None:
 def before_trusted(
     self: RecordDecoder, topic: str, key: bytes | None, value: bytes | None
 ) -> Change:
-    """A delete writes the row that it calls `before`, with dummy values in all columns but the
-    key.
-    """
+    """A delete writes the row that it calls `before`, with dummy values in all columns but the key."""
     change = DECODE(self, topic, key, value)
     if change.op == "d":
         old_row = json.loads(value or b"")["before"]
@@ -263,9 +259,7 @@ def test_bulk_item_error_ignored(
 
 
 def refused_by_the_index(harness: laws.Harness) -> None:
-    """A text that an index with numbers in its place won't take: the position doesn't pass what is
-    missing.
-    """
+    """A text that an index with numbers in its place won't take: the position doesn't pass what is missing."""
     harness.topic.add("c", laws.row("k", 1, "7"))
     harness.apply()
     position = harness.position()
@@ -281,11 +275,7 @@ def joined(self: TableCodec, key: bytes) -> str:
 
 def test_key_joined_with_an_underscore(monkeypatch: pytest.MonkeyPatch) -> None:
     keyed = Table(
-        "public",
-        "x",
-        (TableColumn("a", "text"), TableColumn("b", "text")),
-        ("a", "b"),
-        "t",
+        "public", "x", (TableColumn("a", "text"), TableColumn("b", "text")), ("a", "b"), "t"
     )
     keys = [("a_b", "c"), ("a", "b_c")]
     assert_told_apart(keyed, keys)
@@ -337,23 +327,6 @@ def test_float_for_numeric(spark: "SparkSession", monkeypatch: pytest.MonkeyPatc
         kind.cache_clear()
         assert compared(spark, "rounded") == [("different", "v")]
     kind.cache_clear()
-
-
-def test_every_planted_bug_has_its_test() -> None:
-    """The list of issue and design; a name that is gone is a bug that nothing is known to catch any
-    more.
-    """
-    source = Path(__file__).read_text(encoding="utf-8")
-    functions = {
-        "position_before_data",
-        "lsn_instead_of_offset",
-        "bulk_item_error_ignored",
-        "key_joined",
-        "float_for",
-    }
-    functions |= {"position_taken_back"}
-    assert all(f"def test_{name}" in source for name in functions)
-    assert len(PATCHES) == 5
 
 
 class PositionStays(Memory):

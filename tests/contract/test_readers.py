@@ -24,7 +24,6 @@ import pyarrow.parquet as pq
 import pytest
 from pyroaring import BitMap64
 
-from cdc.model.generation import new_generation
 from cdc.model.table import Column
 from cdc.sinks.delta import mirror
 from cdc.sinks.delta.columns import NO_COLUMNS, arrow_schema, schema
@@ -227,10 +226,9 @@ class History:
         self.apply()
 
     def rebuild(self, watched: bool = False) -> None:
-        names = {self.harness.table.qualified: new_generation()}
         rows, half = self.rows, self.harness.topic.ends
-        build = self.harness.writer().for_generation(names)
-        build.prepare(self.harness.table)
+        self.harness.sink = self.harness.writer()
+        names, build = self.harness.begin_generation()
         self.harness.topic.add("u", row("k1", 1, f"rebuilt {len(half)}"))
         self.harness.apply(half, "rebuild", build)
         self.harness.apply(None, "rebuild", build)
@@ -300,37 +298,6 @@ def test_rows_are_counted(history: History, state: str) -> None:
     assert counted["n"].to_pylist() == [len(view_state.rows)]
     marked_rows = table.deletion_vectors().read_all().num_rows > 0
     assert (table.count() == len(view_state.rows)) is not marked_rows
-
-
-@pytest.mark.parametrize("plain", [True, False])
-def test_a_mirror_that_was_updated(spark: "SparkSession", tmp_path: Path, plain: bool) -> None:
-    """The setting decides whether it has marks, and so who can read it."""
-    items = table("readers.public.items")
-    harness = Harness(
-        spark,
-        lambda: Delta(
-            "warehouse",
-            str(tmp_path),
-            "readers",
-            without_deletion_vectors=["public.*"] if plain else [],
-        ),
-        items,
-    )
-    chance = random.Random(1)
-    for number in range(6):
-        harness.topic.add("c", row(f"k{number}", number, chance.randbytes(600_000).hex()))
-    harness.apply()
-    folder = str(tmp_path / "public.items" / "mirror")
-    harness.topic.add("u", row("k1", 1, "updated"))
-    harness.apply()
-    expected = {key: str(value["v"]) for key, value in harness.topic.model().items()}
-    for reader in READERS:
-        if plain or reader not in UNMARKED:
-            assert reader(spark, folder)() == expected
-        else:
-            with pytest.raises(deltalake.exceptions.DeltaProtocolError, match="deletionVectors"):
-                reader(spark, folder)()
-    assert deltalake.DeltaTable(folder).count() == (len(expected) if plain else len(expected) + 1)
 
 
 def not_shared(_place: object, _source: str, _path: str) -> None:

@@ -1,6 +1,4 @@
-"""What only a cache meets: tasks tried again, failovers, users who may not do all, dumps,
-leftovers.
-"""
+"""What only a cache meets: tasks tried again, failovers, users who may not do all, dumps, leftovers."""
 
 import contextlib
 import re
@@ -30,7 +28,7 @@ from cdc.sinks.redis.server import client
 from cdc.sinks.redis.sink import Redis
 from tests.contract import laws
 from tests.contract.crashes import CutRedis
-from tests.contract.laws import Harness, fill, row
+from tests.contract.laws import Harness, fill, fill_view, row
 from tests.contract.switches import Moment
 from tests.support.cache import cache
 from tests.support.envelopes import table
@@ -154,8 +152,7 @@ class CutRowByRow(CutRedis):
 
 def test_a_repair_of_many_rows_moves_nothing(harness: Harness) -> None:
     """Nor does it where it ends between two chunks."""
-    fill(harness)
-    harness.apply()
+    fill_view(harness)
     position = harness.position()
     for calls in (0, 1):
         cut = partial(CutRedis, calls=calls)
@@ -237,9 +234,7 @@ def test_what_passes_is_waited_for(
 
 
 def test_a_failover_is_followed(spark: "SparkSession", unique: str, tmp_path: Path) -> None:
-    """The name leads to the new primary; open connections still to the old one, which is a replica
-    by now.
-    """
+    """The name leads to the new primary; open connections still to the old one, which is a replica by now."""
     with (
         cache(tmp_path / "a") as old_url,
         cache(tmp_path / "b") as new_url,
@@ -311,9 +306,7 @@ def test_what_evicts_is_refused_whoever_asks(
 
 
 def test_what_the_hint_names_is_enough(own_server: str, harness: Harness, unique: str) -> None:
-    """On the driver and on executors; it names the permission, and no key, which may be
-    personal.
-    """
+    """On the driver and on executors; it names the permission, and no key, which may be personal."""
     sink = Redis("cache", user(own_server, f"~{unique}:*", "+@read"), unique)
     with pytest.raises(SinkRejected) as caught:
         sink.prepare(harness.table)
@@ -373,8 +366,7 @@ def test_a_restored_dump_goes_on_from_its_own_position(harness: Harness, own_ser
 
 def test_a_view_that_another_has_recreated_is_not_emptied(harness: Harness) -> None:
     """Of one that was stopped between its look at a position and what that led to."""
-    fill(harness)
-    harness.apply()
+    fill_view(harness)
     zombie, heir = harness.writer(), harness.writer()
     zombie.position(harness.table)
     heir.clear(harness.table)
@@ -406,12 +398,8 @@ def other_topic(harness: Harness, end: tuple[int, ...], sink: Any) -> None:
 
 def test_a_generation_of_a_new_topic_replaces_that_of_the_old(harness: Harness) -> None:
     """Its offsets are smaller, and mean nothing beside those of the old one (finding 11)."""
-    fill(harness)
-    harness.apply()
-    name = new_generation()
-    names = {harness.table.qualified: name}
-    build = harness.sink.for_generation(names)
-    build.prepare(harness.table)
+    fill_view(harness)
+    names, build = harness.begin_generation()
     other_topic(harness, (2, 0), build)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("cdc.sink.promotion.SWITCH_S", 0.5)
@@ -425,9 +413,7 @@ def test_floors_are_compared_to_the_last_digit(harness: Harness) -> None:
     fill(harness)
     harness.floors = Floors(1, {harness.name: 2**53 + 1})
     harness.apply()
-    names = {harness.table.qualified: new_generation()}
-    build = harness.sink.for_generation(names)
-    build.prepare(harness.table)
+    names, build = harness.begin_generation()
     harness.floors = Floors(1, {harness.name: 2**53})
     harness.apply(writer="another", sink=build)
     with pytest.MonkeyPatch.context() as patch:
@@ -439,11 +425,8 @@ def test_floors_are_compared_to_the_last_digit(harness: Harness) -> None:
 def test_views_of_tables_that_were_removed_stay(
     harness: Harness, own_server: str, unique: str
 ) -> None:
-    """Whichever generation readers see, and what was taken away from them doesn't come back
-    (finding 25).
-    """
-    fill(harness)
-    harness.apply()
+    """Whichever generation readers see, and what was taken away from them doesn't come back (finding 25)."""
+    fill_view(harness)
     removed = Harness(harness.spark, harness.make, table(f"{unique}.public.removed", "removed"))
     fill(removed)
     removed.apply()
@@ -482,8 +465,7 @@ def test_a_promotion_that_is_repeated_keeps_the_empty_table_too(harness: Harness
     for view in (sink, build):
         for each in tables:
             view.prepare(each)
-    fill(harness)
-    harness.apply()
+    fill_view(harness)
     harness.apply(writer="another", sink=build)
     replaced_names = sink.promote(tables, names)
     assert replaced_names.keys() == {harness.name}

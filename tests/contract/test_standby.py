@@ -1,6 +1,4 @@
-"""What is kept beside the live views is never behind them, and nothing that readers see depends on
-it.
-"""
+"""What is kept beside the live views is never behind them, and nothing that readers see depends on it."""
 
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -70,9 +68,7 @@ def test_every_batch_is_in_both(pair: Pair) -> None:
 
 
 def test_each_goes_from_its_own_position(pair: Pair) -> None:
-    """The live view is ahead: the batch begins where the standby stands, and takes nothing of
-    either back.
-    """
+    """The live view is ahead: the batch begins where the standby stands, and takes nothing of either back."""
     pair.harness.apply(end=(1, 1))
     ahead, standby = pair.harness.position(), ViewCheckpoint(Position(TOPIC_ID, (0, 0)))
     pair.build.stored[pair.table.qualified] = standby
@@ -154,9 +150,7 @@ def test_what_only_it_refuses_is_known_however_often_the_live_view_is_away(
 
 
 def test_what_both_reject_is_left_out_of_both(pair: Pair) -> None:
-    """Also where one of them, which begins further back, meets what the other has rejected
-    earlier.
-    """
+    """Also where one of them, which begins further back, meets what the other has rejected earlier."""
     pair.find()
     pair.apply(Skip())
     stored = dict(pair.build.stored)

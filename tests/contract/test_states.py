@@ -253,11 +253,7 @@ def first_page(self: RedisState, *arguments: Any) -> list[Collection[str]]:
     ],
 )
 def test_a_broken_state_is_caught(
-    place: str,
-    bug: object,
-    law: Law,
-    make_harness: MakeHarness,
-    monkeypatch: pytest.MonkeyPatch,
+    place: str, bug: object, law: Law, make_harness: MakeHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(f"cdc.sinks.redis.documents.state.{place}", bug)
     with pytest.raises(RED):

@@ -1,6 +1,4 @@
-"""Whenever readers are shown another generation, no change is missing: neither in what they see nor
-in what is kept.
-"""
+"""Whenever readers are shown another generation, no change is missing: neither in what they see nor in what is kept."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, suppress

@@ -28,9 +28,7 @@ if TYPE_CHECKING:
 def tidied(
     request: pytest.FixtureRequest, tmp_path: Path, unique: str, monkeypatch: pytest.MonkeyPatch
 ) -> Delta:
-    """A warehouse that looks after each batch for what is to be removed; with rows marked as
-    deleted, or without.
-    """
+    """A warehouse that looks after each batch for what is to be removed; with rows marked as deleted, or without."""
     monkeypatch.setattr("cdc.sinks.delta.cleanup.CLEANUP_S", 0)
     monkeypatch.setattr("cdc.sinks.delta.cleanup.ABANDONED_S", 0)
     patterns = ["*"] if request.param == "unmarked" else []
@@ -38,9 +36,7 @@ def tidied(
 
 
 def test_replaced_files_are_removed(tidied: Delta, spark: "SparkSession", unique: str) -> None:
-    """A merge later, with their marks, and what a writer that was killed has left; not what another
-    generation has.
-    """
+    """A merge later, with their marks, and what a writer that was killed has left; not what another generation has."""
     harness = laws.Harness(spark, lambda: tidied, table(f"{unique}.public.items"))
     mirror = Path(tidied.folder(harness.table, "mirror"))
 
@@ -111,15 +107,12 @@ def test_generations_are_tidied(tidied: Delta, spark: "SparkSession", unique: st
 def test_links_go_with_who_needs_them(
     spark: "SparkSession", unique: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those of a switch that was killed before its commit, those of what was shown and of what was
-    kept.
-    """
+    """Those of a switch that was killed before its commit, those of what was shown and of what was kept."""
     monkeypatch.setattr("cdc.sinks.delta.cleanup.CLEANUP_S", 0)
     monkeypatch.setattr("cdc.sinks.delta.cleanup.ABANDONED_S", 0)
     sink = Delta("warehouse", str(tmp_path), unique)
     harness = laws.Harness(spark, lambda: sink, table(f"{unique}.public.items"))
-    laws.fill(harness)
-    harness.apply()
+    laws.fill_view(harness)
     names, mirror = {harness.table.qualified: "another"}, Path(sink.folder(harness.table, "mirror"))
     harness.apply(writer="another", sink=sink.for_generation(names))
 
@@ -167,12 +160,9 @@ def test_files_of_a_killed_batch_go_from_the_log_of_changes(
 
 
 def test_what_is_gone_is_not_kept(tidied: Delta, spark: "SparkSession", unique: str) -> None:
-    """A rebuild was killed after its switch, and goes on when the files that it would have kept
-    were removed.
-    """
+    """A rebuild was killed after its switch, and goes on when the files that it would have kept were removed."""
     harness = laws.Harness(spark, lambda: tidied, table(f"{unique}.public.items"))
-    laws.fill(harness)
-    harness.apply()
+    laws.fill_view(harness)
     names = {harness.table.qualified: "another"}
     harness.apply(writer="another", sink=tidied.for_generation(names))
     live = tidied.folder(harness.table, "mirror")
@@ -186,9 +176,7 @@ def test_what_is_gone_is_not_kept(tidied: Delta, spark: "SparkSession", unique: 
 
 
 def test_what_lies_deeper_is_in_use(spark: "SparkSession", tmp_path: Path) -> None:
-    """Another writer may put files and marks into folders of the table's own; deltalake lists all
-    marks as unused.
-    """
+    """Another writer may put files and marks into folders of the table's own; deltalake lists all marks as unused."""
     folder = str(tmp_path / "table")
     logs = Logs()
     properties = {"delta.enableDeletionVectors": "true", "delta.randomizeFilePrefixes": "true"}

@@ -8,6 +8,8 @@ import pytest
 from tests.support.shop import Shop
 from tests.support.wait import wait_until
 
+ORDERS = {"table": "shop.orders", "partitions": 2, "exclude": ["hidden"]}
+COUNTERS = {"table": "shop.counters", "partitions": 1}
 SEATS = """
 CREATE TABLE shop.seats (a int NOT NULL, b int NOT NULL, n int);
 CREATE UNIQUE INDEX ON shop.seats (a);
@@ -40,12 +42,11 @@ def test_another_key_voids_what_the_topic_holds(shop: Shop) -> None:
 
 def test_a_table_becomes_one_of_events_and_one_of_rows_again(shop: Shop) -> None:
     """What was sent before is dead: the deletes of rows, and then the events that were purged."""
-    orders = {**ORDERS, "exclude": ["hidden"]}
     shop.migrate()
     shop.register()
     shop.conn.execute("DELETE FROM shop.counters WHERE id = 1")
     wait_until(lambda: shop.rows("shop.counters").get(1, ...) is None, 20, "the delete")
-    events = shop.capturing(orders, {**COUNTERS, "events": True})
+    events = shop.capturing(ORDERS, {**COUNTERS, "events": True})
     events.migrate()
     assert events.register().sent == ["shop.counters"]
     wait_until(lambda: reads(events, "shop.counters") == 19, 20, "the events")
@@ -54,7 +55,7 @@ def test_a_table_becomes_one_of_events_and_one_of_rows_again(shop: Shop) -> None
     shop.conn.execute("DELETE FROM shop.counters WHERE id = 2")
     wait_until(lambda: events.rows("shop.counters").get(2, ...) is None, 20, "the purge")
     assert ids(events) == list(range(2, 11))
-    rows = shop.capturing(orders, COUNTERS)
+    rows = shop.capturing(ORDERS, COUNTERS)
     rows.migrate()
     assert rows.register().sent == ["shop.counters"]
     wait_until(lambda: reads(rows, "shop.counters") == 27, 20, "the rows")

@@ -1,10 +1,9 @@
-"""A pipeline of a test's own on the shared servers, driven through the command line as a user
-would.
-"""
+"""A pipeline of a test's own on the shared servers, driven through the command line as a user would."""
 
 import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -40,9 +39,9 @@ from cdc.sink import factory
 from cdc.sink.contract import GroupScanner, Sink
 from cdc.verify import barrier
 from cdc.verify.census import take_census
-from cdc.verify.comparison import Comparison, View
+from cdc.verify.comparison import Comparison, Options, View
 from cdc.verify.source_rows import SourceReader
-from cdc.verify.verification import compare
+from cdc.verify.verification import compare, verify
 from tests.support.verbs import run_verb, run_with_spark
 from tests.support.wait import wait_until
 
@@ -52,6 +51,7 @@ if TYPE_CHECKING:
     from tests.conftest import Stack
 
 KEPT_S = 3600.0
+SINKS = ("search", "cache", "warehouse")
 FILE = """\
 pipeline: {name}
 source:
@@ -102,12 +102,20 @@ class World:
     def sinks(self) -> list[Sink]:
         return [factory.build(self.pipeline, name) for name in self.pipeline.sinks]
 
-    def write_file(self, *tables: str) -> None:
+    def write_file(self, *tables: str, sinks: Sequence[str] = SINKS) -> None:
         listed = ", ".join(tables)
         text = FILE.format(
             name=self.name, dsn=self.dsn, tables=listed, cache=self.cache, warehouse=self.warehouse
         )
+        for name in set(SINKS) - set(sinks):
+            text = re.sub(rf"  {name}: .*\n", "", text)
         self.file.write_text(text)
+
+    def begin(self, *tables: str, sinks: Sequence[str] = SINKS) -> None:
+        """Write the file, prepare the database, and register the connector."""
+        self.write_file(*tables, sinks=sinks)
+        self.cdc("migrate")
+        self.cdc("register")
 
     def words(self, *words: str) -> list[str]:
         """A verb with the options that all share."""
@@ -147,6 +155,10 @@ class World:
 
     def json(self, *words: str, code: int | None = None) -> Any:
         return json.loads(self.cdc(*words, "--json", code=code).stdout)
+
+    def quarantine(self) -> list[dict[str, Any]]:
+        entries: list[dict[str, Any]] = self.json("quarantine", "list")["quarantine"]
+        return entries
 
     def sql(self, *statements: str) -> None:
         """Run statements as one transaction."""
@@ -228,9 +240,7 @@ class World:
 
     @contextmanager
     def process(self, *words: str) -> Iterator["subprocess.Popen[bytes]"]:
-        """`cdc run` in the background; ended by SIGTERM, which must be clean, unless the test has
-        ended it.
-        """
+        """`cdc run` in the background; ended by SIGTERM, which must be clean, unless the test has ended it."""
         log = self.folder / "run.log"
         with log.open("ab") as out:
             offset = out.tell()
@@ -252,16 +262,12 @@ class World:
         barrier.wait_until_current(self.pipeline, self.described, chosen, options)
 
     def census(self) -> dict[View, int]:
-        """The views that are proved equal while nothing writes, in one job for all of them, with
-        their rows.
-        """
+        """The views that are proved equal while nothing writes, in one job for all of them, with their rows."""
         sinks = {sink.name: sink for sink in self.sinks if isinstance(sink, GroupScanner)}
         return take_census(SourceReader(self.spark), self.dsn, self.described, sinks, None)
 
     def compare(self) -> list[Comparison]:
-        """Compare all tables while nothing writes: all together, then by itself what isn't proved
-        equal so.
-        """
+        """Compare all tables while nothing writes: all together, then by itself what isn't proved equal so."""
         tables, sinks, rows = self.described, self.sinks, self.census()
         comparisons, different = list[Comparison](), list[Table]()
         for table in tables:
@@ -280,6 +286,15 @@ class World:
 
     def assert_equal(self) -> None:
         assert [comparison.to_dict() for comparison in self.compare() if not comparison.equal] == []
+
+    def verified(self, tables: Sequence[Table] | None = None) -> list[Comparison]:
+        """`cdc verify` of all views, or of these, in this process, whose Spark is warm: they must be equal."""
+        context = Context(self.file, self.folder)
+        chosen = context.select_views(None) if tables is None else tables
+        options = Options(timeout_s=180)
+        results = verify(self.spark, context.pipeline, chosen, context.sinks(None), options)
+        assert [result.to_dict() for result in results if not result.equal] == []
+        return results
 
     def offsets(self, sink: str) -> int:
         """Return the sum of a sink's offsets over all tables; 0 while it can't be asked."""

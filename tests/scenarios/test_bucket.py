@@ -13,9 +13,7 @@ if TYPE_CHECKING:
 
 
 def test_a_warehouse_in_a_bucket(world: "World") -> None:
-    """The bucket goes away for a while: its sink reports it and goes on once it is back, and holds up
-    no other sink.
-    """
+    """The bucket goes away for a while: its sink reports it and goes on once it is back, and holds up no other sink."""
     bucket = buckets.new_bucket(world.name)
     world.sql("CREATE TABLE items (id int PRIMARY KEY, n int)")
     world.write_file("public.items")

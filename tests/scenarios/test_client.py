@@ -1,9 +1,6 @@
-"""Read your own writes: nobody who waits reads what is stale, under load and while `cdc run` is
-started again.
-"""
+"""Read your own writes: nobody who waits reads what is stale, under load and while `cdc run` is started again."""
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -17,7 +14,6 @@ from cdc import client
 from cdc.errors import KafkaUnavailable, ReadTimeout, SettingsError, SourceError
 from cdc.kafka.topics import Topics
 from cdc.model.position import Position
-from tests.scenarios.test_exact import begin
 from tests.support import http
 from tests.support.load import load
 from tests.support.wait import wait_until
@@ -71,10 +67,11 @@ class Reader:
         return int(hits[0]["_source"]["n"]) if hits else None
 
 
-def test_nobody_who_waits_reads_what_is_stale(world: "World") -> None:
+def test_nobody_who_waits_reads_what_is_stale(
+    world: "World", monkeypatch: pytest.MonkeyPatch
+) -> None:
     world.sql("CREATE TABLE items (id int PRIMARY KEY, n int)")
-    begin(world, "{table: public.items, partitions: 2}")
-    world.file.write_text(re.sub(r"  warehouse: .*\n", "", world.file.read_text()))
+    world.begin("{table: public.items, partitions: 2}", sinks=["search", "cache"])
     world.sql("INSERT INTO items SELECT n, 0 FROM generate_series(0, 2000) n")
     with pytest.raises(SettingsError, match=r"public\.other"):
         client.view(world.file, "cache", "public.other")
@@ -100,17 +97,15 @@ def test_nobody_who_waits_reads_what_is_stale(world: "World") -> None:
         with world.running():
             assert sum(job.result() for job in [*going, *more]) == 0
             by_hand(world, views["cache"])
+    assert_read_again_after_a_failed_request(world, views["cache"], monkeypatch)
     for view in views.values():
         view.close()
 
 
-def test_a_message_is_read_again_after_a_request_that_failed(
-    world: "World", monkeypatch: pytest.MonkeyPatch
+def assert_read_again_after_a_failed_request(
+    world: "World", view: client.View, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The ends that belong to it aren't known yet, and no other message need come."""
-    world.sql("CREATE TABLE items (id int PRIMARY KEY, n int)")
-    begin(world, "public.items")
-    view = client.view(world.file, "cache", "public.items")
+    """The ends that belong to a message aren't known yet, and no other message need come."""
     with psycopg.connect(world.dsn) as conn:
         token = client.Token.parse(client.token(conn))
     log_ends, faults = Topics.log_ends, list[str]()
@@ -129,7 +124,6 @@ def test_a_message_is_read_again_after_a_request_that_failed(
     monkeypatch.setattr(Topics, "log_ends", fail_once)
     wait_until(barrier, 30, "the token to be in the log")
     assert faults
-    view.close()
 
 
 def by_hand(world: "World", view: client.View) -> None:

@@ -1,7 +1,6 @@
-"""Tables that change their definition while the pipeline runs: nothing is lost, and nobody restarts
-anything.
-"""
+"""Tables that change their definition while the pipeline runs: nothing is lost, and nobody restarts anything."""
 
+import json
 from typing import TYPE_CHECKING, Any
 
 import psycopg
@@ -12,12 +11,6 @@ from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
     from tests.scenarios.conftest import World
-
-
-def start(world: "World", *tables: str) -> None:
-    world.write_file(*tables)
-    world.cdc("migrate")
-    world.cdc("register")
 
 
 def caught_up(world: "World") -> bool:
@@ -54,7 +47,7 @@ def test_columns_come_go_and_change_their_names(world: "World") -> None:
         "CREATE TABLE items (id int PRIMARY KEY, n int, v text, m mood)",
         "INSERT INTO items SELECT n, n, 'first', 'good' FROM generate_series(1, 30) n",
     )
-    start(world, "public.items")
+    world.begin("public.items")
     with world.running():
         world.settle()
         world.sql("ALTER TABLE items ADD plain text", "UPDATE items SET plain = 'new' WHERE id < 5")
@@ -84,15 +77,13 @@ def test_columns_come_go_and_change_their_names(world: "World") -> None:
 
 
 def test_a_type_that_a_view_can_not_take_waits_for_a_rebuild(world: "World") -> None:
-    """The cache takes it as it is; index and warehouse say what to do, other tables go on
-    meanwhile.
-    """
+    """The cache takes it as it is; index and warehouse say what to do, other tables go on meanwhile."""
     world.sql(
         "CREATE TABLE items (id int PRIMARY KEY, n int)",
         "CREATE TABLE others (id int PRIMARY KEY, n int)",
         "INSERT INTO items SELECT n, n FROM generate_series(1, 30) n",
     )
-    start(world, "public.items", "public.others")
+    world.begin("public.items", "public.others")
     with world.running():
         world.settle()
         world.sql("ALTER TABLE items ALTER n TYPE bigint USING n * 10000000000")
@@ -106,9 +97,12 @@ def test_a_type_that_a_view_can_not_take_waits_for_a_rebuild(world: "World") -> 
         others = {(sink, "public.others") for sink in world.pipeline.sinks}
         wait_until(lambda: others <= world.census().keys(), 60, "others go on", 0.5)
         assert ("search", "public.items") not in world.census()
+        assert_verify_waits_for_no_rebuild(world)
         for sink in ("search", "warehouse"):
             world.rebuild(sink, "public.items")
         equal_soon(world)
+        # Whoever does what is printed gets a verdict.
+        world.cdc("verify", "--sink", "search")
         wait_until(lambda: not any(aside(world).values()), 20, "nothing is aside")
         # Dropped and added again under the same name, with a type of another family.
         world.sql("ALTER TABLE items DROP n", "ALTER TABLE items ADD n text DEFAULT 'text'")
@@ -116,6 +110,17 @@ def test_a_type_that_a_view_can_not_take_waits_for_a_rebuild(world: "World") -> 
         for sink in ("search", "warehouse"):
             world.rebuild(sink, "public.items")
         equal_soon(world)
+
+
+def assert_verify_waits_for_no_rebuild(world: "World") -> None:
+    """A view that waits for one is named with its command, and no verdict is of success."""
+    verified = world.cdc("verify", "--sink", "search", "--timeout", "90", "--json", code=10)
+    views = {view["table"]: view for view in json.loads(verified.stdout)["views"]}
+    assert views["public.others"]["verdict"] == "equal"
+    assert views["public.others"]["source_rows"] == 2
+    assert views["public.items"]["verdict"] == "undecided"
+    assert views["public.items"]["hint"] == "cdc -p FILE rebuild search --table public.items"
+    assert "public.items in search" in verified.stderr + verified.stdout
 
 
 def test_tables_come_go_and_change_their_partitions(world: "World") -> None:
@@ -128,7 +133,7 @@ def test_tables_come_go_and_change_their_partitions(world: "World") -> None:
         "INSERT INTO parts SELECT n, n FROM generate_series(1, 20) n",
         "INSERT INTO items SELECT n, n FROM generate_series(1, 20) n",
     )
-    start(world, "public.items", "public.parts")
+    world.begin("public.items", "public.parts")
     with world.running():
         world.settle()
         world.sql(
@@ -158,9 +163,7 @@ def test_tables_come_go_and_change_their_partitions(world: "World") -> None:
         assert "public.later" in aside(world)["cache"]["public.late"][0]
         # Under its new name it is another table, with views of its own; the run takes it up without
         # a restart.
-        world.write_file("public.items", "public.parts", "public.later")
-        world.cdc("migrate")
-        world.cdc("register")
+        world.begin("public.items", "public.parts", "public.later")
         equal_soon(world)
         assert "public.later" in {
             view["table"] for view in world.json("status")["sinks"][0]["views"]
@@ -168,14 +171,12 @@ def test_tables_come_go_and_change_their_partitions(world: "World") -> None:
 
 
 def test_without_event_triggers_definitions_are_compared(world: "World") -> None:
-    """As where nobody is a superuser; rows that were changed before anybody looked are right in the
-    end as well.
-    """
+    """As where nobody is a superuser; rows that were changed before anybody looked are right in the end as well."""
     world.sql(
         "CREATE TABLE items (id int PRIMARY KEY, n int)",
         "INSERT INTO items SELECT n, n FROM generate_series(1, 30) n",
     )
-    start(world, "public.items")
+    world.begin("public.items")
     world.sql(
         *(
             f"DROP EVENT TRIGGER {name}"
@@ -208,7 +209,7 @@ def test_tables_that_inherit_are_captured_each_with_its_own_rows(world: "World")
         "INSERT INTO unseen (id, n) VALUES (900, 900)",
         "INSERT INTO visits SELECT timestamptz '2026-01-01' + n * interval '1 day', n FROM generate_series(1, 20) n",
     )
-    start(world, "public.items", "public.archived", "public.visits")
+    world.begin("public.items", "public.archived", "public.visits")
     with world.running():
         equal_soon(world)
         world.sql(
@@ -245,14 +246,18 @@ def test_tables_that_inherit_are_captured_each_with_its_own_rows(world: "World")
         equal_soon(world)
 
 
-def test_a_key_that_moves_while_policies_hide_the_rows(world: "World") -> None:
-    """Without its rows a floor would empty the views for good."""
+def test_a_hidden_key_and_deletes_that_name_no_row_are_made_up_for(world: "World") -> None:
+    """A key moves while policies hide the rows: without its rows a floor would empty the views for
+    good. Of the deletes the log has made-up keys: there is a row with such a key, and it stays.
+    """
     world.sql(
         "CREATE TABLE items (id int PRIMARY KEY, tenant int NOT NULL, v text)",
+        "CREATE TABLE coded (id int PRIMARY KEY, code int NOT NULL UNIQUE)",
         "CREATE TABLE others (id int PRIMARY KEY)",
         "INSERT INTO items SELECT id, 1, 'first' FROM generate_series(1, 20) id",
+        "INSERT INTO coded SELECT id, -id FROM generate_series(0, 20) id",
     )
-    start(world, "public.items", "public.others")
+    world.begin("public.items", "public.coded", "public.others")
     with world.running():
         world.settle()
         world.sql(
@@ -270,26 +275,14 @@ def test_a_key_that_moves_while_policies_hide_the_rows(world: "World") -> None:
         role = world.pipeline.replication_user
         world.sql(hidden_rows("public.items", role, "permissive").fix)
         equal_soon(world)
-
-
-def test_deletes_that_name_no_row_are_made_up_for(world: "World") -> None:
-    """The log has made-up keys of them: there is a row with such a key, and it stays."""
-    world.sql(
-        "CREATE TABLE items (id int PRIMARY KEY, code int NOT NULL UNIQUE)",
-        "INSERT INTO items SELECT id, -id FROM generate_series(0, 20) id",
-        "CREATE TABLE others (id int PRIMARY KEY)",
-    )
-    start(world, "public.items", "public.others")
-    with world.running():
-        world.settle()
         world.sql(
-            "ALTER TABLE items REPLICA IDENTITY USING INDEX items_code_key",
-            "DELETE FROM items WHERE id = 5",
-            "UPDATE items SET id = 30 WHERE id = 6",
+            "ALTER TABLE coded REPLICA IDENTITY USING INDEX coded_code_key",
+            "DELETE FROM coded WHERE id = 5",
+            "UPDATE coded SET id = 30 WHERE id = 6",
         )
         wait_until(lambda: "lacks the key" in str(aside(world)), 60, "the table to wait")
         assert "identity-unfit" in world.cdc("doctor", code=4).stdout
         world.sql("INSERT INTO others VALUES (1)")
         world.cdc("migrate")
         equal_soon(world)
-        assert {world.census()[sink, "public.items"] for sink in world.pipeline.sinks} == {20}
+        assert {world.census()[sink, "public.coded"] for sink in world.pipeline.sinks} == {20}

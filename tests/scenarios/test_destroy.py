@@ -13,7 +13,6 @@ from cdc.cli.destroy import prepare
 from cdc.connectors.client import Connect
 from cdc.kafka.topics import Topics
 from cdc.runtime.context import Context
-from tests.scenarios.test_exact import begin
 from tests.support import http
 from tests.support.budget import SCALE
 
@@ -119,8 +118,8 @@ def test_nothing_of_it_is_left_and_all_of_another_pipeline(
         "INSERT INTO items SELECT n, 'x' FROM generate_series(1, 50) n",
         "INSERT INTO shared SELECT n, 'x' FROM generate_series(1, 50) n",
     )
-    begin(world, "public.items", "public.shared")
-    begin(neighbour, "public.shared")
+    world.begin("public.items", "public.shared")
+    neighbour.begin("public.shared")
     world.sql("TRUNCATE items", "INSERT INTO items VALUES (1, 'x')")
     with neighbour.running(), world.running():
         for pipeline in (neighbour, world):
@@ -159,7 +158,7 @@ def test_nothing_of_it_is_left_and_all_of_another_pipeline(
 
     # Its name is free again: nothing of its former life is gone on with.
     world.sql("INSERT INTO items VALUES (2, 'y')")
-    begin(world, "public.items", "public.shared")
+    world.begin("public.items", "public.shared")
     with world.running():
         world.settle()
         world.assert_equal()

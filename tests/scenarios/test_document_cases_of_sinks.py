@@ -9,7 +9,7 @@ import redis
 
 from cdc import client
 from cdc.kafka.topics import Topics
-from tests.scenarios.test_documents import cached, compare, shop, without_other_sinks
+from tests.scenarios.test_documents import cached, shop, without_other_sinks
 from tests.support.cache import CacheServer
 from tests.support.shop import read
 from tests.support.wait import wait_until
@@ -46,7 +46,7 @@ def test_a_document_that_an_index_refuses_is_refused_there_alone(world: "World")
     )
     world.file.write_text(text.replace("        order_by: [line]\n", "        limit: 10000\n", 1))
     with world.running():
-        compare(world)
+        world.verified()
         lines = NESTED // 2 + 1
         world.sql(
             "INSERT INTO orders VALUES (500, NULL, now(), true), (501, NULL, now(), true)",
@@ -62,7 +62,7 @@ def test_a_document_that_an_index_refuses_is_refused_there_alone(world: "World")
         # The other documents of the batch are there, and the next one of this row is taken.
         world.sql("DELETE FROM items WHERE order_id = 500 AND line > 3")
         applied(world, "search", "order_docs")
-        compare(world)
+        world.verified()
 
 
 def _has_documents(world: "World") -> bool:
@@ -107,7 +107,7 @@ def test_no_document_lacks_a_row_that_was_there_at_the_beginning(world: "World")
             wait_until(lambda: _has_documents(world), 180, "the first document")
             stopping.set()
             writer.join()
-            compare(world)
+            world.verified()
     finally:
         stopping.set()
     records = read(world.pipeline.kafka, world.pipeline.view_topic("order_docs"))
@@ -143,7 +143,7 @@ def test_a_sink_that_is_down_delays_no_other_and_a_new_one(world: "World", tmp_p
         # Back, and empty: it is filled again.
         late.start()
         applied(world, "late", "order_docs")
-        compare(world)
+        world.verified()
         with redis.Redis.from_url(late.url) as server:
             assert server.exists("late:view.order_docs:710")
     late.kill()

@@ -24,12 +24,8 @@ from cdc.documents.engine import DocumentEngine
 from cdc.documents.resolve import resolve
 from cdc.documents.state import State
 from cdc.documents.tables import view_table
-from cdc.documents.tasks import SLICE, Emission, Report, Write, climb
-from cdc.errors import (
-    ConnectorError,
-    Fenced,
-    SinkRejected,
-)
+from cdc.documents.tasks import SLICE, Emission, Report, Write
+from cdc.errors import ConnectorError, Fenced, SinkRejected
 from cdc.kafka.clients import kafka
 from cdc.kafka.topics import Topics
 from cdc.kafka.transactions import Outgoing, writing_records
@@ -37,6 +33,7 @@ from cdc.model.position import Position
 from cdc.postgres import source
 from cdc.sink.contract import PositionLost
 from cdc.verify.barrier import WaitOptions, place_barrier
+from tests.support.bad_records import produce
 from tests.support.cache import CacheServer
 from tests.support.document_history import Broker, History, repetitions
 from tests.support.shop import read
@@ -121,10 +118,8 @@ def beat(history: History) -> None:
     """A heartbeat of the connector: its snapshot is complete."""
     row = {"pipeline": history.pipeline.pipeline}
     value = {"op": "u", "after": row, "source": {"ts_ms": 1, "lsn": 1}}
-    producer = kafka.KafkaProducer(bootstrap_servers=history.pipeline.kafka)
-    producer.send(history.pipeline.heartbeat_topic, key=b"{}", value=json.dumps(value).encode())
-    producer.flush()
-    producer.close()
+    records = [(b"{}", json.dumps(value).encode())]
+    produce(history.pipeline.kafka, history.pipeline.heartbeat_topic, records)
     with Topics(history.pipeline.kafka) as topics:
         assert last_heartbeat(topics, history.pipeline)
 
@@ -202,31 +197,6 @@ def lose_a_while(history: History, server: CacheServer, engine: Engine) -> None:
     bump(history, 3)
 
 
-def test_a_build_that_does_not_fit_is_refused_before_anything_is_changed(
-    history: History, spark: "SparkSession"
-) -> None:
-    """Documents that are there stay noted as current; with enough memory the build goes on."""
-    begin(history, spark)
-    history.do("INSERT INTO lib.books SELECT n, 1, 1 FROM generate_series(100, 20000) n")
-    history.connection.execute("ANALYZE")
-    former = history.sink.open_state()().current()
-    assert former.keys() == {"author_docs"}
-    another = VIEWS.replace("root: lib.authors", "root: lib.authors\n    columns: [version]")
-    history.declare(another.replace("many: true", "many: true, order_by: [version]"), prepare=False)
-    with redis.Redis.from_url(history.url) as server:
-        keys = set(server.scan_iter())
-        server.config_set("maxmemory", 2_000_000)
-        with pytest.raises(SinkRejected, match="doesn't fit into the server at") as refused:
-            Engine(spark, history)
-        assert set(server.scan_iter()) == keys
-        server.config_set("maxmemory", refused.value.hint.split()[-1])
-    assert history.sink.open_state()().current() == former
-    engine = Engine(spark, history)
-    history.apply()
-    engine.work()
-    assert newest(history) == expected(history)
-
-
 def test_documents_do_not_go_back_with_the_state(
     history: History, server: CacheServer, spark: "SparkSession"
 ) -> None:
@@ -249,8 +219,8 @@ def test_documents_do_not_go_back_with_the_state(
 def test_closed_windows_stay_as_they_are_without_their_state(
     history: History, server: CacheServer, spark: "SparkSession"
 ) -> None:
-    """Also where the row that had the latest time has gone with it: the clock begins where the topic's
-    windows closed.
+    """Also where the row that had the latest time has gone with it: the clock begins where the topic's windows
+    closed.
     """
     history.connection.execute("CREATE TABLE lib.trips (id int PRIMARY KEY, dep timestamptz)")
     history.declare(CLOSING)
@@ -438,80 +408,12 @@ def test_topics_with_different_backlogs_make_no_document_with_a_late_row(
     assert newest(history) == expected(history)
 
 
-def test_of_two_engines_the_first_is_fenced(history: History, spark: "SparkSession") -> None:
-    first = Engine(spark, history)
-    fill(history)
-    history.apply()
-    first.work()
-    second = Engine(spark, history)
-    bump(history, 2)
-    history.apply()
-    second.work()
-    bump(history, 3)
-    history.apply()
-    with pytest.raises(Fenced):
-        first.work()
-    second.work()
-    assert gone_back(history) == []
-    assert newest(history) == expected(history)
-
-
 BOOK_DOCS = """
   book_docs:
     root: lib.books
     include: {author: {table: lib.authors, on: {author_id: id}}}
     to: [topic]
 """
-FAN_OUT = 12_000
-"""Documents of one parent: six slices."""
-
-
-class OneViewFirst(Emission):
-    """Sends all that is dirty in a view before it looks at the next: others wait for a fan-out."""
-
-    def send(self, state: State, report: Report, write: Write) -> None:
-        for chunk in state.pending():
-            for name, ids in climb(self.plan, self.plan.views, state, chunk):
-                state.mark_rows(name, ids)
-            state.climbed(chunk, {})
-        for view in self.plan.views:
-            while marks := state.dirty(view.name, SLICE):
-                self._send_slice(view, state, marks, None, write)
-        report.done = state.is_clean()
-
-
-def test_a_change_is_sent_within_two_slices_of_a_large_fan_out(
-    history: History, spark: "SparkSession", monkeypatch: pytest.MonkeyPatch
-) -> None:
-    history.declare(BOOK_DOCS + VIEWS)
-    engine = Engine(spark, history)
-    history.do(
-        "INSERT INTO lib.authors VALUES (1, 1), (2, 1)",
-        f"INSERT INTO lib.books SELECT n, 1, 1 FROM generate_series(1, {FAN_OUT}) n",
-    )
-    history.apply()
-    engine.work()
-    assert sent_before_the_other_author(history, engine) <= 2 * SLICE
-    monkeypatch.setattr("cdc.documents.engine.Emission", OneViewFirst)
-    assert sent_before_the_other_author(history, engine) == FAN_OUT
-
-
-def sent_before_the_other_author(history: History, engine: Engine) -> int:
-    """Rename the author of all books, then change another one: how many documents of the fan-out
-    are sent before that one's.
-    """
-    began_ms = time.time() * 1000
-    for author in (1, 2):
-        history.do(f"UPDATE lib.authors SET version = version + 1 WHERE id = {author}")
-        history.apply()
-    engine.work()
-    books, authors = (
-        read(history.pipeline.kafka, history.pipeline.view_topic(name))
-        for name in ("book_docs", "author_docs")
-    )
-    sent_ms = max(record.written_ms for record in authors if record.key == {"id": 2})
-    assert sum(record.written_ms >= began_ms for record in books) == FAN_OUT
-    return sum(began_ms <= record.written_ms < sent_ms for record in books)
 
 
 class SlowEmission(Emission):
@@ -729,40 +631,6 @@ def test_a_document_that_no_record_can_hold_is_named(
     history.declare(VIEWS.replace("many: true", "many: true, limit: 1"))
     engine = Engine(spark, history)
     history.apply()
-    engine.work()
-    assert engine.is_current
-    assert newest(history) == expected(history)
-
-
-def plant(
-    history: History, view: str, members_by_id: Mapping[int, Mapping[str, Any] | None]
-) -> None:
-    """Write documents to a view's topic that the engine hasn't made; None deletes one."""
-    producer = kafka.KafkaProducer(bootstrap_servers=history.pipeline.kafka)
-    for row_id, members in members_by_id.items():
-        row = {"id": row_id, **(members or {})}
-        value = {"op": "u", "after": row, "source": {"schema": "view", "table": view}}
-        producer.send(
-            history.pipeline.view_topic(view),
-            key=b'{"id":%d}' % row_id,
-            value=None if members is None else json.dumps(value).encode(),
-        )
-    producer.flush()
-    producer.close()
-
-
-def test_documents_that_are_sent_once_more_are_noted(
-    history: History, spark: "SparkSession"
-) -> None:
-    """As `verify --repair` has them sent, while no table changes."""
-    engine = begin(history, spark)
-    plant(history, "author_docs", {1: {"version": 9, "books": "[]"}, 2: None})
-    history.do("INSERT INTO lib.authors VALUES (4, 1)")
-    history.apply()
-    engine.work()
-    assert newest(history) != expected(history)
-    keys = {"1": b'{"id":1}', "2": b'{"id":2}'}
-    history.sink.open_state()().mark("author_docs", keys)
     engine.work()
     assert engine.is_current
     assert newest(history) == expected(history)

@@ -166,7 +166,7 @@ def test_every_documented_command_works(world: "World", reader: Reader, tmp_path
     )
     with world.running():
         world.settle()
-        (place, *_) = (entry["place"] for entry in world.json("quarantine", "list")["quarantine"])
+        (place, *_) = (entry["place"] for entry in world.quarantine())
         reader.words["PLACE"] = place
         reader.type_all("status")
         reader.type_all("doctor")

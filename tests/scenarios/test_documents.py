@@ -1,6 +1,4 @@
-"""Documents of several tables in three views: equal to Postgres' own query, whatever happens on the
-way.
-"""
+"""Documents of several tables in three views: equal to Postgres' own query, whatever happens on the way."""
 
 import json
 import random
@@ -25,11 +23,9 @@ from cdc.kafka.clients import kafka as kafka_client
 from cdc.kafka.topics import Topics
 from cdc.model.position import distance
 from cdc.observe import diagnosis
-from cdc.runtime.context import Context
 from cdc.sink.factory import open_documents
 from cdc.sinks.redis.documents.keys import shard_prefix
-from cdc.verify.comparison import Comparison, Options
-from cdc.verify.verification import verify
+from tests.support.bad_records import produce
 from tests.support.cache import cache
 from tests.support.document_history import repetitions
 from tests.support.postgres import await_reads
@@ -215,20 +211,6 @@ def statement(chance: random.Random) -> tuple[str, list[Any]]:
     return chance.choice(statements)
 
 
-def compare(world: "World") -> list[Comparison]:
-    """All views must be equal."""
-    results = comparisons(world)
-    assert [result.to_dict() for result in results if not result.equal] == []
-    return results
-
-
-def comparisons(world: "World") -> list[Comparison]:
-    """`cdc verify`, in this process, whose Spark is warm."""
-    context = Context(world.file, world.folder)
-    sinks, tables = context.sinks(None), context.select_views(None)
-    return verify(world.spark, context.pipeline, tables, sinks, Options(timeout_s=180))
-
-
 def states(world: "World") -> dict[str, str]:
     return {sink["name"]: sink["state"] for sink in world.json("status")["sinks"]}
 
@@ -251,7 +233,7 @@ def test_documents_follow_their_tables_through_a_kill(world: "World") -> None:
     change(world, chance, 30)
     with world.running():
         change(world, chance, 50)
-        views = {(result.sink, result.table) for result in compare(world)}
+        views = {(result.sink, result.table) for result in world.verified()}
         assert {
             ("search", "view.order_docs"),
             ("cache", "view.order_docs"),
@@ -265,7 +247,7 @@ def test_documents_are_rebuilt_waited_for_and_truncated(world: "World") -> None:
     """What works for tables works for documents: rebuild, rollback, tokens, TRUNCATE, status."""
     shop(world)
     with world.running():
-        compare(world)
+        world.verified()
         with psycopg.connect(world.dsn) as connection:
             connection.execute("INSERT INTO products VALUES (77, 'new', 1.50)")
             connection.execute("INSERT INTO orders VALUES (77, NULL, now(), true)")
@@ -293,12 +275,12 @@ def test_documents_are_rebuilt_waited_for_and_truncated(world: "World") -> None:
         world.rebuild("search")
         world.sql("UPDATE products SET name = 'renamed' WHERE id = 77")
         world.rollback("search")
-        compare(world)
+        world.verified()
         world.sql("TRUNCATE items")
         wait_for_documents(world, view)
         assert cached(world, "order_docs", "77")["items"] == []
         view.close()
-        compare(world)
+        world.verified()
         (listed,) = [v for v in world.json("views", "list")["views"] if v["view"] == "order_docs"]
         assert (listed["tables"], listed["sinks"]) == (
             sorted(TABLES),
@@ -365,7 +347,7 @@ def test_documents_change_with_the_time(world: "World") -> None:
     chance = random.Random(5)
     with world.running():
         change(world, chance, 100)
-        compare(world)
+        world.verified()
         world.sql("INSERT INTO orders VALUES (500, 1, now(), true)")
         with psycopg.connect(world.dsn) as connection:
             query = "SELECT extract(epoch FROM placed)::float8 FROM orders WHERE id = 500"
@@ -392,7 +374,7 @@ def test_documents_change_with_the_time(world: "World") -> None:
         server.flushdb()
     with world.running():
         change(world, chance, 50)
-        compared = compare(world)
+        compared = world.verified()
         results = {(result.sink, result.table): result.source_rows for result in compared}
         for view in (
             ("search", "view.order_steps"),
@@ -482,7 +464,7 @@ def test_a_view_that_no_longer_fits_its_tables_stops_only_itself(world: "World")
         "INSERT INTO orders VALUES (50, 50, now(), true), (51, 51, now(), true)",
     )
     with world.running():
-        compare(world)
+        world.verified()
         orders, customers = (
             client.view(world.file, "cache", f"view.{name}")
             for name in ("order_docs", "customer_docs")
@@ -496,7 +478,7 @@ def test_a_view_that_no_longer_fits_its_tables_stops_only_itself(world: "World")
             assert not server.exists(f"{world.name}:view.customer_docs:52")
         world.sql("ALTER TYPE kind RENAME VALUE 'hidden' TO 'draft'")
         _wait_until_all_views_fit(world)
-        compare(world)
+        world.verified()
         # A column that `where` of customer_docs names; order_docs has whatever columns there are.
         world.sql("ALTER TABLE orders RENAME COLUMN is_open TO is_active")
         _follow_without_customer_docs(world, orders, customers, "first")
@@ -523,7 +505,7 @@ def test_a_view_that_no_longer_fits_its_tables_stops_only_itself(world: "World")
         # The column is back: all its documents are made again, and the deleted one's goes.
         world.sql("ALTER TABLE orders RENAME COLUMN is_active TO is_open")
         _wait_until_all_views_fit(world)
-        compare(world)
+        world.verified()
         assert cached(world, "customer_docs", "51")["name"] == "second"
         with redis.Redis.from_url(world.cache) as server:
             assert not server.exists(f"{world.name}:view.customer_docs:50")
@@ -542,9 +524,7 @@ def _wait_until_all_views_fit(world: "World") -> None:
 def _follow_without_customer_docs(
     world: "World", orders: client.View, customers: client.View, name: str
 ) -> None:
-    """Documents of orders follow a change. Documents of customers stay, and who waits for one gets an
-    error.
-    """
+    """Documents of orders follow a change. Documents of customers stay, and who waits for one gets an error."""
     former = cached(world, "customer_docs", "51")
     world.sql(f"UPDATE customers SET name = '{name}' WHERE id = 51")
     token = wait_for_documents(world, orders)
@@ -572,13 +552,13 @@ def cached(world: "World", view: str, row_id: str) -> dict[str, Any]:
 def test_a_changed_view_and_a_lost_state_make_documents_again(world: "World") -> None:
     shop(world, without_other_sinks)
     with world.running():
-        compare(world)
+        world.verified()
     text = world.file.read_text()
     world.file.write_text(text.replace("limit: 3", "limit: 1"))
     change(world, random.Random(3), 30)
     world.sql("INSERT INTO customers VALUES (900, 'x')")
     with world.running():
-        compare(world)
+        world.verified()
         # Documents that nobody has made so: another, and one of no row.
         send_documents(world, 900, 901)
         world.sql("INSERT INTO customers VALUES (902, 'x')")
@@ -596,20 +576,18 @@ def test_a_changed_view_and_a_lost_state_make_documents_again(world: "World") ->
     with redis.Redis.from_url(world.cache[:-1] + "4") as server:
         server.flushdb()
     with world.running():
-        compare(world)
+        world.verified()
 
 
 def send_documents(world: "World", *customers: int) -> None:
     """Write documents of customers to their topic, beside the pipeline."""
-    producer = kafka_client.KafkaProducer(bootstrap_servers=world.pipeline.kafka)
+    records = []
     for number in customers:
         row = {"id": number, "name": "nobody", "open_orders": "[]"}
         source = {"schema": "view", "table": "customer_docs", "ts_us": 1}
         value = json.dumps({"op": "u", "after": row, "source": source}).encode()
-        topic = world.pipeline.view_topic("customer_docs")
-        producer.send(topic, key=b'{"id":%d}' % number, value=value)
-    producer.flush()
-    producer.close()
+        records.append((b'{"id":%d}' % number, value))
+    produce(world.pipeline.kafka, world.pipeline.view_topic("customer_docs"), records, None)
 
 
 READS = """

@@ -15,13 +15,13 @@ import pytest
 
 from cdc.capture.configuration import placeholder
 from cdc.errors import KafkaUnavailable, SinkUnavailable
-from cdc.kafka.clients import kafka
 from cdc.kafka.topics import Topics
 from cdc.quarantine.log import QuarantineKey, SinkQuarantine, request_redrive
 from cdc.sink.contract import Batch, Outcome
 from cdc.sinks.redis.sink import Redis
 from tests.support import bad_records
 from tests.support.load import load
+from tests.support.shop import read_records
 from tests.support.verbs import run_with_spark
 from tests.support.wait import wait_until
 
@@ -29,14 +29,6 @@ if TYPE_CHECKING:
     from tests.scenarios.conftest import World
 
 LARGE = "SELECT string_agg(md5(n::text || %s), '') FROM generate_series(1, 400) AS n"
-
-
-def begin(world: "World", *tables: str, seed: str = "") -> None:
-    world.write_file(*tables)
-    world.cdc("migrate")
-    if seed:
-        world.sql(seed)
-    world.cdc("register")
 
 
 def progress(world: "World", sink: str) -> dict[str, Any]:
@@ -59,7 +51,7 @@ def test_values_that_the_log_does_not_carry_stay(world: "World") -> None:
             for c in ["t", "b", "ts", "ns", "ls", "us", "h", "j", "x"]
         ),
     )
-    begin(world, "public.wide")
+    world.begin("public.wide")
     world.sql("ALTER TABLE wide REPLICA IDENTITY DEFAULT")
     insert = (
         "INSERT INTO wide SELECT {0}, 1, repeat('t', 9000), decode(repeat('ab', 9000), 'hex'),"
@@ -90,9 +82,7 @@ def test_values_that_the_log_does_not_carry_stay(world: "World") -> None:
         # A row under a new key, and nobody knows its large values under that: never null, but told.
         world.sql("UPDATE wide SET id = 9 WHERE id = 2")
         world.settle()
-        places = {
-            (entry["sink"], entry["id"]) for entry in world.json("quarantine", "list")["quarantine"]
-        }
+        places = {(entry["sink"], entry["id"]) for entry in world.quarantine()}
         assert places == {("search", "9"), ("cache", "9"), ("warehouse", "9")}
         assert {
             (comparison.missing, comparison.extra, comparison.different)
@@ -111,42 +101,22 @@ def test_values_that_the_log_does_not_carry_stay(world: "World") -> None:
 def sent_placeholder(world: "World", table: str) -> bool:
     with Topics(world.stack.endpoints.kafka) as topics:
         text = placeholder(world.name, topics.cluster_id()).encode()
-    return any(text in (record.value or b"") for record in consumed(world, table))
+    return any(text in (record.value or b"") for record in records(world, table))
 
 
-def consumed(world: "World", table: str) -> list[Any]:
-    consumer = kafka.KafkaConsumer(
-        bootstrap_servers=world.stack.endpoints.kafka, auto_offset_reset="earliest", group_id=None
-    )
-    try:
-        topic = f"{world.name}.{table}"
-        places = [kafka.TopicPartition(topic, p) for p in consumer.partitions_for_topic(topic)]
-        consumer.assign(places)
-        ends, result = consumer.end_offsets(places), list[Any]()
-        while any(consumer.position(place) < ends[place] for place in places):
-            polled = consumer.poll(timeout_ms=500)
-            result += [record for records in polled.values() for record in records]
-        return result
-    finally:
-        consumer.close()
+def records(world: "World", table: str) -> list[Any]:
+    return read_records(world.stack.endpoints.kafka, f"{world.name}.{table}")
 
 
 def test_truncated_rows_never_come_back(world: "World") -> None:
-    """One table, several, CASCADE, between inserts of one transaction, while nobody reads, and in a
-    rebuild.
-    """
+    """One table, several, CASCADE, between inserts of one transaction, while nobody reads, and in a rebuild."""
     world.sql(
         "CREATE TABLE parent (id int PRIMARY KEY, v text)",
         "CREATE TABLE child (id int PRIMARY KEY, parent int REFERENCES parent)",
         "CREATE TABLE alone (id int PRIMARY KEY, v text)",
     )
-    begin(
-        world,
-        "public.parent",
-        "public.child",
-        "public.alone",
-        seed="INSERT INTO alone SELECT n, 'old' FROM generate_series(1, 50) n",
-    )
+    world.sql("INSERT INTO alone SELECT n, 'old' FROM generate_series(1, 50) n")
+    world.begin("public.parent", "public.child", "public.alone")
     with world.running():
         world.sql(
             "INSERT INTO parent SELECT n FROM generate_series(1, 50) n",
@@ -177,8 +147,8 @@ def test_truncated_rows_never_come_back(world: "World") -> None:
     world.assert_equal()
 
 
-def produce(world: "World", table: str, records: list[tuple[bytes | None, bytes | None]]) -> None:
-    bad_records.produce(world.stack.endpoints.kafka, f"{world.name}.{table}", records)
+def produce(world: "World", table: str, bad: list[tuple[bytes | None, bytes | None]]) -> None:
+    bad_records.produce(world.stack.endpoints.kafka, f"{world.name}.{table}", bad)
 
 
 def test_bad_records_are_put_aside_and_others_go_on(world: "World") -> None:
@@ -186,7 +156,7 @@ def test_bad_records_are_put_aside_and_others_go_on(world: "World") -> None:
         "CREATE TABLE items (id int PRIMARY KEY, n int, at timestamp)",
         "INSERT INTO items SELECT n, n FROM generate_series(1, 20) n",
     )
-    begin(world, "{table: public.items, partitions: 1}")
+    world.begin("{table: public.items, partitions: 1}")
     good = {"schema": "public", "table": "items", "lsn": 2**60, "ts_us": 1}
 
     def change(row: Any, **fields: Any) -> bytes:
@@ -211,7 +181,7 @@ def test_bad_records_are_put_aside_and_others_go_on(world: "World") -> None:
         )
         world.sql("UPDATE items SET n = n + 100 WHERE id > 10")
         world.settle()
-        listed = world.json("quarantine", "list")["quarantine"]
+        listed = world.quarantine()
         by_sink = {
             sink: [entry for entry in listed if entry["sink"] == sink]
             for sink in ("search", "cache", "warehouse")
@@ -225,7 +195,7 @@ def test_bad_records_are_put_aside_and_others_go_on(world: "World") -> None:
         assert "secret" not in json.dumps(listed)
         world.assert_equal()
 
-        read = len(consumed(world, "public.items"))
+        read = len(records(world, "public.items"))
 
         def counted() -> Any:
             # A run publishes what it has counted some seconds after the batch.
@@ -248,11 +218,7 @@ def test_bad_records_are_put_aside_and_others_go_on(world: "World") -> None:
         # A whole newer change settles an entry; a redrive that can't help leaves it; the rest is
         # given up.
         world.sql("UPDATE items SET n = 0 WHERE id <= 3")
-        wait_until(
-            lambda: len(world.json("quarantine", "list")["quarantine"]) == 9,
-            120,
-            "three of six to be settled",
-        )
+        wait_until(lambda: len(world.quarantine()) == 9, 120, "three of six to be settled")
 
         def redriven() -> Any:
             answer = world.json("quarantine", "redrive")
@@ -260,11 +226,7 @@ def test_bad_records_are_put_aside_and_others_go_on(world: "World") -> None:
 
         answer = wait_until(redriven, 60, "the run to have tried them")
         assert (answer["asked"], len(answer["left"])) == (9, 9)
-        world.cdc(
-            "quarantine",
-            "discard",
-            *(entry["place"] for entry in world.json("quarantine", "list")["quarantine"]),
-        )
+        world.cdc("quarantine", "discard", *(entry["place"] for entry in world.quarantine()))
         world.sql("UPDATE items SET n = n + 1")
         world.settle()
         world.assert_equal()
@@ -273,7 +235,7 @@ def test_bad_records_are_put_aside_and_others_go_on(world: "World") -> None:
     world.file.write_text("on_error: stop\n" + world.file.read_text())
     stopped = world.cdc("run", "--until-caught-up", "--sink", "cache", code=6)
     assert "public.items" in stopped.stderr
-    assert world.json("quarantine", "list")["quarantine"] == []
+    assert world.quarantine() == []
 
 
 def set_last(connection: "psycopg.Connection[Any]", number: int) -> None:
@@ -290,7 +252,7 @@ def test_a_row_that_the_index_refuses_is_redriven(world: "World") -> None:
         "CREATE TABLE items (id int PRIMARY KEY, x int)",
         "INSERT INTO items SELECT n, n FROM generate_series(1, 9) n",
     )
-    begin(world, "{table: public.items, partitions: 1}")
+    world.begin("{table: public.items, partitions: 1}")
     alias = f"/{world.name}-public.items"
     with (
         httpx.Client(base_url=world.stack.endpoints.elasticsearch, timeout=30) as search,
@@ -313,7 +275,7 @@ def test_a_row_that_the_index_refuses_is_redriven(world: "World") -> None:
             )
         world.sql("UPDATE items SET x = 0 WHERE id > 5")
         world.settle()
-        listed = world.json("quarantine", "list")["quarantine"]
+        listed = world.quarantine()
         assert [(entry["sink"], entry["id"]) for entry in listed] == [
             ("search", "1"),
             ("search", "2"),
@@ -323,9 +285,7 @@ def test_a_row_that_the_index_refuses_is_redriven(world: "World") -> None:
         world.settle()
         # A newer change settles an entry once it is durable, so after it can be seen.
         wait_until(
-            lambda: (
-                [entry["id"] for entry in world.json("quarantine", "list")["quarantine"]] == ["1"]
-            ),
+            lambda: [entry["id"] for entry in world.quarantine()] == ["1"],
             30,
             "the second entry to be settled",
         )
@@ -334,7 +294,7 @@ def test_a_row_that_the_index_refuses_is_redriven(world: "World") -> None:
         with load(world.dsn, set_last, 0.3):
             assert world.json("quarantine", "redrive")["asked"] == 1
             # On a busy machine the command ends before the run has tried it.
-            wait_until(lambda: not world.json("quarantine", "list")["quarantine"], 60, "the cure")
+            wait_until(lambda: not world.quarantine(), 60, "the cure")
         world.settle()
         for _ in ("before", "after a way back"):
             values = [search.get(f"{alias}/_doc/{n}").json()["_source"].get("more") for n in (1, 2)]
@@ -353,10 +313,10 @@ def test_a_cure_that_nobody_could_settle_in_time_is_settled_later(
         "CREATE TABLE items (id int PRIMARY KEY, n int)",
         "INSERT INTO items SELECT n, n FROM generate_series(1, 9) n",
     )
-    begin(world, "{table: public.items, partitions: 1}")
+    world.begin("{table: public.items, partitions: 1}")
 
     def ids() -> list[str]:
-        entries = world.json("quarantine", "list")["quarantine"]
+        entries = world.quarantine()
         return sorted(entry["id"] for entry in entries)
 
     def wait_for(*expected: str) -> None:
@@ -365,7 +325,7 @@ def test_a_cure_that_nobody_could_settle_in_time_is_settled_later(
     with world.running():
         produce(world, "public.items", [(b'{"id":%d}' % n, b"not json") for n in (1, 2, 3, 4)])
         wait_for(*"111222333444")
-        entries = [(record.key, record.value) for record in consumed(world, "quarantine")]
+        entries = [(record.key, record.value) for record in records(world, "quarantine")]
         world.sql("UPDATE items SET n = 0 WHERE id = 1")
         wait_for(*"222333444")
     # What the topic holds if the run is killed once the views have the change.
@@ -402,7 +362,7 @@ def test_a_cure_that_nobody_could_settle_in_time_is_settled_later(
 def test_a_redrive_tells_what_was_tried_of_what_was_asked_for(world: "World") -> None:
     """Neither what was asked of a sink that isn't run, nor what is of a table that waits."""
     world.sql("CREATE TABLE items (id int PRIMARY KEY)", "CREATE TABLE others (id int PRIMARY KEY)")
-    begin(world, "{table: public.items, partitions: 1}", "public.others")
+    world.begin("{table: public.items, partitions: 1}", "public.others")
     topics = {name: f"{world.name}.public.{name}" for name in ("items", "others")}
     tried, waits = (QuarantineKey("cache", topic, 0, 0, "1") for topic in topics.values())
     of_another = QuarantineKey("search", topics["items"], 0, 0, "1")
@@ -414,9 +374,7 @@ def test_a_redrive_tells_what_was_tried_of_what_was_asked_for(world: "World") ->
             world.pipeline.quarantine_topic, [(waits.to_key(), b'{"reason":"too large"}')]
         )
     with world.running("cache"):
-        wait_until(
-            lambda: len(world.json("quarantine", "list")["quarantine"]) == 2, 60, "the entries"
-        )
+        wait_until(lambda: len(world.quarantine()) == 2, 60, "the entries")
         answer = world.json("quarantine", "redrive", tried.place)
         assert answer == {"asked": 1, "left": [tried.place], "waiting": False}
         with mock.patch("cdc.cli.quarantine.WAIT_S", 5.0):

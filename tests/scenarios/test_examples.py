@@ -11,9 +11,6 @@ import psycopg
 import pytest
 import redis
 
-from cdc.runtime.context import Context
-from cdc.verify.comparison import Options
-from cdc.verify.verification import verify
 from tests.support import http
 from tests.support.wait import wait_until
 
@@ -45,7 +42,7 @@ def begin(world: "World", name: str) -> None:
 
 def follow(world: "World", name: str, expected: set[str], member: str, value: Any) -> None:
     """Make the changes of an example, and search and read as its README does."""
-    compare(world)
+    world.settle()
     world.sql((EXAMPLES / name / "changes.sql").read_text())
     compare(world)
     readme = (EXAMPLES / name / "README.md").read_text()
@@ -90,8 +87,8 @@ def test_balances_outlive_their_events(world: "World") -> None:
         findings = world.json("doctor", code=4)["findings"]
         fixes = {finding["code"]: finding["fix"] for finding in findings}
         assert fixes["trigger-missing"] == "cdc -p FILE migrate"
-        wait_until(lambda: refused(world), 60, "the update in quarantine")
-        assert {entry["reason"] for entry in refused(world)} == {"it changes an event"}
+        wait_until(world.quarantine, 60, "the update in quarantine")
+        assert {entry["reason"] for entry in world.quarantine()} == {"it changes an event"}
         assert balances(world) == kept_by_commands(world)
         # Rows have other ids now, so everything is made again of those that there are.
         world.sql(
@@ -117,11 +114,6 @@ def kept_by_commands(world: "World") -> dict[str, float]:
     return {str(account): float(balance) for account, balance in rows}
 
 
-def refused(world: "World") -> list[dict[str, Any]]:
-    entries: list[dict[str, Any]] = world.json("quarantine", "list")["quarantine"]
-    return entries
-
-
 def state_of(world: "World") -> str:
     return world.cache[:-1] + "4"
 
@@ -145,14 +137,8 @@ def write_file(world: "World", example: Path) -> None:
 
 
 def compare(world: "World") -> dict[str, int]:
-    """`cdc verify`, in this process, whose Spark is warm. Returns how many rows of the cache were
-    purged, by table.
-    """
-    context = Context(world.file, world.folder)
-    sinks, tables = context.sinks(None), context.select_views(None)
-    results = verify(world.spark, context.pipeline, tables, sinks, Options(timeout_s=180))
-    assert [result.to_dict() for result in results if not result.equal] == []
-    return {result.table: result.purged for result in results if result.sink == "cache"}
+    """Verify all views; returns how many rows of the cache were purged, by table."""
+    return {result.table: result.purged for result in world.verified() if result.sink == "cache"}
 
 
 def hits(world: "World", name: str, readme: str) -> set[str]:

@@ -1,6 +1,4 @@
-"""Columns that the pipeline file stops excluding, or begins to: the views follow, and so does what
-a rebuild reads.
-"""
+"""Columns that the pipeline file stops excluding, or begins to: the views follow, and so does what a rebuild reads."""
 
 import json
 from typing import TYPE_CHECKING, Any
@@ -15,12 +13,6 @@ from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
     from tests.scenarios.conftest import World
-
-
-def register(world: "World", table: str) -> None:
-    world.write_file(table)
-    world.cdc("migrate")
-    world.cdc("register")
 
 
 def values_by_sink(world: "World", column: str) -> dict[str, list[Any]]:
@@ -55,12 +47,12 @@ def test_values_come_and_go_with_the_file(world: "World") -> None:
         "CREATE TABLE items (id int PRIMARY KEY, note text, secret text)",
         "INSERT INTO items SELECT n, 'n', 's' FROM generate_series(1, 20) n",
     )
-    register(world, "{table: public.items, partitions: 1, exclude: [note]}")
+    world.begin("{table: public.items, partitions: 1, exclude: [note]}")
     with world.running():
         world.settle()
         assert rows_with(world, "note") == {0}
         # The run at work takes it up by itself.
-        register(world, "{table: public.items, partitions: 1, exclude: [secret]}")
+        world.begin("{table: public.items, partitions: 1, exclude: [secret]}")
         world.sql("UPDATE items SET note = 'm' WHERE id = 1")
         # All rows, those too that nobody has changed.
         equal_soon(world)

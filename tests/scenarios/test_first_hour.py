@@ -1,6 +1,4 @@
-"""What somebody new does in the first hour, as the documentation tells it: every command, and what
-it prints.
-"""
+"""What somebody new does in the first hour, as the documentation tells it: every command, and what it prints."""
 
 import os
 import sys
@@ -27,9 +25,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "start" / "own-tables.md"
 
 @pytest.fixture
 def shop(stack: "Stack", tmp_path: Path) -> Iterator[dict[str, str]]:
-    """The environment of a shop: its own Postgres, where the owner is no superuser, and its own
-    Redis.
-    """
+    """The environment of a shop: its own Postgres, where the owner is no superuser, and its own Redis."""
     with strict_postgres("logical") as admin, cache(tmp_path / "redis") as redis:
         with psycopg.connect(admin, autocommit=True) as conn:
             conn.execute(sql.SQL("CREATE ROLE shopkeeper LOGIN PASSWORD {}").format(PASSWORD))

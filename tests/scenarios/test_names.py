@@ -144,11 +144,9 @@ def test_every_name_is_carried_or_refused(world: "World") -> None:
         assert "ALTERTABLEpublic.casedRENAMECOLUMN" in message
         assert not any(f"public.{table}," in message for table in ("Orders", "order-items"))
 
-    world.write_file(
+    world.begin(
         *(entry(schema, table, exclude=UNFIT.get(table, ())) for schema, table, _, _ in TABLES)
     )
-    world.cdc("migrate")
-    world.cdc("register")
     with world.running():
         world.settle()
         for schema, table, key, columns in TABLES:
@@ -159,9 +157,7 @@ def test_every_name_is_carried_or_refused(world: "World") -> None:
 
 
 def a_name_that_comes_later(world: "World") -> None:
-    """A later name sets its table aside, alone, in sinks that can't hold it; another name brings
-    the table back.
-    """
+    """A later name sets its table aside, alone, in sinks that can't hold it; another name brings the table back."""
     items, orders = sql.Identifier("public", "order-items"), sql.Identifier("public", "Orders")
     run(world, sql.SQL("ALTER TABLE {} ADD COLUMN _id text").format(items))
     run(

@@ -1,6 +1,4 @@
-"""Partitions added to a topic: keys move, so their records have no order; every verb says so and
-what repairs it.
-"""
+"""Partitions added to a topic: keys move, so their records have no order; every verb says so and what repairs it."""
 
 import json
 import random
@@ -17,8 +15,7 @@ from cdc.kafka.clients import kafka
 from cdc.kafka.topic_setup import check_topics, ensure_topics
 from cdc.kafka.topics import Topics
 from cdc.verify import barrier
-from tests.scenarios.test_documents import change, compare, shop, without_other_sinks
-from tests.scenarios.test_exact import begin
+from tests.scenarios.test_documents import change, shop, without_other_sinks
 from tests.scenarios.test_retention import catch_up
 from tests.support import bad_records, http
 from tests.support.wait import wait_until
@@ -45,7 +42,7 @@ def test_partitions_that_were_added_are_told_and_repaired(world: "World") -> Non
         "CREATE TABLE items (id int PRIMARY KEY, n int)",
         "INSERT INTO items SELECT n, 0 FROM generate_series(1, 40) n",
     )
-    begin(world, f"{{table: {ITEMS}, partitions: 2}}")
+    world.begin(f"{{table: {ITEMS}, partitions: 2}}")
     topic, bootstrap = f"{world.name}.{ITEMS}", world.stack.endpoints.kafka
     with world.running():
         world.settle()
@@ -95,7 +92,7 @@ def test_partitions_that_were_added_are_told_and_repaired(world: "World") -> Non
         world.cdc("quarantine", "redrive")
         world.settle()
         world.assert_equal()
-        assert world.json("quarantine", "list")["quarantine"] == []
+        assert world.quarantine() == []
 
 
 def refuse_a_row_of_each_partition(world: "World") -> None:
@@ -111,7 +108,7 @@ def refuse_a_row_of_each_partition(world: "World") -> None:
             world.pipeline.kafka, f"{world.name}.{ITEMS}", [(key, change)], partition
         )
     world.settle()
-    listed = world.json("quarantine", "list")["quarantine"]
+    listed = world.quarantine()
     assert sorted((entry["sink"], entry["id"]) for entry in listed) == [
         ("search", "0"),
         ("search", "1"),
@@ -122,7 +119,7 @@ def test_partitions_of_a_root_are_changed_together_with_its_views(world: "World"
     """What can't be made again isn't deleted: the connector goes on until all is named."""
     shop(world, without_other_sinks)
     with world.running():
-        compare(world)
+        world.verified()
     text = world.file.read_text()
     orders, items = (
         f"{{table: {name}, partitions: 2}}" for name in ("public.orders", "public.items")
@@ -144,4 +141,4 @@ def test_partitions_of_a_root_are_changed_together_with_its_views(world: "World"
     with world.running():
         change(world, random.Random(2), 30)
         world.rebuild("cache")
-        compare(world)
+        world.verified()

@@ -14,7 +14,6 @@ from cdc.generations import pause as pauses
 from cdc.kafka.topics import Topics
 from cdc.observe import diagnosis
 from cdc.runtime.context import Context
-from tests.scenarios.test_exact import begin
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
@@ -48,7 +47,7 @@ def test_a_paused_sink_stands_still_and_the_others_go_on(
     world: "World", monkeypatch: pytest.MonkeyPatch
 ) -> None:
     world.sql("CREATE TABLE items (id int PRIMARY KEY, n int)")
-    begin(world, "public.items")
+    world.begin("public.items")
     world.sql("INSERT INTO items SELECT n, 0 FROM generate_series(1, 100) n")
     with world.running():
         world.settle()

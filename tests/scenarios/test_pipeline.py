@@ -1,20 +1,17 @@
-"""The whole path on real servers: what was committed is what every view shows, whatever happens on
-the way.
-"""
+"""The whole path on real servers: what was committed is what every view shows, whatever happens on the way."""
 
 import json
 import signal
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from datetime import date
 from typing import TYPE_CHECKING
 
 import deltalake
 import psycopg
 import redis
-from kafka import KafkaConsumer, TopicPartition
 
 from cdc.apply.supervisor import supervise
 from cdc.errors import CdcError, Fenced
@@ -22,10 +19,10 @@ from cdc.runtime.context import Context
 from cdc.runtime.streams import Streams
 from cdc.sample.load import load
 from cdc.sample.replay import replay
-from tests.scenarios.test_documents import states
 from tests.support import http
 from tests.support.comparing import assert_as_the_twin, assert_view_as_the_twin
 from tests.support.load import load as writing
+from tests.support.shop import read_records
 from tests.support.twin import Raw
 from tests.support.wait import wait_until
 
@@ -48,10 +45,8 @@ def airport(world: "World", *tables: str) -> None:
 
 
 def items(world: "World") -> None:
-    world.write_file("public.items")
     world.sql(ITEMS)
-    world.cdc("migrate")
-    world.cdc("register")
+    world.begin("public.items")
 
 
 def delta_rows(world: "World", table: str, kind: str, query: str) -> list[dict[str, object]]:
@@ -65,23 +60,12 @@ def delta_rows(world: "World", table: str, kind: str, query: str) -> list[dict[s
 
 
 def test_snapshot_and_live_changes_reach_three_views(world: "World") -> None:
-    """Meanwhile the index is away for a while; it catches up alone. Then the run is killed, which loses
-    and doubles nothing.
-    """
+    """Then the run is killed, which loses and doubles nothing. Of servers that are away meanwhile see test_outages."""
     airport(world, *SAMPLE)
     with world.running():
         world.settle()
         with replaying(world, NEXT, 80):
-            world.stack.servers.stop("elasticsearch")
-            try:
-                stopped_at = {name: world.offsets(name) for name in ("cache", "warehouse")}
-                for name, offset in stopped_at.items():
-                    world.wait_for(name, offset + 200)
-                wait_until(
-                    lambda: states(world)["search"] == "waiting", 30, "the index's stream to wait"
-                )
-            finally:
-                world.stack.servers.start("elasticsearch")
+            world.wait_for("warehouse", world.offsets("warehouse") + 200)
         world.settle()
         assert world.json("status")["connector"]["state"] == "RUNNING"
         wait_until(world.is_current, 30, "no view to be behind")
@@ -94,9 +78,7 @@ def test_snapshot_and_live_changes_reach_three_views(world: "World") -> None:
 
 
 def read_by_other_clients(world: "World") -> None:
-    """Read the views by the names of docs/use/where-a-row-is.md, with clients that know nothing of
-    this project.
-    """
+    """Read the views by the names of docs/use/where-a-row-is.md, with clients that know nothing of this project."""
     with psycopg.connect(world.dsn) as connection:
         names: dict[str, str] = dict(
             connection.execute("SELECT carrier, name FROM airlines").fetchall()
@@ -133,7 +115,7 @@ def replaying(world: "World", days: tuple[date, date], rate: float) -> Iterator[
 
 
 def outlive_a_kill(world: "World") -> None:
-    with world.process() as first:
+    with world.process() as first, ExitStack() as second:
         read = world.offsets("cache")
         world.sql("UPDATE airlines SET name = 'United' WHERE carrier = 'UA'")
         world.wait_for("cache", read + 1)
@@ -143,9 +125,8 @@ def outlive_a_kill(world: "World") -> None:
             first.wait()
             assert not over.is_set(), "the replay was over before the kill"
             killed_at = world.offsets("cache")
-            with world.running():
-                world.wait_for("cache", killed_at + 100)
-    with world.running():
+            second.enter_context(world.running())
+            world.wait_for("cache", killed_at + 100)
         world.settle()
     world.assert_equal()
     placeholder = Context(world.file, world.folder).placeholder
@@ -162,23 +143,8 @@ def outlive_a_kill(world: "World") -> None:
 
 def records(world: "World", topic: str) -> list[Raw]:
     """The records of a topic as they are."""
-    consumer = KafkaConsumer(
-        bootstrap_servers=world.stack.endpoints.kafka, isolation_level="read_committed"
-    )
-    result = list[Raw]()
-    try:
-        partitions = [
-            TopicPartition(topic, number) for number in consumer.partitions_for_topic(topic)
-        ]
-        consumer.assign(partitions)
-        consumer.seek_to_beginning()
-        ends = consumer.end_offsets(partitions)
-        while any(consumer.position(partition) < ends[partition] for partition in partitions):
-            for polled in consumer.poll(timeout_ms=500).values():
-                result += [Raw(r.key, r.value, topic, r.partition, r.offset) for r in polled]
-        return result
-    finally:
-        consumer.close()
+    committed = read_records(world.stack.endpoints.kafka, topic)
+    return [Raw(r.key, r.value, topic, r.partition, r.offset) for r in committed]
 
 
 def changes(topic: Sequence[Raw]) -> int:

@@ -1,8 +1,5 @@
-"""Views made again beside those that readers see: nobody notices, nothing wrong is shown, nothing
-is left over.
-"""
+"""Views made again beside those that readers see: nobody notices, nothing wrong is shown, nothing is left over."""
 
-import random
 import signal
 import statistics
 import subprocess
@@ -11,13 +8,11 @@ import time
 from contextlib import AbstractContextManager
 from dataclasses import asdict, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 from unittest import mock
 
 import psutil
 import pytest
-from kafka import KafkaConsumer, KafkaProducer
 
 from cdc.errors import SparkError
 from cdc.generations.registry import GenerationBuild, Registry
@@ -28,8 +23,10 @@ from cdc.rebuild.build import keep_current, only_tables
 from cdc.runtime.context import Context
 from cdc.runtime.streams import Streams
 from tests.support import readers, writer
+from tests.support.bad_records import produce
 from tests.support.budget import SCALE
 from tests.support.load import load
+from tests.support.shop import read_records
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
@@ -49,10 +46,8 @@ the standby's next batch; the switch itself takes 0.05 s.
 
 
 def begin(world: "World", seed: str = writer.FILL) -> None:
-    world.write_file("{table: public.busy, partitions: 2}")
     world.sql(writer.TABLE, seed)
-    world.cdc("migrate")
-    world.cdc("register")
+    world.begin("{table: public.busy, partitions: 2}")
 
 
 def pulse(world: "World") -> AbstractContextManager[None]:
@@ -88,8 +83,8 @@ def generations(world: "World") -> dict[str, int]:
 
 
 def test_readers_notice_nothing(world: "World") -> None:
-    """Each view is rebuilt, and rolled back and forth, while all are written and read. What is kept
-    outlives crashes.
+    """Each view is rebuilt, and rolled back and forth, while all are written and read. What is kept outlives
+    crashes.
     """
     begin(world)
     places = {
@@ -118,8 +113,7 @@ def test_readers_notice_nothing(world: "World") -> None:
         ages = {name: reading.oldest_s for name, reading in readings.items()}
         assert {name: age for name, age in ages.items() if age > OLDEST_S} == {}
         assert {name: ways for name, ways in took.items() if max(ways) > BACK_S} == {}
-    world.assert_equal()
-    outlive_crashes(world)
+    outlive_a_crash(world)
 
 
 def spark_of(pid: int) -> psutil.Process | None:
@@ -127,38 +121,25 @@ def spark_of(pid: int) -> psutil.Process | None:
     return next((child for child in children if child.name() == "java"), None)
 
 
-def runs(log: Path, start: int) -> bool:
-    return b"cache running" in log.read_bytes()[start:]
-
-
-def outlive_crashes(world: "World") -> None:
-    """`cdc run` is killed, then its Spark, in whatever batch; both generations of each view equal
-    the source. Then what is kept expires.
+def outlive_a_crash(world: "World") -> None:
+    """Spark is killed in whatever batch; both generations of each view equal the source. Then what
+    is kept expires. `cdc run` itself is killed in test_pipeline and test_documents.
     """
-    chance = random.Random(3)
-    with writer.writing(world.dsn, 200.0):
-        for group in (True, False):
-            log = world.folder / "run.log"
-            length = log.stat().st_size if log.exists() else 0
-            with world.process() as run:
-                # What was killed may have left a task that still moves the position, for a while:
-                # this run itself must have begun.
-                wait_until(partial(runs, log, length), 60, "the cache's stream to run")
-                world.wait_for("cache", world.offsets("cache") + chance.randint(200, 600))
-                spark = spark_of(run.pid)
-                assert spark
-                (run if group else spark).send_signal(signal.SIGKILL)
-                assert run.wait(300) == (-signal.SIGKILL if group else SparkError.exit_code)
-        assert "Spark's process was ended" in " ".join(
-            (world.folder / "run.log").read_text().split()
-        )
+    log = world.folder / "run.log"
+    with writer.writing(world.dsn, 200.0), world.process() as run:
+        wait_until(lambda: b"cache running" in log.read_bytes(), 60, "the cache's stream to run")
+        world.wait_for("cache", world.offsets("cache") + 400)
+        spark = spark_of(run.pid)
+        assert spark
+        spark.send_signal(signal.SIGKILL)
+        assert run.wait(300) == SparkError.exit_code
+    assert "Spark's process was ended" in " ".join(log.read_text().split())
     with world.running():
         world.settle()
-        took_s = []
-        for _ in range(2):
-            world.assert_equal()
-            took_s += [world.rollback(name) for name in SINKS]
+        world.assert_equal()
+        took_s = [world.rollback(name) for name in SINKS]
         assert statistics.median(took_s) < 15, took_s
+        world.assert_equal()
         (table,) = world.described
         with Topics(world.pipeline.kafka) as kafka:
             registry = Registry(world.pipeline, kafka).read()
@@ -180,27 +161,14 @@ def outlive_crashes(world: "World") -> None:
 
 
 def test_what_differs_is_never_shown(world: "World") -> None:
-    """A row that the log has and the source has not: the planted twin of every rebuild that ends
-    well.
-    """
+    """A row that the log has and the source has not: the planted twin of every rebuild that ends well."""
     begin(world, "INSERT INTO busy SELECT n, 'row', n, now() FROM generate_series(1, 100) n")
     with world.running():
         world.settle()
     (table,) = world.described
-    consumer = KafkaConsumer(
-        table.topic, bootstrap_servers=world.stack.endpoints.kafka, auto_offset_reset="earliest"
-    )
-    try:
-        record = next(message for message in consumer if message.value)
-    finally:
-        consumer.close()
-    producer = KafkaProducer(bootstrap_servers=world.stack.endpoints.kafka)
-    producer.send(
-        table.topic,
-        key=record.key.replace(b'"id":', b'"id":90'),
-        value=record.value.replace(b'"id":', b'"id":90'),
-    ).get(60)
-    producer.close()
+    record = read_records(world.pipeline.kafka, table.topic)[0]
+    key, value = (part.replace(b'"id":', b'"id":90') for part in (record.key, record.value))
+    produce(world.pipeline.kafka, table.topic, [(key, value)])
     generations = [sink.generations(table) for sink in world.sinks]
     failed = world.cdc("rebuild", "search", code=8)
     assert "1 extra" in " ".join(failed.stderr.split())

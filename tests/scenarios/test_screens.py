@@ -30,9 +30,7 @@ def ended_by(
     ready: Callable[[psutil.Process, str], bool],
     end: Callable[[psutil.Process], None],
 ) -> str:
-    """Return the output of a `cdc run` that is ended as soon as it is `ready`; its end must be
-    clean.
-    """
+    """Return the output of a `cdc run` that is ended as soon as it is `ready`; its end must be clean."""
     with (world.folder / "run.log").open("w+") as log:
         process = subprocess.Popen(
             world.command("run"), stdout=log, stderr=log, start_new_session=True

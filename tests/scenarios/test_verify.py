@@ -1,6 +1,4 @@
-"""`cdc verify` while others write: no false alarm, every planted fault and no other, repair through
-the log.
-"""
+"""`cdc verify` while others write: no false alarm, every planted fault and no other, repair through the log."""
 
 import json
 import re
@@ -14,7 +12,6 @@ from cdc.verify.comparison import Comparison, Options
 from cdc.verify.repair import repair
 from cdc.verify.verification import verify
 from tests.support import http, writer
-from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
     from tests.scenarios.conftest import World
@@ -30,10 +27,8 @@ and a comparison takes many seconds.
 
 
 def begin(world: "World") -> None:
-    world.write_file("{table: public.busy, partitions: 2}")
     world.sql(writer.TABLE, writer.FILL)
-    world.cdc("migrate")
-    world.cdc("register")
+    world.begin("{table: public.busy, partitions: 2}")
 
 
 def verified(world: "World") -> list[Comparison]:
@@ -112,39 +107,3 @@ def test_under_load(world: "World") -> None:
             assert results == [(sink.name, True, 0, 3 * PLANTED) for sink in world.sinks]
         world.settle()
     world.assert_equal()
-
-
-def test_a_view_that_waits_for_a_rebuild_does_not_hold_up_the_others(world: "World") -> None:
-    """It is named with its command, and no verdict is of success."""
-    world.sql(
-        "CREATE TABLE retyped (id int PRIMARY KEY, n int)",
-        "INSERT INTO retyped VALUES (1, 1)",
-        "CREATE TABLE calm (id int PRIMARY KEY)",
-        "INSERT INTO calm SELECT generate_series(1, 20)",
-    )
-    world.write_file("public.retyped", "public.calm")
-    world.cdc("migrate")
-    world.cdc("register")
-    with world.running("search"):
-        world.settle(sinks=["search"])
-        world.sql(
-            "ALTER TABLE retyped ALTER COLUMN n TYPE text USING n::text",
-            "INSERT INTO retyped VALUES (2, 'two')",
-        )
-        wait_until(
-            lambda: any(run.aside for run in world.progress().values()),
-            60,
-            "the view to be set aside",
-        )
-        verified = world.cdc("verify", "--sink", "search", "--timeout", "90", "--json", code=10)
-        views = {view["table"]: view for view in json.loads(verified.stdout)["views"]}
-        assert views["public.calm"]["verdict"] == "equal"
-        assert views["public.calm"]["source_rows"] == 20
-        assert views["public.retyped"]["verdict"] == "undecided"
-        command = "cdc -p FILE rebuild search --table public.retyped"
-        assert views["public.retyped"]["hint"] == command
-        assert "public.retyped in search" in verified.stderr + verified.stdout
-        # Whoever does what is printed gets a verdict.
-        world.rebuild("search", "public.retyped")
-        world.settle(sinks=["search"])
-        world.cdc("verify", "--sink", "search")

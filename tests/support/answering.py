@@ -1,6 +1,4 @@
-"""Servers that are there, and not what their client takes them for: real sockets on this
-machine.
-"""
+"""Servers that are there, and not what their client takes them for: real sockets on this machine."""
 
 import socket
 import ssl

@@ -9,9 +9,10 @@ def produce(
     servers: str,
     topic: str,
     records: Iterable[tuple[bytes | None, bytes | None]],
-    partition: int = 0,
+    partition: int | None = 0,
 ) -> None:
-    """Append records, as (key, value), to a partition of a topic; they are stored on return.
+    """Append records, as (key, value), to a partition of a topic, or each to that of its key; they
+    are stored on return.
 
     A compacted topic takes no record without a key, so an empty one stands for it.
     """

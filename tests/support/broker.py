@@ -1,6 +1,4 @@
-"""A Kafka for one test module, which checks rights. Everything is allowed that no ACL
-forbids.
-"""
+"""A Kafka for one test module, which checks rights. Everything is allowed that no ACL forbids."""
 
 import re
 import shutil

@@ -1,5 +1,5 @@
-"""The number of examples that a property test looks at: few and always the same, or many new ones
-(`make properties`).
+"""The number of examples that a property test looks at: few and always the same, or many new ones (`make
+properties`).
 """
 
 import os

@@ -14,8 +14,8 @@ from tests.support.wait import wait_until
 
 
 class CacheServer:
-    """A server that can be killed, and started again with what it had saved; `options` are words of its
-    command line.
+    """A server that can be killed, and started again with what it had saved; `options` are words of its command
+    line.
     """
 
     def __init__(self, folder: Path, *options: str) -> None:
@@ -85,8 +85,6 @@ def _answers(server: redis.Redis) -> bool:
 
 
 def free_port() -> int:
-    """A port that no outgoing connection is given before the server takes it, nor while it is
-    away.
-    """
+    """A port that no outgoing connection is given before the server takes it, nor while it is away."""
     (port,) = host.choose_ports(["server"]).values()
     return port

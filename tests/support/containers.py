@@ -31,9 +31,7 @@ IMAGES = {
         for version in ("8.11.4", "8.15.5", versions.ELASTICSEARCH)
     ],
 }
-"""The version matrix: images by service of the compose file, each list ends with the version that
-is shipped.
-"""
+"""The version matrix: images by service of the compose file, each list ends with the version that is shipped."""
 
 
 @contextmanager
@@ -57,9 +55,7 @@ def run_compose_stack(state: Path) -> Iterator[Endpoints]:
 
 @dataclass(frozen=True)
 class ContainerControl:
-    """Stops, kills and freezes services of a running `run_compose_stack`, as tests of failures ask
-    for.
-    """
+    """Stops, kills and freezes services of a running `run_compose_stack`, as tests of failures ask for."""
 
     def stop(self, server: str) -> None:
         _compose("stop", server)

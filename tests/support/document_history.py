@@ -253,8 +253,8 @@ class History:
         connection.execute("SET timezone = 'UTC'")
 
     def begin_again(self) -> "History":
-        """Return a history with nothing in its tables, its log, its state and its topics, whose
-        clocks haven't begun.
+        """Return a history with nothing in its tables, its log, its state and its topics, whose clocks haven't
+        begun.
         """
         self.connection.execute("DROP SCHEMA lib CASCADE; CREATE SCHEMA lib")
         with redis.Redis.from_url(self.url) as server:
@@ -293,9 +293,7 @@ class History:
             self.prepare()
 
     def prepare(self) -> None:
-        """Make the tables of the state ready, as a stream does; those that lack something begin
-        anew.
-        """
+        """Make the tables of the state ready, as a stream does; those that lack something begin anew."""
         for table in self.plan.tables:
             if self.sink.position(table) is None:
                 self.sink.clear(table)
@@ -576,8 +574,8 @@ class History:
         return [f"{view}/{row_id}" for view, row_id, _ in self.emitted]
 
     def truncate(self, name: str) -> None:
-        """Truncate a table: no record in its topic tells of it, but one of the connector's in the topic
-        of TRUNCATEs.
+        """Truncate a table: no record in its topic tells of it, but one of the connector's in the topic of
+        TRUNCATEs.
         """
         self.connection.execute(f"TRUNCATE lib.{name}".encode())
         self.rows[name] = {}
@@ -610,9 +608,7 @@ class History:
         return {row_id: text.replace("\n", " ") for row_id, text in rows}
 
     def differences(self) -> list[tuple[str, str, str | None, str | None]]:
-        """Documents that aren't what Postgres says: view, id, both. Those of closed windows are what they
-        were.
-        """
+        """Documents that aren't what Postgres says: view, id, both. Those of closed windows are what they were."""
         return [
             (name, row_id, current.get(row_id), expected.get(row_id))
             for name, view in self.views.items()

@@ -54,9 +54,7 @@ class Record:
 
 
 class Topic:
-    """A log in memory: give it changes, it gives records with offsets, keyed as Kafka would place
-    them.
-    """
+    """A log in memory: give it changes, it gives records with offsets, keyed as Kafka would place them."""
 
     def __init__(self, table: Table, partitions: int = 2) -> None:
         self.table, self.partitions = table, partitions
@@ -64,9 +62,7 @@ class Topic:
         self._next = [0] * partitions
 
     def add(self, op: str, row: Row, lacking: Sequence[str] = (), lsn: int = 1) -> None:
-        """Add a record of one change; the values of `lacking` stay as they were, and the record
-        doesn't carry them.
-        """
+        """Add a record of one change; the values of `lacking` stay as they were, and the record doesn't carry them."""
         key = {name: row[name] for name in self.table.key}
         # hash() of text differs between runs; and the sum of bytes put all rows of the laws into
         # one partition.
@@ -95,9 +91,7 @@ class Topic:
         return tuple(self._next)
 
     def model(self, ends: Sequence[int] | None = None, floor: int = 0) -> dict[str, Row]:
-        """The view after all records below `ends`, but for those before the floor: what every sink
-        must hold.
-        """
+        """The view after all records below `ends`, but for those before the floor: what every sink must hold."""
         view: dict[str, Row] = {}
         for record in self.between((0,) * self.partitions, ends or self.ends):
             key = row_id([record.key[name] for name in self.table.key])
@@ -148,8 +142,8 @@ def encoded(value: object) -> bytes | None:
 
 @dataclass(frozen=True)
 class ListedRecords:
-    """Records of a batch that a test lists: topic, partition and record. Tasks of Spark read them as
-    they read the log.
+    """Records of a batch that a test lists: topic, partition and record. Tasks of Spark read them as they read
+    the log.
     """
 
     spark: "SparkSession"

@@ -1,6 +1,4 @@
-"""A proxy before a server, on this machine: it loses requests, keeps them, or answers in the
-server's place.
-"""
+"""A proxy before a server, on this machine: it loses requests, keeps them, or answers in the server's place."""
 
 import json
 from collections.abc import Callable

@@ -1,6 +1,4 @@
-"""Random lives of many rows side by side: what Postgres holds, and the log that its connector
-leaves.
-"""
+"""Random lives of many rows side by side: what Postgres holds, and the log that its connector leaves."""
 
 import random
 from collections.abc import Mapping, Sequence
@@ -87,9 +85,7 @@ class World:
         self.topic.add("d", row, lsn=self._tick())
 
     def _rename(self, rng: random.Random, key: tuple[str, int]) -> None:
-        """A row under another key: Debezium writes a delete and, perhaps in another partition, a
-        create.
-        """
+        """A row under another key: Debezium writes a delete and, perhaps in another partition, a create."""
         free = [key for key in self._keys if row_id(list(key)) not in self.rows]
         if not free:
             return
@@ -121,9 +117,7 @@ def _large(rng: random.Random) -> Row:
 
 
 class Reader:
-    """Looks at a view again and again, and remembers the newest version of each row that it has
-    seen.
-    """
+    """Looks at a view again and again, and remembers the newest version of each row that it has seen."""
 
     def __init__(self) -> None:
         self.versions: dict[str, int] = {}

@@ -24,9 +24,7 @@ from tests.support.twin import Raw
 
 @dataclass
 class Writer:
-    """Views by topic; `writes` are the sizes of what each call has brought, `refuses` ids that it
-    won't take.
-    """
+    """Views by topic; `writes` are the sizes of what each call has brought, `refuses` ids that it won't take."""
 
     form: forms.Form = field(default_factory=forms.Documents)
     limits: ChunkLimits = field(default_factory=lambda: ChunkLimits(1000, 10**6))

@@ -21,12 +21,7 @@ from cdc.observe.status import (
 from cdc.quarantine.log import QuarantinedRecord, QuarantineKey
 from cdc.readiness.facts import Slot
 from cdc.serve.access import LOOPBACK, Access
-from cdc.serve.dashboard import (
-    BuildProgress,
-    ControlState,
-    Dashboard,
-    RetainedGeneration,
-)
+from cdc.serve.dashboard import BuildProgress, ControlState, Dashboard, RetainedGeneration
 from cdc.serve.server import PageServer
 from tests.support.wait import wait_until
 

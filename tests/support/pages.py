@@ -45,9 +45,7 @@ def prose(text: str) -> str:
 
 
 def commands(text: str) -> Iterator[list[str]]:
-    """Yield each `cdc` command of the fenced blocks, as arguments, without the brackets around
-    optional words.
-    """
+    """Yield each `cdc` command of the fenced blocks, as arguments, without the brackets around optional words."""
     for language, body in blocks(text):
         if language in ("", "sh", "console"):
             shown = (
@@ -93,9 +91,7 @@ def refusal(words: list[str]) -> str | None:
 
 
 def unknown_words(text: str) -> Iterator[str]:
-    """Yield the words of commands within sentences that the command line doesn't have: a verb, an
-    option.
-    """
+    """Yield the words of commands within sentences that the command line doesn't have: a verb, an option."""
     root = root_command()
     for span in SPAN.findall(prose(text)):
         first, *tail = span.split()
@@ -128,9 +124,7 @@ def broken_links(page: Path, text: str) -> Iterator[str]:
 
 
 def lost_paths(text: str) -> Iterator[str]:
-    """Files, modules and targets that are named and that there aren't. A word in capitals stands
-    for any name.
-    """
+    """Files, modules and targets that are named and that there aren't. A word in capitals stands for any name."""
     for reference in PATH.findall(text):
         path = re.sub(r"\b[A-Z]{3,}\b(?!\.)", "*", reference.rstrip("./"))
         if not any(ROOT.glob(path)):

@@ -88,9 +88,7 @@ VIEWS: Mapping[str, Callable[..., Poll]] = {
 
 @contextmanager
 def reading(places: Mapping[str, Sequence[str]]) -> Iterator[dict[str, Readings]]:
-    """Poll each view, by its name in VIEWS, for as long as the context lasts; what was seen is
-    there afterwards.
-    """
+    """Poll each view, by its name in VIEWS, for as long as the context lasts; what was seen is there afterwards."""
     readings: dict[str, Readings] = {}
     command = [sys.executable, "-m", __name__, json.dumps(places)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)

@@ -15,9 +15,7 @@ from cdc.compose.stack_state import locked_state
 
 
 class ServerControl(Protocol):
-    """Faults that tests of failures inject into a server; its name is a service of the compose
-    file.
-    """
+    """Faults that tests of failures inject into a server; its name is a service of the compose file."""
 
     def stop(self, server: str) -> None:
         """Stop a server as `cdc down` does."""

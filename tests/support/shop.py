@@ -1,6 +1,4 @@
-"""A pipeline of two small tables on real servers, without Spark: its topics are what is looked
-at.
-"""
+"""A pipeline of two small tables on real servers, without Spark: its topics are what is looked at."""
 
 import json
 from collections.abc import Iterator
@@ -116,9 +114,7 @@ class Shop:
             return client.state(self.pipeline.pipeline).connector
 
     def log(self, table: str) -> list[Change]:
-        """Every committed record of a table's topic, partition by partition; tombstones left
-        out.
-        """
+        """Every committed record of a table's topic, partition by partition; tombstones left out."""
         return [change for change in read(self.kafka, self.pipeline.topic(table)) if change.op]
 
     def rows(self, table: str) -> dict[Any, Any]:
@@ -207,7 +203,26 @@ def shop_on(dsn: str, name: str, stack: Any) -> Iterator[Shop]:
 
 
 def read(bootstrap: str, topic: str) -> list[Change]:
-    """Read the committed records of a topic, partition by partition."""
+    """Read the committed changes of a topic."""
+    changes: list[Change] = []
+    for record in read_records(bootstrap, topic):
+        value = json.loads(record.value) if record.value else {}
+        lsn = _lsn(value.get("source", {}))
+        changes.append(
+            Change(
+                json.loads(record.key),
+                value.get("op", ""),
+                value.get("after"),
+                lsn,
+                record.offset,
+                record.timestamp,
+            )
+        )
+    return sorted(changes, key=lambda change: change.offset)
+
+
+def read_records(bootstrap: str, topic: str) -> list[Any]:
+    """Read the committed records of a topic as they are."""
     consumer = kafka.KafkaConsumer(
         bootstrap_servers=bootstrap,
         isolation_level="read_committed",
@@ -219,24 +234,12 @@ def read(bootstrap: str, topic: str) -> list[Change]:
     places = [kafka.TopicPartition(topic, partition) for partition in range(end.partition_count)]
     consumer.assign(places)
     consumer.seek_to_beginning(*places)
-    changes: list[Change] = []
+    result: list[Any] = []
     while any(consumer.position(place) < end.offsets[place.partition] for place in places):
         for records in consumer.poll(timeout_ms=100).values():
-            for record in records:
-                value = json.loads(record.value) if record.value else {}
-                lsn = _lsn(value.get("source", {}))
-                changes.append(
-                    Change(
-                        json.loads(record.key),
-                        value.get("op", ""),
-                        value.get("after"),
-                        lsn,
-                        record.offset,
-                        record.timestamp,
-                    )
-                )
+            result += records
     consumer.close()
-    return sorted(changes, key=lambda change: change.offset)
+    return result
 
 
 def _lsn(source: dict[str, Any]) -> int:

@@ -115,9 +115,7 @@ class MemoryLog(Topics):
         )
 
     def settings(
-        self,
-        topics: Iterable[str],
-        names: Collection[str] | None = None,
+        self, topics: Iterable[str], names: Collection[str] | None = None
     ) -> dict[str, dict[str, str]]:
         return {topic: {RETENTION: str(DAY_MS), COMPACTION_LAG: "0"} for topic in topics}
 
@@ -160,9 +158,7 @@ class MemoryLog(Topics):
 
 
 class MemoryEnds(LogEnds):
-    """The ends of a log in memory. `away`: topics for which nobody answers. `forbidden`: topics that
-    ACLs forbid.
-    """
+    """The ends of a log in memory. `away`: topics for which nobody answers. `forbidden`: topics that ACLs forbid."""
 
     def __init__(self, log: MemoryLog) -> None:
         self._log = log

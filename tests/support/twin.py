@@ -1,6 +1,4 @@
-"""Decode and apply, one record after the other: the independent reference that codec, lane and
-audit must equal.
-"""
+"""Decode and apply, one record after the other: the independent reference that codec, lane and audit must equal."""
 
 import json
 from base64 import b64encode
@@ -52,9 +50,7 @@ class Change:
 
 @dataclass(frozen=True)
 class Folded:
-    """The newest change of a row; older as (row, missing) pairs, newest first, down to where its
-    missing values are.
-    """
+    """The newest change of a row; older as (row, missing) pairs, newest first, down to where its missing values are."""
 
     topic: str
     partition: int

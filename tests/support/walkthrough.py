@@ -55,9 +55,7 @@ def _commands(body: str) -> Iterator[Step]:
 def follow(
     page: Path, folder: Path, environment: Mapping[str, str], timeout_s: float = 300
 ) -> None:
-    """Do what a page says in a folder. Raises AssertionError at the first step that doesn't go as
-    it says.
-    """
+    """Do what a page says in a folder. Raises AssertionError at the first step that doesn't go as it says."""
     for step in steps(page.read_text()):
         if step.file:
             (folder / step.file).write_text(step.text)

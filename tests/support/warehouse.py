@@ -1,5 +1,5 @@
 """Delta tables with a position of ours, made of Spark's rows or of a test's instead of a batch; and the
-rows of a mirror, read without Spark.
+rows of a mirror and events, read without Spark.
 """
 
 import json
@@ -132,6 +132,14 @@ def values_by_id(folder: Path, id_column: str, column: str) -> dict[str, int]:
     ids = table[id_column].to_pylist()
     assert len(ids) == len(set(ids)), "an id twice"
     return dict(zip(ids, table[column].to_pylist(), strict=True))
+
+
+def logged_events(folder: str, version: int | None = None) -> list[tuple[int, int]]:
+    """The partitions and offsets of the events in a log of changes, as deltalake reads them."""
+    log = deltalake.DeltaTable(folder, version=version)
+    query = deltalake.QueryBuilder().register("t", log)
+    events = query.execute("SELECT _cdc_partition AS p, _cdc_offset AS o FROM t").read_all()
+    return list(zip(events["p"].to_pylist(), events["o"].to_pylist(), strict=True))
 
 
 def mirror_documents(sink: Delta, table: Table) -> list[tuple[str, str]]:

@@ -1,6 +1,4 @@
-"""An application that goes on writing: some hundred changes a second, a few rows again and
-again.
-"""
+"""An application that goes on writing: some hundred changes a second, a few rows again and again."""
 
 import random
 import time
@@ -14,9 +12,7 @@ import psycopg
 from tests.support.load import load
 
 ROWS = 3000
-"""Rows 1 to ROWS are there for good; `writing` changes the upper half of them and inserts and
-deletes beyond.
-"""
+"""Rows 1 to ROWS are there for good; `writing` changes the upper half of them and inserts and deletes beyond."""
 HOT = tuple(range(ROWS - 4, ROWS + 1))
 TABLE = "CREATE TABLE busy (id int PRIMARY KEY, name text, amount numeric(12,2), at timestamptz)"
 FILL = (
