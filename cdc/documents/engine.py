@@ -194,7 +194,7 @@ class DocumentEngine:
 
     @property
     def _state(self) -> State:
-        return self._sink.open_state()()
+        return self._sink.open_state()
 
     @property
     def _topics(self) -> dict[str, str]:
@@ -223,7 +223,7 @@ class DocumentEngine:
                 if topics[name] not in noted:
                     self._state.forget_digests(self._turn, name)
         views = {topics[view.name]: view for view in self._sink.plan.views}
-        marking = partial(mark, self._sink.open_state(), self._turn, views)
+        marking = partial(mark, self._state, self._turn, views)
         with self._failures():
             for report in read_on_executors(self._spark, self._pipeline.kafka, ranges, marking):
                 read_report(report)
@@ -255,7 +255,7 @@ class DocumentEngine:
     def _emission(self) -> Emission:
         return Emission(
             self._sink.plan,
-            self._sink.open_state(),
+            self._state,
             self._pipeline.kafka,
             self._topics,
             f"{self._pipeline.pipeline}.documents",

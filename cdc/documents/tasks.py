@@ -24,7 +24,6 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain, islice
 from typing import Any, TypeVar
 
@@ -90,14 +89,13 @@ def read_report(encoded: bytes) -> Report:
 class Emission:
     """What an executor needs to send documents. Can be pickled.
 
-    open_state  opens the state, in the executor's process
-    topics      by name of the view
-    name        `transactional.id` of the writer
-    turn        the one that it has to be, in the state
+    topics  by name of the view
+    name    `transactional.id` of the writer
+    turn    the one that it has to be, in the state
     """
 
     plan: StatePlan
-    open_state: Callable[[], State]
+    state: State
     bootstrap: str
     topics: Mapping[str, str]
     name: str
@@ -109,8 +107,7 @@ class Emission:
             pass
         report = Report()
         with _reported(report):
-            state = self.open_state()
-            self.send(state, report, partial(self._write, state))
+            self.send(report, self._write)
         yield report.encode()
 
     def fence(self, partition: Iterator[object]) -> Iterator[bytes]:
@@ -122,10 +119,10 @@ class Emission:
         report = Report(done=True)
         with _reported(report):
             self._close_writers()
-            self._writer(self.open_state())
+            self._writer()
         yield report.encode()
 
-    def send(self, state: State, report: Report, write: Write) -> None:
+    def send(self, report: Report, write: Write) -> None:
         """Find and send dirty documents until there are none, or the round is over.
 
         `write` is given a slice's records, and returns when they are durable.
@@ -134,56 +131,56 @@ class Emission:
             Failure: the state can't go on. Fenced, ConnectorError: the topic can't.
         """
         deadline = time.monotonic() + ROUND_S
-        state.require_turn(self.turn)
-        self._climb(state)
-        clocks = state.clocks()
+        self.state.require_turn(self.turn)
+        self._climb()
+        clocks = self.state.clocks()
         for name, now in clocks.items():
             # In every turn, whatever has set the clock forward.
-            state.ripen(self.turn, name, now)
+            self.state.ripen(self.turn, name, now)
         dirty = list(self.plan.views)
         while dirty:
             # In turns, so that a view with many documents delays no other by more than a slice.
             for view in list(dirty):
-                if not (marks := state.dirty(view.name, SLICE)):
+                if not (marks := self.state.dirty(view.name, SLICE)):
                     dirty.remove(view)
                     continue
-                self._send_slice(view, state, marks, clocks.get(view.name), write)
+                self._send_slice(view, marks, clocks.get(view.name), write)
                 report.documents += len(marks)
             # After a slice of each, however long that took: none waits for another's last.
             if dirty and time.monotonic() > deadline:
                 break
-        report.done = state.is_clean()
+        report.done = self.state.is_clean()
 
-    def _climb(self, state: State) -> None:
+    def _climb(self) -> None:
         """Mark the documents of rows that have changed since they were climbed from last.
 
         Where all documents are dirty, as before the first is sent, none has to be found.
         """
-        chunks = iter(state.pending())
+        chunks = iter(self.state.pending())
         if (first := next(chunks, None)) is None:
             return
         # The documents of groups are never all dirty. A view of rows may have had the name before.
         views = [
             view
             for view in self.plan.views
-            if view.grouping is not None or not state.is_unsent(view.name)
+            if view.grouping is not None or not self.state.is_unsent(view.name)
         ]
         for chunk in chain([first], chunks):
             marks: dict[str, set[str]] = {}
-            for view, ids in climb(self.plan, views, state, chunk):
+            for view, ids in climb(self.plan, views, self.state, chunk):
                 marks.setdefault(view, set()).update(ids)
                 # Of a large fan-out not all at once: the chunk is forgotten with the last of them.
                 if len(marks[view]) >= SLICE:
-                    state.mark_rows(view, marks.pop(view))
-            state.climbed(chunk, marks)
+                    self.state.mark_rows(view, marks.pop(view))
+            self.state.climbed(chunk, marks)
 
     def _send_slice(
-        self, view: View, state: State, marks: Mapping[str, str], now: int | None, write: Write
+        self, view: View, marks: Mapping[str, str], now: int | None, write: Write
     ) -> None:
         # Before the rows are read: a task that is run twice at once refuses what the other has sent.
-        former = state.digests(view.name, list(marks)) if view.sends_once else None
+        former = self.state.digests(view.name, list(marks)) if view.sends_once else None
         make = assemble_groups if view.grouping is not None else assemble
-        documents, due, closed = make(self.plan, state, view, list(marks), now)
+        documents, due, closed = make(self.plan, self.state, view, list(marks), now)
         now_us = time.time_ns() // 1000
         records: list[Outgoing] = []
         digests: dict[str, bytes | None] = {}
@@ -208,20 +205,20 @@ class Emission:
             # Rows are applied between turns only. So a state in which it is still this turn has been
             # no older while they were read.
             if former is not None:
-                state.begin_sending(self.turn, former.number)
+                self.state.begin_sending(self.turn, former.number)
             else:
-                state.require_turn(self.turn)
+                self.state.require_turn(self.turn)
             write(records)
         dropped = [pane for window in closed.values() for pane in window.panes]
-        state.sent(self.turn, view.name, marks, due, digests, dropped)
+        self.state.sent(self.turn, view.name, marks, due, digests, dropped)
 
-    def _write(self, state: State, records: Sequence[Outgoing]) -> None:
+    def _write(self, records: Sequence[Outgoing]) -> None:
         """Write in a transaction. A process that had the task before may have fenced this one's writer."""
         try:
-            self._writer(state).write(records)
+            self._writer().write(records)
         except Fenced:
             self._close_writers()
-            self._writer(state).write(records)
+            self._writer().write(records)
         except ConnectorError:
             self._close_writers()
             raise
@@ -230,12 +227,12 @@ class Emission:
         for identity in [key for key in _writers if key[:2] == (self.bootstrap, self.name)]:
             _writers.pop(identity).close()
 
-    def _writer(self, state: State) -> TransactionalWriter:
+    def _writer(self) -> TransactionalWriter:
         identity = (self.bootstrap, self.name, self.turn.owner)
         if identity not in _writers:
             writer = TransactionalWriter(self.bootstrap, self.name)
             try:
-                state.require_turn(self.turn)
+                self.state.require_turn(self.turn)
             except BaseException:
                 writer.close()
                 raise
@@ -390,10 +387,7 @@ def _document_id(view: View, topic: str, key: bytes) -> str:
 
 
 def mark(
-    open_state: Callable[[], State],
-    turn: Turn,
-    views: Mapping[str, View],
-    blocks: Blocks,
+    state: State, turn: Turn, views: Mapping[str, View], blocks: Blocks
 ) -> bytes:
     """Mark the documents of records. Returns an encoded `Report`.
 
@@ -401,7 +395,6 @@ def mark(
     """
     report = Report(done=True)
     with _reported(report):
-        state = open_state()
         for topic, _, records in blocks:
             view = views[topic]
             keys: dict[str, bytes] = {}

@@ -7,7 +7,7 @@ from typing import Any
 import redis
 
 from cdc.sink.lane_run import reported_error
-from cdc.sinks.redis.server import (
+from cdc.redis.server import (
     COMMANDS,
     HINTS,
     Failure,

@@ -23,7 +23,7 @@ from cdc.sink.lane import (
     Writer,
 )
 from cdc.sinks.redis.scripts import APPLY
-from cdc.sinks.redis.server import client, failure, position_key, view_key
+from cdc.redis.server import client, failure, position_key, view_key
 
 CHUNK = ChunkLimits(rows=1000, bytes=4_000_000)
 """Size of a Lua call: it takes a few milliseconds, during which the server serves nobody else."""

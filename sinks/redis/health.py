@@ -14,7 +14,7 @@ from cdc.model.address import address
 from cdc.model.finding import Finding, find
 from cdc.sink.promotion import require_free_space
 from cdc.sinks.redis.database import SCAN_ROWS, Database
-from cdc.sinks.redis.server import NO_EVICTION, client, failure, shell_command
+from cdc.redis.server import NO_EVICTION, client, failure, shell_command
 
 OLDEST = 7
 FULL = 0.8

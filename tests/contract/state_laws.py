@@ -118,7 +118,7 @@ class Harness:
 
     @property
     def state(self) -> State:
-        return self.sink.open_state()()
+        return self.sink.open_state()
 
     def write(self, table: Table, **row: Any) -> None:
         """Write a row to the log."""

@@ -5,7 +5,6 @@ step; then each document is what the tables say, and nothing is left over.
 import json
 import random
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from functools import partial
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from cdc.documents.plan import Aggregate, Join, Node, Order, StatePlan, View
 from cdc.documents.rows import Entries
 from cdc.documents.scalar.operators import Term
 from cdc.documents.scalar.type_groups import OTHER
-from cdc.documents.state import Chunk, Turn
+from cdc.documents.state import Chunk, State, Turn, shard_prefix
 from cdc.documents.tasks import SLICE, Emission, Report
 from cdc.errors import SinkRejected
 from cdc.kafka.transactions import Outgoing
@@ -33,9 +32,7 @@ from cdc.sink.lane_task import LaneRun
 from cdc.sink.rejection import Stop
 from cdc.sinks.redis.database import Database
 from cdc.sinks.redis.documents.executor import StateWriter
-from cdc.sinks.redis.documents.keys import shard_prefix
 from cdc.sinks.redis.documents.sink import DocumentState
-from cdc.sinks.redis.documents.state import RedisState
 from cdc.sinks.redis.positions import Positions
 from tests.support.budget import SCALE
 from tests.support.cache import cache
@@ -347,10 +344,11 @@ class Library:
 
     def send(self) -> None:
         """Send what is dirty, as the task on an executor does."""
-        open_state = partial(RedisState, self.url, PREFIX, VIEWS)
+        state = State(self.url, PREFIX, VIEWS)
         topics = {view.name: view.name for view in PLAN.views}
-        state = open_state()
-        task = Emission(PLAN, open_state, "", topics, "documents", state.take(self.writer))
+        turn = state.take(self.writer)
+        crashing: Any = Crashing(self.plant(state) if self.plant else state, self.crash)
+        task = Emission(PLAN, crashing, "", topics, "documents", turn)
 
         def write(records: Sequence[Outgoing]) -> None:
             self.crash()
@@ -359,9 +357,8 @@ class Library:
             self.crash()
 
         report = Report()
-        planted = self.plant(state) if self.plant else state
         while not report.done:
-            task.send(Crashing(planted, self.crash), report, write)
+            task.send(report, write)
 
     def documents(self, view: View) -> dict[str, Any]:
         """The newest documents in a topic, by the text of the key."""
@@ -379,7 +376,7 @@ class Library:
 class Planted:
     """A state with a bug: it passes calls on, but for what a subclass does."""
 
-    def __init__(self, state: RedisState) -> None:
+    def __init__(self, state: State) -> None:
         self.state = state
 
     def __getattr__(self, name: str) -> Any:
@@ -426,7 +423,7 @@ class ForgottenBeforeSent(Planted):
 class NotedAfterSent(Planted):
     """Keeps in mind which documents are dirty, and forgets their chunk, before they are sent."""
 
-    def __init__(self, state: RedisState) -> None:
+    def __init__(self, state: State) -> None:
         super().__init__(state)
         self.in_mind: dict[str, set[str]] = {view.name: set() for view in PLAN.views}
 
@@ -443,7 +440,7 @@ class NotedAfterSent(Planted):
         self.state.sent(turn, view, marks, *more)
 
 
-Plant = Callable[[RedisState], Planted]
+Plant = Callable[[State], Planted]
 
 
 class CrashingWriter(StateWriter):
@@ -536,7 +533,7 @@ def test_a_failover_is_followed(tmp_path: Path) -> None:
         ports = [urlsplit(url).port or 0 for url in (old_url, new_url)]
         road = Road(ports[0])
         sink = DocumentState(f"redis://127.0.0.1:{road.port}/0", NAME)
-        state, view = sink.open_state()(), PLAN.views[0].name
+        state, view = sink.open_state(), PLAN.views[0].name
         state.mark(view, {"1": b"{}"})
         with redis.Redis.from_url(old_url) as old, redis.Redis.from_url(new_url) as new:
             old.replicaof("127.0.0.1", str(ports[1]))
@@ -575,7 +572,7 @@ def test_a_state_that_does_not_fit_is_refused_with_numbers(
         library = Library(url, 1)
         library.crash_share = 0.0
         sink = DocumentState(url, NAME)
-        state = RedisState(url, PREFIX, VIEWS)
+        state = State(url, PREFIX, VIEWS)
         sink.needs = {AUTHORS.qualified: "all"}
         for _ in range(9):
             library.transact()

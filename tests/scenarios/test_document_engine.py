@@ -22,7 +22,6 @@ import redis
 from cdc.control.heartbeat import last_heartbeat
 from cdc.documents.engine import DocumentEngine
 from cdc.documents.resolve import resolve
-from cdc.documents.state import State
 from cdc.documents.tables import view_table
 from cdc.documents.tasks import SLICE, Emission, Report, Write, climb
 from cdc.errors import (
@@ -209,7 +208,7 @@ def test_a_build_that_does_not_fit_is_refused_before_anything_is_changed(
     begin(history, spark)
     history.do("INSERT INTO lib.books SELECT n, 1, 1 FROM generate_series(100, 20000) n")
     history.connection.execute("ANALYZE")
-    former = history.sink.open_state()().current()
+    former = history.sink.open_state().current()
     assert former.keys() == {"author_docs"}
     another = VIEWS.replace("root: lib.authors", "root: lib.authors\n    columns: [version]")
     history.declare(another.replace("many: true", "many: true, order_by: [version]"), prepare=False)
@@ -220,7 +219,7 @@ def test_a_build_that_does_not_fit_is_refused_before_anything_is_changed(
             Engine(spark, history)
         assert set(server.scan_iter()) == keys
         server.config_set("maxmemory", refused.value.hint.split()[-1])
-    assert history.sink.open_state()().current() == former
+    assert history.sink.open_state().current() == former
     engine = Engine(spark, history)
     history.apply()
     engine.work()
@@ -389,7 +388,7 @@ def test_what_was_not_sent_is_not_noted_as_sent(
     server.go_back()
     with suppress(PositionLost):
         engine.work(positions)
-    noted = history.sink.open_state()().current()
+    noted = history.sink.open_state().current()
     topic = history.table("books").topic
     assert noted["author_docs"][topic].position != positions[topic]
     engine.begin()
@@ -469,15 +468,15 @@ FAN_OUT = 12_000
 class OneViewFirst(Emission):
     """Sends all that is dirty in a view before it looks at the next: others wait for a fan-out."""
 
-    def send(self, state: State, report: Report, write: Write) -> None:
-        for chunk in state.pending():
-            for name, ids in climb(self.plan, self.plan.views, state, chunk):
-                state.mark_rows(name, ids)
-            state.climbed(chunk, {})
+    def send(self, report: Report, write: Write) -> None:
+        for chunk in self.state.pending():
+            for name, ids in climb(self.plan, self.plan.views, self.state, chunk):
+                self.state.mark_rows(name, ids)
+            self.state.climbed(chunk, {})
         for view in self.plan.views:
-            while marks := state.dirty(view.name, SLICE):
-                self._send_slice(view, state, marks, None, write)
-        report.done = state.is_clean()
+            while marks := self.state.dirty(view.name, SLICE):
+                self._send_slice(view, marks, None, write)
+        report.done = self.state.is_clean()
 
 
 def test_a_change_is_sent_within_two_slices_of_a_large_fan_out(
@@ -517,12 +516,12 @@ def sent_before_the_other_author(history: History, engine: Engine) -> int:
 class SlowEmission(Emission):
     """Needs 0.4 s for a transaction, so a round of it ends after three."""
 
-    def send(self, state: State, report: Report, write: Write) -> None:
+    def send(self, report: Report, write: Write) -> None:
         def slowly(records: Sequence[Outgoing]) -> None:
             write(records)
             time.sleep(0.4)
 
-        super().send(state, report, slowly)
+        super().send(report, slowly)
 
 
 def test_a_view_is_current_amid_the_fan_out_of_another(
@@ -566,7 +565,7 @@ def test_a_view_is_current_amid_the_fan_out_of_another(
 
 def noted_topics(history: History) -> set[tuple[str, str]]:
     """The views and tables where documents are noted to be as new as the state."""
-    notes, positions = history.sink.open_state()().current(), history.positions
+    notes, positions = history.sink.open_state().current(), history.positions
     return {
         (view, table.name)
         for view, note in notes.items()
@@ -588,7 +587,7 @@ class HaltingEmission(Emission):
     when: str
     folder: Path
 
-    def send(self, state: State, report: Report, write: Write) -> None:
+    def send(self, report: Report, write: Write) -> None:
         def halting(records: Sequence[Outgoing]) -> None:
             with (self.folder / "slices").open("ab") as slices:
                 slices.write(b".")
@@ -599,7 +598,7 @@ class HaltingEmission(Emission):
             if is_second and self.when == "after":
                 self._halt()
 
-        super().send(state, report, halting)
+        super().send(report, halting)
 
     def _halt(self) -> None:
         halted = self.folder / "halted"
@@ -709,10 +708,10 @@ def assert_authors_are_newest(history: History) -> None:
 class ShortRecords(Emission):
     """As if a request held a document with one book, and none with four."""
 
-    def send(self, state: State, report: Report, write: Write) -> None:
+    def send(self, report: Report, write: Write) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("cdc.kafka.clients.LARGEST_BYTES", 330)
-            super().send(state, report, write)
+            super().send(report, write)
 
 
 def test_a_document_that_no_record_can_hold_is_named(
@@ -762,7 +761,7 @@ def test_documents_that_are_sent_once_more_are_noted(
     engine.work()
     assert newest(history) != expected(history)
     keys = {"1": b'{"id":1}', "2": b'{"id":2}'}
-    history.sink.open_state()().mark("author_docs", keys)
+    history.sink.open_state().mark("author_docs", keys)
     engine.work()
     assert engine.is_current
     assert newest(history) == expected(history)
@@ -779,7 +778,7 @@ def test_a_note_covers_documents_that_readers_are_not_shown_yet(
         bump(history, 2)
         history.apply()
         engine.work()
-    note = history.sink.open_state()().current()["author_docs"][topic].position.offsets
+    note = history.sink.open_state().current()["author_docs"][topic].position.offsets
     with Topics(history.pipeline.kafka) as topics:
         later = topics.next_records({(topic, *place) for place in enumerate(note)})
     assert set(later.values()) == {None}

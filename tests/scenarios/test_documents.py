@@ -20,6 +20,7 @@ import pytest
 import redis
 
 from cdc import client
+from cdc.documents.state import shard_prefix
 from cdc.errors import SettingsError
 from cdc.kafka.clients import kafka as kafka_client
 from cdc.kafka.topics import Topics
@@ -27,7 +28,6 @@ from cdc.model.position import distance
 from cdc.observe import diagnosis
 from cdc.runtime.context import Context
 from cdc.sink.factory import open_documents
-from cdc.sinks.redis.documents.keys import shard_prefix
 from cdc.verify.comparison import Comparison, Options
 from cdc.verify.verification import verify
 from tests.support.cache import cache

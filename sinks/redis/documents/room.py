@@ -15,7 +15,7 @@ from cdc.model.address import address
 from cdc.model.finding import Finding, find
 from cdc.model.pg_types import base_type
 from cdc.model.table import RowEstimate, Table
-from cdc.sinks.redis.server import shell_command, view_key
+from cdc.redis.server import shell_command, view_key
 
 KEY = 80
 """Bytes that the server takes for a key with its value, in addition to the bytes of both."""
