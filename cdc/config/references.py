@@ -42,7 +42,6 @@ class References:
         self.unresolved: list[Reference] = []
 
     def replace_in(self, node: Any, keys: tuple[str, ...] = ()) -> Any:
-        """A copy of the tree with its references replaced."""
         if isinstance(node, dict):
             return {key: self.replace_in(value, (*keys, str(key))) for key, value in node.items()}
         if isinstance(node, list):

@@ -211,7 +211,6 @@ class Pipeline(Section):
 
     @property
     def patterns(self) -> list[TableSettings]:
-        """The patterns among the entries of the file."""
         return [entry for entry in self.listed if entry.pattern]
 
     def with_tables(self, names: Iterable[str]) -> "Pipeline":
@@ -229,7 +228,6 @@ class Pipeline(Section):
         return self._with_entries(entries)
 
     def without_tables(self, names: Collection[str]) -> "Pipeline":
-        """This pipeline without these tables."""
         return self._with_entries(entry for entry in self.source.tables if entry.table not in names)
 
     def _with_entries(self, entries: Iterable[TableSettings]) -> "Pipeline":
@@ -246,7 +244,6 @@ class Pipeline(Section):
 
     @property
     def replication_user(self) -> str:
-        """The role that the connector logs in with."""
         return self.source.replication_user or f"{self.pipeline}_replication"
 
     def topic(self, table: str) -> str:
@@ -254,12 +251,10 @@ class Pipeline(Section):
         return f"{self.pipeline}.{table}"
 
     def view_topic(self, view: str) -> str:
-        """The topic of a view's documents."""
         return self.topic(f"{SCHEMA}.{view}")
 
     @property
     def heartbeat_topic(self) -> str:
-        """The topic of `cdc.heartbeat`."""
         return self.topic("cdc.heartbeat")
 
     @property

@@ -121,7 +121,6 @@ class TableSettings(Section):
 
     @property
     def pattern(self) -> bool:
-        """Whether the entry is a pattern, not the name of a table."""
         return "*" in self.table
 
     def matches(self, table: str) -> bool:

@@ -495,7 +495,9 @@ class WindowSettings(Section):
         if self.session is not None or (self.sliding is not None and size):
             return self
         if size == 0 or self.step == 0:
-            raise InvalidSetting("a window has a length", f"for example: {self._example}")
+            kind = "sliding" if self.sliding else "tumbling"
+            example = "hopping: 1 hour, every: 10 minutes" if self.hopping else f"{kind}: 1 hour"
+            raise InvalidSetting("a window has a length", f"for example: {example}")
         if size % self.step:
             raise InvalidSetting(
                 f"{self.hopping} is no multiple of every: {self.every}",
@@ -508,12 +510,6 @@ class WindowSettings(Section):
                 "choose a longer every",
             )
         return self
-
-    @property
-    def _example(self) -> str:
-        if self.hopping:
-            return "hopping: 1 hour, every: 10 minutes"
-        return "sliding: 1 hour" if self.sliding else "tumbling: 1 hour"
 
     @property
     def size(self) -> int:
@@ -613,7 +609,6 @@ class GroupedViewSettings(Section):
 
 
 def closes(view: "AnyView") -> bool:
-    """Whether windows of a view close."""
     window = view.window if isinstance(view, GroupedViewSettings) else None
     return window is not None and window.lateness is not None
 
@@ -647,7 +642,6 @@ def includes(settings: AnyView | IncludeSettings, keys: tuple[str, ...] = ()) ->
 
 
 def tables_of(view: AnyView) -> list[str]:
-    """The names of the tables that a view is made of, sorted."""
     return sorted({view.root, *(include.table for _, include in includes(view))})
 
 

@@ -13,6 +13,7 @@ import psycopg
 import structlog
 
 from cdc.config.settings import Pipeline
+from cdc.documents import room
 from cdc.documents.plan import Node, StatePlan, narrowed
 from cdc.documents.resolve import resolve
 from cdc.documents.state import StateSink
@@ -122,7 +123,8 @@ def require_room(
     Postgres can't be asked for its statistics.
 
     Raises:
-        StateTooLarge: it won't fit, by far. CdcError, Failure: the state can't be reached.
+        StateTooLarge: the state would be larger than all of the memory, also if the estimate were much
+            too high. CdcError, Failure: it can't be reached.
     """
     sink.needs = needs
     stored = positions(sink, plan.tables)
@@ -130,7 +132,11 @@ def require_room(
     estimates = _estimates(pipeline, again) if again else {}
     if not estimates:
         return None
-    return sink.require_room(plan, [table.qualified for table in again], estimates)
+    state = sink.open_state()
+    sizes = state.sizes([table.qualified for table in plan.tables], ())
+    names = [table.qualified for table in again]
+    expected = room.forecast(plan, state.prefix, sizes, names, estimates)
+    return room.require_room(state.url, expected, sizes)
 
 
 def _estimates(pipeline: Pipeline, tables: Sequence[Table]) -> Mapping[str, RowEstimate]:

@@ -18,6 +18,7 @@ from itertools import chain
 from typing import TypeVar
 
 from cdc.config.view_settings import ENDS, SCHEMA, Function, TimeKind
+from cdc.documents.scalar.amounts import INTEGERS
 from cdc.documents.scalar.operators import Term
 from cdc.documents.scalar.type_groups import DATE, TEXTS, TIMESTAMP, TIMESTAMPTZ, UUID, group
 from cdc.model.table import Column, Table
@@ -35,6 +36,8 @@ WINDOW_END = "window_end"
 """Members of a document with a window."""
 FINAL = "final"
 """Whether the window is closed: a member where windows close."""
+OBJECT = "object"
+"""The type of a member that is an object."""
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,15 @@ class Aggregate:
     fraction: float | None = None
     filter: Term | None = None
     where: Term | None = None
+
+    def result_type(self, table: Table) -> str:
+        """Name its Postgres type, over rows of a table."""
+        if self.function in ("count", "distinct") or self.argument is None:
+            return "bigint"
+        argument_type = table.column(self.argument).type
+        if self.function in LISTED:
+            return argument_type
+        return "bigint" if argument_type in INTEGERS and self.function == "sum" else "numeric"
 
 
 @dataclass(frozen=True)
@@ -184,7 +196,6 @@ class Totals:
 
     @property
     def tallies(self) -> Sequence[Tally]:
-        """The numbers that the state keeps."""
         untallied = (*EXTREMES, *ENDS)
         return [
             self.tally(part.where) for part in self.aggregates if part.function not in untallied
@@ -192,7 +203,6 @@ class Totals:
 
     @property
     def listings(self) -> Sequence[Listing]:
-        """The lists that the state keeps."""
         return [self.listing(part) for part in self.aggregates if part.function in LISTED]
 
 
@@ -279,19 +289,22 @@ class Node:
 
     @property
     def absent(self) -> "Node | None":
-        """What must not come after the last row of a pattern, if anything."""
         return next((child for child in self.children if child.presence is False), None)
 
     @property
     def time(self) -> TimeJoin | None:
-        """The join in time that leads to it, if one does."""
         return self.join.time if self.join is not None else None
+
+    @property
+    def time_join(self) -> TimeJoin:
+        """The join in time that leads to it, of one that has it."""
+        assert self.time is not None
+        return self.time
 
     def is_same_time(self, parent: "Node") -> bool:
         """Whether its join in time is of one column of one table: then rows of one time follow each other by ids."""
-        assert self.time is not None
         is_same_table = parent.table.qualified == self.table.qualified
-        return is_same_table and self.time.parent == self.time.child
+        return is_same_table and self.time_join.parent == self.time_join.child
 
     @property
     def shown(self) -> Sequence[Column]:
@@ -309,12 +322,10 @@ class Node:
     @cached_property
     def has_zone(self) -> bool:
         """Whether the times of its join in time have a time zone: then their texts end with Z."""
-        assert self.time is not None
-        return group(self.table.column(self.time.child).type) == TIMESTAMPTZ
+        return group(self.table.column(self.time_join.child).type) == TIMESTAMPTZ
 
     @property
     def columns_in_use(self) -> frozenset[str]:
-        """Names of the columns of its rows that this place of the view depends on."""
         conditions = [self.where, self.meets, *(part.filter for part in self.aggregates)]
         expressions = [condition for condition in conditions if condition]
         expressions += self.join.child if self.join else ()
@@ -400,13 +411,11 @@ class Grouping(Totals):
 
     @property
     def by_time(self) -> Listing:
-        """The list of a group's rows by the time of its window."""
         assert self.window is not None
         return Listing(self.values, self.where, (Order(self.window.time),))
 
     @property
     def columns_in_use(self) -> frozenset[str]:
-        """Names of the columns of its rows that the documents depend on."""
         conditions = [self.where, *(part.where for part in self.aggregates)]
         expressions = [*self.values, *(condition for condition in conditions if condition)]
         names = [self.order_by, *(part.argument for part in self.aggregates)]
@@ -444,6 +453,43 @@ class View:
         key = tuple(column.name for column in columns)
         return Table(SCHEMA, self.name, tuple(columns), key, "")
 
+    @cached_property
+    def shown_types(self) -> dict[str, str]:
+        """The Postgres types of what `having` may name, by name.
+
+        name         a member of a group's document; of a row's a column, an aggregate, or a member that
+                     `flatten` made a value
+        member.name  a column of an object
+        member       an object itself: only whether it is NULL can be asked
+        """
+        root = self.root
+        if self.grouping is not None:
+            types = {column.name: column.type for column in self.keyed.columns}
+            if self.grouping.window is not None:
+                types[WINDOW_END] = types[WINDOW_START]
+            if self.grouping.closing is not None:
+                types[FINAL] = "boolean"
+            return types | {part.name: part.result_type(root.table) for part in self.grouping.aggregates}
+        types = {column.name: column.type for column in root.shown}
+        for child in root.children:
+            types |= {part.name: part.result_type(child.table) for part in child.aggregates}
+            if not child.shows or child.many:
+                continue
+            if child.flatten is not None:
+                if child.flatten in child.columns:
+                    types[child.field] = child.table.column(child.flatten).type
+                continue
+            types[child.field] = OBJECT
+            for name in child.columns:
+                # A column of the root may have the name with a dot.
+                types.setdefault(f"{child.field}.{name}", child.table.column(name).type)
+        for step, places in root.steps.items():
+            if len(places) == 1:
+                types[step] = OBJECT
+                for name in root.earlier[0].columns:
+                    types.setdefault(f"{step}.{name}", root.table.column(name).type)
+        return types
+
     @property
     def sends_once(self) -> bool:
         """Whether the state knows what its topic has: so each change is there once, and no tombstone
@@ -463,7 +509,6 @@ class View:
 
     @property
     def topics(self) -> dict[str, str]:
-        """The topics of the tables that the view is made of, by the table's name."""
         return {node.table.qualified: node.table.topic for node in self.root.walk()}
 
 

@@ -27,7 +27,6 @@ from cdc.config.view_settings import (
     ordering,
     selected,
 )
-from cdc.documents.having import grouped_types, shown_types
 from cdc.documents.plan import (
     FINAL,
     WINDOW_END,
@@ -132,14 +131,12 @@ class _Resolver:
         self._refuse_collisions(node, keys)
         alerts = settings.alerts or pattern is not None
         view = View(name, node, (), alerts=alerts)
-        return self._completed(view, settings, shown_types(node), keys)
+        return self._completed(view, settings, keys)
 
-    def _completed(
-        self, view: View, settings: AnyView, types: Mapping[str, str], keys: Keys
-    ) -> View:
-        """Add what every view may have. `types`: of what `having` may name."""
+    def _completed(self, view: View, settings: AnyView, keys: Keys) -> View:
+        """Add what every view may have."""
         sinks = tuple(sink for sink in settings.to if sink in self.pipeline.sinks)
-        having = self._having(types, settings.having, (*keys, "having"))
+        having = self._having(view.shown_types, settings.having, (*keys, "having"))
         view = replace(view, sinks=sinks, having=having)
         return replace(view, clock=self._clock(view, settings, (*keys, "clock")))
 
@@ -155,12 +152,18 @@ class _Resolver:
             value, type_ = self._grouped_by(table, text, (*keys, "group_by", column))
             columns.append(Column(column, type_))
             values.append(value)
-        window = None
+        window: Window | Session | None = None
         closing = None
         if settings.window is not None:
-            window = self._window(table, settings.window, (*keys, "window"))
-            if isinstance(window, Window):
-                values.append(_pane(table, window))
+            time = settings.window.time
+            type_ = self._require_time(table, "time", time, (*keys, "window", "time"))
+            if settings.window.session is not None:
+                window = Session(time, settings.window.size)
+            else:
+                start = (settings.window.start - EPOCH.date()) // timedelta(microseconds=1)
+                window = Window(time, settings.window.size, settings.window.step, start)
+                column = Term("column", group(type_), (), time)
+                values.append(Term("bin", column.group, (column,), f"{window.every} {start}"))
             if settings.window.lateness is not None:
                 lateness = microseconds(settings.window.lateness)
                 closing = Closing(name, settings.window.size + lateness)
@@ -180,7 +183,7 @@ class _Resolver:
             window=window,
         )
         view = View(name, node, (), alerts=settings.alerts, grouping=grouping)
-        return self._completed(view, settings, grouped_types(view), keys)
+        return self._completed(view, settings, keys)
 
     def _sliding_view(
         self,
@@ -236,10 +239,9 @@ class _Resolver:
         columns = tuple(column.name for column in table.columns if column.name in shown)
         root = replace(root, columns=columns, where=_both(where, counted), children=(child,))
         view = View(name, root, (), alerts=settings.alerts)
-        return self._completed(view, settings, shown_types(root), keys)
+        return self._completed(view, settings, keys)
 
     def _grouped_by(self, table: Table, text: str, keys: Keys) -> tuple[Term, str]:
-        """Resolve what rows are grouped by, and name its Postgres type."""
         value = self._expression(table, text, keys)
         type_ = _type_name(table, value)
         if value.operator == "column" and value.group in GROUPED:
@@ -252,13 +254,6 @@ class _Resolver:
             "group by integers, texts, uuid, boolean, enums or timestamptz; by what is computed"
             " of these, but integers: let Postgres keep it in a column",
         )
-
-    def _window(self, table: Table, settings: WindowSettings, keys: Keys) -> Window | Session:
-        self._require_time(table, "time", settings.time, (*keys, "time"))
-        if settings.session is not None:
-            return Session(settings.time, settings.size)
-        start = (settings.start - EPOCH.date()) // timedelta(microseconds=1)
-        return Window(settings.time, settings.size, settings.step, start)
 
     def _ends_order(self, table: Table, text: str | None, keys: Keys) -> str | None:
         if text is None:
@@ -362,7 +357,6 @@ class _Resolver:
         return replace(root, where=where, children=(*root.children, *earlier, absent))
 
     def _having(self, types: Mapping[str, str], text: str | None, keys: Keys) -> Term | None:
-        """Resolve the condition over what a document shows, given with its types."""
         if text is None:
             return None
         try:
@@ -642,12 +636,6 @@ class _Resolver:
             )
 
 
-def _pane(table: Table, window: Window) -> Term:
-    """Return the beginning of the pane that a row is in."""
-    column = Term("column", group(table.column(window.time).type), (), window.time)
-    return Term("bin", column.group, (column,), f"{window.every} {window.start}")
-
-
 def _both(first: Term | None, second: Term | None) -> Term | None:
     if first is None or second is None:
         return first or second
@@ -662,5 +650,4 @@ def _joined_as(table: Table, term: Term) -> str | None:
 
 
 def _type_name(table: Table, term: Term) -> str:
-    """Name the type of an expression for a person."""
     return table.column(term.text).type if term.operator == "column" else term.group

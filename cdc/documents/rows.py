@@ -103,7 +103,10 @@ def decode_entries(head: str) -> Entries:
     slots: dict[int, str] = {}
     places: dict[int, tuple[str, str]] = {}
     tallies: dict[int, str] = {}
-    for entry in split_entries(head):
+    for closing_entry in head.split(UNIT) if head else ():
+        # Without the time at which it closes.
+        is_closing = closing_entry.startswith(CLOSING)
+        entry = closing_entry.split(GROUP, 2)[2] if is_closing else closing_entry
         name, _, rest = entry.partition(GROUP)
         if name.isdecimal():
             slots[int(name)] = unescape(rest)
@@ -115,14 +118,7 @@ def decode_entries(head: str) -> Entries:
     return Entries(slots, places, tallies)
 
 
-def split_entries(head: str) -> list[str]:
-    """Split the entries of a row, without the times at which they close."""
-    entries = head.split(UNIT) if head else []
-    return [part.split(GROUP, 2)[2] if part.startswith(CLOSING) else part for part in entries]
-
-
 def escape(text: str) -> str:
-    """Write a text without separators."""
     return text if text.isprintable() else text.translate(ESCAPES)
 
 

@@ -122,7 +122,6 @@ class _Checks:
         self._facts = facts
 
     def check_groups(self, view: View, keys: Keys) -> None:
-        """Check what the rows of a grouped view have in common."""
         if view.grouping is None:
             return
         places = [(*keys, "group_by", column.name) for column in view.grouping.columns]
@@ -132,7 +131,6 @@ class _Checks:
             self._require_strict(view.root, value.columns, place)
 
     def check_distinct(self, view: View, keys: Keys) -> None:
-        """Check the columns whose different values are counted."""
         aggregates = [*view.grouping.aggregates] if view.grouping is not None else []
         aggregates += [part for child in view.root.children for part in child.aggregates]
         for part in aggregates:
@@ -220,7 +218,6 @@ class _Checks:
 
 
 def _explain(conn: Connection, pipeline: Pipeline, view: View) -> None:
-    """Let Postgres plan the query of a view, without running it."""
     try:
         with conn.transaction(force_rollback=True):
             if view.has_clock:
@@ -228,13 +225,9 @@ def _explain(conn: Connection, pipeline: Pipeline, view: View) -> None:
                 conn.execute("SELECT set_config(%s, 'epoch', true)", [setting])
             conn.execute(f"EXPLAIN {document_query(view)}".encode())
     except (psycopg.ProgrammingError, psycopg.DataError, psycopg.NotSupportedError) as error:
-        raise _query_error(pipeline, view, error) from None
-
-
-def _query_error(pipeline: Pipeline, view: View, error: psycopg.Error) -> SettingsError:
-    reason = error.diag.message_primary or str(error).splitlines()[0]
-    return pipeline.mistake(
-        ("views", view.name),
-        f"Postgres refuses the query of the view: {reason}",
-        f"cdc -p FILE views sql {view.name} prints it",
-    )
+        reason = error.diag.message_primary or str(error).splitlines()[0]
+        raise pipeline.mistake(
+            ("views", view.name),
+            f"Postgres refuses the query of the view: {reason}",
+            f"cdc -p FILE views sql {view.name} prints it",
+        ) from None

@@ -39,7 +39,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import msgspec
 import redis
@@ -59,9 +59,7 @@ from cdc.documents.rows import (
 )
 from cdc.errors import SinkRejected
 from cdc.model.address import address
-from cdc.model.finding import Finding
 from cdc.model.position import Position, ViewCheckpoint
-from cdc.model.table import RowEstimate
 from cdc.redis.checkpoint import checkpoint_of
 from cdc.redis.server import Failure, client, failure, first_word, position_key, view_key
 from cdc.sink import lane
@@ -75,23 +73,8 @@ SCANNED_SETS = 500
 """Index sets that are scanned at once. The server answers with small ones as a whole."""
 CLOCK = "now()"
 """No name of a topic has parentheses."""
-KeyName = Literal[
-    "pending",
-    "dirty",
-    "due",
-    "sent",
-    "clocks",
-    "seen",
-    "closed",
-    "late",
-    "gone",
-    "unsent",
-    "number",
-    "documents",
-    "needs",
-]
-OF_VIEW: tuple[KeyName, ...] = ("dirty", "gone", "due", "sent", "late")
-BY_VIEW: tuple[KeyName, ...] = ("clocks", "closed", "late", "seen")
+OF_VIEW = ("dirty", "gone", "due", "sent", "late")
+BY_VIEW = ("clocks", "closed", "late", "seen")
 """What there is of a view: keys, and fields of hashes."""
 REFUSALS = {
     "fenced": ("fenced", "Another run sends the documents of this pipeline now."),
@@ -223,7 +206,7 @@ def shard_prefix(prefix: str) -> str:
     return f"{prefix}:{{{prefix}.0}}"
 
 
-def state_key(prefix: str, name: KeyName, view: str = "") -> str:
+def state_key(prefix: str, name: str, view: str = "") -> str:
     """Name what there is once, or once for each view."""
     return f"{prefix}:_{name}:{view}" if view else f"{prefix}:_{name}"
 
@@ -384,7 +367,7 @@ class State:
             values |= {row_id: value for row_id, value in pairs if value is not None}
         return values
 
-    def _fields(self, name: KeyName, view: str, ids: Iterable[str]) -> dict[str, bytes]:
+    def _fields(self, name: str, view: str, ids: Iterable[str]) -> dict[str, bytes]:
         """Read the fields of a view's hash that there are."""
         key = self._key(name, view)
         return self._values(ids, lambda server, page: server.hmget(key, page))
@@ -419,7 +402,6 @@ class State:
                 yield Chunk(number, table, dict(zip(flat[::2], entries, strict=True)))
 
     def mark_rows(self, view: str, ids: Collection[str]) -> None:
-        """Mark root ids as dirty."""
         for page in pages(ids):
             self._call(scripts.MARK_ROWS, [self._key("dirty", view), self._key("number")], page)
 
@@ -542,10 +524,9 @@ class State:
         return self._times("seen")
 
     def clocks(self) -> dict[str, int]:
-        """Read the clock of each view that has one."""
         return self._times("clocks")
 
-    def _times(self, name: KeyName) -> dict[str, int]:
+    def _times(self, name: str) -> dict[str, int]:
         with self._server() as server:
             fields = server.hgetall(self._key(name))
         return {view.decode(): int(time) for view, time in fields.items()}
@@ -712,7 +693,7 @@ class State:
             server.hset(documents, "views", json.dumps(self.views))
             server.hsetnx(documents, "began", f"{time.time():.3f}")
 
-    def _key(self, name: KeyName, view: str = "") -> str:
+    def _key(self, name: str, view: str = "") -> str:
         return state_key(self.prefix, name, view)
 
     def _index_key(self, table: str, slot: int | str, text: str) -> str:
@@ -796,20 +777,6 @@ class StateSink(Applier, Protocol):
         current no more whose view isn't in the plan, or whose tables' rows are stored for something
         else: some may be of rows that the state never meets again. May raise Failure of
         `cdc.sink.lane`.
-        """
-
-    def require_room(
-        self, plan: StatePlan, again: Collection[str], estimates: Mapping[str, RowEstimate]
-    ) -> Finding | None:
-        """Compare what the state of a plan will take with the memory of its server, before anything is
-        changed. Called where the rows of some tables, `again`, are to be read from the topics' start.
-
-        `estimates`: of those tables that Postgres knows; others count for nothing. Returns a warning
-        where the rows may not fit. May raise Failure of `cdc.sink.lane`.
-
-        Raises:
-            StateTooLarge: the state would be larger than all of the memory, also if the estimate were
-                much too high.
         """
 
     def open_state(self) -> State:

@@ -31,13 +31,12 @@ import msgspec
 
 from cdc.codec.members import members
 from cdc.codec.table import codec
-from cdc.documents.assemble import Document, assemble
+from cdc.documents.assemble import Document, assemble, list_place, parents
 from cdc.documents.closing import SAID, closed_at
 from cdc.documents.groups import assemble_groups, documents_of
 from cdc.documents.plan import Node, StatePlan, View, is_key
 from cdc.documents.rows import Entries, value_reader
 from cdc.documents.state import Chunk, State, Turn
-from cdc.documents.time_joins import list_place, parents
 from cdc.errors import ConnectorError, Fenced
 from cdc.kafka.clients import LARGEST_BYTES, is_sendable
 from cdc.kafka.transactions import Outgoing, TransactionalWriter
@@ -61,7 +60,8 @@ _writers: dict[tuple[str, str, str], TransactionalWriter] = {}
 _encode = msgspec.json.Encoder().encode
 
 
-class Report(msgspec.Struct):
+@dataclass
+class Report:
     """What a task has done. A failure travels as data: a key of `cdc.sink.remedy.REPORTED`."""
 
     documents: int = 0
@@ -70,16 +70,9 @@ class Report(msgspec.Struct):
     failure: str | None = None
     message: str = ""
 
-    def encode(self) -> bytes:
-        return _encode(self)
 
-
-_decode_report = msgspec.json.Decoder(Report).decode
-
-
-def read_report(encoded: bytes) -> Report:
-    """Decode what a task reports. Raises Failure: what it reports as failed."""
-    report = _decode_report(encoded)
+def read_report(report: Report) -> Report:
+    """Return what a task reports. Raises Failure: what it reports as failed."""
     if report.failure:
         raise Failure(report.failure, report.message)
     return report
@@ -101,16 +94,16 @@ class Emission:
     name: str
     turn: Turn
 
-    def run(self, partition: Iterator[object]) -> Iterator[bytes]:
-        """Run as a task of Spark: any input, a `Report` as JSON out."""
+    def run(self, partition: Iterator[object]) -> Iterator[Report]:
+        """Run as a task of Spark, of any input."""
         for _ in partition:
             pass
         report = Report()
         with _reported(report):
             self.send(report, self._write)
-        yield report.encode()
+        yield report
 
-    def fence(self, partition: Iterator[object]) -> Iterator[bytes]:
+    def fence(self, partition: Iterator[object]) -> Iterator[Report]:
         """Run as a task of Spark as `run` is: end the transactions of any writer that had the name
         before. What it committed is below the ends of the topics from then on.
         """
@@ -120,7 +113,7 @@ class Emission:
         with _reported(report):
             self._close_writers()
             self._writer()
-        yield report.encode()
+        yield report
 
     def send(self, report: Report, write: Write) -> None:
         """Find and send dirty documents until there are none, or the round is over.
@@ -388,11 +381,8 @@ def _document_id(view: View, topic: str, key: bytes) -> str:
 
 def mark(
     state: State, turn: Turn, views: Mapping[str, View], blocks: Blocks
-) -> bytes:
-    """Mark the documents of records. Returns an encoded `Report`.
-
-    views: by topic
-    """
+) -> Report:
+    """Mark the documents of records. `views`: by topic."""
     report = Report(done=True)
     with _reported(report):
         for topic, _, records in blocks:
@@ -415,4 +405,4 @@ def mark(
             state.note_digests(turn, view.name, digests)
             if closed:
                 state.note_closed(turn, view.name, max(closed))
-    return report.encode()
+    return report

@@ -17,7 +17,7 @@ from cdc.documents.rows import Entries
 from cdc.documents.scalar import operators
 from cdc.documents.scalar.instants import instant_of, microseconds, text_of
 from cdc.documents.scalar.operators import Term
-from cdc.documents.sessions import Sessions
+from cdc.documents.groups import Sessions
 from cdc.documents.state import Chunk, Span, State
 from cdc.documents.tasks import climb
 from cdc.model.table import Table

@@ -14,13 +14,12 @@ import pytest
 
 from cdc.config import settings
 from cdc.documents import assemble, tasks
-from cdc.documents.having import shown_values
+from cdc.documents.assemble import ListPlace, children_span, shown_values
 from cdc.documents.plan import Node, StatePlan
 from cdc.documents.rows import Entries
 from cdc.documents.state import Chunk, Span, State, Turn, scan_spans
 from cdc.documents.tables import view_tables
-from cdc.documents.tasks import climb, mark
-from cdc.documents.time_joins import ListPlace, children_span
+from cdc.documents.tasks import Report, climb, mark
 from cdc.errors import ConnectorError
 from cdc.model.position import ViewCheckpoint
 from cdc.sink.factory import build_state
@@ -298,7 +297,7 @@ def exclusive_span(parent: Node, child: Node, place: ListPlace, parent_id: str) 
     return span._replace(low=f"{span.low.rstrip()}!")
 
 
-def mark_alone(state: Any, turn: Turn, views: Any, blocks: Any) -> bytes:
+def mark_alone(state: Any, turn: Turn, views: Any, blocks: Any) -> Report:
     """Leave the digests out of what a topic is read for."""
     everything = {topic: replace(view, having=None, alerts=False) for topic, view in views.items()}
     return mark(state, turn, everything, blocks)

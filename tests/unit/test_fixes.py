@@ -38,7 +38,7 @@ from cdc.readiness.facts import RESTRICTIVE
 from cdc.sink import factory
 from cdc.sink.contract import SchemaMismatch
 from cdc.sink.remedy import classify
-from cdc.sinks.redis.documents.room import Forecast, require_room
+from cdc.documents.room import Forecast, require_room
 from cdc.verify.comparison import Comparison
 from tests.support.pages import refusal
 from tests.support.pipelines import pipeline, position_by_table

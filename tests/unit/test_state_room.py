@@ -9,7 +9,7 @@ import pytest
 from cdc.documents.plan import StatePlan
 from cdc.documents.state import StateSizes, StateTooLarge
 from cdc.model.table import RowEstimate
-from cdc.sinks.redis.documents.room import EXCESS, KEY, MARK, Forecast, forecast, require_room
+from cdc.documents.room import EXCESS, KEY, MARK, Forecast, forecast, require_room
 from tests.unit.test_view_settings import GOOD, resolve
 
 URL = "redis://:secret@cache:6380/4"

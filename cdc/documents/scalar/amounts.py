@@ -12,7 +12,7 @@ million of them fit into a counter of 64 bits.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from decimal import Context, Decimal
 from hashlib import blake2b
 from typing import Any
@@ -51,16 +51,14 @@ def decode_amount(text: str) -> Iterator[tuple[str, int]]:
         yield name, int(amount)
 
 
-def count_amounts(rows: Iterable[Sequence[str]]) -> dict[str, int]:
-    """Add up the amounts of rows, by column, to the numbers of a tally: see `State.tallied`."""
-    numbers = Counter[str]()
-    for amounts in rows:
-        numbers["n"] += 1
-        for place, amount in enumerate(amounts):
-            if amount:
-                numbers[f"c{place}"] += 1
-                for name, part in decode_amount(amount):
-                    numbers[f"s{place}:{name}" if name else f"s{place}"] += part
+def count_amounts(amounts: Sequence[str]) -> dict[str, int]:
+    """Turn the amounts of a row, by column, into the numbers of a tally: see `State.tallied`."""
+    numbers = Counter(n=1)
+    for place, amount in enumerate(amounts):
+        if amount:
+            numbers[f"c{place}"] += 1
+            for name, part in decode_amount(amount):
+                numbers[f"s{place}:{name}" if name else f"s{place}"] += part
     return numbers
 
 

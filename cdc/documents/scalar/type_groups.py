@@ -69,7 +69,6 @@ def is_ordered(type_: str) -> bool:
 
 
 def is_summed(type_: str) -> bool:
-    """Whether sums are exact."""
     return group(type_) in (INTEGERS, NUMERIC)
 
 

@@ -5,7 +5,7 @@ state has one generation; what the file's views need of a table is noted beside 
 table of which something else is needed by now is read again from offset zero.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import redis
@@ -24,14 +24,13 @@ from cdc.documents.state import (
 from cdc.errors import SinkUnavailable
 from cdc.model.finding import Finding
 from cdc.model.position import ViewCheckpoint
-from cdc.model.table import RowEstimate, Table
+from cdc.model.table import Table
 from cdc.redis.checkpoint import checkpoint_of
 from cdc.redis.server import COMMANDS, Failure, forget, view_key
 from cdc.sink.contract import Batch, Outcome
 from cdc.sinks.redis import health
 from cdc.sinks.redis.database import Database
 from cdc.sinks.redis.documents.executor import FORGET, StateWriter, changing
-from cdc.sinks.redis.documents.room import forecast, require_room
 from cdc.sinks.redis.positions import Positions
 from cdc.sinks.redis.scripts import REMOVE
 from cdc.sinks.redis.tables import add_name, empty_table, list_keys, other_tables, remove_keys
@@ -92,13 +91,6 @@ class DocumentState:
         for begin in (view_key(self.prefix, name), index_prefix(self.prefix, name)):
             remove_keys(database.keys(begin), database)
         database.ask(lambda server: server.srem(database.names_key, name))
-
-    def require_room(
-        self, plan: StatePlan, again: Collection[str], estimates: Mapping[str, RowEstimate]
-    ) -> Finding | None:
-        names = [table.qualified for table in plan.tables]
-        sizes = self.open_state().sizes(names, ())
-        return require_room(self.url, forecast(plan, self.prefix, sizes, again, estimates), sizes)
 
     def open_state(self) -> State:
         return State(self.url, self.prefix, tuple(view.name for view in self.plan.views))
