@@ -60,11 +60,11 @@ MOST_WINDOWS = 100
 """Windows that a row may be in: each of them is sent again when the row changes."""
 
 
-class Ordering(NamedTuple):
-    """A column that a list is ordered by."""
+class Order(NamedTuple):
+    """A column that a list is ordered by. NULL comes last, texts by their code points."""
 
     column: str
-    descending: bool
+    descending: bool = False
 
 
 class AggregateCall(NamedTuple):
@@ -81,12 +81,12 @@ class AggregateCall(NamedTuple):
     condition: str | None = None
 
 
-def ordering(text: str) -> Ordering:
+def ordering(text: str) -> Order:
     """Read `column`, `-column`, `column asc` or `column desc`."""
     column, _, direction = text.strip().rpartition(" ")
     if column and direction.lower() in ("asc", "desc"):
-        return Ordering(column.strip(), direction.lower() == "desc")
-    return Ordering(text.strip().removeprefix("-"), text.strip().startswith("-"))
+        return Order(column.strip(), direction.lower() == "desc")
+    return Order(text.strip().removeprefix("-"), text.strip().startswith("-"))
 
 
 def aggregate(text: str) -> AggregateCall:

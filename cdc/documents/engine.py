@@ -133,14 +133,14 @@ class DocumentEngine:
         Raises:
             CdcError: the state, the broker or another run is in the way.
         """
-        if not self._recovered:
-            self._recover()
-        if not self._is_released(positions):
-            return False
-        clocks = self._read_clocks(positions)
-        if clocks is None:
-            return False
         with self._failures():
+            if not self._recovered:
+                self._recover()
+            if not self._is_released(positions):
+                return False
+            clocks = self._read_clocks(positions)
+            if clocks is None:
+                return False
             is_due = any(self._state.is_due(view, now) for view, now in clocks.items())
             is_noted = self.is_current(positions) and self._noted_clocks == clocks
             if is_noted and self._state.is_clean() and not is_due:
@@ -151,7 +151,10 @@ class DocumentEngine:
             self._state.advance(self._turn, clocks)
             is_idle = self._state.is_clean() and not is_due
             report = Report(done=True) if is_idle else self._run_task(self._emission().run)
-            self._measure(report, began)
+            ended = time.monotonic()
+            took_s = ended - (self._round_ended or began)
+            self.sent_per_s = None if report.done else report.documents / took_s
+            self._round_ended = None if report.done else ended
             if report.documents:
                 # Also where no table has moved, as by `verify --repair`: the notes contain the ends
                 # of the views' topics.
@@ -167,12 +170,11 @@ class DocumentEngine:
         if not views:
             return {}
         topics = [table.topic for table in self._sink.plan.tables]
-        with self._failures():
-            clocks = self._clocks.read(views, topics, positions)
-            if clocks is None:
-                return None
-            held = self._state.clocks()
-            return {name: max(now, held.get(name, now)) for name, now in clocks.items()}
+        clocks = self._clocks.read(views, topics, positions)
+        if clocks is None:
+            return None
+        held = self._state.clocks()
+        return {name: max(now, held.get(name, now)) for name, now in clocks.items()}
 
     def is_current(self, positions: Positions) -> bool:
         return not self._unnoted_views(positions, self._noted_clocks)
@@ -205,27 +207,26 @@ class DocumentEngine:
         sending_once = [view.name for view in self._sink.plan.views if view.sends_once]
         if sending_once:
             # Before the ends are read: no former writer commits a document beyond them.
-            with self._failures():
-                self._run_task(self._emission().fence)
+            self._run_task(self._emission().fence)
         ends = self._kafka.ends(list(topics.values()))
-        with self._failures():
-            notes = self._state.current()
-        noted: dict[str, ViewCheckpoint] = {}
+        notes = self._state.current()
+        ranges = []
         for name, topic in topics.items():
+            end = ends[topic]
             note = notes.get(name, {}).get(topic)
-            if note is not None and distance(note, ends[topic]).comparable:
-                noted[topic] = note
-        ranges = _unnoted(ends, noted)
-        with self._failures():
-            for name in sending_once:
+            starts = (0,) * end.partition_count
+            if note is not None and distance(note, end).comparable:
+                starts = note.position.offsets
+            elif name in sending_once:
                 # All of its topic is read again, which may be another one than before.
-                if topics[name] not in noted:
-                    self._state.forget_digests(self._turn, name)
+                self._state.forget_digests(self._turn, name)
+            for partition, (start, stop) in enumerate(zip(starts, end.offsets, strict=True)):
+                if start < stop:
+                    ranges.append(OffsetRange(topic, partition, start, stop, end.topic_id))
         views = {topics[view.name]: view for view in self._sink.plan.views}
         marking = partial(mark, self._state, self._turn, views)
-        with self._failures():
-            for report in read_on_executors(self._spark, self._pipeline.kafka, ranges, marking):
-                read_report(report)
+        for report in read_on_executors(self._spark, self._pipeline.kafka, ranges, marking):
+            read_report(report)
         self._recovered = True
 
     def _is_released(self, positions: Positions) -> bool:
@@ -244,12 +245,6 @@ class DocumentEngine:
             distance(positions.get(topic), end).reached for topic, end in self._release.items()
         )
         return self._released
-
-    def _measure(self, report: Report, began: float) -> None:
-        ended = time.monotonic()
-        took_s = ended - (self._round_ended or began)
-        self.sent_per_s = None if report.done else report.documents / took_s
-        self._round_ended = None if report.done else ended
 
     def _emission(self) -> Emission:
         return Emission(
@@ -395,17 +390,3 @@ class ViewClocks:
             else min(seen.get(view.name, FIRST), committed)
             for view in views
         }
-
-
-def _unnoted(
-    ends: Mapping[str, Position], noted: Mapping[str, ViewCheckpoint]
-) -> list[OffsetRange]:
-    """The ranges of topics that the notes don't cover: all of a topic that has none."""
-    ranges = []
-    for topic, end in ends.items():
-        former = noted.get(topic)
-        starts = former.position.offsets if former else (0,) * end.partition_count
-        for partition, (start, stop) in enumerate(zip(starts, end.offsets, strict=True)):
-            if start < stop:
-                ranges.append(OffsetRange(topic, partition, start, stop, end.topic_id))
-    return ranges

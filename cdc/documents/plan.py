@@ -17,7 +17,7 @@ from functools import cached_property
 from itertools import chain
 from typing import TypeVar
 
-from cdc.config.view_settings import ENDS, SCHEMA, Function, TimeKind
+from cdc.config.view_settings import ENDS, SCHEMA, Function, Order, TimeKind
 from cdc.documents.scalar.amounts import INTEGERS
 from cdc.documents.scalar.operators import Term
 from cdc.documents.scalar.type_groups import DATE, TEXTS, TIMESTAMP, TIMESTAMPTZ, UUID, group
@@ -71,14 +71,6 @@ class Join:
     parent: Values
     child: Values
     time: TimeJoin | None = None
-
-
-@dataclass(frozen=True)
-class Order:
-    """A column that children are ordered by. NULL comes last, texts by their code points."""
-
-    column: str
-    descending: bool = False
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from cdc.config.view_settings import (
     Function,
     GroupedViewSettings,
     IncludeSettings,
+    Order,
     PatternSettings,
     PatternViewSettings,
     ViewSettings,
@@ -36,7 +37,6 @@ from cdc.documents.plan import (
     Grouping,
     Join,
     Node,
-    Order,
     Session,
     TimeJoin,
     View,
@@ -171,12 +171,20 @@ class _Resolver:
         windows |= {FINAL} if closing is not None else set()
         for member in windows.intersection(settings.group_by):
             raise self._name_taken((*keys, "group_by"), name, member)
-        order_by = self._ends_order(table, settings.order_by, (*keys, "order_by"))
+        order_by = None if window is None else window.time
+        if settings.order_by is not None:
+            place = (*keys, "order_by")
+            order = self._order(table, settings.order_by, place)
+            if order.descending:
+                raise self.pipeline.mistake(
+                    place, "the first row is the one with the least value", "name the column alone"
+                )
+            order_by = order.column
         node = Node(name, table, (), where=where)
         grouping = Grouping(
             tuple(values),
             self._selected(node, settings, {*settings.group_by, *windows}, keys),
-            order_by if window is None else window.time,
+            order_by,
             closing,
             columns=tuple(columns),
             where=where,
@@ -254,16 +262,6 @@ class _Resolver:
             "group by integers, texts, uuid, boolean, enums or timestamptz; by what is computed"
             " of these, but integers: let Postgres keep it in a column",
         )
-
-    def _ends_order(self, table: Table, text: str | None, keys: Keys) -> str | None:
-        if text is None:
-            return None
-        order = self._order(table, text, keys)
-        if order.descending:
-            raise self.pipeline.mistake(
-                keys, "the first row is the one with the least value", "name the column alone"
-            )
-        return order.column
 
     def _selected(
         self, root: Node, settings: GroupedViewSettings, taken: Collection[str], keys: Keys
@@ -556,16 +554,16 @@ class _Resolver:
         self._require_column(table, name, keys)
 
     def _order(self, table: Table, text: str, keys: Keys) -> Order:
-        column, descending = ordering(text)
-        self._require_plain_column(table, "order_by", column, keys)
-        type_ = table.column(column).type
+        order = ordering(text)
+        self._require_plain_column(table, "order_by", order.column, keys)
+        type_ = table.column(order.column).type
         if not is_ordered(type_):
             raise self.pipeline.mistake(
                 keys,
                 f"values of type {type_} can't be ordered exactly",
                 "order by integers, numerics, texts, uuid, boolean, date, time or timestamps",
             )
-        return Order(column, descending)
+        return order
 
     def _aggregate(
         self, table: Table, where: Term | None, name: str, call: AggregateCall, keys: Keys

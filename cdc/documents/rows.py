@@ -25,7 +25,8 @@ import msgspec
 from cdc.codec.forms import FilledValue
 from cdc.codec.members import encode, joined, members
 from cdc.codec.table import codec
-from cdc.documents.plan import Listing, Order, StatePlan, Tally, Values, is_key, narrowed
+from cdc.config.view_settings import Order
+from cdc.documents.plan import Listing, StatePlan, Tally, Values, is_key, narrowed
 from cdc.documents.scalar.amounts import COUNTED, encode_amount, encode_distinct
 from cdc.documents.scalar.instants import microseconds
 from cdc.documents.scalar.operators import Term

@@ -67,8 +67,7 @@ def refused_by_source(
     refused = {}
     for view in views:
         try:
-            checks.check_groups(view, ("views", view.name))
-            checks.check_distinct(view, ("views", view.name))
+            checks.check_grouping(view, ("views", view.name))
             is_sliding = isinstance(pipeline.views[view.name], GroupedViewSettings)
             checks.check_children(view.root, ("views", view.name), is_sliding=is_sliding)
             _explain(conn, pipeline, view)
@@ -121,18 +120,16 @@ class _Checks:
         self._pipeline = pipeline
         self._facts = facts
 
-    def check_groups(self, view: View, keys: Keys) -> None:
-        if view.grouping is None:
-            return
-        places = [(*keys, "group_by", column.name) for column in view.grouping.columns]
-        places += [(*keys, "window", "time")] * (len(view.grouping.values) - len(places))
-        for value, place in zip(view.grouping.values, places, strict=True):
-            self._require_logged(view.root, value, place)
-            self._require_strict(view.root, value.columns, place)
-
-    def check_distinct(self, view: View, keys: Keys) -> None:
-        aggregates = [*view.grouping.aggregates] if view.grouping is not None else []
-        aggregates += [part for child in view.root.children for part in child.aggregates]
+    def check_grouping(self, view: View, keys: Keys) -> None:
+        """Check what the rows of groups have in common, and columns whose different values are counted."""
+        aggregates = [part for child in view.root.children for part in child.aggregates]
+        if view.grouping is not None:
+            aggregates += view.grouping.aggregates
+            places = [(*keys, "group_by", column.name) for column in view.grouping.columns]
+            places += [(*keys, "window", "time")] * (len(view.grouping.values) - len(places))
+            for value, place in zip(view.grouping.values, places, strict=True):
+                self._require_logged(view.root, value, place)
+                self._require_strict(view.root, value.columns, place)
         for part in aggregates:
             if part.function == "distinct" and part.argument is not None:
                 self._require_strict(view.root, [part.argument], (*keys, "select", part.name))

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from itertools import count
 
 from cdc.codec.types import kind
-from cdc.config.view_settings import ENDS
+from cdc.config.view_settings import ENDS, Order
 from cdc.documents.plan import (
     FINAL,
     LISTED,
@@ -19,7 +19,6 @@ from cdc.documents.plan import (
     Aggregate,
     Grouping,
     Node,
-    Order,
     Session,
     View,
     Window,

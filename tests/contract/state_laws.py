@@ -11,7 +11,8 @@ import pytest
 
 from cdc.codec.decode_options import DecodeOptions
 from cdc.documents.closing import SAID
-from cdc.documents.plan import Aggregate, Join, Node, Order, StatePlan, View
+from cdc.config.view_settings import Order
+from cdc.documents.plan import Aggregate, Join, Node, StatePlan, View
 from cdc.documents.rows import Entries
 from cdc.documents.scalar.operators import Term
 from cdc.documents.scalar.type_groups import OTHER

@@ -16,7 +16,8 @@ import redis
 
 from cdc.codec.decode_options import DecodeOptions
 from cdc.documents import tasks
-from cdc.documents.plan import Aggregate, Join, Node, Order, StatePlan, View
+from cdc.config.view_settings import Order
+from cdc.documents.plan import Aggregate, Join, Node, StatePlan, View
 from cdc.documents.rows import Entries
 from cdc.documents.scalar.operators import Term
 from cdc.documents.scalar.type_groups import OTHER

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from cdc.config import settings
-from cdc.documents.plan import Aggregate, Node, Order, View
+from cdc.config.view_settings import Order
+from cdc.documents.plan import Aggregate, Node, View
 from cdc.documents.resolve import resolve_views
 from cdc.errors import SettingsError
 from cdc.model.table import Column, Table

@@ -83,22 +83,12 @@ def total(amounts: Mapping[str, int]) -> Decimal:
     """
     places = {name: name.partition(".") for name in amounts if name[:1].isdigit()}
     decimals = max((int(head) for head, _, group in places.values() if not group), default=0)
-    groups: dict[int, dict[int, int]] = {}
-    for name, (head, _, group) in places.items():
-        if group:
-            groups.setdefault(int(head), {})[int(group)] = amounts[name]
     whole = sum(
-        _join_groups(amount_by_group) * 10 ** (decimals - head)
-        for head, amount_by_group in groups.items()
+        amounts[name] * 10 ** (decimals - int(head) + DIGITS * int(group))
+        for name, (head, _, group) in places.items()
+        if group
     )
     number = EXACT.scaleb(Decimal(whole), -decimals)
     for name in amounts.keys() - places.keys():
         number = EXACT.add(number, Decimal(name))
     return number
-
-
-def _join_groups(amounts: Mapping[int, int]) -> int:
-    whole = 0
-    for group in range(max(amounts), -1, -1):
-        whole = whole * 10**DIGITS + amounts.get(group, 0)
-    return whole

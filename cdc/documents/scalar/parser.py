@@ -133,7 +133,9 @@ class _Parser:
         rule = self._rules.get(type(node))
         if rule is None:
             raise InvalidSetting(f"{_name(node)} isn't supported in expressions", ACCEPTED)
-        if isinstance(node, TIGHT) and any(isinstance(part, LOOSE) for part in _operands(node)):
+        operands = [node.args.get(name) for name in ("this", "expression", "low", "high")]
+        operands += node.expressions
+        if isinstance(node, TIGHT) and any(isinstance(part, LOOSE) for part in operands):
             raise InvalidSetting(
                 "a condition is part of another expression", "put it in parentheses: (a = b) = c"
             )
@@ -360,11 +362,6 @@ def _negated(node: exp.Expr, term: Term) -> Term:
 def _column_name(identifier: exp.Identifier) -> str:
     name = str(identifier.this)
     return name if identifier.args.get("quoted") else name.lower()
-
-
-def _operands(node: exp.Expr) -> list[exp.Expr]:
-    parts = [node.args.get(name) for name in ("this", "expression", "low", "high")]
-    return [part for part in (*parts, *node.expressions) if isinstance(part, exp.Expr)]
 
 
 def _require_only(node: exp.Expr, *names: str) -> None:
