@@ -53,7 +53,9 @@ def reference(dsn: str, pipeline: str, environment: Mapping[str, str] = os.envir
 
 def text(first: PipelineDraft) -> str:
     is_own = first.dsn != STACK
-    comment = "an owner of the tables; wal_level = logical" if is_own else "the Postgres of `cdc up`"
+    comment = (
+        "an owner of the tables; wal_level = logical" if is_own else "the Postgres of `cdc up`"
+    )
     return f"""\
 # What to capture, and where to put it. Next:
 #   cdc -p FILE up         servers of its own, for everything below that begins with CDC_

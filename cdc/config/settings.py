@@ -121,25 +121,17 @@ class Pipeline(Section):
 
     @field_validator("sinks")
     @classmethod
-    def _check_locations(cls, sinks: dict[str, SinkSettings]) -> dict[str, SinkSettings]:
+    def _check_sinks(
+        cls, sinks: dict[str, SinkSettings], info: ValidationInfo
+    ) -> dict[str, SinkSettings]:
         for first, second in combinations(sinks, 2):
             if sinks[first].place == sinks[second].place:
                 raise InvalidSetting(
                     f"{first} and {second} are on one place, so each would overwrite what the other writes",
                     f"give {second} another {sinks[first].location_setting}, or take it out",
                 )
-        return sinks
-
-    @field_validator("sinks")
-    @classmethod
-    def _check_tables(
-        cls, sinks: dict[str, SinkSettings], info: ValidationInfo
-    ) -> dict[str, SinkSettings]:
-        listed = (
-            [entry.table for entry in info.data["source"].tables]
-            if "source" in info.data
-            else ["*"]
-        )
+        source = info.data.get("source")
+        listed = [entry.table for entry in source.tables] if source else ["*"]
         for name, sink in sinks.items():
             sink.refuse_strangers(name, listed)
         return sinks

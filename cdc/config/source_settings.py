@@ -9,7 +9,6 @@ from pydantic import (
     BeforeValidator,
     Field,
     SecretStr,
-    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -103,7 +102,7 @@ class TableSettings(Section):
 
     @field_validator("table")
     @classmethod
-    def _check_pattern(cls, table: str, info: ValidationInfo) -> str:  # noqa: ARG003
+    def _check_pattern(cls, table: str) -> str:
         if "*" in table and not re.fullmatch(r"[A-Za-z0-9_*-]+\.[A-Za-z0-9_*-]+", table):
             raise InvalidSetting(
                 "a pattern has letters, digits, _, - and * only", "for example: public.*"

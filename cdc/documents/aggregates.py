@@ -6,15 +6,7 @@ from decimal import Decimal
 from typing import Any
 
 from cdc.config.view_settings import ENDS
-from cdc.documents.plan import (
-    LISTED,
-    Aggregate,
-    StatePlan,
-    Tally,
-    Totals,
-    narrowed,
-    tally_of,
-)
+from cdc.documents.plan import LISTED, Aggregate, StatePlan, Tally, Totals, narrowed, tally_of
 from cdc.documents.rows import NULL_LAST, amounts, document_values, meeting
 from cdc.documents.scalar.amounts import EXACT, INTEGERS, count_amounts, total, trimmed
 from cdc.documents.scalar.operators import Term

@@ -304,7 +304,11 @@ def _find_children(
     """Return the ids of a node's rows by the parents' text, of a list in its order; none of a list that isn't shown."""
     name = node.table.qualified
     if node.listing is not None:
-        return state.listed(name, plan.listings[name].index(node.listing), texts, node.limit)
+        spans = [Span(text) for text in texts]
+        pages = state.ranged(name, plan.listings[name].index(node.listing), spans, node.limit)
+        return {
+            text: [child.id for child in places] for text, places in zip(texts, pages, strict=True)
+        }
     if node.many or node.join is None:
         return {}
     if is_key(node.table, node.join.child):

@@ -68,11 +68,7 @@ class DocumentEngine:
     """The documents of a pipeline, behind the stream of its state, whose thread uses it."""
 
     def __init__(
-        self,
-        spark: "SparkSession",
-        state: StateSink,
-        pipeline: Pipeline,
-        resolve: ResolveViews,
+        self, spark: "SparkSession", state: StateSink, pipeline: Pipeline, resolve: ResolveViews
     ) -> None:
         self._spark = spark
         self._sink = state
@@ -354,10 +350,7 @@ class ViewClocks:
         self._current: _Taken | None = None
 
     def read(
-        self,
-        views: Sequence[View],
-        topics: Sequence[str],
-        positions: Mapping[str, Position | None],
+        self, views: Sequence[View], topics: Sequence[str], positions: Mapping[str, Position | None]
     ) -> Mapping[str, int] | None:
         """Return the times of views in microseconds since 1970, by name; None while none counts yet.
         While no row had a time, it is the first one of the year 1.

@@ -31,14 +31,7 @@ from cdc.documents.plan import (
     narrowed,
 )
 from cdc.documents.rows import LISTING, TALLY, Entries, document_values, join_text, meeting
-from cdc.documents.scalar.instants import (
-    FIRST,
-    LAST,
-    instant_of,
-    microseconds,
-    order_of,
-    text_of,
-)
+from cdc.documents.scalar.instants import FIRST, LAST, instant_of, microseconds, order_of, text_of
 from cdc.documents.scalar.operators import NOW
 from cdc.documents.scalar.type_groups import BOOLEAN, INTEGERS, TIMESTAMPTZ, group
 from cdc.documents.state import SPAN_PAGE, Pane, Span, State
@@ -320,9 +313,7 @@ class Sessions:
         while highs:
             spans = [
                 Span(
-                    start[0],
-                    f"{self._order(earlier.get(start, FIRST) - self._session.gap)} ",
-                    high,
+                    start[0], f"{self._order(earlier.get(start, FIRST) - self._session.gap)} ", high
                 )
                 for start, high in highs.items()
             ]

@@ -461,7 +461,9 @@ class View:
                 types[WINDOW_END] = types[WINDOW_START]
             if self.grouping.closing is not None:
                 types[FINAL] = "boolean"
-            return types | {part.name: part.result_type(root.table) for part in self.grouping.aggregates}
+            return types | {
+                part.name: part.result_type(root.table) for part in self.grouping.aggregates
+            }
         types = {column.name: column.type for column in root.shown}
         for child in root.children:
             types |= {part.name: part.result_type(child.table) for part in child.aggregates}

@@ -194,11 +194,7 @@ class _Resolver:
         return self._completed(view, settings, keys)
 
     def _sliding_view(
-        self,
-        name: str,
-        settings: GroupedViewSettings,
-        window: WindowSettings,
-        where: Term | None,
+        self, name: str, settings: GroupedViewSettings, window: WindowSettings, where: Term | None
     ) -> View:
         """Resolve a view with a document for each row, of the rows in the time before it."""
         keys = ("views", name)

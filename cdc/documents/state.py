@@ -118,13 +118,13 @@ class Place(NamedTuple):
 
 
 class Span(NamedTuple):
-    """A part of the list of `text`: the places from `low` up to but not including `high`, which are
-    compared with the texts `<order> <id>`, without the first ones of them.
+    """A part of the list of `text`, or all of it: the places from `low` up to but not including `high`,
+    which are compared with the texts `<order> <id>`, without the first ones of them.
     """
 
     text: str
-    low: str
-    high: str
+    low: str = ""
+    high: str = "\x7f"
     skipped: int = 0
 
 
@@ -282,17 +282,6 @@ class State:
                 }
                 yield {row_id.decode() for _, members in answers for row_id in members}
 
-    def listed(
-        self, table: str, number: int, texts: Collection[str], limit: int
-    ) -> dict[str, list[str]]:
-        """Read the ids of the first rows of a listing's lists, in their order, by text."""
-        lists = self._by_text(table, f"{LISTING}{number}", texts, "zrange", 0, limit - 1)
-        # The order has no space; an id may have.
-        return {
-            text: [member.decode().partition(" ")[2] for member in members]
-            for text, members in lists.items()
-        }
-
     def ranged(
         self,
         table: str,
@@ -334,12 +323,12 @@ class State:
         }
 
     def _by_text(
-        self, table: str, slot: int | str, texts: Collection[str], command: str, *arguments: int
+        self, table: str, slot: int | str, texts: Collection[str], command: str
     ) -> dict[str, Any]:
         """Read what there is of each text, by this command; nothing is left out."""
 
         def request(pipeline: Any, text: str) -> None:
-            getattr(pipeline, command)(self._index_key(table, slot, text), *arguments)
+            getattr(pipeline, command)(self._index_key(table, slot, text))
 
         return {text: answer for text, answer in self._each(texts, request) if answer}
 
@@ -766,10 +755,7 @@ class StateSink(Applier, Protocol):
     needs: Mapping[str, str]
 
     def adopt(
-        self,
-        plan: StatePlan,
-        needs: Mapping[str, str],
-        waiting: Mapping[str, list[str]],
+        self, plan: StatePlan, needs: Mapping[str, str], waiting: Mapping[str, list[str]]
     ) -> None:
         """Take a plan for what the file's views need now, before rows are undone or applied for it.
 

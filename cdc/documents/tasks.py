@@ -379,9 +379,7 @@ def _document_id(view: View, topic: str, key: bytes) -> str:
     return codec(view.keyed).row_id(key)
 
 
-def mark(
-    state: State, turn: Turn, views: Mapping[str, View], blocks: Blocks
-) -> Report:
+def mark(state: State, turn: Turn, views: Mapping[str, View], blocks: Blocks) -> Report:
     """Mark the documents of records. `views`: by topic."""
     report = Report(done=True)
     with _reported(report):

@@ -60,8 +60,7 @@ NUMBER = re.compile(r"\d+(\.\d+)?", re.ASCII)
 SIGNED = re.compile(r"-?\d+(\.\d+)?", re.ASCII)
 UUID_TEXT = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII | re.IGNORECASE)
 TIME = re.compile(
-    r"(\d{4}-\d\d-\d\d)(?:[ T](\d\d:\d\d)(?::(\d\d)(?:\.(\d{1,6}))?)?)?(Z|\+00(?::?00)?)?",
-    re.ASCII,
+    r"(\d{4}-\d\d-\d\d)(?:[ T](\d\d:\d\d)(?::(\d\d)(?:\.(\d{1,6}))?)?)?(Z|\+00(?::?00)?)?", re.ASCII
 )
 ColumnTypes = Mapping[str, str]
 """Of a table: Postgres types by the names of columns."""
@@ -311,7 +310,9 @@ class _Parser:
                 f'write {name}(column COLLATE "C"), which changes the letters A to Z only',
             )
         example = f'for example: {name}(name COLLATE "C")'
-        return Term(name, types.TEXTS, (self._text(collated.this, f"{name} takes a text", example),))
+        return Term(
+            name, types.TEXTS, (self._text(collated.this, f"{name} takes a text", example),)
+        )
 
     def _length(self, node: exp.Length) -> Term:
         _require_only(node, "this")

@@ -192,7 +192,9 @@ class StateWriter(ChunkWriter):
     limits = CHUNK
 
     def read_stored(self, part: Part, rows: Sequence[FoldedRow]) -> Mapping[str, bytes]:
-        stored = State(self.url, self.prefix).rows(part.advance.table.qualified, [row.id for row in rows])
+        stored = State(self.url, self.prefix).rows(
+            part.advance.table.qualified, [row.id for row in rows]
+        )
         return {row_id: row.row for row_id, row in stored.items()}
 
     def _call(

@@ -66,10 +66,7 @@ class DocumentState:
         self._positions = Positions(self._database, None)
 
     def adopt(
-        self,
-        plan: StatePlan,
-        needs: Mapping[str, str],
-        waiting: Mapping[str, list[str]],
+        self, plan: StatePlan, needs: Mapping[str, str], waiting: Mapping[str, list[str]]
     ) -> None:
         """Take the plan. What its documents lack is forgotten first, so that a crash leaves none
         that counts as current. Then the rows of tables are removed that no view needs.
