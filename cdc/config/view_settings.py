@@ -63,13 +63,13 @@ class Order(NamedTuple):
 class AggregateCall(NamedTuple):
     """An aggregate as the file has it.
 
-    argument   a column; None for count(*)
+    argument   a column; "" for count(*)
     fraction   of percentile_disc, from 0 to 1
     condition  of FILTER
     """
 
     function: Function
-    argument: str | None
+    argument: str
     fraction: float | None = None
     condition: str | None = None
 
@@ -99,7 +99,7 @@ def _call(text: str, functions: Collection[str]) -> AggregateCall | None:
     argument = match[2] if match else ""
     if function not in functions or not argument or (argument == "*" and function != "count"):
         return None
-    return AggregateCall(cast(Function, function), None if argument == "*" else argument)
+    return AggregateCall(cast(Function, function), "" if argument == "*" else argument)
 
 
 def selected(text: str) -> AggregateCall:

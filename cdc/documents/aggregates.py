@@ -18,7 +18,7 @@ from cdc.model.table import Table
 
 def tallied(part: Aggregate, table: Table, tally: Tally, numbers: Mapping[str, int]) -> Any:
     """Compute a count, a sum or a mean from a tally's numbers, see `State.tallied`; None is NULL."""
-    if part.argument is None:
+    if not part.argument:
         return numbers.get("n", 0)
     if part.function == "distinct":
         place = len(tally.columns) + tally.distinct.index(part.argument)
@@ -169,7 +169,6 @@ class Numbers:
     def _percentiles(self, part: Aggregate) -> dict[str, Any]:
         """Find the row of each document's percentile by its place among the rows with a value."""
         tally = self._totals.tally(part.where)
-        assert part.argument is not None
         assert part.fraction is not None
         count = f"c{tally.columns.index(part.argument)}"
         ranks = {
@@ -215,7 +214,6 @@ class Numbers:
         return self._plan.listings[self._name].index(self._totals.listing(part))
 
     def _values_of(self, part: Aggregate, ids: Collection[str]) -> dict[str, Mapping[str, Any]]:
-        assert part.argument is not None
         table = narrowed(self._table, [part.argument])
         rows = self._state.rows(self._name, ids)
         return {row_id: document_values(row.row, table) for row_id, row in rows.items()}
@@ -228,7 +226,6 @@ def _with_value(text: str) -> Span:
 
 def listed_value(part: Aggregate, table: Table, rows: Sequence[Mapping[str, Any]]) -> Any:
     """Return the value of an aggregate of `LISTED` over some rows, given in their order; None where there is none."""
-    assert part.argument is not None
     values = [row[part.argument] for row in rows]
     if part.function in ENDS:
         return values[0 if part.function == "first" else -1] if values else None

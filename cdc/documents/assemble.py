@@ -213,7 +213,6 @@ def _members(
     for child in node.children:
         if child.presence is not None:
             continue
-        assert child.join is not None
         ids_by_text: Mapping[str, Collection[str]]
         texts: dict[str, str | None]
         if child.time is not None:
@@ -264,7 +263,7 @@ def _members(
             text: _listed([documents[child_id] for child_id in ids], many=child.many)
             for text, ids in chosen.items()
         }
-        if node.join is None:
+        if node.is_root:
             shown = {text: _as_text(value) for text, value in shown.items()}
         for row_id, text in texts.items():
             nested[row_id].append((child.field, shown[text]))
@@ -309,7 +308,7 @@ def _find_children(
         return {
             text: [child.id for child in places] for text, places in zip(texts, pages, strict=True)
         }
-    if node.many or node.join is None:
+    if node.many:
         return {}
     if is_key(node.table, node.join.child):
         # An id may be of no row.

@@ -73,11 +73,15 @@ class Join:
     time: TimeJoin | None = None
 
 
+NO_JOIN = Join((), ())
+"""What leads to a root."""
+
+
 @dataclass(frozen=True)
 class Aggregate:
     """A number over rows, and the name of the member that shows it.
 
-    argument  the column; None for count(*)
+    argument  the column; "" for count(*)
     fraction  of percentile_disc, from 0 to 1
     filter    the condition of its FILTER
     where     the one that rows have to meet to count: the table's condition, and the FILTER's
@@ -85,14 +89,14 @@ class Aggregate:
 
     name: str
     function: Function
-    argument: str | None = None
+    argument: str = ""
     fraction: float | None = None
     filter: Term | None = None
     where: Term | None = None
 
     def result_type(self, table: Table) -> str:
         """Name its Postgres type, over rows of a table."""
-        if self.function in ("count", "distinct") or self.argument is None:
+        if self.function in ("count", "distinct"):
             return "bigint"
         argument_type = table.column(self.argument).type
         if self.function in LISTED:
@@ -145,7 +149,7 @@ def tally_of(
     closing: Closing | None = None,
 ) -> Tally:
     """Return the numbers over the rows that meet a condition which these aggregates are made of."""
-    parts = [(part.argument, part.function) for part in aggregates if part.argument is not None]
+    parts = [(part.argument, part.function) for part in aggregates if part.argument]
     uncounted = ("distinct", *EXTREMES, *ENDS)
     columns = {name for name, function in parts if function not in uncounted}
     summed = {name for name, function in parts if function in ("sum", "avg")}
@@ -164,13 +168,13 @@ def tally_of(
 class Totals:
     """Aggregates over the rows that have the same values, and what the state keeps for them.
 
-    order_by    the column that says which row is the first, if any does
+    order_by    the column that says which row is the first; "" where none does
     closing     when the windows close whose panes these rows are; None where they are corrected for ever
     """
 
     values: Values
     aggregates: tuple[Aggregate, ...]
-    order_by: str | None = None
+    order_by: str = ""
     closing: Closing | None = None
 
     def tally(self, where: Term | None) -> Tally:
@@ -181,7 +185,6 @@ class Totals:
     def listing(self, part: Aggregate) -> Listing:
         """Return the list in which the row is that has the value of an aggregate of `LISTED`."""
         column = self.order_by if part.function in ENDS else part.argument
-        assert column is not None
         return Listing(
             self.values, part.where, (Order(column, part.function == "max"),), self.closing
         )
@@ -205,7 +208,7 @@ class Node:
     field       the member of the parent's document; the view's name for the root
     table       as Postgres describes it
     columns     the members that the document shows of each row, in this order
-    join        None for the root
+    join        `NO_JOIN` for the root
     many        whether the member is a list; else it is one object or null
     order_by    of a list; rows that are equal in it are ordered by their ids
     limit       the longest that a list gets
@@ -221,7 +224,7 @@ class Node:
     field: str
     table: Table
     columns: tuple[str, ...]
-    join: Join | None = None
+    join: Join = NO_JOIN
     many: bool = False
     order_by: tuple[Order, ...] = ()
     limit: int = 1000
@@ -251,14 +254,14 @@ class Node:
         """What the state keeps for its aggregates; None where it has none. In a join in time, each parent
         has other rows: the state keeps nothing for them.
         """
-        if self.join is None or self.time is not None or not self.aggregates:
+        if self.time is not None or not self.aggregates:
             return None
         return Totals(self.join.child, self.aggregates)
 
     @cached_property
     def listing(self) -> Listing | None:
         """The list that its rows are read from, if any are shown; for a join in time, it is ordered by the time."""
-        if self.join is None or (self.time is None and not (self.many and self.shows)):
+        if self.is_root or (self.time is None and not (self.many and self.shows)):
             return None
         order_by = self.order_by if self.time is None else (Order(self.time.child),)
         return Listing(self.join.child, self.where, order_by)
@@ -284,8 +287,12 @@ class Node:
         return next((child for child in self.children if child.presence is False), None)
 
     @property
+    def is_root(self) -> bool:
+        return self.join == NO_JOIN
+
+    @property
     def time(self) -> TimeJoin | None:
-        return self.join.time if self.join is not None else None
+        return self.join.time
 
     @property
     def time_join(self) -> TimeJoin:
@@ -301,13 +308,13 @@ class Node:
     @property
     def shown(self) -> Sequence[Column]:
         """The columns that its documents have, in the table's order; a root always has its key."""
-        names = {*self.columns, *(self.table.key if self.join is None else ())}
+        names = {*self.columns, *(self.table.key if self.is_root else ())}
         return [column for column in self.table.columns if column.name in names]
 
     @cached_property
     def parent_listing(self) -> Listing | None:
         """The list of the parent's rows by time, if it is a join in time: where a row of this table finds parents."""
-        if self.join is None or self.time is None:
+        if self.time is None:
             return None
         return Listing(self.join.parent, None, (Order(self.time.parent),))
 
@@ -320,10 +327,10 @@ class Node:
     def columns_in_use(self) -> frozenset[str]:
         conditions = [self.where, self.meets, *(part.filter for part in self.aggregates)]
         expressions = [condition for condition in conditions if condition]
-        expressions += self.join.child if self.join else ()
+        expressions += self.join.child
         times = [self.time.child] if self.time else []
         for child in self.children:
-            expressions += child.join.parent if child.join else ()
+            expressions += child.join.parent
             times += [child.time.parent] if child.time else []
         return frozenset(
             [
@@ -412,7 +419,7 @@ class Grouping(Totals):
         expressions = [*self.values, *(condition for condition in conditions if condition)]
         names = [self.order_by, *(part.argument for part in self.aggregates)]
         names += (name for expression in expressions for name in expression.columns)
-        return frozenset(name for name in names if name is not None)
+        return frozenset(name for name in names if name)
 
 
 @dataclass(frozen=True)
@@ -552,7 +559,7 @@ class StatePlan:
             (node.table.qualified, values)
             for view in self.views
             for *_, parent, child in (path for path in view.root.paths() if len(path) > 1)
-            if child.join is not None and child.time is None
+            if child.time is None
             for node, values in ((parent, child.join.parent), (child, child.join.child))
             if not is_key(node.table, values)
         )
@@ -604,7 +611,7 @@ class StatePlan:
     def leads_to_documents(self, table: str) -> bool:
         """Whether a row of this table may change documents that aren't its own: of rows that include it, of groups."""
         return any(
-            node.table.qualified == table and (node.join is not None or view.grouping is not None)
+            node.table.qualified == table and (not node.is_root or view.grouping is not None)
             for view in self.views
             for node in view.root.walk()
         )

@@ -171,7 +171,7 @@ class _Resolver:
         windows |= {FINAL} if closing is not None else set()
         for member in windows.intersection(settings.group_by):
             raise self._name_taken((*keys, "group_by"), name, member)
-        order_by = None if window is None else window.time
+        order_by = "" if window is None else window.time
         if settings.order_by is not None:
             place = (*keys, "order_by")
             order = self._order(table, settings.order_by, place)
@@ -564,7 +564,7 @@ class _Resolver:
     def _aggregate(
         self, table: Table, where: Term | None, name: str, call: AggregateCall, keys: Keys
     ) -> Aggregate:
-        if call.argument is not None:
+        if call.argument:
             self._require_aggregated(table, call.function, call.argument, keys)
         own = self._condition(table, call.condition, keys)
         return Aggregate(name, call.function, call.argument, call.fraction, own, _both(where, own))

@@ -87,7 +87,7 @@ def missing_indexes(conn: Connection, views: Sequence[View]) -> list[str]:
     missing: dict[str, str] = {}
     for view in views:
         for node in view.root.walk():
-            if node.join is None or node.time is None:
+            if node.time is None:
                 continue
             columns = [value.text for value in node.join.child if value.operator == "column"]
             known = facts.get(node.table.qualified)
@@ -131,7 +131,7 @@ class _Checks:
                 self._require_logged(view.root, value, place)
                 self._require_strict(view.root, value.columns, place)
         for part in aggregates:
-            if part.function == "distinct" and part.argument is not None:
+            if part.function == "distinct":
                 self._require_strict(view.root, [part.argument], (*keys, "select", part.name))
 
     def check_children(self, node: Node, keys: Keys, *, is_sliding: bool = False) -> None:
@@ -153,7 +153,6 @@ class _Checks:
 
     def _require_one(self, node: Node, keys: Keys) -> None:
         """Refuse an object that several rows might be."""
-        assert node.join is not None
         columns = [value.text for value in node.join.child if value.operator == "column"]
         facts = self._facts.get(node.table.qualified)
         if (
@@ -175,7 +174,6 @@ class _Checks:
 
     def _require_exact(self, parent: Node, child: Node, place: Keys) -> None:
         """Refuse joined columns with another equality in Postgres than here, or that a record may lack."""
-        assert child.join is not None
         for left, right in zip(child.join.parent, child.join.child, strict=True):
             collations = set()
             for node, value in ((parent, left), (child, right)):

@@ -113,7 +113,7 @@ def _counted(grouping: Grouping, values: Sequence[str]) -> list[str]:
 
 
 def _aggregates(
-    aggregates: Sequence[Aggregate], table: Table, order_by: str | None, alias: str
+    aggregates: Sequence[Aggregate], table: Table, order_by: str, alias: str
 ) -> list[str]:
     """Write aggregates as columns. `order_by`: the column that says which row is the first."""
     return [
@@ -265,7 +265,7 @@ class _Query:
 
     def _aggregates(self, parent_node: Node, node: Node, parent: str) -> str:
         alias = self.alias()
-        order = node.time.child if node.time else None
+        order = node.time.child if node.time else ""
         columns = _aggregates(node.aggregates, node.table, order, alias)
         conditions = _conditions(parent_node, node, parent, alias)
         return _select(columns, node.table, alias, (), conditions)
@@ -302,7 +302,6 @@ def _lateral(query: str, alias: str) -> str:
 
 def _conditions(parent_node: Node, node: Node, parent: str, alias: str) -> list[str]:
     """Write which rows a join may select; of a join in time, the ordering selects among them."""
-    assert node.join is not None
     pairs = zip(node.join.parent, node.join.child, strict=True)
     conditions = [
         f"{_expression(left, parent)} = {_expression(right, alias)}" for left, right in pairs
@@ -373,9 +372,7 @@ def _collated(table: Table, column: str, alias: str) -> str:
     return f"{alias}.{quoted_name(column)}{collation}"
 
 
-def _end(part: Aggregate, table: Table, order_column: str | None, alias: str) -> str:
-    assert part.argument is not None
-    assert order_column is not None
+def _end(part: Aggregate, table: Table, order_column: str, alias: str) -> str:
     direction = " DESC" if part.function == "last" else ""
     order = f"{_collated(table, order_column, alias)}{direction}"
     by_id = f"{_id(table, alias)}{COLLATION}{direction}"
@@ -385,9 +382,9 @@ def _end(part: Aggregate, table: Table, order_column: str | None, alias: str) ->
     return f"({value} FILTER (WHERE {' AND '.join(conditions)}))[1]"
 
 
-def _aggregate(part: Aggregate, table: Table, order_by: str | None, alias: str) -> str:
+def _aggregate(part: Aggregate, table: Table, order_by: str, alias: str) -> str:
     only = f" FILTER (WHERE {_expression(part.filter, alias)})" if part.filter else ""
-    if part.argument is None:
+    if not part.argument:
         return f"count(*){only}"
     if part.function in ENDS:
         return _end(part, table, order_by, alias)

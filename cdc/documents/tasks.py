@@ -25,7 +25,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
@@ -51,7 +51,6 @@ PAGE = 2000
 """Rows that are climbed from at once: a parent may have millions of children."""
 REMEMBERED = 100_000
 """Values that are remembered of each edge as climbed from. Of more, some are climbed from twice, to no harm."""
-Item = TypeVar("Item")
 Joined = Any
 """What a row is joined by: the text of its values, of a join in time also its time."""
 Write = Callable[[Sequence[Outgoing]], object]
@@ -256,7 +255,7 @@ def climb(
             yield view.name, documents_of(plan, state, view, [entries for _, entries in versions])
         for path in view.root.paths():
             node = path[-1]
-            if node.join is None or node.table.qualified != chunk.table:
+            if node.is_root or node.table.qualified != chunk.table:
                 continue
             joined_by = _joined_reader(plan, node)
             values = {
@@ -273,12 +272,19 @@ def _roots(
 ) -> Iterator[Collection[str]]:
     """Climb from what rows of a path's last node are joined by to the ids of its root, page by page."""
     parent, child = path[-2:]
-    if child.join is None:
-        return
+    name = parent.table.qualified
+    found: Iterable[Collection[str]]
+    if child.time is not None:
+        found = parents(plan, state, parent, child, values)
+    elif is_key(parent.table, child.join.parent):
+        found = (values,)
+    else:
+        found = state.scan_members(name, plan.slots[name].index(child.join.parent), values)
     climbed = set[Joined]()
     # A join in time finds a page for each row, of one parent or a few: these are asked for at once.
-    for page in _pages(chain.from_iterable(_parents(plan, state, parent, child, values))):
-        if parent.join is None:
+    remaining = chain.from_iterable(found)
+    while page := list(islice(remaining, PAGE)):
+        if parent.is_root:
             yield page
             continue
         unmet = _joined(plan, state, parent, page) - climbed
@@ -287,18 +293,6 @@ def _roots(
         climbed |= unmet
         if len(climbed) > REMEMBERED:
             climbed.clear()
-
-
-def _parents(
-    plan: StatePlan, state: State, parent: Node, child: Node, values: Collection[Joined]
-) -> Iterable[Collection[str]]:
-    assert child.join is not None
-    if child.time is not None:
-        return parents(plan, state, parent, child, values)
-    if is_key(parent.table, child.join.parent):
-        return (values,)
-    name = parent.table.qualified
-    return state.scan_members(name, plan.slots[name].index(child.join.parent), values)
 
 
 def _joined(plan: StatePlan, state: State, node: Node, ids: Collection[str]) -> set[Joined]:
@@ -310,16 +304,9 @@ def _joined(plan: StatePlan, state: State, node: Node, ids: Collection[str]) -> 
 
 def _joined_reader(plan: StatePlan, node: Node) -> Callable[[str, Entries], Joined | None]:
     """Return the function from a row's id and entries to what it is joined by."""
-    assert node.join is not None
     if node.time is None:
         return value_reader(plan, node.table, node.join.child)
     return lambda _, entries: list_place(plan, node, node.listing, entries)
-
-
-def _pages(items: Iterable[Item]) -> Iterator[list[Item]]:
-    remaining = iter(items)
-    while page := list(islice(remaining, PAGE)):
-        yield page
 
 
 @contextmanager

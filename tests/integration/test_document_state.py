@@ -153,7 +153,6 @@ def expected(rows: Rows, place: Node, row: Row) -> Row:
     """The document of a row, from the tables as they are: the model."""
     document = {name: row[name] for name in row if name in place.columns}
     for child in place.children:
-        assert child.join is not None
         (parent_column,), (child_column,) = child.join.parent, child.join.child
         value = row[parent_column.text]
         matching = sorted(

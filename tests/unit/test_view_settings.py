@@ -95,7 +95,6 @@ def resolve(tmp_path: Path, text: str, tables: Sequence[Table] = TABLES) -> tupl
 
 
 def texts(node: Node) -> list[tuple[str, str]]:
-    assert node.join is not None
     return [
         (left.text, right.text)
         for left, right in zip(node.join.parent, node.join.child, strict=True)
