@@ -623,10 +623,9 @@ AnyView = Annotated[
 ]
 
 
-Includes = Iterator[tuple[tuple[str, ...], IncludeSettings]]
-
-
-def includes(settings: AnyView | IncludeSettings, keys: tuple[str, ...] = ()) -> Includes:
+def includes(
+    settings: AnyView | IncludeSettings, keys: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], IncludeSettings]]:
     """Yield every include of a view, at whatever depth, with the keys that lead to it."""
     for name, include in settings.include.items():
         place = (*keys, "include", name)

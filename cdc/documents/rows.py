@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from cdc.codec.forms import FilledValue
-from cdc.codec.members import encode, joined, members
+from cdc.codec.forms import Documents, FilledValue
+from cdc.codec.members import NULL, encode, joined, members
 from cdc.codec.table import codec
 from cdc.config.view_settings import Order
 from cdc.documents.plan import Listing, StatePlan, Tally, Values, is_key, narrowed
@@ -265,21 +265,20 @@ def amounts(tally: Tally, table: Table, row: Row) -> list[str]:
     return [*added, *distinct]
 
 
-class ConnectorRows:
+class ConnectorRows(Documents):
     """Rows as the connector writes them, reduced to the table's columns: the state's `cdc.codec.forms.Form`."""
 
     def converter(self, table: Table) -> Callable[[bytes], bytes]:
         # Nothing is left out of what is checked.
         check = codec(replace(table, reshaped=False)).document
         names = [column.name for column in table.columns]
-        null = msgspec.Raw(b"null")
 
         def convert(row: bytes) -> bytes:
             check(row)
             values = members(row)
             if list(values) == names:
                 return row
-            return joined({name: values.get(name, null) for name in names})
+            return joined({name: values.get(name, NULL) for name in names})
 
         return convert
 
@@ -297,6 +296,3 @@ class ConnectorRows:
         filled.update((name, source[name]) for name in available)
         remaining = tuple(name for name in missing if name not in available and name in filled)
         return FilledValue(joined(filled), remaining)
-
-    def size(self, value: bytes) -> int:
-        return len(value)

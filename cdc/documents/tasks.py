@@ -191,9 +191,15 @@ class Emission:
                     digests[document.id] = digest
                 op = "u" if document.id in former.by_id else "c"
             value = _envelope(view.name, document, op, now_us)
+            if not is_sendable(document.key, value):
+                # No broker would ever take it.
+                raise Failure(
+                    "oversized",
+                    f"The document {document.key.decode()} of {view.name} has {len(value or b''):,}"
+                    f" bytes; Kafka takes {LARGEST_BYTES:,}.",
+                )
             records.append(Outgoing(self.topics[view.name], document.key, value))
         if records:
-            _require_sendable(view.name, records)
             # Rows are applied between turns only. So a state in which it is still this turn has been
             # no older while they were read.
             if former is not None:
@@ -316,17 +322,6 @@ def _reported(report: Report) -> Iterator[None]:
     except (Failure, Fenced, ConnectorError) as error:
         report.failure = "fenced" if isinstance(error, Fenced) else error.kind
         report.message = error.message
-
-
-def _require_sendable(view: str, records: Sequence[Outgoing]) -> None:
-    """Raise Failure if a document is larger than a record can be: no broker would ever take it."""
-    for record in records:
-        if not is_sendable(record.key, record.value):
-            raise Failure(
-                "oversized",
-                f"The document {record.key.decode()} of {view} has {len(record.value or b''):,} bytes;"
-                f" Kafka takes {LARGEST_BYTES:,}.",
-            )
 
 
 def _envelope(view: str, document: Document, op: str, now_us: int) -> bytes | None:
