@@ -10,10 +10,9 @@ import pytest
 import redis
 
 from cdc.cli import console, verbs
-from cdc.documents.needs import require_room
+from cdc.documents.needs import EXCESS, require_room
 from cdc.documents.state import StateTooLarge
 from cdc.postgres.column_facts import estimate_rows
-from cdc.documents.room import EXCESS
 from tests.integration.test_document_cases import AUTHOR_DOCS, BOOK_DOCS, library
 from tests.support.cache import cache
 from tests.support.document_history import History
