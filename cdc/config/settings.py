@@ -21,7 +21,7 @@ from pydantic import (
 
 from cdc.config import mistakes
 from cdc.config.mistakes import InvalidSetting
-from cdc.config.references import References
+from cdc.config.references import replaced
 from cdc.config.section import Section, Web
 from cdc.config.sink_kinds import SinkSettings, kinds
 from cdc.config.source_settings import Source, TableSettings, shared_names
@@ -292,10 +292,12 @@ def load(path: Path, environment: Mapping[str, str] | None = None) -> Pipeline:
         SettingsError: naming the file, the line and the accepted form.
     """
     text, tree = read_tree(path)
-    references = References(os.environ if environment is None else environment)
-    resolved = references.replace_in({"kafka": "${CDC_KAFKA}", "connect": "${CDC_CONNECT}", **tree})
-    if references.unresolved:
-        raise mistakes.reference_error(path, text, references.unresolved[0])
+    resolved, unresolved = replaced(
+        {"kafka": "${CDC_KAFKA}", "connect": "${CDC_CONNECT}", **tree},
+        os.environ if environment is None else environment,
+    )
+    if unresolved:
+        raise mistakes.reference_error(path, text, unresolved[0])
     try:
         pipeline = Pipeline.from_tree(resolved, path.absolute().parent)
     except ValidationError as error:

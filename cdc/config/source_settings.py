@@ -132,8 +132,10 @@ def shared_names(table: str) -> tuple[str, str]:
     return f"index {table.lower()}", f"topic {table.replace('.', '_')}"
 
 
-def _table(value: object) -> object:
-    return {"table": value} if isinstance(value, str) else value
+Entry = Annotated[
+    TableSettings,
+    BeforeValidator(lambda value: {"table": value} if isinstance(value, str) else value),
+]
 
 
 class Source(Section):
@@ -141,7 +143,7 @@ class Source(Section):
 
     dsn: str = Field(examples=["postgresql://owner:password@localhost/shop"])
     """The database, as the owner of the tables logs in."""
-    tables: tuple[Annotated[TableSettings, BeforeValidator(_table)], ...] = Field(min_length=1)
+    tables: tuple[Entry, ...] = Field(min_length=1)
     """Names, patterns like `public.*`, or entries with settings of their own."""
     replication_user: str | None = None
     """How the connector logs in: `<pipeline>_replication` when nothing is said. `cdc migrate` makes

@@ -160,10 +160,6 @@ def _time_pair(pair: dict[str, str] | None) -> dict[str, str] | None:
     return pair
 
 
-def _as_list(value: object) -> object:
-    return [value] if isinstance(value, str) else value
-
-
 def _member(name: str) -> str:
     if not name or name.startswith("_cdc"):
         raise InvalidSetting(
@@ -183,7 +179,9 @@ def _view_name(name: str) -> str:
 
 Member = Annotated[str, AfterValidator(_member)]
 ViewName = Annotated[str, AfterValidator(_view_name)]
-Texts = Annotated[tuple[str, ...], BeforeValidator(_as_list)]
+Texts = Annotated[
+    tuple[str, ...], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
+]
 Duration = Annotated[str, _checked_by(microseconds)]
 TimePair = Annotated[dict[str, str] | None, AfterValidator(_time_pair)]
 TimeKind = Literal["as_of", "previous", "next", "during"]
@@ -307,11 +305,10 @@ class StepSettings(Section):
     """How many rows have to meet it, one after the other."""
 
 
-def _step(value: object) -> object:
-    return {"where": value} if isinstance(value, str) else value
-
-
-Step = Annotated[StepSettings, BeforeValidator(_step)]
+Step = Annotated[
+    StepSettings,
+    BeforeValidator(lambda value: {"where": value} if isinstance(value, str) else value),
+]
 LONGEST = 10
 """Rows of a pattern: each takes a look at the state, of every document."""
 

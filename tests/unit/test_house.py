@@ -13,7 +13,7 @@ from tests.__main__ import CONTAINER_TESTS, HALVES
 
 ROOT = Path(__file__).parents[2]
 LEVELS = ("debug", "info", "warning", "error", "exception")
-OF_SINKS = ("codec", "config", "errors", "model", "sink", "documents")
+OF_SINKS = ("codec", "config", "errors", "model", "sink", "documents", "redis")
 """The rooms that a destination may know."""
 
 
