@@ -14,9 +14,9 @@ from cdc.config.mistakes import InvalidSetting
 from cdc.config.settings import Pipeline
 from cdc.config.view_settings import (
     COMMIT,
+    ENDS,
     AggregateCall,
     AnyView,
-    Function,
     GroupedViewSettings,
     IncludeSettings,
     Order,
@@ -50,17 +50,14 @@ from cdc.documents.scalar.type_groups import (
     ENUM,
     INTEGERS,
     JOINED,
+    NUMERIC,
     TEXTS,
     TIMESTAMP,
     TIMESTAMPTZ,
     UUID,
     comparison,
     group,
-    has_extremes,
-    is_counted_distinct,
     is_ordered,
-    is_summed,
-    keeps_form,
 )
 from cdc.errors import SettingsError
 from cdc.model.table import Column, Table
@@ -565,30 +562,30 @@ class _Resolver:
         self, table: Table, where: Term | None, name: str, call: AggregateCall, keys: Keys
     ) -> Aggregate:
         if call.argument:
-            self._require_aggregated(table, call.function, call.argument, keys)
+            written = "count(DISTINCT)" if call.function == "distinct" else call.function
+            self._require_plain_column(table, written, call.argument, keys)
+            type_ = table.column(call.argument).type
+            type_group = group(type_)
+            # An aggregate has the form of documents, in which the connector writes no date, no time and
+            # no time stamp without a zone.
+            has_extremes = type_group in (INTEGERS, TEXTS, NUMERIC, TIMESTAMPTZ)
+            accepted = {
+                "count": True,
+                **dict.fromkeys(("sum", "avg"), type_group in (INTEGERS, NUMERIC)),
+                **dict.fromkeys(ENDS, has_extremes or type_group in (BOOLEAN, UUID, ENUM)),
+                # Equal values have equal texts, or get them by `trimmed`.
+                "distinct": comparison(type_) is not None or type_group == NUMERIC,
+            }
+            if not accepted.get(call.function, has_extremes):
+                raise self.pipeline.mistake(
+                    keys,
+                    f"{written} of a {type_} can't be computed exactly",
+                    "sum and avg take integers and numerics; min, max and percentile_disc also texts and"
+                    " timestamptz; first and last also uuid, boolean and enums; count(DISTINCT ...)"
+                    " also char(n), dates, times and time stamps",
+                )
         own = self._condition(table, call.condition, keys)
         return Aggregate(name, call.function, call.argument, call.fraction, own, _both(where, own))
-
-    def _require_aggregated(
-        self, table: Table, function: Function, argument: str, keys: Keys
-    ) -> None:
-        written = "count(DISTINCT)" if function == "distinct" else function
-        self._require_plain_column(table, written, argument, keys)
-        type_ = table.column(argument).type
-        accepted = {
-            "count": True,
-            **dict.fromkeys(("sum", "avg"), is_summed(type_)),
-            **dict.fromkeys(("first", "last"), keeps_form(type_)),
-            "distinct": is_counted_distinct(type_),
-        }
-        if not accepted.get(function, has_extremes(type_)):
-            raise self.pipeline.mistake(
-                keys,
-                f"{written} of a {type_} can't be computed exactly",
-                "sum and avg take integers and numerics; min, max and percentile_disc also texts and"
-                " timestamptz; first and last also uuid, boolean and enums; count(DISTINCT ...)"
-                " also char(n), dates, times and time stamps",
-            )
 
     def _refuse_collisions(self, node: Node, keys: Keys) -> None:
         """Refuse two members with one name: a document would silently lose one."""
