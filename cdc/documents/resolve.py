@@ -159,8 +159,8 @@ class _Resolver:
             else:
                 start = (settings.window.start - EPOCH.date()) // timedelta(microseconds=1)
                 window = Window(time, settings.window.size, settings.window.step, start)
-                column = Term("column", group(type_), (), time)
-                values.append(Term("bin", column.group, (column,), f"{window.every} {start}"))
+                own_time = Term("column", group(type_), (), time)
+                values.append(Term("bin", group(type_), (own_time,), f"{window.every} {start}"))
             if settings.window.lateness is not None:
                 lateness = microseconds(settings.window.lateness)
                 closing = Closing(name, settings.window.size + lateness)

@@ -6,7 +6,6 @@ from typing import Any
 
 import redis
 
-from cdc.sink.lane_run import reported_error
 from cdc.redis.server import (
     COMMANDS,
     HINTS,
@@ -19,6 +18,7 @@ from cdc.redis.server import (
     position_key,
     view_key,
 )
+from cdc.sink.lane_run import reported_error
 
 SCAN_ROWS = 2000
 """Keys of a page: one request reads, removes or copies so many rows."""

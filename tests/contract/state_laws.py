@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from cdc.codec.decode_options import DecodeOptions
-from cdc.documents.closing import SAID
 from cdc.config.view_settings import Order
-from cdc.documents.plan import Aggregate, Join, Node, StatePlan, View
+from cdc.documents.closing import SAID
+from cdc.documents.plan import NO_JOIN, Aggregate, Join, Node, StatePlan, View
 from cdc.documents.rows import Entries
 from cdc.documents.scalar.operators import Term
 from cdc.documents.scalar.type_groups import OTHER
@@ -44,7 +44,7 @@ def column(name: str) -> Term:
 
 
 def node(field: str, table: Table, on: tuple[str, str] | None = None, **options: Any) -> Node:
-    join = Join((column(on[0]),), (column(on[1]),)) if on else None
+    join = Join((column(on[0]),), (column(on[1]),)) if on else NO_JOIN
     return Node(field, table, tuple(column.name for column in table.columns), join, **options)
 
 

@@ -15,9 +15,9 @@ import pytest
 import redis
 
 from cdc.codec.decode_options import DecodeOptions
-from cdc.documents import tasks
 from cdc.config.view_settings import Order
-from cdc.documents.plan import Aggregate, Join, Node, StatePlan, View
+from cdc.documents import tasks
+from cdc.documents.plan import NO_JOIN, Aggregate, Join, Node, StatePlan, View
 from cdc.documents.rows import Entries
 from cdc.documents.scalar.operators import Term
 from cdc.documents.scalar.type_groups import OTHER
@@ -75,7 +75,7 @@ def columns(*names: str) -> tuple[Term, ...]:
 
 
 def node(field: str, table: Table, on: tuple[str, str] | None = None, **options: Any) -> Node:
-    join = Join(columns(on[0]), columns(on[1])) if on else None
+    join = Join(columns(on[0]), columns(on[1])) if on else NO_JOIN
     shown = options.pop("columns", tuple(column.name for column in table.columns))
     return Node(field, table, shown, join, **options)
 

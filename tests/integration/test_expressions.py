@@ -4,7 +4,6 @@ row. Postgres is asked twice: for the text as a person wrote it, and for the SQL
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import psycopg
@@ -277,7 +276,7 @@ def test_a_wrong_function_is_found(
     empty = dict.fromkeys(COLUMNS)
     row = {**empty, "b": "9223372036854775807", "t": "Ä🎈", "yes": "true"}
     assert differences(postgres, text, [row, empty]) == []
-    planted = replace(operators.OPERATORS[operator], compute=wrong)
+    planted = operators.OPERATORS[operator]._replace(compute=wrong)
     monkeypatch.setitem(operators.OPERATORS, operator, planted)
     operators.strict.cache_clear()
     assert differences(postgres, text, [row, empty]) != []

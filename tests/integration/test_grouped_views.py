@@ -12,12 +12,12 @@ import pytest
 
 from cdc.documents import aggregates, groups, tasks
 from cdc.documents.aggregates import tallied
+from cdc.documents.groups import Sessions
 from cdc.documents.plan import Aggregate, Grouping, StatePlan, Tally, Totals, Window
 from cdc.documents.rows import Entries
 from cdc.documents.scalar import operators
 from cdc.documents.scalar.instants import instant_of, microseconds, text_of
 from cdc.documents.scalar.operators import Term
-from cdc.documents.groups import Sessions
 from cdc.documents.state import Chunk, Span, State
 from cdc.documents.tasks import climb
 from cdc.model.table import Table

@@ -22,8 +22,8 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from cdc.cli.health import check_health
-from cdc.runtime.context import Context
 from cdc.redis.server import client as redis_client
+from cdc.runtime.context import Context
 from tests.scenarios.test_exact import begin
 from tests.support import http
 from tests.support.budget import SCALE

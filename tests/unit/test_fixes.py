@@ -14,6 +14,7 @@ from cdc.cli.verify import report
 from cdc.config.view_settings import STATE
 from cdc.control import registrations
 from cdc.control.registrations import Captured, Registration
+from cdc.documents.needs import Forecast, judge_room
 from cdc.documents.plan import StatePlan
 from cdc.documents.state import StateSizes
 from cdc.errors import CdcError
@@ -38,7 +39,6 @@ from cdc.readiness.facts import RESTRICTIVE
 from cdc.sink import factory
 from cdc.sink.contract import SchemaMismatch
 from cdc.sink.remedy import classify
-from cdc.documents.needs import Forecast, judge_room
 from cdc.verify.comparison import Comparison
 from tests.support.pages import refusal
 from tests.support.pipelines import pipeline, position_by_table

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from cdc.documents.needs import EXCESS, KEY, MARK, Forecast, forecast, judge_room
 from cdc.documents.plan import StatePlan
 from cdc.documents.state import StateSizes, StateTooLarge
 from cdc.model.table import RowEstimate
-from cdc.documents.needs import EXCESS, KEY, MARK, Forecast, forecast, judge_room
 from tests.unit.test_view_settings import GOOD, resolve
 
 URL = "redis://:secret@cache:6380/4"
