@@ -227,9 +227,9 @@ class Crashing:
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._target, name)
 
-        def call(*arguments: Any) -> Any:
+        def call(*arguments: Any, **options: Any) -> Any:
             self._crash()
-            answer = method(*arguments)
+            answer = method(*arguments, **options)
             if isinstance(answer, Iterator):
                 answer = list(answer)
             self._crash()
