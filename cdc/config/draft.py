@@ -35,7 +35,6 @@ class PipelineDraft:
 
 
 def name_for(path: Path) -> str:
-    """A pipeline's name, made from the name of its file."""
     name = re.sub(r"[^a-z0-9_]", "_", path.stem.lower()).lstrip("_0123456789")[:48]
     return name or "pipeline"
 
@@ -53,7 +52,10 @@ def reference(dsn: str, pipeline: str, environment: Mapping[str, str] = os.envir
 
 
 def text(first: PipelineDraft) -> str:
-    """The text of the file."""
+    is_own = first.dsn != STACK
+    comment = (
+        "an owner of the tables; wal_level = logical" if is_own else "the Postgres of `cdc up`"
+    )
     return f"""\
 # What to capture, and where to put it. Next:
 #   cdc -p FILE up         servers of its own, for everything below that begins with CDC_
@@ -63,7 +65,7 @@ def text(first: PipelineDraft) -> str:
 #   cdc -p FILE status     where each table stands; `verify` compares every row
 pipeline: {_quoted(first.pipeline)}  # names the slot, the publication, the topics and the connector
 source:
-  dsn: {_quoted(first.dsn)}  # {_dsn_comment(first.dsn)}
+  dsn: {_quoted(first.dsn)}  # {comment}
   tables:  # schema.table, or a pattern: public.* (new tables: at the next migrate and register)
 {_tables(first)}
 sinks:  # take out what you don't need
@@ -112,14 +114,6 @@ def _tables(first: PipelineDraft) -> str:
         lines += [f"    #   {name}" for name in first.matches.get(table, ())]
     lines += [f"    # left out: {name}: {why}" for name, why in first.left_out.items()]
     return "\n".join(re.sub(r"[\r\n]", " ", line) for line in lines)
-
-
-def _dsn_comment(dsn: str) -> str:
-    return (
-        "the Postgres of `cdc up`"
-        if dsn == STACK
-        else "an owner of the tables; wal_level = logical"
-    )
 
 
 def _quoted(value: str) -> str:

@@ -65,7 +65,6 @@ class InvalidSetting(ValueError):
 
 
 def yaml_error(path: Path, text: str, error: yaml.YAMLError) -> SettingsError:
-    """The error for a file that isn't YAML."""
     mark = getattr(error, "problem_mark", None)
     line = ""
     prefix = ""
@@ -119,7 +118,6 @@ def _settings(node: Any, keys: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str
 
 
 def reference_error(path: Path, text: str, reference: Reference) -> SettingsError:
-    """The error for a reference that can't be replaced."""
     prefix = f"{place(path, text, reference.keys)}: {'.'.join(reference.keys)}"
     name = reference.name
     if name is None:
@@ -160,7 +158,6 @@ def validation_error(
 def setting_error(
     path: Path, text: str, keys: Sequence[str], problem: str, hint: str
 ) -> SettingsError:
-    """The error for the setting that these keys lead to."""
     return SettingsError(
         f"{place(path, text, keys)}: {'.'.join(keys) or 'the file'}: {problem}.", hint=hint
     )
@@ -175,7 +172,6 @@ def place(path: Path, text: str, keys: Sequence[str]) -> str:
 
 
 def _describe(mistake: Any, keys: Sequence[str], kinds: Sequence[Any]) -> tuple[str, str]:
-    """The problem, and what to write instead."""
     kind = mistake["type"]
     context = mistake.get("ctx", {})
     section: Any = kinds[-2] if len(kinds) > 1 else None

@@ -34,41 +34,32 @@ class Reference:
     name: str | None = None
 
 
-class References:
-    """Replaces references; collects in `unresolved` what it can't replace, in the order of the file."""
+def replaced(tree: Any, environment: Mapping[str, str]) -> tuple[Any, list[Reference]]:
+    """Return a copy of a tree with its references replaced, and those that can't be, in the order of the file."""
+    unresolved: list[Reference] = []
 
-    def __init__(self, environment: Mapping[str, str]) -> None:
-        self._environment = environment
-        self.unresolved: list[Reference] = []
-
-    def replace_in(self, node: Any, keys: tuple[str, ...] = ()) -> Any:
-        """A copy of the tree with its references replaced."""
+    def copy(node: Any, keys: tuple[str, ...]) -> Any:
         if isinstance(node, dict):
-            return {key: self.replace_in(value, (*keys, str(key))) for key, value in node.items()}
+            return {key: copy(value, (*keys, str(key))) for key, value in node.items()}
         if isinstance(node, list):
-            return [
-                self.replace_in(value, (*keys, str(number))) for number, value in enumerate(node)
-            ]
-        return self._text(node, keys) if isinstance(node, str) else node
+            return [copy(value, (*keys, str(number))) for number, value in enumerate(node)]
+        return filled(node, keys) if isinstance(node, str) else node
 
-    def _text(self, text: str, keys: tuple[str, ...]) -> str:
-        malformed = [
-            match[0] for match in OPENED.finditer(text) if not REFERENCE.fullmatch(match[0])
-        ]
-        self.unresolved += [Reference(_shown(opening), keys) for opening in malformed]
+    def filled(text: str, keys: tuple[str, ...]) -> str:
+        for opening in OPENED.findall(text):
+            if not REFERENCE.fullmatch(opening):
+                # Its beginning alone: a secret may stand behind it.
+                name = re.match(r"\$\{[A-Za-z_][A-Za-z0-9_]*", opening)
+                unresolved.append(Reference(f"{name[0]}..." if name else "${...}", keys))
 
-        def replace(match: re.Match[str]) -> str:
+        def value_of(match: re.Match[str]) -> str:
             name, default = match.groups()
             # As in a shell, the default also replaces an empty value.
-            value = self._environment.get(name) or default
-            if value is None and name not in self._environment:
-                self.unresolved.append(Reference(match[0], keys, name))
+            value = environment.get(name) or default
+            if value is None and name not in environment:
+                unresolved.append(Reference(match[0], keys, name))
             return value or ""
 
-        return REFERENCE.sub(replace, text)
+        return REFERENCE.sub(value_of, text)
 
-
-def _shown(text: str) -> str:
-    """The beginning of a reference: a secret may stand behind it."""
-    name = re.match(r"\$\{[A-Za-z_][A-Za-z0-9_]*", text)
-    return f"{name[0]}..." if name else "${...}"
+    return copy(tree, ()), unresolved

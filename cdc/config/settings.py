@@ -21,7 +21,7 @@ from pydantic import (
 
 from cdc.config import mistakes
 from cdc.config.mistakes import InvalidSetting
-from cdc.config.references import References
+from cdc.config.references import replaced
 from cdc.config.section import Section, Web
 from cdc.config.sink_kinds import SinkSettings, kinds
 from cdc.config.source_settings import Source, TableSettings, shared_names
@@ -121,25 +121,17 @@ class Pipeline(Section):
 
     @field_validator("sinks")
     @classmethod
-    def _check_locations(cls, sinks: dict[str, SinkSettings]) -> dict[str, SinkSettings]:
+    def _check_sinks(
+        cls, sinks: dict[str, SinkSettings], info: ValidationInfo
+    ) -> dict[str, SinkSettings]:
         for first, second in combinations(sinks, 2):
             if sinks[first].place == sinks[second].place:
                 raise InvalidSetting(
                     f"{first} and {second} are on one place, so each would overwrite what the other writes",
                     f"give {second} another {sinks[first].location_setting}, or take it out",
                 )
-        return sinks
-
-    @field_validator("sinks")
-    @classmethod
-    def _check_tables(
-        cls, sinks: dict[str, SinkSettings], info: ValidationInfo
-    ) -> dict[str, SinkSettings]:
-        listed = (
-            [entry.table for entry in info.data["source"].tables]
-            if "source" in info.data
-            else ["*"]
-        )
+        source = info.data.get("source")
+        listed = [entry.table for entry in source.tables] if source else ["*"]
         for name, sink in sinks.items():
             sink.refuse_strangers(name, listed)
         return sinks
@@ -211,7 +203,6 @@ class Pipeline(Section):
 
     @property
     def patterns(self) -> list[TableSettings]:
-        """The patterns among the entries of the file."""
         return [entry for entry in self.listed if entry.pattern]
 
     def with_tables(self, names: Iterable[str]) -> "Pipeline":
@@ -229,7 +220,6 @@ class Pipeline(Section):
         return self._with_entries(entries)
 
     def without_tables(self, names: Collection[str]) -> "Pipeline":
-        """This pipeline without these tables."""
         return self._with_entries(entry for entry in self.source.tables if entry.table not in names)
 
     def _with_entries(self, entries: Iterable[TableSettings]) -> "Pipeline":
@@ -246,7 +236,6 @@ class Pipeline(Section):
 
     @property
     def replication_user(self) -> str:
-        """The role that the connector logs in with."""
         return self.source.replication_user or f"{self.pipeline}_replication"
 
     def topic(self, table: str) -> str:
@@ -254,12 +243,10 @@ class Pipeline(Section):
         return f"{self.pipeline}.{table}"
 
     def view_topic(self, view: str) -> str:
-        """The topic of a view's documents."""
         return self.topic(f"{SCHEMA}.{view}")
 
     @property
     def heartbeat_topic(self) -> str:
-        """The topic of `cdc.heartbeat`."""
         return self.topic("cdc.heartbeat")
 
     @property
@@ -305,10 +292,12 @@ def load(path: Path, environment: Mapping[str, str] | None = None) -> Pipeline:
         SettingsError: naming the file, the line and the accepted form.
     """
     text, tree = read_tree(path)
-    references = References(os.environ if environment is None else environment)
-    resolved = references.replace_in({"kafka": "${CDC_KAFKA}", "connect": "${CDC_CONNECT}", **tree})
-    if references.unresolved:
-        raise mistakes.reference_error(path, text, references.unresolved[0])
+    resolved, unresolved = replaced(
+        {"kafka": "${CDC_KAFKA}", "connect": "${CDC_CONNECT}", **tree},
+        os.environ if environment is None else environment,
+    )
+    if unresolved:
+        raise mistakes.reference_error(path, text, unresolved[0])
     try:
         pipeline = Pipeline.from_tree(resolved, path.absolute().parent)
     except ValidationError as error:

@@ -9,7 +9,6 @@ from pydantic import (
     BeforeValidator,
     Field,
     SecretStr,
-    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -103,7 +102,7 @@ class TableSettings(Section):
 
     @field_validator("table")
     @classmethod
-    def _check_pattern(cls, table: str, info: ValidationInfo) -> str:  # noqa: ARG003
+    def _check_pattern(cls, table: str) -> str:
         if "*" in table and not re.fullmatch(r"[A-Za-z0-9_*-]+\.[A-Za-z0-9_*-]+", table):
             raise InvalidSetting(
                 "a pattern has letters, digits, _, - and * only", "for example: public.*"
@@ -121,7 +120,6 @@ class TableSettings(Section):
 
     @property
     def pattern(self) -> bool:
-        """Whether the entry is a pattern, not the name of a table."""
         return "*" in self.table
 
     def matches(self, table: str) -> bool:
@@ -134,8 +132,10 @@ def shared_names(table: str) -> tuple[str, str]:
     return f"index {table.lower()}", f"topic {table.replace('.', '_')}"
 
 
-def _table(value: object) -> object:
-    return {"table": value} if isinstance(value, str) else value
+Entry = Annotated[
+    TableSettings,
+    BeforeValidator(lambda value: {"table": value} if isinstance(value, str) else value),
+]
 
 
 class Source(Section):
@@ -143,7 +143,7 @@ class Source(Section):
 
     dsn: str = Field(examples=["postgresql://owner:password@localhost/shop"])
     """The database, as the owner of the tables logs in."""
-    tables: tuple[Annotated[TableSettings, BeforeValidator(_table)], ...] = Field(min_length=1)
+    tables: tuple[Entry, ...] = Field(min_length=1)
     """Names, patterns like `public.*`, or entries with settings of their own."""
     replication_user: str | None = None
     """How the connector logs in: `<pipeline>_replication` when nothing is said. `cdc migrate` makes

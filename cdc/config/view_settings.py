@@ -9,14 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from datetime import date
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, cast
 
-from pydantic import (
-    AfterValidator,
-    BeforeValidator,
-    Discriminator,
-    Field,
-    Tag,
-    model_validator,
-)
+from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from cdc.config.durations import microseconds
 from cdc.config.mistakes import InvalidSetting
@@ -60,33 +53,33 @@ MOST_WINDOWS = 100
 """Windows that a row may be in: each of them is sent again when the row changes."""
 
 
-class Ordering(NamedTuple):
-    """A column that a list is ordered by."""
+class Order(NamedTuple):
+    """A column that a list is ordered by. NULL comes last, texts by their code points."""
 
     column: str
-    descending: bool
+    descending: bool = False
 
 
 class AggregateCall(NamedTuple):
     """An aggregate as the file has it.
 
-    argument   a column; None for count(*)
+    argument   a column; "" for count(*)
     fraction   of percentile_disc, from 0 to 1
     condition  of FILTER
     """
 
     function: Function
-    argument: str | None
+    argument: str
     fraction: float | None = None
     condition: str | None = None
 
 
-def ordering(text: str) -> Ordering:
+def ordering(text: str) -> Order:
     """Read `column`, `-column`, `column asc` or `column desc`."""
     column, _, direction = text.strip().rpartition(" ")
     if column and direction.lower() in ("asc", "desc"):
-        return Ordering(column.strip(), direction.lower() == "desc")
-    return Ordering(text.strip().removeprefix("-"), text.strip().startswith("-"))
+        return Order(column.strip(), direction.lower() == "desc")
+    return Order(text.strip().removeprefix("-"), text.strip().startswith("-"))
 
 
 def aggregate(text: str) -> AggregateCall:
@@ -106,7 +99,7 @@ def _call(text: str, functions: Collection[str]) -> AggregateCall | None:
     argument = match[2] if match else ""
     if function not in functions or not argument or (argument == "*" and function != "count"):
         return None
-    return AggregateCall(cast(Function, function), None if argument == "*" else argument)
+    return AggregateCall(cast(Function, function), "" if argument == "*" else argument)
 
 
 def selected(text: str) -> AggregateCall:
@@ -167,10 +160,6 @@ def _time_pair(pair: dict[str, str] | None) -> dict[str, str] | None:
     return pair
 
 
-def _as_list(value: object) -> object:
-    return [value] if isinstance(value, str) else value
-
-
 def _member(name: str) -> str:
     if not name or name.startswith("_cdc"):
         raise InvalidSetting(
@@ -190,7 +179,9 @@ def _view_name(name: str) -> str:
 
 Member = Annotated[str, AfterValidator(_member)]
 ViewName = Annotated[str, AfterValidator(_view_name)]
-Texts = Annotated[tuple[str, ...], BeforeValidator(_as_list)]
+Texts = Annotated[
+    tuple[str, ...], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)
+]
 Duration = Annotated[str, _checked_by(microseconds)]
 TimePair = Annotated[dict[str, str] | None, AfterValidator(_time_pair)]
 TimeKind = Literal["as_of", "previous", "next", "during"]
@@ -314,11 +305,10 @@ class StepSettings(Section):
     """How many rows have to meet it, one after the other."""
 
 
-def _step(value: object) -> object:
-    return {"where": value} if isinstance(value, str) else value
-
-
-Step = Annotated[StepSettings, BeforeValidator(_step)]
+Step = Annotated[
+    StepSettings,
+    BeforeValidator(lambda value: {"where": value} if isinstance(value, str) else value),
+]
 LONGEST = 10
 """Rows of a pattern: each takes a look at the state, of every document."""
 
@@ -495,7 +485,9 @@ class WindowSettings(Section):
         if self.session is not None or (self.sliding is not None and size):
             return self
         if size == 0 or self.step == 0:
-            raise InvalidSetting("a window has a length", f"for example: {self._example}")
+            kind = "sliding" if self.sliding else "tumbling"
+            example = "hopping: 1 hour, every: 10 minutes" if self.hopping else f"{kind}: 1 hour"
+            raise InvalidSetting("a window has a length", f"for example: {example}")
         if size % self.step:
             raise InvalidSetting(
                 f"{self.hopping} is no multiple of every: {self.every}",
@@ -508,12 +500,6 @@ class WindowSettings(Section):
                 "choose a longer every",
             )
         return self
-
-    @property
-    def _example(self) -> str:
-        if self.hopping:
-            return "hopping: 1 hour, every: 10 minutes"
-        return "sliding: 1 hour" if self.sliding else "tumbling: 1 hour"
 
     @property
     def size(self) -> int:
@@ -613,7 +599,6 @@ class GroupedViewSettings(Section):
 
 
 def closes(view: "AnyView") -> bool:
-    """Whether windows of a view close."""
     window = view.window if isinstance(view, GroupedViewSettings) else None
     return window is not None and window.lateness is not None
 
@@ -635,10 +620,9 @@ AnyView = Annotated[
 ]
 
 
-Includes = Iterator[tuple[tuple[str, ...], IncludeSettings]]
-
-
-def includes(settings: AnyView | IncludeSettings, keys: tuple[str, ...] = ()) -> Includes:
+def includes(
+    settings: AnyView | IncludeSettings, keys: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], IncludeSettings]]:
     """Yield every include of a view, at whatever depth, with the keys that lead to it."""
     for name, include in settings.include.items():
         place = (*keys, "include", name)
@@ -647,7 +631,6 @@ def includes(settings: AnyView | IncludeSettings, keys: tuple[str, ...] = ()) ->
 
 
 def tables_of(view: AnyView) -> list[str]:
-    """The names of the tables that a view is made of, sorted."""
     return sorted({view.root, *(include.table for _, include in includes(view))})
 
 

@@ -6,16 +6,7 @@ from decimal import Decimal
 from typing import Any
 
 from cdc.config.view_settings import ENDS
-from cdc.documents.plan import (
-    EXTREMES,
-    LISTED,
-    Aggregate,
-    StatePlan,
-    Tally,
-    Totals,
-    narrowed,
-    tally_of,
-)
+from cdc.documents.plan import LISTED, Aggregate, StatePlan, Tally, Totals, narrowed, tally_of
 from cdc.documents.rows import NULL_LAST, amounts, document_values, meeting
 from cdc.documents.scalar.amounts import EXACT, INTEGERS, count_amounts, total, trimmed
 from cdc.documents.scalar.operators import Term
@@ -27,7 +18,7 @@ from cdc.model.table import Table
 
 def tallied(part: Aggregate, table: Table, tally: Tally, numbers: Mapping[str, int]) -> Any:
     """Compute a count, a sum or a mean from a tally's numbers, see `State.tallied`; None is NULL."""
-    if part.argument is None:
+    if not part.argument:
         return numbers.get("n", 0)
     if part.function == "distinct":
         place = len(tally.columns) + tally.distinct.index(part.argument)
@@ -57,7 +48,6 @@ def tallied(part: Aggregate, table: Table, tally: Tally, numbers: Mapping[str, i
 
 
 def added(tallies: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    """Add up the numbers of tallies; what is 0 is left out."""
     sums: dict[str, int] = {}
     for numbers in tallies:
         for name, number in numbers.items():
@@ -83,7 +73,7 @@ class RowAggregates:
             tally = tally_of((), None, filtered)
             met = meeting(condition, rows)
             numbers = {
-                row_id: count_amounts([amounts(tally, table, row)]) for row_id, row in met.items()
+                row_id: count_amounts(amounts(tally, table, row)) for row_id, row in met.items()
             }
             self._by_filter.append((filtered, met, tally, numbers))
 
@@ -95,14 +85,11 @@ class RowAggregates:
             rows = [rows_by_id[row_id] for row_id in present]
             numbers = added([numbers_by_id[row_id] for row_id in present])
             for part in parts:
-                if part.function in ENDS:
-                    assert part.argument is not None
-                    end = rows[0 if part.function == "first" else -1] if rows else {}
-                    values[part.name] = end.get(part.argument)
-                elif part.function in LISTED:
-                    values[part.name] = ordered_value(part, self._table, rows)
-                else:
-                    values[part.name] = tallied(part, self._table, tally, numbers)
+                values[part.name] = (
+                    listed_value(part, self._table, rows)
+                    if part.function in LISTED
+                    else tallied(part, self._table, tally, numbers)
+                )
         return {name: values[name] for name in self._names}
 
 
@@ -133,12 +120,10 @@ class Numbers:
 
     def values(self, part: Aggregate) -> Mapping[str, Any]:
         """Return what an aggregate is in each document, in the form of documents."""
-        if part.function in EXTREMES:
-            return self._extremes(part)
-        if part.function in ENDS:
-            return self._ends(part)
         if part.function == "percentile_disc":
             return self._percentiles(part)
+        if part.function in LISTED:
+            return self._ends(part)
         tally = self._totals.tally(part.where)
         return {
             document_id: tallied(part, self._table, tally, numbers)
@@ -157,7 +142,6 @@ class Numbers:
         return self._tallies[tally]
 
     def _added(self, tally: Tally) -> Mapping[str, Mapping[str, int]]:
-        """Add up the numbers of each document's panes; what is 0 is left out."""
         if tally not in self._sums:
             numbers = self._read(tally)
             self._sums[tally] = {
@@ -166,36 +150,25 @@ class Numbers:
             }
         return self._sums[tally]
 
-    def _extremes(self, part: Aggregate) -> dict[str, Any]:
-        first_ids = self._state.listed(self._name, self._number(part), self._texts, 1)
-        values = self._values_of(part, {row_id for ids in first_ids.values() for row_id in ids})
-        value_by_id = {}
-        for document_id, texts in self._panes.items():
-            ids = [row_id for text in texts for row_id in first_ids.get(text, ())]
-            rows = [values[row_id] for row_id in ids if row_id in values]
-            value_by_id[document_id] = ordered_value(part, self._table, rows)
-        return value_by_id
-
     def _ends(self, part: Aggregate) -> dict[str, Any]:
-        column = part.argument
-        assert column is not None
-        is_last = part.function == "last"
+        """Find the value of the first or the last row with a value, of each document's lists."""
         texts = list(self._texts)
         spans = [_with_value(text) for text in texts]
-        places = self._state.ranged(self._name, self._number(part), spans, 1, last_first=is_last)
+        places = self._state.ranged(
+            self._name, self._number(part), spans, 1, last_first=part.function == "last"
+        )
         end_ids = {text: page[0].id for text, page in zip(texts, places, strict=True) if page}
         values = self._values_of(part, set(end_ids.values()))
         value_by_id = {}
         for document_id, panes in self._panes.items():
             ids = [end_ids[text] for text in panes if text in end_ids]
-            end = values.get(ids[-1 if is_last else 0], {}) if ids else {}
-            value_by_id[document_id] = end.get(column)
+            rows = [values[row_id] for row_id in ids if row_id in values]
+            value_by_id[document_id] = listed_value(part, self._table, rows)
         return value_by_id
 
     def _percentiles(self, part: Aggregate) -> dict[str, Any]:
         """Find the row of each document's percentile by its place among the rows with a value."""
         tally = self._totals.tally(part.where)
-        assert part.argument is not None
         assert part.fraction is not None
         count = f"c{tally.columns.index(part.argument)}"
         ranks = {
@@ -231,7 +204,7 @@ class Numbers:
                     ids[document_id] = ordered[place - 1].id
         values = self._values_of(part, set(ids.values()))
         return {
-            document_id: ordered_value(part, self._table, [values[ids[document_id]]])
+            document_id: listed_value(part, self._table, [values[ids[document_id]]])
             if ids.get(document_id) in values
             else None
             for document_id in self._panes
@@ -241,8 +214,6 @@ class Numbers:
         return self._plan.listings[self._name].index(self._totals.listing(part))
 
     def _values_of(self, part: Aggregate, ids: Collection[str]) -> dict[str, Mapping[str, Any]]:
-        """Read an aggregate's column of rows, by their ids."""
-        assert part.argument is not None
         table = narrowed(self._table, [part.argument])
         rows = self._state.rows(self._name, ids)
         return {row_id: document_values(row.row, table) for row_id, row in rows.items()}
@@ -253,19 +224,20 @@ def _with_value(text: str) -> Span:
     return Span(text, "!", NULL_LAST)
 
 
-def ordered_value(part: Aggregate, table: Table, rows: Sequence[Mapping[str, Any]]) -> Any:
-    """Return the least or the greatest value of some rows, or the percentile; NULL where none has one."""
-    assert part.argument is not None
-    type_ = table.column(part.argument).type
-    present = [row[part.argument] for row in rows if row[part.argument] is not None]
+def listed_value(part: Aggregate, table: Table, rows: Sequence[Mapping[str, Any]]) -> Any:
+    """Return the value of an aggregate of `LISTED` over some rows, given in their order; None where there is none."""
+    values = [row[part.argument] for row in rows]
+    if part.function in ENDS:
+        return values[0 if part.function == "first" else -1] if values else None
+    present = [value for value in values if value is not None]
     if not present:
         return None
-    if part.function == "percentile_disc":
-        assert part.fraction is not None
-        present.sort(key=sort_key(group(type_)))
-        value = present[rank(part.fraction, len(present)) - 1]
+    type_ = table.column(part.argument).type
+    key = sort_key(group(type_))
+    if part.fraction is not None:
+        value = sorted(present, key=key)[rank(part.fraction, len(present)) - 1]
     else:
-        value = (max if part.function == "max" else min)(present, key=sort_key(group(type_)))
+        value = (max if part.function == "max" else min)(present, key=key)
     # Other rows may have it in another form.
     return trimmed(value) if type_ == "numeric" else value
 
@@ -299,13 +271,3 @@ def _leading_group(number: Decimal) -> tuple[int, int]:
         return 0, 0
     weight = number.adjusted() // 4
     return weight, int(EXACT.scaleb(number.copy_abs(), -4 * weight))
-
-
-def result_type(part: Aggregate, table: Table) -> str:
-    """Name the Postgres type of an aggregate."""
-    if part.function in ("count", "distinct") or part.argument is None:
-        return "bigint"
-    type_ = table.column(part.argument).type
-    if part.function in LISTED:
-        return type_
-    return "bigint" if type_ in INTEGERS and part.function == "sum" else "numeric"

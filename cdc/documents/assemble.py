@@ -5,14 +5,15 @@ the connector writes them. What is nested has the form of documents (docs/use/ty
 as a text, as the connector sends json columns; so the view's topic reads as any table's.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+import json
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from decimal import Decimal
 from typing import Any, NamedTuple
 
 from cdc.codec.members import encode, joined, members
 from cdc.codec.table import codec
 from cdc.documents.aggregates import Numbers, RowAggregates
 from cdc.documents.closing import ClosedWindow
-from cdc.documents.having import shown_values
 from cdc.documents.plan import Listing, Node, StatePlan, View, is_key, narrowed
 from cdc.documents.rows import (
     Entries,
@@ -22,16 +23,17 @@ from cdc.documents.rows import (
     place_text,
     value_reader,
 )
-from cdc.documents.scalar.instants import text_of
+from cdc.documents.scalar.instants import FIRST, LAST, instant_of, order_of, text_of
 from cdc.documents.scalar.operators import NOW, Term, next_change
 from cdc.documents.scalar.ordering import code_points
-from cdc.documents.state import State, scan_spans
-from cdc.documents.time_joins import children_span, is_last, list_place
+from cdc.documents.state import Place, Span, State, scan_spans
 from cdc.model.table import Table
 
 NO_CLOCK: Mapping[str, str] = {}
 Member = tuple[str, bytes]
 """A name, and a value as JSON."""
+ListPlace = tuple[str, str]
+"""The text of a list, and what a row is ordered by there."""
 
 
 class Document(NamedTuple):
@@ -94,6 +96,38 @@ def assemble(
     return Slice([*documents, *hidden, *removed], due)
 
 
+def shown_values(
+    root: Node, names: tuple[str, ...], row: bytes, nested: Mapping[str, bytes]
+) -> dict[str, Any]:
+    """Return the values of these names in a document, in the form of documents.
+
+    row: of the root, as the connector writes it. nested: its other members, as JSON
+    """
+    # A member may have the name of a column that isn't shown.
+    own = {column.name for column in root.shown}.intersection(names)
+    document = codec(narrowed(root.table, own)).document
+    values: dict[str, Any] = _decoded(document(row)) if own else {}
+    for name in names:
+        if name in own:
+            continue
+        # An aggregate may have a name with a dot.
+        member = name if name in nested else name.partition(".")[0]
+        inner = name.removeprefix(member).removeprefix(".")
+        value = _decoded(nested[member])
+        # A nested member travels as the text of its JSON.
+        is_nested = member in root.steps or any(
+            child.field == member and child.shows for child in root.children
+        )
+        if is_nested and isinstance(value, str):
+            value = _decoded(value.encode())
+        values[name] = value.get(inner) if inner and value is not None else value
+    return values
+
+
+def _decoded(text: bytes) -> Any:
+    return json.loads(text, parse_float=Decimal)
+
+
 def _steps(
     plan: StatePlan, state: State, root: Node, rows: Mapping[str, StoredRow]
 ) -> dict[str, list[Member]]:
@@ -149,7 +183,6 @@ def _matching(
     clock: Mapping[str, str] = NO_CLOCK,
     due: dict[str, int] | None = None,
 ) -> dict[str, StoredRow]:
-    """Select the rows that meet the condition; one that is NULL isn't met."""
     if condition is None:
         return dict(rows)
     table = narrowed(table, condition.columns)
@@ -180,16 +213,12 @@ def _members(
     for child in node.children:
         if child.presence is not None:
             continue
-        assert child.join is not None
+        ids_by_text: Mapping[str, Collection[str]]
+        texts: dict[str, str | None]
         if child.time is not None:
             # Each row has other children: they are looked up by its id.
-            ids_by_text: Mapping[str, Collection[str]] = _find_timed(
-                plan, state, node, child, entries
-            )
-            texts: dict[str, str | None] = {
-                row_id: row_id if row_id in ids_by_text else None for row_id in entries
-            }
-            present = set(ids_by_text)
+            ids_by_text = _find_timed(plan, state, node, child, entries)
+            texts = {row_id: row_id if row_id in ids_by_text else None for row_id in entries}
         else:
             text_of = value_reader(plan, node.table, child.join.parent)
             texts = {
@@ -207,30 +236,37 @@ def _members(
         # Several members may be of the same rows: each is read once.
         rows_read = stored.setdefault(child.table.qualified, {})
         rows_read |= state.rows(child.table.qualified, child_ids - rows_read.keys())
-        children = _Children(
-            child, {row_id: rows_read[row_id] for row_id in child_ids & rows_read.keys()}
-        )
-        if child.time is not None:
-            children.sort(ids_by_text)
-            children.add_numbers(ids_by_text, numbers)
+        children = {row_id: rows_read[row_id] for row_id in child_ids & rows_read.keys()}
+        # The rows of a list meet its condition.
+        if not child.many and child.time is None:
+            children = _matching(child.table, child.where, children)
         # Parents with one text have the same children; NULL equals nothing.
         matching: dict[str | None, list[str]] = {
-            text: [child_id for child_id in ids_by_text.get(text, ()) if child_id in children.rows]
-            for text in present
+            text: []
+            if text is None
+            else [child_id for child_id in ids_by_text.get(text, ()) if child_id in children]
+            for text in set(texts.values())
         }
-        matching[None] = []
-        chosen = {text: children.choose(ids) for text, ids in matching.items() if child.shows}
+        if child.time is not None:
+            _sort(child, children, matching)
+            _add_numbers(child, children, matching, numbers)
+        if not child.shows:
+            continue
+        chosen = {
+            text: ids[: child.limit] if child.many else sorted(ids, key=code_points)[:1]
+            for text, ids in matching.items()
+        }
         # Of a long list only those are written, and what they include is read, that stay in it.
-        documents = children.write(plan, state, set().union(*chosen.values()))
+        shown_ids = {child_id for ids in chosen.values() for child_id in ids}
+        documents = _written(plan, state, child, {row_id: children[row_id] for row_id in shown_ids})
         shown = {
             text: _listed([documents[child_id] for child_id in ids], many=child.many)
             for text, ids in chosen.items()
         }
-        if node.join is None:
+        if node.is_root:
             shown = {text: _as_text(value) for text, value in shown.items()}
-        if child.shows:
-            for row_id, text in texts.items():
-                nested[row_id].append((child.field, shown[text]))
+        for row_id, text in texts.items():
+            nested[row_id].append((child.field, shown[text]))
     return {row_id: [*numbers[row_id], *nested[row_id]] for row_id in rows}
 
 
@@ -267,8 +303,12 @@ def _find_children(
     """Return the ids of a node's rows by the parents' text, of a list in its order; none of a list that isn't shown."""
     name = node.table.qualified
     if node.listing is not None:
-        return state.listed(name, plan.listings[name].index(node.listing), texts, node.limit)
-    if node.many or node.join is None:
+        spans = [Span(text) for text in texts]
+        pages = state.ranged(name, plan.listings[name].index(node.listing), spans, node.limit)
+        return {
+            text: [child.id for child in places] for text, places in zip(texts, pages, strict=True)
+        }
+    if node.many:
         return {}
     if is_key(node.table, node.join.child):
         # An id may be of no row.
@@ -276,75 +316,59 @@ def _find_children(
     return state.members(name, plan.slots[name].index(node.join.child), texts)
 
 
-class _Children:
-    """The rows of a node, for all parents of a slice: each is read and written once."""
+def _sort(
+    node: Node, rows: Mapping[str, StoredRow], ids_by_parent: Mapping[str | None, list[str]]
+) -> None:
+    """Order the rows of each parent by the columns of `order_by`, equal ones by their ids; without
+    `order_by` they stay in the order of their times.
+    """
+    if not node.order_by:
+        return
+    listing = Listing((), None, node.order_by)
+    table = narrowed(node.table, [order.column for order in node.order_by])
+    places = {
+        row_id: f"{place_text(listing, table, document_values(row.row, table))} {row_id}".encode()
+        for row_id, row in rows.items()
+    }
+    for ids in ids_by_parent.values():
+        ids.sort(key=places.__getitem__)
 
-    def __init__(self, node: Node, stored: Mapping[str, StoredRow]) -> None:
-        self._node = node
-        # The rows of a list meet its condition.
-        self.rows = stored
-        if not node.many and node.time is None:
-            self.rows = _matching(node.table, node.where, stored)
 
-    def sort(self, ids_by_parent: Mapping[str, Collection[str]]) -> None:
-        """Order the rows of each parent by the columns of `order_by`, equal ones by their ids; without
-        `order_by` they stay in the order of their times.
-        """
-        node = self._node
-        if not node.order_by:
-            return
-        listing = Listing((), None, node.order_by)
-        table = narrowed(node.table, [order.column for order in node.order_by])
-        places = {
-            row_id: f"{place_text(listing, table, document_values(row.row, table))} {row_id}".encode()
-            for row_id, row in self.rows.items()
+def _add_numbers(
+    node: Node,
+    rows: Mapping[str, StoredRow],
+    ids_by_parent: Mapping[str | None, Collection[str]],
+    numbers: Mapping[str, list[Member]],
+) -> None:
+    if not node.aggregates:
+        return
+    columns = {part.argument for part in node.aggregates if part.argument}
+    columns |= {name for part in node.aggregates if part.filter for name in part.filter.columns}
+    table = narrowed(node.table, columns)
+    values = {row_id: document_values(row.row, table) for row_id, row in rows.items()}
+    aggregates = RowAggregates(node.aggregates, node.table, values)
+    for parent_id, parent_numbers in numbers.items():
+        totals = aggregates.over(ids_by_parent.get(parent_id, ()))
+        parent_numbers += [(name, encode(value)) for name, value in totals.items()]
+
+
+def _written(
+    plan: StatePlan, state: State, node: Node, rows: Mapping[str, StoredRow]
+) -> dict[str, bytes]:
+    """Return the documents of a node's rows, or what stands for them, by id."""
+    nested = _members(plan, state, node, rows)
+    if node.flatten is not None and node.flatten not in node.columns:
+        return {row_id: dict(parts).get(node.flatten, b"null") for row_id, parts in nested.items()}
+    # With `flatten`, a column alone.
+    document = codec(narrowed(node.table, node.columns)).document
+    if node.flatten is not None:
+        return {
+            row_id: bytes(members(document(row.row))[node.flatten]) for row_id, row in rows.items()
         }
-        for ids in ids_by_parent.values():
-            assert isinstance(ids, list)
-            ids.sort(key=lambda row_id: places.get(row_id, b""))
-
-    def add_numbers(
-        self, ids_by_parent: Mapping[str, Collection[str]], numbers: Mapping[str, list[Member]]
-    ) -> None:
-        node = self._node
-        if not node.aggregates:
-            return
-        columns = {part.argument for part in node.aggregates if part.argument}
-        columns |= {name for part in node.aggregates if part.filter for name in part.filter.columns}
-        table = narrowed(node.table, columns)
-        values = {row_id: document_values(row.row, table) for row_id, row in self.rows.items()}
-        aggregates = RowAggregates(node.aggregates, node.table, values)
-        for parent_id, parent_numbers in numbers.items():
-            totals = aggregates.over(ids_by_parent.get(parent_id, ()))
-            parent_numbers += [(name, encode(value)) for name, value in totals.items()]
-
-    def write(self, plan: StatePlan, state: State, ids: Collection[str]) -> dict[str, bytes]:
-        """Return the documents of these rows, or what stands for them, by id."""
-        node = self._node
-        rows = {row_id: self.rows[row_id] for row_id in ids}
-        nested = _members(plan, state, node, rows)
-        if node.flatten is not None and node.flatten not in node.columns:
-            return {
-                row_id: dict(parts).get(node.flatten, b"null") for row_id, parts in nested.items()
-            }
-        # With `flatten`, a column alone.
-        document = codec(narrowed(node.table, node.columns)).document
-        if node.flatten is not None:
-            return {
-                row_id: bytes(members(document(row.row))[node.flatten])
-                for row_id, row in rows.items()
-            }
-        return {row_id: _spliced(document(row.row), nested[row_id]) for row_id, row in rows.items()}
-
-    def choose(self, ids: Sequence[str]) -> Sequence[str]:
-        """Return the ids that a parent shows, in their order."""
-        if self._node.many:
-            return ids[: self._node.limit]
-        return [min(ids, key=code_points)] if ids else []
+    return {row_id: _spliced(document(row.row), nested[row_id]) for row_id, row in rows.items()}
 
 
 def _listed(documents: Sequence[bytes], *, many: bool) -> bytes:
-    """Write the member of a parent: a list, or an object or null."""
     if many:
         return b"[" + b",".join(documents) + b"]"
     return documents[0] if documents else b"null"
@@ -375,3 +399,90 @@ def _spliced(document: bytes, parts: Sequence[Member]) -> bytes:
 def _as_text(value: bytes) -> bytes:
     """Write JSON as the JSON of a text; null stays null, as of a json column without a value."""
     return value if value == b"null" else encode(value.decode())
+
+
+# Joins in time: which part of a list a parent shows, and which parents a row belongs to. Both ends of such
+# a join have lists that are ordered by their times. So each question is a part of a list.
+
+
+def list_place(
+    plan: StatePlan, node: Node, listing: Listing | None, entries: Entries
+) -> ListPlace | None:
+    """Return a row's place in a list; None where it has none, or its time is beyond the years 1 to 9999."""
+    number = plan.listings[node.table.qualified].index(listing)
+    place = entries.places.get(number)
+    return place if place is not None and instant_of(place[1]) is not None else None
+
+
+def children_span(parent: Node, child: Node, place: ListPlace, parent_id: str) -> Span:
+    """Return the part of the child's list that has the rows of a parent: of `as_of` and `previous`
+    the last of these, of `next` the first, of `during` all.
+
+    place: the parent's, in its own list
+    """
+    time = child.time_join
+    text, order = place
+    own_place = Place(order, parent_id).member
+    low, high = _bounds(child, order, time.before, time.after)
+    if time.kind in ("as_of", "during"):
+        return Span(text, low, high)
+    if time.kind == "previous":
+        return Span(text, low, own_place if child.is_same_time(parent) else f"{order} ")
+    return Span(text, f"{own_place}\0" if child.is_same_time(parent) else f"{order}!", high)
+
+
+def is_last(child: Node) -> bool:
+    """Whether the row of a parent is the last one of `children_span`."""
+    return child.time_join.kind in ("as_of", "previous")
+
+
+def parents(
+    plan: StatePlan, state: State, parent: Node, child: Node, places: Collection[ListPlace]
+) -> Iterator[Collection[str]]:
+    """Find the parents that a row at one of these places of the child's lists may belong to, page by
+    page, in the state as it is now. The row itself need not be there any more.
+
+    A parent belongs to the nearest row. So those from the row to the next one in the lists are
+    enough: if a parent beyond it has another row than before, that one or the next has changed
+    itself.
+    """
+    time = child.time_join
+    name = child.table.qualified
+    number = plan.listings[name].index(child.listing)
+    changed = list(places)
+    spans = set()
+    if time.kind == "during":
+        spans = {
+            Span(text, *_bounds(child, order, time.after, time.before)) for text, order in changed
+        }
+    elif time.kind == "next":
+        earlier = [
+            Span(text, _bounds(child, order, None, 0)[0], f"{order} ") for text, order in changed
+        ]
+        neighbours = state.ranged(name, number, earlier, 1, last_first=True)
+        for (text, order), near in zip(changed, neighbours, strict=True):
+            low, high = _bounds(child, order, time.after, 0)
+            spans.add(Span(text, max([low, *(f"{place.order} " for place in near)]), high))
+    else:
+        later = [
+            Span(text, f"{order}!", _bounds(child, order, 0, None)[1]) for text, order in changed
+        ]
+        neighbours = state.ranged(name, number, later, 1)
+        for (text, order), near in zip(changed, neighbours, strict=True):
+            low, high = _bounds(child, order, 0, time.before)
+            spans.add(Span(text, low, min([high, *(f"{place.order}!" for place in near)])))
+    parent_number = plan.listings[parent.table.qualified].index(child.parent_listing)
+    for _, page in scan_spans(state, parent.table.qualified, parent_number, list(spans)):
+        yield {place.id for place in page}
+
+
+def _bounds(child: Node, order: str, before: int | None, after: int | None) -> tuple[str, str]:
+    """Return the part of a list around a time, both ends included, by microseconds; None: without an end."""
+    instant = instant_of(order)
+    assert instant is not None
+    low = FIRST if before is None else instant - before
+    high = LAST if after is None else instant + after
+    return (
+        f"{order_of(low, has_zone=child.has_zone)} ",
+        f"{order_of(high, has_zone=child.has_zone)}!",
+    )

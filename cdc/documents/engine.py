@@ -68,11 +68,7 @@ class DocumentEngine:
     """The documents of a pipeline, behind the stream of its state, whose thread uses it."""
 
     def __init__(
-        self,
-        spark: "SparkSession",
-        state: StateSink,
-        pipeline: Pipeline,
-        resolve: ResolveViews,
+        self, spark: "SparkSession", state: StateSink, pipeline: Pipeline, resolve: ResolveViews
     ) -> None:
         self._spark = spark
         self._sink = state
@@ -133,14 +129,14 @@ class DocumentEngine:
         Raises:
             CdcError: the state, the broker or another run is in the way.
         """
-        if not self._recovered:
-            self._recover()
-        if not self._is_released(positions):
-            return False
-        clocks = self._read_clocks(positions)
-        if clocks is None:
-            return False
         with self._failures():
+            if not self._recovered:
+                self._recover()
+            if not self._is_released(positions):
+                return False
+            clocks = self._read_clocks(positions)
+            if clocks is None:
+                return False
             is_due = any(self._state.is_due(view, now) for view, now in clocks.items())
             is_noted = self.is_current(positions) and self._noted_clocks == clocks
             if is_noted and self._state.is_clean() and not is_due:
@@ -151,7 +147,10 @@ class DocumentEngine:
             self._state.advance(self._turn, clocks)
             is_idle = self._state.is_clean() and not is_due
             report = Report(done=True) if is_idle else self._run_task(self._emission().run)
-            self._measure(report, began)
+            ended = time.monotonic()
+            took_s = ended - (self._round_ended or began)
+            self.sent_per_s = None if report.done else report.documents / took_s
+            self._round_ended = None if report.done else ended
             if report.documents:
                 # Also where no table has moved, as by `verify --repair`: the notes contain the ends
                 # of the views' topics.
@@ -167,15 +166,13 @@ class DocumentEngine:
         if not views:
             return {}
         topics = [table.topic for table in self._sink.plan.tables]
-        with self._failures():
-            clocks = self._clocks.read(views, topics, positions)
-            if clocks is None:
-                return None
-            held = self._state.clocks()
-            return {name: max(now, held.get(name, now)) for name, now in clocks.items()}
+        clocks = self._clocks.read(views, topics, positions)
+        if clocks is None:
+            return None
+        held = self._state.clocks()
+        return {name: max(now, held.get(name, now)) for name, now in clocks.items()}
 
     def is_current(self, positions: Positions) -> bool:
-        """Say whether the documents are as of these positions."""
         return not self._unnoted_views(positions, self._noted_clocks)
 
     def _unnoted_views(
@@ -194,7 +191,7 @@ class DocumentEngine:
 
     @property
     def _state(self) -> State:
-        return self._sink.open_state()()
+        return self._sink.open_state()
 
     @property
     def _topics(self) -> dict[str, str]:
@@ -206,27 +203,26 @@ class DocumentEngine:
         sending_once = [view.name for view in self._sink.plan.views if view.sends_once]
         if sending_once:
             # Before the ends are read: no former writer commits a document beyond them.
-            with self._failures():
-                self._run_task(self._emission().fence)
+            self._run_task(self._emission().fence)
         ends = self._kafka.ends(list(topics.values()))
-        with self._failures():
-            notes = self._state.current()
-        noted: dict[str, ViewCheckpoint] = {}
+        notes = self._state.current()
+        ranges = []
         for name, topic in topics.items():
+            end = ends[topic]
             note = notes.get(name, {}).get(topic)
-            if note is not None and distance(note, ends[topic]).comparable:
-                noted[topic] = note
-        ranges = _unnoted(ends, noted)
-        with self._failures():
-            for name in sending_once:
+            starts = (0,) * end.partition_count
+            if note is not None and distance(note, end).comparable:
+                starts = note.position.offsets
+            elif name in sending_once:
                 # All of its topic is read again, which may be another one than before.
-                if topics[name] not in noted:
-                    self._state.forget_digests(self._turn, name)
+                self._state.forget_digests(self._turn, name)
+            for partition, (start, stop) in enumerate(zip(starts, end.offsets, strict=True)):
+                if start < stop:
+                    ranges.append(OffsetRange(topic, partition, start, stop, end.topic_id))
         views = {topics[view.name]: view for view in self._sink.plan.views}
-        marking = partial(mark, self._sink.open_state(), self._turn, views)
-        with self._failures():
-            for report in read_on_executors(self._spark, self._pipeline.kafka, ranges, marking):
-                read_report(report)
+        marking = partial(mark, self._state, self._turn, views)
+        for report in read_on_executors(self._spark, self._pipeline.kafka, ranges, marking):
+            read_report(report)
         self._recovered = True
 
     def _is_released(self, positions: Positions) -> bool:
@@ -246,27 +242,21 @@ class DocumentEngine:
         )
         return self._released
 
-    def _measure(self, report: Report, began: float) -> None:
-        ended = time.monotonic()
-        took_s = ended - (self._round_ended or began)
-        self.sent_per_s = None if report.done else report.documents / took_s
-        self._round_ended = None if report.done else ended
-
     def _emission(self) -> Emission:
         return Emission(
             self._sink.plan,
-            self._sink.open_state(),
+            self._state,
             self._pipeline.kafka,
             self._topics,
             f"{self._pipeline.pipeline}.documents",
             self._turn,
         )
 
-    def _run_task(self, run: Callable[[Iterator[object]], Iterator[bytes]]) -> Report:
+    def _run_task(self, run: Callable[[Iterator[object]], Iterator[Report]]) -> Report:
         # Twice as quick as a DataFrame, which Spark would plan every time: 77 ms instead of 144,
         # and half of the CPU.
-        (encoded,) = self._one_task.mapPartitions(freeze_gc_after(run)).collect()
-        return read_report(encoded)
+        (report,) = self._one_task.mapPartitions(freeze_gc_after(run)).collect()
+        return read_report(report)
 
     def _note(self, positions: Positions, clocks: Mapping[str, int], report: Report) -> None:
         """Note each view whose documents are all sent as current, with the end of its topic. A view
@@ -360,10 +350,7 @@ class ViewClocks:
         self._current: _Taken | None = None
 
     def read(
-        self,
-        views: Sequence[View],
-        topics: Sequence[str],
-        positions: Mapping[str, Position | None],
+        self, views: Sequence[View], topics: Sequence[str], positions: Mapping[str, Position | None]
     ) -> Mapping[str, int] | None:
         """Return the times of views in microseconds since 1970, by name; None while none counts yet.
         While no row had a time, it is the first one of the year 1.
@@ -396,17 +383,3 @@ class ViewClocks:
             else min(seen.get(view.name, FIRST), committed)
             for view in views
         }
-
-
-def _unnoted(
-    ends: Mapping[str, Position], noted: Mapping[str, ViewCheckpoint]
-) -> list[OffsetRange]:
-    """The ranges of topics that the notes don't cover: all of a topic that has none."""
-    ranges = []
-    for topic, end in ends.items():
-        former = noted.get(topic)
-        starts = former.position.offsets if former else (0,) * end.partition_count
-        for partition, (start, stop) in enumerate(zip(starts, end.offsets, strict=True)):
-            if start < stop:
-                ranges.append(OffsetRange(topic, partition, start, stop, end.topic_id))
-    return ranges

@@ -17,7 +17,8 @@ from functools import cached_property
 from itertools import chain
 from typing import TypeVar
 
-from cdc.config.view_settings import ENDS, SCHEMA, Function, TimeKind
+from cdc.config.view_settings import ENDS, SCHEMA, Function, Order, TimeKind
+from cdc.documents.scalar.amounts import INTEGERS
 from cdc.documents.scalar.operators import Term
 from cdc.documents.scalar.type_groups import DATE, TEXTS, TIMESTAMP, TIMESTAMPTZ, UUID, group
 from cdc.model.table import Column, Table
@@ -35,6 +36,8 @@ WINDOW_END = "window_end"
 """Members of a document with a window."""
 FINAL = "final"
 """Whether the window is closed: a member where windows close."""
+OBJECT = "object"
+"""The type of a member that is an object."""
 
 
 @dataclass(frozen=True)
@@ -70,19 +73,15 @@ class Join:
     time: TimeJoin | None = None
 
 
-@dataclass(frozen=True)
-class Order:
-    """A column that children are ordered by. NULL comes last, texts by their code points."""
-
-    column: str
-    descending: bool = False
+NO_JOIN = Join((), ())
+"""What leads to a root."""
 
 
 @dataclass(frozen=True)
 class Aggregate:
     """A number over rows, and the name of the member that shows it.
 
-    argument  the column; None for count(*)
+    argument  the column; "" for count(*)
     fraction  of percentile_disc, from 0 to 1
     filter    the condition of its FILTER
     where     the one that rows have to meet to count: the table's condition, and the FILTER's
@@ -90,10 +89,19 @@ class Aggregate:
 
     name: str
     function: Function
-    argument: str | None = None
+    argument: str = ""
     fraction: float | None = None
     filter: Term | None = None
     where: Term | None = None
+
+    def result_type(self, table: Table) -> str:
+        """Name its Postgres type, over rows of a table."""
+        if self.function in ("count", "distinct"):
+            return "bigint"
+        argument_type = table.column(self.argument).type
+        if self.function in LISTED:
+            return argument_type
+        return "bigint" if argument_type in INTEGERS and self.function == "sum" else "numeric"
 
 
 @dataclass(frozen=True)
@@ -141,7 +149,7 @@ def tally_of(
     closing: Closing | None = None,
 ) -> Tally:
     """Return the numbers over the rows that meet a condition which these aggregates are made of."""
-    parts = [(part.argument, part.function) for part in aggregates if part.argument is not None]
+    parts = [(part.argument, part.function) for part in aggregates if part.argument]
     uncounted = ("distinct", *EXTREMES, *ENDS)
     columns = {name for name, function in parts if function not in uncounted}
     summed = {name for name, function in parts if function in ("sum", "avg")}
@@ -160,13 +168,13 @@ def tally_of(
 class Totals:
     """Aggregates over the rows that have the same values, and what the state keeps for them.
 
-    order_by    the column that says which row is the first, if any does
+    order_by    the column that says which row is the first; "" where none does
     closing     when the windows close whose panes these rows are; None where they are corrected for ever
     """
 
     values: Values
     aggregates: tuple[Aggregate, ...]
-    order_by: str | None = None
+    order_by: str = ""
     closing: Closing | None = None
 
     def tally(self, where: Term | None) -> Tally:
@@ -177,14 +185,12 @@ class Totals:
     def listing(self, part: Aggregate) -> Listing:
         """Return the list in which the row is that has the value of an aggregate of `LISTED`."""
         column = self.order_by if part.function in ENDS else part.argument
-        assert column is not None
         return Listing(
             self.values, part.where, (Order(column, part.function == "max"),), self.closing
         )
 
     @property
     def tallies(self) -> Sequence[Tally]:
-        """The numbers that the state keeps."""
         untallied = (*EXTREMES, *ENDS)
         return [
             self.tally(part.where) for part in self.aggregates if part.function not in untallied
@@ -192,7 +198,6 @@ class Totals:
 
     @property
     def listings(self) -> Sequence[Listing]:
-        """The lists that the state keeps."""
         return [self.listing(part) for part in self.aggregates if part.function in LISTED]
 
 
@@ -203,7 +208,7 @@ class Node:
     field       the member of the parent's document; the view's name for the root
     table       as Postgres describes it
     columns     the members that the document shows of each row, in this order
-    join        None for the root
+    join        `NO_JOIN` for the root
     many        whether the member is a list; else it is one object or null
     order_by    of a list; rows that are equal in it are ordered by their ids
     limit       the longest that a list gets
@@ -219,7 +224,7 @@ class Node:
     field: str
     table: Table
     columns: tuple[str, ...]
-    join: Join | None = None
+    join: Join = NO_JOIN
     many: bool = False
     order_by: tuple[Order, ...] = ()
     limit: int = 1000
@@ -249,14 +254,14 @@ class Node:
         """What the state keeps for its aggregates; None where it has none. In a join in time, each parent
         has other rows: the state keeps nothing for them.
         """
-        if self.join is None or self.time is not None or not self.aggregates:
+        if self.time is not None or not self.aggregates:
             return None
         return Totals(self.join.child, self.aggregates)
 
     @cached_property
     def listing(self) -> Listing | None:
         """The list that its rows are read from, if any are shown; for a join in time, it is ordered by the time."""
-        if self.join is None or (self.time is None and not (self.many and self.shows)):
+        if self.is_root or (self.time is None and not (self.many and self.shows)):
             return None
         order_by = self.order_by if self.time is None else (Order(self.time.child),)
         return Listing(self.join.child, self.where, order_by)
@@ -279,48 +284,53 @@ class Node:
 
     @property
     def absent(self) -> "Node | None":
-        """What must not come after the last row of a pattern, if anything."""
         return next((child for child in self.children if child.presence is False), None)
 
     @property
+    def is_root(self) -> bool:
+        return self.join == NO_JOIN
+
+    @property
     def time(self) -> TimeJoin | None:
-        """The join in time that leads to it, if one does."""
-        return self.join.time if self.join is not None else None
+        return self.join.time
+
+    @property
+    def time_join(self) -> TimeJoin:
+        """The join in time that leads to it, of one that has it."""
+        assert self.time is not None
+        return self.time
 
     def is_same_time(self, parent: "Node") -> bool:
         """Whether its join in time is of one column of one table: then rows of one time follow each other by ids."""
-        assert self.time is not None
         is_same_table = parent.table.qualified == self.table.qualified
-        return is_same_table and self.time.parent == self.time.child
+        return is_same_table and self.time_join.parent == self.time_join.child
 
     @property
     def shown(self) -> Sequence[Column]:
         """The columns that its documents have, in the table's order; a root always has its key."""
-        names = {*self.columns, *(self.table.key if self.join is None else ())}
+        names = {*self.columns, *(self.table.key if self.is_root else ())}
         return [column for column in self.table.columns if column.name in names]
 
     @cached_property
     def parent_listing(self) -> Listing | None:
         """The list of the parent's rows by time, if it is a join in time: where a row of this table finds parents."""
-        if self.join is None or self.time is None:
+        if self.time is None:
             return None
         return Listing(self.join.parent, None, (Order(self.time.parent),))
 
     @cached_property
     def has_zone(self) -> bool:
         """Whether the times of its join in time have a time zone: then their texts end with Z."""
-        assert self.time is not None
-        return group(self.table.column(self.time.child).type) == TIMESTAMPTZ
+        return group(self.table.column(self.time_join.child).type) == TIMESTAMPTZ
 
     @property
     def columns_in_use(self) -> frozenset[str]:
-        """Names of the columns of its rows that this place of the view depends on."""
         conditions = [self.where, self.meets, *(part.filter for part in self.aggregates)]
         expressions = [condition for condition in conditions if condition]
-        expressions += self.join.child if self.join else ()
+        expressions += self.join.child
         times = [self.time.child] if self.time else []
         for child in self.children:
-            expressions += child.join.parent if child.join else ()
+            expressions += child.join.parent
             times += [child.time.parent] if child.time else []
         return frozenset(
             [
@@ -400,18 +410,16 @@ class Grouping(Totals):
 
     @property
     def by_time(self) -> Listing:
-        """The list of a group's rows by the time of its window."""
         assert self.window is not None
         return Listing(self.values, self.where, (Order(self.window.time),))
 
     @property
     def columns_in_use(self) -> frozenset[str]:
-        """Names of the columns of its rows that the documents depend on."""
         conditions = [self.where, *(part.where for part in self.aggregates)]
         expressions = [*self.values, *(condition for condition in conditions if condition)]
         names = [self.order_by, *(part.argument for part in self.aggregates)]
         names += (name for expression in expressions for name in expression.columns)
-        return frozenset(name for name in names if name is not None)
+        return frozenset(name for name in names if name)
 
 
 @dataclass(frozen=True)
@@ -444,6 +452,45 @@ class View:
         key = tuple(column.name for column in columns)
         return Table(SCHEMA, self.name, tuple(columns), key, "")
 
+    @cached_property
+    def shown_types(self) -> dict[str, str]:
+        """The Postgres types of what `having` may name, by name.
+
+        name         a member of a group's document; of a row's a column, an aggregate, or a member that
+                     `flatten` made a value
+        member.name  a column of an object
+        member       an object itself: only whether it is NULL can be asked
+        """
+        root = self.root
+        if self.grouping is not None:
+            types = {column.name: column.type for column in self.keyed.columns}
+            if self.grouping.window is not None:
+                types[WINDOW_END] = types[WINDOW_START]
+            if self.grouping.closing is not None:
+                types[FINAL] = "boolean"
+            return types | {
+                part.name: part.result_type(root.table) for part in self.grouping.aggregates
+            }
+        types = {column.name: column.type for column in root.shown}
+        for child in root.children:
+            types |= {part.name: part.result_type(child.table) for part in child.aggregates}
+            if not child.shows or child.many:
+                continue
+            if child.flatten is not None:
+                if child.flatten in child.columns:
+                    types[child.field] = child.table.column(child.flatten).type
+                continue
+            types[child.field] = OBJECT
+            for name in child.columns:
+                # A column of the root may have the name with a dot.
+                types.setdefault(f"{child.field}.{name}", child.table.column(name).type)
+        for step, places in root.steps.items():
+            if len(places) == 1:
+                types[step] = OBJECT
+                for name in root.earlier[0].columns:
+                    types.setdefault(f"{step}.{name}", root.table.column(name).type)
+        return types
+
     @property
     def sends_once(self) -> bool:
         """Whether the state knows what its topic has: so each change is there once, and no tombstone
@@ -463,7 +510,6 @@ class View:
 
     @property
     def topics(self) -> dict[str, str]:
-        """The topics of the tables that the view is made of, by the table's name."""
         return {node.table.qualified: node.table.topic for node in self.root.walk()}
 
 
@@ -513,7 +559,7 @@ class StatePlan:
             (node.table.qualified, values)
             for view in self.views
             for *_, parent, child in (path for path in view.root.paths() if len(path) > 1)
-            if child.join is not None and child.time is None
+            if child.time is None
             for node, values in ((parent, child.join.parent), (child, child.join.child))
             if not is_key(node.table, values)
         )
@@ -565,7 +611,7 @@ class StatePlan:
     def leads_to_documents(self, table: str) -> bool:
         """Whether a row of this table may change documents that aren't its own: of rows that include it, of groups."""
         return any(
-            node.table.qualified == table and (node.join is not None or view.grouping is not None)
+            node.table.qualified == table and (not node.is_root or view.grouping is not None)
             for view in self.views
             for node in view.root.walk()
         )

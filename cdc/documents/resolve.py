@@ -14,11 +14,12 @@ from cdc.config.mistakes import InvalidSetting
 from cdc.config.settings import Pipeline
 from cdc.config.view_settings import (
     COMMIT,
+    ENDS,
     AggregateCall,
     AnyView,
-    Function,
     GroupedViewSettings,
     IncludeSettings,
+    Order,
     PatternSettings,
     PatternViewSettings,
     ViewSettings,
@@ -27,7 +28,6 @@ from cdc.config.view_settings import (
     ordering,
     selected,
 )
-from cdc.documents.having import grouped_types, shown_types
 from cdc.documents.plan import (
     FINAL,
     WINDOW_END,
@@ -37,7 +37,6 @@ from cdc.documents.plan import (
     Grouping,
     Join,
     Node,
-    Order,
     Session,
     TimeJoin,
     View,
@@ -51,17 +50,14 @@ from cdc.documents.scalar.type_groups import (
     ENUM,
     INTEGERS,
     JOINED,
+    NUMERIC,
     TEXTS,
     TIMESTAMP,
     TIMESTAMPTZ,
     UUID,
     comparison,
     group,
-    has_extremes,
-    is_counted_distinct,
     is_ordered,
-    is_summed,
-    keeps_form,
 )
 from cdc.errors import SettingsError
 from cdc.model.table import Column, Table
@@ -132,14 +128,12 @@ class _Resolver:
         self._refuse_collisions(node, keys)
         alerts = settings.alerts or pattern is not None
         view = View(name, node, (), alerts=alerts)
-        return self._completed(view, settings, shown_types(node), keys)
+        return self._completed(view, settings, keys)
 
-    def _completed(
-        self, view: View, settings: AnyView, types: Mapping[str, str], keys: Keys
-    ) -> View:
-        """Add what every view may have. `types`: of what `having` may name."""
+    def _completed(self, view: View, settings: AnyView, keys: Keys) -> View:
+        """Add what every view may have."""
         sinks = tuple(sink for sink in settings.to if sink in self.pipeline.sinks)
-        having = self._having(types, settings.having, (*keys, "having"))
+        having = self._having(view.shown_types, settings.having, (*keys, "having"))
         view = replace(view, sinks=sinks, having=having)
         return replace(view, clock=self._clock(view, settings, (*keys, "clock")))
 
@@ -155,12 +149,18 @@ class _Resolver:
             value, type_ = self._grouped_by(table, text, (*keys, "group_by", column))
             columns.append(Column(column, type_))
             values.append(value)
-        window = None
+        window: Window | Session | None = None
         closing = None
         if settings.window is not None:
-            window = self._window(table, settings.window, (*keys, "window"))
-            if isinstance(window, Window):
-                values.append(_pane(table, window))
+            time = settings.window.time
+            type_ = self._require_time(table, "time", time, (*keys, "window", "time"))
+            if settings.window.session is not None:
+                window = Session(time, settings.window.size)
+            else:
+                start = (settings.window.start - EPOCH.date()) // timedelta(microseconds=1)
+                window = Window(time, settings.window.size, settings.window.step, start)
+                own_time = Term("column", group(type_), (), time)
+                values.append(Term("bin", group(type_), (own_time,), f"{window.every} {start}"))
             if settings.window.lateness is not None:
                 lateness = microseconds(settings.window.lateness)
                 closing = Closing(name, settings.window.size + lateness)
@@ -168,26 +168,30 @@ class _Resolver:
         windows |= {FINAL} if closing is not None else set()
         for member in windows.intersection(settings.group_by):
             raise self._name_taken((*keys, "group_by"), name, member)
-        order_by = self._ends_order(table, settings.order_by, (*keys, "order_by"))
+        order_by = "" if window is None else window.time
+        if settings.order_by is not None:
+            place = (*keys, "order_by")
+            order = self._order(table, settings.order_by, place)
+            if order.descending:
+                raise self.pipeline.mistake(
+                    place, "the first row is the one with the least value", "name the column alone"
+                )
+            order_by = order.column
         node = Node(name, table, (), where=where)
         grouping = Grouping(
             tuple(values),
             self._selected(node, settings, {*settings.group_by, *windows}, keys),
-            order_by if window is None else window.time,
+            order_by,
             closing,
             columns=tuple(columns),
             where=where,
             window=window,
         )
         view = View(name, node, (), alerts=settings.alerts, grouping=grouping)
-        return self._completed(view, settings, grouped_types(view), keys)
+        return self._completed(view, settings, keys)
 
     def _sliding_view(
-        self,
-        name: str,
-        settings: GroupedViewSettings,
-        window: WindowSettings,
-        where: Term | None,
+        self, name: str, settings: GroupedViewSettings, window: WindowSettings, where: Term | None
     ) -> View:
         """Resolve a view with a document for each row, of the rows in the time before it."""
         keys = ("views", name)
@@ -236,10 +240,9 @@ class _Resolver:
         columns = tuple(column.name for column in table.columns if column.name in shown)
         root = replace(root, columns=columns, where=_both(where, counted), children=(child,))
         view = View(name, root, (), alerts=settings.alerts)
-        return self._completed(view, settings, shown_types(root), keys)
+        return self._completed(view, settings, keys)
 
     def _grouped_by(self, table: Table, text: str, keys: Keys) -> tuple[Term, str]:
-        """Resolve what rows are grouped by, and name its Postgres type."""
         value = self._expression(table, text, keys)
         type_ = _type_name(table, value)
         if value.operator == "column" and value.group in GROUPED:
@@ -252,23 +255,6 @@ class _Resolver:
             "group by integers, texts, uuid, boolean, enums or timestamptz; by what is computed"
             " of these, but integers: let Postgres keep it in a column",
         )
-
-    def _window(self, table: Table, settings: WindowSettings, keys: Keys) -> Window | Session:
-        self._require_time(table, "time", settings.time, (*keys, "time"))
-        if settings.session is not None:
-            return Session(settings.time, settings.size)
-        start = (settings.start - EPOCH.date()) // timedelta(microseconds=1)
-        return Window(settings.time, settings.size, settings.step, start)
-
-    def _ends_order(self, table: Table, text: str | None, keys: Keys) -> str | None:
-        if text is None:
-            return None
-        order = self._order(table, text, keys)
-        if order.descending:
-            raise self.pipeline.mistake(
-                keys, "the first row is the one with the least value", "name the column alone"
-            )
-        return order.column
 
     def _selected(
         self, root: Node, settings: GroupedViewSettings, taken: Collection[str], keys: Keys
@@ -362,7 +348,6 @@ class _Resolver:
         return replace(root, where=where, children=(*root.children, *earlier, absent))
 
     def _having(self, types: Mapping[str, str], text: str | None, keys: Keys) -> Term | None:
-        """Resolve the condition over what a document shows, given with its types."""
         if text is None:
             return None
         try:
@@ -562,45 +547,45 @@ class _Resolver:
         self._require_column(table, name, keys)
 
     def _order(self, table: Table, text: str, keys: Keys) -> Order:
-        column, descending = ordering(text)
-        self._require_plain_column(table, "order_by", column, keys)
-        type_ = table.column(column).type
+        order = ordering(text)
+        self._require_plain_column(table, "order_by", order.column, keys)
+        type_ = table.column(order.column).type
         if not is_ordered(type_):
             raise self.pipeline.mistake(
                 keys,
                 f"values of type {type_} can't be ordered exactly",
                 "order by integers, numerics, texts, uuid, boolean, date, time or timestamps",
             )
-        return Order(column, descending)
+        return order
 
     def _aggregate(
         self, table: Table, where: Term | None, name: str, call: AggregateCall, keys: Keys
     ) -> Aggregate:
-        if call.argument is not None:
-            self._require_aggregated(table, call.function, call.argument, keys)
+        if call.argument:
+            written = "count(DISTINCT)" if call.function == "distinct" else call.function
+            self._require_plain_column(table, written, call.argument, keys)
+            type_ = table.column(call.argument).type
+            type_group = group(type_)
+            # An aggregate has the form of documents, in which the connector writes no date, no time and
+            # no time stamp without a zone.
+            has_extremes = type_group in (INTEGERS, TEXTS, NUMERIC, TIMESTAMPTZ)
+            accepted = {
+                "count": True,
+                **dict.fromkeys(("sum", "avg"), type_group in (INTEGERS, NUMERIC)),
+                **dict.fromkeys(ENDS, has_extremes or type_group in (BOOLEAN, UUID, ENUM)),
+                # Equal values have equal texts, or get them by `trimmed`.
+                "distinct": comparison(type_) is not None or type_group == NUMERIC,
+            }
+            if not accepted.get(call.function, has_extremes):
+                raise self.pipeline.mistake(
+                    keys,
+                    f"{written} of a {type_} can't be computed exactly",
+                    "sum and avg take integers and numerics; min, max and percentile_disc also texts and"
+                    " timestamptz; first and last also uuid, boolean and enums; count(DISTINCT ...)"
+                    " also char(n), dates, times and time stamps",
+                )
         own = self._condition(table, call.condition, keys)
         return Aggregate(name, call.function, call.argument, call.fraction, own, _both(where, own))
-
-    def _require_aggregated(
-        self, table: Table, function: Function, argument: str, keys: Keys
-    ) -> None:
-        written = "count(DISTINCT)" if function == "distinct" else function
-        self._require_plain_column(table, written, argument, keys)
-        type_ = table.column(argument).type
-        accepted = {
-            "count": True,
-            **dict.fromkeys(("sum", "avg"), is_summed(type_)),
-            **dict.fromkeys(("first", "last"), keeps_form(type_)),
-            "distinct": is_counted_distinct(type_),
-        }
-        if not accepted.get(function, has_extremes(type_)):
-            raise self.pipeline.mistake(
-                keys,
-                f"{written} of a {type_} can't be computed exactly",
-                "sum and avg take integers and numerics; min, max and percentile_disc also texts and"
-                " timestamptz; first and last also uuid, boolean and enums; count(DISTINCT ...)"
-                " also char(n), dates, times and time stamps",
-            )
 
     def _refuse_collisions(self, node: Node, keys: Keys) -> None:
         """Refuse two members with one name: a document would silently lose one."""
@@ -642,12 +627,6 @@ class _Resolver:
             )
 
 
-def _pane(table: Table, window: Window) -> Term:
-    """Return the beginning of the pane that a row is in."""
-    column = Term("column", group(table.column(window.time).type), (), window.time)
-    return Term("bin", column.group, (column,), f"{window.every} {window.start}")
-
-
 def _both(first: Term | None, second: Term | None) -> Term | None:
     if first is None or second is None:
         return first or second
@@ -662,5 +641,4 @@ def _joined_as(table: Table, term: Term) -> str | None:
 
 
 def _type_name(table: Table, term: Term) -> str:
-    """Name the type of an expression for a person."""
     return table.column(term.text).type if term.operator == "column" else term.group

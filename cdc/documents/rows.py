@@ -22,10 +22,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from cdc.codec.forms import FilledValue
-from cdc.codec.members import encode, joined, members
+from cdc.codec.forms import Documents, FilledValue
+from cdc.codec.members import NULL, encode, joined, members
 from cdc.codec.table import codec
-from cdc.documents.plan import Listing, Order, StatePlan, Tally, Values, is_key, narrowed
+from cdc.config.view_settings import Order
+from cdc.documents.plan import Listing, StatePlan, Tally, Values, is_key, narrowed
 from cdc.documents.scalar.amounts import COUNTED, encode_amount, encode_distinct
 from cdc.documents.scalar.instants import microseconds
 from cdc.documents.scalar.operators import Term
@@ -103,7 +104,10 @@ def decode_entries(head: str) -> Entries:
     slots: dict[int, str] = {}
     places: dict[int, tuple[str, str]] = {}
     tallies: dict[int, str] = {}
-    for entry in split_entries(head):
+    for closing_entry in head.split(UNIT) if head else ():
+        # Without the time at which it closes.
+        is_closing = closing_entry.startswith(CLOSING)
+        entry = closing_entry.split(GROUP, 2)[2] if is_closing else closing_entry
         name, _, rest = entry.partition(GROUP)
         if name.isdecimal():
             slots[int(name)] = unescape(rest)
@@ -115,14 +119,7 @@ def decode_entries(head: str) -> Entries:
     return Entries(slots, places, tallies)
 
 
-def split_entries(head: str) -> list[str]:
-    """Split the entries of a row, without the times at which they close."""
-    entries = head.split(UNIT) if head else []
-    return [part.split(GROUP, 2)[2] if part.startswith(CLOSING) else part for part in entries]
-
-
 def escape(text: str) -> str:
-    """Write a text without separators."""
     return text if text.isprintable() else text.translate(ESCAPES)
 
 
@@ -268,21 +265,20 @@ def amounts(tally: Tally, table: Table, row: Row) -> list[str]:
     return [*added, *distinct]
 
 
-class ConnectorRows:
+class ConnectorRows(Documents):
     """Rows as the connector writes them, reduced to the table's columns: the state's `cdc.codec.forms.Form`."""
 
     def converter(self, table: Table) -> Callable[[bytes], bytes]:
         # Nothing is left out of what is checked.
         check = codec(replace(table, reshaped=False)).document
         names = [column.name for column in table.columns]
-        null = msgspec.Raw(b"null")
 
         def convert(row: bytes) -> bytes:
             check(row)
             values = members(row)
             if list(values) == names:
                 return row
-            return joined({name: values.get(name, null) for name in names})
+            return joined({name: values.get(name, NULL) for name in names})
 
         return convert
 
@@ -300,6 +296,3 @@ class ConnectorRows:
         filled.update((name, source[name]) for name in available)
         remaining = tuple(name for name in missing if name not in available and name in filled)
         return FilledValue(joined(filled), remaining)
-
-    def size(self, value: bytes) -> int:
-        return len(value)

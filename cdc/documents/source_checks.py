@@ -67,8 +67,7 @@ def refused_by_source(
     refused = {}
     for view in views:
         try:
-            checks.check_groups(view, ("views", view.name))
-            checks.check_distinct(view, ("views", view.name))
+            checks.check_grouping(view, ("views", view.name))
             is_sliding = isinstance(pipeline.views[view.name], GroupedViewSettings)
             checks.check_children(view.root, ("views", view.name), is_sliding=is_sliding)
             _explain(conn, pipeline, view)
@@ -88,7 +87,7 @@ def missing_indexes(conn: Connection, views: Sequence[View]) -> list[str]:
     missing: dict[str, str] = {}
     for view in views:
         for node in view.root.walk():
-            if node.join is None or node.time is None:
+            if node.time is None:
                 continue
             columns = [value.text for value in node.join.child if value.operator == "column"]
             known = facts.get(node.table.qualified)
@@ -121,22 +120,18 @@ class _Checks:
         self._pipeline = pipeline
         self._facts = facts
 
-    def check_groups(self, view: View, keys: Keys) -> None:
-        """Check what the rows of a grouped view have in common."""
-        if view.grouping is None:
-            return
-        places = [(*keys, "group_by", column.name) for column in view.grouping.columns]
-        places += [(*keys, "window", "time")] * (len(view.grouping.values) - len(places))
-        for value, place in zip(view.grouping.values, places, strict=True):
-            self._require_logged(view.root, value, place)
-            self._require_strict(view.root, value.columns, place)
-
-    def check_distinct(self, view: View, keys: Keys) -> None:
-        """Check the columns whose different values are counted."""
-        aggregates = [*view.grouping.aggregates] if view.grouping is not None else []
-        aggregates += [part for child in view.root.children for part in child.aggregates]
+    def check_grouping(self, view: View, keys: Keys) -> None:
+        """Check what the rows of groups have in common, and columns whose different values are counted."""
+        aggregates = [part for child in view.root.children for part in child.aggregates]
+        if view.grouping is not None:
+            aggregates += view.grouping.aggregates
+            places = [(*keys, "group_by", column.name) for column in view.grouping.columns]
+            places += [(*keys, "window", "time")] * (len(view.grouping.values) - len(places))
+            for value, place in zip(view.grouping.values, places, strict=True):
+                self._require_logged(view.root, value, place)
+                self._require_strict(view.root, value.columns, place)
         for part in aggregates:
-            if part.function == "distinct" and part.argument is not None:
+            if part.function == "distinct":
                 self._require_strict(view.root, [part.argument], (*keys, "select", part.name))
 
     def check_children(self, node: Node, keys: Keys, *, is_sliding: bool = False) -> None:
@@ -158,7 +153,6 @@ class _Checks:
 
     def _require_one(self, node: Node, keys: Keys) -> None:
         """Refuse an object that several rows might be."""
-        assert node.join is not None
         columns = [value.text for value in node.join.child if value.operator == "column"]
         facts = self._facts.get(node.table.qualified)
         if (
@@ -180,7 +174,6 @@ class _Checks:
 
     def _require_exact(self, parent: Node, child: Node, place: Keys) -> None:
         """Refuse joined columns with another equality in Postgres than here, or that a record may lack."""
-        assert child.join is not None
         for left, right in zip(child.join.parent, child.join.child, strict=True):
             collations = set()
             for node, value in ((parent, left), (child, right)):
@@ -220,7 +213,6 @@ class _Checks:
 
 
 def _explain(conn: Connection, pipeline: Pipeline, view: View) -> None:
-    """Let Postgres plan the query of a view, without running it."""
     try:
         with conn.transaction(force_rollback=True):
             if view.has_clock:
@@ -228,13 +220,9 @@ def _explain(conn: Connection, pipeline: Pipeline, view: View) -> None:
                 conn.execute("SELECT set_config(%s, 'epoch', true)", [setting])
             conn.execute(f"EXPLAIN {document_query(view)}".encode())
     except (psycopg.ProgrammingError, psycopg.DataError, psycopg.NotSupportedError) as error:
-        raise _query_error(pipeline, view, error) from None
-
-
-def _query_error(pipeline: Pipeline, view: View, error: psycopg.Error) -> SettingsError:
-    reason = error.diag.message_primary or str(error).splitlines()[0]
-    return pipeline.mistake(
-        ("views", view.name),
-        f"Postgres refuses the query of the view: {reason}",
-        f"cdc -p FILE views sql {view.name} prints it",
-    )
+        reason = error.diag.message_primary or str(error).splitlines()[0]
+        raise pipeline.mistake(
+            ("views", view.name),
+            f"Postgres refuses the query of the view: {reason}",
+            f"cdc -p FILE views sql {view.name} prints it",
+        ) from None

@@ -10,8 +10,7 @@ from collections.abc import Sequence
 from itertools import count
 
 from cdc.codec.types import kind
-from cdc.config.view_settings import ENDS
-from cdc.documents.aggregates import result_type
+from cdc.config.view_settings import ENDS, Order
 from cdc.documents.plan import (
     FINAL,
     LISTED,
@@ -20,9 +19,7 @@ from cdc.documents.plan import (
     Aggregate,
     Grouping,
     Node,
-    Order,
     Session,
-    TimeJoin,
     View,
     Window,
 )
@@ -116,7 +113,7 @@ def _counted(grouping: Grouping, values: Sequence[str]) -> list[str]:
 
 
 def _aggregates(
-    aggregates: Sequence[Aggregate], table: Table, order_by: str | None, alias: str
+    aggregates: Sequence[Aggregate], table: Table, order_by: str, alias: str
 ) -> list[str]:
     """Write aggregates as columns. `order_by`: the column that says which row is the first."""
     return [
@@ -180,7 +177,7 @@ class _Parts:
     """What a row's document gets from its children, and the joins that it comes from.
 
     numbers     aggregates as columns, SQL for their values
-    named       SQL for what `having` may name of objects, see `cdc.documents.having`
+    named       SQL for what `having` may name of objects, see `View.shown_types`
     conditions  without which there is no document
     """
 
@@ -193,7 +190,6 @@ class _Parts:
 
     @property
     def members(self) -> list[Member]:
-        """The members in their order in a document."""
         numbers = [(column.name, _json_text(column, value)) for column, value in self.numbers]
         return [*numbers, *self.nested]
 
@@ -213,7 +209,7 @@ class _Query:
                 numbers = self.alias()
                 parts.joins.append(_lateral(self._aggregates(node, child, alias), numbers))
                 for part in child.aggregates:
-                    column = Column(part.name, result_type(part, child.table))
+                    column = Column(part.name, part.result_type(child.table))
                     parts.numbers.append((column, f"{numbers}.{quoted_name(part.name)}"))
             if child.shows:
                 member = self.alias()
@@ -237,13 +233,12 @@ class _Query:
             conditions = _conditions(parent, node, parent_alias, selected)
             columns = [f"{selected}.{quoted_name(name)}" for name in sorted(node.columns_in_use)]
             query = _select(columns, node.table, selected, (), conditions)
-            assert node.time is not None
-            time = quoted_name(node.time.child)
-            within = _interval(node.time.before or 0)
+            time = quoted_name(node.time_join.child)
+            within = _interval(node.time_join.before or 0)
             met = [_expression(node.meets, earlier)] if node.meets else []
             required = [*met, f"{earlier}.{time} >= {alias}.{time} - {within}"]
             joins.append(
-                f"JOIN LATERAL ({query} ORDER BY {_full_ordering(node, selected)} LIMIT 1)"
+                f"JOIN LATERAL ({query} ORDER BY {_ordering(node, selected)} LIMIT 1)"
                 f" AS {earlier} ON {' AND '.join(required)}"
             )
             rows.append(earlier)
@@ -270,7 +265,7 @@ class _Query:
 
     def _aggregates(self, parent_node: Node, node: Node, parent: str) -> str:
         alias = self.alias()
-        order = node.time.child if node.time else None
+        order = node.time.child if node.time else ""
         columns = _aggregates(node.aggregates, node.table, order, alias)
         conditions = _conditions(parent_node, node, parent, alias)
         return _select(columns, node.table, alias, (), conditions)
@@ -281,7 +276,7 @@ class _Query:
         parts = self.parts(node, alias)
         document = _document(node, alias, parts)
         conditions = _conditions(parent_node, node, parent, alias)
-        order = _full_ordering(node, alias)
+        order = _ordering(node, alias)
         if not node.many:
             named = [
                 f"{alias}.{quoted_name(name)} AS c{number}"
@@ -306,44 +301,36 @@ def _lateral(query: str, alias: str) -> str:
 
 
 def _conditions(parent_node: Node, node: Node, parent: str, alias: str) -> list[str]:
-    assert node.join is not None
+    """Write which rows a join may select; of a join in time, the ordering selects among them."""
     pairs = zip(node.join.parent, node.join.child, strict=True)
     conditions = [
         f"{_expression(left, parent)} = {_expression(right, alias)}" for left, right in pairs
     ]
-    if node.time is not None:
-        conditions += _time_conditions(node.time, parent_node, node, parent, alias)
-    return [*conditions, *([_expression(node.where, alias)] if node.where else [])]
-
-
-def _time_conditions(
-    time: TimeJoin, parent_node: Node, node: Node, parent: str, alias: str
-) -> list[str]:
-    """Write which rows a join in time may select; the ordering selects among them."""
+    where = [_expression(node.where, alias)] if node.where else []
+    time = node.time
+    if time is None:
+        return [*conditions, *where]
     left = f"{parent}.{quoted_name(time.parent)}"
     right = f"{alias}.{quoted_name(time.child)}"
-    type_ = node.table.column(time.child).type
-    conditions = [f"{side} BETWEEN {_years(type_)}" for side in (left, right)]
-    own = (
-        f"({right}, {_id(node.table, alias)}{COLLATION})",
-        f"({left}, {_id(parent_node.table, parent)}{COLLATION})",
-    )
+    years = _years(node.table.column(time.child).type)
+    conditions += [f"{side} BETWEEN {years}" for side in (left, right)]
+    own_right = f"({right}, {_id(node.table, alias)}{COLLATION})"
+    own_left = f"({left}, {_id(parent_node.table, parent)}{COLLATION})"
     is_own = node.is_same_time(parent_node)
     if time.kind == "as_of":
         conditions.append(f"{right} <= {left}")
     elif time.kind == "previous":
-        conditions.append(" < ".join(own) if is_own else f"{right} < {left}")
+        conditions.append(f"{own_right} < {own_left}" if is_own else f"{right} < {left}")
     elif time.kind == "next":
-        conditions.append(" > ".join(own) if is_own else f"{right} > {left}")
+        conditions.append(f"{own_right} > {own_left}" if is_own else f"{right} > {left}")
     if time.before is not None and time.kind != "next":
         conditions.append(f"{right} >= {left} - {_interval(time.before)}")
     if time.after is not None and time.kind in ("next", "during"):
         conditions.append(f"{right} <= {left} + {_interval(time.after)}")
-    return conditions
+    return [*conditions, *where]
 
 
 def _years(type_: str) -> str:
-    """Write the first and the last time of the years 1 to 9999."""
     zone = "Z" if group(type_) == TIMESTAMPTZ else ""
     first = f"0001-01-01 00:00:00{zone}"
     last = f"9999-12-31 23:59:59.999999{zone}"
@@ -364,36 +351,28 @@ def _expression(expression: Term, alias: str, clock: str = "") -> str:
     return sql_text(expression, column)
 
 
-def _ordering(node: Node, alias: str) -> list[str]:
-    if node.time is not None and not node.order_by:
-        descending = node.time.kind in ("as_of", "previous")
-        return [_order(Order(node.time.child, descending), node.table, alias)]
-    return [_order(order, node.table, alias) for order in node.order_by]
-
-
-def _full_ordering(node: Node, alias: str) -> str:
+def _ordering(node: Node, alias: str) -> str:
     """Write the order of a node's rows, of which no two are equal."""
+    columns = node.order_by
+    is_last = False
+    if node.time is not None and not columns:
+        is_last = node.time.kind in ("as_of", "previous")
+        columns = (Order(node.time.child, is_last),)
+    orders = [
+        f"{_collated(node.table, order.column, alias)}{' DESC' if order.descending else ''} NULLS LAST"
+        for order in columns
+    ]
     # The last row of one time is the one with the greatest id.
-    is_last = node.time is not None and not node.many and _ordering(node, alias)[0].count(" DESC ")
     by_id = f"{_id(node.table, alias)}{COLLATION}{' DESC' if is_last else ''}"
-    return ", ".join([*_ordering(node, alias), by_id])
-
-
-def _order(order: Order, table: Table, alias: str) -> str:
-    direction = " DESC" if order.descending else ""
-    return f"{_collated(table, order.column, alias)}{direction} NULLS LAST"
+    return ", ".join([*orders, by_id])
 
 
 def _collated(table: Table, column: str, alias: str) -> str:
-    """Write a column of rows to be ordered by it."""
     collation = COLLATION if group(table.column(column).type) == TEXTS else ""
     return f"{alias}.{quoted_name(column)}{collation}"
 
 
-def _end(part: Aggregate, table: Table, order_column: str | None, alias: str) -> str:
-    """Write the value of the first or the last row."""
-    assert part.argument is not None
-    assert order_column is not None
+def _end(part: Aggregate, table: Table, order_column: str, alias: str) -> str:
     direction = " DESC" if part.function == "last" else ""
     order = f"{_collated(table, order_column, alias)}{direction}"
     by_id = f"{_id(table, alias)}{COLLATION}{direction}"
@@ -403,9 +382,9 @@ def _end(part: Aggregate, table: Table, order_column: str | None, alias: str) ->
     return f"({value} FILTER (WHERE {' AND '.join(conditions)}))[1]"
 
 
-def _aggregate(part: Aggregate, table: Table, order_by: str | None, alias: str) -> str:
+def _aggregate(part: Aggregate, table: Table, order_by: str, alias: str) -> str:
     only = f" FILTER (WHERE {_expression(part.filter, alias)})" if part.filter else ""
-    if part.argument is None:
+    if not part.argument:
         return f"count(*){only}"
     if part.function in ENDS:
         return _end(part, table, order_by, alias)
@@ -443,7 +422,6 @@ def _document(node: Node, alias: str, parts: _Parts) -> str:
 
 
 def _json_text(column: Column, value: str) -> str:
-    """Write the text of a value as JSON, in the form of documents."""
     return f"to_json({kind(column.type).source.format(value)})::text"
 
 

@@ -5,8 +5,6 @@ from dataclasses import replace
 
 from cdc.config.settings import Pipeline
 from cdc.config.view_settings import SCHEMA
-from cdc.documents.aggregates import result_type
-from cdc.documents.having import grouped_types
 from cdc.documents.plan import Node, View
 from cdc.documents.resolve import resolve, resolve_views
 from cdc.documents.sql import clock_setting, document_query
@@ -24,7 +22,7 @@ def view_table(pipeline: Pipeline, view: View) -> Table:
         view.name,
         _row_members(view.root)
         if view.grouping is None
-        else tuple(Column(name, type_) for name, type_ in grouped_types(view).items()),
+        else tuple(Column(name, type_) for name, type_ in view.shown_types.items()),
         view.keyed.key,
         pipeline.view_topic(view.name),
         # The topic may hold documents of an earlier definition, with members of their own.
@@ -58,7 +56,7 @@ def _members(node: Node) -> tuple[Column, ...]:
     return (
         *node.shown,
         *(
-            Column(part.name, result_type(part, child.table))
+            Column(part.name, part.result_type(child.table))
             for child in node.children
             for part in child.aggregates
         ),

@@ -24,21 +24,19 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from itertools import chain, islice
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 
 from cdc.codec.members import members
 from cdc.codec.table import codec
-from cdc.documents.assemble import Document, assemble
+from cdc.documents.assemble import Document, assemble, list_place, parents
 from cdc.documents.closing import SAID, closed_at
 from cdc.documents.groups import assemble_groups, documents_of
 from cdc.documents.plan import Node, StatePlan, View, is_key
 from cdc.documents.rows import Entries, value_reader
 from cdc.documents.state import Chunk, State, Turn
-from cdc.documents.time_joins import list_place, parents
 from cdc.errors import ConnectorError, Fenced
 from cdc.kafka.clients import LARGEST_BYTES, is_sendable
 from cdc.kafka.transactions import Outgoing, TransactionalWriter
@@ -53,7 +51,6 @@ PAGE = 2000
 """Rows that are climbed from at once: a parent may have millions of children."""
 REMEMBERED = 100_000
 """Values that are remembered of each edge as climbed from. Of more, some are climbed from twice, to no harm."""
-Item = TypeVar("Item")
 Joined = Any
 """What a row is joined by: the text of its values, of a join in time also its time."""
 Write = Callable[[Sequence[Outgoing]], object]
@@ -62,7 +59,8 @@ _writers: dict[tuple[str, str, str], TransactionalWriter] = {}
 _encode = msgspec.json.Encoder().encode
 
 
-class Report(msgspec.Struct):
+@dataclass
+class Report:
     """What a task has done. A failure travels as data: a key of `cdc.sink.remedy.REPORTED`."""
 
     documents: int = 0
@@ -71,16 +69,9 @@ class Report(msgspec.Struct):
     failure: str | None = None
     message: str = ""
 
-    def encode(self) -> bytes:
-        return _encode(self)
 
-
-_decode_report = msgspec.json.Decoder(Report).decode
-
-
-def read_report(encoded: bytes) -> Report:
-    """Decode what a task reports. Raises Failure: what it reports as failed."""
-    report = _decode_report(encoded)
+def read_report(report: Report) -> Report:
+    """Return what a task reports. Raises Failure: what it reports as failed."""
     if report.failure:
         raise Failure(report.failure, report.message)
     return report
@@ -90,30 +81,28 @@ def read_report(encoded: bytes) -> Report:
 class Emission:
     """What an executor needs to send documents. Can be pickled.
 
-    open_state  opens the state, in the executor's process
-    topics      by name of the view
-    name        `transactional.id` of the writer
-    turn        the one that it has to be, in the state
+    topics  by name of the view
+    name    `transactional.id` of the writer
+    turn    the one that it has to be, in the state
     """
 
     plan: StatePlan
-    open_state: Callable[[], State]
+    state: State
     bootstrap: str
     topics: Mapping[str, str]
     name: str
     turn: Turn
 
-    def run(self, partition: Iterator[object]) -> Iterator[bytes]:
-        """Run as a task of Spark: any input, a `Report` as JSON out."""
+    def run(self, partition: Iterator[object]) -> Iterator[Report]:
+        """Run as a task of Spark, of any input."""
         for _ in partition:
             pass
         report = Report()
         with _reported(report):
-            state = self.open_state()
-            self.send(state, report, partial(self._write, state))
-        yield report.encode()
+            self.send(report, self._write)
+        yield report
 
-    def fence(self, partition: Iterator[object]) -> Iterator[bytes]:
+    def fence(self, partition: Iterator[object]) -> Iterator[Report]:
         """Run as a task of Spark as `run` is: end the transactions of any writer that had the name
         before. What it committed is below the ends of the topics from then on.
         """
@@ -122,10 +111,10 @@ class Emission:
         report = Report(done=True)
         with _reported(report):
             self._close_writers()
-            self._writer(self.open_state())
-        yield report.encode()
+            self._writer()
+        yield report
 
-    def send(self, state: State, report: Report, write: Write) -> None:
+    def send(self, report: Report, write: Write) -> None:
         """Find and send dirty documents until there are none, or the round is over.
 
         `write` is given a slice's records, and returns when they are durable.
@@ -134,56 +123,56 @@ class Emission:
             Failure: the state can't go on. Fenced, ConnectorError: the topic can't.
         """
         deadline = time.monotonic() + ROUND_S
-        state.require_turn(self.turn)
-        self._climb(state)
-        clocks = state.clocks()
+        self.state.require_turn(self.turn)
+        self._climb()
+        clocks = self.state.clocks()
         for name, now in clocks.items():
             # In every turn, whatever has set the clock forward.
-            state.ripen(self.turn, name, now)
+            self.state.ripen(self.turn, name, now)
         dirty = list(self.plan.views)
         while dirty:
             # In turns, so that a view with many documents delays no other by more than a slice.
             for view in list(dirty):
-                if not (marks := state.dirty(view.name, SLICE)):
+                if not (marks := self.state.dirty(view.name, SLICE)):
                     dirty.remove(view)
                     continue
-                self._send_slice(view, state, marks, clocks.get(view.name), write)
+                self._send_slice(view, marks, clocks.get(view.name), write)
                 report.documents += len(marks)
             # After a slice of each, however long that took: none waits for another's last.
             if dirty and time.monotonic() > deadline:
                 break
-        report.done = state.is_clean()
+        report.done = self.state.is_clean()
 
-    def _climb(self, state: State) -> None:
+    def _climb(self) -> None:
         """Mark the documents of rows that have changed since they were climbed from last.
 
         Where all documents are dirty, as before the first is sent, none has to be found.
         """
-        chunks = iter(state.pending())
+        chunks = iter(self.state.pending())
         if (first := next(chunks, None)) is None:
             return
         # The documents of groups are never all dirty. A view of rows may have had the name before.
         views = [
             view
             for view in self.plan.views
-            if view.grouping is not None or not state.is_unsent(view.name)
+            if view.grouping is not None or not self.state.is_unsent(view.name)
         ]
         for chunk in chain([first], chunks):
             marks: dict[str, set[str]] = {}
-            for view, ids in climb(self.plan, views, state, chunk):
+            for view, ids in climb(self.plan, views, self.state, chunk):
                 marks.setdefault(view, set()).update(ids)
                 # Of a large fan-out not all at once: the chunk is forgotten with the last of them.
                 if len(marks[view]) >= SLICE:
-                    state.mark_rows(view, marks.pop(view))
-            state.climbed(chunk, marks)
+                    self.state.mark_rows(view, marks.pop(view))
+            self.state.climbed(chunk, marks)
 
     def _send_slice(
-        self, view: View, state: State, marks: Mapping[str, str], now: int | None, write: Write
+        self, view: View, marks: Mapping[str, str], now: int | None, write: Write
     ) -> None:
         # Before the rows are read: a task that is run twice at once refuses what the other has sent.
-        former = state.digests(view.name, list(marks)) if view.sends_once else None
+        former = self.state.digests(view.name, list(marks)) if view.sends_once else None
         make = assemble_groups if view.grouping is not None else assemble
-        documents, due, closed = make(self.plan, state, view, list(marks), now)
+        documents, due, closed = make(self.plan, self.state, view, list(marks), now)
         now_us = time.time_ns() // 1000
         records: list[Outgoing] = []
         digests: dict[str, bytes | None] = {}
@@ -202,26 +191,32 @@ class Emission:
                     digests[document.id] = digest
                 op = "u" if document.id in former.by_id else "c"
             value = _envelope(view.name, document, op, now_us)
+            if not is_sendable(document.key, value):
+                # No broker would ever take it.
+                raise Failure(
+                    "oversized",
+                    f"The document {document.key.decode()} of {view.name} has {len(value or b''):,}"
+                    f" bytes; Kafka takes {LARGEST_BYTES:,}.",
+                )
             records.append(Outgoing(self.topics[view.name], document.key, value))
         if records:
-            _require_sendable(view.name, records)
             # Rows are applied between turns only. So a state in which it is still this turn has been
             # no older while they were read.
             if former is not None:
-                state.begin_sending(self.turn, former.number)
+                self.state.begin_sending(self.turn, former.number)
             else:
-                state.require_turn(self.turn)
+                self.state.require_turn(self.turn)
             write(records)
         dropped = [pane for window in closed.values() for pane in window.panes]
-        state.sent(self.turn, view.name, marks, due, digests, dropped)
+        self.state.sent(self.turn, view.name, marks, due, digests, dropped)
 
-    def _write(self, state: State, records: Sequence[Outgoing]) -> None:
+    def _write(self, records: Sequence[Outgoing]) -> None:
         """Write in a transaction. A process that had the task before may have fenced this one's writer."""
         try:
-            self._writer(state).write(records)
+            self._writer().write(records)
         except Fenced:
             self._close_writers()
-            self._writer(state).write(records)
+            self._writer().write(records)
         except ConnectorError:
             self._close_writers()
             raise
@@ -230,12 +225,12 @@ class Emission:
         for identity in [key for key in _writers if key[:2] == (self.bootstrap, self.name)]:
             _writers.pop(identity).close()
 
-    def _writer(self, state: State) -> TransactionalWriter:
+    def _writer(self) -> TransactionalWriter:
         identity = (self.bootstrap, self.name, self.turn.owner)
         if identity not in _writers:
             writer = TransactionalWriter(self.bootstrap, self.name)
             try:
-                state.require_turn(self.turn)
+                self.state.require_turn(self.turn)
             except BaseException:
                 writer.close()
                 raise
@@ -266,7 +261,7 @@ def climb(
             yield view.name, documents_of(plan, state, view, [entries for _, entries in versions])
         for path in view.root.paths():
             node = path[-1]
-            if node.join is None or node.table.qualified != chunk.table:
+            if node.is_root or node.table.qualified != chunk.table:
                 continue
             joined_by = _joined_reader(plan, node)
             values = {
@@ -283,12 +278,19 @@ def _roots(
 ) -> Iterator[Collection[str]]:
     """Climb from what rows of a path's last node are joined by to the ids of its root, page by page."""
     parent, child = path[-2:]
-    if child.join is None:
-        return
+    name = parent.table.qualified
+    found: Iterable[Collection[str]]
+    if child.time is not None:
+        found = parents(plan, state, parent, child, values)
+    elif is_key(parent.table, child.join.parent):
+        found = (values,)
+    else:
+        found = state.scan_members(name, plan.slots[name].index(child.join.parent), values)
     climbed = set[Joined]()
     # A join in time finds a page for each row, of one parent or a few: these are asked for at once.
-    for page in _pages(chain.from_iterable(_parents(plan, state, parent, child, values))):
-        if parent.join is None:
+    remaining = chain.from_iterable(found)
+    while page := list(islice(remaining, PAGE)):
+        if parent.is_root:
             yield page
             continue
         unmet = _joined(plan, state, parent, page) - climbed
@@ -297,18 +299,6 @@ def _roots(
         climbed |= unmet
         if len(climbed) > REMEMBERED:
             climbed.clear()
-
-
-def _parents(
-    plan: StatePlan, state: State, parent: Node, child: Node, values: Collection[Joined]
-) -> Iterable[Collection[str]]:
-    assert child.join is not None
-    if child.time is not None:
-        return parents(plan, state, parent, child, values)
-    if is_key(parent.table, child.join.parent):
-        return (values,)
-    name = parent.table.qualified
-    return state.scan_members(name, plan.slots[name].index(child.join.parent), values)
 
 
 def _joined(plan: StatePlan, state: State, node: Node, ids: Collection[str]) -> set[Joined]:
@@ -320,16 +310,9 @@ def _joined(plan: StatePlan, state: State, node: Node, ids: Collection[str]) -> 
 
 def _joined_reader(plan: StatePlan, node: Node) -> Callable[[str, Entries], Joined | None]:
     """Return the function from a row's id and entries to what it is joined by."""
-    assert node.join is not None
     if node.time is None:
         return value_reader(plan, node.table, node.join.child)
     return lambda _, entries: list_place(plan, node, node.listing, entries)
-
-
-def _pages(items: Iterable[Item]) -> Iterator[list[Item]]:
-    remaining = iter(items)
-    while page := list(islice(remaining, PAGE)):
-        yield page
 
 
 @contextmanager
@@ -339,17 +322,6 @@ def _reported(report: Report) -> Iterator[None]:
     except (Failure, Fenced, ConnectorError) as error:
         report.failure = "fenced" if isinstance(error, Fenced) else error.kind
         report.message = error.message
-
-
-def _require_sendable(view: str, records: Sequence[Outgoing]) -> None:
-    """Raise Failure if a document is larger than a record can be: no broker would ever take it."""
-    for record in records:
-        if not is_sendable(record.key, record.value):
-            raise Failure(
-                "oversized",
-                f"The document {record.key.decode()} of {view} has {len(record.value or b''):,} bytes;"
-                f" Kafka takes {LARGEST_BYTES:,}.",
-            )
 
 
 def _envelope(view: str, document: Document, op: str, now_us: int) -> bytes | None:
@@ -389,19 +361,10 @@ def _document_id(view: View, topic: str, key: bytes) -> str:
     return codec(view.keyed).row_id(key)
 
 
-def mark(
-    open_state: Callable[[], State],
-    turn: Turn,
-    views: Mapping[str, View],
-    blocks: Blocks,
-) -> bytes:
-    """Mark the documents of records. Returns an encoded `Report`.
-
-    views: by topic
-    """
+def mark(state: State, turn: Turn, views: Mapping[str, View], blocks: Blocks) -> Report:
+    """Mark the documents of records. `views`: by topic."""
     report = Report(done=True)
     with _reported(report):
-        state = open_state()
         for topic, _, records in blocks:
             view = views[topic]
             keys: dict[str, bytes] = {}
@@ -422,4 +385,4 @@ def mark(
             state.note_digests(turn, view.name, digests)
             if closed:
                 state.note_closed(turn, view.name, max(closed))
-    return report.encode()
+    return report

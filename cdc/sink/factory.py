@@ -136,7 +136,7 @@ def state_reader(pipeline: Pipeline, question: Callable[[Any], T]) -> Callable[[
     It raises SinkUnavailable or SinkRejected.
     """
     sink = build_state(pipeline)
-    state = sink.open_state()()
+    state = sink.open_state()
 
     def read() -> T:
         try:

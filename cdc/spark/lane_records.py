@@ -15,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import cache, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import uuid4
 
 import msgspec
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 SPLIT = 1000
 """The least offsets per task: fewer don't pay for another one."""
 Reports = list[PartitionOutcome]
+T = TypeVar("T")
 _decode_reports = msgspec.json.Decoder(list[Reports]).decode
 _encode = msgspec.json.Encoder().encode
 
@@ -246,9 +247,9 @@ def read_on_executors(
     spark: SparkSession,
     bootstrap: str,
     ranges: Sequence[OffsetRange],
-    work: Callable[[Blocks], bytes],
+    work: Callable[[Blocks], T],
     read: ReadRanges = read_records,
-) -> list[bytes]:
+) -> list[T]:
     """Read ranges of the log in the tasks of one job, each of which calls `work` with its records.
     Returns what the tasks return; empty without ranges.
 
@@ -266,11 +267,11 @@ def read_on_executors(
 class _Task:
     """A task: works on the ranges with its index."""
 
-    work: Callable[[Blocks], bytes]
+    work: Callable[[Blocks], Any]
     read: Callable[[Sequence[OffsetRange]], Generator[Block]]
     parts: Sequence[Sequence[OffsetRange]]
 
-    def __call__(self, index: int, numbers: Iterable[int]) -> Iterator[bytes]:
+    def __call__(self, index: int, numbers: Iterable[int]) -> Iterator[Any]:
         for _ in numbers:
             # Spark discards a Python worker that hasn't read all of its input.
             pass

@@ -126,7 +126,7 @@ def send_documents_again(
     Raises:
         ConnectorError: not in time. SinkUnavailable, SinkRejected: the state can't be asked.
     """
-    state = build_state(pipeline).open_state()()
+    state = build_state(pipeline).open_state()
     deadline = time.monotonic() + timeout_s
     try:
         keys_by_id = {codec(view).row_id(key): key for key in keys}

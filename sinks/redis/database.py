@@ -6,8 +6,7 @@ from typing import Any
 
 import redis
 
-from cdc.sink.lane_run import reported_error
-from cdc.sinks.redis.server import (
+from cdc.redis.server import (
     COMMANDS,
     HINTS,
     Failure,
@@ -19,6 +18,7 @@ from cdc.sinks.redis.server import (
     position_key,
     view_key,
 )
+from cdc.sink.lane_run import reported_error
 
 SCAN_ROWS = 2000
 """Keys of a page: one request reads, removes or copies so many rows."""

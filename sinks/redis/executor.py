@@ -11,6 +11,7 @@ from cdc.codec.forms import Documents
 from cdc.errors import Fenced, SinkUnavailable
 from cdc.model.outcome import Advance
 from cdc.model.position import Position
+from cdc.redis.server import client, failure, position_key, view_key
 from cdc.sink.fencing import mismatch
 from cdc.sink.lane import (
     SUPERSEDED,
@@ -23,7 +24,6 @@ from cdc.sink.lane import (
     Writer,
 )
 from cdc.sinks.redis.scripts import APPLY
-from cdc.sinks.redis.server import client, failure, position_key, view_key
 
 CHUNK = ChunkLimits(rows=1000, bytes=4_000_000)
 """Size of a Lua call: it takes a few milliseconds, during which the server serves nobody else."""

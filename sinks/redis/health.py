@@ -12,9 +12,9 @@ import structlog
 from cdc.errors import SinkRejected
 from cdc.model.address import address
 from cdc.model.finding import Finding, find
+from cdc.redis.server import NO_EVICTION, client, failure, shell_command
 from cdc.sink.promotion import require_free_space
 from cdc.sinks.redis.database import SCAN_ROWS, Database
-from cdc.sinks.redis.server import NO_EVICTION, client, failure, shell_command
 
 OLDEST = 7
 FULL = 0.8

@@ -9,11 +9,11 @@ from cdc.model.generation import new_generation
 from cdc.model.outcome import Advance, Applied
 from cdc.model.position import ViewCheckpoint, distance
 from cdc.model.table import Table
+from cdc.redis.checkpoint import checkpoint_of, extra_fields
 from cdc.sink.contract import Batch, Outcome
 from cdc.sink.fencing import checkpoint_after, mismatch, must_apply
 from cdc.sink.lane_run import run_on_executors
 from cdc.sink.promotion import GenerationReplaced
-from cdc.sinks.redis.checkpoint import checkpoint_of, extra_fields
 from cdc.sinks.redis.database import Database
 from cdc.sinks.redis.executor import ChunkWriter, PendingAdvance
 from cdc.sinks.redis.scripts import FINISH, TAKE

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from cdc.sinks.redis.server import client, glob_literal
+from cdc.redis.server import client, glob_literal
 
 if TYPE_CHECKING:
     import pyarrow as pa

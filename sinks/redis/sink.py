@@ -20,16 +20,16 @@ from cdc.errors import SinkRejected
 from cdc.model.finding import Finding
 from cdc.model.position import ViewCheckpoint
 from cdc.model.table import Table
+from cdc.redis.checkpoint import checkpoint_of, expected_fields
+from cdc.redis.server import HINTS, at_database, forget, view_key
 from cdc.sink.contract import Batch, Outcome, positions
 from cdc.sink.promotion import are_live, wait_until_caught_up, would_go_back
 from cdc.sinks.redis import health
-from cdc.sinks.redis.checkpoint import checkpoint_of, expected_fields
 from cdc.sinks.redis.database import Database
 from cdc.sinks.redis.executor import RedisWriter
 from cdc.sinks.redis.positions import Positions
 from cdc.sinks.redis.scan import GROUPED, SCANNED, getter, group_reader, scanner
 from cdc.sinks.redis.scripts import EXCHANGE
-from cdc.sinks.redis.server import HINTS, at_database, forget, view_key
 from cdc.sinks.redis.tables import (
     add_name,
     copy_table,

@@ -20,11 +20,11 @@ from cdc.errors import CdcError, SinkRejected, SinkUnavailable
 from cdc.model.generation import new_generation
 from cdc.model.outcome import Advance
 from cdc.model.position import Position
+from cdc.redis.server import client
 from cdc.sink.contract import PositionLost
 from cdc.sink.lane import ChunkLimits
 from cdc.sink.lane_run import run_in_process, run_on_executors
 from cdc.sinks.redis.executor import PendingAdvance, RedisWriter
-from cdc.sinks.redis.server import client
 from cdc.sinks.redis.sink import Redis
 from tests.contract import laws
 from tests.contract.crashes import CutRedis

@@ -8,15 +8,15 @@ import pytest
 import redis
 from redis.crc import key_slot
 
+from cdc.documents import scripts, state
+from cdc.documents.state import State, state_key
 from cdc.errors import SinkRejected
 from cdc.model.table import Table
 from cdc.observe import forecast
 from cdc.observe.status import DocumentsStatus
 from cdc.sink.contract import PositionLost
-from cdc.sinks.redis.documents import executor, scripts, sink, state
-from cdc.sinks.redis.documents.keys import state_key
+from cdc.sinks.redis.documents import executor, sink
 from cdc.sinks.redis.documents.sink import DocumentState
-from cdc.sinks.redis.documents.state import RedisState
 from tests.contract import state_laws as laws
 from tests.support.cache import cluster
 
@@ -217,8 +217,8 @@ def test_a_broken_sink_is_caught(
         law(make_harness(sink_type))
 
 
-DIRTY = RedisState.dirty
-SCAN_MEMBERS = RedisState.scan_members
+DIRTY = State.dirty
+SCAN_MEMBERS = State.scan_members
 
 
 def none_is_stale(fields: Iterable[str], _: Collection[str]) -> list[str]:
@@ -234,11 +234,11 @@ def all_are_stale(fields: Iterable[str], current: Collection[str]) -> list[str]:
 STALE_FIELDS = state.stale_fields
 
 
-def longest_dirty_only(self: RedisState, view: str, limit: int) -> dict[str, str]:
+def longest_dirty_only(self: State, view: str, limit: int) -> dict[str, str]:
     return dict(list(DIRTY(self, view, 99).items())[:limit])
 
 
-def first_page(self: RedisState, *arguments: Any) -> list[Collection[str]]:
+def first_page(self: State, *arguments: Any) -> list[Collection[str]]:
     return list(SCAN_MEMBERS(self, *arguments))[:1]
 
 
@@ -248,14 +248,14 @@ def first_page(self: RedisState, *arguments: Any) -> list[Collection[str]]:
         ("stale_fields", none_is_stale, laws.another_need_starts_a_table_over),
         ("stale_fields", none_is_stale, laws.a_view_that_is_no_more_leaves_nothing),
         ("stale_fields", all_are_stale, laws.another_need_starts_a_table_over),
-        ("RedisState.dirty", longest_dirty_only, laws.no_more_marks_are_read_than_asked_for),
-        ("RedisState.scan_members", first_page, laws.all_pages_are_read),
+        ("State.dirty", longest_dirty_only, laws.no_more_marks_are_read_than_asked_for),
+        ("State.scan_members", first_page, laws.all_pages_are_read),
     ],
 )
 def test_a_broken_state_is_caught(
     place: str, bug: object, law: Law, make_harness: MakeHarness, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(f"cdc.sinks.redis.documents.state.{place}", bug)
+    monkeypatch.setattr(f"cdc.documents.state.{place}", bug)
     with pytest.raises(RED):
         law(make_harness())
 

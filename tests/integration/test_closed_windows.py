@@ -16,12 +16,12 @@ import redis
 from cdc.documents import engine, groups, tasks
 from cdc.documents.closing import ClosedWindow
 from cdc.documents.scalar.instants import microseconds, text_of
+from cdc.documents.state import State
 from cdc.model.position import Position, distance
+from cdc.redis.server import COMMANDS
 from cdc.sinks.redis.documents import executor
-from cdc.sinks.redis.documents.scripts import APPLY
+from cdc.sinks.redis.documents.executor import APPLY
 from cdc.sinks.redis.documents.sink import STATE_COMMANDS
-from cdc.sinks.redis.documents.state import RedisState
-from cdc.sinks.redis.server import COMMANDS
 from tests.integration.test_grouped_views import RUNS, TABLES, VIEWS, change, literal
 from tests.support.document_history import MOST_ROWS, History, is_final, run_random_history
 from tests.support.verbs import run_verb
@@ -416,7 +416,7 @@ REACHED = distance(position, position)
     [
         (executor, "APPLY", APPLY.replace("if is_closed(view, time) then", "if false then"), run_0),
         (tasks, "closed_at", lambda *_: None, run_0),
-        (RedisState, "note_closed", lambda *_: None, test_the_newest_row_goes_with_the_state),
+        (State, "note_closed", lambda *_: None, test_the_newest_row_goes_with_the_state),
         (engine, "distance", lambda *_: REACHED, test_one_partition_is_read_before_the_other),
         (groups, "ClosedWindow", lambda panes, is_over: ClosedWindow(panes, is_over=True), run_0),
         (groups, "ClosedWindow", lambda panes, is_over: ClosedWindow((), is_over), run_0),

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import redis
 
+from cdc.documents import state as state_module
 from cdc.documents import tasks
+from cdc.documents.state import State
 from cdc.documents.tables import view_table
 from cdc.documents.tasks import SLICE
 from cdc.errors import ConnectorError, SettingsError
-from cdc.sinks.redis.documents import state as redis_state
-from cdc.sinks.redis.documents.state import RedisState
 from cdc.verify.repair import send_documents_again
 from tests.support.budget import SCALE
 from tests.support.document_history import History
@@ -442,7 +442,7 @@ def test_no_document_goes_back(history: History) -> None:
 
 
 def _is_clean(history: History) -> bool:
-    return history.sink.open_state()().is_clean()
+    return history.sink.open_state().is_clean()
 
 
 def test_compaction_takes_what_a_crashed_batch_applied(history: History) -> None:
@@ -514,7 +514,7 @@ def test_a_fan_out_is_found_in_pages(history: History, monkeypatch: pytest.Monke
     )
     history.settle()
     monkeypatch.setattr(tasks, "PAGE", 20)
-    monkeypatch.setattr(redis_state, "PAGE", 20)
+    monkeypatch.setattr(state_module, "PAGE", 20)
     monkeypatch.setattr(tasks, "SLICE", 50)
     sizes = measured(monkeypatch)
     history.do("UPDATE lib.authors SET name = 'B'")
@@ -533,15 +533,15 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
     sizes: dict[str, int] = {}
 
     def wrap(name: str, ids: Callable[[Any, Any], Iterable[Collection[str]]]) -> None:
-        method = getattr(RedisState, name)
+        method = getattr(State, name)
 
-        def call(self: RedisState, *arguments: Any) -> Any:
+        def call(self: State, *arguments: Any) -> Any:
             answer = method(self, *arguments)
             answer = list(answer) if name == "scan_members" else answer
             sizes[name] = max([sizes.get(name, 0), *map(len, ids(arguments, answer))])
             return answer
 
-        monkeypatch.setattr(RedisState, name, call)
+        monkeypatch.setattr(State, name, call)
 
     wrap("rows", lambda arguments, _: [arguments[1]])
     wrap("members", lambda _, answer: answer.values())
@@ -556,7 +556,7 @@ def test_a_repair_waits_for_its_own_documents_only(history: History) -> None:
     library(history, BOOK_DOCS)
     history.do("INSERT INTO lib.books SELECT n FROM generate_series(1, 9) n")
     history.apply()
-    opened, view = history.sink.open_state()(), history.views["book_docs"]
+    opened, view = history.sink.open_state(), history.views["book_docs"]
     turn, table = opened.take("run"), view_table(history.pipeline, view)
     opened.sent(turn, view.name, {"1": opened.dirty(view.name, 9)["1"]})
     with ThreadPoolExecutor(1) as pool:

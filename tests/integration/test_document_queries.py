@@ -13,8 +13,7 @@ import redis
 
 from cdc.documents import tasks
 from cdc.documents.plan import Node, StatePlan
-from cdc.documents.state import Chunk, Turn
-from cdc.sinks.redis.documents.state import RedisState
+from cdc.documents.state import Chunk, State, Turn
 from tests.support.budget import SCALE
 from tests.support.document_history import PARTITIONS, PREFIX, Crash, History, do_nothing
 
@@ -267,48 +266,46 @@ def test_postgres_gives_what_is_assembled(
     assert kinds_of_keys(history) <= {"_cdc", "_number", "_documents", "_needs"}
 
 
-def pending_lost(state: RedisState) -> list[Chunk]:
+def pending_lost(state: State) -> list[Chunk]:
     for chunk in read_pending(state):
         climbed(state, chunk, {})
     return []
 
 
-def note_turn(state: RedisState, turn: Turn) -> None:
+def note_turn(state: State, turn: Turn) -> None:
     require_turn(state, turn)
     state.__dict__["turn"] = turn
 
 
-def forgotten_before_sent(state: RedisState, view: str, limit: int) -> dict[str, str]:
+def forgotten_before_sent(state: State, view: str, limit: int) -> dict[str, str]:
     marks = read_dirty(state, view, limit)
     sent(state, state.__dict__["turn"], view, marks)
     return marks
 
 
-def in_mind(state: RedisState, view: str) -> set[str]:
+def in_mind(state: State, view: str) -> set[str]:
     """The documents that this process alone knows to be dirty."""
     kept: dict[str, set[str]] = state.__dict__.setdefault("in_mind", {})
     return kept.setdefault(view, set())
 
 
-def climbed_in_mind(state: RedisState, chunk: Chunk, marks: Mapping[str, Collection[str]]) -> None:
+def climbed_in_mind(state: State, chunk: Chunk, marks: Mapping[str, Collection[str]]) -> None:
     for view, ids in marks.items():
         in_mind(state, view).update(ids)
     climbed(state, chunk, {})
 
 
-def dirty_in_mind(state: RedisState, view: str, limit: int) -> dict[str, str]:
+def dirty_in_mind(state: State, view: str, limit: int) -> dict[str, str]:
     return {**dict.fromkeys(in_mind(state, view), "0"), **read_dirty(state, view, limit)}
 
 
-def sent_in_mind(
-    state: RedisState, turn: Turn, view: str, marks: Mapping[str, str], *more: Any
-) -> None:
+def sent_in_mind(state: State, turn: Turn, view: str, marks: Mapping[str, str], *more: Any) -> None:
     in_mind(state, view).difference_update(marks)
     sent(state, turn, view, marks, *more)
 
 
-read_pending, read_dirty, climbed = RedisState.pending, RedisState.dirty, RedisState.climbed
-require_turn, sent = RedisState.require_turn, RedisState.sent
+read_pending, read_dirty, climbed = State.pending, State.dirty, State.climbed
+require_turn, sent = State.require_turn, State.sent
 
 
 def count_alone(node: Node) -> Node:
@@ -340,7 +337,7 @@ def test_planted_bugs_are_found(
 ) -> None:
     monkeypatch.setattr(tasks, "SLICE", 3)
     for name, twin in twins.items():
-        monkeypatch.setattr(RedisState, name, twin)
+        monkeypatch.setattr(State, name, twin)
     with pytest.raises(AssertionError):
         run_seeds(history, plant)
 

@@ -30,7 +30,7 @@ def test_a_failover_is_followed(tmp_path: Path) -> None:
         ports = [urlsplit(url).port or 0 for url in (old_url, new_url)]
         road = Road(ports[0])
         sink = DocumentState(f"redis://127.0.0.1:{road.port}/0", "lib")
-        state = sink.open_state()()
+        state = sink.open_state()
         state.mark(VIEW, {"1": b"{}"})
         with redis.Redis.from_url(old_url) as old, redis.Redis.from_url(new_url) as new:
             old.replicaof("127.0.0.1", str(ports[1]))

@@ -12,12 +12,12 @@ import pytest
 
 from cdc.documents import aggregates, groups
 from cdc.documents.aggregates import tallied
+from cdc.documents.groups import Sessions
 from cdc.documents.plan import Aggregate, Grouping, Tally, Totals, Window
 from cdc.documents.rows import Entries
 from cdc.documents.scalar import operators
 from cdc.documents.scalar.instants import instant_of, microseconds, text_of
 from cdc.documents.scalar.operators import Term
-from cdc.documents.sessions import Sessions
 from cdc.documents.state import Span
 from cdc.model.table import Table
 from cdc.sink.lane import Failure

@@ -39,7 +39,6 @@ def test_another_key_voids_what_the_topic_holds(shop: Shop) -> None:
     assert second.register().sent == []
 
 
-
 def test_a_table_becomes_one_of_events_and_one_of_rows_again(shop: Shop) -> None:
     """What was sent before is dead: the deletes of rows, and then the events that were purged."""
     shop.migrate()

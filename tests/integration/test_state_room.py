@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 import redis
 
-from cdc.documents.needs import require_room
+from cdc.documents.needs import EXCESS, require_room
 from cdc.documents.state import StateTooLarge
 from cdc.postgres.column_facts import estimate_rows
-from cdc.sinks.redis.documents.room import EXCESS
 from tests.integration.test_document_cases import AUTHOR_DOCS, BOOK_DOCS, library
 from tests.support.document_history import History
 from tests.support.shop import Shop

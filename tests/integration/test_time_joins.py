@@ -14,17 +14,15 @@ import pytest
 
 from cdc.config import settings
 from cdc.documents import assemble, tasks
-from cdc.documents.having import shown_values
+from cdc.documents.assemble import ListPlace, children_span, shown_values
 from cdc.documents.plan import Node, StatePlan
 from cdc.documents.rows import Entries
 from cdc.documents.state import Chunk, Span, State, Turn, scan_spans
 from cdc.documents.tables import view_tables
-from cdc.documents.tasks import climb, mark
-from cdc.documents.time_joins import ListPlace, children_span
+from cdc.documents.tasks import Report, climb, mark
 from cdc.errors import ConnectorError
 from cdc.model.position import ViewCheckpoint
 from cdc.sink.factory import build_state
-from cdc.sinks.redis.documents.state import RedisState
 from cdc.verify.barrier import WaitOptions, place_barrier
 from tests.support import document_history
 from tests.support.budget import SCALE
@@ -299,10 +297,10 @@ def exclusive_span(parent: Node, child: Node, place: ListPlace, parent_id: str) 
     return span._replace(low=f"{span.low.rstrip()}!")
 
 
-def mark_alone(open_state: Any, turn: Turn, views: Any, blocks: Any) -> bytes:
+def mark_alone(state: Any, turn: Turn, views: Any, blocks: Any) -> Report:
     """Leave the digests out of what a topic is read for."""
     everything = {topic: replace(view, having=None, alerts=False) for topic, view in views.items()}
-    return mark(open_state, turn, everything, blocks)
+    return mark(state, turn, everything, blocks)
 
 
 def without_objects(
@@ -339,12 +337,12 @@ def exclusive_absence(parent: Node, child: Node, place: ListPlace, parent_id: st
     [
         (assemble, "shown_values", without_objects, 0),
         (document_history, "mark", mark_alone, 0),
-        (RedisState, "begin_sending", lambda state, turn, _: state.require_turn(turn), 4),
+        (State, "begin_sending", lambda state, turn, _: state.require_turn(turn), 4),
         (tasks, "climb", only_new_versions, 0),
         (tasks, "parents", only_parents_of_its_time, 0),
         (assemble, "children_span", exclusive_span, 0),
         (assemble, "is_last", lambda _: False, 0),
-        (RedisState, "ripen", lambda *_: None, 0),
+        (State, "ripen", lambda *_: None, 0),
         (assemble, "next_change", lambda _: lambda _: None, 0),
         (Node, "paths", one_row_short, 0),
         (assemble, "children_span", exclusive_pattern, 0),
@@ -427,7 +425,7 @@ def test_a_barrier_waits_until_documents_are_as_of_a_time(state_url: str, tmp_pa
     current = {
         topic: ViewCheckpoint(end) for topic, end in log.ends([*sources, view.topic]).items()
     }
-    state = build_state(pipeline).open_state()()
+    state = build_state(pipeline).open_state()
     turn = state.take("run")
 
     def place() -> None:

@@ -171,7 +171,7 @@ def ends_amid(pages: Iterable[Sequence[str]], database: Database) -> None:
 
 def test_the_state_says_how_much_it_holds_and_has_to_do(history: History) -> None:
     library(history, VIEWS)
-    state = history.sink.open_state()()
+    state = history.sink.open_state()
     history.do(
         "INSERT INTO lib.authors SELECT n, 'A' FROM generate_series(1, 7) n",
         "INSERT INTO lib.books SELECT n, 1 FROM generate_series(1, 9) n",

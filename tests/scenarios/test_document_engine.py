@@ -22,7 +22,6 @@ import redis
 from cdc.control.heartbeat import last_heartbeat
 from cdc.documents.engine import DocumentEngine
 from cdc.documents.resolve import resolve
-from cdc.documents.state import State
 from cdc.documents.tables import view_table
 from cdc.documents.tasks import SLICE, Emission, Report, Write
 from cdc.errors import ConnectorError, Fenced, SinkRejected
@@ -359,7 +358,7 @@ def test_what_was_not_sent_is_not_noted_as_sent(
     server.go_back()
     with suppress(PositionLost):
         engine.work(positions)
-    noted = history.sink.open_state()().current()
+    noted = history.sink.open_state().current()
     topic = history.table("books").topic
     assert noted["author_docs"][topic].position != positions[topic]
     engine.begin()
@@ -419,12 +418,12 @@ BOOK_DOCS = """
 class SlowEmission(Emission):
     """Needs 0.4 s for a transaction, so a round of it ends after three."""
 
-    def send(self, state: State, report: Report, write: Write) -> None:
+    def send(self, report: Report, write: Write) -> None:
         def slowly(records: Sequence[Outgoing]) -> None:
             write(records)
             time.sleep(0.4)
 
-        super().send(state, report, slowly)
+        super().send(report, slowly)
 
 
 def test_a_view_is_current_amid_the_fan_out_of_another(
@@ -468,7 +467,7 @@ def test_a_view_is_current_amid_the_fan_out_of_another(
 
 def noted_topics(history: History) -> set[tuple[str, str]]:
     """The views and tables where documents are noted to be as new as the state."""
-    notes, positions = history.sink.open_state()().current(), history.positions
+    notes, positions = history.sink.open_state().current(), history.positions
     return {
         (view, table.name)
         for view, note in notes.items()
@@ -490,7 +489,7 @@ class HaltingEmission(Emission):
     when: str
     folder: Path
 
-    def send(self, state: State, report: Report, write: Write) -> None:
+    def send(self, report: Report, write: Write) -> None:
         def halting(records: Sequence[Outgoing]) -> None:
             with (self.folder / "slices").open("ab") as slices:
                 slices.write(b".")
@@ -501,7 +500,7 @@ class HaltingEmission(Emission):
             if is_second and self.when == "after":
                 self._halt()
 
-        super().send(state, report, halting)
+        super().send(report, halting)
 
     def _halt(self) -> None:
         halted = self.folder / "halted"
@@ -611,10 +610,10 @@ def assert_authors_are_newest(history: History) -> None:
 class ShortRecords(Emission):
     """As if a request held a document with one book, and none with four."""
 
-    def send(self, state: State, report: Report, write: Write) -> None:
+    def send(self, report: Report, write: Write) -> None:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("cdc.kafka.clients.LARGEST_BYTES", 330)
-            super().send(state, report, write)
+            super().send(report, write)
 
 
 def test_a_document_that_no_record_can_hold_is_named(
@@ -647,7 +646,7 @@ def test_a_note_covers_documents_that_readers_are_not_shown_yet(
         bump(history, 2)
         history.apply()
         engine.work()
-    note = history.sink.open_state()().current()["author_docs"][topic].position.offsets
+    note = history.sink.open_state().current()["author_docs"][topic].position.offsets
     with Topics(history.pipeline.kafka) as topics:
         later = topics.next_records({(topic, *place) for place in enumerate(note)})
     assert set(later.values()) == {None}

@@ -18,13 +18,13 @@ import pytest
 import redis
 
 from cdc import client
+from cdc.documents.state import shard_prefix
 from cdc.errors import SettingsError
 from cdc.kafka.clients import kafka as kafka_client
 from cdc.kafka.topics import Topics
 from cdc.model.position import distance
 from cdc.observe import diagnosis
 from cdc.sink.factory import open_documents
-from cdc.sinks.redis.documents.keys import shard_prefix
 from tests.support.bad_records import produce
 from tests.support.cache import cache
 from tests.support.document_history import repetitions

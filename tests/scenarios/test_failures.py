@@ -1,15 +1,31 @@
 """What fails under a running pipeline, and isn't the pipeline's fault."""
 
+import json
+import threading
 import time
-from typing import TYPE_CHECKING
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+from unittest import mock
 
 import psutil
+import pytest
+import redis
 
+from cdc.apply import supervisor
+from cdc.apply.supervisor import AfterError, supervise
+from cdc.cli.console import configure_logging
+from cdc.observe.run_log import RunLog
+from cdc.runtime.context import Context
+from cdc.runtime.streams import Streams
+from cdc.spark.session import is_running
+from tests.support.pipelines import NOWHERE
 from tests.support.wait import wait_until
 
 if TYPE_CHECKING:
     from tests.scenarios.conftest import World
 
+SECRET = "hunter2"
 ROWS = 30_000
 PAUSE_S = 6.0
 """Seconds in which a stream that has lost a worker has gone on, and reported it."""
@@ -42,7 +58,9 @@ def kill_workers() -> bool:
 
 
 class Pause:
-    """A pause between kills: a stream that has lost its workers five times without any progress is right to end."""
+    """A pause between kills: a stream that has lost its workers five times without any progress is
+    right to end.
+    """
 
     def __init__(self) -> None:
         self._end = 0.0
@@ -56,8 +74,10 @@ class Pause:
 
 
 def test_a_python_worker_that_is_killed_in_mid_batch_is_waited_for(world: "World") -> None:
+    world.write_file("public.items")
     world.sql("CREATE TABLE items (id int PRIMARY KEY, v int, note text)")
-    world.begin("public.items")
+    world.cdc("migrate")
+    world.cdc("register")
     errors: set[str] = set()
     pause = Pause()
 
@@ -79,3 +99,88 @@ def test_a_python_worker_that_is_killed_in_mid_batch_is_waited_for(world: "World
         world.settle()
     assert {state.state for state in world.progress().values()} == {"stopped"}
     world.assert_equal()
+    assert_started_again(world)
+
+
+def assert_started_again(world: "World") -> None:
+    """Assert that a cache that refuses ends its stream, which goes on once the reason is gone,
+    without anybody's help.
+    """
+    context, stopping = Context(world.file, world.folder), threading.Event()
+    streams = Streams(context).of_sinks(world.spark, context.sinks(["cache"]))
+    server = redis.Redis.from_url(world.cache)
+    with (
+        ThreadPoolExecutor(1) as pool,
+        closing(RunLog(context.pipeline)) as run_log,
+        mock.patch.object(supervisor, "FIRST_PAUSE_S", 3.0),
+    ):
+        server.config_set("maxmemory-policy", "allkeys-lru")
+        work = pool.submit(
+            supervise,
+            streams,
+            stopping,
+            after_error=AfterError.RESTART,
+            is_over=lambda: not is_running(world.spark),
+            on_tick=run_log.publish,
+        )
+        try:
+            wait_until(
+                lambda: world.progress()["cache"].restart_at, 60, "the cache's stream to fail"
+            )
+            findings = world.json("status", code=7)["findings"]
+            (finding,) = (entry for entry in findings if entry["code"] == "sink-failed")
+            assert "starts again by itself" in finding["message"]
+            assert "allkeys-lru" in finding["message"]
+            server.config_set("maxmemory-policy", "noeviction")
+            wait_until(lambda: streams[0].progress.state == "running", 60, "the stream to go on")
+            world.sql("INSERT INTO items VALUES (0, 0, '')")
+            world.wait_for("cache", ROWS + 1)
+        finally:
+            server.config_set("maxmemory-policy", "noeviction")
+            server.close()
+            stopping.set()
+        assert work.result(300) == []
+    assert streams[0].progress.restarts["error"] >= 1
+
+
+def test_a_sink_that_is_away_is_reported_and_no_secret_with_it(
+    world: "World", capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The warehouse goes on; all that is printed, logged and written names neither password."""
+    configure_logging()
+    world.write_file("public.items")
+    world.sql("CREATE TABLE items (id int PRIMARY KEY, v int)", "INSERT INTO items VALUES (1, 1)")
+    world.cdc("migrate")
+    world.cdc("register")
+    urls = {
+        "${CDC_ELASTICSEARCH}": f"http://elastic:{SECRET}@{NOWHERE}",
+        world.cache: f"redis://app:{SECRET}@{NOWHERE}/2",
+    }
+    text = world.file.read_text()
+    for url, broken in urls.items():
+        text = text.replace(url, broken)
+    world.file.write_text(text)
+    context, stopping = Context(world.file, world.folder), threading.Event()
+    streams = Streams(context).of_sinks(world.spark, context.sinks(None))
+
+    def reported() -> dict[str, Any]:
+        status = {sink["name"]: sink for sink in world.json("status")["sinks"]}
+        states = {name: sink["state"] for name, sink in status.items()}
+        expected = {"search": "waiting", "cache": "waiting", "warehouse": "running"}
+        return status if states == expected else {}
+
+    with ThreadPoolExecutor(1) as pool, closing(RunLog(context.pipeline)) as run_log:
+        work = pool.submit(supervise, streams, stopping, on_tick=run_log.publish)
+        try:
+            world.wait_for("warehouse", 1)
+            status = wait_until(reported, 30, "the state of each sink", 0.5)
+        finally:
+            stopping.set()
+        assert work.result(300) == []
+    assert all(status[name]["error"] and status[name]["hint"] for name in ("search", "cache"))
+    printed = capfd.readouterr()
+    assert "sink_waiting" in printed.err
+    assert SECRET not in json.dumps(status) + printed.out + printed.err
+    for path in world.folder.rglob("*"):
+        if path.is_file() and path != world.file:
+            assert SECRET.encode() not in path.read_bytes(), path

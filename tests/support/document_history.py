@@ -33,7 +33,7 @@ from cdc.documents.plan import StatePlan, View
 from cdc.documents.resolve import resolve_views
 from cdc.documents.scalar.instants import FIRST, microseconds, text_of
 from cdc.documents.sql import clock_setting
-from cdc.documents.state import LateChange, Turn
+from cdc.documents.state import LateChange, State, Turn, shard_prefix
 from cdc.documents.tables import view_table
 from cdc.documents.tasks import Emission, Report, mark, read_report
 from cdc.kafka.clients import kafka
@@ -51,9 +51,7 @@ from cdc.sink.lane_task import LaneRun
 from cdc.sink.rejection import Rejected, Skip
 from cdc.sinks.redis.database import Database
 from cdc.sinks.redis.documents.executor import StateWriter
-from cdc.sinks.redis.documents.keys import shard_prefix
 from cdc.sinks.redis.documents.sink import DocumentState
-from cdc.sinks.redis.documents.state import RedisState
 from cdc.sinks.redis.executor import PendingAdvance
 from cdc.sinks.redis.positions import Positions
 from tests.support.budget import SCALE
@@ -169,9 +167,9 @@ class _InterruptedState:
     def __getattr__(self, name: str) -> Any:
         method = getattr(self._target, name)
 
-        def call(*arguments: Any) -> Any:
+        def call(*arguments: Any, **options: Any) -> Any:
             self._interrupt()
-            answer = method(*arguments)
+            answer = method(*arguments, **options)
             if isinstance(answer, Iterator):
                 answer = list(answer)
             self._interrupt()
@@ -441,23 +439,22 @@ class History:
         """Send what is dirty; return the number of rounds. `crash`: "before climbed", "after sent"
         and the like, of a method of the state, or "before write", "after write".
         """
-        open_state = self.sink.open_state()
         topics = {name: name for name in self.views}
-        state: Any = _CountingState(open_state(), self)
+        state: Any = _CountingState(self.state, self)
         turn = state.take(self.writer)
         if self.is_new_process:
-            self._read_topics(state, open_state, turn)
+            self._read_topics(state, turn)
             self._view_clocks = None
         self.is_new_process = False
         self._read_clocks(state)
         state.advance(turn, self.clocks)
         self.clocks |= state.clocks()
-        emission = Emission(self.plan, open_state, "", topics, "documents", turn)
         when, _, method = (crash or "").partition(" ")
         if crash and method != "write":
             state = _CrashingState(state, method, when)
         if self.interrupt is not do_nothing:
             state = _InterruptedState(state, self.interrupt)
+        emission = Emission(self.plan, state, "", topics, "documents", turn)
 
         def write(records: Sequence[Outgoing]) -> None:
             self.interrupt()
@@ -477,12 +474,13 @@ class History:
         try:
             while not report.done:
                 rounds += 1
-                emission.send(state, report, write)
+                emission.send(report, write)
         except Crash:
             self._begin_process()
             if method == "write" and self.repeats_tasks:
                 with suppress(Failure):
-                    emission.send(open_state(), Report(), write_again)
+                    again = Emission(self.plan, self.state, "", topics, "documents", turn)
+                    again.send(Report(), write_again)
         else:
             assert crash is None, f"nothing came to {crash}"
         return rounds
@@ -506,7 +504,7 @@ class History:
             now = self.clocks.get(view.name, FIRST)
             self.clocks[view.name] = max(now, (times or {}).get(view.name, now))
 
-    def _read_topics(self, state: Any, open_state: Callable[[], RedisState], turn: Turn) -> None:
+    def _read_topics(self, state: Any, turn: Turn) -> None:
         """Read what the topics have of views that send each change once, as an engine does that begins
         without notes; of all views where the state has gone back.
         """
@@ -519,7 +517,7 @@ class History:
                 blocks.append(
                     (view.name, 0, [(key, value, offset) for _, key, value, offset in records])
                 )
-        read_report(mark(open_state, turn, self.views, blocks))
+        read_report(mark(state, turn, self.views, blocks))
         self.has_gone_back = False
 
     def renew_topics(self) -> None:
@@ -623,8 +621,8 @@ class History:
         return self.state.late(view)[::-1]
 
     @property
-    def state(self) -> RedisState:
-        return self.sink.open_state()()
+    def state(self) -> State:
+        return self.sink.open_state()
 
     def repetitions(self) -> list[tuple[str, str]]:
         """Views that send each change once, and ids of documents of which they didn't."""

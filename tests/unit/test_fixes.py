@@ -14,6 +14,7 @@ from cdc.cli.verify import report
 from cdc.config.view_settings import STATE
 from cdc.control import registrations
 from cdc.control.registrations import Captured, Registration
+from cdc.documents.needs import Forecast, judge_room
 from cdc.documents.plan import StatePlan
 from cdc.documents.state import StateSizes
 from cdc.errors import CdcError
@@ -36,7 +37,6 @@ from cdc.readiness.facts import RESTRICTIVE
 from cdc.sink import factory
 from cdc.sink.contract import SchemaMismatch
 from cdc.sink.remedy import classify
-from cdc.sinks.redis.documents.room import Forecast, require_room
 from cdc.verify.comparison import Comparison
 from tests.support.pages import refusal
 from tests.support.pipelines import pipeline, position_by_table
@@ -140,8 +140,8 @@ def of_documents(folder: Path) -> Iterator[Finding]:
     none = dict.fromkeys((table.qualified for table in plan.tables), 0)
     sizes = StateSizes(none, none, none, 0, 10, 100, {})
     url = "redis://:secret@cache:6380/4"
-    yield raised("state-too-large", require_room, url, Forecast(1000, 1000), sizes)
-    risk = require_room(url, Forecast(100, 100), sizes)
+    yield raised("state-too-large", judge_room, url, Forecast(1000, 1000), sizes)
+    risk = judge_room(url, Forecast(100, 100), sizes)
     assert risk
     yield risk
 

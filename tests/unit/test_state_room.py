@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from cdc.documents.needs import EXCESS, KEY, MARK, Forecast, forecast, judge_room
 from cdc.documents.plan import StatePlan
 from cdc.documents.state import StateSizes, StateTooLarge
 from cdc.model.table import RowEstimate
-from cdc.sinks.redis.documents.room import EXCESS, KEY, MARK, Forecast, forecast, require_room
 from tests.unit.test_view_settings import GOOD, resolve
 
 URL = "redis://:secret@cache:6380/4"
@@ -60,21 +60,21 @@ def test_rows_that_are_there_count_as_they_are(plan: StatePlan) -> None:
 
 
 def test_what_fits_is_not_spoken_of() -> None:
-    assert require_room(URL, Forecast(90 * MIB, 90 * MIB), EMPTY) is None
+    assert judge_room(URL, Forecast(90 * MIB, 90 * MIB), EMPTY) is None
     for unknown in (EMPTY._replace(limit_bytes=None), EMPTY._replace(used_bytes=None)):
-        assert require_room(URL, Forecast(10**12, 10**12), unknown) is None
+        assert judge_room(URL, Forecast(10**12, 10**12), unknown) is None
     # All of it is there already, whatever the estimate says.
-    assert require_room(URL, Forecast(10**12, 0), EMPTY) is None
+    assert judge_room(URL, Forecast(10**12, 0), EMPTY) is None
 
 
 def test_a_little_too_much_is_a_risk_and_far_too_much_a_refusal() -> None:
-    risk = require_room(URL, Forecast(91 * MIB, 91 * MIB), EMPTY)
+    risk = judge_room(URL, Forecast(91 * MIB, 91 * MIB), EMPTY)
     assert risk is not None
     assert (risk.code, risk.severity) == ("state-too-large", "warning")
     edge = int(EXCESS * 100 * MIB)
-    assert require_room(URL, Forecast(edge, edge), EMPTY)
+    assert judge_room(URL, Forecast(edge, edge), EMPTY)
     with pytest.raises(StateTooLarge) as refused:
-        require_room(URL, Forecast(edge + 1, edge + 1), EMPTY)
+        judge_room(URL, Forecast(edge + 1, edge + 1), EMPTY)
     error = refused.value
     assert "cache:6380" in error.message
     assert "157,286,401 bytes" in error.message

@@ -266,7 +266,6 @@ def test_a_pattern_is_a_chain_of_rows_before_one_another(tmp_path: Path) -> None
     assert [node.where for node in view.root.earlier] == [None] * 3
     absent = view.root.absent
     assert absent is not None
-    assert absent.join is not None
     assert absent.join.time == TimeJoin("next", "dep", "dep", 0, 24 * HOUR)
     assert outlined(tmp_path, view)["pattern"] == {
         "by": ["tail"],

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from cdc.config import settings
-from cdc.documents.plan import Aggregate, Node, Order, View
+from cdc.config.view_settings import Order
+from cdc.documents.plan import Aggregate, Node, View
 from cdc.documents.resolve import resolve_views
 from cdc.errors import SettingsError
 from cdc.model.table import Column, Table

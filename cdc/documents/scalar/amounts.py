@@ -12,7 +12,7 @@ million of them fit into a counter of 64 bits.
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from decimal import Context, Decimal
 from hashlib import blake2b
 from typing import Any
@@ -51,16 +51,14 @@ def decode_amount(text: str) -> Iterator[tuple[str, int]]:
         yield name, int(amount)
 
 
-def count_amounts(rows: Iterable[Sequence[str]]) -> dict[str, int]:
-    """Add up the amounts of rows, by column, to the numbers of a tally: see `State.tallied`."""
-    numbers = Counter[str]()
-    for amounts in rows:
-        numbers["n"] += 1
-        for place, amount in enumerate(amounts):
-            if amount:
-                numbers[f"c{place}"] += 1
-                for name, part in decode_amount(amount):
-                    numbers[f"s{place}:{name}" if name else f"s{place}"] += part
+def count_amounts(amounts: Sequence[str]) -> dict[str, int]:
+    """Turn the amounts of a row, by column, into the numbers of a tally: see `State.tallied`."""
+    numbers = Counter(n=1)
+    for place, amount in enumerate(amounts):
+        if amount:
+            numbers[f"c{place}"] += 1
+            for name, part in decode_amount(amount):
+                numbers[f"s{place}:{name}" if name else f"s{place}"] += part
     return numbers
 
 
@@ -85,22 +83,12 @@ def total(amounts: Mapping[str, int]) -> Decimal:
     """
     places = {name: name.partition(".") for name in amounts if name[:1].isdigit()}
     decimals = max((int(head) for head, _, group in places.values() if not group), default=0)
-    groups: dict[int, dict[int, int]] = {}
-    for name, (head, _, group) in places.items():
-        if group:
-            groups.setdefault(int(head), {})[int(group)] = amounts[name]
     whole = sum(
-        _join_groups(amount_by_group) * 10 ** (decimals - head)
-        for head, amount_by_group in groups.items()
+        amounts[name] * 10 ** (decimals - int(head) + DIGITS * int(group))
+        for name, (head, _, group) in places.items()
+        if group
     )
     number = EXACT.scaleb(Decimal(whole), -decimals)
     for name in amounts.keys() - places.keys():
         number = EXACT.add(number, Decimal(name))
     return number
-
-
-def _join_groups(amounts: Mapping[int, int]) -> int:
-    whole = 0
-    for group in range(max(amounts), -1, -1):
-        whole = whole * 10**DIGITS + amounts.get(group, 0)
-    return whole

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache, cached_property, partial
 from operator import eq, ge, gt, itemgetter, le, lt, ne
-from typing import Any
+from typing import Any, NamedTuple
 
 from cdc.codec.types.temporal import FIRST_MOMENT, FOREVER, from_stamp, moment
 from cdc.documents.scalar import type_groups as types
@@ -49,13 +49,8 @@ SQL_TYPES = {
 """What a constant is cast to."""
 
 
-@dataclass(frozen=True)
-class Strict:
-    """An operator whose value is NULL where one of its arguments is.
-
-    compute  of the values of the arguments
-    sql      with {} for each argument
-    """
+class Strict(NamedTuple):
+    """An operator whose value is NULL where one of its arguments is; `sql` has {} for each argument."""
 
     compute: Callable[..., Any]
     sql: str
@@ -78,8 +73,10 @@ class Term:
 
     @cached_property
     def text(self) -> str:
-        """Its normal form: the name of the column if it is nothing else."""
-        return str(self.detail) if self.operator == "column" else sql_text(self, source_name)
+        """Its normal form: the name of the column if it is nothing else; else SQL, with the clock as now()."""
+        if self.operator == "column":
+            return str(self.detail)
+        return sql_text(self, lambda name: "now()" if name == NOW else quoted_name(name))
 
     @cached_property
     def columns(self) -> tuple[str, ...]:
@@ -134,7 +131,9 @@ def sql_text(term: Term, column: ColumnSql) -> str:
         # isn't a label is refused when the view is resolved.
         return f"{name}::text" if term.group == types.ENUM else name
     if term.operator == "constant":
-        return _constant_sql(term)
+        if term.group in (types.BOOLEAN, types.INTEGERS):
+            return f"({str(term.detail).lower()})"
+        return f"{quoted(str(term.detail))}::{SQL_TYPES[term.group]}"
     if term.operator == "now":
         return column(NOW)
     arguments = [sql_text(part, column) for part in term.arguments]
@@ -151,24 +150,11 @@ def quoted(text: str) -> str:
 
 
 def quoted_name(name: str) -> str:
-    """Write a column's name as an identifier."""
     return '"' + name.replace('"', '""') + '"'
 
 
 def quoted_table(table: Table) -> str:
-    """Write a table's name as an identifier."""
     return f"{quoted_name(table.schema)}.{quoted_name(table.name)}"
-
-
-def source_name(name: str) -> str:
-    """Write a column's name as a person would; the clock as now()."""
-    return "now()" if name == NOW else quoted_name(name)
-
-
-def _constant_sql(term: Term) -> str:
-    if term.group in (types.BOOLEAN, types.INTEGERS):
-        return f"({str(term.detail).lower()})"
-    return f"{quoted(str(term.detail))}::{SQL_TYPES[term.group]}"
 
 
 def _compute(compute: Callable[..., Any], arguments: Sequence[Evaluate], row: Row) -> Any:
@@ -191,7 +177,9 @@ def strict(term: Term) -> Strict:
         return _truncation(str(term.detail), term.arguments[0].group)
     if operator == "like":
         pattern = like_pattern(str(term.detail))
-        sql = f"({{}} LIKE {_braced(quoted(str(term.detail)))}{COLLATION})"
+        # So that `str.format` gives its braces back.
+        literal = quoted(str(term.detail)).replace("{", "{{").replace("}", "}}")
+        sql = f"({{}} LIKE {literal}{COLLATION})"
         return Strict(lambda text: pattern.fullmatch(text) is not None, sql)
     if operator == "bin":
         return _bin(str(term.detail), term.group)
@@ -203,11 +191,6 @@ def strict(term: Term) -> Strict:
         zone = " AT TIME ZONE 'UTC'" if term.arguments[0].group == types.TIMESTAMPTZ else ""
         return Strict(lambda text: text.partition("T")[0], f"({{}}{zone})::date")
     return OPERATORS[operator]
-
-
-def _braced(text: str) -> str:
-    """Write a text so that `str.format` gives it back."""
-    return text.replace("{", "{{").replace("}", "}}")
 
 
 TEXTS: Mapping[str, Callable[[Any], str]] = {

@@ -14,7 +14,7 @@ YEAR = re.compile(r"([+-]?\d+)(.*)", re.DOTALL)
 
 def sort_key(type_group: str) -> Callable[[Any], Any]:
     """Return the conversion from a value of a document to what Python compares and orders as Postgres does."""
-    return KEYS.get(type_group, _itself)
+    return KEYS.get(type_group, lambda value: value)
 
 
 def code_points(text: str) -> bytes:
@@ -34,10 +34,6 @@ def time_key(value: str) -> tuple[int, int, str]:
         return (0 if value.startswith("-") else 2, 0, "")
     match = YEAR.match(value)
     return (1, int(match[1]), match[2]) if match else (1, 0, value)
-
-
-def _itself(value: Any) -> Any:
-    return value
 
 
 KEYS: Mapping[str, Callable[[Any], Any]] = {

@@ -56,13 +56,11 @@ COMPARED = (
     *(types.BOOLEAN, types.INTEGERS, types.NUMERIC, types.TEXTS, types.CHARACTER, types.ENUM),
     *(types.UUID, types.DATE, types.TIMESTAMP, types.TIMESTAMPTZ),
 )
-PLAIN = (types.TEXTS, types.CHARACTER, types.ENUM)
-"""Groups whose constants are what stands between the quotes."""
 NUMBER = re.compile(r"\d+(\.\d+)?", re.ASCII)
+SIGNED = re.compile(r"-?\d+(\.\d+)?", re.ASCII)
 UUID_TEXT = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII | re.IGNORECASE)
 TIME = re.compile(
-    r"(\d{4}-\d\d-\d\d)(?:[ T](\d\d:\d\d)(?::(\d\d)(?:\.(\d{1,6}))?)?)?(Z|\+00(?::?00)?)?",
-    re.ASCII,
+    r"(\d{4}-\d\d-\d\d)(?:[ T](\d\d:\d\d)(?::(\d\d)(?:\.(\d{1,6}))?)?)?(Z|\+00(?::?00)?)?", re.ASCII
 )
 ColumnTypes = Mapping[str, str]
 """Of a table: Postgres types by the names of columns."""
@@ -134,7 +132,9 @@ class _Parser:
         rule = self._rules.get(type(node))
         if rule is None:
             raise InvalidSetting(f"{_name(node)} isn't supported in expressions", ACCEPTED)
-        if isinstance(node, TIGHT) and any(isinstance(part, LOOSE) for part in _operands(node)):
+        operands = [node.args.get(name) for name in ("this", "expression", "low", "high")]
+        operands += node.expressions
+        if isinstance(node, TIGHT) and any(isinstance(part, LOOSE) for part in operands):
             raise InvalidSetting(
                 "a condition is part of another expression", "put it in parentheses: (a = b) = c"
             )
@@ -205,8 +205,7 @@ class _Parser:
             operator = "is true" if tested.this else "is false"
         else:
             raise InvalidSetting("IS takes NULL, TRUE and FALSE", "for example: a IS NOT NULL")
-        term = Term(operator, types.BOOLEAN, (settle(argument, types.TEXTS),))
-        return Term("not", types.BOOLEAN, (term,)) if node.args.get("negate") else term
+        return _negated(node, Term(operator, types.BOOLEAN, (settle(argument, types.TEXTS),)))
 
     def _in(self, node: exp.In) -> Term:
         _require_only(node, "this", "expressions")
@@ -241,18 +240,15 @@ class _Parser:
 
     def _like(self, node: exp.Like) -> Term:
         _require_only(node, "this", "expression", "negate")
-        text = settle(self.term(node.this), types.TEXTS)
+        text = self._text(node.this, "LIKE takes a text", "for example: name LIKE 'A%'")
         pattern = node.expression
-        if text.group != types.TEXTS:
-            raise InvalidSetting("LIKE takes a text", "for example: name LIKE 'A%'")
         if not isinstance(pattern, exp.Literal) or not pattern.is_string:
             raise InvalidSetting("LIKE takes a pattern in quotes", "for example: name LIKE 'A%'")
         try:
             like_pattern(pattern.this)
         except ValueError as error:
             raise InvalidSetting(str(error), "write it twice") from None
-        term = Term("like", types.BOOLEAN, (text,), pattern.this)
-        return Term("not", types.BOOLEAN, (term,)) if node.args.get("negate") else term
+        return _negated(node, Term("like", types.BOOLEAN, (text,), pattern.this))
 
     def _arithmetic(self, node: exp.Expr) -> Term:
         operator = ARITHMETIC[type(node)]
@@ -313,17 +309,21 @@ class _Parser:
                 f"the result of {name} depends on the collation",
                 f'write {name}(column COLLATE "C"), which changes the letters A to Z only',
             )
-        text = settle(self.term(collated.this), types.TEXTS)
-        if text.group != types.TEXTS:
-            raise InvalidSetting(f"{name} takes a text", f'for example: {name}(name COLLATE "C")')
-        return Term(name, types.TEXTS, (text,))
+        example = f'for example: {name}(name COLLATE "C")'
+        return Term(
+            name, types.TEXTS, (self._text(collated.this, f"{name} takes a text", example),)
+        )
 
     def _length(self, node: exp.Length) -> Term:
         _require_only(node, "this")
-        text = settle(self.term(node.this), types.TEXTS)
-        if text.group != types.TEXTS:
-            raise InvalidSetting("length takes a text", "for example: length(name) > 3")
+        text = self._text(node.this, "length takes a text", "for example: length(name) > 3")
         return Term("length", types.INTEGERS, (text,))
+
+    def _text(self, node: exp.Expr, problem: str, hint: str) -> Term:
+        text = settle(self.term(node), types.TEXTS)
+        if text.group != types.TEXTS:
+            raise InvalidSetting(problem, hint)
+        return text
 
     def _cast(self, node: exp.Cast) -> Term:
         _require_only(node, "this", "to")
@@ -356,19 +356,16 @@ class _Parser:
         return Term("date_trunc", group, (argument,), unit)
 
 
+def _negated(node: exp.Expr, term: Term) -> Term:
+    return Term("not", types.BOOLEAN, (term,)) if node.args.get("negate") else term
+
+
 def _column_name(identifier: exp.Identifier) -> str:
     name = str(identifier.this)
     return name if identifier.args.get("quoted") else name.lower()
 
 
-def _operands(node: exp.Expr) -> list[exp.Expr]:
-    """Return the direct parts of a node, values of IN included."""
-    parts = [node.args.get(name) for name in ("this", "expression", "low", "high")]
-    return [part for part in (*parts, *node.expressions) if isinstance(part, exp.Expr)]
-
-
 def _require_only(node: exp.Expr, *names: str) -> None:
-    """Raise InvalidSetting if the node has other parts than these."""
     if any(value for name, value in node.args.items() if name not in names):
         raise InvalidSetting(f"{_name(node)} isn't supported in this form", ACCEPTED)
 
@@ -407,9 +404,7 @@ def settle(term: Term, group: str) -> Term:
         return Term(term.operator, group, term.arguments, term.detail)
     if term.group != UNKNOWN:
         return term
-    text = str(term.detail)
-    convert = DOCUMENT_FORMS.get(group)
-    value = convert(text) if convert else text if group in PLAIN else None
+    value = _document_form(str(term.detail), group)
     if value is None:
         raise InvalidSetting(
             f"a text in quotes is no {group} here",
@@ -418,39 +413,25 @@ def settle(term: Term, group: str) -> Term:
     return Term("constant", types.TEXTS if group == types.ENUM else group, (), value)
 
 
-def _date(text: str) -> str | None:
+def _document_form(text: str, group: str) -> str | None:
+    """Return the document form of a text in quotes; None where it is none."""
+    if group in (types.TEXTS, types.CHARACTER, types.ENUM):
+        return text
+    if group == types.UUID:
+        return text.lower() if UUID_TEXT.fullmatch(text) else None
+    if group == types.NUMERIC:
+        return text if SIGNED.fullmatch(text) else None
     match = TIME.fullmatch(text)
-    if match is None or match[2] or match[4]:
+    if match is None or group not in (types.DATE, types.TIMESTAMP, types.TIMESTAMPTZ):
         return None
-    return _existing(f"{match[1]}T00:00:00") and match[1]
-
-
-def _stamp(text: str, *, zone: bool) -> str | None:
-    match = TIME.fullmatch(text)
-    if match is None or (match[5] is not None) != zone:
-        return None
-    clock = f"{match[1]}T{match[2] or '00:00'}:{match[3] or '00'}"
-    fraction = (match[4] or "").ljust(6, "0")
-    return _existing(clock) and f"{clock}.{fraction}{'Z' if zone else ''}"
-
-
-def _existing(text: str) -> str | None:
+    day, minute, second, fraction, zone = match.groups()
+    time = f"{day}T{minute or '00:00'}:{second or '00'}"
     try:
-        datetime.fromisoformat(text)
+        datetime.fromisoformat(time)
     except ValueError:
         return None
-    return text
-
-
-def _uuid(text: str) -> str | None:
-    return text.lower() if UUID_TEXT.fullmatch(text) else None
-
-
-DOCUMENT_FORMS: Mapping[str, Callable[[str], str | None]] = {
-    types.DATE: _date,
-    types.TIMESTAMP: lambda text: _stamp(text, zone=False),
-    types.TIMESTAMPTZ: lambda text: _stamp(text, zone=True),
-    types.UUID: _uuid,
-    types.NUMERIC: lambda text: text if re.fullmatch(r"-?\d+(\.\d+)?", text, re.ASCII) else None,
-}
-"""The document form of a text in quotes; None where it is none."""
+    if group == types.DATE:
+        return None if minute else day
+    if (zone is not None) != (group == types.TIMESTAMPTZ):
+        return None
+    return f"{time}.{(fraction or '').ljust(6, '0')}{'Z' if zone else ''}"

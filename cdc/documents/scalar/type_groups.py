@@ -66,25 +66,3 @@ def is_ordered(type_: str) -> bool:
     type_group = group(type_)
     is_listed = base_type(type_) in SAME and not type_.endswith("[]")
     return type_group in JOINED or type_group == NUMERIC or is_listed
-
-
-def is_summed(type_: str) -> bool:
-    """Whether sums are exact."""
-    return group(type_) in (INTEGERS, NUMERIC)
-
-
-def is_counted_distinct(type_: str) -> bool:
-    """Whether equal values have equal texts, or get them by `trimmed`."""
-    return comparison(type_) is not None or group(type_) == NUMERIC
-
-
-def has_extremes(type_: str) -> bool:
-    """Whether `min` and `max` are exact, and can be sent: an aggregate has the form of documents, in
-    which the connector writes no date, no time and no time stamp without a zone.
-    """
-    return group(type_) in (INTEGERS, TEXTS, NUMERIC, TIMESTAMPTZ)
-
-
-def keeps_form(type_: str) -> bool:
-    """Whether the connector writes a value as documents have it."""
-    return has_extremes(type_) or group(type_) in (BOOLEAN, UUID, ENUM)

@@ -5,7 +5,7 @@ state has one generation; what the file's views need of a table is noted beside 
 table of which something else is needed by now is read again from offset zero.
 """
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 import redis
@@ -13,22 +13,26 @@ import structlog
 
 from cdc.config.view_settings import STATE
 from cdc.documents.plan import StatePlan
+from cdc.documents.state import (
+    State,
+    index_prefix,
+    shard_prefix,
+    stale_fields,
+    state_failure,
+    state_key,
+)
 from cdc.errors import SinkUnavailable
 from cdc.model.finding import Finding
 from cdc.model.position import ViewCheckpoint
-from cdc.model.table import RowEstimate, Table
+from cdc.model.table import Table
+from cdc.redis.checkpoint import checkpoint_of
+from cdc.redis.server import COMMANDS, Failure, forget, view_key
 from cdc.sink.contract import Batch, Outcome
 from cdc.sinks.redis import health
-from cdc.sinks.redis.checkpoint import checkpoint_of
 from cdc.sinks.redis.database import Database
-from cdc.sinks.redis.documents.executor import StateWriter, changing
-from cdc.sinks.redis.documents.keys import index_prefix, shard_prefix, state_key
-from cdc.sinks.redis.documents.room import forecast, require_room
-from cdc.sinks.redis.documents.scripts import FORGET
-from cdc.sinks.redis.documents.state import RedisState, stale_fields, state_failure
+from cdc.sinks.redis.documents.executor import FORGET, StateWriter, changing
 from cdc.sinks.redis.positions import Positions
 from cdc.sinks.redis.scripts import REMOVE
-from cdc.sinks.redis.server import COMMANDS, Failure, forget, view_key
 from cdc.sinks.redis.tables import add_name, empty_table, list_keys, other_tables, remove_keys
 
 log = structlog.get_logger()
@@ -62,16 +66,13 @@ class DocumentState:
         self._positions = Positions(self._database, None)
 
     def adopt(
-        self,
-        plan: StatePlan,
-        needs: Mapping[str, str],
-        waiting: Mapping[str, list[str]],
+        self, plan: StatePlan, needs: Mapping[str, str], waiting: Mapping[str, list[str]]
     ) -> None:
         """Take the plan. What its documents lack is forgotten first, so that a crash leaves none
         that counts as current. Then the rows of tables are removed that no view needs.
         """
         used = {view.name: view.topics.keys() for view in plan.views}
-        RedisState(self.url, self.prefix, tuple(used)).adopt(needs, used, waiting)
+        State(self.url, self.prefix, tuple(used)).adopt(needs, used, waiting)
         self.plan = plan
         self.needs = needs
         for name in other_tables(self._database, needs):
@@ -88,16 +89,8 @@ class DocumentState:
             remove_keys(database.keys(begin), database)
         database.ask(lambda server: server.srem(database.names_key, name))
 
-    def require_room(
-        self, plan: StatePlan, again: Collection[str], estimates: Mapping[str, RowEstimate]
-    ) -> Finding | None:
-        names = [table.qualified for table in plan.tables]
-        sizes = self.open_state()().sizes(names, ())
-        return require_room(self.url, forecast(plan, self.prefix, sizes, again, estimates), sizes)
-
-    def open_state(self) -> Callable[[], RedisState]:
-        views = tuple(view.name for view in self.plan.views)
-        return partial(RedisState, self.url, self.prefix, views)
+    def open_state(self) -> State:
+        return State(self.url, self.prefix, tuple(view.name for view in self.plan.views))
 
     def examine(self, tables: Sequence[Table]) -> list[Finding]:  # noqa: ARG002  # the server's own
         return health.examine(self.name, self.url)

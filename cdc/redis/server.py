@@ -1,4 +1,4 @@
-"""The cache's server: connections, its URL, names of keys, and what its errors mean."""
+"""A server of Redis or Valkey: connections, its URL, names of keys, and what its errors mean."""
 
 import re
 import shlex
