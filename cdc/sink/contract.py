@@ -107,19 +107,14 @@ class Applier(Protocol):
 
     def remains(self, tables: Sequence[Table]) -> list[str]:
         """List what exists of these views, in any generation, and of the pipeline itself: one line
-        for each index, folder or group of keys. Changes nothing.
-
-        Called by `cdc destroy`, before `remove` and after it. Needs no Spark.
+        for each index, folder or group of keys. Changes nothing, needs no Spark.
         """
 
     def remove(self, tables: Sequence[Table]) -> None:
-        """Remove all that `remains` lists; does nothing where that is nothing.
-
-        Called by `cdc destroy`, once nobody writes any more. May be repeated.
-        """
+        """Remove all that `remains` lists, once nobody writes any more."""
 
     def close(self) -> None:
-        """Give connections back. Called once, at the end of a process or a wait; raises nothing."""
+        """Give connections back; raises nothing."""
 
 
 @runtime_checkable
@@ -137,24 +132,19 @@ class Sink(Applier, Protocol):
         self, table: Table, spark: SparkSession, ids: Sequence[str] | None = None
     ) -> DataFrame:
         """Read the view: id string, document string (JSON), in any order; a row may come twice
-        while others write.
+        while others write. With ids only their rows, each as often as the view holds it.
 
-        With ids only their rows, as far as there are any, each as often as the view holds it.
-        Called by `verify`, once or twice per table; the frame is lazy and is evaluated before the
-        next scan of the same view.
+        The frame is lazy, and is evaluated before the next scan of the same view.
         """
 
     def for_generation(self, names: Mapping[str, str]) -> Sink:
-        """Build a sink of the same destination for the generations of these names; by table.
-
-        Called once per rebuild, rollback or load of the standby. Asks no server.
+        """Build a sink of the same destination for the generations of these names; by table. Asks no
+        server.
         """
 
     def check_capacity(self, tables: Sequence[Table]) -> None:
-        """Check that a second generation of these views has room, and a place of its own.
-
-        Called once by `cdc rebuild`, before the first `prepare`. Best effort: others may take the
-        room meanwhile.
+        """Check that a second generation of these views has room, and a place of its own. Best effort:
+        others may take the room meanwhile.
 
         Raises:
             SinkRejected: it has not.
@@ -174,18 +164,10 @@ class Sink(Applier, Protocol):
         """
 
     def generations(self, table: Table) -> list[str]:
-        """List the names of all generations that exist, the live one first.
-
-        Called once per table by `cdc generations` and `cdc rollback`.
-        """
+        """List the names of all generations that exist, the live one first."""
 
     def drop_unreferenced(self, tables: Sequence[Table], keep: Mapping[str, str]) -> None:
-        """Remove every generation but the live ones, those in `keep` (by table), and what these
-        need.
-
-        Called after a rebuild or rollback, by `cdc generations --clean`, and by a stream when
-        nothing is retained any more.
-        """
+        """Remove every generation but the live ones, those in `keep` (by table), and what they need."""
 
 
 # What a destination may offer as well. A caller asks with `isinstance` whether a sink has it.
@@ -196,10 +178,7 @@ class PositionReader(Protocol):
     """A sink that can be asked about many views at once; `positions` falls back to one request a view."""
 
     def positions(self, tables: Sequence[Table]) -> Mapping[str, ViewCheckpoint | None]:
-        """Read `Sink.position` of each table, by table name.
-
-        Called as often as `position`, by the same callers.
-        """
+        """Read `Sink.position` of each table, by table name."""
 
 
 @runtime_checkable
@@ -217,15 +196,10 @@ class GroupScanner(Protocol):
 
 @runtime_checkable
 class FitChecker(Protocol):
-    """A sink that can say whether a view was made for its table as it is now, without changing
-    anything.
-    """
+    """A sink that can say whether a view was made for its table as it is now."""
 
     def require_fit(self, table: Table) -> None:
-        """Raise SchemaMismatch as `prepare` would, of a view that is there.
-
-        Called by `cdc plan`, once per table.
-        """
+        """Raise SchemaMismatch as `prepare` would, of a view that is there. Changes nothing."""
 
 
 @runtime_checkable
@@ -233,10 +207,7 @@ class Examinable(Protocol):
     """A sink that can say whether its server is fit for the pipeline: version, room, settings."""
 
     def examine(self, tables: Sequence[Table]) -> list[Finding]:
-        """Read facts of the server and judge them; changes nothing.
-
-        Called by `cdc doctor`, once for all tables. Needs no Spark.
-        """
+        """Read facts of the server and judge them; changes nothing, needs no Spark."""
 
 
 @runtime_checkable
@@ -244,11 +215,7 @@ class Archive(Protocol):
     """A sink that keeps every change, beside its views."""
 
     def archived(self, table: Table) -> ViewCheckpoint | None:
-        """Read how far its log of a table's changes has got; None when there is none yet.
-
-        Called when a plan is loaded, to look for changes that Kafka removed before they were
-        archived.
-        """
+        """Read how far its log of a table's changes has got; None when there is none yet."""
 
 
 def positions(applier: Applier, tables: Sequence[Table]) -> Mapping[str, ViewCheckpoint | None]:
@@ -259,9 +226,7 @@ def positions(applier: Applier, tables: Sequence[Table]) -> Mapping[str, ViewChe
 
 
 class PositionLost(SinkUnavailable):
-    """The destination stands before the position this writer had stored there: it lost its last
-    writes.
-    """
+    """The view stands before the position that this writer had stored: it lost its last writes."""
 
 
 Key = tuple[str, str]
@@ -334,16 +299,12 @@ class Batch:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a batch: numbers by table name, rejected records, and rows that are cured of
-    older ones.
-    """
+    """What became of a batch: counts by table name, rejected records, rows that are cured."""
 
     applied: dict[str, Applied] = field(default_factory=dict)
     rejected: list[Rejected] = field(default_factory=list)
     cured: dict[Key, int] = field(default_factory=dict)
-    """By topic and row id: the offset below which the row's quarantine entries are void, since all
-    its values are known.
-    """
+    """By topic and row id: the offset below which the row's entries in quarantine are void."""
     writer_results: dict[str, list[str]] = field(default_factory=dict)
     """By table name: what `Writer.finish` has handed over on each executor.
 

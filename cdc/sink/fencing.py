@@ -64,7 +64,6 @@ def checkpoint_after(
     writer: str,
     generation: str | None = None,
 ) -> ViewCheckpoint:
-    """Build the checkpoint to store once `advance` is applied."""
     base = stored or ViewCheckpoint(advance.end)
     return replace(
         base,

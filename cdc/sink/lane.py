@@ -35,9 +35,7 @@ REPORTED_ROWS = 1000
 
 
 class Superseded:
-    """Type of `SUPERSEDED`: the view has a newer version of a row than the change that would be
-    filled from it.
-    """
+    """Type of `SUPERSEDED`: the view has a newer version of a row than the change has."""
 
 
 SUPERSEDED = Superseded()
@@ -70,9 +68,7 @@ class PartitionOutcome(msgspec.Struct):
     applied: Applied = msgspec.field(default_factory=Applied)
     rejected: list[Rejected] = []
     cured: dict[str, int] = {}
-    """By id of a row with entries in quarantine: the offset below which they are void, since all
-    its values are known.
-    """
+    """By id of a row whose values are all known: the offset below which its entries are void."""
     failure: str | None = None
     """Why the task ended early: a key of `cdc.sink.remedy.REPORTED`."""
     message: str = ""
@@ -239,11 +235,7 @@ class BatchRecords(Protocol):
     """The records of a batch. Nobody has read them yet."""
 
     def run(self, lane: Lane) -> Iterable[PartitionOutcome]:
-        """Run a lane over the records on the executors, one Spark job; returns when all tasks have
-        ended.
-        """
+        """Run a lane on the executors, one Spark job; returns when all tasks have ended."""
 
     def run_here(self, lane: Lane) -> Iterable[PartitionOutcome]:
-        """Run a lane over the records in this process: for the reference sink, whose view is in
-        it.
-        """
+        """Run a lane in this process: for the reference sink, whose view is in it."""

@@ -132,7 +132,5 @@ def freeze_gc(_: str) -> None:
 
 @cache
 def task_numbers(context: SparkContext, tasks: int) -> RDD[int]:
-    """The input of a job with so many tasks: their numbers. Cached: to make it takes longer than to run a
-    small job.
-    """
+    """The numbers of a job's tasks. Cached: to make it takes longer than to run a small job."""
     return context.parallelize(range(tasks), tasks)

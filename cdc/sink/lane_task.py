@@ -16,7 +16,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
-from cdc.codec.forms import Form
 from cdc.codec.problem import EventChanged, Unreadable, ValueNotRepresentable
 from cdc.codec.record import Change, RecordDecoder
 from cdc.errors import ConnectorError
@@ -75,7 +74,7 @@ def run_task(lanes: Sequence[Lane], blocks: Blocks) -> list[list[PartitionOutcom
 
 
 class LaneRun:
-    """One task's run of a lane. One thread uses it."""
+    """One task's run of a lane, in its thread."""
 
     def __init__(self, lane: Lane) -> None:
         self._lane = lane
@@ -90,17 +89,14 @@ class LaneRun:
         """The partitions of the chunk at hand."""
         self._rows = 0
         self._bytes = 0
-        self._filled_sizes = MeanSize()
+        self._filled_count = 0
+        self._filled_bytes = 0
         self._rejections: list[tuple[Rejected, Source]] = []
         self.stopped = False
-        """Whether a record has ended the batch, or the task has failed: nothing is written any
-        more.
-        """
+        """Whether a record has ended the batch, or the task has failed."""
 
     def fold(self, topic: str, partition: int, records: Records) -> None:
-        """Fold the records of a partition into the current chunk; write the chunk whenever it is
-        full.
-        """
+        """Fold the records of a partition into the chunk, which is written whenever it is full."""
         advance = self._advances.get(topic)
         if advance is None:
             return
@@ -113,9 +109,7 @@ class LaneRun:
             self.fail(failure, (topic, partition))
 
     def fail(self, failure: Failure, place: tuple[str, int] | None = None) -> None:
-        """End the task: records can't be read or written to the end; of this partition, as far as is
-        known.
-        """
+        """End the task. place: the topic and partition that it is about, as far as is known."""
         self.stopped = True
         first_topic = self._lane.advances[0].table.topic
         place = place or next(iter(self._reports), (first_topic, 0))
@@ -140,8 +134,7 @@ class LaneRun:
         topic = advance.table.topic
         view_offset = self._writer.start_offset(advance, partition)
         report = self._reports[topic, partition] = PartitionOutcome(topic, partition)
-        part = Part(advance, partition, view_offset, report, view_offset)
-        state = PartitionState(self._lane, part, self._writer.form)
+        state = PartitionState(self._lane, advance, partition, view_offset, report)
         self._partitions[topic, partition] = state
         return state
 
@@ -150,12 +143,11 @@ class LaneRun:
 
         Dead changes come only to a writer that archives them.
         """
-        part = state.part
-        report = state.part.report
-        topic = state.part.topic
+        report = state.report
+        topic = state.topic
         start = state.start_offset
-        end = state.end_offset
-        view_offset = state.view_offset
+        end = state.last_offset
+        first_new = state.first_new
         first_offset = state.first_offset
         floor = state.floor
         only = state.only
@@ -163,19 +155,19 @@ class LaneRun:
         row_id = self._decoder.row_id
         convert = state.convert
         archives = self._writer.archives
-        keeps_deleted = part.advance.table.events
+        keeps_deleted = state.advance.table.events
         for key, raw_value, offset in records:
             if not start <= offset < end or (only is not None and row_id(topic, key) not in only):
                 continue
             report.applied.read += 1
             source = Source(offset, key, raw_value)
-            if offset < view_offset or (offset < first_offset and not archives):
+            if offset < first_new or (offset < first_offset and not archives):
                 report.applied.stale += 1
                 if state.entries and offset >= first_offset:
                     self._note_cure(state, source)
                 continue
             if not state.is_repair:
-                part.end_offset = offset + 1
+                state.end_offset = offset + 1
             is_dead = offset < first_offset
             try:
                 change = decode(topic, key, raw_value)
@@ -200,35 +192,33 @@ class LaneRun:
 
     def _note_cure(self, state: PartitionState, source: Source) -> None:
         """Note whether a record that an earlier try has applied, or rejected, has cured a row."""
-        topic = state.part.topic
-        entries = state.entries.get(self._decoder.row_id(topic, source.key) or "", ())
+        entries = state.entries.get(self._decoder.row_id(state.topic, source.key) or "", ())
         if not entries or source.offset in entries:
             return
         try:
-            change = self._decoder.decode(topic, source.key, source.value)
+            change = self._decoder.decode(state.topic, source.key, source.value)
         except Unreadable:
             # Its quarantine entry was discarded.
             return
-        is_purge = state.part.advance.table.events and change.row is None
+        is_purge = state.advance.table.events and change.row is None
         is_dead = state.floor and change.lsn is not None and change.lsn < state.floor
         if not (change.missing or is_dead or is_purge):
             state.cure(change.id, source.offset + 1)
-            state.part.report.cured[change.id] = source.offset + 1
+            state.report.cured[change.id] = source.offset + 1
 
     def _fold_changes(self, state: PartitionState, changes: Iterable[Decoded | None]) -> None:
         """Fold changes of a partition, in the order of offsets; write the chunk whenever it is
         full. None is a record that was rejected.
         """
-        part = state.part
         limits = self._writer.limits
         size = self._writer.form.size
         observe = self._writer.observe
-        place = part.topic, part.partition
+        place = state.topic, state.partition
         self._chunk[place] = state
         for decoded in changes:
             if decoded is not None:
                 change, value, source, is_dead = decoded
-                self._bytes += observe(part, change, source, value)
+                self._bytes += observe(state, change, source, value)
                 if is_dead:
                     pass
                 elif change.missing:
@@ -248,9 +238,9 @@ class LaneRun:
         self, state: PartitionState, change: Change, value: Any, source: Source
     ) -> None:
         """Fold a change that carries all of its row, or deletes it."""
-        rows = state.part.rows
+        rows = state.rows
         if older := rows.get(change.id):
-            state.part.report.applied.folded += len(older.sources)
+            state.report.applied.folded += len(older.sources)
         else:
             self._rows += 1
         rows[change.id] = FoldedRow(change.id, source.offset, value, (), [source])
@@ -261,14 +251,13 @@ class LaneRun:
         self, state: PartitionState, change: Change, value: Any, source: Source
     ) -> None:
         """Fold a change that misses values."""
-        part = state.part
-        older = state.part.rows.get(change.id)
+        older = state.rows.get(change.id)
         if change.id in state.tainted:
             self._reject(state, change.id, REFUSED, TAINTED, [source])
         elif older is None:
             self._rows += 1
-            self._bytes += self._filled_sizes.assumed
-            part.rows[change.id] = FoldedRow(
+            self._bytes += self._assumed_bytes()
+            state.rows[change.id] = FoldedRow(
                 change.id, source.offset, value, change.missing, [source]
             )
         elif older.value is None:
@@ -276,7 +265,7 @@ class LaneRun:
             self._reject(state, change.id, REFUSED, UNKNOWN, [source])
         else:
             filled = self._writer.form.fill(
-                part.advance.table, value, change.missing, older.value, older.missing
+                state.advance.table, value, change.missing, older.value, older.missing
             )
             if not set(filled.missing).issubset(older.missing):
                 # The older row is whole but for what it misses itself, and doesn't have them.
@@ -284,7 +273,7 @@ class LaneRun:
                 return
             # Appended, not copied: a chunk may hold tens of thousands of changes of one row.
             older.sources.append(source)
-            part.rows[change.id] = FoldedRow(
+            state.rows[change.id] = FoldedRow(
                 change.id, source.offset, filled.value, filled.missing, older.sources
             )
 
@@ -297,10 +286,9 @@ class LaneRun:
         sources: Sequence[Source],
     ) -> None:
         """Reject records for one reason; the row, where their key names it, is tainted."""
-        report = state.part.report
-        part = state.part
+        report = state.report
         for source in sources:
-            rejected = Rejected(part.topic, part.partition, source.offset, row_id, kind, reason)
+            rejected = Rejected(state.topic, state.partition, source.offset, row_id, kind, reason)
             self._rejections.append((rejected, source))
             self._bytes += len(source.key or b"") + len(source.value or b"") + SOURCE_BYTES
             # A repair names all: its caller takes every record that isn't named for mended.
@@ -322,14 +310,12 @@ class LaneRun:
         states = list(self._chunk.values())
         self._chunk = {}
         for state in states:
-            lacking = [row for row in state.part.rows.values() if row.missing]
-            if lacking:
+            if lacking := [row for row in state.rows.values() if row.missing]:
                 self._fill_from_view(state, lacking)
         self._put_rejections()
         if self.stopped:
             return
-        answers = self._writer.write([state.part for state in states])
-        for state, verdicts in zip(states, answers, strict=True):
+        for state, verdicts in zip(states, self._writer.write(states), strict=True):
             self._count_outcome(state, verdicts)
         self._put_rejections()
         self._rows = self._bytes = 0
@@ -344,31 +330,34 @@ class LaneRun:
                 raise Failure(error.kind, error.message) from None
 
     def _fill_from_view(self, state: PartitionState, lacking: Sequence[FoldedRow]) -> None:
-        """Fill rows from what the view stores; reject a row whose values the view doesn't have
-        either.
-        """
-        part = state.part
-        stored_rows = self._writer.read_stored(part, lacking)
+        """Fill rows from the view; reject those whose values it doesn't have either."""
+        stored_rows = self._writer.read_stored(state, lacking)
         for row in lacking:
             older = stored_rows.get(row.id)
             if older is SUPERSEDED:
-                del part.rows[row.id]
-                part.report.applied.stale += 1
-                part.report.applied.folded += len(row.sources) - 1
+                del state.rows[row.id]
+                state.report.applied.stale += 1
+                state.report.applied.folded += len(row.sources) - 1
                 continue
             if older is not None:
                 row.value, row.missing = self._writer.form.fill(
-                    part.advance.table, row.value, row.missing, older, ()
+                    state.advance.table, row.value, row.missing, older, ()
                 )
-                self._filled_sizes.add(self._writer.form.size(row.value))
+                self._filled_count += 1
+                self._filled_bytes += self._writer.form.size(row.value)
             if row.missing:
-                del part.rows[row.id]
+                del state.rows[row.id]
                 self._reject(state, row.id, REFUSED, UNKNOWN, row.sources)
 
+    def _assumed_bytes(self) -> int:
+        """The size that is assumed of a row that misses values: larger than most that were filled."""
+        if not self._filled_count:
+            return ASSUMED_FILLED_BYTES
+        return max(MIN_FILLED_BYTES, FILLED_MARGIN * self._filled_bytes // self._filled_count)
+
     def _count_outcome(self, state: PartitionState, verdicts: Verdicts) -> None:
-        part = state.part
-        report = state.part.report
-        for row in part.rows.values():
+        report = state.report
+        for row in state.rows.values():
             if row.id in verdicts.refused:
                 self._reject(state, row.id, REFUSED, verdicts.refused[row.id], row.sources)
                 continue
@@ -382,67 +371,51 @@ class LaneRun:
                 report.applied.deleted += 1
             else:
                 report.applied.written += 1
-        part.rows.clear()
-        part.view_offset = part.end_offset
+        state.rows.clear()
+        state.view_offset = state.end_offset
 
 
-class PartitionState:
+class PartitionState(Part):
     """State of one partition for as long as the task runs.
 
-    entries: by id of a row, the offsets of its records in quarantine; tainted: rows of which a
-    record was rejected that no change has made up for yet; marked: all that have, or may have by
-    now, entries.
+    first_new: the view had all records below it when the task began. entries: by id of a row, the
+    offsets of its records in quarantine; tainted: rows of which a record was rejected that no change
+    has made up for yet; marked: all that have, or may have by now, entries.
     """
 
-    def __init__(self, lane: Lane, part: Part, form: Form) -> None:
-        advance = part.advance
-        partition = part.partition
-        topic = part.topic
-        self.part = part
+    def __init__(
+        self,
+        lane: Lane,
+        advance: Advance,
+        partition: int,
+        view_offset: int,
+        report: PartitionOutcome,
+    ) -> None:
+        super().__init__(advance, partition, view_offset, report, view_offset)
         self.is_repair = advance.is_repair
         # A repair applies all records that it is given.
-        self.view_offset = 0 if self.is_repair else part.view_offset
+        self.first_new = 0 if self.is_repair else view_offset
         self.start_offset = 0 if self.is_repair else advance.start_offsets[partition]
-        self.end_offset = sys.maxsize if self.is_repair else advance.end.offsets[partition]
-        first_offsets = lane.reading.first_offsets.get(topic, ())
+        self.last_offset = sys.maxsize if self.is_repair else advance.end.offsets[partition]
+        first_offsets = lane.reading.first_offsets.get(self.topic, ())
         self.first_offset = first_offsets[partition] if partition < len(first_offsets) else 0
-        self.floor = lane.reading.floors.get(topic, 0)
+        self.floor = lane.reading.floors.get(self.topic, 0)
         self.entries: dict[str, set[int]] = {}
-        for offset, row_id in lane.entries.get((topic, partition), {}).items():
+        for offset, row_id in lane.entries.get((self.topic, partition), {}).items():
             if row_id is not None:
                 self.entries.setdefault(row_id, set()).add(offset)
         self.marked = set(self.entries)
         # Entries above the position come again in this batch: each is rejected again, or applied.
         self.tainted = {
-            row_id for row_id, offsets in self.entries.items() if min(offsets) < self.view_offset
+            row_id for row_id, offsets in self.entries.items() if min(offsets) < self.first_new
         }
-        self.only = lane.only.get(topic)
-        self.convert: Callable[[bytes], Any] = form.converter(advance.table)
+        self.only = lane.only.get(self.topic)
+        self.convert: Callable[[bytes], Any] = lane.writer.form.converter(advance.table)
 
     def cure(self, row_id: str, below: int) -> None:
         """Clear a row's taint: all of its values are known as of that offset."""
-        if not any(below <= offset < self.view_offset for offset in self.entries.get(row_id, ())):
+        if not any(below <= offset < self.first_new for offset in self.entries.get(row_id, ())):
             self.tainted.discard(row_id)
-
-
-class MeanSize:
-    """Mean size, in bytes, of rows after they were filled with missing values."""
-
-    def __init__(self) -> None:
-        self._count = self._sum = 0
-
-    def add(self, size: int) -> None:
-        self._count += 1
-        self._sum += size
-
-    @property
-    def assumed(self) -> int:
-        """Assumed size of the next such row, with a margin for larger ones."""
-        return (
-            max(MIN_FILLED_BYTES, FILLED_MARGIN * self._sum // self._count)
-            if self._count
-            else ASSUMED_FILLED_BYTES
-        )
 
 
 def _rejection_kind(problem: Unreadable) -> str:

@@ -23,8 +23,7 @@ FREE_SPACE_FACTOR = 1.2
 def are_live(
     checkpoints: Mapping[str, ViewCheckpoint | None], generation_names: Mapping[str, str]
 ) -> bool:
-    """Say whether the live views, of these checkpoints, are the generations of these names; both by
-    table name.
+    """Whether the live views, of these checkpoints, are the generations of these names; both by table name.
 
     The view of a table without records has no checkpoint in any generation, so it counts as either.
     Where no view has one the answer is no: a promotion of such views may be repeated.
@@ -36,7 +35,7 @@ def are_live(
 
 
 def is_caught_up(live: Sink, standby: Sink, tables: Sequence[Table]) -> bool:
-    """Say whether no view of the standby is behind the one that readers see."""
+    """Whether no view of the standby is behind the one that readers see."""
     live_checkpoints = positions(live, tables)
     standby_checkpoints = positions(standby, tables)
     pairs = [
@@ -46,9 +45,7 @@ def is_caught_up(live: Sink, standby: Sink, tables: Sequence[Table]) -> bool:
 
 
 def would_go_back(candidate: ViewCheckpoint | None, live: ViewCheckpoint) -> bool:
-    """Say whether readers who are shown the candidate instead of the live view would go back in
-    time.
-    """
+    """Whether readers who are shown the candidate instead of the live view go back in time."""
     gap = distance(candidate, live.position, live.floor)
     return gap.comparable and not gap.reached
 
@@ -96,9 +93,7 @@ def require_free_space(needed: int, free: int, where: str, sink: str) -> None:
 
 
 class GenerationReplaced(Fenced):
-    """The generation beside the live view is another one by now: it was promoted, or a newer build
-    has begun.
-    """
+    """Another generation is beside the live view: it was promoted, or a newer build has begun."""
 
     def __init__(self, table: str, generation: str, sink: str) -> None:
         super().__init__(

@@ -76,9 +76,7 @@ class Stop:
 
 @dataclass(frozen=True)
 class Skip:
-    """Such records are left out and reported: for a standby, whose rejected records the live view
-    deals with.
-    """
+    """Leave such records out: for a standby. The live view deals with them."""
 
     stops = False
 

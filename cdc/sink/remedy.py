@@ -46,9 +46,7 @@ class Remedy(StrEnum):
     Positions say what is still to do.
     """
     RESTART = "restart"
-    """Restart the stream from the sink's positions. If it keeps failing in the same way, stop: see
-    `Patience`.
-    """
+    """Restart the stream from the sink's positions; stop if it keeps failing so: `Patience`."""
     STOP = "stop"
     """End the sink's stream and say why: trying again would change nothing, or would do harm."""
 
