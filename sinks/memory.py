@@ -18,6 +18,7 @@ from cdc.sink.fencing import checkpoint_after, must_apply
 from cdc.sink.lane import ChunkLimits, FoldedRow, Part, Verdicts, Writer
 from cdc.sink.lane_run import run_in_process
 from cdc.sink.promotion import is_caught_up, wait_until_caught_up
+from cdc.sink.scan import SCANNED
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -172,7 +173,7 @@ class Memory:
         rows = (
             list(view.items()) if ids is None else [(key, view[key]) for key in ids if key in view]
         )
-        return spark.createDataFrame(rows, "id string, document string")
+        return spark.createDataFrame(rows, SCANNED)
 
     def close(self) -> None:
         """Nothing is open."""

@@ -1,5 +1,5 @@
-"""Requests to the index, from driver and executors: anything but the server's own good answer is an
-error.
+"""Requests to the index: anything but the server's own good answer is an error. Executors send them by
+`send_request`, the driver through a `Server`, which administers indices, too.
 
 Elastic's transport carries them, with bytes both ways. Retries are ours, since they are
 of single items of a bulk. An index may be blocked or closed: the error says how that is lifted.
@@ -9,17 +9,29 @@ import re
 import ssl
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any, NamedTuple, cast
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from urllib.parse import quote, unquote, urlencode
 
 import msgspec
-from elastic_transport import ApiResponseMeta, NodeConfig, Serializer, Transport, TransportError
+from elastic_transport import (
+    ApiResponse,
+    ApiResponseMeta,
+    NodeConfig,
+    ObjectApiResponse,
+    Serializer,
+    Transport,
+    TransportError,
+)
 from elastic_transport.client_utils import url_to_node_config
 from urllib3 import Timeout
 
-from cdc.errors import CdcError, SinkBlocked, SinkRejected, SinkUnavailable
+from cdc.errors import CdcError, SinkBlocked, SinkError, SinkRejected, SinkUnavailable
 from cdc.model.address import address
 from cdc.model.causes import cause
+
+if TYPE_CHECKING:
+    from elasticsearch import Elasticsearch
 
 HINTS = {
     "unavailable": "it is tried again; is the server up?",
@@ -67,6 +79,7 @@ CLOSED_SETTING = "index.verified_before_close"
 """The setting that the server gives an index for as long as it is closed."""
 BLOCK_REASON = re.compile(r"index \[([^\]]+)\] blocked by: \[\w+/(\d+)/")
 DISK_FULL_HINT = "no change is lost; the server lifts this block when its disk has room"
+SHARDS = "cluster.max_shards_per_node"
 
 _transports: dict[str, Transport] = {}
 _encode = msgspec.json.Encoder().encode
@@ -137,15 +150,12 @@ def node(url: str) -> NodeConfig:
             f"The index' url {address(url)} can't be read.",
             hint="write http://host:port or https://host:port",
         ) from None
-    return (
-        config.replace(ssl_context=ssl.create_default_context())
-        if config.scheme == "https"
-        else config
-    )
+    if config.scheme == "https":
+        return config.replace(ssl_context=ssl.create_default_context())
+    return config
 
 
 def forget(url: str) -> None:
-    """Close this process' connections to a server."""
     if connections := _transports.pop(url, None):
         connections.close()
 
@@ -183,12 +193,11 @@ def send_request(
 
 
 def unavailable(message: str) -> SinkUnavailable:
-    """Build the error of an index that is away or busy."""
     return SinkUnavailable(message, hint=HINTS["unavailable"])
 
 
 def is_blocked(status: int, kind: str | None) -> bool:
-    """Say whether a block on an index refuses a request or an item of one.
+    """Whether a block on an index refuses a request or an item of one.
 
     A full disk's has the status of a busy server; without a master the cluster has a block of its
     own, which is nobody's to lift.
@@ -250,11 +259,9 @@ def _kind(answer: Answer) -> tuple[str, str]:
         error = _decode(answer.body)["error"]
     except (msgspec.DecodeError, KeyError, TypeError):
         return "", ""
-    return (
-        (str(error.get("type", "")), str(error.get("reason", "")))
-        if isinstance(error, dict)
-        else (str(error), "")
-    )
+    if isinstance(error, dict):
+        return str(error.get("type", "")), str(error.get("reason", ""))
+    return str(error), ""
 
 
 def decode_json(answer: Answer, url: str) -> Any:
@@ -331,3 +338,102 @@ def curl(path: str, options: str = "") -> str:
     The shell expands nothing of the path: a table's name may have any character.
     """
     return f'curl -s {options}"$CDC_ELASTICSEARCH{quote(path, safe="/@?=&*,")}"'
+
+
+class Server:
+    """The server of a sink.
+
+    Raises SinkUnavailable where trying again can help, and SinkRejected where it can't.
+    """
+
+    def __init__(self, sink: str, url: str) -> None:
+        self._sink = sink
+        self._url = url
+
+    @property
+    def name(self) -> str:
+        """Name of the server in messages."""
+        return f"the index at {address(self._url)}"
+
+    @cached_property
+    def client(self) -> "Elasticsearch":
+        """The official client's typed calls, which administer indices. They are sent as all other
+        requests are, so that there is one reading of errors.
+
+        The client takes 0.7 s and 55 MB to import: the first caller imports it, so that whoever only
+        reads views and positions doesn't.
+        """
+        from elasticsearch import Elasticsearch
+
+        request = self.request
+
+        class Administration(Elasticsearch):
+            def perform_request(
+                self,
+                method: str,
+                path: str,
+                *,
+                params: Mapping[str, Any] | None = None,
+                body: Any | None = None,
+                **_: object,
+            ) -> ApiResponse[Any]:
+                """Send what a typed call has made; called by all of them."""
+                query = {name: _text(value) for name, value in (params or {}).items()}
+                return request(method, path, body, query)
+
+        return Administration([node(self._url)])
+
+    def ask(
+        self, method: str, path: str, body: object = None, query: Mapping[str, str] | None = None
+    ) -> Any:
+        """Send a request that reads or writes documents, or looks up aliases; returns its JSON."""
+        return self.request(method, path, body, query).body
+
+    def request(
+        self, method: str, path: str, body: object = None, query: Mapping[str, str] | None = None
+    ) -> ObjectApiResponse[Any]:
+        """Send a request; returns the JSON of its answer, with what HTTP says of it."""
+        try:
+            answer = send_request(self._url, method, path, body, query)
+            return ObjectApiResponse(body=decode_json(answer, self._url), meta=answer.meta)
+        except SinkError as error:
+            error.details.setdefault("sink", self._sink)
+            raise
+
+    def refresh(self, names: Iterable[str], query: Mapping[str, str] | None = None) -> None:
+        """Refresh indices, so that searches see what is written."""
+        for group in join_names(names):
+            answer = self.ask("POST", f"/{group}/_refresh", query=query)
+            if answer["_shards"]["failed"]:
+                raise unavailable(f"Not all of {self.name} could be refreshed.")
+
+    def switch(self, actions: Iterable[Mapping[str, Any]]) -> None:
+        """Change aliases, all of them in one step, and on every node."""
+        answer = self.client.indices.update_aliases(actions=list(actions))
+        if not answer["acknowledged"]:
+            raise unavailable(f"Not all of {self.name} knows its new aliases yet.")
+
+    def create(self, index: str, body: Mapping[str, Any]) -> None:
+        """Create an index with these settings, mappings and aliases, unless it exists."""
+        try:
+            self.client.indices.create(index=index, **body)
+        except Refusal as error:
+            if error.kind == "resource_already_exists_exception":
+                return
+            if error.kind == "validation_exception" and "shards open" in error.reason:
+                raise self.full(1) from None
+            raise
+
+    def full(self, needed: int) -> SinkRejected:
+        """Build the error of a cluster without room for so many more shards."""
+        return SinkRejected(
+            f"{self.name.capitalize()} holds as many shards as it takes: there is no room for {needed} more.",
+            hint=f"raise {SHARDS}, add a node, or remove what isn't needed: cdc -p FILE generations --clean",
+            sink=self._sink,
+        )
+
+
+def _text(value: object) -> str:
+    if isinstance(value, bool):
+        return str(value).lower()
+    return ",".join(value) if isinstance(value, list | tuple) else str(value)

@@ -7,10 +7,9 @@ from typing import Any
 from cdc.model.finding import Finding, find
 from cdc.model.table import Table
 from cdc.sink.promotion import require_free_space
-from cdc.sinks.elasticsearch.client import blocks_of, curl, group_names
+from cdc.sinks.elasticsearch.client import SHARDS, Server, blocks_of, curl, group_names
 from cdc.sinks.elasticsearch.index.indices import Indices
 from cdc.sinks.elasticsearch.index.layout import Layout
-from cdc.sinks.elasticsearch.server import SHARDS, Server
 
 MAJOR = 8
 FULL_SHARES = 0.9

@@ -12,18 +12,18 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from cdc.model.outcome import Advance, Applied
-from cdc.model.position import Position, ViewCheckpoint
+from cdc.model.position import Position, ViewCheckpoint, distance
 from cdc.model.table import Table
 from cdc.sink.fencing import checkpoint_after, mismatch, must_apply
 from cdc.sinks.elasticsearch.client import (
     NOT_FOUND,
     Refusal,
+    Server,
     blocked_error,
     is_blocked,
     unavailable,
 )
 from cdc.sinks.elasticsearch.index.indices import Indices, WritableIndex
-from cdc.sinks.elasticsearch.server import Server
 
 POSITIONS = "cdc-position"
 CONFLICT = 409
@@ -53,7 +53,6 @@ class Record:
         return ViewCheckpoint(self.visible, floor=floor) if self.visible else None
 
     def begins(self, end: Position) -> "Record":
-        """Build the record to store before rows of a batch are sent that ends at this position."""
         return replace(self, visible=_furthest(self.visible, end))
 
     def ends(self, stored: ViewCheckpoint) -> "Record":
@@ -64,7 +63,6 @@ class Record:
         return replace(self, stored=stored, visible=_furthest(self.visible, stored.position))
 
     def to_json(self) -> str:
-        """Write the record as the document of `cdc-position`."""
         values: dict[str, Any] = json.loads(self.stored.to_json()) if self.stored else {}
         if self.visible:
             values["visible"] = {
@@ -88,10 +86,7 @@ class Record:
 
 @dataclass(frozen=True)
 class PendingAdvance:
-    """A step that a batch brings to an index.
-
-    record: what is stored of the index.
-    """
+    """A step that a batch brings to an index. record: what is stored of the index."""
 
     advance: Advance
     place: WritableIndex
@@ -113,7 +108,6 @@ class Positions:
         self.indices = indices
 
     def checkpoints(self, tables: Sequence[Table]) -> dict[str, ViewCheckpoint | None]:
-        """Read the checkpoint of each table; None for one without an index or a position."""
         records = self.records(tables)
         return {table.qualified: records.get(table.qualified, Record()).stored for table in tables}
 
@@ -293,12 +287,6 @@ def _record(index: str, item: Mapping[str, Any]) -> Record:
 
 
 def _furthest(visible: Position | None, end: Position) -> Position:
-    is_same_topic = visible and (visible.topic_id, visible.partition_count) == (
-        end.topic_id,
-        end.partition_count,
-    )
-    return (
-        replace(end, offsets=tuple(map(max, visible.offsets, end.offsets)))
-        if visible and is_same_topic
-        else end
-    )
+    if visible is None or not distance(visible, end).comparable:
+        return end
+    return replace(end, offsets=tuple(map(max, visible.offsets, end.offsets)))

@@ -11,16 +11,14 @@ from tenacity import Retrying, retry_if_exception_type, stop_after_delay, wait_e
 
 from cdc.codec.members import members
 from cdc.errors import SinkUnavailable
+from cdc.sink.scan import text_batch
 from cdc.sinks.elasticsearch.client import Refusal, send_request
 from cdc.sinks.elasticsearch.documents import HASHED, OWN_ID, document_id, documents
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-SCANNED = "id string, document string"
-GROUPED = "table string, id string, document string"
 _Result = TypeVar("_Result")
-Read = Callable[[Iterator["pa.RecordBatch"]], Iterator["pa.RecordBatch"]]
 PAGE_ROWS = 2000
 GROUP_ROWS = 5000
 """Rows of an index that one search reads at most; the server allows 10,000 by default."""
@@ -36,28 +34,9 @@ COMPLETE_RESULTS = {"allow_partial_search_results": "false"}
 _DECODER = json.JSONDecoder(parse_int=str, parse_float=str)
 
 
-def scanner(url: str, pit: str) -> Read:
-    """Build a reader of one point in time; its input are numbers of slices."""
-
-    def read(parts: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
-        for number in (number for part in parts for number in part.column("id").to_pylist()):
-            for page in _pages(url, pit, number):
-                yield _rows(page)
-
-    return read
-
-
-def getter(url: str, index: str) -> Read:
-    """Build a reader of documents by row id; absent ones are left out."""
-
-    def read(parts: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
-        for part in parts:
-            keys = list(map(document_id, part.column("id").to_pylist()))
-            for start in range(0, len(keys), PAGE_ROWS):
-                page = keys[start : start + PAGE_ROWS]
-                yield _rows(_retry_while_away(_read_documents, url, index, page))
-
-    return read
+def read_ids(url: str, index: str, ids: Sequence[str]) -> Iterator["pa.RecordBatch"]:
+    """Read documents by row id; absent ones are left out."""
+    yield _rows(_retry_while_away(_read_documents, url, index, [*map(document_id, ids)]))
 
 
 def _retry_while_away(read: Callable[..., _Result], *arguments: object) -> _Result:
@@ -76,22 +55,15 @@ def _read_documents(url: str, index: str, ids: Sequence[str]) -> list[tuple[str,
     return [(item.id, bytes(item.source).decode()) for item in items if item]
 
 
-def group_reader(url: str, indices: Sequence[tuple[str, str]]) -> Read:
-    """Build a reader of (table, index) pairs, each index in one search; its input are numbers of
-    slices.
+def read_index(url: str, limit: int, index: tuple[str, str]) -> Iterator["pa.RecordBatch"]:
+    """Read an index in one search: GROUPED. index: the table's name, and the index'.
 
-    An index that is absent, or has more documents than one search returns, has a row without an id.
+    An index that is absent, or doesn't have fewer documents than `limit`, has a row without an id.
     """
-    limit = GROUP_ROWS
-
-    def read(parts: Iterator["pa.RecordBatch"]) -> Iterator["pa.RecordBatch"]:
-        for number in (number for part in parts for number in part.column("id").to_pylist()):
-            for table, index in indices[number::SLICES]:
-                rows = _retry_while_away(_read_index, url, index, limit)
-                ids = [row_id for row_id, _ in rows]
-                yield _batch(table=[table] * len(rows), id=ids, document=[text for _, text in rows])
-
-    return read
+    table, name = index
+    rows = _retry_while_away(_read_index, url, name, limit)
+    ids = [row_id for row_id, _ in rows]
+    yield text_batch(table=[table] * len(rows), id=ids, document=[text for _, text in rows])
 
 
 def _read_index(url: str, index: str, limit: int) -> Sequence[tuple[str | None, str | None]]:
@@ -102,14 +74,13 @@ def _read_index(url: str, index: str, limit: int) -> Sequence[tuple[str | None, 
     except Refusal:
         return [(None, None)]
     hits = list(_hits(text))
-    return (
-        [(_id(key, source), source) for key, source in hits]
-        if len(hits) < limit
-        else [(None, None)]
-    )
+    if len(hits) >= limit:
+        return [(None, None)]
+    return [(_id(key, source), source) for key, source in hits]
 
 
-def _pages(url: str, pit: str, number: int) -> Iterator[list[tuple[str, str]]]:
+def read_slice(url: str, pit: str, number: int) -> Iterator["pa.RecordBatch"]:
+    """Read one of the SLICES of a point in time."""
     query: dict[str, Any] = {
         "size": PAGE_ROWS,
         "pit": {"id": pit, "keep_alive": KEEP},
@@ -122,7 +93,7 @@ def _pages(url: str, pit: str, number: int) -> Iterator[list[tuple[str, str]]]:
         hits = list(_hits(text))
         if not hits:
             return
-        yield hits
+        yield _rows(hits)
         last_sort, _ = _DECODER.raw_decode(text, text.rindex('"sort":') + len('"sort":'))
         query["search_after"] = [int(sort_value) for sort_value in last_sort]
 
@@ -133,9 +104,7 @@ def _search(url: str, path: str, query: Mapping[str, Any]) -> str:
 
 
 def _hits(text: str) -> Iterator[tuple[str, str]]:
-    """`_id` and source of each hit. Quotes within a string are escaped: what is looked for is never
-    part of one.
-    """
+    """`_id` and source of each hit. What is looked for is in no string: quotes there are escaped."""
     index = text.index('"hits":[')
     while (index := text.find('"_id":', index)) >= 0:
         key, index = _DECODER.raw_decode(text, index + len('"_id":'))
@@ -145,19 +114,12 @@ def _hits(text: str) -> Iterator[tuple[str, str]]:
         index = end
 
 
-def _rows(hits: list[tuple[str, str]]) -> "pa.RecordBatch":
+def _rows(hits: Sequence[tuple[str, str]]) -> "pa.RecordBatch":
     ids = [_id(key, source) for key, source in hits]
-    return _batch(id=ids, document=[source for _, source in hits])
-
-
-def _batch(**columns: Sequence[str | None]) -> "pa.RecordBatch":
-    import pyarrow as pa
-
-    arrays = [pa.array(column, "string") for column in columns.values()]
-    return pa.RecordBatch.from_arrays(arrays, names=list(columns))
+    return text_batch(id=ids, document=[source for _, source in hits])
 
 
 def _id(key: str, source: str) -> str:
-    return (
-        str(json.loads(bytes(members(source.encode())[OWN_ID]))) if key.startswith(HASHED) else key
-    )
+    if key.startswith(HASHED):
+        return str(json.loads(bytes(members(source.encode())[OWN_ID])))
+    return key

@@ -26,8 +26,16 @@ from cdc.model.table import Table
 from cdc.sink.contract import Batch, Outcome, SchemaMismatch
 from cdc.sink.lane_run import run_on_executors
 from cdc.sink.promotion import wait_until_caught_up, would_go_back
+from cdc.sink.scan import GROUPED, pages, scan_items
 from cdc.sinks.elasticsearch import health, scan
-from cdc.sinks.elasticsearch.client import HINTS, Refusal, forget, group_names, ignoring_absent
+from cdc.sinks.elasticsearch.client import (
+    HINTS,
+    Refusal,
+    Server,
+    forget,
+    group_names,
+    ignoring_absent,
+)
 from cdc.sinks.elasticsearch.executor import ElasticsearchWriter
 from cdc.sinks.elasticsearch.index import fields
 from cdc.sinks.elasticsearch.index.indices import Indices, WriteBlock, generation_of, new_token
@@ -38,7 +46,6 @@ from cdc.sinks.elasticsearch.index.layout import (
     require_same_fields,
 )
 from cdc.sinks.elasticsearch.positions import POSITIONS, PendingAdvance, Positions, Record
-from cdc.sinks.elasticsearch.server import Server
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -86,7 +93,6 @@ class Elasticsearch:
         return self.positions([table])[table.qualified]
 
     def positions(self, tables: Sequence[Table]) -> dict[str, ViewCheckpoint | None]:
-        """Read all records in two requests, however many there are."""
         return self._positions.checkpoints(tables)
 
     def apply(self, batch: Batch) -> Outcome:
@@ -130,22 +136,22 @@ class Elasticsearch:
         """
         index = self._indices.readable_name(table)
         if ids is not None:
-            requested = spark.createDataFrame([(key,) for key in ids], "id string")
-            return requested.mapInArrow(scan.getter(self.url, index), scan.SCANNED)
+            read = partial(scan.read_ids, self.url, index)
+            return scan_items(spark, read, pages(ids, scan.PAGE_ROWS))
         # A point in time has what searches see.
         self._server.refresh([index])
         self._close_points_in_time()
         answer = self._server.client.open_point_in_time(index=index, keep_alive=scan.KEEP)
         self._points_in_time.append(str(answer["id"]))
-        rows = scan.scanner(self.url, self._points_in_time[-1])
-        return spark.range(0, scan.SLICES, numPartitions=scan.SLICES).mapInArrow(rows, scan.SCANNED)
+        read = partial(scan.read_slice, self.url, self._points_in_time[-1])
+        return scan_items(spark, read, range(scan.SLICES))
 
     def scan_group(self, tables: Sequence[Table], spark: "SparkSession") -> "DataFrame":
         """Read many small indices, each in one search."""
         indices = {table.qualified: self._indices.readable_name(table) for table in tables}
         self._server.refresh(indices.values(), {"ignore_unavailable": "true"})
-        rows = scan.group_reader(self.url, list(indices.items()))
-        return spark.range(0, scan.SLICES, numPartitions=scan.SLICES).mapInArrow(rows, scan.GROUPED)
+        read = partial(scan.read_index, self.url, scan.GROUP_ROWS)
+        return scan_items(spark, read, list(indices.items()), GROUPED)
 
     def refresh(self, table: Table) -> None:
         """Let searches see what is written; reads by id see it at once."""
@@ -243,21 +249,20 @@ class Elasticsearch:
         return self._indices.generations([table])[table.qualified]
 
     def drop_unreferenced(self, tables: Sequence[Table], keep: Mapping[str, str]) -> None:
-        """Delete the indices that are neither live nor kept, their positions first."""
         names = self._indices.generations(tables)
-        unused = [
-            self._indices.name(table, name)
-            for table in tables
-            for name in names[table.qualified][1:]
-            if name != keep.get(table.qualified)
-        ]
-        self._delete(unused)
+        self._delete(
+            [
+                self._indices.name(table, name)
+                for table in tables
+                for name in names[table.qualified][1:]
+                if name != keep.get(table.qualified)
+            ]
+        )
 
     def remains(self, tables: Sequence[Table]) -> list[str]:
         return [f"index {index}" for index in self._indices.names(tables)]
 
     def remove(self, tables: Sequence[Table]) -> None:
-        """Delete positions, then indices; their aliases go with them."""
         self._delete(self._indices.names(tables))
 
     def _delete(self, indices: Sequence[str]) -> None:
@@ -276,7 +281,7 @@ class Elasticsearch:
         record = self._positions.records([table]).get(table.qualified)
         return (
             record is not None
-            and not record.condition
+            and record.fresh
             and self._layout(index) == layout
             and self._indices.last_changes(index) == [-1] * layout.shards
         )
@@ -384,7 +389,7 @@ def _prepare_for_readers(
 
 
 def _has_settings(current: Mapping[str, str], restored: Mapping[str, Any]) -> bool:
-    """Say whether an index has these settings; None stands for the server's default."""
+    """Whether an index has these settings; None stands for the server's default."""
     return all(
         current.get(f"index.{name}") == (None if value is None else str(value).lower())
         for name, value in restored.items()

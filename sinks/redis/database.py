@@ -58,7 +58,6 @@ class Database:
         return f"{self.prefix}:_cdc"
 
     def at(self, number: int) -> "Database":
-        """Build another database of the same server, which has the same keys."""
         return Database(self.sink, at_database(self.url, number), self.prefix)
 
     def position_key(self, table: str) -> str:
@@ -72,7 +71,6 @@ class Database:
             raise reported_error(kind, message, self.hints, sink=self.sink) from None
 
     def failure(self, error: redis.exceptions.RedisError) -> Failure:
-        """Say what an error of the server means."""
         return failure(error, self.url, self.sink)
 
     def script(self, source: str) -> Script:

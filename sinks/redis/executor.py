@@ -77,19 +77,17 @@ class ChunkWriter(Writer):
     pending: Mapping[str, PendingAdvance]
 
     def start_offset(self, advance: Advance, partition: int) -> int:
-        """Return where the driver found the position; an earlier try may have moved it."""
         return self.pending[advance.table.topic].offsets[partition]
 
     def write(self, parts: Sequence[Part]) -> Sequence[Verdicts]:
-        """Write each part with one Lua call; one that an earlier try has begun is continued."""
         return [self._write(part) for part in parts]
 
     def _write(self, part: Part) -> Verdicts:
         """Write a part with a call; with another where an earlier try has written some of it."""
         pending = self.pending[part.topic]
-        stale = frozenset[str]()
         if not part.rows and part.end_offset == part.view_offset:
             return Verdicts()
+        stale = frozenset[str]()
         start = part.view_offset
         end = part.end_offset
         while True:

@@ -43,7 +43,6 @@ class Positions:
         return self._last_generation.get(table.qualified)
 
     def create(self, table: Table) -> None:
-        """Create the position of a table; does nothing when it is there."""
         generation = self.generation(table) or new_generation()
         key = self._key(table)
         self._last_generation.pop(table.qualified, None)
@@ -54,7 +53,6 @@ class Positions:
         return self._read(table).get("generation", "")
 
     def checkpoint(self, table: Table) -> ViewCheckpoint | None:
-        """Read a table's checkpoint, with one HGETALL."""
         return checkpoint_of(self._read(table))
 
     def read_all(self, tables: Sequence[Table]) -> list[dict[str, str]]:
@@ -100,31 +98,20 @@ class Positions:
         start = advance.start_offsets
         end = advance.end
         stored = checkpoint_of(fields)
-        if (
-            stored
-            and stored.writer == writer
-            and not advance.is_repair
-            and distance(stored, end).comparable
-        ):
+        is_ours = stored is not None and stored.writer == writer
+        if stored and is_ours and not advance.is_repair and distance(stored, end).comparable:
             offsets = stored.position.offsets
             if offsets == end.offsets:
                 return None
-            if all(
-                low <= offset <= high
-                for low, offset, high in zip(start, offsets, end.offsets, strict=True)
-            ):
+            bounds = zip(start, offsets, end.offsets, strict=True)
+            if all(low <= offset <= high for low, offset, high in bounds):
                 start = offsets
         if start == advance.start_offsets:
             must_apply(advance, stored, writer)
         generation = fields.get("generation", "")
         checkpoint = checkpoint_after(advance, stored, Applied(), writer, generation)
-        pending = PendingAdvance(
-            advance,
-            start,
-            generation,
-            writer,
-            () if advance.is_repair else extra_fields(checkpoint),
-        )
+        extra = () if advance.is_repair else extra_fields(checkpoint)
+        pending = PendingAdvance(advance, start, generation, writer, extra)
         if fields.get("writer") != writer:
             self._take_over(pending, fields)
         return pending
@@ -167,7 +154,6 @@ class Positions:
         return self.database.position_key(table.qualified)
 
     def _read(self, table: Table) -> dict[str, str]:
-        """Read the fields of a position; empty when there is none."""
         fields: dict[str, str] = self.database.ask(lambda server: server.hgetall(self._key(table)))
         return self._checked(table, fields)
 

@@ -14,6 +14,7 @@ along when the two change places.
 
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from cdc.errors import SinkRejected
@@ -24,11 +25,11 @@ from cdc.redis.checkpoint import checkpoint_of, expected_fields
 from cdc.redis.server import HINTS, at_database, forget, view_key
 from cdc.sink.contract import Batch, Outcome, positions
 from cdc.sink.promotion import are_live, wait_until_caught_up, would_go_back
-from cdc.sinks.redis import health
+from cdc.sink.scan import GROUPED, pages, scan_items
+from cdc.sinks.redis import health, scan
 from cdc.sinks.redis.database import Database
 from cdc.sinks.redis.executor import RedisWriter
 from cdc.sinks.redis.positions import Positions
-from cdc.sinks.redis.scan import GROUPED, SCANNED, getter, group_reader, scanner
 from cdc.sinks.redis.scripts import EXCHANGE
 from cdc.sinks.redis.tables import (
     add_name,
@@ -79,13 +80,11 @@ class Redis:
         return []
 
     def prepare(self, table: Table) -> None:
-        """Create the position, and check that the server evicts no rows."""
         health.require_no_eviction(self._database, table.qualified)
         self._positions.create(table)
         add_name(self._database, table.qualified)
 
     def position(self, table: Table) -> ViewCheckpoint | None:
-        """Read the hash of the position, with one HGETALL."""
         return self._positions.checkpoint(table)
 
     def apply(self, batch: Batch) -> Outcome:
@@ -100,21 +99,19 @@ class Redis:
     def scan(
         self, table: Table, spark: "SparkSession", ids: Sequence[str] | None = None
     ) -> "DataFrame":
-        """Read the rows in one task: all keys by SCAN, or the given ids by MGET."""
+        """Read all keys by SCAN in one task, or the given ids by MGET."""
         key_prefix = view_key(self.prefix, table.qualified)
         if ids is None:
-            rows = scanner(self.url, key_prefix)
-            return spark.range(1, numPartitions=1).mapInArrow(rows, SCANNED)
-        keys = spark.createDataFrame([(key,) for key in ids], "key string")
-        return keys.mapInArrow(getter(self.url, key_prefix), SCANNED)
+            return scan_items(spark, partial(scan.read_rows, self.url), [key_prefix])
+        read = partial(scan.read_ids, self.url, key_prefix)
+        return scan_items(spark, read, pages(ids, scan.PAGE_ROWS))
 
     def scan_group(self, tables: Sequence[Table], spark: "SparkSession") -> "DataFrame":
-        """Read the rows of many tables in one pass over all keys."""
         tables_by_prefix = {
             view_key(self.prefix, table.qualified): table.qualified for table in tables
         }
-        read = group_reader(self.url, self.prefix, tables_by_prefix)
-        return spark.range(1, numPartitions=1).mapInArrow(read, GROUPED)
+        read = partial(scan.read_tables, self.url, tables_by_prefix)
+        return scan_items(spark, read, [self.prefix], GROUPED)
 
     def close(self) -> None:
         forget(self.url)
@@ -167,11 +164,9 @@ class Redis:
             drop_table(spare, name)
 
     def remains(self, tables: Sequence[Table]) -> list[str]:  # noqa: ARG002  # all of its keys
-        """Count the pipeline's keys in both databases, whatever table they are of."""
         return [line for database in self.databases() for line in list_keys(database)]
 
     def remove(self, tables: Sequence[Table]) -> None:  # noqa: ARG002  # all of its keys
-        """Remove the pipeline's keys from both databases."""
         for database in self.databases():
             remove_keys(database.own_keys(), database)
 

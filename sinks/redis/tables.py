@@ -13,7 +13,6 @@ from cdc.sinks.redis.scripts import REMOVE
 
 
 def add_name(database: Database, name: str) -> None:
-    """Note that a table lies in a database."""
     database.ask(lambda server: server.sadd(database.names_key, name))
 
 
@@ -36,11 +35,9 @@ def empty_table(
     """
     key = database.position_key(name)
     script = database.script(REMOVE)
-    generation = (
-        expected_generation
-        if expected_generation is not None
-        else database.ask(lambda server: server.hget(key, "generation")) or ""
-    )
+    generation = expected_generation
+    if generation is None:
+        generation = database.ask(lambda server: server.hget(key, "generation")) or ""
 
     def remove(rows: Sequence[str], *position: str) -> None:
         if not script([key, *rows], [generation, *position]):
@@ -66,7 +63,6 @@ def copy_table(name: str, source: Database, target: Database) -> None:
 
 
 def drop_table(database: Database, name: str) -> None:
-    """Remove a table's rows, its position and its name."""
     empty_table(database, name, "")
     database.ask(lambda server: server.srem(database.names_key, name))
 

@@ -8,11 +8,10 @@ import pytest
 
 from cdc.errors import SinkBlocked
 from cdc.model.finding import find, is_command
-from cdc.sinks.elasticsearch.client import WRITE, forget, is_blocked
+from cdc.sinks.elasticsearch.client import WRITE, Server, forget, is_blocked
 from cdc.sinks.elasticsearch.health import IndexFacts, check_cluster
 from cdc.sinks.elasticsearch.index import indices
 from cdc.sinks.elasticsearch.index.indices import WritableIndex, WriteBlock
-from cdc.sinks.elasticsearch.server import Server
 from tests.support.faulty import Answer, Proxy, Request, json_answer
 
 NAMES = ["shop-public.a$b@1", "shop-public.a$(touch x)@1", "shop-public.`x`@1", "shop-public.ü@1"]

@@ -15,6 +15,7 @@ from cdc.sink.promotion import SWITCH_S
 from cdc.sinks.elasticsearch.client import (
     CLOSED_SETTING,
     WRITE,
+    Server,
     block_message,
     blocks_of,
     group_names,
@@ -24,7 +25,6 @@ from cdc.sinks.elasticsearch.client import (
     open_hint,
     unavailable,
 )
-from cdc.sinks.elasticsearch.server import Server
 
 WRITER_SEPARATOR = ".W."
 """Between an index' name and a writer's token. No index may have a capital in its name."""
@@ -46,11 +46,9 @@ class WritableIndex:
     promotions: tuple[str, ...] = ()
 
     def writer(self, token: str) -> str:
-        """Return the alias through which the writer of this token writes."""
         return f"{self.index}{WRITER_SEPARATOR}{token}"
 
     def promotion(self, token: str) -> str:
-        """Return the alias by which the promotion of this token marks the index."""
         return f"{self.index}{PROMOTION_SEPARATOR}{token}"
 
 
@@ -65,7 +63,6 @@ class Indices:
         self._generation_names = generation_names
 
     def alias(self, table: Table) -> str:
-        """Return the alias under which readers find the view."""
         return f"{self._pipeline}-{table.qualified}".lower()
 
     def name(self, table: Table, generation: str) -> str:
@@ -73,9 +70,8 @@ class Indices:
 
     def generation(self, table: Table) -> str | None:
         """Return this generation's name of a table; None for the live one, whatever its name."""
-        return (
-            self._generation_names[table.qualified] if self._generation_names is not None else None
-        )
+        names = self._generation_names
+        return None if names is None else names[table.qualified]
 
     def readable_name(self, table: Table) -> str:
         """Return the name that a view is read by: the readers' alias, or a generation's index."""

@@ -43,7 +43,6 @@ class Layout:
 
     @classmethod
     def of(cls, table: Table) -> "Layout":
-        """Build the layout that a table asks for now."""
         options = table.index.fields
         fields = {
             column.name: merge_field(member_field(column), options.get(column.name, {}))
@@ -64,9 +63,8 @@ class Layout:
     @property
     def live_settings(self) -> dict[str, Any]:
         """All settings of an index that is live."""
-        replica_settings = (
-            {"auto_expand_replicas": False} if "number_of_replicas" in self.settings else {}
-        )
+        is_fixed = "number_of_replicas" in self.settings
+        replica_settings = {"auto_expand_replicas": False} if is_fixed else {}
         return {**INDEX_SETTINGS, **replica_settings, **self.settings}
 
     @property
@@ -195,7 +193,6 @@ def _columns_concerned(table: Table, reason: str) -> Iterator[str]:
         yield from columns
         return
     for name, options in table.index.fields.items():
-        if quoted & set(
-            re.findall(r'"((?:[^"\\]|\\.)*)"', json.dumps(options, ensure_ascii=False))
-        ):
+        texts = re.findall(r'"((?:[^"\\]|\\.)*)"', json.dumps(options, ensure_ascii=False))
+        if quoted & set(texts):
             yield name
