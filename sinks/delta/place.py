@@ -12,7 +12,7 @@ import re
 import shutil
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import timedelta
 from functools import cache
 from pathlib import Path
@@ -52,12 +52,15 @@ def write_hint(location: str) -> str:
 def reading(location: str, done: str = "read", hint: str = READ_HINT) -> Iterator[None]:
     """Raise SinkUnavailable where the block can't read a table."""
     try:
-        yield
+        with _translated() if is_bucket(location) else nullcontext():
+            yield
     except (OSError, DeltaError) as error:
         quoted = OS_ERROR.findall(str(error))
         reason = "".join(quoted[-1]).strip() if quoted else type(error).__name__
         if isinstance(error, StoreError):
             reason = str(error)
+        elif is_bucket(location) and isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            reason = f"no space left in {tempfile.gettempdir()} (TMPDIR), where a file is before it is uploaded"
         name = location if is_bucket(location) else f"folder {location}"
         message = f"The warehouse {name} can't be {done}: {reason}."
         hint = STORE_HINT if is_bucket(location) else hint
@@ -136,19 +139,20 @@ class Folder:
 
     def write(self, path: str, data: bytes) -> None:
         """Write a file, durable on return, also where there is one."""
+        target = self._path(path)
         with writing(self.location):
-            temporary = self._write_temporary(path, data)
-            temporary.replace(self._path(path))
-            _sync_folder(self._path(path).parent)
+            self._write_temporary(target.parent, data).replace(target)
+            _sync_folder(target.parent)
 
     def write_new(self, path: str, data: bytes) -> bool:
         """Write a file, durable on return, unless there is one. Returns whether it was written. Of
         several that try at once one succeeds.
         """
+        target = self._path(path)
         with writing(self.location):
-            temporary = self._write_temporary(path, data)
+            temporary = self._write_temporary(target.parent, data)
             try:
-                os.link(temporary, self._path(path))
+                os.link(temporary, target)
             except FileExistsError:
                 return False
             except OSError as error:
@@ -159,7 +163,7 @@ class Folder:
                 raise
             finally:
                 temporary.unlink()
-            _sync_folder(self._path(path).parent)
+            _sync_folder(target.parent)
             return True
 
     def files(self, path: str = "") -> Iterator[StoredFile]:
@@ -179,7 +183,7 @@ class Folder:
                     yield StoredFile(entry_path, status.st_size, status.st_mtime)
 
     def folders(self) -> list[str]:
-        """List the names of its folders, not of folders in them."""
+        """List the names of the folders directly in it."""
         with reading(self.location), suppress(FileNotFoundError):
             return [entry.name for entry in os.scandir(self.location) if entry.is_dir()]
         return []
@@ -254,8 +258,7 @@ class Folder:
     def _path(self, path: str) -> Path:
         return Path(self.location, path)
 
-    def _write_temporary(self, path: str, data: bytes) -> Path:
-        folder = self._path(path).parent
+    def _write_temporary(self, folder: Path, data: bytes) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         temporary = folder / f".{uuid4()}{TEMPORARY}"
         try:
@@ -292,64 +295,57 @@ class Bucket:
     """What is below a path of a bucket: of S3 and what speaks its protocol, Google's, Azure's. It has the
     methods of `Folder`.
 
-    By obstore, for which the environment names the credentials, region and endpoint, on the driver and
-    on each executor: AWS_ACCESS_KEY_ID, AWS_REGION, AWS_ENDPOINT_URL and the like, or the role of the
-    machine. So no plan and no log has a secret.
+    The environment of the driver and of each executor names the credentials, region and endpoint, or the
+    machine has a role. So no plan and no log has a secret.
     """
 
     def __init__(self, location: str) -> None:
         self.location = location
         self._bucket, self._prefix = _split(location)
 
-    @property
-    def _store(self) -> Any:
-        """Made when it is needed first: settings that can't be used are an error of the store."""
-        return _store(self._bucket)
-
     def read(self, path: str) -> bytes | None:
-        with reading(self.location), _translated():
+        with reading(self.location):
             try:
-                return bytes(obstore.get(self._store, self._key(path)).bytes())
+                return bytes(obstore.get(_store(self._bucket), self._key(path)).bytes())
             except FileNotFoundError as error:
                 _require_bucket(error)
                 return None
 
     def read_range(self, path: str, start: int, length: int) -> bytes:
-        with reading(self.location), _translated():
-            return bytes(
-                obstore.get_range(self._store, self._key(path), start=start, length=length)
-            )
+        with reading(self.location):
+            store = _store(self._bucket)
+            return bytes(obstore.get_range(store, self._key(path), start=start, length=length))
 
     def write(self, path: str, data: bytes) -> None:
-        with writing(self.location), _translated():
-            obstore.put(self._store, self._key(path), data)
+        with writing(self.location):
+            obstore.put(_store(self._bucket), self._key(path), data)
 
     def write_new(self, path: str, data: bytes) -> bool:
-        with writing(self.location), _translated():
+        with writing(self.location):
             try:
-                obstore.put(self._store, self._key(path), data, mode="create")
+                obstore.put(_store(self._bucket), self._key(path), data, mode="create")
             except AlreadyExistsError:
                 return False
             return True
 
     def files(self, path: str = "") -> Iterator[StoredFile]:
-        with reading(self.location), _translated():
+        with reading(self.location):
             root = self._key(path)
-            for entries in obstore.list(self._store, root):
+            for entries in obstore.list(_store(self._bucket), root):
                 for entry in entries:
                     relative = entry["path"].removeprefix(f"{self._prefix}/")
                     yield StoredFile(relative, entry["size"], entry["last_modified"].timestamp())
 
     def folders(self) -> list[str]:
-        with reading(self.location), _translated():
-            listed = obstore.list_with_delimiter(self._store, self._prefix)
+        with reading(self.location):
+            listed = obstore.list_with_delimiter(_store(self._bucket), self._prefix)
             return [prefix.rpartition("/")[2] for prefix in listed["common_prefixes"]]
 
     def share(self, source: str, path: str) -> None:
         """Copy a file within the store: there are no links."""
-        with writing(self.location), _translated():
+        with writing(self.location):
             try:
-                obstore.copy(self._store, self._key(source), self._key(path))
+                obstore.copy(_store(self._bucket), self._key(source), self._key(path))
             except FileNotFoundError as error:
                 _require_bucket(error)
                 raise FileMissing(source, self.location) from None
@@ -361,15 +357,15 @@ class Bucket:
         keys = [self._key(path) for path in paths]
         if not keys:
             return
-        with writing(self.location), _translated():
+        with writing(self.location):
             try:
-                obstore.delete(self._store, keys)
+                obstore.delete(_store(self._bucket), keys)
             except FileNotFoundError as error:
                 # S3 passes over what doesn't exist, Google's store doesn't.
                 _require_bucket(error)
                 for key in keys:
                     with suppress(FileNotFoundError):
-                        obstore.delete(self._store, key)
+                        obstore.delete(_store(self._bucket), key)
 
     def remove_all(self) -> None:
         self.remove([file.path for file in self.files()])
@@ -378,7 +374,8 @@ class Bucket:
         import pyarrow as pa
 
         with _translated():
-            return pa.PythonFile(_Reader(obstore.open_reader(self._store, self._key(path))), "r")
+            reader = obstore.open_reader(_store(self._bucket), self._key(path))
+            return pa.PythonFile(_Reader(reader), "r")
 
     def create(self, path: str) -> IO[bytes]:  # noqa: ARG002  # it gets its path by `finish`
         """Open a file of this machine without a name: of one that isn't finished nothing stays."""
@@ -388,7 +385,7 @@ class Bucket:
         with file, _translated():
             size = file.seek(0, io.SEEK_END)
             file.seek(0)
-            obstore.put(self._store, self._key(path), file)
+            obstore.put(_store(self._bucket), self._key(path), file)
             return size
 
     def require_one_winner(self) -> None:
@@ -444,7 +441,9 @@ def _split(location: str) -> tuple[str, str]:
 
 @cache
 def _store(bucket: str) -> Any:
-    """Return the store of a bucket. It keeps connections open, so there is one in a process."""
+    """Return the store of a bucket. It keeps connections open, so there is one in a process. Made when it is
+    needed first: settings that can't be used are an error of the store.
+    """
     # With options of ours obstore doesn't read this variable any more, and deltalake does.
     allows_http = os.environ.get("AWS_ALLOW_HTTP", "").lower() in YES
     client: ClientConfig = {**CLIENT, "allow_http": allows_http}
@@ -488,19 +487,15 @@ Place = Folder | Bucket
 
 
 def place(location: str) -> Place:
-    """Return the place of a location. Nothing is read for it."""
     return Bucket(location) if is_bucket(location) else Folder(location)
 
 
 def is_bucket(location: str) -> bool:
-    """Whether a location is in an object store."""
     return "://" in location
 
 
 def table_uri(location: str) -> str:
-    """Return a table's location as deltalake takes it: a bucket's is a URL, so what it has of `#` and
-    `?` is quoted.
-    """
+    """A table's location as deltalake takes it: of a bucket's URL, `#` and `?` are quoted."""
     scheme, separator, rest = location.partition("://")
     return f"{scheme}://{quote(rest, safe='/@')}" if separator else location
 

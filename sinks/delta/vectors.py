@@ -15,6 +15,7 @@ from uuid import UUID
 
 from pyroaring import BitMap64
 
+from cdc.errors import SinkRejected
 from cdc.sinks.delta.place import Place, locate
 
 MAGIC = struct.pack("<I", 1681511377)
@@ -27,23 +28,17 @@ PYTHONS = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&(
 TO_CHARACTERS = bytes.maketrans(PYTHONS, CHARACTERS)
 FROM_CHARACTERS = bytes.maketrans(CHARACTERS, PYTHONS)
 ID_CHARACTERS = 20
-UUID_CHARACTERS = 36
 FRAME_BYTES = 8
 """A vector's size before it, and a checksum after it."""
 Descriptor = Mapping[str, Any]
 """What the log has of a vector: storageType, pathOrInlineDv, offset, sizeInBytes, cardinality."""
 
 
-class UnreadableVector(ValueError):
-    """A deletion vector that is damaged, or of a format that isn't known."""
-
-
 class VectorFile:
-    """The vectors of one commit, for one file. id: of the file, a new one."""
+    """The vectors of one commit, for one file of a new id. name: in the table's folder."""
 
     def __init__(self, file_id: UUID) -> None:
-        self.name = file_name(file_id)
-        """The file's name in the table's folder."""
+        self.name = f"deletion_vector_{file_id}.bin"
         self._id = file_id
         self._data = bytearray(b"\x01")
 
@@ -62,41 +57,44 @@ class VectorFile:
             "sizeInBytes": len(vector),
             "cardinality": len(rows),
         }
-        self._data += struct.pack(">I", len(vector)) + vector
-        self._data += struct.pack(">I", zlib.crc32(vector))
+        self._data += _framed(vector)
         return descriptor
 
 
 def deleted_rows(descriptor: Descriptor, place: Place) -> BitMap64:
     """Read which rows of a file of a place are deleted, by their numbers from 0 on.
 
-    Raises UnreadableVector, SinkUnavailable.
+    Raises SinkUnavailable; SinkRejected: the vector is damaged, or of a format that isn't known.
     """
     size = descriptor["sizeInBytes"]
-    if descriptor["storageType"] == "i":
-        return _decode(decode85(descriptor["pathOrInlineDv"])[:size])
-    path = vector_path(descriptor)
-    assert path is not None
-    framed = place.read_range(path, descriptor.get("offset", 1), size + FRAME_BYTES)
-    vector = framed[4:-4]
-    if framed[:4] != struct.pack(">I", size) or framed[-4:] != struct.pack(
-        ">I", zlib.crc32(vector)
-    ):
-        raise UnreadableVector(f"{path} is damaged")
-    return _decode(vector)
+    try:
+        if (path := vector_path(descriptor)) is None:
+            vector = decode85(descriptor["pathOrInlineDv"])[:size]
+        else:
+            framed = place.read_range(path, descriptor.get("offset", 1), size + FRAME_BYTES)
+            vector = framed[4:-4]
+            if framed != _framed(vector) or len(vector) != size:
+                raise ValueError
+        if vector[:4] != MAGIC:
+            raise ValueError
+        return BitMap64.deserialize(vector[4:])
+    except (ValueError, IndexError):
+        raise SinkRejected(
+            f"A deletion vector of the Delta table {place.location} can't be read: it is damaged, or in a format"
+            " that isn't known.",
+            hint="restore its file from a backup, or make the view again with `rebuild`",
+        ) from None
 
 
 def vector_path(descriptor: Descriptor) -> str | None:
-    """Return where a vector is: a path within the table's folder, or an absolute one; None for one in the
-    log.
-    """
+    """Where a vector is: a path in the table's folder, or an absolute one; None: in the log."""
     text: str = descriptor["pathOrInlineDv"]
     if descriptor["storageType"] == "i":
         return None
     if descriptor["storageType"] == "p":
         return locate("", text)
     folder = text[:-ID_CHARACTERS]
-    name = file_name(UUID(bytes=decode85(text[-ID_CHARACTERS:])))
+    name = VectorFile(UUID(bytes=decode85(text[-ID_CHARACTERS:]))).name
     return f"{folder}/{name}" if folder else name
 
 
@@ -111,16 +109,12 @@ def vector_id(file: Mapping[str, Any]) -> str | None:
     return place if offset is None else f"{place}@{offset}"
 
 
-def file_name(file_id: UUID) -> str:
-    return f"deletion_vector_{file_id}.bin"
-
-
 def moved(descriptor: Descriptor) -> Descriptor:
     """Describe a vector whose file has been put into the folder of another table, under its name."""
     path = vector_path(descriptor)
     if path is None:
         return descriptor
-    file_id = UUID(path[-UUID_CHARACTERS - len(".bin") : -len(".bin")])
+    file_id = UUID(path.rpartition("_")[2].removesuffix(".bin"))
     return {**descriptor, "storageType": "u", "pathOrInlineDv": encode85(file_id.bytes)}
 
 
@@ -138,7 +132,5 @@ def bitmap(data: bytes | None) -> BitMap64:
     return BitMap64.deserialize(data) if data else BitMap64()
 
 
-def _decode(vector: bytes) -> BitMap64:
-    if vector[:4] != MAGIC:
-        raise UnreadableVector("a deletion vector is in a format that isn't known")
-    return BitMap64.deserialize(vector[4:])
+def _framed(vector: bytes) -> bytes:
+    return struct.pack(">I", len(vector)) + vector + struct.pack(">I", zlib.crc32(vector))

@@ -42,7 +42,7 @@ from cdc.sinks.elasticsearch.client import (
     send_request,
     unavailable,
 )
-from cdc.sinks.elasticsearch.documents import OWN_ID, document_id, documents
+from cdc.sinks.elasticsearch.scan import OWN_ID, document_id, documents
 
 CHUNK = ChunkLimits(rows=20_000, bytes=20_000_000)
 """Memory of a chunk, of which a quarter is sent: records and documents both count."""

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from prometheus_client.core import Metric
 
 from cdc.apply.progress import Progress, RunState
@@ -129,3 +130,12 @@ def check_cases(folder: Path, cases: list[dict[str, Any]]) -> None:
     document = {"rule_files": [str(RULES)], "evaluation_interval": "1m", "tests": cases}
     file.write_text(json.dumps(document))
     check_rules(file)
+
+
+def test_each_rule_has_samples_on_which_it_fires_and_others() -> None:
+    outcomes: dict[str, set[bool]] = {}
+    for case in yaml.safe_load(CASES.read_text())["tests"]:
+        for expected in case["alert_rule_test"]:
+            outcomes.setdefault(expected["alertname"], set()).add(bool(expected["exp_alerts"]))
+    rules = yaml.safe_load(RULES.read_text())["groups"][0]["rules"]
+    assert outcomes == {rule["alert"]: {True, False} for rule in rules}

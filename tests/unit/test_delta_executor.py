@@ -21,7 +21,7 @@ from cdc.sink.lane_task import LaneRun
 from cdc.sink.rejection import Skip
 from cdc.sinks.delta import parquet
 from cdc.sinks.delta.batch import TableCommit
-from cdc.sinks.delta.executor import Staged, ViewState, WarehouseWriter
+from cdc.sinks.delta.executor import Staged, StoredRows, ViewState, WarehouseWriter
 from cdc.sinks.delta.log import File, FileNames, TableState
 from tests.support.envelopes import PLACEHOLDER, Topic, encoded
 from tests.support.envelopes import table as items
@@ -190,3 +190,8 @@ def test_discarding_opens_no_table_where_nothing_was_committed(tmp_path: Path) -
     assert file.exists()
     commit_in(tmp_path, names).discard(committed=False)
     assert not file.exists()
+
+
+def test_what_comes_again_is_met() -> None:
+    rows = StoredRows(ITEMS, "", None)
+    assert [rows.note_chunk(ids) for ids in (["a", "b"], ["c"], ["d", "b"])] == [False, False, True]

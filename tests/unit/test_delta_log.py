@@ -4,6 +4,7 @@ import json
 import random
 import shutil
 import threading
+import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +30,8 @@ from cdc.sinks.delta.mirror import replace as replace_files
 from cdc.sinks.delta.place import CommitConflict, Folder, place
 from tests.support import buckets
 from tests.support.warehouse import Mirror, Version, create_mirror, versions_table, write_versions
+
+MAGIC_ALONE = b"\x01\0\0\0\4" + vectors.MAGIC + zlib.crc32(vectors.MAGIC).to_bytes(4)
 
 
 @pytest.fixture
@@ -295,6 +298,22 @@ def test_in_commit_time_stamps_grow(tmp_path: Path) -> None:
         mirror.change([("a", number)])
         stamps.append(mirror.state.timestamp)
     assert stamps == sorted(set(stamps))
+
+
+@pytest.mark.parametrize("damage", [bytes(40), b"", MAGIC_ALONE])
+def test_a_damaged_vector_is_refused_with_what_to_do(mirror: Mirror, damage: bytes) -> None:
+    """Whether its checksum is wrong, it is cut off, or it has no bitmap in it."""
+    mirror.change([("a", 1), ("b", 2)])
+    mirror.change([("a", 3)])
+    (file,) = mirror.folder.glob("deletion_vector_*.bin")
+    file.write_bytes(damage)
+    (marked,) = (file for file in mirror.state.files.values() if "deletionVector" in file)
+    vector = marked["deletionVector"]
+    if damage == MAGIC_ALONE:
+        vector = {**vector, "sizeInBytes": 4}
+    with pytest.raises(SinkRejected, match="deletion vector") as caught:
+        vectors.deleted_rows(vector, mirror.log.place)
+    assert "rebuild" in caught.value.hint
 
 
 def test_the_text_of_an_id_is_that_of_the_specification() -> None:

@@ -4,8 +4,10 @@ import errno
 import os
 import shutil
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -18,7 +20,15 @@ import pytest
 from cdc.errors import SinkRejected, SinkUnavailable
 from cdc.sinks.delta import parquet
 from cdc.sinks.delta.log import NO_TABLE, TableLog, creation
-from cdc.sinks.delta.place import Bucket, FileMissing, Place, locate, place, table_uri
+from cdc.sinks.delta.place import (
+    Bucket,
+    FileMissing,
+    Place,
+    locate,
+    place,
+    table_uri,
+    writing,
+)
 from tests.support import buckets
 from tests.support.answering import answering
 from tests.support.warehouse import struct
@@ -235,6 +245,13 @@ def test_settings_of_the_environment_that_cannot_be_used(monkeypatch: pytest.Mon
         place("s3://lake-without-tls/mirror").read("a")
 
 
+def test_a_full_temporary_folder_is_named(tmp_path: Path) -> None:
+    """A file of a bucket is there before it is uploaded."""
+    for location, reason in (("s3://lake/house", "TMPDIR"), (str(tmp_path), "No space left")):
+        with pytest.raises(SinkUnavailable, match=reason), writing(location):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+
 def test_a_file_of_another_bucket_is_not_taken_for_a_missing_one(unique: str) -> None:
     table = place(f"{buckets.new_bucket(unique)}/mirror")
     with pytest.raises(SinkUnavailable, match="is in another bucket"):
@@ -276,3 +293,20 @@ def bucket_at(port: int) -> Bucket:
         # The environment is read by the first call.
         bucket.read("first")
     return bucket
+
+
+def test_of_several_writers_one_creates_a_file(warehouse: str) -> None:
+    table = place(f"{warehouse}/mirror")
+    barrier = threading.Barrier(4, timeout=60)
+    table.make()
+
+    def write(data: bytes) -> list[bool]:
+        won = []
+        for number in range(20):
+            barrier.wait()
+            won.append(table.write_new(f"{number}.json", data))
+        return won
+
+    with ThreadPoolExecutor(4) as pool:
+        written = list(pool.map(write, (b"a", b"b", b"c", b"d")))
+    assert [sum(won) for won in zip(*written, strict=True)] == [1] * 20

@@ -307,6 +307,12 @@ def test_there_is_no_finding_on_what_register_would_make() -> None:
     assert [*source(slots=(), connected=False), *connect(current=None), *log] == []
 
 
+def test_every_case_has_a_fault() -> None:
+    missing = set(DOCTOR) - {key for key, _ in FAULTS}
+    assert missing == {"view-refused", "state-too-large", "machine-unfit"}
+    assert len(FAULTS) >= 89
+
+
 @pytest.mark.parametrize(("key", "subject"), FAULTS)
 def test_a_planted_fault_gives_exactly_its_finding(key: str, subject: str) -> None:
     (finding,) = FAULTS[key, subject]()

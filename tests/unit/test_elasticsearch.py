@@ -16,9 +16,9 @@ from cdc.model.table import Column, Table
 from cdc.sink.lane import Failure, FoldedRow, Part, PartitionOutcome, Verdicts
 from cdc.sinks.elasticsearch import executor
 from cdc.sinks.elasticsearch.client import Answer, Server, join_names
-from cdc.sinks.elasticsearch.documents import LONGEST_ID, document_id
 from cdc.sinks.elasticsearch.executor import ElasticsearchWriter, describe, repair
 from cdc.sinks.elasticsearch.positions import Record
+from cdc.sinks.elasticsearch.scan import LONGEST_ID, document_id
 from cdc.sinks.elasticsearch.sink import Elasticsearch
 
 TABLE = Table("public", "items", (Column("id", "bigint"),), ("id",), "t")

@@ -4,10 +4,46 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 
+import pytest
+
+from tests.__main__ import CONTAINER_TESTS, HALVES
 from tests.support.pages import ROOT
 
 LEVELS = ("debug", "info", "warning", "error", "exception")
+OF_SINKS = {"codec", "config", "errors", "model", "sink", "documents", "redis"}
+"""The rooms that a destination may know."""
+
+
+def test_every_test_file_is_in_one_half() -> None:
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        file = str(path.relative_to(ROOT))
+        halves = [
+            words
+            for words in HALVES.values()
+            if f"--ignore={file}" not in words
+            and any(file == word or file.startswith(f"{word}/") for word in words)
+        ]
+        # Tests that need a Docker engine run on demand alone.
+        assert len(halves) == (not file.startswith(f"{CONTAINER_TESTS}/")), (file, halves)
+
+
+@pytest.mark.parametrize(
+    ("contract", "known"),
+    [("connectors, compose, migrations", {"errors", "model"}), ("A sink knows the contract", OF_SINKS)],
+)  # fmt: skip
+def test_a_contract_forbids_every_room_but_those_that_may_be_known(
+    contract: str, known: set[str]
+) -> None:
+    """A room that is in neither list could be imported unnoticed."""
+    rules = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]
+    (terms,) = (rule for rule in rules["contracts"] if rule["name"].startswith(contract))
+    paths = [path for path in (ROOT / "cdc").iterdir() if path.is_dir() or path.suffix == ".py"]
+    rooms = {f"cdc.{path.stem}" for path in paths if not path.stem.startswith("_")}
+    own = {".".join(module.split(".")[:2]) for module in terms["source_modules"]}
+    allowed = own | {f"cdc.{room}" for room in known}
+    assert rooms - allowed - set(terms["forbidden_modules"]) == set()
 
 
 def test_log_events_have_constant_names() -> None:

@@ -173,6 +173,7 @@ def test_a_delete_takes_no_event_and_an_update_changes_none(rows: int) -> None:
     report = applied(topic, writer, quarantine)
     assert shown(writer) == events
     assert quarantine.reasons == [(4, "it changes an event")]
+    assert [record.kind for record, _ in quarantine.records] == [REFUSED]
     assert counts(report, "read", "accounted", "written", "stale") == [7, 7, 2, 4]
     writer.stands = {0: 7}
     repeated = applied(topic, writer, quarantine, entries=entries([report]))

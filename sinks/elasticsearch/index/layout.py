@@ -15,8 +15,8 @@ from typing import Any
 from cdc.model.table import Table
 from cdc.sink.contract import SchemaMismatch
 from cdc.sinks.elasticsearch.client import CLOSED, Refusal
-from cdc.sinks.elasticsearch.documents import OWN_ID
 from cdc.sinks.elasticsearch.index.fields import DOUBLE, INTEGER, KEYWORD, member_field, merge_field
+from cdc.sinks.elasticsearch.scan import OWN_ID
 
 INDEX_SETTINGS = {"number_of_shards": 1, "auto_expand_replicas": "0-1", "gc_deletes": "5m"}
 """gc_deletes: how long a delete's version is held in the server's memory. It is for bulks that the
