@@ -6,13 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from cdc.sinks.elasticsearch.documents import LONGEST_ID, document_id
 from hypothesis import given
 from hypothesis import strategies as st
 
 from cdc.codec.record import Change, RecordDecoder, Unreadable
 from cdc.codec.table import codec
 from cdc.model.table import Column, Table, row_id
+from cdc.sinks.elasticsearch.scan import LONGEST_ID, document_id
 from tests.support import twin
 from tests.support.budget import budget
 from tests.support.comparing import assert_as_the_twin
